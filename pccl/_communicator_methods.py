@@ -28,6 +28,7 @@ from pccl._state_sync import sync_shared_state
 from pccl._timeouts import DEFAULT, Timeout
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.messages import Kind
+from pccl.protocol.recording import Recording
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.network import addresses
 from pccl.runtime.session.options import SessionOptions
@@ -208,6 +209,22 @@ class CommunicatorMethods(Collectives[CollectiveInfoT], Generic[NoneT, BoolT, Sy
         """Counters of the engine: bytes of payload and on the wire, bytes of scratch memory, open ops, connections."""
         with SessionErrors("stats"):
             return self._inner.session("stats").stats()
+
+    def flight_recorder(self, since_ns: int = 0) -> Recording:
+        """Return what this peer's last ops did when: launched, first and last byte, done, agreed; and what its links,
+        views and joint calls did meanwhile. `pccl trace` draws it, for all peers at once.
+
+        It holds the last 4096 ops (PCCL_FLIGHT_RECORDS in the environment), at a cost of less than 1 % of a small one.
+        Takes some milliseconds, and no other peer.
+
+        Args:
+            since_ns: Leave out ops that were over by then, on the monotonic clock (`time.monotonic_ns`).
+
+        Raises:
+            PCCLError: NOT_INITIALIZED.
+        """
+        with SessionErrors("flight_recorder"):
+            return self._inner.session("flight_recorder").recording(since_ns)
 
     # Joint calls: they return when all accepted peers have made them.
 

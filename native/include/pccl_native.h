@@ -52,7 +52,7 @@ extern "C" {
 
 /* The number of this interface, which rises with every change of it. The binding compares it with the number that it
  * was built for, so that a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 23 };
+enum { PCCL_NATIVE_ABI = 24 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -251,6 +251,8 @@ typedef struct {
     uint32_t eager_bytes_max; /* what one rank may get of an op before it is known to be ready; 0: nothing */
     uint32_t stall_ms; /* a connection that moves nothing for so long, while others of its link do, is given up */
     uint32_t pace_bytes_per_s; /* all links together send segments at about this rate; 0: as they can (egress.h) */
+    uint32_t records; /* ops that the flight recorder remembers; 0: none */
+    uint32_t reserved; /* 0 */
 } pccl_engine_options;
 
 typedef struct {
@@ -337,6 +339,45 @@ int pccl_engine_detach(pccl_engine *engine, uint64_t op, void *send, void *recv)
 enum pccl_verdict { PCCL_ABORT = 0, PCCL_COMMIT = 1, PCCL_COMMIT_BY_ALL = 2 };
 
 int pccl_engine_end(pccl_engine *engine, uint64_t op, int verdict); /* enum pccl_verdict */
+
+enum pccl_record_outcome { PCCL_RECORD_OPEN = 0, PCCL_RECORD_COMMITTED = 1, PCCL_RECORD_ABORTED = 2 };
+
+/* An entry of the flight recorder: when an op, or a slice of it, did what. Times are nanoseconds of CLOCK_MONOTONIC, 0
+ * for what has not happened. They are read once for each batch of events that the engine thread deals with, so two
+ * that are nearer to each other than a batch takes may be the same. */
+typedef struct {
+    uint64_t op; /* the caller's number */
+    pccl_op_key key;
+    uint64_t caller; /* the thread that submitted it, as pthread_self has it */
+    uint64_t count; /* elements */
+    uint64_t tx_bytes; /* payload; known once it has ended */
+    uint64_t rx_bytes;
+    int64_t launched_ns; /* submitted by its caller */
+    int64_t first_tx_ns; /* a frame of it, be it only the announcement, was given to the system: the first, the last */
+    int64_t last_tx_ns;
+    int64_t first_rx_ns; /* a segment of it had come: the first, the last */
+    int64_t last_rx_ns;
+    int64_t heard_ns; /* another rank was known to have submitted it: the last one */
+    int64_t done_ns; /* this rank was done */
+    int64_t completed_ns; /* all ranks were known to be done: only with mutual completion */
+    int64_t ended_ns; /* the verdict was carried out */
+    uint32_t world_size;
+    uint32_t rank;
+    uint32_t heard_from; /* the rank of heard_ns */
+    uint32_t last_from; /* the rank of last_rx_ns */
+    uint8_t collective; /* these as in pccl_op_shape */
+    uint8_t dtype;
+    uint8_t reduce_op;
+    uint8_t quantization;
+    uint8_t algorithm;
+    uint8_t slice;
+    uint8_t last_slice;
+    uint8_t outcome; /* enum pccl_record_outcome */
+} pccl_op_record;
+
+/* Copies the entries of ops that have not ended, or have ended after `since_ns`, in no order; at most records_max.
+ * Returns how many. Ops that begin or end meanwhile may be missing. The recorder goes on after the engine has failed. */
+int pccl_engine_read_records(pccl_engine *engine, int64_t since_ns, pccl_op_record *records, int records_max);
 
 void pccl_engine_get_stats(pccl_engine *engine, pccl_engine_stats *stats);
 

@@ -3,6 +3,7 @@
 
 #include "conn_inside.h"
 #include "crc32c.h"
+#include "recorder.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -143,8 +144,11 @@ static void tx_frame_sent(pccl_conn *conn, pccl_conn_tx_frame *tx)
         pccl_count(&conn->link->host->counters.tx_payload_bytes, tx->payload_bytes);
         conn->link->tx_payload_bytes += tx->payload_bytes;
     }
-    if (tx->op != NULL && pccl_op_sent(tx->op, tx->index, tx->payload_bytes))
-        conn->link->host->on_sent(conn->link->host, tx->op);
+    if (tx->op != NULL) {
+        pccl_record_sent(tx->op->record, conn->link->host->now_ns);
+        if (pccl_op_sent(tx->op, tx->index, tx->payload_bytes))
+            conn->link->host->on_sent(conn->link->host, tx->op);
+    }
     free(tx->spill);
     tx->spill = NULL;
 }

@@ -33,11 +33,16 @@ struct pccl_core {
 };
 
 pccl_core *pccl_core_create(pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events,
-    uint32_t eager_bytes_max, uint32_t stall_ms, uint64_t pace_bytes_per_s)
+    uint32_t eager_bytes_max, uint32_t stall_ms, uint64_t pace_bytes_per_s, uint32_t records)
 {
     pccl_core *core = calloc(1, sizeof *core);
     uint8_t *staging = NULL;
     if (core == NULL || posix_memalign((void **)&staging, 64, PCCL_STAGING_BYTES) != 0) {
+        free(core);
+        return NULL;
+    }
+    if (pccl_open_ops_init(&core->ops, events, eager_bytes_max, records) != 0) {
+        free(staging);
         free(core);
         return NULL;
     }
@@ -51,7 +56,6 @@ pccl_core *pccl_core_create(pccl_poller *poller, pccl_fd_registry *fds, pccl_eve
     pccl_list_init(&host->pending_links);
     pccl_egress_init(&host->egress, pace_bytes_per_s);
     pccl_links_init(&core->links, host, fds, events);
-    pccl_open_ops_init(&core->ops, events, eager_bytes_max);
     pccl_groups_init(&core->groups);
     core->fds = fds;
     core->events = events;
@@ -69,6 +73,16 @@ void pccl_core_count(const pccl_core *core, pccl_engine_stats *stats)
     stats->rx_wire_bytes = __atomic_load_n(&counters->rx_wire_bytes, __ATOMIC_RELAXED);
     stats->ops_open = __atomic_load_n(&core->ops.count, __ATOMIC_RELAXED);
     stats->connections = __atomic_load_n(&core->links.connections, __ATOMIC_RELAXED);
+}
+
+int pccl_core_read_records(const pccl_core *core, int64_t since_ns, pccl_op_record *records, int records_max)
+{
+    return pccl_recorder_read(&core->ops.recorder, since_ns, records, records_max);
+}
+
+void pccl_core_set_clock(pccl_core *core, int64_t now_ns)
+{
+    core->receiver.host.now_ns = core->ops.recorder.now_ns = now_ns;
 }
 
 static void group_forget_announcements(pccl_core *core, const pccl_group *group, uint64_t epoch)
@@ -145,6 +159,8 @@ void pccl_core_link_count(pccl_core *core, uint64_t id)
 void pccl_core_submit(pccl_core *core, pccl_op *op, pccl_group *spare)
 {
     const pccl_op_request *request = &op->request;
+    if (op->launched_ns > core->ops.recorder.now_ns) /* while this batch of events was dealt with */
+        pccl_core_set_clock(core, op->launched_ns);
     pccl_open_ops_add(&core->ops, op);
     pccl_group *group = pccl_groups_find_or_add(&core->groups, request->key.group, spare);
     if (request->key.epoch > group->newest_epoch) {

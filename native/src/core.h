@@ -33,9 +33,13 @@ typedef struct pccl_core pccl_core;
 
 /* NULL without memory. */
 pccl_core *pccl_core_create(pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events,
-    uint32_t eager_bytes_max, uint32_t stall_ms, uint64_t pace_bytes_per_s);
+    uint32_t eager_bytes_max, uint32_t stall_ms, uint64_t pace_bytes_per_s, uint32_t records);
 
 void pccl_core_destroy(pccl_core *core); /* ends all ops as aborted */
+
+/* Sets the time that the flight recorder gives to what happens from now on: any clock in nanoseconds that does not go
+ * back. */
+void pccl_core_set_clock(pccl_core *core, int64_t now_ns);
 
 /* The commands. They take ownership of what they are given; `spare` is for a group not seen before. */
 void pccl_core_link_add(pccl_core *core, pccl_conn *conn, pccl_link *spare);
@@ -64,5 +68,6 @@ void pccl_core_tick(pccl_core *core, int64_t now_ms);
 /* These may be called from any thread. */
 void pccl_core_set_link_timeout(pccl_core *core, uint32_t timeout_ms);
 void pccl_core_count(const pccl_core *core, pccl_engine_stats *stats);
+int pccl_core_read_records(const pccl_core *core, int64_t since_ns, pccl_op_record *records, int records_max);
 
 #endif

@@ -30,6 +30,7 @@
 
 enum {
     EVENTS_PER_BATCH_MAX = 64,
+    NS_PER_MS = 1000000,
     IDLE_MS_MAX = 1000 /* whoever closes the descriptors may have closed the one that wakes the thread, too */
 };
 
@@ -89,6 +90,7 @@ void pccl_engine_options_default(pccl_engine_options *options)
     options->pool_bytes_max = 64 << 20;
     options->op_scratch_bytes_max = 16 << 20;
     options->eager_bytes_max = PCCL_WHOLE_CHUNK_BYTES;
+    options->records = 4096;
 }
 
 uint32_t pccl_native_abi(void) { return PCCL_NATIVE_ABI; }
@@ -196,6 +198,8 @@ static void *engine_main(void *argument)
         if (timeout_ms < 0 || timeout_ms > IDLE_MS_MAX)
             timeout_ms = IDLE_MS_MAX;
         int count = pccl_poller_wait(engine->poller, events, EVENTS_PER_BATCH_MAX, has_more ? 0 : timeout_ms);
+        int64_t now_ns = pccl_now_ns();
+        pccl_core_set_clock(engine->core, now_ns);
         for (int i = 0; i < count; i++) {
             if (events[i].entry == &engine->wake_entry)
                 is_woken = 1;
@@ -206,7 +210,7 @@ static void *engine_main(void *argument)
             looked_ms = begin_ms;
             is_stopping = engine_run_commands(engine);
         }
-        pccl_core_tick(engine->core, pccl_now_ms());
+        pccl_core_tick(engine->core, now_ns / NS_PER_MS);
         if (engine_is_over(engine)) /* before peers are blamed for what follows from it */
             break;
         has_more = pccl_core_settle(engine->core);
@@ -252,6 +256,8 @@ static int engine_submit(pccl_engine *engine, const pccl_op_request *request, pc
     if (request->awaits_completion)
         op->completion = pccl_completion_create(request);
     op->events_promised = call != NULL ? PCCL_EVENTS_PER_FAST_OP : PCCL_EVENTS_PER_OP;
+    op->launched_ns = pccl_now_ns();
+    op->caller = (uint64_t)(uintptr_t)pthread_self();
     if (todo != NULL && spare != NULL && (!request->awaits_completion || op->completion != NULL))
         status = pccl_event_queue_promise(engine->events, op->events_promised);
     if (status != 0) {
@@ -265,6 +271,7 @@ static int engine_submit(pccl_engine *engine, const pccl_op_request *request, pc
         op->fast_path = engine->fast_path;
         op->call = call;
         call->op = op;
+        call->launched_ns = op->launched_ns;
     }
     todo->op = op;
     todo->spare_group = spare;
@@ -332,7 +339,7 @@ pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error,
     if (pccl_poller_add(engine->poller, &engine->wake_entry, engine->wake.read_fd, PCCL_POLL_IN) != 0)
         return engine_create_failed(engine, "epoll_ctl", errno, error, error_bytes);
     engine->core = pccl_core_create(engine->poller, engine->fds, engine->events, options->eager_bytes_max,
-        options->stall_ms, options->pace_bytes_per_s);
+        options->stall_ms, options->pace_bytes_per_s, options->records);
     if (engine->core == NULL)
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
     if (pccl_event_queue_promise(engine->events, 1) != 0) /* ENGINE_FAILED */
@@ -384,6 +391,11 @@ void pccl_engine_get_stats(pccl_engine *engine, pccl_engine_stats *stats)
     stats->pool_bytes = usage.idle_bytes;
     stats->scratch_bytes = usage.used_bytes;
     stats->scratch_bytes_max = usage.used_bytes_max;
+}
+
+int pccl_engine_read_records(pccl_engine *engine, int64_t since_ns, pccl_op_record *records, int records_max)
+{
+    return pccl_core_read_records(engine->core, since_ns, records, records_max);
 }
 
 int pccl_engine_link_add(pccl_engine *engine, uint64_t link, int fd, const pccl_link_keys *keys)

@@ -124,7 +124,7 @@ void pccl_fast_path_shut(pccl_fast_path *path)
 /* With the mutex. Waits for its end here, which comes after wait_ms at the latest. */
 static void call_wait(pccl_fast_path *path, pccl_fast_path_call *call, uint32_t wait_ms)
 {
-    int64_t end_ns = pccl_now_ns() + (int64_t)wait_ms * 1000000;
+    int64_t end_ns = call->launched_ns + (int64_t)wait_ms * 1000000;
     while (call->op != NULL)
         if (pccl_cond_wait(&call->changed, &path->mutex, end_ns) != 0 && call->op != NULL)
             call_hand_over(path, call);

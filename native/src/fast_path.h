@@ -41,6 +41,7 @@ typedef struct pccl_fast_path_call {
     pccl_list in_calls;
     pccl_op *op;
     pccl_fast_path_result result;
+    int64_t launched_ns;
     uint8_t is_done;
     uint8_t is_completed;
     pthread_cond_t changed;

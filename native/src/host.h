@@ -32,6 +32,7 @@ typedef struct pccl_conn_host {
     pccl_poller *poller;
     uint8_t *staging; /* PCCL_STAGING_BYTES */
     pccl_conn_counters counters;
+    int64_t now_ns; /* the time at which this batch of events began */
     pccl_list failed_links; /* pccl_link.in_failed */
     pccl_list lost_conns; /* pccl_conn.in_lost */
     uint8_t wants_tick;

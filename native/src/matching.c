@@ -59,6 +59,7 @@ void pccl_match_note_mismatch(pccl_open_ops *ops, pccl_op *op, const pccl_link *
 void pccl_match_note_heard(pccl_open_ops *ops, pccl_op_peer *target)
 {
     pccl_op_heard(target);
+    pccl_record_heard(target->op->record, ops->recorder.now_ns, target->rank);
     if (pccl_op_is_complete(target->op) && !target->op->is_done)
         pccl_open_ops_note_done(ops, target->op);
     peer_activate(target);
@@ -67,6 +68,7 @@ void pccl_match_note_heard(pccl_open_ops *ops, pccl_op_peer *target)
 void pccl_match_note_arrived(pccl_open_ops *ops, pccl_op *op, const pccl_op_inbound *inbound)
 {
     int has_more = pccl_op_arrived(op, inbound);
+    pccl_record_received(op->record, ops->recorder.now_ns, inbound->from);
     if (pccl_op_is_complete(op) && !op->is_done)
         pccl_open_ops_note_done(ops, op);
     for (uint32_t i = 0; has_more && i < op->peers_count; i++)

@@ -118,7 +118,11 @@ typedef struct pccl_op {
     uint8_t is_stopped; /* frozen or mismatched: nothing may be received, sent or done any more */
     uint8_t is_mismatched; /* and not frozen: the others are to hear of it */
 
+    int64_t launched_ns; /* 0: not known */
+    uint64_t caller; /* thread; 0: not known */
+
     /* The core's: */
+    pccl_op_record *record; /* of the flight recorder; NULL: none */
     struct pccl_completion *completion; /* NULL: ranks do not tell each other when they are done */
     struct pccl_fast_path *fast_path; /* through which it came; NULL: none */
     struct pccl_fast_path_call *call; /* the fast path's */

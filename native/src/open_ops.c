@@ -6,8 +6,11 @@
 #include <errno.h>
 #include <string.h>
 
-void pccl_open_ops_init(pccl_open_ops *ops, pccl_event_queue *events, uint32_t eager_bytes_max)
+int pccl_open_ops_init(pccl_open_ops *ops, pccl_event_queue *events, uint32_t eager_bytes_max, uint32_t records)
 {
+    int status = pccl_recorder_init(&ops->recorder, records);
+    if (status != 0)
+        return status;
     pccl_table_init(&ops->by_id);
     pccl_table_init(&ops->by_key);
     pccl_list_init(&ops->open);
@@ -15,10 +18,12 @@ void pccl_open_ops_init(pccl_open_ops *ops, pccl_event_queue *events, uint32_t e
     pccl_unexpected_init(&ops->unexpected);
     ops->events = events;
     ops->eager_bytes_max = eager_bytes_max;
+    return 0;
 }
 
 void pccl_open_ops_free(pccl_open_ops *ops)
 {
+    pccl_recorder_free(&ops->recorder);
     pccl_unexpected_free(&ops->unexpected);
     pccl_table_free(&ops->by_id);
     pccl_table_free(&ops->by_key);
@@ -55,6 +60,8 @@ static void op_post_quietly(pccl_open_ops *ops, pccl_op *op, const pccl_event *e
 
 void pccl_open_ops_add(pccl_open_ops *ops, pccl_op *op)
 {
+    int64_t launched_ns = op->launched_ns != 0 ? op->launched_ns : ops->recorder.now_ns;
+    op->record = pccl_recorder_begin(&ops->recorder, &op->request, launched_ns, op->caller);
     pccl_list_append(&ops->open, &op->in_ops);
     pccl_table_insert(&ops->by_id, &op->by_id, pccl_hash_u64(0, op->request.op));
     pccl_table_insert(&ops->by_key, &op->by_key, pccl_op_key_hash(&op->request.key));
@@ -194,6 +201,7 @@ void pccl_open_ops_look_if_complete(pccl_open_ops *ops, pccl_op *op)
     if (!pccl_completion_is_reached(op->completion))
         return;
     pccl_event event = pccl_op_event(op, PCCL_EVENT_OP_COMPLETED);
+    pccl_record_completed(op->record, ops->recorder.now_ns);
     op_release(ops, op);
     if (op->fast_path != NULL && pccl_fast_path_complete(op->fast_path, op))
         pccl_list_append(&ops->ran, &op->in_ran); /* who calls may still look at it */
@@ -204,6 +212,7 @@ void pccl_open_ops_look_if_complete(pccl_open_ops *ops, pccl_op *op)
 void pccl_open_ops_note_done(pccl_open_ops *ops, pccl_op *op)
 {
     op->is_done = 1;
+    pccl_record_done(op->record, ops->recorder.now_ns);
     pccl_event event = pccl_op_event(op, PCCL_EVENT_OP_DONE);
     event.tx_bytes = pccl_op_tx_bytes_planned(op);
     if (op->completion == NULL) {
@@ -240,6 +249,7 @@ void pccl_open_ops_end(pccl_open_ops *ops, pccl_op *op, int verdict)
         pccl_op_restore(op);
     pccl_event event = pccl_op_event(op, PCCL_EVENT_OP_ENDED);
     event.system_error = verdict != PCCL_ABORT && !op->is_done ? EPROTO : 0;
+    pccl_recorder_end(&ops->recorder, op->record, op->tx_bytes, op->rx_bytes, verdict != PCCL_ABORT);
     pccl_table_remove(&ops->by_id, &op->by_id);
     pccl_table_remove(&ops->by_key, &op->by_key);
     pccl_list_remove(&op->in_ops);

@@ -16,6 +16,7 @@
 #include "conn.h"
 #include "link.h"
 #include "op.h"
+#include "recorder.h"
 #include "table.h"
 
 typedef struct {
@@ -27,9 +28,11 @@ typedef struct {
     pccl_unexpected_queue unexpected;
     pccl_event_queue *events;
     uint32_t eager_bytes_max;
+    pccl_recorder recorder;
 } pccl_open_ops;
 
-void pccl_open_ops_init(pccl_open_ops *ops, pccl_event_queue *events, uint32_t eager_bytes_max);
+/* 0, or PCCL_E_MEMORY: then there is nothing to free. The recorder remembers so many ops. */
+int pccl_open_ops_init(pccl_open_ops *ops, pccl_event_queue *events, uint32_t eager_bytes_max, uint32_t records);
 void pccl_open_ops_free(pccl_open_ops *ops); /* all have ended, and all links are gone */
 
 void pccl_open_ops_add(pccl_open_ops *ops, pccl_op *op);

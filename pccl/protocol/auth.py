@@ -1,8 +1,8 @@
 """Proof that both ends of a connection know the same token, without saying it, and keys that they alone have.
 
 Specification. All parties of a run share a token, a secret text. Whoever dials says what the connection is for
-(`Hello`, `HeartbeatHello`, `StatusRequest`, `LinkHello`, `StateHello`, `ProbeHello`) with a share of its own in `auth`;
-an empty `auth` says that the dialer has no token. Then
+(`Hello`, `HeartbeatHello`, `StatusRequest`, `TraceRequest`, `LinkHello`, `StateHello`, `ProbeHello`) with a share of
+its own in `auth`; an empty `auth` says that the dialer has no token. Then
 
     dialer -> acceptor   the opening, with the dialer's share
     acceptor -> dialer   Challenge: the acceptor's share, and the run

@@ -26,7 +26,7 @@ from pccl.protocol.direct_limit import UNKNOWN
 from pccl.protocol.status import RunStatus
 from pccl.types import Result
 
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 
 PEER_TIMEOUT_S_MIN = 0.1
 PEER_TIMEOUT_S_MAX = 86400.0
@@ -57,6 +57,8 @@ REPORTED_EPOCHS_MAX = 16
 METRICS_KEPT_MAX = 128
 """Number of link metrics that a peer remembers for the next master: all of its own in a group in which all pairs are
 measured, those of the last calls in a larger one."""
+PART_BYTES_MAX = 32 * 2**10
+"""Size of a part of a recording. Whatever else the control connection has to carry waits for one part at most."""
 REASON_CHARACTERS_MAX = 2**14
 """Length of a peer's reason. Reasons are logged and passed on to all other peers."""
 
@@ -734,6 +736,41 @@ class Probe(Message, frozen=True):
     """The other peer of each link, and whether it is the one that sends."""
 
 
+# Flight recorders. These go beside what the machines of master and peer say to each other, which never hear of them.
+
+
+class RecordingRequest(Message, frozen=True):
+    """The master wants a part of the receiver's flight recorder. The answer is RecordingPart.
+
+    The recording is taken with the request for part 0, and kept until the last part was asked for or another trace
+    begins. The master asks for the next part when it has this one, so that never more than one is on its way.
+    """
+
+    trace: int
+    """A number that tells the answers to this trace from others."""
+    part: int
+    """The number of the part, from 0; -1: only the time is asked for."""
+    seconds: float = 0.0
+    """How far back ops may have ended, links been looked at, and events been; 0: as far as is recorded."""
+    last: Count = 0
+    """How many ops at most; 0: all."""
+
+
+class RecordingPart(Message, frozen=True):
+    """The answer to RecordingRequest."""
+
+    trace: int
+    part: int
+    parts: Count
+    """Number of parts in all; 0 where only the time was asked for, and where there is no such recording any more."""
+    received_ns: Count
+    """When the request was received, by the sender's monotonic clock in nanoseconds."""
+    sent_ns: Count
+    """When this was sent."""
+    content: Annotated[bytes, msgspec.Meta(max_length=PART_BYTES_MAX)] = b""
+    """A stretch of the recording (`recording`)."""
+
+
 # Whoever asks the master how the run stands, and is no peer.
 
 
@@ -749,6 +786,46 @@ class Status(Message, frozen=True):
     """The state of the run."""
 
     run: RunStatus
+
+
+class TraceRequest(Message, frozen=True):
+    """The first and only message on a connection of somebody who wants all peers' flight recorders. It is answered by
+    `Accepted`, for each peer its `TracePart`s and a `TracedPeer`, and then `Traced`; or by Goodbye. Then the connection
+    is closed."""
+
+    protocol: int
+    seconds: float = 0.0
+    """As in RecordingRequest; so is `last`."""
+    last: Count = 0
+    auth: bytes = b""
+
+
+class TracePart(Message, frozen=True):
+    """A stretch of a peer's recording. Those of one peer come in order, and those of others may come between them."""
+
+    peer: int
+    content: bytes
+
+
+class TracedPeer(Message, frozen=True):
+    """All of a peer's recording has been sent, or there is none."""
+
+    peer: int
+    name: str
+    lack: str = ""
+    """Why there is no recording; empty: there is one."""
+    offset_ns: int = 0
+    """The peer's monotonic clock less the master's."""
+    uncertainty_ns: int = 0
+    """How far `offset_ns` may be off either way: half of the shortest round trip that was seen."""
+
+
+class Traced(Message, frozen=True):
+    """All peers have been asked."""
+
+    run: str
+    clock: str
+    """The master's clock, as in `Recording.clock`."""
 
 
 FromPeer = (
@@ -794,6 +871,10 @@ FromMaster = (
     | SyncPlan
     | Probe
 )
+
+SaidByPeer = FromPeer | RecordingPart
+SaidByMaster = FromMaster | RecordingRequest
+"""All that comes over a control connection, besides Ack."""
 
 
 # On control connections, either way.
@@ -920,11 +1001,13 @@ HeartbeatAnswer = Accepted | Goodbye | Elsewhere
 Credential = Challenge | Proof
 ToWatcher = Accepted | Status | Goodbye
 """The answers to StatusRequest: Accepted and Status, or Goodbye."""
+ToTracer = Accepted | TracePart | TracedPeer | Traced | Goodbye
+"""The answers to TraceRequest."""
 ReattachAnswer = Reattached | Rejected | Goodbye
-Opening = Hello | HeartbeatHello | Resume | Reattach | StatusRequest | PeerOpening
+Opening = Hello | HeartbeatHello | Resume | Reattach | StatusRequest | TraceRequest | PeerOpening
 """The messages that a dialer may begin with."""
 StateRequest = DigestRequest | BlockRequest
 StateAnswer = Digests | Rejected
 
 # msgspec finds out about a type when it first meets it, 2 ms for all of these: better here than while a peer joins.
-msgspec.msgpack.Decoder(FromPeer | FromMaster | Opening | PeerAnswer | HeartbeatAnswer | Credential)
+msgspec.msgpack.Decoder(SaidByPeer | SaidByMaster | Opening | PeerAnswer | HeartbeatAnswer | Credential)

@@ -16,7 +16,7 @@ LINES_MAX = 700
 # a star also for NAME_*.c and NAME_*.h, which are the parts of one thing.
 LAYERS = (
     "pccl_native base",
-    "list table simd fpenv thread wake fd_registry poller event_queue pool dtype half dither folding crc32c",
+    "list table simd fpenv thread wake fd_registry poller event_queue recorder pool dtype half dither folding crc32c",
     "kernels reduce signs libcrypto key_exchange ending keyed_hash heartbeat tcp_limits pacer",
     "quant* cipher frame",
     "records tiling ring_plan direct_plan spread_plan egress",

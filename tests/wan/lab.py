@@ -21,6 +21,7 @@ import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, Literal, Protocol
@@ -40,6 +41,7 @@ class Network(Protocol):
 
     def block(self, sender: int, receiver: int, yes: bool) -> None: ...
     def limit(self, sender: int, receiver: int, bytes_max: int) -> None: ...
+    def reshape(self, sender: int, receiver: int, path: Path) -> None: ...
     def stats(self) -> dict[str, Any]: ...
     def close(self) -> None: ...
 
@@ -165,6 +167,20 @@ class Lab:
         """Larger packets in that direction vanish, and nobody is told; 0: none does. OSError with netem."""
         assert self._network is not None
         self._network.limit(sender.number, receiver.number, bytes_max)
+
+    def reshape(self, sender: Host, receiver: Host, path: Path | None = None) -> None:
+        """Packets in that direction fare like this from now on; None: as at the beginning. What it leaves open is as at
+        the beginning, too. OSError with netem."""
+        assert self._network is not None
+        usual = self.shape.path(sender.number, receiver.number)
+        given = path or usual
+        changed = replace(
+            given,
+            delay_ms=usual.delay_ms if given.delay_ms is None else given.delay_ms,
+            loss=usual.loss if given.loss is None else given.loss,
+            rate_mbit=usual.rate_mbit if given.rate_mbit is None else given.rate_mbit,
+        )
+        self._network.reshape(sender.number, receiver.number, changed)
 
     def stats(self) -> dict[str, Any]:
         """Return what the network has carried, in the backend's words."""

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from tests.wan.namespace import Namespace
-from tests.wan.shape import DEVICE, NETWORK_BITS, Shape
+from tests.wan.shape import DEVICE, NETWORK_BITS, Path, Shape
 
 UNLIMITED_MBIT = 100_000.0
 BURST_MS = 2.0
@@ -142,6 +142,9 @@ class Netem:
 
     def limit(self, sender: int, receiver: int, bytes_max: int) -> None:
         raise OSError("netem knows no packets by their size; use the relay")
+
+    def reshape(self, sender: int, receiver: int, path: Path) -> None:
+        raise OSError("netem keeps its paths as they were made; use the relay")
 
     def stats(self) -> dict[str, Any]:
         """Return what each queue has carried and dropped: tbf is an uplink, a netem a path, and an HTB a downlink."""

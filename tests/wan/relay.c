@@ -31,6 +31,8 @@
  *     block FROM TO YES                     1: packets in that direction vanish, those under way included
  *     limit FROM TO BYTES                   packets of more in that direction vanish, as where the MTU of a path is
  *                                           smaller than the hosts believe and nobody tells them; 0: none does
+ *     reorder FROM TO SHARE HELD_US         so many packets in that direction, by chance, come that much later, and so
+ *                                           behind others; 0: none does
  *     stats                                 JSON
  *
  * The devices live as long as this process, which ends when stdin does. */
@@ -82,6 +84,7 @@ typedef struct {
     uint64_t random;
     int is_blocked;
     unsigned bytes_max; /* of a packet; 0: any */
+    double held_share, held_ns; /* how many packets, by chance, are kept back on their way, and for how long */
 } path;
 
 typedef struct {
@@ -280,6 +283,16 @@ static train *train_part(const train *whole, uint32_t first, uint32_t count)
     return part;
 }
 
+/* One packet of a train, or of no train, as a packet of its own. */
+static train *train_copy(const train *whole, uint32_t index)
+{
+    if (whole->packets > 1)
+        return train_part(whole, index, 1);
+    train *copy = must(malloc(sizeof *copy + whole->bytes));
+    memcpy(copy, whole, sizeof *copy + whole->bytes);
+    return copy;
+}
+
 static void arrive(train *t);
 
 /* Splits a train into runs of packets that are not dropped (`at_ns` >= 0) and hands each on. Frees the train. */
@@ -330,6 +343,12 @@ static void depart(train *t, int64_t now_ns)
             at_ns[i] = -1;
         } else {
             at_ns[i] += way->delay_ns;
+            if (way->held_share > 0 && random_next(&way->random) < way->held_share) {
+                train *held = train_copy(t, i);
+                held->first_ns = held->last_ns = at_ns[i] + way->held_ns;
+                schedule(held->first_ns, held, 0);
+                at_ns[i] = -1;
+            }
         }
     }
     train_forward(t, at_ns, 0);
@@ -467,7 +486,7 @@ static const char *obey(const char *line, int poller)
     char word[LINE_BYTES_MAX];
     unsigned a, b, bytes_max;
     int yes;
-    double rate, queue, delay_us, loss;
+    double rate, queue, delay_us, loss, share, held_us;
     uint64_t seed;
     if (sscanf(line, "host %511s", word) == 1)
         return host_attach(word, poller);
@@ -496,6 +515,11 @@ static const char *obey(const char *line, int poller)
     }
     if (sscanf(line, "limit %u %u %u", &a, &b, &bytes_max) == 3 && a < hosts_count && b < hosts_count) {
         hosts[a].paths[b].bytes_max = bytes_max;
+        return "ok";
+    }
+    if (sscanf(line, "reorder %u %u %lf %lf", &a, &b, &share, &held_us) == 4 && a < hosts_count && b < hosts_count) {
+        hosts[a].paths[b].held_share = share;
+        hosts[a].paths[b].held_ns = held_us * 1e3;
         return "ok";
     }
     if (strcmp(line, "stats") == 0)

@@ -17,6 +17,7 @@ from typing import Any
 
 from tests.wan.namespace import Namespace
 from tests.wan.shape import DEVICE, NETWORK_BITS, Shape
+from tests.wan.shape import Path as Way
 
 SOURCE = Path(__file__).with_name("relay.c")
 TUN_QUEUE_PACKETS = 10_000
@@ -53,18 +54,14 @@ class Relay:
     """Commands are answered, so what they say holds when they return."""
 
     def __init__(self, shape: Shape, namespaces: list[Namespace], addresses: list[str], process_group: int) -> None:
+        self._shape = shape
         self._process = _started(process_group)
         try:
             for host, (namespace, address) in enumerate(zip(namespaces, addresses, strict=True)):
                 self._attach(shape, host, namespace, address)
             for sender in range(shape.hosts):
                 for receiver in range(shape.hosts):
-                    path = shape.path(sender, receiver)
-                    assert path.delay_ms is not None
-                    self._command(
-                        f"path {sender} {receiver} {path.delay_ms * 1e3} {path.loss}"
-                        f" {_rate(shape, path.rate_mbit)} {shape.seed_of(sender, receiver)}"
-                    )
+                    self.reshape(sender, receiver, shape.path(sender, receiver))
         except BaseException:
             self.close()
             raise
@@ -83,6 +80,14 @@ class Relay:
 
     def limit(self, sender: int, receiver: int, bytes_max: int) -> None:
         self._command(f"limit {sender} {receiver} {bytes_max}")
+
+    def reshape(self, sender: int, receiver: int, path: Way) -> None:
+        assert path.delay_ms is not None
+        self._command(
+            f"path {sender} {receiver} {path.delay_ms * 1e3} {path.loss}"
+            f" {_rate(self._shape, path.rate_mbit)} {self._shape.seed_of(sender, receiver)}"
+        )
+        self._command(f"reorder {sender} {receiver} {path.reordered} {path.held_ms * 1e3}")
 
     def stats(self) -> dict[str, Any]:
         """Return what was carried and dropped, and how many deliveries were more than a millisecond late."""

@@ -40,11 +40,14 @@ class Site:
 @dataclass(frozen=True)
 class Path:
     """The differences for packets from one host to another; None: as the link. `rate_mbit` comes on top of the uplink's
-    and the downlink's."""
+    and the downlink's. The share `reordered` of the packets comes `held_ms` later than the rest, which only the relay
+    does."""
 
     delay_ms: float | None = None
     loss: float | None = None
     rate_mbit: float | None = None
+    reordered: float = 0.0
+    held_ms: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ class Shape:
             delay_ms=self.link.delay_ms if path.delay_ms is None else path.delay_ms,
             loss=self.link.loss if path.loss is None else path.loss,
             rate_mbit=path.rate_mbit,
+            reordered=path.reordered,
+            held_ms=path.held_ms,
         )
 
     @property

@@ -6,11 +6,13 @@ be called from any thread unless they say otherwise. None waits for the network,
 
 from __future__ import annotations
 
+import os
 import threading
 from enum import IntEnum
 from typing import Any
 
 from pccl.protocol.auth import Keys
+from pccl.runtime.data_plane import op_records
 from pccl.runtime.data_plane.events import READERS, EngineEvent, EngineFailedError
 from pccl.runtime.data_plane.op_request import OpRequest
 from pccl.runtime.data_plane.op_spec import Buffers
@@ -19,6 +21,8 @@ from pccl.runtime.extension import text as _text
 from pccl.runtime.network.encrypted import link_keys
 
 EVENTS_MAX = 256
+RECORDS = max(0, int(os.environ.get("PCCL_FLIGHT_RECORDS", 4096)))
+"""Number of ops that the flight recorder of a communicator remembers; 0: none."""
 
 
 class Verdict(IntEnum):
@@ -41,6 +45,7 @@ class Engine:
         options.force_poll = force_poll
         options.pool_bytes_max //= engines
         options.op_scratch_bytes_max //= engines
+        self._records = options.records = -(-RECORDS // engines)
         error = ffi.new("char[256]")
         self._handle = lib.pccl_engine_create(options, error, len(error))
         if self._handle == ffi.NULL:
@@ -133,6 +138,12 @@ class Engine:
             count = lib.pccl_engine_poll_events(self._handle, self._events, EVENTS_MAX)
             found += [READERS[event.kind](event) for event in self._events[0:count]]
         return found
+
+    def records(self, since_ns: int) -> list[op_records.Row]:
+        """Return what the flight recorder holds of ops that have not ended, or have after `since_ns`; nothing once the
+        engine is closed."""
+        with self._closing:
+            return op_records.read(self._handle, self._records, since_ns) if self._handle != ffi.NULL else []
 
     def stats(self) -> dict[str, int]:
         """Return the counters; after `close` those at the end."""

@@ -32,6 +32,7 @@ from typing import Any
 
 from pccl.protocol.auth import Keys
 from pccl.protocol.peer import SubmitOp
+from pccl.runtime.data_plane import op_records
 from pccl.runtime.data_plane.engine import Engine, EngineFastPath, Verdict
 from pccl.runtime.data_plane.events import (
     EngineEvent,
@@ -95,7 +96,8 @@ class _Sliced:
 
 
 class EngineThreads:
-    """The engine threads of a session: one, until `divide`. Only from one thread at a time, but for `stats`."""
+    """The engine threads of a session: one, until `divide`. Only from one thread at a time, but for `stats`
+    and `records`."""
 
     def __init__(self, group: int, segment_bytes: int = 0, force_poll: bool = False) -> None:
         """Start one thread. OSError if the system denies it or something else."""
@@ -340,6 +342,10 @@ class EngineThreads:
     @staticmethod
     def _name_thread(thread: int, event: LinkDegraded | LinkLimited | LinkCounters) -> EngineEvent:
         return replace(event, thread=thread)
+
+    def records(self, since_ns: int) -> list[op_records.Row]:
+        """Return the records of all threads, as `Engine.records`. Any thread."""
+        return [row for engine in self._engines for row in engine.records(since_ns)]
 
     def stats(self) -> dict[str, int]:
         """Return the counters of all threads together; after `close` those at the end. With several threads there is no

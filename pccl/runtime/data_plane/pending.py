@@ -51,6 +51,9 @@ class PendingOp:
         self.ring: tuple[int, ...] = ()
         """The participants, once the op has started."""
         self.rank = 0
+        self.launched_ns = 0
+        """The time of the launch, by the monotonic clock, and the thread that launched it; 0: the engine knows them."""
+        self.caller = 0
         self._buffers: Buffers | None = None
         self._over = Latch()
         self._released = Latch()

@@ -16,6 +16,12 @@ from pccl.types import Collective, DataType, ReduceAlgorithm, ReduceOp
 PIECE_BYTES = int(os.environ.get("PCCL_PIECE_BYTES", 16 << 20))
 """Size of the pieces of an op, which all peers should have alike. 0: no op is divided."""
 
+FIRST_PIECE_OP = 1 << 62
+"""Numbers of pieces and markers, in the engine's eyes, begin here; those of ops never come so far."""
+PIECE_SHIFT = 40
+"""Bits of the key's sequence that count the uses of a tag in a view. Above them is 0 for the op itself or its marker,
+or the number of the piece from 1."""
+
 
 def piece_elements(item_bytes: int) -> int:
     """Return the number of elements of a piece; 0: all of them."""

@@ -55,13 +55,8 @@ from pccl.runtime.data_plane.interfaces import OpEngine
 from pccl.runtime.data_plane.mailbox import Mailbox
 from pccl.runtime.data_plane.marker_ops import MarkerOps
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
-from pccl.runtime.data_plane.pieces import InMemory
+from pccl.runtime.data_plane.pieces import FIRST_PIECE_OP, PIECE_SHIFT, InMemory
 
-FIRST_PIECE_OP = 1 << 62
-"""Numbers of pieces and markers, in the engine's eyes, begin here; those of ops never come so far."""
-PIECE_SHIFT = 40
-"""Bits of the key's sequence that count the uses of a tag in a view. Above them is 0 for the op itself or its marker,
-or the number of the piece from 1."""
 OF_AN_OP = frozenset({OpDone, OpCompleted, OpFrozen, OpDetached, OpMismatch, OpEnded, OpRefused})
 """Kinds of events that may be of a piece or a marker. Ops on the fast path have neither."""
 

@@ -19,7 +19,9 @@ from pccl.runtime.network.tls import TlsEnd
 from pccl.runtime.network.unauthenticated import Unauthenticated
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection
 
-Opening = m.FromPeer | m.StatusRequest | m.Reattach
+Opening = m.FromPeer | m.StatusRequest | m.TraceRequest | m.Reattach
+DIALERS = m.Hello | m.Resume | m.Reattach | m.HeartbeatHello | m.StatusRequest | m.TraceRequest
+"""The openings of connections to a master."""
 
 
 class Authentication:
@@ -33,7 +35,7 @@ class Authentication:
         self._ssl_context = ssl_context
         self._run = run
 
-    async def first_message(self, connection: ControlConnection[m.FromPeer], host: str) -> Opening:
+    async def first_message(self, connection: ControlConnection[m.SaidByPeer], host: str) -> Opening:
         """Return the first message on a connection from `host`, once its sender has proved itself. ConnectionLost, also
         if it was dropped; TlsError, AuthError, ProtocolError."""
         with trio.CancelScope() as scope:
@@ -42,7 +44,7 @@ class Authentication:
                 is_private = await self._agree_on_tls(connection)
                 body = await connection.receive_body()
                 opening: Opening = decode_body(body, Opening)
-                if isinstance(opening, m.Hello | m.Resume | m.Reattach | m.HeartbeatHello | m.StatusRequest):
+                if isinstance(opening, DIALERS):
                     self._check_tls(opening, is_private)
                     await handshake.accept(connection, self._token, self._run(), "the master", opening, body)
                     connection.trust()
@@ -51,7 +53,7 @@ class Authentication:
                 self.unauthenticated.leave(number)
         raise ConnectionLost("dropped: too many connections that had not said who they are")
 
-    async def _agree_on_tls(self, connection: ControlConnection[m.FromPeer]) -> bool:
+    async def _agree_on_tls(self, connection: ControlConnection[m.SaidByPeer]) -> bool:
         """Speak TLS if the other side begins with it. Return whether it does."""
         if not await connection.speaks_tls():
             return False

@@ -4,6 +4,7 @@
     authentication      who they are, before anything else is heard of them
     durable_effects     what the machine wants done, in order, with what must be on disk first
     status_board        how the run stands, for whoever asks; the machine never hears of these connections
+    tracing             what peers have recorded, for whoever asks; the same
     standby_watch       what a standby knows of the other masters
 
 A peer's control connection may break and another one carry its session on (`control_session`): the machine knows both
@@ -40,6 +41,7 @@ from pccl.runtime.master.fence_file import FenceFile
 from pccl.runtime.master.ring_search import best_ring
 from pccl.runtime.master.standby_watch import watch
 from pccl.runtime.master.status_board import StatusBoard
+from pccl.runtime.master.tracing import Traceable, Tracing
 from pccl.runtime.network import addresses
 from pccl.runtime.network.accepting import accept_connections
 from pccl.runtime.network.heartbeat import HeartbeatThread, Silent
@@ -47,6 +49,7 @@ from pccl.runtime.network.log_limiter import LogLimiter
 from pccl.runtime.network.master_addresses import Address
 from pccl.runtime.network.tls import TlsError
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection
+from pccl.runtime.threads.clock_name import clock_name
 from pccl.runtime.threads.helper_thread import HelperThread
 from pccl.types import Result
 
@@ -72,7 +75,7 @@ class _Client:
 
     number: int
     """The machine's number for it; that of the session that it carries on."""
-    connection: ControlConnection[m.FromPeer]
+    connection: ControlConnection[m.SaidByPeer]
     reading: trio.CancelScope = field(default_factory=trio.CancelScope)
     is_for_heartbeats: bool = False
 
@@ -121,6 +124,7 @@ class MasterServer:
         """The clients' numbers by the keys of their sessions."""
         self.board = StatusBoard(self._machine, trio.current_time)
         self._status_readers = 0
+        self._tracing = Tracing(self._send_to)
         self._authentication = Authentication(token, ssl_context, lambda: self._machine.run)
         self._effects = DurableEffects(state, self._perform)
         self._limited_log = LogLimiter(logger, trio.current_time)
@@ -193,7 +197,7 @@ class MasterServer:
         number = self._next_connection
         self._next_connection += 1
         try:
-            connection: ControlConnection[m.FromPeer] = ControlConnection(sock, m.FromPeer, OPENING_BYTES_MAX)
+            connection: ControlConnection[m.SaidByPeer] = ControlConnection(sock, m.SaidByPeer, OPENING_BYTES_MAX)
             connection.bound_silence(self._options.peer_timeout_s)
         except OSError:
             sock.close()
@@ -240,13 +244,15 @@ class MasterServer:
         """Tell the machine what a client says until the connection ends. Return how it did; None if the heartbeat
         thread has it."""
         connection = client.connection
-        messages: list[m.FromPeer] | None = None
+        messages: list[m.SaidByPeer] | None = None
         while True:
             try:
                 if messages is None:
                     opening = await self._authentication.first_message(connection, host)
                     if isinstance(opening, m.StatusRequest):
                         return await self._tell_status(connection, opening)
+                    if isinstance(opening, m.TraceRequest):
+                        return await self._trace(connection, opening)
                     if isinstance(opening, m.Reattach):
                         refusal = self._reattach(client, opening)
                         if refusal is not None:
@@ -272,6 +278,9 @@ class MasterServer:
                 self._end_session(connection)
                 return str(error)
             for message in messages:
+                if isinstance(message, m.RecordingPart):
+                    self._tracing.heard(client.number, message)
+                    continue
                 if isinstance(message, m.Resume):
                     self._sense()
                 self._carry_out(self._machine.received(client.number, message, self._alive_now()))
@@ -283,14 +292,14 @@ class MasterServer:
                 self._heartbeat_connections.add(client.number)
                 return None
 
-    def _begin_session(self, client: _Client, opening: m.FromPeer) -> None:
+    def _begin_session(self, client: _Client, opening: m.SaidByPeer) -> None:
         if isinstance(opening, m.Hello | m.Resume) and opening.session:
             if len(opening.session) != KEY_BYTES or opening.session in self._sessions:
                 raise ProtocolError("the key of its session is none, or is in use")
             client.connection.session = ControlSession(opening.session)
             self._sessions[opening.session] = client.number
 
-    def _end_session(self, connection: ControlConnection[m.FromPeer]) -> None:
+    def _end_session(self, connection: ControlConnection[m.SaidByPeer]) -> None:
         """Forget the session of a connection: none will carry it on."""
         if connection.session is not None:
             self._sessions.pop(connection.session.key, None)
@@ -321,7 +330,7 @@ class MasterServer:
         self._carry_out(self._machine.reattached(number, now))
         return None
 
-    async def _tell_status(self, connection: ControlConnection[m.FromPeer], request: m.StatusRequest) -> str:
+    async def _tell_status(self, connection: ControlConnection[m.SaidByPeer], request: m.StatusRequest) -> str:
         """Answer a connection that only asks for the status. Return how it ended."""
         refusal = None
         if request.protocol != m.PROTOCOL_VERSION:
@@ -339,6 +348,49 @@ class MasterServer:
         finally:
             self._status_readers -= 1
         return "was told the status"
+
+    async def _trace(self, connection: ControlConnection[m.SaidByPeer], request: m.TraceRequest) -> str:
+        """Send a connection that asks for it what all peers have recorded. Return how it ended."""
+        refusal = None
+        if request.protocol != m.PROTOCOL_VERSION:
+            refusal = f"this master speaks protocol {m.PROTOCOL_VERSION}, the asker {request.protocol}"
+        elif not self._machine.is_leading:
+            refusal = "this master leads no run, so it has no peers to ask"
+        elif self._tracing.is_busy:
+            refusal = "others are being sent a trace; ask again"
+        if refusal is not None:
+            connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, refusal)])
+            return refusal
+        connection.send([m.Accepted()])
+        members = self._machine.master.state.members.values()
+        peers = [Traceable(each.peer, each.hello.name, each.connection, each.absence) for each in members]
+        is_sent = False
+
+        async def until_gone() -> None:
+            await connection.receive()
+            raise ProtocolError("it says more than it has to")
+
+        async def send_all() -> None:
+            nonlocal is_sent
+            await self._tracing.trace(peers, request, connection)
+            connection.send([m.Traced(self._machine.run, clock_name())])
+            with trio.move_on_after(FAREWELL_S):
+                await connection.until_sent(0)
+            is_sent = True
+            nursery.cancel_scope.cancel()
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(send_all)
+                nursery.start_soon(until_gone)
+        except* (ConnectionLost, ProtocolError):
+            pass
+        return "was sent a trace" if is_sent else "was gone before its trace was there"
+
+    def _send_to(self, number: int, message: m.Message) -> None:
+        client = self._clients.get(number)
+        if client is not None:
+            client.connection.send([message])
 
     def _carry_out(self, effects: list[Effect]) -> None:
         self._timer_changed.set()

@@ -74,6 +74,7 @@ class ControlConnection(Generic[M]):
         it on."""
         self._backlog = bytearray()
         self._wake = trio.Event()
+        self._progress = trio.Event()
         self._sender_ended = trio.Event()
         self._closing = False
         self._has_given_session_up = False
@@ -145,10 +146,21 @@ class ControlConnection(Generic[M]):
                 await trio.lowlevel.wait_writable(self._sock.fileno())
                 with suppress(BlockingIOError):
                     del self._backlog[: self._sock.send(self._backlog[:RECEIVE_BYTES])]
+                self._note_progress()
         except OSError:
             self._backlog.clear()
         finally:
+            self._note_progress()
             self._sender_ended.set()
+
+    def _note_progress(self) -> None:
+        self._progress.set()
+        self._progress = trio.Event()
+
+    async def until_sent(self, bytes_left: int) -> None:
+        """Wait until at most so much waits to be sent, or the other side is gone. While `run_sender` runs."""
+        while len(self._backlog) > bytes_left and not self._sender_ended.is_set():
+            await self._progress.wait()
 
     def finish(self) -> None:
         """End the connection after what is in the backlog: nothing more will be sent."""

@@ -35,6 +35,7 @@ from pccl.runtime.session.heartbeats import Heartbeats
 from pccl.runtime.session.lifetime import Lifetime
 from pccl.runtime.session.master_connection import MasterConnection
 from pccl.runtime.session.options import SessionOptions
+from pccl.runtime.session.recording_parts import RecordingParts
 from pccl.runtime.threads.tasks import start_task
 
 WELCOME_TIMEOUT_S = 10.0
@@ -60,6 +61,7 @@ class Control:
         driver: Driver,
         lifetime: Lifetime,
         heartbeats: Heartbeats,
+        recording_parts: RecordingParts,
         logger: logging.LoggerAdapter[logging.Logger],
     ) -> None:
         """`master` leads to one of the `masters`."""
@@ -75,6 +77,7 @@ class Control:
         self._driver = driver
         self._lifetime = lifetime
         self._heartbeats = heartbeats
+        self._recording_parts = recording_parts
         self._logger = logger
         self._attending = trio.CancelScope()
         """Holds what concerns the present control connection."""
@@ -113,7 +116,7 @@ class Control:
         with driver.taking_over as machine:
             opening = self._resume(machine, session.key) or self._hello(session.key)
         patience_s = WELCOME_TIMEOUT_S
-        messages: list[m.FromMaster] | None = None
+        messages: list[m.SaidByMaster] | None = None
         while not facts.is_over and not self._attending.cancel_called:
             reason, is_breach = "", False
             try:
@@ -152,9 +155,12 @@ class Control:
                 self._heard.set()
                 self._heard = trio.Event()
 
-    def _deliver(self, machine: ps.Peer, messages: list[m.FromMaster]) -> str:
+    def _deliver(self, machine: ps.Peer, messages: list[m.SaidByMaster]) -> str:
         """Tell the machine what the master says. Return why this master will not do, or "". ProtocolError."""
         for message in messages:
+            if isinstance(message, m.RecordingRequest):
+                self._recording_parts.asked(message)
+                continue
             if isinstance(message, m.Goodbye) and not (machine.run or self._masters.are_all_asked_again):
                 return f"refused: {message.reason}"
             machine.received(message)
@@ -176,7 +182,7 @@ class Control:
         else:
             machine.master_lost(reason)
 
-    def _patience_with(self, messages: list[m.FromMaster] | None) -> float:
+    def _patience_with(self, messages: list[m.SaidByMaster] | None) -> float:
         """Return how long to wait for the next messages of a master that has said this."""
         if not messages or not isinstance(messages[-1], m.PreVoteRequest | m.VoteRequest):
             return float("inf")
@@ -210,15 +216,15 @@ class Control:
             master_timeout_s=options.master_timeout_s,
         )
 
-    async def _open(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.FromMaster:
+    async def _open(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.SaidByMaster:
         """Open the conversation and return the answer. A peer of a run lets itself be sent away by nobody who has not
         proved that it knows the token."""
         options, connection = self._options, self._master.connection
         if options.ssl_context is not None:
             await connection.start_tls(TlsEnd(options.ssl_context, self._master.name))
         connection.session = session
-        dialled = await handshake.dial_keyed(connection, options.token, None, opening, m.FromMaster)
-        answer: m.FromMaster = dialled.answer
+        dialled = await handshake.dial_keyed(connection, options.token, None, opening, m.SaidByMaster)
+        answer: m.SaidByMaster = dialled.answer
         if isinstance(opening, m.Resume) and isinstance(answer, m.Goodbye) and options.token and not dialled.is_proven:
             raise AuthError(answer.reason)
         connection.trust()
@@ -268,12 +274,12 @@ class Control:
             self.attached.set()
         return failure
 
-    async def _dial_again(self, session: ControlSession) -> ControlConnection[m.FromMaster]:
+    async def _dial_again(self, session: ControlSession) -> ControlConnection[m.SaidByMaster]:
         """Return a connection that carries the session on. ConnectionLost, or another error from a master that does not
         know the session."""
         options, facts = self._options, self._driver.facts
         with trio.fail_after(DIAL_S):
-            connection = await dial_control(self._master.host, self._master.port, m.FromMaster)
+            connection = await dial_control(self._master.host, self._master.port, m.SaidByMaster)
         try:
             if facts.run:
                 connection.bound_silence(facts.peer_timeout_s)
@@ -330,7 +336,7 @@ class Control:
             await trio.sleep(attempt.pause_s)
             try:
                 with trio.fail_after(DIAL_S):
-                    connection = await dial_control(*attempt.address, m.FromMaster)
+                    connection = await dial_control(*attempt.address, m.SaidByMaster)
                     break
             except (ConnectionLost, trio.TooSlowError) as error:
                 reason = str(error) or f"no answer within {DIAL_S:g} s"

@@ -30,6 +30,7 @@ from pccl.runtime.data_plane.interfaces import Ops
 from pccl.runtime.data_plane.op_spec import RootLostError
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.session.driver import Handlers
+from pccl.runtime.session.flight_recorder import FlightRecorder
 from pccl.runtime.session.op_table import OpTable
 from pccl.runtime.session.reports import WorkCounters
 from pccl.types import Result
@@ -50,14 +51,16 @@ OPS_AS_EXPECTED = frozenset(
 class EngineBridge:
     """Carries out what the machine decides about ops, and tells it what the engine reports."""
 
-    def __init__(self, engine: Ops, fast_path: FastPath, table: OpTable, counters: WorkCounters) -> None:
+    def __init__(
+        self, engine: Ops, fast_path: FastPath, table: OpTable, counters: WorkCounters, recorder: FlightRecorder
+    ) -> None:
         self.detaching: dict[int, PendingOp] = {}
         """Ops whose arrays the engine was told to let go of, and has not let go yet."""
         self._engine = engine
         self._fast_path = fast_path
         self._table = table
         self._counters = counters
-        self._reports: dict[type, Callable[[ps.Peer, Any], None]] = {
+        reports: dict[type, Callable[[ps.Peer, Any], None]] = {
             events.OpHandedOver: self._op_handed_over,
             events.OpDone: lambda machine, event: machine.op_done(event.op, event.tx_bytes, event.rx_bytes),
             events.OpCompleted: lambda machine, event: machine.op_completed(event.op),
@@ -72,6 +75,7 @@ class EngineBridge:
             events.LinkCounters: lambda _, event: counters.link_counted(event),
             events.LinkLimited: lambda machine, event: machine.link_limited(event.link, event.thread),
         }
+        self._reports = recorder.noting(reports)
         self.handlers: Handlers = {
             ps.SubmitOp: self._submit,
             ps.FreezeOps: lambda _, effect: engine.freeze(effect.epoch),

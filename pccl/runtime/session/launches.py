@@ -14,6 +14,8 @@ open.
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -157,6 +159,7 @@ class Launches:
         return error
 
     def _enqueue(self, op: PendingOp) -> None:
+        op.launched_ns, op.caller = time.monotonic_ns(), threading.get_ident()
         self._launched.append(op)
         try:
             self._token.run_sync_soon(self._take, idempotent=True)

@@ -6,6 +6,7 @@ A session drives a `protocol.Peer` with the master's messages, the engine's even
     engine_bridge   ops and verdicts down to the engine, its events up; notices that a link to a peer is lost
     launches        ops as their callers' threads see them: launch, cancel, take back
     reclaims        arrays of ops that were given up
+    flight_recorder what ops, links and calls did when
     joint_calls     joint calls, and what comes of them
     state_sync      this peer's part in sync_shared_state
     control         the control connection; notices that it breaks, and searches for another master
@@ -34,6 +35,7 @@ import trio
 from pccl.logs import AboutLogger
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
+from pccl.protocol.recording import Recording
 from pccl.runtime.data_plane.engine_threads import EngineThreads
 from pccl.runtime.data_plane.fast_path import FastPath
 from pccl.runtime.data_plane.staged_ops import StagedOps
@@ -41,8 +43,10 @@ from pccl.runtime.network import addresses
 from pccl.runtime.network.master_addresses import Address, MasterAddresses
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control
 from pccl.runtime.session.control import Control
-from pccl.runtime.session.driver import Driver
+from pccl.runtime.session.driver import Driver, Handlers
+from pccl.runtime.session.dumps import Dumps
 from pccl.runtime.session.engine_bridge import EngineBridge
+from pccl.runtime.session.flight_recorder import FlightRecorder
 from pccl.runtime.session.heartbeats import Heartbeats
 from pccl.runtime.session.inbound import Inbound
 from pccl.runtime.session.joint_calls import JointCalls
@@ -54,6 +58,7 @@ from pccl.runtime.session.op_table import OpTable
 from pccl.runtime.session.options import SessionError, SessionOptions
 from pccl.runtime.session.outbound import Outbound
 from pccl.runtime.session.reclaims import Reclaims
+from pccl.runtime.session.recording_parts import RecordingParts
 from pccl.runtime.session.reports import WorkCounters, interval_s
 from pccl.runtime.session.state_sync import StateSync
 from pccl.runtime.state.transfer import Transfer
@@ -71,7 +76,7 @@ class PeerSession:
 
     def __init__(
         self,
-        connection: ControlConnection[m.FromMaster],
+        connection: ControlConnection[m.SaidByMaster],
         listener: socket.socket,
         engine: EngineThreads,
         staged_ops: StagedOps,
@@ -95,26 +100,29 @@ class PeerSession:
         counters = WorkCounters()
         table = OpTable()
         fast_path = FastPath(machine, engine)
-        bridge = EngineBridge(staged_ops, fast_path, table, counters)
+        recorder = FlightRecorder(options, machine, table, engine.records)
+        bridge = EngineBridge(staged_ops, fast_path, table, counters, recorder)
         driver = Driver(machine, fast_path, lifetime, bridge.hear, master.send)
         reclaims = Reclaims(driver, lifetime, staged_ops, fast_path, table, bridge)
         calls = JointCalls(driver, lifetime)
         outbound = Outbound(options, driver, lifetime, engine, counters, about, lambda: master.host)
         state_sync = StateSync(options, driver, lifetime, calls, outbound, counters)
         heartbeats = Heartbeats(options, driver, lifetime)
-        control = Control(master, options, masters, self._listen_port, driver, lifetime, heartbeats, about)
+        parts = RecordingParts(lifetime, recorder.recording, master.send)
+        control = Control(master, options, masters, self._listen_port, driver, lifetime, heartbeats, parts, about)
         inbound = Inbound(listener, options, driver, lifetime, outbound, state_sync, control.until_master_speaks, about)
         measuring = Measuring(driver, lifetime, outbound, about)
         for part in (bridge, calls, outbound, state_sync, control, measuring):
-            driver.carry_out(part.handlers)
-        driver.carry_out(
-            {
-                ps.StartEngine: self._start_engine,
-                ps.KeepHeartbeats: self._welcomed,
-                ps.Installed: self._installed,
-                ps.Ended: self._end,
-            }
-        )
+            driver.carry_out(recorder.noting(part.handlers))
+        own: Handlers = {
+            ps.StartEngine: self._start_engine,
+            ps.KeepHeartbeats: self._welcomed,
+            ps.Installed: self._installed,
+            ps.Ended: self._end,
+        }
+        driver.carry_out(recorder.noting(own))
+        self._recorder = recorder
+        self._dumps = Dumps(recorder, table, about)
         self.ops = Launches(driver, lifetime, fast_path, table, reclaims, self.abandon, self.store_failed)
         """The ops of this session, for any thread."""
         self.over = lifetime.over
@@ -149,11 +157,13 @@ class PeerSession:
 
     async def joint(self, kind: str) -> int:
         """Make a joint call, as `JointCalls.make`."""
-        return await self._calls.make(kind)
+        with self._recorder.call(kind):
+            return await self._calls.make(kind)
 
     async def sync(self, strategy: str, revision: int, transfer: Transfer) -> int:
         """Bring the shared state to the elected content, as `StateSync.sync`."""
-        return await self._state_sync.sync(strategy, revision, transfer)
+        with self._recorder.call(m.Kind.SYNC):
+            return await self._state_sync.sync(strategy, revision, transfer)
 
     def store_failed(self, reason: str) -> SessionError:
         """Leave the run over a failed store, as `StateSync.store_failed`."""
@@ -193,6 +203,11 @@ class PeerSession:
         up."""
         return self._machine.obstacle
 
+    def recording(self, since_ns: int) -> Recording:
+        """Return what the flight recorder holds, as `FlightRecorder.recording`. Any thread."""
+        self._lifetime.require_alive()
+        return self._recorder.recording(since_ns=since_ns)
+
     def stats(self) -> dict[str, int]:
         self._lifetime.require_alive()
         return self._engine.stats()
@@ -225,9 +240,11 @@ class PeerSession:
             async with trio.open_nursery() as nursery:
                 lifetime.nursery = nursery
                 clock, reports = self._driver.watch_clock, self._keep_reporting
-                for task in (control.follow_masters, self._inbound.accept, clock, reports):
+                for task in (control.follow_masters, self._inbound.accept, clock, reports, self._dumps.watch):
                     start_task(nursery, lifetime.contained, task)
                 await lifetime.ended.wait()
+                if lifetime.failure is not None and lifetime.failure.result is not Result.NOT_INITIALIZED:
+                    await self._dumps.last(lifetime.failure.message)
                 if not lifetime.is_broken:
                     with trio.move_on_after(ENGINE_DRAIN_S):
                         await self._driver.drained.wait()
@@ -256,6 +273,7 @@ class PeerSession:
         with self._lifetime.contain, ExitStack() as last:
             last.callback(self.over.set)
             last.callback(self._end_all)
+            last.callback(self._dumps.close)
             last.callback(self._staged_ops.close)
             last.callback(self._bridge.hear_last)
             last.callback(self._fast_path.close)
@@ -327,11 +345,11 @@ class PeerSession:
 async def open_session(masters: Sequence[Address], options: SessionOptions) -> PeerSession:
     """Connect to a master and create a session; the caller spawns its `run`. SessionError names the addresses."""
     search = MasterAddresses(masters)
-    connection: ControlConnection[m.FromMaster] | None = None
+    connection: ControlConnection[m.SaidByMaster] | None = None
     while connection is None:
         address = search.next(0.0).address
         try:
-            connection = await dial_control(*address, m.FromMaster)
+            connection = await dial_control(*address, m.SaidByMaster)
         except ConnectionLost as error:
             search.failed(address, str(error))
             if not search.are_all_asked:

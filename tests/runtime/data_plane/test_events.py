@@ -8,6 +8,7 @@ from pccl.runtime.data_plane.events import READERS, EngineEvent, EngineFailed, O
 from pccl.runtime.data_plane.staged_ops import OF_AN_OP
 from pccl.runtime.extension import lib
 from pccl.runtime.session.engine_bridge import OPS_AS_EXPECTED, EngineBridge
+from pccl.runtime.session.flight_recorder import FlightRecorder
 from pccl.runtime.session.op_table import OpTable
 from pccl.runtime.session.reports import WorkCounters
 
@@ -23,7 +24,8 @@ def test_every_kind_of_the_library_is_read() -> None:
 def test_the_session_hears_of_every_kind() -> None:
     """Ops of the fast path are told before all else, and a failed engine ends the session."""
     nobody = cast(Any, None)
-    bridge = EngineBridge(nobody, nobody, OpTable(), WorkCounters())
+    table = OpTable()
+    bridge = EngineBridge(nobody, nobody, table, WorkCounters(), FlightRecorder(nobody, nobody, table, nobody))
     assert set(bridge._reports) | {OpFastCompleted, EngineFailed} == KINDS
 
 

@@ -21,7 +21,8 @@ from pccl.runtime.data_plane.events import (
     OpRefused,
 )
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
-from pccl.runtime.data_plane.staged_ops import FIRST_PIECE_OP, PIECE_SHIFT, StagedOps
+from pccl.runtime.data_plane.pieces import FIRST_PIECE_OP, PIECE_SHIFT
+from pccl.runtime.data_plane.staged_ops import StagedOps
 from pccl.types import DataType, ReduceOp
 
 OP = 7

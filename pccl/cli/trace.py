@@ -1,0 +1,117 @@
+"""`pccl trace`: draws what all peers of a run did lately on one timeline, for Perfetto."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from pccl.cli.arguments import natural, seconds
+from pccl.cli.status import DEFAULT_ADDRESS
+
+if TYPE_CHECKING:
+    from pccl.flight_recorder import Trace
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "trace",
+        help="draw what all peers did lately on one timeline",
+        description="Asks a master for the flight recorders of all peers, and writes them as one timeline that "
+        "https://ui.perfetto.dev shows: ops with what they waited for, compute, links, views and calls. Takes no part "
+        "in the run. With a token or TLS, it needs what a peer needs (PCCL_TOKEN, PCCL_TLS_CA, PCCL_TLS_CERT).",
+    )
+    parser.add_argument(
+        "address",
+        metavar="HOST:PORT",
+        nargs="?",
+        default=os.environ.get("PCCL_MASTER") or DEFAULT_ADDRESS,
+        help="the master's address, or several with commas between (default: PCCL_MASTER, else "
+        + DEFAULT_ADDRESS
+        + ")",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", default="trace.json", help="the file to write (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds", metavar="N", type=seconds, default=0.0, help="only the last N seconds (default: all there is)"
+    )
+    parser.add_argument(
+        "--last", metavar="N", type=natural, default=0, help="only the last N ops of each peer (default: all there are)"
+    )
+    parser.add_argument(
+        "--files",
+        metavar="FILE",
+        nargs="+",
+        help="take the recordings from these files, which peers wrote into PCCL_TRACE_DIR, and ask nobody",
+    )
+    parser.add_argument(
+        "--token-file", metavar="FILE", help="file with the run's token (default: the token in PCCL_TOKEN)"
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=seconds,
+        default=60.0,
+        help="draw what has come by then (default: %(default)g)",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from pccl import PCCLError
+    from pccl.flight_recorder import RecordingError
+    from pccl.trace.timeline import encode
+
+    try:
+        trace = _trace(arguments)
+        with open(arguments.output, "wb") as file:
+            file.write(encode(trace))
+    except PCCLError as error:
+        return _failed(error.message)
+    except (RecordingError, OSError, ValueError) as error:
+        return _failed(error)
+    _tell(trace, arguments.output)
+    return 0 if any(peer.recording is not None for peer in trace.peers) else 1
+
+
+def _trace(arguments: argparse.Namespace) -> Trace:
+    from pccl.cli.master import token_in
+    from pccl.flight_recorder import collect, cut, load
+
+    if arguments.files:
+        return cut(load(arguments.files), arguments.seconds, arguments.last)
+    token = token_in(arguments.token_file) if arguments.token_file else None
+    return collect(
+        arguments.address, seconds=arguments.seconds, last=arguments.last, token=token, timeout=arguments.timeout
+    )
+
+
+def _tell(trace: Trace, output: str) -> None:
+    from pccl.trace.clocks import shifts
+
+    known = shifts(trace)
+    for peer in trace.peers:
+        who = f"peer {peer.peer} ({_printable(peer.name)})"
+        if peer.recording is None:
+            print(f"pccl trace: {who} is missing: {_printable(peer.lack)}", file=sys.stderr)
+            continue
+        shift = known[peer.peer]
+        clock = f"clock within {shift.uncertainty_ns / 1000:.4g} us, by {shift.source}"
+        print(f"{who}: {len(peer.recording.ops)} ops, {clock if shift.uncertainty_ns else shift.source}")
+    if trace.lack:
+        print(f"pccl trace: {trace.lack}", file=sys.stderr)
+    print(f"{output} is written: open it at https://ui.perfetto.dev")
+
+
+def _printable(text: str) -> str:
+    """Return a text that another process has given, without what a terminal would obey."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+def _failed(why: object) -> int:
+    print(f"pccl trace: {why}", file=sys.stderr)
+    return 1

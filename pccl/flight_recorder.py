@@ -1,0 +1,181 @@
+"""What the peers of a run did when. `collect` asks for all their flight recorders, `load` reads those in files.
+
+from pccl.flight_recorder import collect
+for peer in collect("host:48148").peers:
+    print(peer.name, peer.recording and len(peer.recording.ops))
+
+`Communicator.flight_recorder()` is the recording of one peer, and `pccl trace` draws a trace for Perfetto.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import trio
+
+from pccl import security
+from pccl.errors import PCCLError
+from pccl.protocol.recording import (
+    Gap,
+    LinkSample,
+    OpRecord,
+    RecordedEvent,
+    Recording,
+    RecordingError,
+    from_json,
+    gaps,
+    recent,
+    to_json,
+    unpack,
+)
+from pccl.runtime.network import addresses
+from pccl.runtime.network.trace_client import NoTrace, fetch_any
+from pccl.runtime.threads import portal
+from pccl.types import Result
+
+__all__ = [
+    "Gap",
+    "LinkSample",
+    "OpRecord",
+    "PeerTrace",
+    "RecordedEvent",
+    "Recording",
+    "RecordingError",
+    "Trace",
+    "collect",
+    "cut",
+    "gaps",
+    "load",
+    "recent",
+    "save",
+]
+
+
+@dataclass(frozen=True)
+class PeerTrace:
+    """One peer of a trace."""
+
+    peer: int
+    name: str
+    recording: Recording | None
+    """None: there is none; `lack` says why."""
+    lack: str = ""
+    offset_ns: int | None = None
+    """The peer's monotonic clock less that of the trace, as measured; None: it was not measured."""
+    uncertainty_ns: int = 0
+    """How far that may be off, either way."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The recordings of the peers of one run."""
+
+    run: str
+    clock: str
+    """The clock that the peers' offsets refer to; empty: none was measured."""
+    peers: list[PeerTrace]
+    lack: str = ""
+    """Why there may be more peers than these; empty: these are all."""
+
+
+def collect(
+    address: str,
+    *,
+    seconds: float = 0.0,
+    last: int = 0,
+    token: str | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+    timeout: float = 60.0,
+) -> Trace:
+    """Ask a master for the flight recorders of all peers. The run goes on. Thread-safe.
+
+    A peer that does not answer the master within five seconds is named with the reason, in the place of its recording.
+
+    Args:
+        address: The master's "host:port", or several with commas between, of which the one that leads the run answers.
+        seconds: How far back to look; 0: as far as is recorded.
+        last: How many ops of each peer at most; 0: all.
+        token: The run's shared secret, as of a peer. Default: PCCL_TOKEN in the environment.
+        ssl_context: A context for TLS, as of a peer, with the same defaults from the environment.
+        timeout: Seconds. What has come by then is returned, if it is anything.
+
+    Raises:
+        PCCLError: INVALID_ARGUMENT; MASTER_CONNECTION_FAILED if no master answers, or it refuses or leads no run;
+            TIMEOUT; NOT_INITIALIZED if the interpreter exits meanwhile.
+    """
+    secret = security.token(token, "collect")
+    context = security.client_tls(ssl_context, "collect")
+    try:
+        masters = addresses.parse_masters(address)
+    except ValueError as error:
+        raise PCCLError(Result.INVALID_ARGUMENT, "collect", str(error)) from None
+    if seconds < 0 or last < 0:
+        raise PCCLError(Result.INVALID_ARGUMENT, "collect", "seconds and last must not be below 0")
+    try:
+        fetched = portal.current().call(fetch_any, masters, secret, context, float(seconds), last, timeout)
+    except NoTrace as error:
+        raise PCCLError(Result.MASTER_CONNECTION_FAILED, "collect", str(error)) from None
+    except trio.TooSlowError:
+        where = ", ".join(addresses.join(*master) for master in masters)
+        text = f"no answer from {where} within {timeout:g} s; is there a pccl master?"
+        raise PCCLError(Result.TIMEOUT, "collect", text) from None
+    except portal.PortalClosedError as error:
+        raise PCCLError(Result.NOT_INITIALIZED, "collect", str(error)) from None
+    peers = []
+    for told, packed in fetched.peers:
+        recording, lack = None, told.lack
+        if not lack:
+            try:
+                recording = unpack(packed)
+            except RecordingError as error:
+                lack = str(error)
+        peers.append(PeerTrace(told.peer, told.name, recording, lack, told.offset_ns, told.uncertainty_ns))
+    peers.sort(key=lambda peer: peer.peer)
+    if fetched.end is None:
+        return Trace("", "", peers, f"not all peers were heard within {timeout:g} s")
+    return Trace(fetched.end.run, fetched.end.clock, peers)
+
+
+def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
+    """Read recordings from files, as PCCL_TRACE_DIR and `save` make them: one of each peer. Nothing says how far apart
+    their clocks are, so the trace has no offsets.
+
+    Raises:
+        OSError: A file cannot be read.
+        RecordingError: A file is no recording, or they are of different runs.
+    """
+    peers: dict[int, PeerTrace] = {}
+    runs: dict[str, str] = {}
+    for path in paths:
+        with open(path, "rb") as file:
+            text = file.read()
+        try:
+            recording = from_json(text)
+        except RecordingError as error:
+            raise RecordingError(f"{os.fspath(path)}: {error}") from None
+        runs[recording.run] = os.fspath(path)
+        known = peers.get(recording.peer)
+        if known is None or known.recording is None or known.recording.taken_unix_ns < recording.taken_unix_ns:
+            peers[recording.peer] = PeerTrace(recording.peer, recording.name, recording)
+    if len(runs) > 1:
+        several = ", ".join(f"{run} ({path})" for run, path in runs.items())
+        raise RecordingError(f"these are recordings of different runs: {several}")
+    return Trace(next(iter(runs), ""), "", [peers[peer] for peer in sorted(peers)])
+
+
+def cut(trace: Trace, seconds: float = 0.0, last: int = 0) -> Trace:
+    """Return the part of the last `seconds` before each recording was taken, and of the last ops; 0: all of it."""
+    peers = [
+        peer if peer.recording is None else replace(peer, recording=recent(peer.recording, seconds, last))
+        for peer in trace.peers
+    ]
+    return replace(trace, peers=peers)
+
+
+def save(recording: Recording, path: str | os.PathLike[str]) -> None:
+    """Write a recording to a file that `load` and `pccl trace --files` read."""
+    with open(path, "wb") as file:
+        file.write(to_json(recording))

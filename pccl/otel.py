@@ -1,0 +1,160 @@
+"""A communicator's ops and joint calls for OpenTelemetry (the extra `otel`): spans and metrics.
+
+import pccl.otel
+
+exporter = pccl.otel.export(comm)
+...
+exporter.close()
+
+A thread of its own reads the flight recorder every few seconds, so no op waits for it, and what it has missed by then
+is missing: the recorder holds 4096 ops. Spans have the times of the recorder, not those of the export.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+from pccl.communicator import Communicator
+from pccl.errors import PCCLError
+from pccl.protocol.recording import OpRecord, RecordedEvent, Recording
+
+try:
+    from opentelemetry import metrics, trace
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import SpanKind, Status, StatusCode, TracerProvider
+except ImportError:
+    raise ImportError("pccl.otel needs OpenTelemetry: pip install 'pccl[otel]'") from None
+
+OVERLAP_NS = 2 * 10**9
+"""How much of the last reading is looked at again: engine threads note an op's end a little later than it was."""
+MILESTONES = {
+    "first byte sent": "first_sent_ns",
+    "first byte received": "first_received_ns",
+    "all have joined": "joined_ns",
+    "done": "done_ns",
+    "agreed": "agreed_ns",
+}
+
+
+class Exporter:
+    """Exports what one communicator does, until `close`."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        tracer_provider: TracerProvider | None = None,
+        meter_provider: MeterProvider | None = None,
+        interval: float = 5.0,
+    ) -> None:
+        """Begin. Without providers, those that the program has set are used. `interval` is in seconds."""
+        self._communicator = communicator
+        self._interval_s = interval
+        self._tracer = trace.get_tracer("pccl", tracer_provider=tracer_provider)
+        meter = metrics.get_meter("pccl", meter_provider=meter_provider)
+        self._ops = meter.create_counter("pccl.ops", "{op}", "Ops that have ended.")
+        self._bytes = meter.create_counter("pccl.op.bytes", "By", "Payload of ops that have ended.")
+        self._seconds = meter.create_histogram("pccl.op.duration", "s", "Time from the launch of an op to its end.")
+        self._calls = meter.create_histogram("pccl.call.duration", "s", "Time of joint calls.")
+        self._seen: set[Any] = set()
+        """What was exported of the last reading."""
+        self._since_ns = 0
+        self._reading = threading.Lock()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="pccl-otel", daemon=True)
+        self._thread.start()
+
+    def flush(self) -> None:
+        """Export what there is by now. Does nothing while the communicator is not connected."""
+        with self._reading:
+            try:
+                recording = self._communicator.flight_recorder(self._since_ns)
+            except PCCLError:
+                return
+            self._export(recording)
+
+    def close(self) -> None:
+        """Export what there is, and end. To be called before the communicator is closed; it may be called again."""
+        if not self._closed.is_set():
+            self._closed.set()
+            self._thread.join()
+            self.flush()
+
+    def _run(self) -> None:
+        while not self._closed.wait(self._interval_s):
+            self.flush()
+
+    def _export(self, recording: Recording) -> None:
+        common = {
+            "pccl.run": recording.run,
+            "pccl.peer": recording.peer,
+            "pccl.peer.name": recording.name,
+            "pccl.group": recording.group,
+        }
+        unix_ns = recording.taken_unix_ns - recording.taken_ns
+        ops = {op.name: op for op in recording.ops if op.over_ns > self._since_ns}
+        calls = {
+            (event.at_ns, event.text): event
+            for event in recording.events
+            if event.kind == "call" and event.at_ns + event.duration_ns > self._since_ns
+        }
+        self._export_ops([op for name, op in ops.items() if name not in self._seen], common, unix_ns)
+        self._export_calls([call for name, call in calls.items() if name not in self._seen], common, unix_ns)
+        self._seen = ops.keys() | calls.keys()
+        self._since_ns = max(self._since_ns, recording.taken_ns - OVERLAP_NS)
+
+    def _export_ops(self, ops: Iterable[OpRecord], common: dict[str, Any], unix_ns: int) -> None:
+        for op in ops:
+            kind = {"pccl.op.kind": op.kind}
+            self._ops.add(1, {**kind, "pccl.op.result": op.result})
+            self._bytes.add(op.tx_bytes, {**kind, "network.io.direction": "transmit"})
+            self._bytes.add(op.rx_bytes, {**kind, "network.io.direction": "receive"})
+            self._seconds.record((op.over_ns - op.launched_ns) / 1e9, kind)
+            about = {
+                **common,
+                **kind,
+                "pccl.op.epoch": op.epoch,
+                "pccl.op.tag": str(op.tag),  # those of sends do not fit into a signed number of 64 bits
+                "pccl.op.sequence": op.sequence,
+                "pccl.op.size": op.size_bytes,
+                "pccl.op.algorithm": op.algorithm,
+                "pccl.op.world_size": op.world_size,
+                "pccl.op.last_to_join": op.joined_last,
+                "pccl.op.tx_bytes": op.tx_bytes,
+                "pccl.op.rx_bytes": op.rx_bytes,
+            }
+            span = self._tracer.start_span(
+                f"pccl {op.kind}", kind=SpanKind.CLIENT, attributes=about, start_time=op.launched_ns + unix_ns
+            )
+            for name, field in MILESTONES.items():
+                at_ns: int = getattr(op, field)
+                if at_ns:
+                    span.add_event(name, timestamp=at_ns + unix_ns)
+            if op.result != "SUCCESS":
+                span.set_status(Status(StatusCode.ERROR, op.reason or op.result))
+            span.end(end_time=op.over_ns + unix_ns)
+
+    def _export_calls(self, calls: Iterable[RecordedEvent], common: dict[str, Any], unix_ns: int) -> None:
+        for call in calls:
+            name, _, failure = call.text.partition(": ")
+            self._calls.record(call.duration_ns / 1e9, {"pccl.call": name})
+            start_ns = call.at_ns + unix_ns
+            span = self._tracer.start_span(
+                f"pccl {name}", kind=SpanKind.CLIENT, attributes={**common, "pccl.call": name}, start_time=start_ns
+            )
+            if failure:
+                span.set_status(Status(StatusCode.ERROR, failure))
+            span.end(end_time=start_ns + call.duration_ns)
+
+
+def export(
+    communicator: Communicator,
+    *,
+    tracer_provider: TracerProvider | None = None,
+    meter_provider: MeterProvider | None = None,
+    interval: float = 5.0,
+) -> Exporter:
+    """Export a communicator's ops and joint calls every `interval` seconds, with the providers that are given or that
+    the program has set. Close the exporter before the communicator."""
+    return Exporter(communicator, tracer_provider, meter_provider, interval)

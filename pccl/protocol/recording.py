@@ -1,0 +1,203 @@
+"""A recording: what one peer's flight recorder holds at one moment. The schema of dumps and of traces.
+
+A recording travels as MessagePack, compressed (`pack`), and lies in files as JSON. Times are nanoseconds of the peer's
+own monotonic clock, which `clock` names: recordings with the same `clock` were timed by one clock and need no
+correction, all others are brought together by `pccl.trace`. 0 stands for what has not happened. Fields are added at the
+end and have defaults.
+
+Whoever reads one must not trust it: it may come from another peer, or another version.
+"""
+
+# Annotations are not put off here, as in `messages`.
+
+import zlib
+from collections.abc import Iterator
+
+import msgspec
+
+PACKED_BYTES_MAX = 8 * 2**20
+"""Size of a recording that a master takes from a peer."""
+UNPACKED_BYTES_MAX = 64 * 2**20
+COMPRESSION = 1
+"""zlib's level: the fastest. The others save little."""
+
+
+class RecordingError(ValueError):
+    """This is no recording."""
+
+
+class OpRecord(msgspec.Struct, frozen=True, array_like=True):
+    """What one op did when, as this peer saw it."""
+
+    epoch: int
+    tag: int
+    sequence: int
+    """The op's name among all peers: see `messages.OpRef`."""
+    kind: str
+    """The collective: "all_reduce", "broadcast" ...; "queued": the op waits for its start, and has no epoch yet."""
+    algorithm: str
+    dtype: str
+    size_bytes: int
+    """Size of the larger of its buffers."""
+    rank: int
+    world_size: int
+    caller: int
+    """The thread that launched it, as an index into `Recording.callers`."""
+    launched_ns: int
+    """The caller has launched it."""
+    first_sent_ns: int = 0
+    """The system has taken a frame of it; so `last_sent_ns`."""
+    last_sent_ns: int = 0
+    first_received_ns: int = 0
+    """A segment of it has come; so `last_received_ns`."""
+    last_received_ns: int = 0
+    last_received_from: int = 0
+    """The peer from which that came; 0: not known."""
+    joined_ns: int = 0
+    """The last of the peers that send to this one, or get from it, was known to have launched it."""
+    joined_last: int = 0
+    """That peer; 0: not known."""
+    done_ns: int = 0
+    """The result was here."""
+    agreed_ns: int = 0
+    """All peers were known to be done. 0 also where the master decides."""
+    ended_ns: int = 0
+    """The verdict was carried out, and the caller has the result."""
+    tx_bytes: int = 0
+    """Payload; known once the op has ended."""
+    rx_bytes: int = 0
+    result: str = ""
+    """"" while it is open, "SUCCESS", "ABORTED", or the name of the `Result` with which it failed."""
+    reason: str = ""
+    """The text of a failure."""
+
+    @property
+    def name(self) -> tuple[int, int, int]:
+        """What the op has in common with those of other peers in its group."""
+        return self.epoch, self.tag, self.sequence
+
+    @property
+    def over_ns(self) -> int:
+        """When its caller could go on; 0: it waits still."""
+        return self.ended_ns if self.result else 0
+
+
+class LinkSample(msgspec.Struct, frozen=True, array_like=True):
+    """The counters of one link in one engine thread, at one moment."""
+
+    at_ns: int
+    peer: int
+    """The peer at the other end."""
+    link: int
+    thread: int
+    counters: dict[str, int]
+    """What there is to count: payload bytes in both directions (`tx_bytes`, `rx_bytes`), how long the link held up its
+    ops (`full_ms`), and more where the system tells."""
+
+
+class RecordedEvent(msgspec.Struct, frozen=True, array_like=True):
+    """Something else that has happened to the peer."""
+
+    at_ns: int
+    kind: str
+    """"view", "master", "link", "call", "op" or "log"."""
+    text: str
+    duration_ns: int = 0
+    """How long it took, if it took time."""
+    about: dict[str, int] = {}
+    """The peers, views ... that it is about."""
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """All of a peer's flight recorder."""
+
+    run: str
+    peer: int
+    group: int
+    name: str
+    host: str
+    process: int
+    clock: str
+    """The clock of all times: equal where it is the same one."""
+    taken_ns: int
+    """When this was taken, by that clock and by the host's calendar."""
+    taken_unix_ns: int
+    rings: list[tuple[int, list[int]]] = []
+    """The peers of the group by rank, by epoch."""
+    callers: list[str] = []
+    """The threads that have launched ops."""
+    ops: list[OpRecord] = []
+    """By `launched_ns`."""
+    links: list[LinkSample] = []
+    events: list[RecordedEvent] = []
+    reason: str = ""
+    """Why it was taken; empty: somebody asked."""
+    format: int = 1
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """A time in which a caller had no op in flight: it computed, loaded data, or slept."""
+
+    caller: int
+    start_ns: int
+    end_ns: int
+    before: OpRecord
+    """The op with whose launch it ended."""
+
+
+def gaps(recording: Recording) -> Iterator[Gap]:
+    """Yield the times between a caller's ops, by `end_ns`."""
+    free_ns: dict[int, int] = {}
+    """Since when each caller has nothing in flight, as far as was seen."""
+    for op in recording.ops:
+        since_ns = free_ns.get(op.caller, 0)
+        if 0 < since_ns < op.launched_ns:
+            yield Gap(op.caller, since_ns, op.launched_ns, op)
+        over_ns = op.over_ns or recording.taken_ns
+        free_ns[op.caller] = max(since_ns, over_ns)
+
+
+def recent(recording: Recording, seconds: float = 0.0, last: int = 0) -> Recording:
+    """Return the part of the last `seconds`, and of the last ops; 0: all of it."""
+    since_ns = recording.taken_ns - int(seconds * 1e9) if seconds else 0
+    ops = [op for op in recording.ops if not op.over_ns or op.over_ns >= since_ns]
+    if last:
+        ops = ops[-last:]
+        if not seconds:
+            since_ns = min((op.launched_ns for op in ops), default=0)
+    return msgspec.structs.replace(
+        recording,
+        ops=ops,
+        links=[sample for sample in recording.links if sample.at_ns >= since_ns],
+        events=[event for event in recording.events if event.at_ns + event.duration_ns >= since_ns],
+    )
+
+
+def pack(recording: Recording) -> bytes:
+    """Return the recording as bytes for `unpack`."""
+    return zlib.compress(msgspec.msgpack.encode(recording), COMPRESSION)
+
+
+def unpack(data: bytes) -> Recording:
+    """Return what was packed. RecordingError."""
+    try:
+        expander = zlib.decompressobj()
+        plain = expander.decompress(data, UNPACKED_BYTES_MAX)
+        if not expander.eof:
+            raise RecordingError("it is cut off, or too large")
+        return msgspec.msgpack.decode(plain, type=Recording)
+    except (zlib.error, msgspec.MsgspecError, RecursionError) as error:
+        raise RecordingError(f"not a recording: {error}") from None
+
+
+def to_json(recording: Recording) -> bytes:
+    """Return the recording as the text of a file."""
+    return msgspec.json.encode(recording)
+
+
+def from_json(text: bytes) -> Recording:
+    """Return what a file of `to_json` holds. RecordingError."""
+    try:
+        return msgspec.json.decode(text, type=Recording)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise RecordingError(f"not a recording: {error}") from None

@@ -1,0 +1,148 @@
+"""The engines' flight recorders, read: from a record for each op and engine thread to one for each op.
+
+An op may have several records: one for each slice, and one for each piece of an op that is in pieces. They have its
+name, but for the bits of the sequence that number pieces (`staged_ops`). An op is as early as the first of them and as
+late as the last. Its rank, and those of others, are of the ring of its epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pccl.protocol.point_to_point import ranks_of
+from pccl.protocol.recording import OpRecord
+from pccl.runtime.data_plane.pieces import FIRST_PIECE_OP, PIECE_SHIFT
+from pccl.runtime.extension import ffi, lib
+from pccl.types import Collective, DataType, ReduceAlgorithm
+
+_CODES = {"uint64_t": "u8", "int64_t": "i8", "uint32_t": "u4", "uint8_t": "u1"}
+Name = tuple[int, int, int]
+"""Epoch, tag and sequence."""
+
+
+def _columns() -> np.dtype[Any]:
+    """Return the C library's `pccl_op_record` as NumPy has it, the key's fields among the others."""
+    names, formats, offsets = [], [], []
+    for name, field in ffi.typeof("pccl_op_record").fields:
+        inner = field.type.fields if field.type.kind == "struct" else [(name, field)]
+        base = field.offset if field.type.kind == "struct" else 0
+        for part, each in inner:
+            names.append(part)
+            formats.append(_CODES[each.type.cname])
+            offsets.append(base + each.offset)
+    size = ffi.sizeof("pccl_op_record")
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": size})
+
+
+COLUMNS = _columns()
+NAMES: tuple[str, ...] = COLUMNS.names or ()
+COLLECTIVES = {int(each): each.name.lower() for each in Collective}
+ALGORITHMS = {int(each): each.name.lower() for each in ReduceAlgorithm}
+DTYPES = {int(each): each for each in DataType}
+
+
+class Row:
+    """A record of the C library: its fields as attributes."""
+
+    __slots__ = NAMES
+
+    def __init__(self, values: Sequence[int]) -> None:
+        for name, value in zip(NAMES, values, strict=True):
+            setattr(self, name, value)
+
+    def __getattr__(self, name: str) -> int:
+        raise AttributeError(name)
+
+
+def read(handle: Any, records: int, since_ns: int) -> list[Row]:
+    """Return the records of an engine: of ops that have not ended, or have after `since_ns`."""
+    found = np.empty(records, COLUMNS)
+    count = lib.pccl_engine_read_records(handle, since_ns, ffi.from_buffer("pccl_op_record *", found), records)
+    return [Row(values) for values in found[:count].tolist()]
+
+
+def is_marker(row: Row) -> bool:
+    """Return whether the record is of a marker (`marker_ops`), which is no op of a caller."""
+    return row.op >= FIRST_PIECE_OP and row.count == 0
+
+
+def name_of(row: Row) -> Name:
+    return row.epoch, row.tag, row.sequence & ((1 << PIECE_SHIFT) - 1)
+
+
+@dataclass(slots=True)
+class Launch:
+    """What the session knows of an op that took the way through it."""
+
+    launched_ns: int
+    caller: int
+    over_ns: int = 0
+    result: str = ""
+    reason: str = ""
+
+
+def joined(
+    rows: Sequence[Row], launch: Launch | None, ring: Sequence[int], caller_number: Callable[[int], int]
+) -> OpRecord:
+    """Return one op of all its records. `ring` are the peers of its epoch by rank, empty if they are not known."""
+    first = rows[0]
+    pair = ranks_of(first.tag)
+    ranks = range(len(ring)) if pair is None else pair
+
+    def peer(rank: int) -> int:
+        return ring[ranks[rank]] if rank < len(ranks) and ranks[rank] < len(ring) else 0
+
+    def latest(at: str, who: str) -> tuple[int, int]:
+        last = max(rows, key=lambda row: getattr(row, at))
+        at_ns: int = getattr(last, at)
+        return at_ns, peer(getattr(last, who)) if at_ns else 0
+
+    def all_by(at: str) -> int:
+        times = [getattr(row, at) for row in rows]
+        return max(times) if all(times) else 0
+
+    def earliest(at: str) -> int:
+        return min((getattr(row, at) for row in rows if getattr(row, at)), default=0)
+
+    dtype = DTYPES.get(first.dtype)
+    sizes = {row.op: row.count for row in rows}  # slices have that of the whole, pieces each their own
+    received_ns, received_from = latest("last_rx_ns", "last_from")
+    joined_ns, joined_last = latest("heard_ns", "heard_from")
+    launched_ns, caller = earliest("launched_ns"), first.caller
+    ended_ns = all_by("ended_ns")
+    outcome = max(row.outcome for row in rows) if ended_ns else lib.PCCL_RECORD_OPEN
+    result = {lib.PCCL_RECORD_COMMITTED: "SUCCESS", lib.PCCL_RECORD_ABORTED: "ABORTED"}.get(outcome, "")
+    reason = ""
+    if launch is not None:
+        if launch.launched_ns:
+            launched_ns, caller = launch.launched_ns, launch.caller
+        ended_ns, result, reason = launch.over_ns, launch.result, launch.reason
+    return OpRecord(
+        *name_of(first),
+        kind=COLLECTIVES.get(first.collective, "?"),
+        algorithm=ALGORITHMS.get(first.algorithm, "?"),
+        dtype=dtype.name.lower() if dtype is not None else "?",
+        size_bytes=sum(sizes.values()) * (dtype.itemsize if dtype is not None else 1),
+        rank=first.rank,
+        world_size=first.world_size,
+        caller=caller_number(caller),
+        launched_ns=launched_ns,
+        first_sent_ns=earliest("first_tx_ns"),
+        last_sent_ns=max(row.last_tx_ns for row in rows),
+        first_received_ns=earliest("first_rx_ns"),
+        last_received_ns=received_ns,
+        last_received_from=received_from,
+        joined_ns=joined_ns,
+        joined_last=joined_last,
+        done_ns=all_by("done_ns"),
+        agreed_ns=all_by("completed_ns"),
+        ended_ns=ended_ns,
+        tx_bytes=sum(row.tx_bytes for row in rows),
+        rx_bytes=sum(row.rx_bytes for row in rows),
+        result=result,
+        reason=reason,
+    )

@@ -1,0 +1,215 @@
+"""The flight recorder of a session: what its last ops, links and calls did when, for whoever looks for what is slow.
+
+Theory of operation. The engines record the ops (native/src/recorder.h): those of the fast path never come to the
+session. What only the session knows it notes here: when a caller launched an op that took the way through the machine,
+how it ended and why, and everything that is no op. The recorder listens to effects and events on their way to whoever
+carries them out (`noting`), so that no other part knows of it. Each kind is kept in a ring of a fixed size.
+
+Who reads (`recording`) joins the two by the names of ops. That takes milliseconds, and is done in any thread but the
+trio thread. A note takes a microsecond, of an op that takes a hundred.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
+from typing import Any
+
+from pccl.protocol import peer as ps
+from pccl.protocol.recording import LinkSample, OpRecord, RecordedEvent, Recording
+from pccl.runtime.data_plane import events
+from pccl.runtime.data_plane.engine import RECORDS
+from pccl.runtime.data_plane.op_records import Launch, Name, Row, is_marker, joined, name_of
+from pccl.runtime.session.driver import Facts
+from pccl.runtime.session.op_table import OpTable
+from pccl.runtime.session.options import SessionOptions
+from pccl.runtime.threads.clock_name import clock_name
+from pccl.types import Result
+
+EVENTS_KEPT = 1024
+SAMPLES_KEPT = 4096
+"""Number of link samples that are kept: with one link, those of two hours."""
+RINGS_KEPT = 256
+"""Number of epochs whose rings are kept."""
+TEXT_CHARACTERS_MAX = 500
+
+Listeners = Mapping[type, Callable[[Any, Any], None]]
+
+
+class FlightRecorder:
+    """What this peer did. `recording` and `note` are for any thread, all else is for the trio thread."""
+
+    def __init__(
+        self, options: SessionOptions, facts: Facts, table: OpTable, read_records: Callable[[int], list[Row]]
+    ) -> None:
+        """`read_records` reads the engines', of what has ended since a time."""
+        self.on_failure: Callable[[str], None] = lambda _: None
+        """Called when an op has failed, with a text that says which."""
+        self._options = options
+        self._facts = facts
+        self._table = table
+        self._read_records = read_records
+        self._names: dict[int, Name] = {}
+        """The names of ops that the session has launched and that are not over."""
+        self._ended: deque[tuple[Name, Launch]] = deque(maxlen=max(1, RECORDS))
+        self._events: deque[RecordedEvent] = deque(maxlen=EVENTS_KEPT)
+        self._samples: deque[tuple[int, int, events.LinkCounters]] = deque(maxlen=SAMPLES_KEPT)
+        self._peers: dict[int, int] = {}
+        """The peer at the other end of each link."""
+        self._rings: OrderedDict[int, tuple[int, ...]] = OrderedDict()
+        self._listeners: dict[type, Callable[[Any], None]] = {
+            ps.SubmitOp: self._submitted,
+            ps.OpResult: self._op_over,
+            ps.Installed: self._installed,
+            ps.KeepHeartbeats: lambda _: self.note("master", f"a master leads in term {facts.term}", term=facts.term),
+            ps.SeekMaster: lambda effect: self.note("master", f"lost the master: {effect.reason}"),
+            ps.MakeLink: self._making_link,
+            ps.CloseLink: lambda effect: self._note_link(effect.link, "the link is closed"),
+            ps.PeerLog: lambda effect: self.note("log", effect.text, **effect.about),
+            ps.Ended: lambda effect: self.note("master", f"the session is over: {effect.reason}"),
+            events.OpHandedOver: self._handed_over,
+            events.LinkDown: lambda event: self._note_link(event.link, f"the link was lost: {event.reason}"),
+            events.LinkDegraded: lambda event: self._note_link(event.link, f"a connection was lost: {event.reason}"),
+            events.LinkCounters: self._counted,
+        }
+
+    def noting(self, handlers: Listeners) -> dict[type, Callable[[Any, Any], None]]:
+        """Return the handlers of effects or events such that what they handle is noted."""
+        return {kind: self._with_note(kind, handler) for kind, handler in handlers.items()}
+
+    def _with_note(self, kind: type, handler: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        listener = self._listeners.get(kind)
+        if listener is None:
+            return handler
+
+        def note_and_handle(machine: Any, what: Any) -> None:
+            listener(what)
+            handler(machine, what)
+
+        def handle_and_note(machine: Any, what: Any) -> None:
+            handler(machine, what)
+            listener(what)
+
+        return handle_and_note if kind is events.OpHandedOver else note_and_handle
+
+    def note(self, kind: str, text: str, duration_ns: int = 0, **about: int) -> None:
+        """Note an event that ends now."""
+        at_ns = time.monotonic_ns() - duration_ns
+        self._events.append(RecordedEvent(at_ns, kind, text[:TEXT_CHARACTERS_MAX], duration_ns, about))
+
+    @contextmanager
+    def call(self, kind: str) -> Iterator[None]:
+        """Note a joint call that is made within this context."""
+        began_ns = time.monotonic_ns()
+        failure = ""
+        try:
+            yield
+        except BaseException as error:
+            failure = f": {str(error) or type(error).__name__}"
+            raise
+        finally:
+            self.note("call", f"{kind}{failure}", time.monotonic_ns() - began_ns)
+
+    # What is listened to.
+
+    def _submitted(self, effect: ps.SubmitOp) -> None:
+        self._names[effect.op] = effect.epoch, effect.tag, effect.sequence
+
+    def _handed_over(self, event: events.OpHandedOver) -> None:
+        op = self._table.ops.get(event.op)
+        if op is not None and op.epoch is not None:
+            self._names[event.op] = op.epoch, op.tag, event.sequence
+
+    def _op_over(self, effect: ps.OpResult) -> None:
+        op = self._table.ops[effect.op]
+        name = self._names.pop(effect.op, None)
+        if name is not None:
+            launch = Launch(op.launched_ns, op.caller, time.monotonic_ns(), effect.code.name, effect.reason)
+            self._ended.append((name, launch))
+        if effect.code is not Result.SUCCESS:
+            text = f"op with tag {op.tag} failed: {effect.code.name}: {effect.reason}"
+            self.note("op", text)
+            self.on_failure(text)
+
+    def _installed(self, effect: ps.Installed) -> None:
+        view = effect.view
+        self._rings[view.epoch] = view.ring
+        while len(self._rings) > RINGS_KEPT:
+            self._rings.popitem(last=False)
+        for peer, reason in effect.lost:
+            self.note("view", f"peer {peer} was lost: {reason}", other=peer)
+        self.note("view", f"view {view.view}: ring {list(view.ring)}", view=view.view, epoch=view.epoch)
+
+    def _making_link(self, effect: ps.MakeLink) -> None:
+        self._peers[effect.link] = effect.member.peer
+        self._note_link(effect.link, "a link is being made")
+
+    def _note_link(self, link: int, text: str) -> None:
+        peer = self._peers.get(link, 0)
+        self.note("link", f"peer {peer}: {text}", other=peer, link=link)
+
+    def _counted(self, event: events.LinkCounters) -> None:
+        self._samples.append((time.monotonic_ns(), self._peers.get(event.link, 0), event))
+
+    # What is read.
+
+    def recording(self, reason: str = "", since_ns: int = 0) -> Recording:
+        """Return what there is, of ops those that have not ended or have after `since_ns`. Takes milliseconds."""
+        rows = [row for row in self._read_records(since_ns) if not is_marker(row)]
+        ended = [(name, launch) for name, launch in list(self._ended) if launch.over_ns > since_ns]
+        callers: dict[int, int] = {}
+        ops = self._ops(rows, ended, lambda caller: callers.setdefault(caller, len(callers)))
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        facts, options = self._facts, self._options
+        return Recording(
+            run=facts.run,
+            peer=facts.peer,
+            group=options.group,
+            name=options.name,
+            host=socket.gethostname(),
+            process=os.getpid(),
+            clock=clock_name(),
+            taken_ns=time.monotonic_ns(),
+            taken_unix_ns=time.time_ns(),
+            rings=[(epoch, list(ring)) for epoch, ring in list(self._rings.items())],
+            callers=[names.get(caller, f"thread {caller:x}") for caller in callers],
+            ops=sorted(ops, key=lambda op: op.launched_ns),
+            links=[LinkSample(at, peer, each.link, each.thread, _counters(each)) for at, peer, each in self._samples],
+            events=list(self._events),
+            reason=reason,
+        )
+
+    def _ops(
+        self, rows: Iterable[Row], ended: Iterable[tuple[Name, Launch]], number: Callable[[int], int]
+    ) -> list[OpRecord]:
+        by_name: dict[Name, list[Row]] = {}
+        for row in rows:
+            by_name.setdefault(name_of(row), []).append(row)
+        launches: dict[Name, Launch] = dict(ended)
+        table = list(self._table.ops.values())
+        for op in table:
+            name = self._names.get(op.op)
+            if name is not None and name not in launches:
+                launches[name] = Launch(op.launched_ns, op.caller)
+        rings = dict(list(self._rings.items()))
+        queued = [
+            OpRecord(0, op.tag, 0, "queued", "", "", 0, 0, 0, number(op.caller), op.launched_ns)
+            for op in table
+            if op.op not in self._names and op.launched_ns
+        ]
+        return queued + [
+            joined(of_op, launches.get(name), rings.get(name[0], ()), number) for name, of_op in by_name.items()
+        ]
+
+
+_COUNTED = [field.name for field in fields(events.LinkCounters) if field.name not in ("link", "thread")]
+
+
+def _counters(event: events.LinkCounters) -> dict[str, int]:
+    return {name: getattr(event, name) for name in _COUNTED}

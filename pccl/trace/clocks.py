@@ -1,0 +1,169 @@
+"""How far the clocks of the peers of a trace are apart.
+
+Every recording has the times of its peer's own monotonic clock. To compare two of them, one must know the *shift*: what
+to add to the times of each to have them on the timeline of the trace. Three things are known of it:
+
+1. Processes of one machine have one clock, which recordings name. They need no shift.
+2. The master has exchanged timestamps with each peer, and says how far they may be wrong (`runtime.master.tracing`).
+   Without a master, for files, there is only the calendar of the hosts, which may be seconds off.
+3. The ops themselves: no peer knows of another's launch before it was, nor is it done before all have launched. Each op
+   bounds the shift between two clocks from one side or the other; thousands of them leave little room, tens of
+   microseconds in one data centre, where an exchange of timestamps between two busy Python programs may leave
+   milliseconds.
+
+The shift is the middle of what all of these allow, and its uncertainty half of the width. Where they contradict each
+other, as when a clock runs faster than another one, the last ops count, and then the timestamps alone. So on the
+timeline nobody is done with an op before the last has launched it, as far as the bounds between the clocks that are
+compared go.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pccl.flight_recorder import OpRecord, PeerTrace, Recording, Trace
+
+CALENDAR_NS = 10 * 10**9
+"""How far the calendars of two hosts are taken to be apart at most."""
+OPS_COMPARED = 1024
+"""Number of ops, the last ones, that are compared between two clocks."""
+OPS_COMPARED_MIN = 4
+CLOCKS_COMPARED = 8
+"""Number of clocks with which another one is compared."""
+OF_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"})
+"""Kinds of op whose result nobody has before all have launched them."""
+
+Bounds = tuple[int, int]
+Name = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Shift:
+    """What to add to the times of one clock."""
+
+    shift_ns: int
+    uncertainty_ns: int
+    source: str
+    """How it is known: "same clock", "timestamps", "calendar", and with " and ops" where these have narrowed it."""
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What all peers of one clock know of an op."""
+
+    launched_ns: int
+    """The last launch."""
+    done_ns: int
+    """When the first of them knew that all had launched it; 0: none did."""
+    met: tuple[tuple[int, int], ...] = ()
+    """Peers, and when one of these was known to have launched it."""
+    launches: tuple[tuple[int, int], ...] = ()
+
+
+def shifts(trace: Trace) -> dict[int, Shift]:
+    """Return the shift of each peer that has a recording."""
+    by_clock: dict[str, list[PeerTrace]] = defaultdict(list)
+    for peer in trace.peers:
+        if peer.recording is not None:
+            by_clock[peer.recording.clock].append(peer)
+    if not by_clock:
+        return {}
+    is_measured = any(peer.offset_ns is not None for peer in trace.peers)
+    reference = trace.clock  # of the master, though it may not have come to tell its name
+    if not is_measured:
+        reference = max(by_clock, key=lambda clock: (len(by_clock[clock]), clock))
+    seen = {clock: _seen(peers) for clock, peers in by_clock.items()}
+    placed: dict[str, Shift] = {}
+    if reference in by_clock:
+        placed[reference] = Shift(0, 0, "same clock")
+    base = by_clock[reference][0].recording if reference in by_clock else None
+    for clock in sorted(by_clock.keys() - placed.keys(), key=lambda clock: (-len(by_clock[clock]), clock)):
+        known = _known(by_clock[clock], base)
+        others = list(placed)[:CLOCKS_COMPARED]
+        placed[clock] = _narrowed(known, [(placed[other], seen[other]) for other in others], seen[clock])
+    return {peer.peer: placed[clock] for clock, peers in by_clock.items() for peer in peers}
+
+
+def _known(peers: Sequence[PeerTrace], base: Recording | None) -> Shift:
+    """Return the shift of a clock without the ops."""
+    measured = [peer for peer in peers if peer.offset_ns is not None]
+    if measured:
+        best = min(measured, key=lambda peer: peer.uncertainty_ns)
+        assert best.offset_ns is not None
+        return Shift(-best.offset_ns, best.uncertainty_ns, "timestamps")
+    own = peers[0].recording
+    assert own is not None
+    base = base or own
+    shift_ns = (own.taken_unix_ns - own.taken_ns) - (base.taken_unix_ns - base.taken_ns)
+    return Shift(shift_ns, CALENDAR_NS, "calendar")
+
+
+def _seen(peers: Iterable[PeerTrace]) -> dict[Name, _Seen]:
+    found: dict[Name, list[tuple[int, OpRecord]]] = defaultdict(list)
+    for peer in peers:
+        assert peer.recording is not None
+        for op in peer.recording.ops:
+            if op.epoch:
+                found[peer.recording.group, *op.name].append((peer.peer, op))
+    return {name: _joined(ops) for name, ops in found.items()}
+
+
+def _joined(ops: Sequence[tuple[int, OpRecord]]) -> _Seen:
+    known = [op.done_ns if op.kind in OF_ALL else op.agreed_ns for _, op in ops]
+    return _Seen(
+        launched_ns=max(op.launched_ns for _, op in ops),
+        done_ns=min((at_ns for at_ns in known if at_ns), default=0),
+        met=tuple((op.joined_last, op.joined_ns) for _, op in ops if op.joined_ns and op.joined_last),
+        launches=tuple((peer, op.launched_ns) for peer, op in ops),
+    )
+
+
+def _most(mine: _Seen, theirs: _Seen) -> int | None:
+    """Return by how much at most the other clock's shift exceeds this one's, since it has launched the op before this
+    one knew that. None: the op does not tell."""
+    bounds = [mine.done_ns - theirs.launched_ns] if mine.done_ns else []
+    launches = dict(theirs.launches)
+    bounds += [at_ns - launches[peer] for peer, at_ns in mine.met if peer in launches]
+    return min(bounds, default=None)
+
+
+def _bounds(mine: dict[Name, _Seen], theirs: dict[Name, _Seen]) -> list[tuple[int | None, int | None]]:
+    """Return, for the ops that two clocks have in common, the last one first, the least and the most by which the
+    shift of the other exceeds this one's."""
+    names = sorted(mine.keys() & theirs.keys(), key=lambda name: mine[name].launched_ns, reverse=True)[:OPS_COMPARED]
+    found = []
+    for name in names:
+        most, least = _most(mine[name], theirs[name]), _most(theirs[name], mine[name])
+        found.append((None if least is None else -least, most))
+    return found
+
+
+def _narrowed(known: Shift, others: Sequence[tuple[Shift, dict[Name, _Seen]]], own: dict[Name, _Seen]) -> Shift:
+    """Return the shift as far as the ops narrow it."""
+    pairs = [(other, _bounds(seen, own)) for other, seen in others]
+    count = max((len(bounds) for _, bounds in pairs), default=0)
+    room_ns = known.uncertainty_ns + max((other.uncertainty_ns for other, _ in others), default=0)
+    low, high = known.shift_ns - room_ns, known.shift_ns + room_ns
+    while count >= OPS_COMPARED_MIN:
+        within = _intersection(low, high, pairs, count)
+        if within is not None and within != (low, high):
+            shift_ns = sum(within) // 2
+            return Shift(shift_ns, (within[1] - within[0]) // 2 + 1, f"{known.source} and ops")
+        if within is not None:
+            break
+        count //= 2
+    return known
+
+
+def _intersection(
+    low: int, high: int, pairs: Iterable[tuple[Shift, Sequence[tuple[int | None, int | None]]]], count: int
+) -> Bounds | None:
+    for other, bounds in pairs:
+        for least, most in bounds[:count]:
+            if least is not None:
+                low = max(low, other.shift_ns + least)
+            if most is not None:
+                high = min(high, other.shift_ns + most)
+    return (low, high) if low <= high else None

@@ -1,0 +1,311 @@
+"""The drawing of a trace: Chrome's trace events (JSON), which Perfetto and chrome://tracing show.
+
+Each peer is a process. Its lanes are
+
+    tag N               the ops with that tag, and in each the phases that it went through
+    compute: THREAD     the times in which a thread had no op in flight
+    calls               joint calls
+    events              views, masters, links, failures: moments
+    link to peer N      counters: what goes over the link per second, and what had to be sent again
+
+An arrow leads from the last peer that launched an op to each of the others, to where these had its result: that is what
+they waited for. A peer without a recording is there, too, with the reason for a name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from pccl.flight_recorder import OpRecord, PeerTrace, Recording, Trace, gaps
+from pccl.trace.clocks import Shift, shifts
+
+TAGS_DRAWN = 64
+"""Number of tags of a peer that have a lane each; other ops share lanes."""
+PAIR_BIT = 1 << 63
+CALLS, EVENTS = 1, 2
+"""Lanes by number; those of ops and threads follow."""
+FIRST_OP_LANE = 100
+FIRST_COMPUTE_LANE = 10
+RATES = {"tx_bytes": "sent", "rx_bytes": "received"}
+Event = dict[str, Any]
+
+
+def draw(trace: Trace) -> Event:
+    """Return the whole trace as a JSON object."""
+    known = shifts(trace)
+    start_ns = min(_times(trace, known), default=0)
+    events: list[Event] = []
+    for peer in trace.peers:
+        if peer.recording is None:
+            events += _absent(peer)
+        else:
+            events += _Drawing(peer, peer.recording, known[peer.peer], start_ns).events()
+    events += _arrows(trace, known, start_ns)
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": _about(trace, known)}
+
+
+def encode(trace: Trace) -> bytes:
+    """Return the drawing as the text of a file."""
+    return msgspec.json.encode(draw(trace))
+
+
+def _about(trace: Trace, known: dict[int, Shift]) -> Event:
+    peers = []
+    for peer in trace.peers:
+        about: Event = {"peer": peer.peer, "name": peer.name}
+        if peer.recording is None:
+            about["lack"] = peer.lack
+        else:
+            shift = known[peer.peer]
+            about |= {
+                "host": peer.recording.host,
+                "ops": len(peer.recording.ops),
+                "clock": shift.source,
+                "clock_shift_ns": shift.shift_ns,
+                "clock_uncertainty_ns": shift.uncertainty_ns,
+                "taken": peer.recording.reason or "asked for",
+            }
+        peers.append(about)
+    return {"run": trace.run, "lack": trace.lack, "peers": peers}
+
+
+def _times(trace: Trace, known: dict[int, Shift]) -> Iterator[int]:
+    for peer in trace.peers:
+        recording = peer.recording
+        if recording is None:
+            continue
+        shift_ns = known[peer.peer].shift_ns
+        yield from (op.launched_ns + shift_ns for op in recording.ops[:1])
+        yield from (event.at_ns + shift_ns for event in recording.events)
+        yield from (sample.at_ns + shift_ns for sample in recording.links[:1])
+        yield recording.taken_ns + shift_ns
+
+
+def _absent(peer: PeerTrace) -> list[Event]:
+    name = f"peer {peer.peer} ({peer.name}): no recording: {peer.lack}"
+    return [
+        {"ph": "M", "pid": peer.peer, "name": "process_name", "args": {"name": name}},
+        {"ph": "M", "pid": peer.peer, "name": "process_sort_index", "args": {"sort_index": peer.peer}},
+    ]
+
+
+def _size(size_bytes: int) -> str:
+    size = float(size_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024
+    return f"{size:.4g} GiB"
+
+
+def _tag(tag: int) -> str:
+    if not tag & PAIR_BIT:
+        return f"tag {tag}"
+    sender, receiver, plain = tag >> 49 & 0x3FFF, tag >> 35 & 0x3FFF, tag & (1 << 35) - 1
+    return f"rank {sender} to {receiver}, tag {plain}"
+
+
+def _done_ns(op: OpRecord) -> int:
+    """When a peer had an op's result, or could go on without it; 0: it has neither."""
+    return op.agreed_ns or op.done_ns or op.over_ns
+
+
+@dataclass
+class _Lanes:
+    """The lanes of a recording's ops."""
+
+    of: list[int]
+    """The lane of each op."""
+    names: dict[int, str]
+
+
+def _op_lanes(recording: Recording) -> _Lanes:
+    """Give each tag a lane, the most used ones first. What is left shares lanes in which no two ops overlap."""
+    uses = Counter(op.tag for op in recording.ops)
+    drawn = sorted(tag for tag, _ in uses.most_common(TAGS_DRAWN))
+    own = {tag: FIRST_OP_LANE + place for place, tag in enumerate(drawn)}
+    names = {lane: _tag(tag) for tag, lane in own.items()}
+    free_ns: list[int] = []
+    """Since when each of the shared lanes is free."""
+    lanes = []
+    for op in recording.ops:
+        lane = own.get(op.tag)
+        if lane is None:
+            place = next((at for at, since_ns in enumerate(free_ns) if since_ns <= op.launched_ns), len(free_ns))
+            free_ns[place:] = [op.over_ns or recording.taken_ns, *free_ns[place + 1 :]]
+            lane = FIRST_OP_LANE + TAGS_DRAWN + place
+            names[lane] = "other tags"
+        lanes.append(lane)
+    return _Lanes(lanes, names)
+
+
+class _Drawing:
+    """The drawing of one peer."""
+
+    def __init__(self, peer: PeerTrace, recording: Recording, shift: Shift, start_ns: int) -> None:
+        self._peer = peer
+        self._recording = recording
+        self._shift = shift
+        self._start_ns = start_ns
+
+    def _at(self, at_ns: int) -> float:
+        return (at_ns + self._shift.shift_ns - self._start_ns) / 1000
+
+    def _event(self, phase: str, name: str, lane: int, **more: Any) -> Event:
+        return {"ph": phase, "name": name, "pid": self._peer.peer, "tid": lane, **more}
+
+    def _slice(self, name: str, kind: str, lane: int, start_ns: int, end_ns: int, args: Event | None = None) -> Event:
+        duration = max(0, end_ns - start_ns) / 1000
+        return self._event("X", name, lane, cat=kind, ts=self._at(start_ns), dur=duration, args=args or {})
+
+    def _name(self, lane: int, name: str) -> list[Event]:
+        return [
+            self._event("M", "thread_name", lane, args={"name": name}),
+            self._event("M", "thread_sort_index", lane, args={"sort_index": lane}),
+        ]
+
+    def events(self) -> Iterator[Event]:
+        yield from self._process()
+        yield from self._ops()
+        yield from self._compute()
+        yield from self._happenings()
+        yield from self._links()
+
+    def _process(self) -> Iterator[Event]:
+        recording = self._recording
+        name = f"peer {recording.peer} ({recording.name})"
+        clock = f"clock within {self._shift.uncertainty_ns / 1000:.4g} us" if self._shift.uncertainty_ns else ""
+        labels = ", ".join(filter(None, [recording.host, f"group {recording.group}", clock]))
+        yield self._event("M", "process_name", 0, args={"name": name})
+        yield self._event("M", "process_labels", 0, args={"labels": labels})
+        yield self._event("M", "process_sort_index", 0, args={"sort_index": recording.peer})
+
+    # Ops.
+
+    def _ops(self) -> Iterator[Event]:
+        lanes = _op_lanes(self._recording)
+        for lane, name in lanes.names.items():
+            yield from self._name(lane, name)
+        for op, lane in zip(self._recording.ops, lanes.of, strict=True):
+            yield from self._op(op, lane)
+
+    def _op(self, op: OpRecord, lane: int) -> Iterator[Event]:
+        end_ns = op.over_ns or self._recording.taken_ns
+        name = f"{op.kind} {_size(op.size_bytes)}"
+        if not op.result:
+            name += " (in flight)"
+        elif op.result != "SUCCESS":
+            name += f": {op.result}"
+        yield self._slice(name, "op", lane, op.launched_ns, end_ns, self._details(op))
+        at_ns = op.launched_ns
+        for phase, until_ns in self._phases(op, end_ns):
+            until_ns = min(max(at_ns, until_ns), end_ns)
+            if until_ns > at_ns:
+                yield self._slice(phase, "phase", lane, at_ns, until_ns)
+            at_ns = until_ns
+
+    def _phases(self, op: OpRecord, end_ns: int) -> Iterator[tuple[str, int]]:
+        waits_for = f"waits for peer {op.joined_last}" if op.joined_last else "waits for others"
+        begun_ns = op.joined_ns or op.first_received_ns
+        yield waits_for, begun_ns or (end_ns if not op.done_ns else op.launched_ns)
+        yield "moves data", op.done_ns or end_ns
+        yield "agrees", op.agreed_ns or end_ns
+
+    def _details(self, op: OpRecord) -> Event:
+        since = {
+            "first_sent": op.first_sent_ns,
+            "last_sent": op.last_sent_ns,
+            "first_received": op.first_received_ns,
+            "last_received": op.last_received_ns,
+            "all_joined": op.joined_ns,
+            "done": op.done_ns,
+            "agreed": op.agreed_ns,
+        }
+        return {
+            "epoch": op.epoch,
+            "tag": op.tag,
+            "sequence": op.sequence,
+            "algorithm": op.algorithm,
+            "dtype": op.dtype,
+            "rank": op.rank,
+            "world_size": op.world_size,
+            "result": op.result or "in flight",
+            "reason": op.reason,
+            "tx_bytes": op.tx_bytes,
+            "rx_bytes": op.rx_bytes,
+            "last_received_from": op.last_received_from,
+            "last_to_join": op.joined_last,
+            **{f"{what}_us": (at_ns - op.launched_ns) / 1000 for what, at_ns in since.items() if at_ns},
+        }
+
+    # All else.
+
+    def _compute(self) -> Iterator[Event]:
+        lanes: dict[int, int] = {}
+        for gap in gaps(self._recording):
+            lane = lanes.setdefault(gap.caller, FIRST_COMPUTE_LANE + len(lanes))
+            if lane < FIRST_OP_LANE:
+                args = {"before": f"{gap.before.kind}, {_tag(gap.before.tag)}, use {gap.before.sequence}"}
+                yield self._slice("compute", "compute", lane, gap.start_ns, gap.end_ns, args)
+        for caller, lane in lanes.items():
+            if lane < FIRST_OP_LANE:
+                yield from self._name(lane, f"compute: {self._recording.callers[caller]}")
+
+    def _happenings(self) -> Iterator[Event]:
+        yield from self._name(CALLS, "calls")
+        yield from self._name(EVENTS, "events")
+        for event in self._recording.events:
+            args = {"text": event.text, **event.about}
+            if event.kind == "call":
+                end_ns = event.at_ns + event.duration_ns
+                yield self._slice(event.text, "call", CALLS, event.at_ns, end_ns, args)
+            else:
+                name = f"{event.kind}: {event.text}"
+                yield self._event("i", name, EVENTS, cat=event.kind, ts=self._at(event.at_ns), s="t", args=args)
+
+    def _links(self) -> Iterator[Event]:
+        last: dict[tuple[int, int], Any] = {}
+        for sample in self._recording.links:
+            before = last.get((sample.link, sample.thread))
+            last[sample.link, sample.thread] = sample
+            if before is None or sample.at_ns <= before.at_ns:
+                continue
+            seconds = (sample.at_ns - before.at_ns) / 1e9
+            grown = {name: value - before.counters.get(name, 0) for name, value in sample.counters.items()}
+            lane = f"link to peer {sample.peer}" + (f", thread {sample.thread}" if sample.thread else "")
+            rates = {f"{word}, MB/s": grown.get(name, 0) / seconds / 1e6 for name, word in RATES.items()}
+            yield self._event("C", lane, 0, ts=self._at(sample.at_ns), args=rates)
+            if grown.get("resent", 0) or before.counters.get("resent", 0):
+                yield self._event(
+                    "C", f"{lane}: resent", 0, ts=self._at(sample.at_ns), args={"segments": grown["resent"]}
+                )
+
+
+def _arrows(trace: Trace, known: dict[int, Shift], start_ns: int) -> Iterator[Event]:
+    """Yield the arrows from the last that launched an op to all others."""
+    found: dict[tuple[int, int, int, int], list[tuple[int, OpRecord, int]]] = defaultdict(list)
+    for each in trace.peers:
+        recording = each.recording
+        if recording is None:
+            continue
+        for op, lane in zip(recording.ops, _op_lanes(recording).of, strict=True):
+            if op.epoch:
+                found[recording.group, *op.name].append((each.peer, op, lane))
+    number = 0
+    for ops in found.values():
+        last, last_op, last_lane = max(ops, key=lambda one: one[1].launched_ns + known[one[0]].shift_ns)
+        for peer, op, lane in ops:
+            end_ns = _done_ns(op)
+            if peer == last or not end_ns:
+                continue
+            number += 1
+            common = {"cat": "op", "name": "last to launch", "id": number}
+            start = (last_op.launched_ns + known[last].shift_ns - start_ns) / 1000
+            end = (end_ns + known[peer].shift_ns - start_ns) / 1000
+            yield {"ph": "s", "pid": last, "tid": last_lane, "ts": start, **common}
+            yield {"ph": "f", "bp": "e", "pid": peer, "tid": lane, "ts": end, **common}

@@ -1,0 +1,88 @@
+"""Who must go on, when, and what a standstill and a hang look like."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.wan.nemesis import progress, timeline
+from tests.wan.nemesis.checker import Violation
+from tests.wan.nemesis.faults import among, both_ways, one_way
+from tests.wan.nemesis.history import Event
+from tests.wan.nemesis.progress import Life, Span, World
+
+END_S = 200.0
+MASTERS, PEERS = (0, 1), (2, 3, 4)
+
+
+def world(*spans: Span, **changes: Any) -> World:
+    lives = [Life(f"{host}.1", host, 0.0, END_S, host in MASTERS) for host in (*MASTERS, *PEERS)]
+    given = {"lives": lives, "peer_hosts": PEERS, "peer_timeout_s": 3.0, "master_timeout_s": 20.0, "end_s": END_S}
+    return World(spans, **{**given, **changes})
+
+
+def cut(*pairs: frozenset[tuple[int, int]], frozen: frozenset[int] = frozenset()) -> Span:
+    return Span("cut", 0.0, END_S, frozenset(), frozenset().union(*pairs), frozen)
+
+
+def steps(*hosts: int, until_s: float = END_S) -> dict[str, list[Event]]:
+    return {
+        f"{host}.1": [Event(float(at), f"{host}.1", "state", {}) for at in range(int(until_s))] if host in hosts else []
+        for host in PEERS
+    }
+
+
+def rules(given: World, histories: dict[str, list[Event]]) -> set[str]:
+    return {each.rule for each in progress.check(given, histories)}
+
+
+@pytest.mark.parametrize(
+    ("spans", "able"),
+    [
+        ([], {2, 3, 4}),
+        ([cut(both_ways([2], [0, 1, 3, 4]))], {3, 4}),
+        ([cut(one_way([2], [3]))], {2, 4}),
+        ([cut(among(PEERS))], set()),
+        ([cut(both_ways([0], [1, 2, 3, 4]))], {2, 3, 4}),  # the other master may lead
+        ([cut(one_way([0], [2, 3, 4]))], set()),  # it hears them and leads them to nothing
+        ([cut(frozen=frozenset({2, 3}))], set()),
+        ([cut(frozen=frozenset({0, 1}))], set()),
+    ],
+)
+def test_who_must_go_on(spans: list[Span], able: set[int]) -> None:
+    assert progress.able_hosts(world(*spans), 0.0, END_S) == able
+
+
+def test_a_run_that_goes_on_passes() -> None:
+    assert rules(world(), steps(*PEERS)) == set()
+    assert rules(world(cut(both_ways([2], [0, 1, 3, 4]))), steps(3, 4)) == {"hang"}  # of the one that is cut off
+
+
+def test_a_standstill_of_a_connected_majority() -> None:
+    histories = steps(*PEERS, until_s=100)
+    for host in PEERS:  # who say that they live
+        histories[f"{host}.1"] += [Event(100.0 + at, f"{host}.1", "alone", {}) for at in range(100)]
+    assert rules(world(), histories) == {"progress"}
+    assert rules(world(cut(among(PEERS))), histories) == set()
+
+
+def test_a_call_that_never_returns() -> None:
+    histories = steps(2, 3)
+    histories["4.1"] = steps(4, until_s=60)["4.1"]
+    assert rules(world(), histories) == {"hang"}
+    assert rules(world(cut(frozen=frozenset({4}))), histories) == set()
+
+
+def test_the_picture_and_the_text_show_what_happened() -> None:
+    violation = Violation(50.0, "verdict", "2.1", "op <3> was committed by peer 3.1")
+    given = world(cut(both_ways([2], [3])))
+    histories = {**steps(2, 3), "4.1": [Event(49.0, "4.1", "left", {"verdict": "X", "text": "evicted & gone"})]}
+    picture = timeline.svg("a title", given, histories, [violation], hosts=5)
+    assert picture.startswith("<svg")
+    assert picture.count('stroke="#27ae60"') > 100
+    assert "op &lt;3&gt; was committed" in picture
+    assert "evicted &amp; gone" in picture
+    words = timeline.text(given, histories, [violation])
+    assert "!!! verdict: peer 2.1: op <3>" in words
+    assert "peer 4.1: left" in words
