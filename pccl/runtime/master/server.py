@@ -460,8 +460,11 @@ class MasterServer:
         def tell(text: str) -> None:
             self._machine.others = text
 
+        def own_run() -> str:
+            return self._machine.run if self._machine.is_leading else ""
+
         interval_s = WATCH_SHARE * self._options.peer_timeout_s
-        await watch(self._standby_of, self._token, self._client_context, interval_s, tell)
+        await watch(self._standby_of, self._token, self._client_context, interval_s, tell, own_run)
 
     def _sense(self, silent: Sequence[int] = ()) -> None:
         """Tell the machine whose heartbeats are late, before it judges who is lost: also the `silent` ones of which it

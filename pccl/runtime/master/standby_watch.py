@@ -3,6 +3,10 @@
 Nothing is decided by this. A standby leads when a majority of a run's last view has come to it, and peers come when
 they have lost their master: whether it answers the standby says nothing about whether it answers them. What is known
 is told to newcomers, who are sent away, and logged when it changes.
+
+Peers that are cut off from the rest for longer than they look for a master come back as newcomers, and may found a run
+of their own at a master that leads nothing. Both runs go on after that, and never become one: of this a standby that
+leads one of them warns.
 """
 
 from __future__ import annotations
@@ -26,27 +30,41 @@ async def watch(
     ssl_context: ssl.SSLContext | None,
     interval_s: float,
     tell: Callable[[str], None],
+    own_run: Callable[[], str],
 ) -> None:
-    """Ask all masters every `interval_s`, and tell what is known of them when it changes."""
-    known = ""
+    """Ask all masters every `interval_s`, and tell what is known of them when it changes. `own_run` returns the run
+    that this one leads, or nothing."""
+    known, warned = "", ""
     while True:
-        found = "; ".join([await _look(address, token, ssl_context, interval_s) for address in masters])
+        looked = [await _look(address, token, ssl_context, interval_s) for address in masters]
+        found = "; ".join(text for text, _ in looked)
         if found != known:
             logger.info("%s", found)
             tell(found)
         known = found
+        own = own_run()
+        strange = "; ".join(text for text, run in looked if own and run not in ("", own))
+        if strange and strange != warned:
+            logger.warning(
+                "two runs: %s, and this one leads run %s. They do not become one: stop the peers of one of them, and "
+                "start them again",
+                strange,
+                own,
+            )
+        warned = strange
         await trio.sleep(interval_s)
 
 
-async def _look(address: Address, token: str, ssl_context: ssl.SSLContext | None, limit_s: float) -> str:
+async def _look(address: Address, token: str, ssl_context: ssl.SSLContext | None, limit_s: float) -> tuple[str, str]:
+    """Return what is known of a master, and the run that it leads, if it does."""
     where = addresses.join(*address)
     try:
         with trio.fail_after(limit_s):
             status = await ask(*address, token, ssl_context)
     except NoStatus as error:
-        return f"no answer from the master at {where} ({error})"
+        return f"no answer from the master at {where} ({error})", ""
     except trio.TooSlowError:
-        return f"no answer from the master at {where} within {limit_s:g} s"
+        return f"no answer from the master at {where} within {limit_s:g} s", ""
     if any(member.state == "accepted" for member in status.members):
-        return f"the master at {where} leads run {status.run} in term {status.term}"
-    return f"the master at {where} answers and leads no run"
+        return f"the master at {where} leads run {status.run} in term {status.term}", status.run
+    return f"the master at {where} answers and leads no run", ""

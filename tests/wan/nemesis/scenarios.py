@@ -233,6 +233,22 @@ def suspend(random: Random, setting: Setting) -> Iterator[Timed]:
     yield Timed(12, random.uniform(2, 7), Freeze(0, ahead_s=3 * HOUR_S))
 
 
+@scenario(Setting(peers=5, masters=2), seconds=150)
+def endurance(random: Random, setting: Setting) -> Iterator[Timed]:
+    """Two peers survive all that is done to the others and to the masters, and need no more of anything for it"""
+    survivors, victims = setting.peer_hosts[:2], setting.peer_hosts[2:]
+    at_s = 1.0
+    while at_s < 140:
+        victim, for_s = random.choice(victims), random.uniform(0.5, 5)
+        others = [host for host in range(setting.hosts) if host != victim]
+        yield Timed(at_s, for_s, random.choice((Kill(victim), Vanish(victim), Cut(both_ways([victim], others)))))
+        at_s += random.uniform(2, 5)
+    a, b = survivors
+    yield Timed(40, 1.0, Cut(both_ways([a], [b])))
+    yield Timed(60, 6, Kill(0))
+    yield Timed(90, 6, Kill(1))
+
+
 # Pipes and disks.
 
 

@@ -7,6 +7,8 @@ was reported. What must hold at the two ends of the faults is part of the judgem
 2. After them every fault is undone, every host has a process, and all must meet in one op within what they may take:
    the grace of `progress`, a lost master's `master_timeout`, and for a peer that was evicted for its links the wait
    that docs/failures.md names, which doubles each time.
+   Peers that found no master for `master_timeout` may have founded a run of their own at one that led nothing, and two
+   runs never become one: then those in the smaller one are started anew, as their owner would do.
 3. Asked to leave (SIGTERM), every peer must end with status 0, and so must the masters after them.
 """
 
@@ -31,6 +33,10 @@ LOOK_S = 0.25
 START_S = 90.0
 LEAVE_S = 30.0
 STACKS_S = 2.0
+PARTED_S = 6.0
+"""The time that peers have to come together before it is asked whether they are in different runs."""
+STEP_S = 3.0
+"""Peers that are in a run make a step within this time."""
 EVICTIONS_MAX = 4
 
 
@@ -186,13 +192,20 @@ class Supervisor:
         )
         grace_s = setting.peer_timeout_s * (progress.TIMEOUTS + 2 ** min(evictions, EVICTIONS_MAX)) + progress.SLACK_S
         limit_s = grace_s + setting.master_timeout_s + setting.peer_timeout_s
+        may_part = self._may_part(stage)
         while not _are_together(stage, since_s):
             if stage.unexpected:
                 return
+            if may_part and time.monotonic() > since_s + PARTED_S and (few := _second_run(stage)):
+                self._say(f"hosts {few} have a run of their own: their peers are started anew")
+                for number in few:
+                    stage.kill(number)
+                    stage.start(number)
+                since_s, may_part = time.monotonic(), False
             if time.monotonic() > since_s + limit_s:
                 for seat in stage.running:
                     stage.signal(seat.number, signal.SIGUSR1 if not seat.is_master else signal.SIGABRT)
-                self._wait(stage, STACKS_S)
+                time.sleep(STACKS_S)
                 stuck = ", ".join(
                     f"{reader.peer}: {reader.events[-1].kind if reader.events else 'nothing'}"
                     for reader in (seat.reader for seat in stage.running)
@@ -203,6 +216,15 @@ class Supervisor:
                 return
             self._wait(stage, LOOK_S)
         self._say(f"all are together again, after {time.monotonic() - since_s:.1f} s")
+
+    def _may_part(self, stage: Stage) -> bool:
+        """Whether some peers may have founded a run of their own: they found no master that led them for as long as
+        they look for one, and then one that led nothing."""
+        setting = self._setting
+        patience_s = setting.master_timeout_s - setting.peer_timeout_s
+        spans = [span for span in self._spans if span.cut or span.frozen]
+        lost_s = sum(span.end_s - span.begin_s for span in spans)
+        return lost_s > patience_s or any(life.is_master for life in stage.lives)
 
     def _leave(self, stage: Stage) -> None:
         if self._violations or stage.unexpected:
@@ -242,6 +264,21 @@ class Supervisor:
 def _of(reader: Any, host: int) -> list[Event]:
     events: list[Event] = reader.events if reader.peer.startswith(f"{host}.") else []
     return events
+
+
+def _second_run(stage: Stage) -> list[int]:
+    """Return the hosts whose peers all make steps, but not together with the most; empty if that is not so."""
+    runs: dict[str, list[int]] = {}
+    for seat in stage.running:
+        if seat.reader is None:
+            continue
+        steps = [event for event in _since(seat.reader.events, time.monotonic() - STEP_S) if "revision" in event.what]
+        steps = [event for event in steps if event.kind in progress.PROGRESS]
+        if not steps and not any(event.kind == "alone" for event in _since(seat.reader.events, time.monotonic() - 2)):
+            return []
+        runs.setdefault(steps[0].what["label"] if steps else seat.name, []).append(seat.number)
+    most = max(runs.values(), key=len, default=[])
+    return [number for run in runs.values() if run is not most for number in run]
 
 
 def _are_together(stage: Stage, since_s: float) -> bool:

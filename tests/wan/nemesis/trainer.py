@@ -49,6 +49,10 @@ class Trainer(Script):
         self._begin_label(None)
         self._loop: Any = None
         self._step: Callable[[], Any]
+        if settings.workload == "ddp":
+            import torch  # before it connects: the others wait for whoever is let in
+
+            torch.set_num_threads(1)
 
     def _begin_label(self, base: str | None) -> None:
         self._labels += 1
@@ -132,7 +136,6 @@ class Trainer(Script):
         from pccl.training import DDP
 
         torch.manual_seed(self.settings.seed)
-        torch.set_num_threads(1)
         module = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Tanh(), torch.nn.Linear(128, 1))
         optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
         ddp = DDP(communicator, module, optimizer, shared=shared, bucket_bytes=1 << 14)

@@ -39,7 +39,7 @@ class Load:
     large: int = 0
     """Elements of one op in each step; 0: there is none."""
     state_bytes: int = 1 << 20
-    rest_s: float = 0.02
+    rest_s: float = 0.04
     """The time between two steps."""
 
 

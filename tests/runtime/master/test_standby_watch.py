@@ -1,0 +1,50 @@
+"""What a standby says of the other masters."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from pccl.runtime.master import standby_watch
+
+OTHER = ("198.18.0.1", 48148)
+
+
+async def logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, own: str, theirs: list[str]
+) -> list[str]:
+    """Return the warnings of a standby that leads `own`, while the other leads these runs one after the other."""
+    runs = iter(theirs)
+
+    async def ask(*_: Any) -> Any:
+        await trio.lowlevel.checkpoint()
+        return SimpleNamespace(run=next(runs), term=3, members=[SimpleNamespace(state="accepted")])
+
+    monkeypatch.setattr(standby_watch, "ask", ask)
+    with caplog.at_level(logging.INFO, logger="pccl.master"), trio.move_on_after(len(theirs) - 0.5):
+        await standby_watch.watch([OTHER], "", None, 1.0, lambda _: None, lambda: own)
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+
+
+def of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, own: str, theirs: list[str]) -> list[str]:
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    return trio.run(logged, monkeypatch, caplog, own, theirs, clock=clock)
+
+
+def test_two_runs_are_warned_of_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    (warning,) = of(monkeypatch, caplog, "run-a", ["run-b"] * 3)
+    assert "198.18.0.1:48148 leads run run-b" in warning
+    assert "leads run run-a" in warning
+    assert "start them again" in warning
+
+
+@pytest.mark.parametrize("own", ["", "run-b"])
+def test_one_run_is_nothing_to_warn_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, own: str
+) -> None:
+    assert of(monkeypatch, caplog, own, ["run-b"] * 3) == []
