@@ -350,7 +350,7 @@ typedef struct {
     pccl_op_key key;
     uint64_t caller; /* the thread that submitted it, as pthread_self has it */
     uint64_t count; /* elements */
-    uint64_t tx_bytes; /* payload; known once it has ended */
+    uint64_t tx_bytes; /* payload; known once it is completed or has ended */
     uint64_t rx_bytes;
     int64_t launched_ns; /* submitted by its caller */
     int64_t first_tx_ns; /* a frame of it, be it only the announcement, was given to the system: the first, the last */

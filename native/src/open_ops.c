@@ -201,7 +201,7 @@ void pccl_open_ops_look_if_complete(pccl_open_ops *ops, pccl_op *op)
     if (!pccl_completion_is_reached(op->completion))
         return;
     pccl_event event = pccl_op_event(op, PCCL_EVENT_OP_COMPLETED);
-    pccl_record_completed(op->record, ops->recorder.now_ns);
+    pccl_record_completed(op->record, ops->recorder.now_ns, op->tx_bytes, op->rx_bytes);
     op_release(ops, op);
     if (op->fast_path != NULL && pccl_fast_path_complete(op->fast_path, op))
         pccl_list_append(&ops->ran, &op->in_ran); /* who calls may still look at it */

@@ -73,9 +73,8 @@ pccl_op_record *pccl_recorder_begin(
     uint64_t version = slot->version;
     uint64_t *words = (uint64_t *)(void *)&slot->record;
     __atomic_store_n(&slot->version, version + 1, __ATOMIC_RELAXED);
-    __atomic_thread_fence(__ATOMIC_RELEASE);
-    for (int i = 0; i < RECORD_WORDS; i++)
-        __atomic_store_n(&words[i], made.words[i], __ATOMIC_RELAXED);
+    for (int i = 0; i < RECORD_WORDS; i++) /* whoever loads one of these finds that version, or a later one */
+        __atomic_store_n(&words[i], made.words[i], __ATOMIC_RELEASE);
     __atomic_store_n(&slot->version, version + 2, __ATOMIC_RELEASE);
     return &slot->record;
 }
@@ -100,8 +99,7 @@ static int slot_copy(const pccl_recorder_slot *slot, record_words *copy)
     if (before == 0 || before % 2 != 0)
         return 0;
     for (int i = 0; i < RECORD_WORDS; i++)
-        copy->words[i] = __atomic_load_n(&words[i], __ATOMIC_RELAXED);
-    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+        copy->words[i] = __atomic_load_n(&words[i], __ATOMIC_ACQUIRE);
     return __atomic_load_n(&slot->version, __ATOMIC_RELAXED) == before;
 }
 

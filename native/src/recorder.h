@@ -10,8 +10,7 @@
  *
  * Threads. The engine thread alone writes, and takes no lock. Whoever reads copies an entry and looks at its version
  * before and after: it is odd while the slot changes hands, and another one afterwards. All words are written and read
- * atomically, with no order among them, so a copy of an op under way may have the bytes of a later moment than a
- * time. */
+ * atomically, milestones with no order among them: a copy of an op under way may have a later one without an earlier. */
 #ifndef PCCL_RECORDER_H
 #define PCCL_RECORDER_H
 
@@ -77,11 +76,14 @@ static inline void pccl_record_done(pccl_op_record *record, int64_t now_ns)
         __atomic_store_n(&record->done_ns, now_ns, __ATOMIC_RELAXED);
 }
 
-/* All ranks are. */
-static inline void pccl_record_completed(pccl_op_record *record, int64_t now_ns)
+/* All ranks are: its caller may go on, and look at the record, before it has ended. */
+static inline void pccl_record_completed(pccl_op_record *record, int64_t now_ns, uint64_t tx_bytes, uint64_t rx_bytes)
 {
-    if (record != NULL)
-        __atomic_store_n(&record->completed_ns, now_ns, __ATOMIC_RELAXED);
+    if (record == NULL)
+        return;
+    __atomic_store_n(&record->tx_bytes, tx_bytes, __ATOMIC_RELAXED);
+    __atomic_store_n(&record->rx_bytes, rx_bytes, __ATOMIC_RELAXED);
+    __atomic_store_n(&record->completed_ns, now_ns, __ATOMIC_RELAXED);
 }
 
 /* See pccl_engine_read_records. Any thread. */

@@ -3,6 +3,8 @@
 #include "engine_world.h"
 #include "recorder.h"
 
+#include <pthread.h>
+
 enum { RECORDS = 8, COUNT = 96, SEGMENT_BYTES = 64 };
 
 static pccl_op_request numbered(uint64_t op)
@@ -88,6 +90,47 @@ static void test_without_room_nothing_is_recorded(void)
     CHECK(begin(&recorder, 1) == NULL);
     CHECK(pccl_recorder_read(&recorder, 0, NULL, 0) == 0);
     pccl_recorder_free(&recorder);
+}
+
+typedef struct {
+    pccl_recorder recorder;
+    int is_over;
+} shared_recorder;
+
+/* Every copy is of one op: its number is everywhere. */
+static void *read_all(void *argument)
+{
+    shared_recorder *shared = argument;
+    pccl_op_record read[RECORDS];
+    while (!__atomic_load_n(&shared->is_over, __ATOMIC_ACQUIRE)) {
+        int count = pccl_recorder_read(&shared->recorder, 0, read, RECORDS);
+        for (int i = 0; i < count; i++) {
+            CHECK(read[i].key.sequence == read[i].op && read[i].launched_ns == (int64_t)read[i].op);
+            CHECK(read[i].done_ns == 0 || read[i].done_ns == (int64_t)read[i].op);
+            CHECK(read[i].ended_ns == 0 || read[i].ended_ns == (int64_t)read[i].op);
+        }
+    }
+    return NULL;
+}
+
+static void test_whoever_reads_meanwhile_gets_whole_records(void)
+{
+    shared_recorder shared;
+    pthread_t thread;
+    memset(&shared, 0, sizeof shared);
+    REQUIRE(pccl_recorder_init(&shared.recorder, RECORDS) == 0);
+    REQUIRE(pthread_create(&thread, NULL, read_all, &shared) == 0);
+    for (uint64_t op = 1; op <= 100000; op++) {
+        shared.recorder.now_ns = (int64_t)op;
+        pccl_op_record *record = begin(&shared.recorder, op);
+        pccl_record_sent(record, (int64_t)op);
+        pccl_record_done(record, (int64_t)op);
+        pccl_record_completed(record, (int64_t)op, op, op);
+        pccl_recorder_end(&shared.recorder, record, op, op, 1);
+    }
+    __atomic_store_n(&shared.is_over, 1, __ATOMIC_RELEASE);
+    pthread_join(thread, NULL);
+    pccl_recorder_free(&shared.recorder);
 }
 
 static pccl_op_record record_of(node *n, uint64_t op)
@@ -189,6 +232,7 @@ int main(void)
     RUN(test_the_last_ops_are_kept);
     RUN(test_an_open_op_is_kept_however_many_come_after_it);
     RUN(test_without_room_nothing_is_recorded);
+    RUN(test_whoever_reads_meanwhile_gets_whole_records);
     RUN(test_milestones_of_direct_ops);
     RUN(test_milestones_of_rings);
     RUN(test_an_op_that_waits_can_be_read);

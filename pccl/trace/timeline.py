@@ -32,6 +32,8 @@ CALLS, EVENTS = 1, 2
 FIRST_OP_LANE = 100
 FIRST_COMPUTE_LANE = 10
 RATES = {"tx_bytes": "sent", "rx_bytes": "received"}
+GAUGES = {"round_trip_us": ("round trip, ms", 1e-3), "stuck_ms": ("stuck, ms", 1.0)}
+"""Counters of links that are drawn as they are: their names in the drawing, and what they are multiplied with."""
 Event = dict[str, Any]
 
 
@@ -280,6 +282,10 @@ class _Drawing:
             lane = f"link to peer {sample.peer}" + (f", thread {sample.thread}" if sample.thread else "")
             rates = {f"{word}, MB/s": grown.get(name, 0) / seconds / 1e6 for name, word in RATES.items()}
             yield self._event("C", lane, 0, ts=self._at(sample.at_ns), args=rates)
+            for name, (word, factor) in GAUGES.items():
+                if sample.counters.get(name, 0) or before.counters.get(name, 0):
+                    args = {word: sample.counters.get(name, 0) * factor}
+                    yield self._event("C", f"{lane}: {word}", 0, ts=self._at(sample.at_ns), args=args)
             if grown.get("resent", 0) or before.counters.get("resent", 0):
                 yield self._event(
                     "C", f"{lane}: resent", 0, ts=self._at(sample.at_ns), args={"segments": grown["resent"]}

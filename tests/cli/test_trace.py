@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from pccl.trace.clocks import shifts
 from tests.conftest import Command
 from tests.support.cluster import Cluster, reduce_once, run_of
 
+CERTIFICATES = Path(__file__).parents[1] / "certificates"
 OPS = 30
 
 
@@ -179,9 +181,9 @@ def test_what_has_come_in_time_is_drawn(cluster: Cluster, command: Command, tmp_
     cluster.join(2)
     cluster.each(reduce_once)
     with silent(cluster[1]):
-        done = command("trace", cluster.address, "-o", str(tmp_path / "trace.json"), "--timeout", "1")
+        done = command("trace", cluster.address, "-o", str(tmp_path / "trace.json"), "--timeout", "0.4")
     assert done.returncode == 0, done.stderr
-    assert "not all peers were heard within 1 s" in done.stderr
+    assert "not all peers were heard within 0.4 s" in done.stderr
 
 
 def test_a_token_is_asked_for(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,6 +201,21 @@ def test_a_token_is_asked_for(command: Command, tmp_path: Path, monkeypatch: pyt
         wrong = command("trace", node.address, "-o", output)
         assert wrong.returncode == 1
         assert "another token" in wrong.stderr
+        cluster.close_all()
+
+
+def test_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(CERTIFICATES / "master.pem")
+    with MasterNode("localhost:0", ssl_context=context) as node:
+        monkeypatch.setenv("PCCL_TLS_CA", str(CERTIFICATES / "ca.pem"))
+        cluster = Cluster(node.address)
+        cluster.join(2)
+        cluster.each(reduce_once)
+        assert [len(peer.recording.ops) for peer in collect(node.address).peers if peer.recording] == [1, 1]
+        monkeypatch.delenv("PCCL_TLS_CA")
+        with pytest.raises(PCCLError, match="asks for TLS"):
+            collect(node.address)
         cluster.close_all()
 
 

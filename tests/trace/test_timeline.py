@@ -91,7 +91,7 @@ def test_a_peer_without_a_recording_is_named() -> None:
 def test_links_events_and_calls() -> None:
     links = [
         LinkSample(1 * S, 2, 5, 0, {"tx_bytes": 0, "rx_bytes": 0, "resent": 0}),
-        LinkSample(3 * S, 2, 5, 0, {"tx_bytes": 4_000_000, "rx_bytes": 2_000_000, "resent": 7}),
+        LinkSample(3 * S, 2, 5, 0, {"tx_bytes": 4_000_000, "rx_bytes": 2_000_000, "resent": 7, "round_trip_us": 1_500}),
     ]
     happened = [
         RecordedEvent(1 * S, "call", "update_topology", 2 * S),
@@ -101,6 +101,7 @@ def test_links_events_and_calls() -> None:
     counters = {event["name"]: event["args"] for event in events if event["ph"] == "C"}
     assert counters["link to peer 2"] == {"sent, MB/s": 2.0, "received, MB/s": 1.0}
     assert counters["link to peer 2: resent"] == {"segments": 7}
+    assert counters["link to peer 2: round trip, ms"] == {"round trip, ms": 1.5}
     assert [(event["name"], event["dur"]) for event in events if event["ph"] == "X"] == [("update_topology", 2e6)]
     assert [event["name"] for event in events if event["ph"] == "i"] == ["view: view 2: ring [1, 2]"]
 

@@ -32,6 +32,10 @@ class Session(Protocol):
 class PendingOp:
     """An op from its launch to its result. `wait` may be called from any thread, `async_wait` from trio."""
 
+    launched_ns = 0
+    """The time of the launch, by the monotonic clock, and the thread that launched it; 0: the engine knows them."""
+    caller = 0
+
     def __init__(self, op: int, spec: OpSpec, session: Session) -> None:
         self.op = op
         self._session = session
@@ -51,9 +55,6 @@ class PendingOp:
         self.ring: tuple[int, ...] = ()
         """The participants, once the op has started."""
         self.rank = 0
-        self.launched_ns = 0
-        """The time of the launch, by the monotonic clock, and the thread that launched it; 0: the engine knows them."""
-        self.caller = 0
         self._buffers: Buffers | None = None
         self._over = Latch()
         self._released = Latch()

@@ -43,9 +43,9 @@ class Dumps:
     """The dumps of one session. Only for the trio thread, but for `ask`."""
 
     def __init__(self, recorder: FlightRecorder, table: OpTable, logger: logging.LoggerAdapter[logging.Logger]) -> None:
-        """Start the thread, if there is a directory. OSError if the system denies it."""
+        """Start the thread, if there is a directory."""
         directory = os.environ.get("PCCL_TRACE_DIR", "")
-        self._directory = Path(directory) if directory else None
+        self._directory = Path(directory)
         self._recorder = recorder
         self._table = table
         self._logger = logger
@@ -55,9 +55,13 @@ class Dumps:
         """The time at which each op in flight was first seen."""
         self._told: set[int] = set()
         """Ops of which a dump has told that they hang."""
-        self._thread = HelperThread("pccl-dumps") if directory else None
+        self._thread: HelperThread | None = None
         if directory:
-            recorder.on_failure = self.ask
+            try:
+                self._thread = HelperThread("pccl-dumps")
+                recorder.on_failure = self.ask
+            except OSError as error:
+                logger.warning("the flight recorder will not be written to %s: %s", directory, error)
 
     def ask(self, reason: str) -> None:
         """Have a dump made soon. The first reason is the one that it names."""
@@ -98,11 +102,10 @@ class Dumps:
         try:
             path = await self._thread.run(lambda: self._write(reason), is_left=True)
             self._logger.info("the flight recorder was written to %s: %s", path, reason)
-        except OSError as error:
-            self._logger.warning("the flight recorder cannot be written: %s", error)
+        except Exception as error:  # whatever it is, the run does not depend on it
+            self._logger.warning("the flight recorder cannot be written: %s", str(error) or type(error).__name__)
 
     def _write(self, reason: str) -> Path:
-        assert self._directory is not None
         recording = self._recorder.recording(reason)
         run = re.sub(r"\W", "", recording.run)
         path = self._directory / f"pccl-{run}-peer-{recording.peer}-{recording.process}.json"

@@ -6,7 +6,8 @@ how it ended and why, and everything that is no op. The recorder listens to effe
 carries them out (`noting`), so that no other part knows of it. Each kind is kept in a ring of a fixed size.
 
 Who reads (`recording`) joins the two by the names of ops. That takes milliseconds, and is done in any thread but the
-trio thread. A note takes a microsecond, of an op that takes a hundred.
+trio thread: so it copies each ring at once, which nothing else can interrupt. A note takes a microsecond, of an op that
+takes a hundred.
 """
 
 from __future__ import annotations
@@ -130,7 +131,8 @@ class FlightRecorder:
         op = self._table.ops[effect.op]
         name = self._names.pop(effect.op, None)
         if name is not None:
-            launch = Launch(op.launched_ns, op.caller, time.monotonic_ns(), effect.code.name, effect.reason)
+            reason = effect.reason[:TEXT_CHARACTERS_MAX]
+            launch = Launch(op.launched_ns, op.caller, time.monotonic_ns(), effect.code.name, reason)
             self._ended.append((name, launch))
         if effect.code is not Result.SUCCESS:
             text = f"op with tag {op.tag} failed: {effect.code.name}: {effect.reason}"
@@ -179,8 +181,8 @@ class FlightRecorder:
             taken_unix_ns=time.time_ns(),
             rings=[(epoch, list(ring)) for epoch, ring in list(self._rings.items())],
             callers=[names.get(caller, f"thread {caller:x}") for caller in callers],
-            ops=sorted(ops, key=lambda op: op.launched_ns),
-            links=[LinkSample(at, peer, each.link, each.thread, _counters(each)) for at, peer, each in self._samples],
+            ops=sorted((op for op in ops if op.over_ns == 0 or op.over_ns > since_ns), key=lambda op: op.launched_ns),
+            links=[_sample(*taken) for taken in list(self._samples)],
             events=list(self._events),
             reason=reason,
         )
@@ -211,5 +213,5 @@ class FlightRecorder:
 _COUNTED = [field.name for field in fields(events.LinkCounters) if field.name not in ("link", "thread")]
 
 
-def _counters(event: events.LinkCounters) -> dict[str, int]:
-    return {name: getattr(event, name) for name in _COUNTED}
+def _sample(at_ns: int, peer: int, event: events.LinkCounters) -> LinkSample:
+    return LinkSample(at_ns, peer, event.link, event.thread, {name: getattr(event, name) for name in _COUNTED})

@@ -108,7 +108,7 @@ class PeerSession:
         outbound = Outbound(options, driver, lifetime, engine, counters, about, lambda: master.host)
         state_sync = StateSync(options, driver, lifetime, calls, outbound, counters)
         heartbeats = Heartbeats(options, driver, lifetime)
-        parts = RecordingParts(lifetime, recorder.recording, master.send)
+        parts = RecordingParts(lifetime, recorder.recording, master.send, about)
         control = Control(master, options, masters, self._listen_port, driver, lifetime, heartbeats, parts, about)
         inbound = Inbound(listener, options, driver, lifetime, outbound, state_sync, control.until_master_speaks, about)
         measuring = Measuring(driver, lifetime, outbound, about)

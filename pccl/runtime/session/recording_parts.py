@@ -5,9 +5,9 @@ What the master asks for first, the recording is taken for, in a thread of its o
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from pccl.protocol import messages as m
 from pccl.protocol.recording import Recording, pack, recent
@@ -21,12 +21,17 @@ class RecordingParts:
     """The recording that is being handed out. Only for the trio thread."""
 
     def __init__(
-        self, lifetime: Lifetime, take: Callable[[], Recording], send: Callable[[list[m.Message]], None]
+        self,
+        lifetime: Lifetime,
+        take: Callable[[], Recording],
+        send: Callable[[list[m.Message]], None],
+        logger: logging.LoggerAdapter[logging.Logger],
     ) -> None:
         """`take` returns the recording, from any thread."""
         self._lifetime = lifetime
         self._take = take
         self._send = send
+        self._logger = logger
         self._packed: dict[int, bytes] = {}
         """The recordings of the last traces that have not been fetched wholly."""
 
@@ -43,12 +48,14 @@ class RecordingParts:
             return pack(recent(self._take(), request.seconds, request.last))
 
         self._packed.pop(request.trace, None)
-        with suppress(OSError):  # the system denies a thread
+        try:
             thread = HelperThread("pccl-recorder")
             try:
                 self._packed[request.trace] = await thread.run(packed, is_left=True)
             finally:
                 thread.close()
+        except Exception as error:  # whatever it is, the run does not depend on it
+            self._logger.warning("the flight recorder cannot be read: %s", str(error) or type(error).__name__)
         while len(self._packed) > TRACES_KEPT:
             del self._packed[next(iter(self._packed))]
         self._answer(request, received_ns)
