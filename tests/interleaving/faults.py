@@ -1,0 +1,321 @@
+"""Known faults of threads: mends that ships has, taken out again, and plausible slips of one line.
+
+Each is an edit of a function's source, put in for a schedule's time. A campaign has to find it: that is what shows that
+the schedules, and the checks of the scenarios, are worth something. The text to be replaced is looked for, so that an
+edit that means nothing any more is noticed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+from pccl import _session_holder as session_holder
+from pccl import communicator
+from pccl.runtime.data_plane import engine, fast_path, pending
+from pccl.runtime.session import engine_bridge, launches, op_table, reclaims
+from pccl.runtime.threads import latch, portal
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of one function."""
+
+    owner: Any
+    """The class or module that has it."""
+    name: str
+    changes: tuple[tuple[str, str], ...]
+    """Lines to be replaced, each with those that take their place."""
+
+    def edited(self) -> Callable[..., Any]:
+        """Return the function with the change. AssertionError if the text to be replaced is not there."""
+        function = getattr(self.owner, self.name)
+        source = textwrap.dedent(inspect.getsource(function))
+        for old, new in self.changes:
+            source = _replaced(source, old, new)
+        module = sys.modules[function.__module__]
+        found: dict[str, Any] = {}
+        header = "from __future__ import annotations\n"
+        code = compile(header + source, inspect.getsourcefile(function) or "", "exec")
+        exec(code, module.__dict__, found)
+        made: Callable[..., Any] = found[self.name]
+        return made
+
+
+def _replaced(source: str, old: str, new: str) -> str:
+    """Return the source with some lines replaced by others, which are as deep as these."""
+    first = next((line for line in source.splitlines() if line.strip() == old.splitlines()[0]), "")
+    indent = first[: len(first) - len(first.lstrip())]
+    old, new = textwrap.indent(old, indent), textwrap.indent(new, indent)
+    assert source.count(old) == 1, f"there is no such text, or several times:\n{old}\nin\n{source}"
+    return source.replace(old, new)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A fault, and the scenario that is to find it."""
+
+    what: str
+    scenario: str
+    edit: Edit
+
+    @contextmanager
+    def put_in(self) -> Iterator[None]:
+        edit = self.edit
+        with ExitStack() as undo:
+            undo.enter_context(mock.patch.object(edit.owner, edit.name, edit.edited()))
+            if edit.name == "wait_any":
+                undo.enter_context(mock.patch.object(pending, "wait_any", latch.wait_any))
+            yield
+
+
+def _fault(what: str, scenario: str, owner: Any, name: str, *changes: tuple[str, str]) -> Known:
+    dedented = tuple((_lines(old), _lines(new)) for old, new in changes)
+    return Known(what, scenario, Edit(owner, name, dedented))
+
+
+def _lines(text: str) -> str:
+    return textwrap.dedent(text).strip("\n")
+
+
+FAULTS: dict[str, Known] = {
+    "mixed-ops": _fault(
+        "launches are counted after the engine was heard, so that one finds its predecessor uncounted",
+        "turns",
+        launches.Launches,
+        "_take",
+        ("for _ in range(launches):", "while self._launched:"),
+    ),
+    "cancel-order": _fault(
+        "cancels are counted after the launches, so that one is taken before what it cancels",
+        "impatient",
+        launches.Launches,
+        "_take",
+        ("for _ in range(cancels):", "while self._cancelled:"),
+    ),
+    "reclaim-order": _fault(
+        "arrays that are taken back are counted after the launches, so that an op is missed that has just come",
+        "interrupts",
+        launches.Launches,
+        "_take",
+        ("for _ in range(reclaims):", "while self._reclaimed:"),
+    ),
+    "tag-freed-late": _fault(
+        "an op's tag is freed after its caller was woken",
+        "turns",
+        op_table.OpTable,
+        "finish",
+        (
+            """
+            self.release_tag(op)
+            op.finish(result)
+            """,
+            """
+            op.finish(result)
+            self.release_tag(op)
+            """,
+        ),
+    ),
+    "tag-kept": _fault(
+        "an op that was over before its interrupted caller could free its tag keeps it",
+        "interrupts",
+        communicator,
+        "_abort_interrupted",
+        ("session.ops.let_go(op)", "pass"),
+    ),
+    "claim-in-two-steps": _fault(
+        "two callers can both claim a tag",
+        "crowd",
+        op_table.OpTable,
+        "claim",
+        (
+            "return self._holders.setdefault(op.name, op)",
+            """
+            holder = self._holders.get(op.name)
+            if holder is None:
+                self._holders[op.name] = holder = op
+            return holder
+            """,
+        ),
+    ),
+    "latch-looks-once": _fault(
+        "a latch is looked at before the waiter is on its list, and not after",
+        "turns",
+        latch,
+        "wait_any",
+        (
+            "lock = threading.Lock()",
+            """
+            if any(latch._is_set for latch in latches):
+                return True
+            lock = threading.Lock()
+            """,
+        ),
+        ("while not any(latch._is_set for latch in latches):", "while True:"),
+    ),
+    "latch-set-late": _fault(
+        "a latch wakes its waiters before it is set",
+        "turns",
+        latch.Latch,
+        "set",
+        ("self._is_set = True", "pass"),
+        (
+            "self._waiters.pop().release()",
+            """
+            self._waiters.pop().release()
+            self._is_set = True
+            """,
+        ),
+    ),
+    "interrupted-call-goes-on": _fault(
+        "a call that is interrupted as it is handed to the portal goes on there",
+        "interrupts",
+        portal.Portal,
+        "call",
+        (
+            """
+            try:
+                self._start(job, function, args)  # a signal may come when it has been queued already
+            """,
+            """
+            self._start(job, function, args)
+            try:
+            """,
+        ),
+    ),
+    "exit-forgets-launch": _fault(
+        "an op that is launched as the portal ends is never over",
+        "exiting",
+        launches.Launches,
+        "_enqueue",
+        (
+            """
+            with suppress(ValueError):
+                self._launched.remove(op)
+            self._require_alive_for(op)
+            raise
+            """,
+            "pass",
+        ),
+    ),
+    "exit-forgets-call": _fault(
+        "a call of the portal that comes as it ends is never over",
+        "exiting",
+        portal.Portal,
+        "_start",
+        (
+            """
+            except trio.RunFinishedError:
+                job.done.set()
+            """,
+            """
+            except trio.RunFinishedError:
+                pass
+            """,
+        ),
+    ),
+    "unsubmitted-kept": _fault(
+        "an op whose caller was interrupted before it was submitted never gives its arrays back",
+        "interrupts",
+        reclaims.Reclaims,
+        "take",
+        ("self._table.finish(op, ps.OpResult(op.op, Result.TIMEOUT, text, 0))", "pass"),
+    ),
+    "threads-heard-apart": _fault(
+        "the fast path stays open while several engine threads are heard one after the other",
+        "turns",
+        engine_bridge.EngineBridge,
+        "hear",
+        (
+            "fast_path.close()  # else what is heard of one thread might come after what is not heard yet of another",
+            "pass",
+        ),
+    ),
+    "uses-kept": _fault(
+        "the fast path goes on counting a tag that the machine counts",
+        "turns",
+        launches.Launches,
+        "_take_launch",
+        ("self._fast_path.forget_uses(op.tag)", "pass"),
+    ),
+    "count-forgotten": _fault(
+        "the fast path asks the machine anew for the count of a tag that it counts itself",
+        "turns",
+        fast_path.FastPath,
+        "run",
+        ("uses = opening.uses.get(op.tag)", "uses = opening.uses.pop(op.tag, None)"),
+    ),
+    "over-before-released": _fault(
+        "an op is over for its caller before its arrays are its own",
+        "impatient",
+        pending.PendingOp,
+        "finish",
+        (
+            "self.result = result",
+            """
+            self._over.set()
+            self.result = result
+            """,
+        ),
+    ),
+    "stats-of-a-dead-engine": _fault(
+        "the engine's counters are read while it is being destroyed",
+        "closing",
+        engine.Engine,
+        "stats",
+        ("with self._closing:", "if True:"),
+    ),
+    "two-portals": _fault(
+        "two threads that are the first to need the portal make one each",
+        "founding",
+        portal,
+        "current",
+        ("with _lock:", "if True:"),
+    ),
+    "reclaim-once": _fault(
+        "a second Ctrl-C ends the taking back of arrays",
+        "interrupts",
+        communicator,
+        "_abort_interrupted",
+        (
+            """
+            finally:
+                for op in ops:
+                    op.reclaim()
+            """,
+            """
+            finally:
+                for op in ops:
+            """,
+        ),
+    ),
+    "closed-while-connecting": _fault(
+        "a communicator that is closed while it connects stays connected",
+        "founding",
+        session_holder.SessionHolder,
+        "_connect",
+        ("if self._is_closed:", "if False:"),
+    ),
+    "fork-loses-launch": _fault(
+        "an op is neither in the queue nor in the table for a moment, in which a child may be forked",
+        "forking",
+        launches.Launches,
+        "_next",
+        (
+            """
+            op = self._table.ops[self._launched[0].op] = self._launched[0]
+            self._launched.popleft()
+            """,
+            """
+            op = self._launched.popleft()
+            self._table.ops[op.op] = op
+            """,
+        ),
+    ),
+}
