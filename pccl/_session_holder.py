@@ -98,10 +98,32 @@ class SessionHolder:
         return (self._session.obstacle if self._session is not None else "") or self._obstacle
 
     async def _connect(self, n_attempts: int) -> None:
+        """Open a session and join. While no master answers, try `n_attempts` times, ATTEMPT_INTERVAL_S apart."""
         if self._session is not None and not self._session.is_forgotten:
             self._obstacle = "what is left of the former session"
             await self._session.over.wait()  # it may listen at the port that this one is to listen at
-        session = await self._open(n_attempts)
+        attempt = 1
+        self._obstacle = f"no answer from {self.address}"
+        while True:
+            session: PeerSession | None = None
+            try:
+                session = await open_session(self._masters, self._options)
+                await self._join(session)
+                return
+            except SessionError as error:
+                is_answered = session is not None and not session.is_unheard
+                if error.result is not Result.MASTER_CONNECTION_FAILED or is_answered or attempt >= n_attempts:
+                    if attempt > 1 and not is_answered:
+                        raise SessionError(error.result, f"{error.message} ({attempt} attempts)") from None
+                    raise
+                self._obstacle = error.message
+                await trio.sleep(ATTEMPT_INTERVAL_S)
+                if self._is_closed:
+                    raise SessionError(Result.NOT_INITIALIZED, "this communicator was closed") from None
+            attempt += 1
+
+    async def _join(self, session: PeerSession) -> None:
+        """Run a session, and return when it is in the run. SessionError."""
         self._session = session
         self._obstacle = "the peers of the run have yet to let this one in; they do so by calling update_topology"
         trio.lowlevel.spawn_system_task(session.run)
@@ -119,24 +141,6 @@ class SessionHolder:
             if failure.result is Result.MASTER_CONNECTION_FAILED:
                 raise SessionError(failure.result, f"{self.address}: {failure.message}")
             raise failure
-
-    async def _open(self, n_attempts: int) -> PeerSession:
-        """Open a session. While no master answers, try `n_attempts` times, ATTEMPT_INTERVAL_S apart."""
-        self._obstacle = f"no answer from {self.address}"
-        attempt = 1
-        while True:
-            try:
-                return await open_session(self._masters, self._options)
-            except SessionError as error:
-                if error.result is not Result.MASTER_CONNECTION_FAILED or attempt >= n_attempts:
-                    if attempt > 1:
-                        raise SessionError(error.result, f"{error.message} ({attempt} attempts)") from None
-                    raise
-                self._obstacle = error.message
-                await trio.sleep(ATTEMPT_INTERVAL_S)
-                if self._is_closed:
-                    raise SessionError(Result.NOT_INITIALIZED, "this communicator was closed") from None
-            attempt += 1
 
     @property
     def is_connected(self) -> bool:

@@ -26,8 +26,9 @@ from typing import Any
 
 from pccl.protocol.peer import OpResult, Peer, SubmitOp
 from pccl.runtime.data_plane.engine import COMPLETED, HANDED_OVER, EngineFastPath, use_counter
-from pccl.runtime.data_plane.engine_threads import EngineThreads, first_thread
+from pccl.runtime.data_plane.engine_threads import first_thread
 from pccl.runtime.data_plane.events import OpFastCompleted, OpHandedOver
+from pccl.runtime.data_plane.interfaces import SessionEngine
 from pccl.runtime.data_plane.op_request import OpRequest
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
@@ -54,7 +55,7 @@ class _Opening:
 class FastPath:
     """The fast path of a session. The trio thread opens and closes it; `run` is for all others."""
 
-    def __init__(self, machine: Peer, engine: EngineThreads) -> None:
+    def __init__(self, machine: Peer, engine: SessionEngine) -> None:
         self._machine = machine
         self._engine = engine
         self._paths: list[EngineFastPath] = []

@@ -1,8 +1,9 @@
 """The interfaces between the data plane's parts, and between it and the session.
 
-    OpEngine   ops whose arrays are in memory: `EngineThreads`, as `StagedOps` needs it
-    Links      connections to other peers: `EngineThreads`, as the session's `Outbound` needs it
-    Ops        all ops: `StagedOps`, as the session's `EngineBridge` and `Reclaims` need it
+    OpEngine        ops whose arrays are in memory: `EngineThreads`, as `StagedOps` needs it
+    Links           connections to other peers: `EngineThreads`, as the session's `Outbound` needs it
+    SessionEngine   all of `EngineThreads`, as the session itself needs it
+    Ops             all ops: `StagedOps`, as the session's `EngineBridge` and `Reclaims` need it
 
 All of them are for one thread at a time.
 """
@@ -14,8 +15,10 @@ from typing import Protocol
 from pccl.protocol.auth import Keys
 from pccl.protocol.peer import SubmitOp
 from pccl.runtime.data_plane.detached import PrivateCopy
-from pccl.runtime.data_plane.engine import Verdict
+from pccl.runtime.data_plane.engine import EngineFastPath, Verdict
 from pccl.runtime.data_plane.events import EngineEvent
+from pccl.runtime.data_plane.op_records import Row
+from pccl.runtime.data_plane.op_request import OpRequest
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
 
 
@@ -82,3 +85,28 @@ class Links(Protocol):
         encrypted."""
 
     def link_close(self, link: int) -> None: ...
+
+
+class SessionEngine(OpEngine, Links, Protocol):
+    """The engine of a session, which may have several threads."""
+
+    def divide(self, threads: int) -> None:
+        """Set the number of threads, before there are links and ops. OSError if the system denies them."""
+
+    def new_fast_paths(self) -> list[EngineFastPath]:
+        """Return a fast path into each thread. After `divide`."""
+
+    def new_request(self) -> OpRequest:
+        """Return a request to fill, for ops of this engine's group."""
+
+    def set_link_timeout(self, seconds: float) -> None:
+        """Set how long bytes may lie on a link and none get across before it is lost; 0: for ever."""
+
+    def count_link(self, link: int) -> None:
+        """Ask for the counters of a link. LinkCounters follow."""
+
+    def records(self, since_ns: int) -> list[Row]:
+        """Return the records of ops that have ended since then, as `Engine.records`. From any thread."""
+
+    def stats(self) -> dict[str, int]:
+        """Return the counters; after `close` those at the end. From any thread."""

@@ -19,7 +19,7 @@ import trio
 
 from pccl.protocol.master.effects import Effect, Persist, TakeHeartbeats
 from pccl.runtime.master.fence_file import FenceFile
-from pccl.runtime.threads.helper_thread import HelperThread
+from pccl.runtime.network.system import SYSTEM, System
 
 logger = logging.getLogger("pccl.master")
 
@@ -30,14 +30,16 @@ WRITE_AGAIN_S = 1.0
 class DurableEffects:
     """The queue of effects, for one trio run."""
 
-    def __init__(self, state: FenceFile | None, perform: Callable[[list[Effect]], None]) -> None:
+    def __init__(
+        self, state: FenceFile | None, perform: Callable[[list[Effect]], None], system: System = SYSTEM
+    ) -> None:
         """`perform` carries effects out, and never waits. `state` is closed with this object; None: nothing is written.
         OSError if the system denies a thread."""
         self.nursery: trio.Nursery | None = None
         """Holds the task that writes, while the master serves."""
         self._state = state
         self._perform = perform
-        self._writer = HelperThread("pccl-state") if state is not None else None
+        self._writer = system.helper("pccl-state") if state is not None else None
         self._postponed: deque[Effect] = deque()
         """Effects that wait for the disk, beginning with the one that is being written."""
 

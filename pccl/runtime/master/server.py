@@ -44,13 +44,13 @@ from pccl.runtime.master.status_board import StatusBoard
 from pccl.runtime.master.tracing import Traceable, Tracing
 from pccl.runtime.network import addresses
 from pccl.runtime.network.accepting import accept_connections
-from pccl.runtime.network.heartbeat import HeartbeatThread, Silent
+from pccl.runtime.network.heartbeat import Silent
 from pccl.runtime.network.log_limiter import LogLimiter
 from pccl.runtime.network.master_addresses import Address
+from pccl.runtime.network.system import SYSTEM, System
 from pccl.runtime.network.tls import TlsError
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection
 from pccl.runtime.threads.clock_name import clock_name
-from pccl.runtime.threads.helper_thread import HelperThread
 from pccl.types import Result
 
 logger = logging.getLogger("pccl.master")
@@ -94,10 +94,11 @@ class MasterServer:
         client_context: ssl.SSLContext | None = None,
         state: FenceFile | None = None,
         resumes_any: bool = False,
+        system: System = SYSTEM,
     ) -> None:
         """Let in only those who know the `token`, if there is one, and only over TLS, if there is an `ssl_context`.
         With `standby_of`, this is a standby, which founds no run; `client_context` is for its questions to the others,
-        where these speak TLS. `state` is this server's from here on. OSError if the system denies a thread."""
+        where these speak TLS. `state` is this server's from here on. OSError if the `system` denies a thread."""
         self._listener = listener
         self._token = token
         self._client_context = client_context
@@ -116,6 +117,7 @@ class MasterServer:
             resumes_any=resumes_any,
         )
         self._standby_of = standby_of
+        self._system = system
         self._lived_at = 0.0
         """The time at which this process last did something."""
         self._clients: dict[int, _Client] = {}
@@ -126,10 +128,10 @@ class MasterServer:
         self._status_readers = 0
         self._tracing = Tracing(self._send_to)
         self._authentication = Authentication(token, ssl_context, lambda: self._machine.run)
-        self._effects = DurableEffects(state, self._perform)
+        self._effects = DurableEffects(state, self._perform, system)
         self._limited_log = LogLimiter(logger, trio.current_time)
-        self._heartbeat_thread = HeartbeatThread(self._options.peer_timeout_s)
-        self._searcher = HelperThread("pccl-search")
+        self._heartbeat_thread = system.heartbeats(self._options.peer_timeout_s)
+        self._searcher = system.helper("pccl-search")
         self._heartbeat_connections: set[int] = set()
         """Connections that the heartbeat thread has."""
         self._next_connection = 1
@@ -464,7 +466,7 @@ class MasterServer:
             return self._machine.run if self._machine.is_leading else ""
 
         interval_s = WATCH_SHARE * self._options.peer_timeout_s
-        await watch(self._standby_of, self._token, self._client_context, interval_s, tell, own_run)
+        await watch(self._standby_of, self._token, self._client_context, interval_s, tell, own_run, self._system.dial)
 
     def _sense(self, silent: Sequence[int] = ()) -> None:
         """Tell the machine whose heartbeats are late, before it judges who is lost: also the `silent` ones of which it

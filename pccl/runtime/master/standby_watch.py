@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from pccl.runtime.network import addresses
+from pccl.runtime.network.dialing import Dial, dial_tcp
 from pccl.runtime.network.master_addresses import Address
 from pccl.runtime.network.status_client import NoStatus, ask
 
@@ -31,12 +32,13 @@ async def watch(
     interval_s: float,
     tell: Callable[[str], None],
     own_run: Callable[[], str],
+    dial: Dial = dial_tcp,
 ) -> None:
     """Ask all masters every `interval_s`, and tell what is known of them when it changes. `own_run` returns the run
     that this one leads, or nothing."""
     known, warned = "", ""
     while True:
-        looked = [await _look(address, token, ssl_context, interval_s) for address in masters]
+        looked = [await _look(address, token, ssl_context, interval_s, dial) for address in masters]
         found = "; ".join(text for text, _ in looked)
         if found != known:
             logger.info("%s", found)
@@ -55,12 +57,14 @@ async def watch(
         await trio.sleep(interval_s)
 
 
-async def _look(address: Address, token: str, ssl_context: ssl.SSLContext | None, limit_s: float) -> tuple[str, str]:
+async def _look(
+    address: Address, token: str, ssl_context: ssl.SSLContext | None, limit_s: float, dial: Dial
+) -> tuple[str, str]:
     """Return what is known of a master, and the run that it leads, if it does."""
     where = addresses.join(*address)
     try:
         with trio.fail_after(limit_s):
-            status = await ask(*address, token, ssl_context)
+            status = await ask(*address, token, ssl_context, dial)
     except NoStatus as error:
         return f"no answer from the master at {where} ({error})", ""
     except trio.TooSlowError:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import socket
 import struct
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import trio
@@ -23,6 +24,9 @@ from pccl.runtime.threads.tasks import start_task
 ATTEMPT_S = 0.25
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 """Value of SO_LINGER that has a connection reset when it is closed."""
+
+Dial = Callable[[str, int], Awaitable[socket.socket]]
+"""A function that makes a connection as `dial_tcp` does."""
 
 
 async def dial_tcp(host: str, port: int) -> socket.socket:

@@ -11,19 +11,14 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import trio
 
-from pccl.protocol import messages as m
-from pccl.protocol.codec import ProtocolError
 from pccl.runtime.extension import ffi, lib, text
-from pccl.runtime.network import handshake
-from pccl.runtime.network.dialing import dial_tcp
-from pccl.runtime.network.wire import ConnectionLost, SocketChannel
+from pccl.runtime.network.wire import ConnectionLost
 from pccl.runtime.threads import portal
 from pccl.runtime.threads.progress import Progress
 
@@ -117,8 +112,14 @@ class HeartbeatThread:
             self._handle = ffi.NULL
 
 
+class Detachable(Protocol):
+    """A socket that can give its descriptor away."""
+
+    def detach(self) -> int: ...
+
+
 async def keep_heartbeats(
-    thread: HeartbeatThread, connect: Callable[[], Awaitable[socket.socket]], timeout_s: float
+    thread: HeartbeatThread, connect: Callable[[], Awaitable[Detachable]], timeout_s: float
 ) -> str:
     """Exchange heartbeats until the other side gives none for `timeout_s`; return how that ended. `connect` makes a
     connection to it, or raises ConnectionLost. The first heartbeat may take FIRST_HEARTBEAT_S."""
@@ -144,23 +145,3 @@ async def keep_heartbeats(
         logger.info("the connection for heartbeats broke off: %s", event.reason)
         deadline = trio.current_time() + timeout_s
     raise AssertionError("out of numbers")
-
-
-async def dial_heartbeats(address: tuple[str, int], hello: m.HeartbeatHello, token: str) -> socket.socket:
-    """Return a connection to the master at this numeric address, on which it has accepted `hello`. ConnectionLost."""
-    try:
-        raw = await dial_tcp(*address)
-    except OSError as error:
-        raise ConnectionLost(error.strerror or str(error)) from None
-    sock = trio.socket.from_stdlib_socket(raw)
-    try:
-        answer = await handshake.dial(SocketChannel(sock), token, hello.run, hello, m.HeartbeatAnswer)
-        if not isinstance(answer, m.Accepted):
-            raise ConnectionLost(f"refused: {answer.reason}")
-        return raw
-    except ProtocolError as error:
-        sock.close()
-        raise ConnectionLost(str(error)) from None
-    except BaseException:
-        sock.close()
-        raise

@@ -43,7 +43,7 @@ from pccl.protocol import messages as m
 from pccl.protocol.auth import Keys
 from pccl.protocol.codec import ProtocolError, encode, harmless
 from pccl.runtime.network import addresses, handshake
-from pccl.runtime.network.dialing import dial_tcp
+from pccl.runtime.network.system import SYSTEM, System
 from pccl.runtime.network.wire import ConnectionLost, SocketChannel, receive_exactly, send_bytes
 from pccl.runtime.threads.tasks import start_task
 
@@ -196,7 +196,12 @@ async def until_used(sock: trio.socket.SocketType) -> None:
 
 
 async def dial(
-    member: m.PeerInfo, master_host: str, opening: m.PeerOpening, token: str, passage: Passage
+    member: m.PeerInfo,
+    master_host: str,
+    opening: m.PeerOpening,
+    token: str,
+    passage: Passage,
+    system: System = SYSTEM,
 ) -> tuple[trio.socket.SocketType, Keys | None]:
     """Return a connection to `member` that has accepted `opening` and has carried full-size packets both ways, and the
     keys for what follows (`handshake.Dialled`). LinkError. `passage` tells meanwhile how far it has come."""
@@ -204,7 +209,7 @@ async def dial(
     for host in addresses.reachable(member.hosts, master_host):
         where = addresses.join(host, member.port)
         try:
-            sock = trio.socket.from_stdlib_socket(await dial_tcp(host, member.port))
+            sock = system.stream(await system.dial(host, member.port))
         except OSError as error:
             failures.append(f"{where}: {error.strerror or error}")
             continue
@@ -229,7 +234,12 @@ async def dial(
 
 
 async def dial_within(
-    member: m.PeerInfo, master_host: str, opening: m.PeerOpening, token: str, timeout_s: float
+    member: m.PeerInfo,
+    master_host: str,
+    opening: m.PeerOpening,
+    token: str,
+    timeout_s: float,
+    system: System = SYSTEM,
 ) -> tuple[trio.socket.SocketType, Keys | None]:
     """Do as `dial`. LinkError after `timeout_s`, too."""
     taken: list[tuple[trio.socket.SocketType, Keys | None]] = []
@@ -238,7 +248,7 @@ async def dial_within(
         taken.append((sock, keys))
 
     try:
-        await dial_link(member, master_host, lambda _: opening, 1, token, take, timeout_s, timeout_s)
+        await dial_link(member, master_host, lambda _: opening, 1, token, take, timeout_s, timeout_s, system)
     except BaseException:
         for sock, _ in taken:
             sock.close()
@@ -259,6 +269,7 @@ async def dial_link(
     take: Callable[[int, trio.socket.SocketType, Keys | None], None],
     reach_s: float,
     timeout_s: float,
+    system: System = SYSTEM,
 ) -> None:
     """Make all connections of a link, at once. `take` gets each with its index, as soon as it is made. LinkError names
     the first failure: at the latest after `timeout_s`; after `reach_s` if full-size packets have got to the other side
@@ -275,7 +286,7 @@ async def dial_link(
     async def one(index: int) -> None:
         nonlocal standing
         try:
-            take(index, *await dial(member, master_host, hello(index), token, passages[index]))
+            take(index, *await dial(member, master_host, hello(index), token, passages[index], system))
         except LinkError as error:
             fail(error)
         standing += 1

@@ -12,6 +12,7 @@ from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import ProtocolError, harmless
 from pccl.protocol.status import RunStatus
 from pccl.runtime.network import addresses, handshake
+from pccl.runtime.network.dialing import Dial, dial_tcp
 from pccl.runtime.network.tls import TlsEnd, TlsError
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control
 
@@ -22,11 +23,11 @@ class NoStatus(Exception):  # noqa: N818 - named after what happened
     """No status could be had; the text names the address and says why."""
 
 
-async def ask(host: str, port: int, token: str, ssl_context: ssl.SSLContext | None) -> RunStatus:
+async def ask(host: str, port: int, token: str, ssl_context: ssl.SSLContext | None, dial: Dial = dial_tcp) -> RunStatus:
     """Return the status of the run whose master is at this address. NoStatus."""
     where = addresses.join(host, port)
     try:
-        connection: ControlConnection[m.ToWatcher] = await dial_control(host, port, m.ToWatcher)
+        connection: ControlConnection[m.ToWatcher] = await dial_control(host, port, m.ToWatcher, dial)
     except ConnectionLost as error:
         raise NoStatus(
             f"cannot reach a master at {where}: {error}; is `pccl master` running there, and is the port open?"

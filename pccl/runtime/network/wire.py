@@ -30,7 +30,7 @@ from pccl.protocol.codec import (
 )
 from pccl.protocol.control_session import ControlSession
 from pccl.protocol.messages import Ack, Message
-from pccl.runtime.network.dialing import dial_tcp
+from pccl.runtime.network.dialing import Dial, dial_tcp
 from pccl.runtime.network.tls import TlsEnd, TlsError, begins_tls
 
 RECEIVE_BYTES = 64 * 1024
@@ -297,11 +297,11 @@ class ControlConnection(Generic[M]):
         self._sock.close()
 
 
-async def dial_control(host: str, port: int, expected: Any) -> ControlConnection[Any]:
+async def dial_control(host: str, port: int, expected: Any, dial: Dial = dial_tcp) -> ControlConnection[Any]:
     """Return a connection on which messages of the union `expected` come. ConnectionLost says why there is none."""
     sock: socket.socket | None = None
     try:
-        sock = await dial_tcp(host, port)
+        sock = await dial(host, port)
         return ControlConnection(sock, expected, OPENING_BYTES_MAX)
     except OSError as error:
         if sock is not None:

@@ -68,6 +68,8 @@ class Control:
         self.attached = trio.Event()
         """Set while there is a control connection, as far as is known."""
         self.attached.set()
+        self.is_cut_off = False
+        """Whether the last connection to a master broke before the master answered the opening."""
         self.senders: trio.Nursery | None = None
         """Tasks that outlive all others, for last words."""
         self._master = master
@@ -119,6 +121,7 @@ class Control:
         messages: list[m.SaidByMaster] | None = None
         while not facts.is_over and not self._attending.cancel_called:
             reason, is_breach = "", False
+            self.is_cut_off = False
             try:
                 with trio.move_on_after(patience_s) as scope:
                     if messages is None:
@@ -137,6 +140,7 @@ class Control:
                         messages = []
                         continue
                     reason = f"{reason}; {failure}"
+                self.is_cut_off = messages is None
             except TlsError as error:
                 reason = f"no TLS with the master: {error}"
             except AuthError as error:
@@ -279,7 +283,7 @@ class Control:
         know the session."""
         options, facts = self._options, self._driver.facts
         with trio.fail_after(DIAL_S):
-            connection = await dial_control(self._master.host, self._master.port, m.SaidByMaster)
+            connection = await dial_control(self._master.host, self._master.port, m.SaidByMaster, options.system.dial)
         try:
             if facts.run:
                 connection.bound_silence(facts.peer_timeout_s)
@@ -336,7 +340,7 @@ class Control:
             await trio.sleep(attempt.pause_s)
             try:
                 with trio.fail_after(DIAL_S):
-                    connection = await dial_control(*attempt.address, m.SaidByMaster)
+                    connection = await dial_control(*attempt.address, m.SaidByMaster, self._options.system.dial)
                     break
             except (ConnectionLost, trio.TooSlowError) as error:
                 reason = str(error) or f"no answer within {DIAL_S:g} s"

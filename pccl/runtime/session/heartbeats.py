@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import socket
-
 import trio
 
 from pccl.protocol import messages as m
-from pccl.runtime.network import addresses
-from pccl.runtime.network.heartbeat import HeartbeatThread, dial_heartbeats, keep_heartbeats
+from pccl.protocol.codec import ProtocolError
+from pccl.runtime.network import addresses, handshake
+from pccl.runtime.network.heartbeat import HeartbeatThread, keep_heartbeats
 from pccl.runtime.network.master_addresses import Address
+from pccl.runtime.network.wire import ConnectionLost, SocketChannel
 from pccl.runtime.session.driver import Driver
 from pccl.runtime.session.lifetime import Lifetime
 from pccl.runtime.session.options import SessionOptions
@@ -48,18 +48,18 @@ class Heartbeats:
     async def _send(self, master: Address, timeout_s: float, scope: trio.CancelScope) -> None:
         hello = m.HeartbeatHello(m.PROTOCOL_VERSION, self._driver.facts.run, self._driver.facts.peer)
 
-        async def connect() -> socket.socket:
+        async def connect() -> trio.socket.SocketType:
             self.is_connected = False
             if self._lifetime.ended.is_set():
                 await trio.sleep_forever()  # the master has let us go
-            sock = await dial_heartbeats(master, hello, self._options.token)
+            sock = await self._dial(master, hello)
             self.is_connected = True
             return sock
 
         thread: HeartbeatThread | None = None
         with scope:
             try:
-                thread = self._thread = HeartbeatThread(timeout_s)
+                thread = self._thread = self._options.system.heartbeats(timeout_s)
                 async with trio.open_nursery() as nursery:
                     start_task(nursery, thread.vouch)
                     reason = await keep_heartbeats(thread, connect, timeout_s)
@@ -71,3 +71,24 @@ class Heartbeats:
                     thread.close()
             with self._driver.taking_over as machine:
                 machine.master_lost(f"the master at {addresses.join(*master)} {reason}")
+
+    async def _dial(self, master: Address, hello: m.HeartbeatHello) -> trio.socket.SocketType:
+        """Return a connection to the master at this numeric address, on which it has accepted `hello`.
+        ConnectionLost."""
+        system = self._options.system
+        try:
+            sock = system.stream(await system.dial(*master))
+        except OSError as error:
+            raise ConnectionLost(error.strerror or str(error)) from None
+        try:
+            channel = SocketChannel(sock)
+            answer = await handshake.dial(channel, self._options.token, hello.run, hello, m.HeartbeatAnswer)
+            if not isinstance(answer, m.Accepted):
+                raise ConnectionLost(f"refused: {answer.reason}")
+            return sock
+        except ProtocolError as error:
+            sock.close()
+            raise ConnectionLost(str(error)) from None
+        except BaseException:
+            sock.close()
+            raise

@@ -64,7 +64,7 @@ class Inbound:
 
     async def _greet(self, raw: socket.socket, host: str, port: int) -> None:
         """Hear what a dialer wants, and pass the connection on."""
-        sock = trio.socket.from_stdlib_socket(raw)
+        sock = self._options.system.stream(raw)
         where = addresses.join(host, port)
         serve: Callable[[], Awaitable[None]] | None = None
         try:

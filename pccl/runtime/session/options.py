@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pccl.protocol.messages import MASTER_TIMEOUT_S
+from pccl.runtime.data_plane.engine_threads import EngineThreads
+from pccl.runtime.data_plane.interfaces import SessionEngine
+from pccl.runtime.network.system import SYSTEM, System
 from pccl.types import Result
 
 
@@ -46,3 +50,6 @@ class SessionOptions:
     """Time that a lost master, or one after it, may take to be found."""
     segment_bytes: int = 0
     force_poll: bool = False
+    system: System = SYSTEM
+    new_engine: Callable[[int, int, bool], SessionEngine] = EngineThreads
+    """Makes the engine, with the arguments of `EngineThreads`."""

@@ -71,7 +71,8 @@ class Outbound:
         self, member: m.PeerInfo, opening: m.PeerOpening, timeout_s: float
     ) -> tuple[trio.socket.SocketType, Keys | None]:
         """Return a connection to another peer for something else than a link. LinkError."""
-        return await links.dial_within(member, self._master_host(), opening, self._options.token, timeout_s)
+        options = self._options
+        return await links.dial_within(member, self._master_host(), opening, options.token, timeout_s, options.system)
 
     def take_connection(self, link: int, index: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:
         """Give a link's connection to the engine, if the link is wanted still."""
@@ -105,6 +106,7 @@ class Outbound:
                     take,
                     effect.reach_s,
                     effect.timeout_s,
+                    self._options.system,
                 )
             except links.LinkError as error:
                 self._logger.warning("no link to %s", error, extra={"other": effect.member.peer})

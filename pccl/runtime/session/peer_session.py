@@ -36,8 +36,8 @@ from pccl.logs import AboutLogger
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.recording import Recording
-from pccl.runtime.data_plane.engine_threads import EngineThreads
 from pccl.runtime.data_plane.fast_path import FastPath
+from pccl.runtime.data_plane.interfaces import SessionEngine
 from pccl.runtime.data_plane.staged_ops import StagedOps
 from pccl.runtime.network import addresses
 from pccl.runtime.network.master_addresses import Address, MasterAddresses
@@ -78,7 +78,7 @@ class PeerSession:
         self,
         connection: ControlConnection[m.SaidByMaster],
         listener: socket.socket,
-        engine: EngineThreads,
+        engine: SessionEngine,
         staged_ops: StagedOps,
         options: SessionOptions,
         masters: MasterAddresses,
@@ -196,6 +196,11 @@ class PeerSession:
     def hears_master(self) -> bool:
         """Whether a master hears this peer. Any thread."""
         return self._machine.is_led
+
+    @property
+    def is_unheard(self) -> bool:
+        """Whether it ended because the connection broke before a master had answered: another one may be luckier."""
+        return self._control.is_cut_off and self.view is None
 
     @property
     def obstacle(self) -> str:
@@ -349,7 +354,7 @@ async def open_session(masters: Sequence[Address], options: SessionOptions) -> P
     while connection is None:
         address = search.next(0.0).address
         try:
-            connection = await dial_control(*address, m.SaidByMaster)
+            connection = await dial_control(*address, m.SaidByMaster, options.system.dial)
         except ConnectionLost as error:
             search.failed(address, str(error))
             if not search.are_all_asked:
@@ -363,12 +368,12 @@ async def open_session(masters: Sequence[Address], options: SessionOptions) -> P
     with ExitStack() as undo:
         undo.callback(connection.close)
         try:
-            listener = addresses.listen(options.listen_host, options.listen_port)
+            listener = options.system.listen(options.listen_host, options.listen_port)
         except OSError as error:
             raise SessionError(Result.INVALID_ARGUMENT, str(error.strerror)) from None
         undo.callback(listener.close)
         try:
-            engine = EngineThreads(options.group, options.segment_bytes, options.force_poll)
+            engine = options.new_engine(options.group, options.segment_bytes, options.force_poll)
             undo.callback(engine.close)
             staged_ops = StagedOps(engine)
         except OSError as error:

@@ -39,7 +39,7 @@ def peer_context(ca: str = "ca", client: str | None = None) -> ssl.SSLContext:
 
 def refusal(address: str, context: ssl.SSLContext | None) -> str:
     with pytest.raises(PCCLError) as caught:
-        Communicator(address, ssl_context=context, timeout=WAIT_S).connect()
+        Communicator(address, ssl_context=context, timeout=WAIT_S).connect(n_attempts=1)
     assert caught.value.result is Result.MASTER_CONNECTION_FAILED
     return str(caught.value)
 

@@ -11,7 +11,6 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import OPENING_BYTES_MAX, ProtocolError, encode
-from pccl.runtime.network import wire
 from pccl.runtime.network.dialing import dial_tcp
 from pccl.runtime.network.wire import (
     ConnectionLost,
@@ -229,7 +228,7 @@ def test_what_is_never_acknowledged_breaks_a_connection_in_the_end() -> None:
     b.close()
 
 
-def test_a_connection_that_is_reset_as_soon_as_it_stands_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_that_is_reset_as_soon_as_it_stands_is_none() -> None:
     """This happens where the listener dies with the connection in its queue."""
 
     async def reset(host: str, port: int) -> socket.socket:
@@ -242,8 +241,7 @@ def test_a_connection_that_is_reset_as_soon_as_it_stands_is_none(monkeypatch: py
 
     async def body() -> None:
         with pytest.raises(ConnectionLost, match="not connected"):
-            await dial_control(*listener.getsockname(), m.FromMaster)
+            await dial_control(*listener.getsockname(), m.FromMaster, reset)
 
-    monkeypatch.setattr(wire, "dial_tcp", reset)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         run(body)

@@ -1,0 +1,44 @@
+"""The operating system as sessions and masters ask it for connections, and for what runs beside their trio run.
+
+Whoever makes a session or a master gives it a `System`, and all their parts go to it: there is no other way from them
+to the network or to a thread, but for the engine, which a session is given apart. So a simulation can play the network
+and the threads, and run everything else as it is.
+"""
+
+from __future__ import annotations
+
+import socket
+
+import trio
+
+from pccl.runtime.network import addresses
+from pccl.runtime.network.dialing import dial_tcp
+from pccl.runtime.network.heartbeat import HeartbeatThread
+from pccl.runtime.threads.helper_thread import HelperThread
+
+
+class System:
+    """The system that this process runs on."""
+
+    def listen(self, host: str, port: int) -> socket.socket:
+        """Return a listening socket, as `addresses.listen`."""
+        return addresses.listen(host, port)
+
+    async def dial(self, host: str, port: int) -> socket.socket:
+        """Return a connection, as `dialing.dial_tcp`."""
+        return await dial_tcp(host, port)
+
+    def stream(self, sock: socket.socket) -> trio.socket.SocketType:
+        """Return a connection as trio tasks use it. It owns the socket from here on."""
+        return trio.socket.from_stdlib_socket(sock)
+
+    def heartbeats(self, timeout_s: float) -> HeartbeatThread:
+        """Start a thread for heartbeats. OSError if the system denies it."""
+        return HeartbeatThread(timeout_s)
+
+    def helper(self, name: str) -> HelperThread:
+        """Start a thread for what would hold up the trio thread. OSError if the system denies it."""
+        return HelperThread(name)
+
+
+SYSTEM = System()

@@ -1,0 +1,63 @@
+"""Makes a trio run a function of a seed.
+
+What would differ from one run to the next is taken from the seed: the order in which trio runs tasks that are ready at
+the same moment, secrets, jitter, and worker threads, which do their work on the spot. System tasks belong to the
+process of the simulation that starts them, so that they die with it. Nothing here changes what the code under test
+does, only in which of the possible orders things happen.
+
+Names and sets of text follow PYTHONHASHSEED, which `campaign` sets.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import Any
+from unittest.mock import patch
+
+import trio
+import trio._core._run as trio_run
+
+from pccl.runtime.data_plane import pieces
+from pccl.runtime.session import control
+from pccl.runtime.state import tensor_blocks
+
+PIECE_BYTES = 512
+"""Size of the pieces of an op, so that small arrays have several."""
+BLOCK_BYTES = 1024
+"""Size of the blocks of a state."""
+
+process_nursery: ContextVar[trio.Nursery] = ContextVar("process_nursery")
+"""Holds the tasks of the process that the present task belongs to."""
+
+
+async def _on_the_spot(function: Callable[..., Any], *args: Any, **_: Any) -> Any:
+    await trio.lowlevel.checkpoint()
+    return function(*args)
+
+
+def _spawn_system_task(function: Callable[..., Awaitable[Any]], *args: Any, name: object = None, **_: Any) -> None:
+    process_nursery.get().start_soon(function, *args, name=name)
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Have what happens meanwhile follow from the seed."""
+    chance = random.Random(f"secrets {seed}")
+    with ExitStack() as stack:
+        for target, name, value in (
+            (trio_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
+            (trio_run, "_r", random.Random(f"order {seed}")),
+            (secrets, "token_bytes", chance.randbytes),
+            (secrets, "token_hex", lambda size: chance.randbytes(size).hex()),
+            (control, "_jitter", random.Random(f"jitter {seed}")),
+            (trio.to_thread, "run_sync", _on_the_spot),
+            (trio.lowlevel, "spawn_system_task", _spawn_system_task),
+            (pieces, "PIECE_BYTES", PIECE_BYTES),
+            (tensor_blocks, "BLOCK_BYTES", BLOCK_BYTES),
+        ):
+            stack.enter_context(patch.object(target, name, value))
+        yield

@@ -1,0 +1,94 @@
+"""The machines of a simulated run: processes of peers and masters, started and killed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+
+import trio
+
+from pccl import AsyncCommunicator
+from pccl.protocol.founding import Beginning
+from pccl.protocol.master.options import MasterOptions
+from pccl.runtime.master.server import MasterServer
+from tests.simulation.session.determinism import process_nursery
+from tests.simulation.session.engine import SimEngine
+from tests.simulation.session.network import Network
+from tests.simulation.session.sockets import Address
+from tests.simulation.session.system import SimSystem
+
+MASTER_PORT = 48148
+PEER_TIMEOUT_S = 2.0
+
+
+class Process:
+    """A process on a machine of the network."""
+
+    def __init__(self, host: str, network: Network, seed: int) -> None:
+        self.host = host
+        self.is_alive = True
+        self.ended = trio.Event()
+        self.random = random.Random(f"{host} {seed}")
+        self.system = SimSystem(host, network, self._spawn)
+        self._network = network
+        self._nursery: trio.Nursery | None = None
+        self._scope = trio.CancelScope()
+
+    def _spawn(self, function: Callable[[], Awaitable[None]]) -> None:
+        assert self._nursery is not None
+        self._nursery.start_soon(function)
+
+    async def run(self, main: Callable[[], Awaitable[None]]) -> None:
+        """Run the process until `main` and all that it has started have ended, or it is killed."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    self._nursery = nursery
+                    process_nursery.set(nursery)
+                    nursery.start_soon(main)
+        finally:
+            self.is_alive = False
+            self.ended.set()
+
+    def kill(self) -> None:
+        """End the process as SIGKILL does: its connections are reset, and it says nothing any more."""
+        self.is_alive = False
+        for connection in list(self._network.connections.values()):
+            if self.host in connection.hosts():
+                connection.break_off()
+        self._scope.cancel()
+
+    def communicator(self, masters: list[Address], timeout_s: float, token: str, connections: int) -> AsyncCommunicator:
+        """Return a communicator whose system is this machine."""
+        comm = AsyncCommunicator(
+            ",".join(f"{host}:{port}" for host, port in masters),
+            p2p_connection_pool_size=connections,
+            timeout=timeout_s,
+            listen=f"{self.host}:0",
+            name=self.host,
+            token=token,
+            master_timeout=15.0,
+        )
+        inner = comm._inner
+        inner._options = replace(
+            inner._options,
+            system=self.system,
+            new_engine=lambda group, segment_bytes, _: SimEngine(group, segment_bytes, self.random, self._spawn),
+        )
+        return comm
+
+
+async def serve_master(process: Process, beginning: Beginning, standby_of: list[Address], token: str) -> None:
+    """Run a master in this process, for as long as it lives."""
+    listener = process.system.listen(process.host, MASTER_PORT)
+    options = MasterOptions(peer_timeout_s=PEER_TIMEOUT_S)
+    server = MasterServer(listener, options, token, beginning=beginning, standby_of=standby_of, system=process.system)
+    await server.serve()
+
+
+def master_main(
+    process: Process, beginning: Beginning, standby_of: list[Address], token: str
+) -> Callable[[], Awaitable[None]]:
+    return partial(serve_master, process, beginning, standby_of, token)

@@ -1,0 +1,43 @@
+"""Whole runs of communicators and masters, in one thread and a clock that jumps: see the package."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from pccl.protocol.founding import Beginning
+from tests.simulation.session.campaign import fingerprint, play_seed
+from tests.simulation.session.world import World, play
+
+
+@pytest.mark.parametrize("seed", [1])
+def test_peers_meet_reduce_and_leave_where_nothing_fails(seed: int) -> None:
+    world = play_seed(seed, has_faults=False)
+    assert world.checker.commits > 0
+    assert world.checker.syncs > 0
+
+
+@pytest.mark.parametrize("seed", [11, 12])
+def test_callers_are_told_the_same_whatever_fails(seed: int) -> None:
+    play_seed(seed)
+
+
+def test_a_seed_plays_the_same_run_each_time() -> None:
+    assert fingerprint(play_seed(12)) == fingerprint(play_seed(12))
+
+
+@pytest.mark.parametrize(("way", "count"), [(0, 0), (0, 3), (0, 40), (1, 0), (1, 5)])
+def test_a_newcomer_gets_in_although_its_opening_is_cut_off(way: int, count: int) -> None:
+    """It asks again, as often as `n_attempts` says, wherever its Hello or the answer to it was cut off."""
+    world = World(seed=1, masters=1)
+
+    async def faults(world: World) -> None:
+        world.start_master("10.0.1.1", Beginning.FOUND, is_standby=False)
+        world.network.cut_next(way, count)
+        world.start_peer()
+        await trio.sleep(5)
+        world.start_peer()
+        await trio.sleep(5)
+
+    play(world, faults)
+    assert not [line for line in world.log if "is out" in line]
