@@ -25,6 +25,13 @@
 #define PCCL_UNLIKELY(x) (x)
 #endif
 
+/* The size of a window or buffer. The simulation has smaller ones, so that small arrays come to every path. */
+#if defined(PCCL_SIMULATED)
+#define PCCL_SIZE(shipped, simulated) (simulated)
+#else
+#define PCCL_SIZE(shipped, simulated) (shipped)
+#endif
+
 PCCL_NORETURN void pccl_assert_failed(const char *condition, const char *file, int line, const char *function);
 
 static inline size_t pccl_min_size(size_t a, size_t b) { return a < b ? a : b; }

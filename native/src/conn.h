@@ -78,10 +78,10 @@ struct pccl_unexpected_op;
 
 enum {
     TX_FRAMES_MAX = 8,
-    READ_AHEAD_BYTES = 8 << 10,
-    PCCL_CONN_WINDOW = 512,
+    READ_AHEAD_BYTES = PCCL_SIZE(8 << 10, 256),
+    PCCL_CONN_WINDOW = PCCL_SIZE(512, 32),
     PCCL_ACK_FRAMES = PCCL_CONN_WINDOW / 8, /* received and not acknowledged: then an ACK goes out at once */
-    PCCL_ACK_BYTES = 4 << 20
+    PCCL_ACK_BYTES = PCCL_SIZE(4 << 20, 512)
 };
 
 /* A frame sent and not known to be received. */

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <sys/uio.h>
 
-enum { RECEIVE_BYTES_MAX = 1 << 20 }; /* per wake, so that no connection keeps the others waiting */
+enum { RECEIVE_BYTES_MAX = PCCL_SIZE(1 << 20, 1024) }; /* per wake, so that no connection keeps the others waiting */
 
 void pccl_conn_rx_expect_header(pccl_conn *conn)
 {

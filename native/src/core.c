@@ -15,7 +15,7 @@
 #include <string.h>
 
 enum {
-    SEND_BYTES_MAX = 1 << 20, /* per link and turn, so that receiving gets its own */
+    SEND_BYTES_MAX = PCCL_SIZE(1 << 20, 1024), /* per link and turn, so that receiving gets its own */
     TICK_MS = 100
 };
 

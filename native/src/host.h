@@ -12,7 +12,7 @@
 struct pccl_unexpected_op;
 struct pccl_conn;
 
-enum { PCCL_STAGING_BYTES = 256 << 10 };
+enum { PCCL_STAGING_BYTES = PCCL_SIZE(256 << 10, 128) };
 
 typedef struct {
     uint64_t tx_payload_bytes;

@@ -22,7 +22,7 @@
  *   2. Every eager frame counts as released in the end, whatever becomes of it: used at once or later, dropped with its
  *      epoch, or of no use from the start. So neither side has to know why the other's op ended, and no window is lost.
  *   3. A frame counts PCCL_EAGER_OVERHEAD_BYTES more than its payload. So the window bounds their number, too. */
-enum { PCCL_EAGER_WINDOW_BYTES = 2 << 20, PCCL_EAGER_OVERHEAD_BYTES = 256 };
+enum { PCCL_EAGER_WINDOW_BYTES = PCCL_SIZE(2 << 20, 4096), PCCL_EAGER_OVERHEAD_BYTES = 256 };
 
 typedef struct {
     uint64_t reserved_bytes; /* sent or about to be */

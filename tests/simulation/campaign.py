@@ -7,6 +7,8 @@
     python -m tests.simulation --minutes 5 --steer             to where coverage is new: see `steering`
     python -m tests.simulation --schedules 1 --seed 4711       one of them again
     python -m tests.simulation --plan '[...]'                  a plan as a failure prints it
+    python -m tests.simulation --engine real --minutes 1       with the engine that ships
+    python -m tests.simulation --engine both --minutes 1       with both, one after the other
 
 The schedules of a campaign are those of the seeds from `--seed` on. Exit code 1 if one failed.
 """
@@ -25,8 +27,9 @@ from itertools import count, islice
 from typing import TypeVar
 
 from tests.simulation.plan import MASTERS_MAX, ONE_NAME, Plan
+from tests.simulation.real.play import play_both, play_real, sanitized
 from tests.simulation.schedule import play
-from tests.simulation.shrink import shrink
+from tests.simulation.shrink import failure_of, shrink
 from tests.simulation.steering import Steering, play_plans, report
 from tests.simulation.steering import blocks as blocks_of
 
@@ -38,6 +41,9 @@ B = TypeVar("B")
 R = TypeVar("R")
 Draw = Callable[[int], Plan]
 """Makes the plan of a seed."""
+Play = Callable[[Plan], object]
+PLAYS: dict[str, Play] = {"model": play, "real": play_real, "both": play_both}
+"""What plays plans, by the engines that it has."""
 Failed = tuple[int, str]
 """The seed of a schedule that failed, and its error."""
 
@@ -57,10 +63,20 @@ def main() -> int:
     parser.add_argument("--one-name", action="store_true", help="the masters, 2 unless it is said, are behind one name")
     parser.add_argument("--keep-going", action="store_true", help="go on after a failure")
     parser.add_argument("--steer", action="store_true", help="go where coverage is new, and report what is not reached")
+    parser.add_argument(
+        "--engine",
+        choices=PLAYS,
+        default="model",
+        help="model: engines that pretend (default); real: the one that ships; both: one after the other",
+    )
+    parser.add_argument("--sanitize", metavar="LIST", help="build the real engine so, such as address,undefined")
     parser.add_argument("--plan", help="play this plan only")
     options = parser.parse_args()
+    if options.sanitize:
+        sanitized(options.sanitize)
+    engine = options.engine
     if options.plan is not None:
-        return _explain(Plan.loads(options.plan), "")
+        return _explain(Plan.loads(options.plan), "", engine)
     masters, traits = options.masters, None
     if options.one_name:
         masters, traits = max(2, masters or 0), (ONE_NAME,)
@@ -71,7 +87,7 @@ def main() -> int:
     begun_at = reported_at = time.monotonic()
     played = failures = 0
     blocks = _blocks(options.seed, schedules, options.minutes)
-    for number, failed in _play_blocks(blocks, options.jobs, partial(_play_block, draw, options.keep_going)):
+    for number, failed in _play_blocks(blocks, options.jobs, partial(_play_block, draw, options.keep_going, engine)):
         played += number
         failures += len(failed)
         for seed, error in failed:
@@ -81,7 +97,7 @@ def main() -> int:
             plan = draw(seed)
             print(f"after {played} schedules", flush=True)
             one_name = " --one-name" if options.one_name else ""
-            return _explain(plan, f"--schedules 1 --seed {seed} --masters {plan.masters}{one_name}")
+            return _explain(plan, f"--schedules 1 --seed {seed} --masters {plan.masters}{one_name}", engine)
         if time.monotonic() >= reported_at + REPORT_EVERY_S:
             reported_at = time.monotonic()
             print(_account(played, reported_at - begun_at), flush=True)
@@ -127,12 +143,12 @@ def _blocks(first: int, schedules: int | None, minutes: float | None) -> Iterato
         yield range(start, start + BLOCK if schedules is None else min(start + BLOCK, first + schedules))
 
 
-def _play_block(draw: Draw, keeps_going: bool, seeds: range) -> tuple[int, list[Failed]]:
+def _play_block(draw: Draw, keeps_going: bool, engine: str, seeds: range) -> tuple[int, list[Failed]]:
     """Play schedules until one fails, or all. Return how many were played, and those that failed."""
     failed = []
     for at, seed in enumerate(seeds):
         try:
-            play(draw(seed))
+            PLAYS[engine](draw(seed))
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
             failed.append((seed, f"{type(error).__name__} in {where.name}, {where.lineno}: {error}"[:300]))
@@ -145,23 +161,24 @@ def _account(played: int, seconds: float) -> str:
     return f"{played} schedules in {seconds:.0f} s, {played / seconds * 60:.0f} a minute"
 
 
-def _explain(plan: Plan, arguments: str) -> int:
+def _explain(plan: Plan, arguments: str, engine: str) -> int:
     """Play a plan once more; if it fails, say how, and what of it matters. `arguments`: those that play it again."""
     try:
-        play(plan)
+        PLAYS[engine](plan)
     except Exception:
         traceback.print_exc(file=sys.stdout)
     else:
         print("it plays without a failure")
         return 1 if arguments else 0
-    small = shrink(plan)
+    small = shrink(plan, partial(failure_of, play=PLAYS[engine]))
     traits = f", {', '.join(small.traits)}" if small.traits else ""
     print(
         f"\nmade small: {len(small.steps)} of {len(plan.steps)} steps are left, {small.peers} peers at a time{traits}"
     )
     for step in small.steps:
         print(f"    {step.action}, then up to {step.deliveries} deliveries")
-    print(f"\nthe small one again:  python -m tests.simulation --plan '{small.dumps()}'")
+    again = "python -m tests.simulation" + (f" --engine {engine}" if engine != "model" else "")
+    print(f"\nthe small one again:  {again} --plan '{small.dumps()}'")
     if arguments:
-        print(f"the whole one again:  python -m tests.simulation {arguments}")
+        print(f"the whole one again:  {again} {arguments}")
     return 1

@@ -23,6 +23,8 @@ class Wire:
 
     dialer: Node
     acceptor: Node
+    index: int = 0
+    """Among the connections of its link, the same on both sides."""
     ends: dict[str, int] = field(default_factory=dict)
     """Link numbers by node name, for the ends that an engine has."""
     closed_by: set[str] = field(default_factory=set)
@@ -51,7 +53,8 @@ class Link:
     stalled_since: float | None = None
     """The time since which bytes lie on it that do not get across."""
     wires: list[Wire] = field(default_factory=list)
-
+    attached: int = 0
+    """The connections that it ever had."""
     is_complete: bool = False
     """All its connections stood at one time. It goes on with those that are left."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.simulation.control_plane import ControlPlane
 from tests.simulation.heartbeats import Heartbeats
@@ -12,6 +12,9 @@ from tests.simulation.node import Node
 from tests.simulation.peers import Peers
 from tests.simulation.scene import Scene
 
+if TYPE_CHECKING:
+    from tests.simulation.real.engines import RealEngines
+
 SLOWNESS = 0.95
 """The probability that something else goes first where a connection is slow."""
 _Choice = tuple[Callable[[Any], None], Any]
@@ -19,8 +22,16 @@ _Choice = tuple[Callable[[Any], None], Any]
 
 
 class Delivery:
-    def __init__(self, scene: Scene, peers: Peers, heartbeats: Heartbeats, control_plane: ControlPlane) -> None:
+    def __init__(
+        self,
+        scene: Scene,
+        peers: Peers,
+        heartbeats: Heartbeats,
+        control_plane: ControlPlane,
+        engines: RealEngines | None,
+    ) -> None:
         self._scene = scene
+        self._engines = engines
         self._heartbeats = heartbeats
         self._control_plane = control_plane
         # One object each, so that choices can be told apart by them.
@@ -80,10 +91,12 @@ class Delivery:
                         yield self._control_plane.reattach, node
                 elif connection.inbox and passes(connection.host.name, name):
                     yield self._to_peer, node
-            if node.reports and passes(name, name):
+            if (node.reports or node.has_news()) and passes(name, name):
                 yield self._reports, node
             if node.commands:
                 yield _run_command, node
+        if self._engines is not None:
+            yield from self._engines.choices()
 
     def _find_closed_heartbeat(self, host_and_connection: Any) -> None:
         self._heartbeats.find_closed(*host_and_connection)
@@ -91,6 +104,8 @@ class Delivery:
     def _is_slow(self, choices: list[_Choice], ready: list[int], at: int) -> bool:
         if at >= len(choices):
             return self._scene.events.is_slow(ready[at - len(choices)])
+        if self._engines is not None and self._engines.is_slow(*choices[at]):
+            return True
         way = self._way(*choices[at])
         network = self._scene.network
         return way is not None and (way[1] in network.slow_machines or way in network.slow)

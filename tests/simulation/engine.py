@@ -88,6 +88,10 @@ class Engines:
         for frame in node.parked.pop(key, ()):
             self.arrive(node, frame)
 
+    def forget(self, node: Node, effect: ps.ForgetUnmade) -> None:
+        for use in effect.uses:
+            node.parked.pop((node.group, effect.epoch, effect.tag, use), None)
+
     def freeze(self, node: Node, epoch: int) -> None:
         node.commands.append(lambda: self._freeze(node, epoch))
 

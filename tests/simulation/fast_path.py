@@ -39,6 +39,12 @@ class FastPath:
         self.submissions[op] = replace(self.start, op=op, tag=tag, sequence=sequence)
         return self.submissions[op]
 
+    @property
+    def closes_to_hear(self) -> bool:
+        """Whether it has to be closed before any report is heard: what one engine thread reports says nothing of the
+        others."""
+        return False
+
     def hand_over(self, op: int) -> Iterator[Report]:
         """Yield what the machine is to hear of an op that it goes on with."""
         if op in self.running:

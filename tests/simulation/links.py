@@ -104,15 +104,16 @@ class Links:
         patience_s = effect.reach_s if effect.dial else effect.timeout_s
         node.links[effect.link] = Link(effect, now + patience_s / node.rate, now + effect.timeout_s / node.rate)
         if effect.dial:
-            self._dial_some(node, effect.member.peer, effect.link, effect.connections)
+            self._dial_some(node, effect.member.peer, effect.link, range(effect.connections))
 
     def _add_connections(self, node: Node, effect: ps.AddConnections) -> None:
-        self._dial_some(node, effect.member.peer, effect.link, len(effect.indices))
+        self._dial_some(node, effect.member.peer, effect.link, effect.indices)
 
-    def _dial_some(self, node: Node, peer: int, number: int, connections: int) -> None:
+    def _dial_some(self, node: Node, peer: int, number: int, indices: range) -> None:
         other = self._scene.node_of(peer)
-        for _ in range(connections):
-            self._scene.events.later(node, partial(self._dial, Wire(node, other), number), other, is_answered=True)
+        for index in indices:
+            wire = Wire(node, other, index)
+            self._scene.events.later(node, partial(self._dial, wire, number), other, is_answered=True)
 
     def _close(self, node: Node, effect: ps.CloseLink) -> None:
         closed = node.links.pop(effect.link, None)

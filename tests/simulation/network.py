@@ -44,6 +44,10 @@ class Network:
         ways = {(a.name, b.name), (b.name, a.name), (large_packets(a), b.name), (large_packets(b), a.name)}
         return not self.blocked.isdisjoint(ways)
 
+    def stops_large(self, sender: Node, receiver: Node) -> bool:
+        """Whether large packets do not get through."""
+        return (large_packets(sender), receiver.name) in self.blocked
+
     def is_unreachable(self, a: Node, b: Node) -> bool:
         return frozenset((a.name, b.name)) in self.unreachable
 

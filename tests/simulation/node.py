@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -84,6 +84,10 @@ class Node:
     """The master has sent it an Install."""
     reports: deque[tuple[str, int]] = field(default_factory=deque)
     """The engine's reports that the machine has not heard, oldest first."""
+    poll: Callable[[], None] = lambda: None
+    """Puts what a real engine has to report among the reports."""
+    has_news: Callable[[], bool] = lambda: False
+    """Whether there is any."""
     links: dict[int, Link] = field(default_factory=dict)
     deferred: list[Callable[[], None]] = field(default_factory=list)
     """Requests of others that wait for the next message of the master or for the end of a freeze."""
@@ -95,7 +99,7 @@ class Node:
     """The other peer's number by point-to-point op, and whether this one sends."""
     submitted: dict[Key, ps.SubmitOp] = field(default_factory=dict)
     """Ops in the engine."""
-    buffers: dict[int, Value] = field(default_factory=dict)
+    buffers: MutableMapping[int, Value] = field(default_factory=dict)
     """The buffer of every op."""
     parked: dict[Key, list[Frame]] = field(default_factory=dict)
     """Frames of ops that are not in the engine."""

@@ -92,7 +92,7 @@ class Ops:
         for use in effect.uses:
             key = node.group, effect.epoch, effect.tag, use
             assert key not in node.submitted
-            node.parked.pop(key, None)
+        self._engines.forget(node, effect)
 
     def _end(self, node: Node, effect: ps.EndOp) -> None:
         if effect.commit:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pccl.protocol import peer as ps
+from pccl.types import Result
 from tests.simulation.fast_path import OPS
 from tests.simulation.node import Node
 from tests.simulation.scene import Scene
@@ -22,6 +23,10 @@ class Peers:
         """Ops may go past the machines."""
         self._scene = scene
         self._handlers: dict[type, Handler] = {}
+        self.start_engine: Callable[[Node, int], None] = lambda node, threads: None
+        """Starts a node's engine with so many threads."""
+        self.is_real = False
+        """Engines are real ones, all of whose reports are heard together."""
         self.on(ps.StartEngine, self._start_engine)
         self.on(ps.Installed, scene.checks.installed)
         self.on(ps.PeerLog, lambda node, effect: None)
@@ -84,12 +89,17 @@ class Peers:
     def hear_all(self, node: Node) -> None:
         """Have a machine beside which there may be a fast path hear all reports."""
         if self.has_fast_path:
+            node.poll()
             self._hear(node, list(node.reports))
 
     def hear_some(self, node: Node) -> None:
         """Have the machine hear the next reports of its engine."""
-        batch = [node.reports[at] for at in range(self._scene.batch(len(node.reports)))]
-        if node.fast_path.start is not None and any(kind not in OPS for kind, _ in batch):
+        if node.fast_path.start is not None and node.fast_path.closes_to_hear:
+            node.reports.extend(node.fast_path.close())
+        node.poll()
+        count = len(node.reports) if self.is_real or not node.reports else self._scene.batch(len(node.reports))
+        batch = [node.reports[at] for at in range(count)]
+        if node.fast_path.start is not None and any(report[0] not in OPS for report in batch):
             node.reports.extend(node.fast_path.close())
             batch = list(node.reports)
         self._hear(node, batch)
@@ -120,7 +130,7 @@ class Peers:
         for _ in batch:
             node.reports.popleft()
         ran = [report for report in batch if report[0] == "ran"]
-        for kind, number in ran + [report for report in batch if report[0] != "ran"] if ran else batch:
+        for kind, number, *thread in ran + [report for report in batch if report[0] != "ran"] if ran else batch:
             if kind in ("ran", "started"):
                 node.fast_path.report((kind, number), node.machine, self._scene.clock(node))
             elif kind == "done":
@@ -136,9 +146,14 @@ class Peers:
             elif kind == "frozen":
                 node.machine.frozen(number)
             elif kind == "connection":
-                node.machine.connection_lost(number, "connection reset")
+                node.machine.connection_lost(number, "connection reset", *thread)
+            elif kind == "limited":
+                node.machine.link_limited(number, *thread)
+            elif kind == "refused":
+                node.machine.op_refused(number, Result.INTERNAL_ERROR, "out of memory")
             else:
                 node.machine.link_lost(number, "connection reset")
 
     def _start_engine(self, node: Node, effect: ps.StartEngine) -> None:
         assert not node.links
+        self.start_engine(node, effect.threads)

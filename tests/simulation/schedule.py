@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
+from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.faults import Faults
@@ -31,15 +32,18 @@ CATCH_UPS_MAX = 30
 
 
 class Schedule(Uses, Faults):
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, is_real: bool = False) -> None:
+        """`is_real`: with the engine that ships."""
         rng = random.Random(plan.seed)
         world = World(
             rng,
+            options=MasterOptions(engine_threads=plan.seed // 6 % 3 + 1) if is_real else None,
             masters=plan.masters,
             has_fast_path=plan.seed % 2 == 1,
             memory=(Memory.NONE, Memory.DISK, Memory.WAIVED)[plan.seed // 2 % 3],
             is_one_name=ONE_NAME in plan.traits,
             clocks=random.Random(plan.seed) if DRIFT in plan.traits else None,
+            engine_seed=plan.seed if is_real else None,
         )
         super().__init__(plan, world, rng)
         self._slack = 1 / CLOCK_RATES[0] if DRIFT in plan.traits else 1.0
@@ -66,6 +70,8 @@ class Schedule(Uses, Faults):
     def close(self) -> None:
         """Faults have stopped: what everybody does now must succeed."""
         world = self.world
+        if world.real is not None:
+            world.real.calm()
         world.dooms.clear()
         self.between = None
         self.mend()
@@ -200,12 +206,14 @@ class Schedule(Uses, Faults):
             assert result.code is Result.SUCCESS, f"{node}: {result}"
 
 
-def play(plan: Plan) -> World:
-    schedule = Schedule(plan)
+def play(plan: Plan, is_real: bool = False) -> World:
+    schedule = Schedule(plan, is_real)
     try:
         schedule.run()
+        schedule.world.close()
     except Exception as error:
         error.add_note("the master's last words:\n" + "\n".join(schedule.world.log[-20:]))
-        error.add_note(f"python -m tests.simulation --plan '{plan.dumps()}'")
+        engine = " --engine real" if is_real else ""
+        error.add_note(f"python -m tests.simulation{engine} --plan '{plan.dumps()}'")
         raise
     return schedule.world

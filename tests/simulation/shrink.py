@@ -15,7 +15,7 @@ Failure = tuple[str, str, int]
 """The type of an exception and where it was raised."""
 
 
-def failure_of(plan: Plan) -> Failure | None:
+def failure_of(plan: Plan, play: Callable[[Plan], object] = play) -> Failure | None:
     try:
         play(plan)
     except Exception as error:

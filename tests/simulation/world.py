@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
@@ -44,6 +45,9 @@ from tests.simulation.ops import Ops
 from tests.simulation.peers import Peers
 from tests.simulation.scene import MASTER, MASTER_TIMEOUT_S, Doom, Scene
 
+if TYPE_CHECKING:
+    from tests.simulation.real.engines import ConnectionFaults, RealEngines
+
 __all__ = ["MASTER", "MASTER_TIMEOUT_S", "TAG", "World", "rings"]
 
 TAG = 5
@@ -62,20 +66,31 @@ class World(Scene):
         memory: Memory = Memory.NONE,
         is_one_name: bool = False,
         clocks: random.Random | None = None,
+        engine_seed: int | None = None,
+        connection_faults: ConnectionFaults | None = None,
     ) -> None:
         """`masters`: how many there are that nodes outlive. With 0 there is one, and they end with it.
         `has_fast_path`: ops may go past the machines. `memory`: what every master keeps. `is_one_name`: nodes know all
-        masters by one name. `clocks` draws the rates of everybody's clock; without it all go alike."""
+        masters by one name. `clocks` draws the rates of everybody's clock; without it all go alike. `engine_seed`:
+        the engines are those that ship, and this is the seed of their ops and chances, and where they are not given,
+        of `connection_faults`."""
         super().__init__(rng, cut_bytes, options, masters, memory, is_one_name, clocks)
         self._masters = Masters(self)
         self._peers = Peers(self, has_fast_path)
-        self.engines = Engines(self.events.carry, self.node_of, self.pick)
+        self.engines: Engines | RealEngines
+        self.links: Links
+        self.real = new_engines(self, engine_seed, connection_faults) if engine_seed is not None else None
+        if self.real is not None:
+            self.engines, self.links = self.real, new_links(self, self._peers, self.real)
+            self._peers.start_engine, self._peers.is_real = self.real.start, True
+        else:
+            self.engines = Engines(self.events.carry, self.node_of, self.pick)
+            self.links = Links(self, self._peers)
         self.heartbeats = Heartbeats(self, self._masters, self._peers)
         self.control_plane = ControlPlane(self, self._masters, self._peers, self.heartbeats)
-        self.links = Links(self, self._peers)
         self._ops = Ops(self, self._peers, self.engines)
         self._calls = JointCalls(self, self._peers)
-        self._delivery = Delivery(self, self._peers, self.heartbeats, self.control_plane)
+        self._delivery = Delivery(self, self._peers, self.heartbeats, self.control_plane, self.real)
 
     # What users do.
 
@@ -94,6 +109,8 @@ class World(Scene):
         node = Node(f"n{number}", 1000 + number, machine, group=group)
         node.rate = self.draw_rate()
         node.route = self.pick(list(range(len(self.hosts)))) if self.is_one_name else 0
+        if self.real is not None:
+            self.real.adopt(node)
         self.nodes.append(node)
         hosts = self.hosts_of(node)
         at = next((at for at, host in enumerate(hosts) if not host.is_dead), 0)  # the others refuse it at once
@@ -183,6 +200,12 @@ class World(Scene):
         self.run()
         return [node.result(op) for node, op in zip(nodes, ops, strict=True)]
 
+    def close(self) -> None:
+        """End real engines, if there are any, and check what has become of callers' arrays."""
+        if self.real is not None:
+            self.real.check()
+            self.real.close()
+
     # Time.
 
     def step(self) -> bool:
@@ -192,7 +215,7 @@ class World(Scene):
     def run(self, steps_max: int = 200_000) -> None:
         """Deliver until nothing is left to deliver, and let time pass where somebody waits for a link."""
         for _ in range(steps_max):
-            if not self.step() and not self._peers.hand_over_all():
+            if not self.step() and not self._peers.hand_over_all() and not (self.real and self.real.rest()):
                 due = self.links.due()
                 for host in self.hosts:
                     if not host.is_away:
@@ -218,6 +241,8 @@ class World(Scene):
         self._peers.hand_over_all()
         self.heartbeats.time_out()
         self.links.find_stalled()
+        if self.real is not None:
+            self.real.pass_time(seconds)
         for host in self.hosts:
             if host.is_away:
                 continue
@@ -236,6 +261,8 @@ class World(Scene):
 
     def check_rest(self) -> None:
         """Check, at rest and with nobody frozen, that nobody waits for something that nobody else could bring about."""
+        if self.real is not None:
+            self.real.check()
         self.checks.rest(self.accepted, self.links.is_up, bool(self.engines.held_back))
 
     # What becomes of peers.
@@ -246,6 +273,8 @@ class World(Scene):
         node.is_alive = False
         if node.control is not None:
             node.control.hang_up_by_node(lost_bytes)
+        if self.real is not None:
+            self.real.kill(node)
         node.submitted.clear()
         node.unfinished.clear()
         node.commands.clear()
@@ -259,6 +288,8 @@ class World(Scene):
     def freeze(self, node: Node) -> None:
         self.heartbeats.note()
         node.is_frozen = True
+        if self.real is not None:
+            self.real.freeze_node(node)
 
     def stop_within(self, node: Node, effects: int) -> None:
         """Freeze a peer between two effects of its machine, after so many more."""
@@ -275,6 +306,8 @@ class World(Scene):
 
     def thaw(self, node: Node) -> None:
         node.is_frozen = node.is_hung = False
+        if self.real is not None:
+            self.real.freeze_node(node)
         node.master_heard_at = self.now  # one who was away blames nobody
         if node.unfinished:
             self._peers.go_on(node)
@@ -395,6 +428,18 @@ class World(Scene):
     def heal(self) -> None:
         self.heartbeats.note()
         self.network.blocked.clear()
+
+
+def new_engines(scene: Scene, seed: int, faults: ConnectionFaults | None) -> RealEngines:
+    from tests.simulation.real.engines import RealEngines  # builds the library
+
+    return RealEngines(scene, seed, faults)
+
+
+def new_links(scene: Scene, peers: Peers, engines: RealEngines) -> Links:
+    from tests.simulation.real.links import RealLinks
+
+    return RealLinks(scene, peers, engines)
 
 
 def rings(nodes: list[Node]) -> set[tuple[int, ...]]:

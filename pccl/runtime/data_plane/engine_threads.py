@@ -209,12 +209,13 @@ class EngineThreads:
 
     def end(self, op: int, verdict: Verdict) -> None:
         """Carry a verdict out. OpEnded follows, unless it is COMMIT_BY_ALL, or an OpRefused that is on its way
-        already."""
+        already, or the op was refused when it was submitted: the verdict may have been decided before that was
+        known."""
         if len(self._engines) == 1:
             self._engines[0].end(op, verdict)
             return
-        sliced = self._ops[op]
-        if sliced.refusal:
+        sliced = self._ops.get(op)
+        if sliced is None or sliced.refusal:
             return
         if verdict is Verdict.COMMIT_BY_ALL:
             del self._ops[op]
@@ -229,11 +230,13 @@ class EngineThreads:
             engine.freeze(epoch)
 
     def freeze_op(self, op: int) -> None:
-        """Stop an op. OpFrozen follows, or an OpRefused that is on its way already."""
+        """Stop an op. OpFrozen follows, or an OpRefused that is on its way already; nothing if it was refused when it
+        was submitted."""
         if len(self._engines) == 1:
             self._engines[0].freeze_op(op)
             return
-        for engine in self._ops[op].engines:
+        sliced = self._ops.get(op)
+        for engine in sliced.engines if sliced is not None else ():
             engine.freeze_op(op)
 
     def forget_ops(self, epoch: int, tag: int, uses: range) -> None:

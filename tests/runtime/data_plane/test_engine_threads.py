@@ -26,7 +26,7 @@ from pccl import (
     Result,
 )
 from pccl.runtime.data_plane import engine_threads
-from pccl.runtime.data_plane.engine import Engine
+from pccl.runtime.data_plane.engine import Engine, Verdict
 from pccl.runtime.data_plane.engine_threads import EngineThreads
 from pccl.runtime.data_plane.op_request import OpRequest
 from tests.support.cluster import Cluster, results, until
@@ -194,6 +194,19 @@ def test_op_that_one_thread_has_no_memory_for_fails_on_all(monkeypatch: pytest.M
         assert all(peer.stats["ops_open"] == 0 for peer in cluster.peers)
         cluster.each(lambda peer, i: peer.all_reduce(arrays[i], op=SUM))
         assert [set(array) for array in arrays] == [{3.0}, {3.0}]
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_verdict_on_an_op_that_was_refused_is_of_no_concern(threads: int) -> None:
+    """Ops that others have given up may be launched late, with arguments that no engine takes: the verdict is on its
+    way before the refusal is known."""
+    engines = EngineThreads(0)
+    try:
+        engines.divide(threads)
+        engines.end(7, Verdict.ABORT)
+        engines.freeze_op(7)
+    finally:
+        engines.close()
 
 
 def test_aborted_op_restores_what_all_threads_overwrote() -> None:

@@ -1,0 +1,410 @@
+/* fibers.c: the threads and the clock of the simulation, in the place of thread.c; simulated.h says how they run. */
+#include "sim.h"
+
+#include "thread.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucontext.h>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+enum {
+    STACK_BYTES = 256 << 10,
+    IDLE_MS = 1000, /* an engine that waits for so long looks for commands only */
+    PREEMPTED_ONE_IN = 16,
+    TURNS_MAX = 1 << 16 /* of all threads at one point of time */
+};
+
+enum fiber_state { FIBER_READY, FIBER_POLLING, FIBER_WAITING, FIBER_LOCKING, FIBER_OVER };
+
+typedef struct {
+    pccl_fast_path *path;
+    uint64_t number;
+    pccl_op_request request;
+    uint64_t sequence;
+    pccl_fast_path_result result;
+    int outcome;
+} fiber_call;
+
+typedef struct {
+    ucontext_t context;
+    uint8_t *stack; /* NULL: it is over */
+    void *(*run)(void *);
+    void *argument;
+    enum fiber_state state;
+    int is_frozen;
+    int is_idle; /* polling, for commands only */
+    int64_t due_ms; /* of polling and waiting; INT64_MAX: never */
+    pccl_poller *poller;
+    const void *awaits; /* the condition, or the mutex */
+    int is_signaled;
+    fiber_call call;
+} fiber;
+
+/* A mutex is the number of the fiber that holds it, plus 1, in the memory of the system's. */
+typedef struct {
+    int holder;
+} sim_mutex;
+
+static fiber **fibers;
+static int fibers_count;
+static int fibers_capacity;
+static int current; /* 0: none */
+static ucontext_t main_context;
+static int64_t now_ms;
+static uint8_t **spare_stacks;
+static int spare_stacks_count;
+#if defined(__SANITIZE_ADDRESS__)
+static const void *main_stack;
+static size_t main_stack_bytes;
+#endif
+
+static void run_or_holder(int thread);
+static void fiber_yield(fiber *self);
+
+static fiber *fiber_at(int thread)
+{
+    PCCL_ASSERT(thread >= 1 && thread <= fibers_count);
+    return fibers[thread - 1];
+}
+
+/* The clock */
+
+void pccl_sim_set_now_ms(int64_t ms)
+{
+    PCCL_ASSERT(ms >= now_ms);
+    now_ms = ms;
+}
+
+int64_t pccl_sim_now_ms(void) { return now_ms; }
+
+int64_t pccl_now_ms(void) { return now_ms; }
+
+int64_t pccl_now_ns(void) { return now_ms * 1000000; }
+
+void pccl_say_system_error(char *error, size_t error_bytes, const char *what, int system_error)
+{
+    snprintf(error, error_bytes, "%s: %s", what, strerror(system_error));
+}
+
+/* Broken invariants */
+
+static char failure[256];
+
+const char *pccl_sim_failure(void) { return failure; }
+
+void pccl_assert_failed(const char *condition, const char *file, int line, const char *function)
+{
+    snprintf(failure, sizeof failure, "%s:%d: %s: broken invariant: %s", file, line, function, condition);
+    if (current == 0) {
+        fprintf(stderr, "%s\n", failure);
+        abort();
+    }
+    fiber_at(current)->state = FIBER_OVER;
+    for (;;)
+        fiber_yield(fiber_at(current));
+}
+
+/* Turns */
+
+static void fiber_main(void)
+{
+    fiber *self = fiber_at(current);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(NULL, &main_stack, &main_stack_bytes);
+#endif
+    self->run(self->argument);
+    self->state = FIBER_OVER;
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_start_switch_fiber(NULL, main_stack, main_stack_bytes);
+#endif
+    setcontext(&main_context);
+}
+
+static void fiber_yield(fiber *self)
+{
+#if defined(__SANITIZE_ADDRESS__)
+    void *fake_stack = NULL;
+    __sanitizer_start_switch_fiber(&fake_stack, main_stack, main_stack_bytes);
+#endif
+    swapcontext(&self->context, &main_context);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fake_stack, &main_stack, &main_stack_bytes);
+#endif
+}
+
+static int fiber_start(void *(*run)(void *), void *argument)
+{
+    fiber *made = calloc(1, sizeof *made);
+    PCCL_ASSERT(made != NULL);
+    made->stack = spare_stacks_count > 0 ? spare_stacks[--spare_stacks_count] : malloc(STACK_BYTES);
+    PCCL_ASSERT(made->stack != NULL);
+    made->run = run;
+    made->argument = argument;
+    getcontext(&made->context);
+    made->context.uc_stack.ss_sp = made->stack;
+    made->context.uc_stack.ss_size = STACK_BYTES;
+    made->context.uc_link = NULL;
+    makecontext(&made->context, fiber_main, 0);
+    if (fibers_count == fibers_capacity) {
+        fibers_capacity = fibers_capacity == 0 ? 64 : 2 * fibers_capacity;
+        fibers = realloc(fibers, (size_t)fibers_capacity * sizeof *fibers);
+        spare_stacks = realloc(spare_stacks, (size_t)fibers_capacity * sizeof *spare_stacks);
+        PCCL_ASSERT(fibers != NULL && spare_stacks != NULL);
+    }
+    fibers[fibers_count++] = made;
+    return fibers_count;
+}
+
+void pccl_sim_run(int thread)
+{
+    fiber *next = fiber_at(thread);
+    PCCL_ASSERT(current == 0);
+    if (next->state == FIBER_OVER)
+        return;
+    current = thread;
+#if defined(__SANITIZE_ADDRESS__)
+    void *fake_stack = NULL;
+    __sanitizer_start_switch_fiber(&fake_stack, next->stack, STACK_BYTES);
+#endif
+    swapcontext(&main_context, &next->context);
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(fake_stack, NULL, NULL);
+#endif
+    current = 0;
+    if (next->state == FIBER_OVER) {
+        spare_stacks[spare_stacks_count++] = next->stack;
+        next->stack = NULL;
+    }
+}
+
+static int mutex_is_free(const void *mutex) { return ((const sim_mutex *)mutex)->holder == 0; }
+
+static int fiber_is_ready(const fiber *of)
+{
+    switch (of->state) {
+    case FIBER_READY: return 1;
+    case FIBER_POLLING: return of->due_ms <= now_ms || sim_has_ready(of->poller);
+    case FIBER_WAITING: return of->is_signaled || of->due_ms <= now_ms;
+    case FIBER_LOCKING: return mutex_is_free(of->awaits);
+    case FIBER_OVER: break;
+    }
+    return 0;
+}
+
+int pccl_sim_threads(void) { return fibers_count; }
+
+int pccl_sim_is_over(int thread) { return fiber_at(thread)->state == FIBER_OVER; }
+
+void pccl_sim_freeze(int thread, int is_frozen) { fiber_at(thread)->is_frozen = is_frozen; }
+
+int sim_current(void) { return current; }
+
+int pccl_sim_ready(int32_t *threads, int threads_max)
+{
+    int count = 0;
+    for (int thread = 1; thread <= fibers_count && count < threads_max; thread++)
+        if (!fibers[thread - 1]->is_frozen && fiber_is_ready(fibers[thread - 1]))
+            threads[count++] = thread;
+    return count;
+}
+
+int64_t pccl_sim_due_ms(void)
+{
+    int64_t due_ms = INT64_MAX;
+    for (int i = 0; i < fibers_count; i++) {
+        const fiber *of = fibers[i];
+        if (of->state == FIBER_POLLING && !of->is_frozen && !of->is_idle && of->due_ms < due_ms)
+            due_ms = of->due_ms;
+    }
+    return due_ms == INT64_MAX ? -1 : due_ms;
+}
+
+int pccl_sim_pass(int64_t until_ms, int is_carrying)
+{
+    int turns = 0;
+    for (;;) {
+        int has_run = 1;
+        for (int i = 0; has_run; i++) {
+            if (i == TURNS_MAX)
+                return -1;
+            has_run = is_carrying && sim_carry_all();
+            for (int thread = 1; thread <= fibers_count; thread++)
+                if (!fibers[thread - 1]->is_frozen && fiber_is_ready(fibers[thread - 1])) {
+                    pccl_sim_run(thread);
+                    has_run = 1;
+                    turns++;
+                }
+        }
+        int64_t due_ms = pccl_sim_due_ms();
+        if (due_ms < 0 || due_ms > until_ms) {
+            now_ms = until_ms > now_ms ? until_ms : now_ms;
+            return turns;
+        }
+        now_ms = due_ms > now_ms ? due_ms : now_ms;
+    }
+}
+
+void sim_reset_fibers(void)
+{
+    PCCL_ASSERT(current == 0);
+    for (int i = 0; i < fibers_count; i++) {
+        PCCL_ASSERT(fibers[i]->state == FIBER_OVER || failure[0] != '\0');
+        free(fibers[i]->stack);
+        free(fibers[i]);
+    }
+    failure[0] = '\0';
+    fibers_count = 0;
+    now_ms = 0;
+}
+
+/* What the engine calls of thread.h */
+
+int pccl_thread_start(pthread_t *thread, const char *name, void *(*run)(void *), void *argument)
+{
+    (void)name;
+    *thread = (pthread_t)fiber_start(run, argument);
+    return 0;
+}
+
+int pccl_sim_join(pthread_t thread)
+{
+    fiber *joined = fiber_at((int)thread);
+    joined->is_frozen = 0;
+    while (joined->state != FIBER_OVER)
+        run_or_holder((int)thread);
+    return 0;
+}
+
+void sim_wait_for_poll(pccl_poller *poller, int timeout_ms)
+{
+    fiber *self = fiber_at(current);
+    self->poller = poller;
+    self->state = FIBER_POLLING;
+    self->is_idle = timeout_ms >= IDLE_MS;
+    self->due_ms = timeout_ms < 0 ? INT64_MAX : now_ms + timeout_ms;
+    fiber_yield(self);
+    self->state = FIBER_READY;
+    self->poller = NULL;
+}
+
+int pccl_sim_mutex_init(pthread_mutex_t *mutex)
+{
+    ((sim_mutex *)mutex)->holder = 0;
+    return 0;
+}
+
+int pccl_sim_mutex_lock(pthread_mutex_t *mutex)
+{
+    sim_mutex *taken = (sim_mutex *)mutex;
+    if (current != 0 && sim_happens(PREEMPTED_ONE_IN))
+        fiber_yield(fiber_at(current));
+    while (taken->holder != 0) {
+        if (current == 0) {
+            run_or_holder(taken->holder - 1);
+            continue;
+        }
+        fiber *self = fiber_at(current);
+        self->state = FIBER_LOCKING;
+        self->awaits = mutex;
+        fiber_yield(self);
+        self->state = FIBER_READY;
+    }
+    taken->holder = current + 1;
+    return 0;
+}
+
+int pccl_sim_mutex_unlock(pthread_mutex_t *mutex)
+{
+    PCCL_ASSERT(((sim_mutex *)mutex)->holder == current + 1);
+    ((sim_mutex *)mutex)->holder = 0;
+    return 0;
+}
+
+int pccl_cond_init(pthread_cond_t *cond)
+{
+    (void)cond;
+    return 0;
+}
+
+int pccl_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t end_ns)
+{
+    fiber *self = fiber_at(current);
+    (void)end_ns; /* pccl_sim_expire says when */
+    self->state = FIBER_WAITING;
+    self->awaits = cond;
+    self->is_signaled = 0;
+    self->due_ms = INT64_MAX;
+    pccl_sim_mutex_unlock(mutex);
+    fiber_yield(self);
+    self->state = FIBER_READY;
+    pccl_sim_mutex_lock(mutex);
+    return self->is_signaled ? 0 : ETIMEDOUT;
+}
+
+int pccl_sim_cond_signal(pthread_cond_t *cond)
+{
+    for (int i = 0; i < fibers_count; i++)
+        if (fibers[i]->state == FIBER_WAITING && fibers[i]->awaits == cond)
+            fibers[i]->is_signaled = 1;
+    return 0;
+}
+
+/* A turn for a fiber, or for who holds the mutex that it waits for. */
+static void run_or_holder(int thread)
+{
+    const fiber *of = fiber_at(thread);
+    while (of->state == FIBER_LOCKING && !mutex_is_free(of->awaits)) {
+        thread = ((const sim_mutex *)of->awaits)->holder - 1;
+        of = fiber_at(thread);
+    }
+    pccl_sim_run(thread);
+}
+
+/* Callers on the fast path */
+
+static void *call_main(void *argument)
+{
+    fiber_call *call = argument;
+    call->outcome = pccl_fast_path_run(call->path, call->number, &call->request, &call->sequence, 0, &call->result);
+    return NULL;
+}
+
+int pccl_sim_call(pccl_fast_path *path, uint64_t number, const pccl_op_request *request, uint64_t sequence)
+{
+    int thread = fiber_start(call_main, NULL);
+    fiber *caller = fiber_at(thread);
+    caller->argument = &caller->call;
+    caller->call.path = path;
+    caller->call.number = number;
+    caller->call.request = *request;
+    caller->call.sequence = sequence;
+    while (caller->state == FIBER_READY || caller->state == FIBER_LOCKING)
+        run_or_holder(thread);
+    return thread;
+}
+
+void pccl_sim_finish(int thread)
+{
+    while (fiber_at(thread)->state != FIBER_OVER)
+        run_or_holder(thread);
+}
+
+int pccl_sim_call_outcome(int thread, pccl_fast_path_result *result)
+{
+    const fiber *caller = fiber_at(thread);
+    PCCL_ASSERT(caller->state == FIBER_OVER);
+    *result = caller->call.result;
+    return caller->call.outcome;
+}
+
+void pccl_sim_expire(int thread)
+{
+    fiber *caller = fiber_at(thread);
+    if (caller->state == FIBER_WAITING)
+        caller->due_ms = now_ms;
+}
