@@ -43,7 +43,8 @@ def main() -> int:
     if reason := unavailable() or relay_unavailable() or clock.unavailable():
         print(f"no nemesis here: {reason}", file=sys.stderr)
         return 2
-    signal.signal(signal.SIGTERM, _terminate)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _terminate)
     seed = secrets.randbelow(10**6) if options.seed is None else options.seed
     print(f"seed {seed}", flush=True)
     end_s = time.monotonic() + 60 * options.minutes

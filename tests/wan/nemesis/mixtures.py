@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from random import Random
 
 from tests.wan.lab import Link
@@ -27,7 +28,12 @@ def mixture(seed: int, seconds: float) -> Scenario:
         masters=masters,
         keeps_state=masters == 1 and random.random() < 0.6,
         workload=random.choice(WORKLOADS),
-        load=random.choice((Load(), Load(), LARGE, Load(ops=8, small_max=64, state_bytes=4 << 20))),
+        load=replace(
+            random.choice((Load(), Load(), LARGE, Load(ops=8, small_max=64, state_bytes=4 << 20))),
+            impatient=random.choice((0.0, 0.0, 0.02)),
+            optimize_every=random.choice((0, 0, 0, 75)),
+        ),
+        encrypts=random.random() < 0.25,
         log=random.choice(("file", "file", "full pipe")),
         jumps=random.random() < 0.3,
         link=random.choice((Link(delay_ms=1), Link(delay_ms=1), Link(delay_ms=15), Link(delay_ms=5, rate_mbit=100))),

@@ -74,21 +74,29 @@ class Attempt:
         self.send = self.original.copy()
         self.recv = np.full_like(self.send, 7)
 
-    def call(self, communicator: Communicator, step: int, launches: bool) -> Any:
+    def launch(self, communicator: Communicator, step: int) -> Handle:
+        handle: Handle = self._call(communicator, "_async", {"step": step})
+        return handle
+
+    def wait(self, communicator: Communicator, step: int, timeout_s: float | None) -> Info:
+        info: Info = self._call(communicator, "", {"step": step, "timeout": timeout_s})
+        return info
+
+    def _call(self, communicator: Communicator, suffix: str, more: dict[str, Any]) -> Any:
         op, send = self.op, self.send
-        suffix = "_async" if launches else ""
         method = getattr(communicator, op.kind + suffix)
+        more["tag"] = op.tag
         if op.kind == values.BARRIER:
-            return method(tag=op.tag, step=step)
+            return method(**more)
         if op.kind == values.BROADCAST:
-            return method(send, root=0, tag=op.tag, step=step)
+            return method(send, root=0, **more)
         if op.kind == values.ALL_GATHER:
-            return method(send, tag=op.tag, step=step)
+            return method(send, **more)
         if op.kind == values.REDUCE_SCATTER:
-            return method(send, op=HOW[op.how], tag=op.tag, step=step)
+            return method(send, op=HOW[op.how], **more)
         options = QUANTIZATION if op.is_quantized else None
         recv = None if self.in_place else self.recv
-        return method(send, recv, op=HOW[op.how], tag=op.tag, step=step, quantization_options=options)
+        return method(send, recv, op=HOW[op.how], quantization_options=options, **more)
 
     def output(self, info: Info) -> Array:
         if self.op.kind == values.ALL_REDUCE:
@@ -130,6 +138,9 @@ class Peer(Script):
                 if not is_synced or self._shared.revision % SYNC_EVERY == 0:
                     self._sync(communicator)
                     is_synced = True
+                every = self.settings.load.optimize_every
+                if every and self._shared.revision % every == every - 1:
+                    communicator.optimize_topology()
                 self._step(communicator)
                 time.sleep(self.settings.load.rest_s)
             else:
@@ -215,7 +226,7 @@ class Peer(Script):
         """Launch an op, and return its handle; None if this peer is left alone."""
         self._say_launch(communicator, attempt, step)
         try:
-            handle: Handle = attempt.call(communicator, step, launches=True)
+            handle = attempt.launch(communicator, step)
         except PCCLError as error:
             self._failed(attempt, step, error)
             return None
@@ -248,13 +259,17 @@ class Peer(Script):
         while True:
             self._say_launch(communicator, attempt, step)
             try:
-                info = attempt.call(communicator, step, launches=False)
+                info = attempt.wait(communicator, step, self._patience_s())
             except PCCLError as error:
                 if not self._failed(attempt, step, error):
                     return False
                 continue
             self._committed(attempt, step, info, applied)
             return True
+
+    def _patience_s(self) -> float | None:
+        is_impatient = self._random.random() < self.settings.load.impatient
+        return self._random.uniform(0.0, values.IMPATIENT_S) if is_impatient else None
 
     def _committed(self, attempt: Attempt, step: int, info: Info, applied: list[tuple[int, str]]) -> None:
         op, output, membership = attempt.op, attempt.output(info), info.membership

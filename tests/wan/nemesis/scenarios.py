@@ -170,6 +170,23 @@ def collapse_in_sync(random: Random, setting: Setting) -> Iterator[Timed]:
     yield Timed(random.uniform(4, 8), random.uniform(4, 10), Cut(both_ways([donor], [newcomer])))
 
 
+@scenario(Setting(peers=4, load=Load(impatient=0.1), encrypts=True), seconds=30)
+def impatient(random: Random, setting: Setting) -> Iterator[Timed]:
+    """A tenth of the waiting calls is given up within 0.2 s, by peers that encrypt, while links come and go"""
+    a, b = random.sample(setting.peer_hosts, 2)
+    yield from _flaps(random, 1, 10, lambda: Cut(one_way([a], [b])))
+    yield Timed(13, random.uniform(4, 8), Cut(both_ways([b], [0])))
+
+
+@scenario(Setting(peers=4, load=Load(optimize_every=20)), seconds=30)
+def optimizing(random: Random, setting: Setting) -> Iterator[Timed]:
+    """The ring is optimized again and again while a link is slow, another is cut and a peer is killed"""
+    a, b, c = random.sample(setting.peer_hosts, 3)
+    yield Timed(1, 12, Shaped(one_way([a], [b]), Way(rate_mbit=random.uniform(1, 10))))
+    yield Timed(random.uniform(3, 8), random.uniform(2, 6), Cut(both_ways([b], [c])))
+    yield Timed(random.uniform(15, 20), random.uniform(1, 4), Kill(a))
+
+
 # Hosts and processes.
 
 

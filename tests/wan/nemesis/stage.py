@@ -55,6 +55,8 @@ class Setting:
     log: Log = "file"
     jumps: bool = False
     """Whether the hosts' wall clocks can jump."""
+    encrypts: bool = False
+    """Whether the run has a token, and what goes between peers is encrypted."""
     disk_bytes: int = 0
     """The size of a disk of each host's own, for records and checkpoints; 0: a folder of this machine's."""
     link: Link = field(default_factory=lambda: Link(delay_ms=1))
@@ -172,6 +174,8 @@ class Stage:
             command = [*seat.disk.prefix, *command]
         environment = {**local_environment(), "PCCL_LOG_LEVEL": "INFO", "PYTHONFAULTHANDLER": "1"}
         environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PCCL_STATE": ""}
+        environment["PCCL_TOKEN"] = f"token of {self.seed}" if self.setting.encrypts else ""
+        environment["PCCL_ENCRYPT"] = "1" if self.setting.encrypts else "0"
         environment["PYTHONPATH"] = os.pathsep.join(str(Path(each).resolve()) for each in sys.path if each)
         if seat.clock is not None:
             environment |= seat.clock.environment

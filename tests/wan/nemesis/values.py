@@ -25,6 +25,7 @@ ALL_REDUCE, ALL_GATHER, BROADCAST, REDUCE_SCATTER, BARRIER = (
     "barrier",
 )
 MAGNITUDE = 1000
+IMPATIENT_S = 0.2
 SAMPLE = 8
 """The number of elements of a result that are reported as they are, where the bytes cannot be foretold."""
 
@@ -41,6 +42,10 @@ class Load:
     state_bytes: int = 1 << 20
     rest_s: float = 0.04
     """The time between two steps."""
+    impatient: float = 0.0
+    """The share of waiting calls that are given up after at most IMPATIENT_S."""
+    optimize_every: int = 0
+    """Revisions between two calls of optimize_topology; 0: there are none."""
 
 
 @dataclass(frozen=True)
