@@ -200,6 +200,36 @@ def test_bytes_survive_losses() -> None:
     assert received == payload
 
 
+def test_packets_overtake_each_other_while_a_path_is_so() -> None:
+    sent = [b"%d" % number for number in range(100)]
+    with Lab(2, Link(delay_ms=1), backend="relay") as lab:
+        one, other = lab.hosts
+        with Datagrams(one, other) as way:
+            lab.reshape(one, other, Path(reordered=0.3, held_ms=20))
+            for text in sent:
+                way.send(text)
+            arrived = [way.receive() for _ in sent]
+            assert sorted(arrived) == sorted(sent)
+            assert arrived != sent
+            lab.reshape(one, other)
+            for text in sent:
+                way.send(text)
+            assert [way.receive() for _ in sent] == sent
+
+
+def test_bytes_survive_reordering() -> None:
+    payload = random.Random(0).randbytes(1 << 20)
+    way = {(0, 1): Path(reordered=0.05, held_ms=5)}
+    with Lab(2, Link(delay_ms=2), paths=way, backend="relay") as lab, _connected(*lab.hosts) as (near, far):
+        sender = threading.Thread(target=near.sendall, args=(payload,))
+        sender.start()
+        received = bytearray()
+        while len(received) < len(payload):
+            received += far.recv(1 << 20)
+        sender.join()
+    assert received == payload
+
+
 def test_a_block_is_one_way() -> None:
     with Lab(2, Link(delay_ms=1)) as lab:
         one, other = lab.hosts
