@@ -4,7 +4,8 @@
     python -m tests.mutation --only recovery                those of an area, or one by its name
     python -m tests.mutation --only mends                   those that pccl has had, wherever they stand
     python -m tests.mutation --stage simulation             schedules alone
-    python -m tests.mutation --sample 15 --seed 1           some of them, the same each time: what CI runs
+    python -m tests.mutation --sample 15 --seed 1           some of them, the same each time
+    python -m tests.mutation --stage simulation --known     what schedules have killed before, they kill again
     python -m tests.mutation --fresh --report table.md      all anew, with a table
 
 Exit code 1 if a mutant survives that is not said to be equivalent, or cannot be applied.
@@ -19,21 +20,26 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from pathlib import Path
 
 from tests.mutation.mutants import ROOT, Mutant, MutantError, load
 from tests.mutation.results import Cache, Killers, Outcome, account, scores
-from tests.mutation.stages import Stages
+from tests.mutation.stages import Players, Reach, Stages
 from tests.mutation.tree import Base
 
 SCHEDULES = 5000
+REACH_MUTANTS_MIN = 20
+"""Number of mutants for which it pays to find out first which schedules reach them."""
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "pccl-mutation"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", nargs="*", default=[], metavar="NAME", help="areas and names (default: all)")
-    parser.add_argument("--stage", default="", choices=("simulation", "native", "tests"), help="this stage alone")
+    parser.add_argument(
+        "--stage", default="", choices=("simulation", "native", "unit", "tests"), help="this stage alone"
+    )
     parser.add_argument("--jobs", type=int, default=1, metavar="J", help="mutants at a time (default 1)")
     parser.add_argument("--schedules", type=int, default=SCHEDULES, metavar="N", help=f"at most (default {SCHEDULES})")
     parser.add_argument("--sample", type=int, metavar="N", help="so many of them, by chance")
@@ -41,13 +47,15 @@ def main() -> int:
     parser.add_argument("--report", type=Path, metavar="FILE", help="write all outcomes as a table in Markdown")
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help=f"(default {CACHE})")
     parser.add_argument("--fresh", action="store_true", help="use nothing that is remembered of earlier runs")
+    parser.add_argument("--known", action="store_true", help="those that killers.json says have been killed by --stage")
     parser.add_argument("--record", action="store_true", help="write what has killed each to killers.json")
     parser.add_argument("--equivalent", action="store_true", help="also those that are said to be equivalent")
     parser.add_argument("--list", action="store_true", help="say which there are, and run none")
     options = parser.parse_args()
     try:
         known = load()
-        chosen = _choose(known, options)
+        killers = Killers()
+        chosen = _choose(known, killers, options)
     except MutantError as error:
         print(error)
         return 1
@@ -55,17 +63,22 @@ def main() -> int:
         for mutant in chosen:
             print(f"{mutant.area}/{mutant.name}: {mutant.path}\n    {mutant.breaks}")
         return 0
-    killers = Killers()
-    with tempfile.TemporaryDirectory(prefix="pccl-mutation-") as scratch:
+    with ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="pccl-mutation-"))
         base = Base(ROOT, Path(scratch))
-        stages = Stages(base, Cache(options.cache), killers, options.schedules, options.stage, options.fresh)
+        cache = Cache(options.cache)
+        simulated = [mutant for mutant in chosen if mutant.is_simulated]
+        # To trace a schedule takes three times as long as to play it.
+        players = stack.enter_context(Players(base.root))
+        reach = Reach(base, cache, simulated, options.jobs, players) if len(simulated) >= REACH_MUTANTS_MIN else None
+        stages = Stages(base, cache, killers, options.schedules, options.stage, options.fresh, reach, players)
         outcomes = _run_all(stages, chosen, options.jobs, options.equivalent)
     if options.record:
         killers.record(outcomes, known)
     return _report(outcomes, options.report)
 
 
-def _choose(known: list[Mutant], options: argparse.Namespace) -> list[Mutant]:
+def _choose(known: list[Mutant], killers: Killers, options: argparse.Namespace) -> list[Mutant]:
     """Return the mutants that are asked for. Raises MutantError if one of all cannot be applied."""
     errors = []
     for mutant in known:
@@ -83,6 +96,8 @@ def _choose(known: list[Mutant], options: argparse.Namespace) -> list[Mutant]:
         chosen = [each for each in chosen if each.is_simulated]
     elif options.stage == "native":
         chosen = [each for each in chosen if each.is_native]
+    if options.known:
+        chosen = [each for each in chosen if killers.of(each, options.stage)]
     if options.sample is not None:
         chosen = [each for each in chosen if not each.equivalent]
         chosen = random.Random(options.seed).sample(chosen, min(options.sample, len(chosen)))

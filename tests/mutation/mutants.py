@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTS = Path(__file__).parent / "mutants"
-UNSIMULATED = ("pccl/protocol/auth.py", "pccl/protocol/control_session.py")
+UNSIMULATED = ("pccl/protocol/auth.py", "pccl/protocol/codec.py", "pccl/protocol/control_session.py")
 
 
 class MutantError(Exception):
@@ -58,6 +58,15 @@ class Mutant:
 
     def apply(self, text: str) -> str:
         """Return the text of its file with the fault in it. Raises MutantError if the line is not found once."""
+        lines, numbers = text.splitlines(), self.find(text)
+        first = lines[numbers[0] - 1]
+        indent = first[: len(first) - len(first.lstrip())]
+        becomes = textwrap.dedent(self.becomes).strip("\n") or (";" if self.is_native else "pass")
+        lines[numbers[0] - 1 : numbers[-1]] = textwrap.indent(becomes, indent).split("\n")
+        return "\n".join(lines) + "\n"
+
+    def find(self, text: str) -> range:
+        """Return the numbers of its lines in the text of its file. Raises MutantError if they are not found once."""
         lines = text.splitlines()
         begin, end = self._scope(lines)
         wanted = _bare(self.line)
@@ -66,12 +75,7 @@ class Mutant:
             times = "not found" if not found else f"found {len(found)} times"
             where = f"{self.path}, within {self.within!r}" if self.within else self.path
             raise MutantError(f"{self.area}/{self.name}: {times} in {where}: {wanted[0]!r}")
-        at = found[0]
-        first = lines[at]
-        indent = first[: len(first) - len(first.lstrip())]
-        becomes = textwrap.dedent(self.becomes).strip("\n") or (";" if self.is_native else "pass")
-        lines[at : at + len(wanted)] = textwrap.indent(becomes, indent).split("\n")
-        return "\n".join(lines) + "\n"
+        return range(found[0] + 1, found[0] + 1 + len(wanted))
 
     def enclosing(self, text: str) -> str:
         """Return the part of its file among whose lines its own stands, as a text of its own."""

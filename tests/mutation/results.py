@@ -72,19 +72,25 @@ class Killers:
 
     def __init__(self, path: Path = KILLERS) -> None:
         self._path = path
-        self._found: dict[str, dict[str, str]] = json.loads(path.read_text()) if path.exists() else {}
+        self._found = _read(path)
 
     def of(self, mutant: Mutant, stage: str) -> str:
         return self._found.get(mutant.name, {}).get(stage, "")
 
     def record(self, outcomes: Iterable[tuple[Mutant, Outcome]], known: Iterable[Mutant]) -> None:
         """Keep the killers of these mutants, and forget those of mutants that are known no more."""
+        self._found = _read(self._path)  # another run may have recorded some
         for mutant, outcome in outcomes:
             if outcome.stage:
                 self._found.setdefault(mutant.name, {})[outcome.stage] = outcome.killer
         names = {mutant.name for mutant in known}
         kept = {name: killers for name, killers in sorted(self._found.items()) if name in names}
         self._path.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def _read(path: Path) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = json.loads(path.read_text()) if path.exists() else {}
+    return found
 
 
 def scores(outcomes: Sequence[tuple[Mutant, Outcome]]) -> str:

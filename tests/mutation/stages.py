@@ -2,6 +2,7 @@
 
     simulation   schedules, for the machines of the protocol: those of the seeds from 1 on
     native       the engine's own tests, for C
+    unit         the tests that mirror its module, and those that its entry names
     tests        the tests of its folder, then all that run through what it changes
 
 Each runs in a process of its own in the mutant's copy, and is ended with all that it has started.
@@ -9,6 +10,7 @@ Each runs in a process of its own in the mutant's copy, and is ended with all th
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -16,21 +18,64 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from tests.mutation.mutants import Mutant
+from tests.mutation.mutants import ROOT, Mutant
 from tests.mutation.results import Cache, Killers, Outcome
 from tests.mutation.tree import Base, environment
 
+SCHEDULES_UNTRACED = 40
+"""The number of schedules that each mutant is played with, whether they reach it or not. Most die by then."""
 STAGE_S = 3600.0
 """Seconds after which a stage is given up: it is none that hangs, for schedules and tests have limits of their own."""
 NATIVE_TEST_S = 120
+REACH_BLOCK = 100
+"""Schedules that are traced by one process."""
 SIMULATION_SOURCES = ("pccl/protocol", "pccl/types.py", "tests/simulation")
 TEST_SOURCES = ("pccl", "native", "bindings", "tests")
+NEAREST: Mapping[str, Sequence[str]] = {
+    "pccl/protocol/master/joint_calls.py": ("tests/simulation/test_joint_calls.py",),
+    "pccl/protocol/master/waits.py": ("tests/simulation/test_joint_calls.py",),
+    "pccl/protocol/master/state_sync.py": ("tests/simulation/test_sync.py",),
+    "pccl/protocol/master/run_state.py": ("tests/protocol/master/test_op_verdicts.py",),
+    "pccl/protocol/master/leadership.py": ("tests/simulation/test_mortal_master.py",),
+    "pccl/protocol/recovery.py": ("tests/protocol/test_failover.py", "tests/simulation/test_mortal_master.py"),
+    "pccl/protocol/gathering.py": ("tests/protocol/test_failover.py", "tests/protocol/test_failover_waits.py"),
+    "pccl/protocol/known_runs.py": ("tests/protocol/test_failover.py", "tests/protocol/test_failover_waits.py"),
+    "pccl/protocol/founding.py": ("tests/protocol/test_failover_waits.py", "tests/protocol/test_failover.py"),
+    "pccl/protocol/completion.py": ("tests/protocol/master/test_tags.py", "tests/protocol/test_ledger.py"),
+    "pccl/protocol/quorum.py": ("tests/protocol/test_recovery_report.py",),
+    "pccl/protocol/peer/known_views.py": ("tests/protocol/peer/test_views.py", "tests/protocol/peer/test_recovery.py"),
+    "pccl/protocol/peer/machine.py": ("tests/protocol/peer/test_machine.py", "tests/protocol/peer/test_recovery.py"),
+    "pccl/protocol/peer/ops.py": (
+        "tests/protocol/peer/test_ops.py",
+        "tests/protocol/peer/test_completion.py",
+        "tests/protocol/peer/test_recovery.py",
+    ),
+    "pccl/protocol/master/view_stages.py": ("tests/protocol/master/test_views.py",),
+    "pccl/runtime/session/": (
+        "tests/api/test_mixed_calls.py",
+        "tests/api/test_given_up.py",
+        "tests/api/test_giving_up.py",
+        "tests/runtime/session/test_wedged.py",
+    ),
+    "pccl/runtime/data_plane/division.py": (
+        "tests/runtime/data_plane/test_staged_ops.py",
+        "tests/devices/test_staged_collectives.py",
+    ),
+    "pccl/runtime/data_plane/detached.py": ("tests/api/test_given_up.py", "tests/api/test_giving_up.py"),
+    "pccl/runtime/state/receiver.py": ("tests/runtime/state/test_transfer.py",),
+    "pccl/training/diloco/outer": ("tests/training/test_diloco.py", "tests/training/test_async.py"),
+}
+"""The tests of modules whose tests have other names."""
 UNIT_TESTS: Mapping[str, Sequence[str]] = {
     "pccl/protocol/master/": ("tests/protocol/master", "tests/protocol", "tests/simulation"),
     "pccl/protocol/peer/": ("tests/protocol/peer", "tests/protocol", "tests/simulation"),
@@ -57,9 +102,20 @@ class Stages:
     """All stages of a run, with what they share."""
 
     def __init__(
-        self, base: Base, cache: Cache, killers: Killers, schedules: int, stage: str = "", is_fresh: bool = False
+        self,
+        base: Base,
+        cache: Cache,
+        killers: Killers,
+        schedules: int,
+        stage: str = "",
+        is_fresh: bool = False,
+        reach: Reach | None = None,
+        players: Players | None = None,
     ) -> None:
-        """`stage` is the only one to run; empty: all. With `is_fresh` nothing that is remembered is used."""
+        """`stage` is the only one to run; empty: all. With `is_fresh` nothing that is remembered is used. `reach` tells
+        which schedules need be played; None: all."""
+        self._reach = reach
+        self._players = players or Players(base.root)
         self._base = base
         self._cache = cache
         self._killers = killers
@@ -73,7 +129,7 @@ class Stages:
         """Return what became of a mutant."""
         stages = ["simulation"] if mutant.is_simulated else ["native"] if mutant.is_native else []
         outcome = Outcome(survived="nothing was tried")
-        for stage in [*stages, "tests"]:
+        for stage in [*stages, "unit", "tests"]:
             if self._stage not in ("", stage):
                 continue
             before = outcome if outcome.survived != "nothing was tried" else Outcome()
@@ -83,56 +139,87 @@ class Stages:
         return outcome
 
     def _cached(self, mutant: Mutant, stage: str) -> Outcome:
-        folders = SIMULATION_SOURCES if stage == "simulation" else TEST_SOURCES
-        sources = self._base.digest(*folders) + (f" {self._schedules}" if stage == "simulation" else "")
+        sources = self._base.digest(*(SIMULATION_SOURCES if stage == "simulation" else TEST_SOURCES))
         found = None if self._is_fresh else self._cache.find(mutant, stage, sources)
-        if found is None:
-            begun_at = time.monotonic()
+        played = found.schedules if found is not None else 0
+        if found is not None and (found.stage or stage != "simulation" or played >= self._schedules):
+            return found
+        begun_at = time.monotonic() - (found.seconds if found is not None else 0.0)
+        if stage == "simulation":
+            found = self._simulation(mutant, played)
+        else:
             with self._base.with_mutant(mutant) as copy:
-                found = getattr(self, f"_{stage}")(mutant, copy)
-            found = Outcome(**{**vars(found), "seconds": time.monotonic() - begun_at})
-            self._cache.keep(mutant, stage, sources, found)
+                found = self._native(mutant, copy) if stage == "native" else self._tests(mutant, stage, copy)
+        found = replace(found, seconds=time.monotonic() - begun_at)
+        self._cache.keep(mutant, stage, sources, found)
         return found
 
     # Schedules.
 
-    def _simulation(self, mutant: Mutant, copy: Path) -> Outcome:
-        hint = "" if self._is_fresh else self._killers.of(mutant, "simulation").removeprefix("seed ")
-        command = [sys.executable, "-m", "tests.mutation.play", "1", str(self._schedules), *filter(None, [hint])]
-        status, said = _call(command, copy)
-        try:
-            told = json.loads(said.strip().splitlines()[-1])
-        except (ValueError, IndexError):
-            # It does not even begin, or the process died.
-            lines = said.strip().splitlines() or [f"exit status {status}"]
-            return Outcome("simulation", "its first schedule", lines[-1][:160], schedules=1)
+    def _simulation(self, mutant: Mutant, played: int) -> Outcome:
+        """Play schedules, after those that it has survived before."""
+        seeds = list(range(played + 1, self._schedules + 1))
+        hint = "" if self._is_fresh or played else self._killers.of(mutant, "simulation")
+        hints = [int(hint.removeprefix("seed "))] if hint.startswith("seed ") else []
+        first = [*hints, *seeds[: max(0, SCHEDULES_UNTRACED - played)]]
+        rest = seeds[len(first) - len(hints) :]
+        outcome = self._play(mutant, first)
+        if outcome.stage or not rest:
+            return outcome if outcome.stage else self._survivor(f"{self._schedules} schedules")
+        if self._reach is not None:
+            rest = self._reach.of(mutant, rest[0], rest[-1])
+        outcome = self._play(mutant, rest)
+        reached = f", {len(rest)} of those from {SCHEDULES_UNTRACED + 1} on reach it" if self._reach else ""
+        return outcome if outcome.stage else self._survivor(f"{self._schedules} schedules{reached}")
+
+    def _play(self, mutant: Mutant, seeds: Sequence[int]) -> Outcome:
+        """Play schedules with a mutant until one fails."""
+        path = self._base.root / mutant.path
+        text = mutant.apply(path.read_text(encoding="utf-8"))
+        if not seeds:
+            return Outcome()
+        told = self._players.ask({"path": str(path), "text": text, "seeds": seeds})
+        if "unfit" in told:
+            with self._base.with_mutant(mutant) as copy, Players(copy) as players:
+                told = players.ask({"path": str(copy / mutant.path), "text": text, "seeds": seeds})
+        if "died" in told:
+            return Outcome("simulation", "the process", f"it ended: {told['died']}"[-160:], schedules=1)
         if "seed" not in told:
-            return Outcome(survived=f"{told['played']} schedules", schedules=told["played"])
+            return Outcome()
         return Outcome("simulation", f"seed {told['seed']}", told["what"], told["is_hang"], schedules=told["seed"])
+
+    def _survivor(self, what: str) -> Outcome:
+        return Outcome(survived=what, schedules=self._schedules)
 
     # Python tests.
 
-    def _tests(self, mutant: Mutant, copy: Path) -> Outcome:
+    def _tests(self, mutant: Mutant, stage: str, copy: Path) -> Outcome:
         if mutant.is_native:
             self._build_base()
             self._take_builds(mutant, copy)
-            status, said = _call([sys.executable, "-m", "tests.mutation.extension"], copy)
+            status, said = call([sys.executable, "-m", "tests.mutation.extension"], copy)
             if status:
-                return Outcome("tests", "the compiler", (said.strip().splitlines() or [""])[-1][:160])
-        hint = "" if self._is_fresh else self._killers.of(mutant, "tests")
-        paths = [hint.partition("::")[0] and hint, *mutant.tests, *_fitting(UNIT_TESTS, mutant.path)]
+                return Outcome(stage, "the compiler", (said.strip().splitlines() or [""])[-1][:160])
+        if stage == "unit":
+            named = [each for each in mutant.tests if each.startswith("tests/")]
+            nearest = next((found for prefix, found in NEAREST.items() if mutant.path.startswith(prefix)), ())
+            paths = [*named, *mirrors(mutant.path), *nearest]
+        else:
+            paths = [*_fitting(UNIT_TESTS, mutant.path), *_fitting(WIDE_TESTS, mutant.path)]
+        hint = "" if self._is_fresh else self._killers.of(mutant, stage)
         tried: list[str] = []
         ignored: list[str] = []
-        for path in filter(None, [*paths, *_fitting(WIDE_TESTS, mutant.path)]):
-            if path in tried or path.startswith("test_") or not (copy / path.partition("::")[0]).exists():
-                continue
-            outcome = self._one_by_one(path, tried, ignored, copy)
-            if outcome is not None:
-                return outcome
-            tried.append(path)
-        return Outcome(survived=f"tests of {len(tried)} folders")
+        for path in [*([hint] if "::" in hint else []), *paths]:
+            if path not in tried and (copy / path.partition("::")[0]).exists():
+                outcome = self._one_by_one(stage, path, tried, ignored, copy)
+                if outcome is not None:
+                    return outcome
+                tried.append(path)
+        return Outcome(survived=", ".join(tried) or "no unit tests")
 
-    def _one_by_one(self, path: str, tried: Sequence[str], ignored: list[str], copy: Path) -> Outcome | None:
+    def _one_by_one(
+        self, stage: str, path: str, tried: Sequence[str], ignored: list[str], copy: Path
+    ) -> Outcome | None:
         """Run tests until one fails that fails again, and passes without the mutant."""
         while True:
             told = pytest(copy, path, *(f"--ignore={each}" for each in tried if "::" not in each), *_deselect(ignored))
@@ -141,7 +228,7 @@ class Stages:
             test = str(told["test"])
             is_mutants = "::" not in test or (self._passes_without(test) and pytest(copy, test) is not None)
             if is_mutants:
-                return Outcome("tests", test, str(told["what"]), bool(told["is_hang"]))
+                return Outcome(stage, test, str(told["what"]), bool(told["is_hang"]))
             ignored.append(test)
 
     def _passes_without(self, test: str) -> bool:
@@ -157,7 +244,7 @@ class Stages:
         nearest = [each for each in (hint, *mutant.tests) if each.startswith("test_")]
         for tests in dict.fromkeys([*nearest, ""]):
             run = [f"RUN=timeout {NATIVE_TEST_S}", *([f"TESTS={tests}"] if tests else [])]
-            status, said = _call(["make", "-s", "-C", "native", "check", *run], copy)
+            status, said = call(["make", "-s", "-C", "native", "check", *run], copy)
             if status:
                 return _failure_of_make(said)
         return Outcome(survived="native tests")
@@ -172,7 +259,7 @@ class Stages:
                         ["make", "-s", "-j2", "-C", "native", "build"],
                         [sys.executable, "-m", "tests.mutation.extension"],
                     ):
-                        status, said = _call(command, copy)
+                        status, said = call(command, copy)
                         if status:
                             raise RuntimeError(f"{' '.join(command)} failed:\n{said}")
                     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -201,13 +288,105 @@ class Stages:
                 path.unlink()
 
 
+def mirrors(path: str) -> list[str]:
+    """Return the tests that mirror a module, if they are there: of its name, or in files whose names begin with it."""
+    module = Path(path)
+    if module.parts[0] != "pccl":
+        return []
+    folder = Path("tests", *module.parts[1:-1])
+    names = [f"test_{module.stem}.py", *sorted(each.name for each in (ROOT / folder).glob(f"test_{module.stem}_*.py"))]
+    return [str(folder / name) for name in names]
+
+
+class Players:
+    """Processes that play schedules in a copy, see `play`: one for each thread that asks."""
+
+    def __init__(self, copy: Path) -> None:
+        self._copy = copy
+        self._of_thread = threading.local()
+        self._all: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Players:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._all:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+
+    def ask(self, request: Mapping[str, object]) -> dict[str, Any]:
+        """Return the answer to a request."""
+        process: subprocess.Popen[str] | None = getattr(self._of_thread, "process", None)
+        if process is None:
+            process = self._of_thread.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.mutation.play"],
+                cwd=self._copy,
+                env=environment(self._copy),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+            self._all.append(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            self._of_thread.process = None
+            return {"died": "it does not begin"}
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+
+class Reach:
+    """The schedules that reach each of some mutants, looked for as they are asked for, and remembered."""
+
+    def __init__(self, base: Base, cache: Cache, mutants: Sequence[Mutant], jobs: int, players: Players) -> None:
+        self._base = base
+        self._players = players
+        self._jobs = jobs
+        self._lines: dict[str, dict[str, list[int]]] = {}
+        for mutant in mutants:
+            text = (base.root / mutant.path).read_text(encoding="utf-8")
+            self._lines.setdefault(mutant.path, {})[mutant.name] = list(mutant.find(text))
+        told = json.dumps([base.digest(*SIMULATION_SOURCES), self._lines], sort_keys=True)
+        self._folder = cache.folder / "reach" / hashlib.sha256(told.encode()).hexdigest()[:16]
+        self._lock = threading.Lock()
+
+    def of(self, mutant: Mutant, first: int, last: int) -> list[int]:
+        """Return the seeds from `first` to `last` whose schedules reach a mutant."""
+        blocks = range((first - 1) // REACH_BLOCK, (last - 1) // REACH_BLOCK + 1)
+        with self._lock, ThreadPoolExecutor(self._jobs) as pool:
+            found = list(pool.map(self._block, blocks))
+        return [seed for block in found for seed in block[mutant.name] if first <= seed <= last]
+
+    def _block(self, number: int) -> dict[str, list[int]]:
+        path = self._folder / f"{number}.json"
+        if not path.exists():
+            lines = {str(self._base.root / name): mutants for name, mutants in self._lines.items()}
+            seeds = list(range(number * REACH_BLOCK + 1, (number + 1) * REACH_BLOCK + 1))
+            told = self._players.ask({"lines": lines, "seeds": seeds})
+            if "reached" not in told:
+                raise RuntimeError(f"a schedule fails without a mutant, or its tracing does:\n{told}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(told["reached"]))
+        found: dict[str, list[int]] = json.loads(path.read_text())
+        return found
+
+
 def pytest(copy: Path, *arguments: str) -> dict[str, object] | None:
     """Run tests in a copy. Return what failed first, or None."""
     told = copy / "outcome.json"
     told.unlink(missing_ok=True)
     options = ["-q", "-x", "-n0", "-p", "no:cacheprovider", "-p", "tests.mutation.watchdog"]
     more = {"MUTATION_OUTCOME": str(told)}
-    status, said = _call([sys.executable, "-m", "pytest", *options, *arguments], copy, more)
+    status, said = call([sys.executable, "-m", "pytest", *options, *arguments], copy, more)
     if status in (0, 5):
         return None
     if told.exists():
@@ -236,14 +415,17 @@ def _failure_of_make(said: str) -> Outcome:
     return Outcome("native", test[1], what[:160], is_hang)
 
 
-def _call(command: Sequence[str], copy: Path, more: Mapping[str, str] | None = None) -> tuple[int, str]:
-    """Run a command in a copy, and end all that it has started. Return its exit status and its output."""
-    with (copy / "output.txt").open("w+b") as output:
+def call(command: Sequence[str], copy: Path, more: Mapping[str, str] | None = None, said: str = "") -> tuple[int, str]:
+    """Run a command in a copy, with `said` on its standard input, and end all that it has started. Return its exit
+    status and its output."""
+    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
+        given.write(said.encode())
+        given.seek(0)
         process = subprocess.Popen(
             command,
             cwd=copy,
             env=environment(copy, more),
-            stdin=subprocess.DEVNULL,
+            stdin=given,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,

@@ -6,6 +6,7 @@ import ast
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -79,7 +80,7 @@ def test_a_line_that_is_taken_out_leaves_a_body() -> None:
         ({"within": "def two(", "line": "a: int,"}, "not found in pccl/x.py, within 'def two\\('"),
     ],
 )
-def test_a_mutant_that_cannot_be_applied_is_named(changes: dict[str, str], error: str) -> None:
+def test_a_mutant_that_cannot_be_applied_is_named(changes: dict[str, Any], error: str) -> None:
     with pytest.raises(MutantError, match=error):
         replace(MUTANT, **changes).apply(TEXT)
 

@@ -22,11 +22,14 @@ from tests.simulation.uses import Uses
 from tests.simulation.world import MASTER_TIMEOUT_S, World
 
 CLOSING_TAGS = (11, 12)
+GONE_TAG = 13
 """Unused before: a verdict may have ended a use of the others that some peers have yet to make."""
 LED_AGAIN_MAX = 3
 """The number of times that a run may be led once more, and lose its majority, after faults have stopped."""
 SETTLED_AFTER_S = 30.0
 """All that faults have left behind is over by then."""
+DEAD_S = 2.5
+"""A peer whose process has ended is lost by then: its links say so, and nobody waits for a peer timeout."""
 CATCH_UPS_MAX = 30
 """Rounds in which everybody does what others wait for. Each may end only one of several waits of each peer."""
 
@@ -115,12 +118,37 @@ class Schedule(Uses, Faults):
         self._all_succeed(lambda node: world.joint(node, Kind.OPTIMIZE_TOPOLOGY))
         self._all_succeed(lambda node: world.joint(node, Kind.ARE_PEERS_PENDING))
         world.check_rest()
+        if self.chance(0.6):
+            self._one_goes()
         world.checks.agreement()
         for node in world.alive:
             world.leave(node)
         world.run()
         assert not any(host.is_leading for host in world.hosts)
         assert world.master.deadline() is None or self.plan.masters
+
+    def _one_goes(self) -> None:
+        """Check that a peer which stops for good or dies, with all else well, is lost in time, and the others go on."""
+        world = self.world
+        nodes = world.accepted
+        if len(nodes) < 3 or any(node.site for node in nodes):
+            return
+        gone, *others = self.rng.sample(nodes, len(nodes))
+        others = [node for node in others if node.group == gone.group]
+        dies = self.chance(0.5)
+        if dies:
+            world.kill(gone)
+        else:
+            world.freeze(gone)
+        for node in others:
+            world.launch(node, GONE_TAG)
+        self._pass((DEAD_S if dies and others else SETTLED_AFTER_S / 2) * self._slack)
+        for node in others:
+            assert gone.number not in node.view.ring, f"{gone} has stopped, and {node} waits for it"
+            assert not node.open_ops, f"{node} waits in an op with {gone}, which has stopped"
+        if not dies:
+            world.thaw(gone)
+        world.run()
 
     def _leave_one_behind_the_name(self) -> None:
         """Of several masters behind a name one is left, which may begin anew."""

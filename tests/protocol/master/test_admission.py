@@ -163,3 +163,83 @@ def test_nobody_is_admitted_before_it_has_sent_a_heartbeat() -> None:
     assert rig.peers == [1]
     rig.tick(10.0)
     assert rig.told(1) == [m.Goodbye(Result.MASTER_CONNECTION_FAILED, "evicted: silent for 10.0 s")]
+
+
+def test_a_newcomer_without_its_control_connection_is_not_admitted() -> None:
+    rig = Rig(0)
+    peer = rig.hello()
+    assert rig.master.admissible == [peer]
+    rig.effects = rig.master.detached(peer, "reset", 0.0)
+    assert rig.master.admissible == []
+    rig.effects = rig.master.reattached(peer, 0.0)
+    assert rig.master.admissible == [peer]
+
+
+def _of_site(rig: Rig, size: int) -> int:
+    peer = rig.master.state.next_peer
+    rig.effects = rig.master.connected(peer, f"10.0.0.{peer}", rig.now)
+    rig.hear(peer, msgspec.structs.replace(HELLO, site="site", site_size=size))
+    rig.heartbeat(peer)
+    rig.answer()
+    return peer
+
+
+def test_who_leaves_its_site_on_purpose_leaves_alone() -> None:
+    rig = Rig()
+    one, other = _of_site(rig, 2), _of_site(rig, 2)
+    assert rig.master.accepted == [one, other]
+    rig.hear(one, m.Leave())
+    rig.answer()
+    assert rig.master.accepted == [other]
+
+
+def test_who_is_lost_takes_its_site_with_it() -> None:
+    rig = Rig()
+    one, other = _of_site(rig, 2), _of_site(rig, 2)
+    rig.lose(one)
+    assert Close(other) in rig.effects
+    assert rig.master.accepted == []
+
+
+def test_peers_of_a_site_agree_on_its_size() -> None:
+    rig = Rig()
+    one = _of_site(rig, 2)
+    assert _of_site(rig, 3) not in rig.peers
+    assert rig.peers == [one]
+
+
+def test_who_is_accepted_does_not_count_among_those_who_wait() -> None:
+    rig = Rig(0, 0, options=MasterOptions(pending_max=1))
+    peer = rig.hello()
+    assert peer in rig.master.pending
+
+
+def test_connections_of_peers_count_towards_the_bound() -> None:
+    rig = Rig(0, options=MasterOptions(connections_max=2))
+    rig.effects = rig.master.connected(9, "10.0.0.9", 0.0)
+    assert Close(9) in rig.effects
+
+
+@pytest.mark.parametrize("protocol", [m.PROTOCOL_VERSION - 1, m.PROTOCOL_VERSION + 1])
+def test_other_versions_are_refused(protocol: int) -> None:
+    rig = Rig()
+    rig.master.connected(1, "10.0.0.1", 0.0)
+    rig.hear(1, msgspec.structs.replace(HELLO, protocol=protocol))
+    assert Close(1) in rig.effects
+    assert "install the same version on both" in rig.logged[0]
+
+
+def test_a_connection_that_says_nothing_is_closed() -> None:
+    rig = Rig(options=MasterOptions(hello_timeout_s=5.0))
+    rig.master.connected(1, "10.0.0.1", 0.0)
+    rig.tick(4.9)
+    assert Close(1) not in rig.effects
+    rig.tick(5.0)
+    assert Close(1) in rig.effects
+
+
+def test_a_heartbeat_of_another_run_is_nobodys_here() -> None:
+    rig = Rig(0)
+    rig.master.connected(9, "10.0.0.1", 0.0)
+    rig.hear(9, m.HeartbeatHello(m.PROTOCOL_VERSION, "another run", 1))
+    assert Close(9) in rig.effects
