@@ -103,7 +103,7 @@ class _Counters(ast.NodeTransformer):
     def instrument(self, tree: ast.Module) -> ast.Module:
         tree = self.visit(tree)
         at = 1 if ast.get_docstring(tree) is not None else 0
-        while isinstance(tree.body[at], ast.ImportFrom) and tree.body[at].module == "__future__":  # type: ignore
+        while any(isinstance(each, ast.ImportFrom) and each.module == "__future__" for each in tree.body[at : at + 1]):
             at += 1
         tree.body[at:at] = ast.parse(
             f"from {__name__} import COUNTS as _counts, REACHED as _reached\n_reach = _reached.__setitem__\n"

@@ -51,8 +51,8 @@ class Faults(Deeds):
             self.world.hang(node)
 
     def thaw(self) -> None:
-        for node in self.world.alive:
-            if node.is_frozen:
+        for node in self.world.nodes:
+            if node.is_alive and node.is_frozen:
                 self.world.thaw(node)
 
     def break_link(self) -> None:
