@@ -67,8 +67,6 @@ class Checks:
         if self._taking_over is not None:
             leader, self._taking_over = self._taking_over, None
             self._accepted = [node for node, _ in leader.followers if node.is_accepted and node.is_known]
-            if self._facts.is_one_name:
-                is_whole = False  # who waits is told what has ended under another master, of which nothing is kept
             self._verdicts.failed_over(leader.run)
             self._calls.failed_over(leader)
         if self._results:

@@ -78,7 +78,10 @@ class JointCalls:
         `is_whole`, there are no others."""
         fresh = []
         for node, result in results:
-            known = self._ended.get(self._call(leader, node, result))
+            call = self._call(leader, node, result)
+            known = self._ended.get(call)
+            if self._facts.is_one_name and (known is not None or call in self._unheard):
+                continue  # of this part of the run, or of another, which goes on counting by itself
             if known is None:
                 fresh.append((node, result))
             else:
@@ -117,9 +120,7 @@ class JointCalls:
 
     def _call(self, leader: Leader, node: Node, result: m.JointResult) -> Call:
         kind = node.kinds[result.call]
-        # Behind one name each part of a run goes on counting by itself.
-        run = f"{leader.run}, {leader.process}, {leader.term}" if self._facts.is_one_name else leader.run
-        return run, result.call_number, kind, node.group if kind == m.Kind.SYNC else 0
+        return leader.run, result.call_number, kind, node.group if kind == m.Kind.SYNC else 0
 
     def _outcome(self, node: Node, result: m.JointResult) -> Outcome:
         has_synced = node.kinds[result.call] == m.Kind.SYNC and result.code == Result.SUCCESS
