@@ -68,6 +68,11 @@ def take() -> dict[int, int]:
     return taken
 
 
+def instrument(module: str, tree: ast.Module) -> ast.Module:
+    """Return a module with counters in its functions."""
+    return ast.fix_missing_locations(_Counters(module).instrument(tree))
+
+
 def install() -> None:
     """Have the modules that are imported from now on instrumented."""
     assert PACKAGE not in sys.modules, "the machines have been imported already"
@@ -90,8 +95,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
         tree = ast.parse(self.get_data(path), path)
-        counted = ast.fix_missing_locations(_Counters(fullname).instrument(tree))
-        return compile(counted, path, "exec", dont_inherit=True)
+        return compile(instrument(fullname, tree), path, "exec", dont_inherit=True)
 
 
 class _Counters(ast.NodeTransformer):
