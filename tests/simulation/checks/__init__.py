@@ -139,9 +139,14 @@ class Checks:
             node.prepared_epoch = next(
                 (ring.epoch for ring in message.rings if node.number in ring.peers), node.prepared_epoch
             )
-        elif isinstance(message, m.Install | m.StartOver):
+        elif isinstance(message, m.StartOver):
             node.prepared_epoch = None
-            node.call_heard = max(node.call_heard, message.call_number if isinstance(message, m.Install) else 0)
+        elif isinstance(message, m.Install):
+            node.prepared_epoch = None
+            before = self._facts.listed[node.views[-1].view] if node.views else set()
+            if self._facts.listed.get(message.view, set()) - before:
+                # It tells of calls that have ended without a word to this peer only where it admits somebody.
+                node.call_heard = max(node.call_heard, message.call_number)
         elif isinstance(message, m.JointResult):
             node.call_heard = max(node.call_heard, message.call_number)
 
