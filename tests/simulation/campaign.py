@@ -35,6 +35,8 @@ from tests.simulation.steering import blocks as blocks_of
 
 BLOCK = 50
 """Schedules handed to a process at a time."""
+REAL_BLOCK = 10
+"""The same with real engines, which take longer."""
 REPORT_EVERY_S = 15.0
 
 B = TypeVar("B")
@@ -86,7 +88,7 @@ def main() -> int:
         return _steer(Steering(options.seed, masters, traits), options.jobs, schedules, options.minutes)
     begun_at = reported_at = time.monotonic()
     played = failures = 0
-    blocks = _blocks(options.seed, schedules, options.minutes)
+    blocks = _blocks(options.seed, schedules, options.minutes, BLOCK if engine == "model" else REAL_BLOCK)
     for number, failed in _play_blocks(blocks, options.jobs, partial(_play_block, draw, options.keep_going, engine)):
         played += number
         failures += len(failed)
@@ -135,12 +137,12 @@ def _play_blocks(blocks: Iterator[B], jobs: int, play_block: Callable[[B], R]) -
                 yield future.result()
 
 
-def _blocks(first: int, schedules: int | None, minutes: float | None) -> Iterator[range]:
+def _blocks(first: int, schedules: int | None, minutes: float | None, size: int) -> Iterator[range]:
     end_at = time.monotonic() + minutes * 60 if minutes is not None else float("inf")
-    for start in count(first, BLOCK) if schedules is None else range(first, first + schedules, BLOCK):
+    for start in count(first, size) if schedules is None else range(first, first + schedules, size):
         if time.monotonic() >= end_at:
             return
-        yield range(start, start + BLOCK if schedules is None else min(start + BLOCK, first + schedules))
+        yield range(start, start + size if schedules is None else min(start + size, first + schedules))
 
 
 def _play_block(draw: Draw, keeps_going: bool, engine: str, seeds: range) -> tuple[int, list[Failed]]:

@@ -152,6 +152,7 @@ class Peers:
             elif kind == "refused":
                 node.machine.op_refused(number, Result.INTERNAL_ERROR, "out of memory")
             else:
+                assert kind == "lost"
                 node.machine.link_lost(number, "connection reset")
 
     def _start_engine(self, node: Node, effect: ps.StartEngine) -> None:

@@ -35,11 +35,12 @@ CATCH_UPS_MAX = 30
 
 
 class Schedule(Uses, Faults):
-    def __init__(self, plan: Plan, is_real: bool = False) -> None:
-        """`is_real`: with the engine that ships."""
+    def __init__(self, plan: Plan, is_real: bool = False, is_calm: bool = False) -> None:
+        """`is_real`: with the engine that ships. `is_calm`: the oldest thing happens first, there is no fast path,
+        and connections fail only where a step says so."""
         rng = random.Random(plan.seed)
         world = World(
-            rng,
+            None if is_calm else rng,
             options=MasterOptions(engine_threads=plan.seed // 6 % 3 + 1) if is_real else None,
             masters=plan.masters,
             has_fast_path=plan.seed % 2 == 1,
@@ -47,12 +48,14 @@ class Schedule(Uses, Faults):
             is_one_name=ONE_NAME in plan.traits,
             clocks=random.Random(plan.seed) if DRIFT in plan.traits else None,
             engine_seed=plan.seed if is_real else None,
+            connections_fail=not is_calm,
         )
         super().__init__(plan, world, rng)
         self._slack = 1 / CLOCK_RATES[0] if DRIFT in plan.traits else 1.0
         """The seconds that the slowest clock may take for one of its own."""
 
-    def run(self) -> None:
+    def run(self, at_rest: Callable[[], None] | None = None) -> None:
+        """`at_rest`: all comes to rest after each step, and this is called."""
         self.add()
         if self.plan.is_admitted:
             self.world.admit_all()
@@ -60,6 +63,10 @@ class Schedule(Uses, Faults):
             self.rng.seed(step.seed)
             self.between = None
             getattr(self, step.action)()
+            if at_rest is not None:
+                self.world.run()
+                at_rest()
+                continue
             for _ in range(step.deliveries):
                 if not self.world.step():
                     break

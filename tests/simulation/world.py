@@ -46,7 +46,7 @@ from tests.simulation.peers import Peers
 from tests.simulation.scene import MASTER, MASTER_TIMEOUT_S, Doom, Scene
 
 if TYPE_CHECKING:
-    from tests.simulation.real.engines import ConnectionFaults, RealEngines
+    from tests.simulation.real.engines import RealEngines
 
 __all__ = ["MASTER", "MASTER_TIMEOUT_S", "TAG", "World", "rings"]
 
@@ -67,19 +67,19 @@ class World(Scene):
         is_one_name: bool = False,
         clocks: random.Random | None = None,
         engine_seed: int | None = None,
-        connection_faults: ConnectionFaults | None = None,
+        connections_fail: bool = True,
     ) -> None:
         """`masters`: how many there are that nodes outlive. With 0 there is one, and they end with it.
         `has_fast_path`: ops may go past the machines. `memory`: what every master keeps. `is_one_name`: nodes know all
         masters by one name. `clocks` draws the rates of everybody's clock; without it all go alike. `engine_seed`:
-        the engines are those that ship, and this is the seed of their ops and chances, and where they are not given,
-        of `connection_faults`."""
+        the engines are those that ship, and this is the seed of their ops and chances; their connections fail by
+        themselves, unless told otherwise."""
         super().__init__(rng, cut_bytes, options, masters, memory, is_one_name, clocks)
         self._masters = Masters(self)
         self._peers = Peers(self, has_fast_path)
         self.engines: Engines | RealEngines
         self.links: Links
-        self.real = new_engines(self, engine_seed, connection_faults) if engine_seed is not None else None
+        self.real = new_engines(self, engine_seed, connections_fail) if engine_seed is not None else None
         if self.real is not None:
             self.engines, self.links = self.real, new_links(self, self._peers, self.real)
             self._peers.start_engine, self._peers.is_real = self.real.start, True
@@ -430,10 +430,10 @@ class World(Scene):
         self.network.blocked.clear()
 
 
-def new_engines(scene: Scene, seed: int, faults: ConnectionFaults | None) -> RealEngines:
+def new_engines(scene: Scene, seed: int, connections_fail: bool) -> RealEngines:
     from tests.simulation.real.engines import RealEngines  # builds the library
 
-    return RealEngines(scene, seed, faults)
+    return RealEngines(scene, seed, connections_fail)
 
 
 def new_links(scene: Scene, peers: Peers, engines: RealEngines) -> Links:

@@ -23,6 +23,7 @@ from typing import Any
 from pccl.protocol import peer as ps
 from pccl.protocol.point_to_point import ranks_of
 from pccl.types import Result
+from tests.simulation.fast_path import Report
 from tests.simulation.node import Key, Node, Value
 from tests.simulation.real.arrays import Loan
 from tests.simulation.real.fast_path import RealFastPath
@@ -72,8 +73,8 @@ class RealEngines:
     _last: RealEngines | None = None
     """The engines of the run before: there is one library, and so one run at a time."""
 
-    def __init__(self, scene: Scene, seed: int, faults: ConnectionFaults | None) -> None:
-        """`faults`: those of connections; None: as the seed has it."""
+    def __init__(self, scene: Scene, seed: int, connections_fail: bool) -> None:
+        """`connections_fail`: by themselves, as the seed has it."""
         if RealEngines._last is not None:
             RealEngines._last.close()
         RealEngines._last = self
@@ -83,10 +84,13 @@ class RealEngines:
         self._seed = seed
         self._library: Library = library()
         self._lib = self._library.lib
-        chance = random.Random(f"engines {seed}")
-        self._faults = faults or ConnectionFaults(chance.choice(RATES), chance.choice(RATES))
+        chance = self._chance = random.Random(f"engines {seed}")
+        """For what is part of a step, and for all where the scene leaves nothing to chance."""
+        self._faults = ConnectionFaults(chance.choice(RATES), chance.choice(RATES))
+        if not connections_fail:
+            self.calm()
         self._tune(chance)
-        self._lib.pccl_sim_reset(seed, scene.rng is not None)
+        self._lib.pccl_sim_reset(seed, True)
         self._capacities = [chance.choice(CAPACITIES) for _ in range(3)]
         self._ahead_ms = 0
         self._moments = 0
@@ -132,6 +136,7 @@ class RealEngines:
         assert node not in self.of
         engine = self.of[node] = PeerEngine(self._library, node, threads)
         engine.fast_path.after = lambda: self._after(node)
+        engine.fast_path.poll = lambda: self._reports(node)
         self._node_of_thread.update(dict.fromkeys(engine.numbers, node))
 
     def freeze_node(self, node: Node) -> None:
@@ -142,11 +147,11 @@ class RealEngines:
 
     def kill(self, node: Node) -> None:
         """Have a node's process die: its system closes the connections, and not all that it sent arrives."""
-        rng = self._scene.rng
+        rng = self._chance
         for fd, (sender, _) in self.ends.items():
             if sender is node:
                 under_way = self._lib.pccl_sim_under_way(fd)
-                lost = rng.randint(0, under_way) if rng is not None and rng.random() < 0.5 else 0
+                lost = rng.randint(0, under_way) if rng.random() < 0.5 else 0
                 self._lib.pccl_sim_abandon(fd, lost)
         if node in self.of:
             self._sync_clock()
@@ -160,8 +165,7 @@ class RealEngines:
     def connect(self, node: Node, other: Node) -> dict[str, int]:
         """Make a pair of sockets; their descriptors by the name of the node."""
         pair = self._library.ffi.new("int32_t[2]")
-        rng = self._scene.rng
-        self._lib.pccl_sim_connect(rng.choice(self._capacities) if rng is not None else CAPACITIES[-1], pair)
+        self._lib.pccl_sim_connect(self._chance.choice(self._capacities), pair)
         self.ends[pair[0]], self.ends[pair[1]] = (node, other), (other, node)
         return {node.name: pair[0], other.name: pair[1]}
 
@@ -176,9 +180,7 @@ class RealEngines:
 
     def break_socket(self, fd: int) -> None:
         """Reset a connection, at some byte in each direction."""
-        rng, lib = self._scene.rng, self._lib
-        some = (lambda: rng.randint(0, 200)) if rng is not None else (lambda: 0)
-        lib.pccl_sim_break(fd, some(), some())
+        self._lib.pccl_sim_break(fd, self._chance.randint(0, 200), self._chance.randint(0, 200))
 
     def abandon(self, fd: int) -> None:
         self._lib.pccl_sim_abandon(fd, 0)
@@ -242,9 +244,11 @@ class RealEngines:
 
     def _detached(self, node: Node, op: int) -> None:
         loan = self.of[node].loans[op]
+        result = node.results.get(op)
         if not loan.is_returned:
-            assert loan.has_input(is_aborted=True), f"{node} has op {op} back without its input"
-            self._values[node.name, op] = frozenset(((node.name, op),))
+            is_committed = result is not None and result.code is Result.SUCCESS  # before it could be told to let go
+            assert is_committed or loan.has_input(is_aborted=True), f"{node} has op {op} back without its input"
+            self._values.setdefault((node.name, op), frozenset(((node.name, op),)))
             loan.give_back()
 
     # What happens next.
@@ -295,19 +299,17 @@ class RealEngines:
 
     def _carry(self, fd: int) -> None:
         self._moments = 0
-        rng, lib = self._scene.rng, self._lib
-        under_way = lib.pccl_sim_under_way(fd)
-        count = under_way
-        if rng is not None:
-            if under_way > 1 and rng.random() < 0.4:
-                count = rng.randint(1, under_way - 1)
-            if under_way and rng.random() < self._faults.damages:
-                lib.pccl_sim_damage(fd, rng.randrange(under_way), rng.randrange(8))
-            if rng.random() < self._faults.breaks:
-                lib.pccl_sim_break(fd, rng.randint(0, under_way), rng.randint(0, 200))
+        rng, lib = self._scene.rng or self._chance, self._lib
+        count = under_way = lib.pccl_sim_under_way(fd)
+        if under_way > 1 and rng.random() < 0.4:
+            count = rng.randint(1, under_way - 1)
+        if under_way and rng.random() < self._faults.damages:
+            lib.pccl_sim_damage(fd, rng.randrange(under_way), rng.randrange(8))
+        if rng.random() < self._faults.breaks:
+            lib.pccl_sim_break(fd, rng.randint(0, under_way), rng.randint(0, 200))
         lib.pccl_sim_carry(fd, count)
         receiver = self.ends[fd][1]
-        if receiver in self.of and (rng is None or rng.random() < CARRIES_AND_RUNS):
+        if receiver in self.of and rng.random() < CARRIES_AND_RUNS:
             ready = self._library.ffi.unpack(self._numbers, lib.pccl_sim_ready(self._numbers, CHOICES_MAX))
             for thread in self.of[receiver].numbers:
                 if thread in ready:
@@ -357,11 +359,15 @@ class RealEngines:
 
     def _poll(self, node: Node) -> None:
         if node in self.of:
-            for report in self.of[node].poll():
-                if report[0] == "detached":
-                    self._detached(node, report[1])
-                else:
-                    node.reports.append(report)
+            node.reports.extend(self._reports(node))
+
+    def _reports(self, node: Node) -> list[Report]:
+        """Return what an engine has to report to the machine."""
+        reports = self.of[node].poll()
+        for report in reports:
+            if report[0] == "detached":
+                self._detached(node, report[1])
+        return [report for report in reports if report[0] != "detached"]
 
     def _hear_done(self) -> None:
         lib = self._lib

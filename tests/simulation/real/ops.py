@@ -149,7 +149,9 @@ def style_of(seed: int, key: tuple[int, int, int, int], is_pair: bool, world_siz
         count -= count % world_size
     elif collective is Collective.BARRIER:
         count = 0
-    if is_other and collective is not Collective.BARRIER:
+    if is_other and collective is Collective.BARRIER:
+        dtype = DataType.UINT8 if dtype is not DataType.UINT8 else DataType.INT8
+    elif is_other:
         count += world_size if collective is Collective.ALL_GATHER else 1
     return Style(
         collective,

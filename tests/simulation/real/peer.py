@@ -49,7 +49,6 @@ class PeerEngine:
         assert isinstance(node.fast_path, RealFastPath)
         self.fast_path = node.fast_path
         self.fast_path.attach(self.threads)
-        self.fast_path.poll = self.poll
         self.is_closed = False
 
     # What the machine and callers want of it.

@@ -1,0 +1,40 @@
+"""The engine that ships in the simulation: small runs, and what its sockets and threads may do to it.
+
+Longer campaigns: `python -m tests.simulation --engine real`. The library is built when a source has changed, which
+takes a while.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from pccl.types import Result
+from tests.simulation.plan import Plan
+from tests.simulation.real.play import play_both, play_real
+from tests.simulation.world import World
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_two_peers_reduce_over_any_division_of_bytes(seed: int) -> None:
+    world = World(random.Random(seed), engine_seed=seed, connections_fail=False)
+    nodes = world.join(0, 0)
+    for _ in range(10):
+        assert world.reduce(nodes) == [Result.SUCCESS] * 2
+    world.check_rest()
+    world.close()
+
+
+def test_schedules_with_real_engines_are_replayed_by_their_seeds() -> None:
+    def log(seed: int) -> list[str]:
+        return play_real(Plan.of_seed(seed)).log
+
+    assert log(7) == log(7) != log(8)
+
+
+@pytest.mark.parametrize("seed", range(2000, 2010))
+def test_both_kinds_of_engines_come_to_the_same(seed: int) -> None:
+    play_both(Plan.of_seed(seed))
