@@ -1,10 +1,11 @@
 """Judges whether those who could go on did: no standstill where a majority is connected, no call that never returns.
 
 Theory of operation. What was done to the world is known as *spans*: from when to when a fault lasted, and what it took
-away. Between two changes of the world, of a process's start and of its end included, it is *calm*. For each calm time
-the hosts are known whose processes run and are not stopped, and the pairs that carry everything in both directions. If
-there is a set of peers, more than half of all, who are all joined with each other and with one master that runs, then
-one of them must end a step within GRACE of the beginning of that calm time, and again and again to its end.
+away. Between two changes of the world, of a process's first word and of its end included, it is *calm*. For each calm
+time the hosts are known whose processes run and are not stopped, and the pairs that carry everything in both
+directions. If there is a set of peers, more than half of all, who are all joined with each other and with one master
+that runs, then one of them must end a step within GRACE of the beginning of that calm time, and again and again to its
+end.
 
 The grace comes from docs/failures.md, in units of `peer_timeout`, for what may all come one after the other:
 
@@ -59,6 +60,8 @@ class Life:
     begin_s: float
     end_s: float
     is_master: bool = False
+    ready_s: float = 0.0
+    """When it said its first word: a machine that is busy with others takes long to start a process."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ def calm_times(world: World) -> list[tuple[float, float]]:
     for span in world.spans:
         changes |= {span.begin_s, span.end_s}
     for life in world.lives:
-        changes |= {life.begin_s, life.end_s}
+        changes |= {life.begin_s, life.ready_s, life.end_s}
     inside = sorted(at for at in changes if world.begin_s <= at <= world.end_s)
     return list(pairwise(inside))
 
@@ -144,7 +147,8 @@ def able_hosts(world: World, begin_s: float, end_s: float) -> frozenset[int]:
     spans = [span for span in world.spans if span.begin_s <= now < span.end_s]
     frozen = {host for span in spans for host in span.frozen}
     cut = {pair for span in spans for pair in span.cut}
-    alive = [life for life in world.lives if life.begin_s <= now < life.end_s and life.host not in frozen]
+    lives = [life for life in world.lives if max(life.begin_s, life.ready_s) <= now < life.end_s]
+    alive = [life for life in lives if life.host not in frozen]
     peers = sorted({life.host for life in alive if not life.is_master})
     masters = {life.host for life in alive if life.is_master}
 
@@ -174,8 +178,8 @@ def _hangs(world: World, histories: Mapping[str, Sequence[Event]]) -> Iterator[V
         if life is None:
             continue
         end_s = min(life.end_s, world.end_s)
-        moments = sorted([life.begin_s, *(event.at_s for event in history if event.kind != "leaving"), *changes, end_s])
-        moments = [at for at in moments if life.begin_s <= at <= end_s]
+        moments = sorted([life.ready_s, *(event.at_s for event in history if event.kind != "leaving"), *changes, end_s])
+        moments = [at for at in moments if max(life.begin_s, life.ready_s) <= at <= end_s]
         for before, after in pairwise(moments):
             frozen = any(life.host in s.frozen and s.begin_s <= before < s.end_s for s in world.spans)
             if after - before > world.hang_s and not frozen:

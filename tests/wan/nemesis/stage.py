@@ -92,6 +92,8 @@ class Seat:
     """The history of the present process, if it is a peer."""
     name: str = ""
     begun_s: float = 0.0
+    ready_s: float = 0.0
+    """When the present process, of a master, was seen to listen; 0: not yet."""
     is_stopped: bool = False
 
     def __str__(self) -> str:
@@ -190,7 +192,7 @@ class Stage:
                 files.callback(os.close, stderr)
             else:
                 stderr = files.enter_context((self.folder / f"{seat.name}.log").open("wb"))
-            seat.begun_s = time.monotonic()
+            seat.begun_s, seat.ready_s = time.monotonic(), 0.0
             seat.process = seat.host.popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=stderr, env=environment
             )
@@ -256,8 +258,17 @@ class Stage:
                     self.unexpected.append((time.monotonic(), seat, seat.name, status))
                 self._ended(seat)
 
+    def note_listening(self) -> None:
+        for seat in self.running:
+            if seat.is_master and not seat.ready_s and self.is_listening(seat.number):
+                seat.ready_s = time.monotonic()
+
     def _ended(self, seat: Seat) -> None:
-        self.lives.append(Life(seat.name, seat.number, seat.begun_s, time.monotonic(), seat.is_master))
+        now = time.monotonic()
+        if seat.reader is not None:
+            seat.reader.poll()
+            seat.ready_s = seat.reader.events[0].at_s if seat.reader.events else 0.0
+        self.lives.append(Life(seat.name, seat.number, seat.begun_s, now, seat.is_master, seat.ready_s or now))
         seat.process = None
         seat.reader = None
         seat.is_stopped = False

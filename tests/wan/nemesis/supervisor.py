@@ -260,6 +260,7 @@ class Supervisor:
         if not at_once and now < self._looked_at_s + LOOK_S:
             return
         self._looked_at_s = now
+        stage.note_listening()
         for reader in stage.readers.values():
             reader.poll()
 

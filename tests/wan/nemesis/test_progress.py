@@ -54,6 +54,15 @@ def test_who_must_go_on(spans: list[Span], able: set[int]) -> None:
     assert progress.able_hosts(world(*spans), 0.0, END_S) == able
 
 
+def test_a_process_counts_from_its_first_word_on() -> None:
+    lives = [*world().lives[:3], Life("3.1", 3, 0.0, END_S, ready_s=150.0), Life("4.1", 4, 0.0, END_S, ready_s=150.0)]
+    given = world(lives=lives)
+    assert progress.able_hosts(given, 0.0, 150.0) == set()
+    assert progress.able_hosts(given, 150.0, END_S) == {2, 3, 4}
+    histories = {name: [event for event in events if event.at_s >= 150] for name, events in steps(3, 4).items()}
+    assert rules(given, {**histories, "2.1": steps(2)["2.1"]}) == set()
+
+
 def test_a_run_that_goes_on_passes() -> None:
     assert rules(world(), steps(*PEERS)) == set()
     assert rules(world(cut(both_ways([2], [0, 1, 3, 4]))), steps(3, 4)) == {"hang"}  # of the one that is cut off
