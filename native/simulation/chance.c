@@ -2,6 +2,9 @@
 #include "sim.h"
 
 #include <stdlib.h>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 static uint64_t state;
 static int is_at_work;
@@ -29,6 +32,20 @@ int sim_happens(uint32_t one_in) { return is_at_work && sim_draw(one_in) == 0; }
 void *pccl_sim_allocate(size_t bytes) { return malloc(pccl_max_size(bytes, 1)); }
 
 void pccl_sim_free(void *memory) { free(memory); }
+
+void pccl_sim_forbid(void *memory, size_t bytes, int is_forbidden)
+{
+#if defined(__SANITIZE_ADDRESS__)
+    if (is_forbidden)
+        __asan_poison_memory_region(memory, bytes);
+    else
+        __asan_unpoison_memory_region(memory, bytes);
+#else
+    (void)memory;
+    (void)bytes;
+    (void)is_forbidden;
+#endif
+}
 
 int pccl_sim_is_sanitized(void)
 {

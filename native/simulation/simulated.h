@@ -86,6 +86,7 @@ int pccl_sim_done(uint64_t *ops, int32_t *threads, int ops_max);
 /* Memory of exactly this size, so that a sanitizer sees what is beside it. */
 void *pccl_sim_allocate(size_t bytes);
 void pccl_sim_free(void *memory);
+void pccl_sim_forbid(void *memory, size_t bytes, int is_forbidden); /* has a sanitizer report whoever touches it */
 int pccl_sim_is_sanitized(void);
 
 #endif

@@ -105,7 +105,7 @@ class World(Scene):
     def connect(self, group: int = 0, connections: int = 2) -> Node:
         """Add a peer that is connected and has not said Hello yet."""
         number = len(self.nodes) + 1
-        machine = ps.Peer(group, connections, outlives_masters=self.masters > 0)
+        machine = ps.Peer(group, connections, may_grow=self.real is not None, outlives_masters=self.masters > 0)
         node = Node(f"n{number}", 1000 + number, machine, group=group)
         node.rate = self.draw_rate()
         node.route = self.pick(list(range(len(self.hosts)))) if self.is_one_name else 0

@@ -2,8 +2,8 @@
 
 They are memory of exactly their size, from the library, so that a sanitizer sees whoever goes beyond. When a caller has
 its arrays back it must find the result, the same bits as on all other peers, or what it gave, bit for bit. From then on
-nobody else may touch them: they are freed where a sanitizer watches, and elsewhere filled with a pattern that must be
-there in the end.
+nobody else may touch them: a sanitizer is told so, and elsewhere they are filled with a pattern that must be there in
+the end.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from pccl.runtime.data_plane.detached import PrivateCopy
 from pccl.runtime.data_plane.op_spec import Buffers
 from pccl.types import Collective
 from tests.simulation.real.library import Library
@@ -33,15 +34,21 @@ class Block:
         """Note that it is its caller's again."""
         self.is_returned = True
         self.bytes[:] = POISON
-        if self._library.lib.pccl_sim_is_sanitized():
-            self.free()
+        self._library.lib.pccl_sim_forbid(self._memory, len(self.bytes), 1)
+
+    def take_back(self) -> None:
+        """Note that its caller is no more."""
+        self._library.lib.pccl_sim_forbid(self._memory, len(self.bytes), 0)
 
     def is_as_returned(self) -> bool:
-        return not self.is_returned or bool((self.bytes == POISON).all())
+        if not self.is_returned or self._library.lib.pccl_sim_is_sanitized():
+            return True
+        return bool((self.bytes == POISON).all())
 
     def free(self) -> None:
-        self.bytes = _NOTHING
         if self._memory is not None:
+            self.take_back()
+            self.bytes = _NOTHING
             self._library.lib.pccl_sim_free(self._memory)
             self._memory = None
 
@@ -79,14 +86,25 @@ class Loan:
         self._before = [block.bytes.copy() for block in self.blocks]
         """What an abort puts back, of an op in place."""
         self.buffers = Buffers(at_send, at_recv, style.count, self)
+        self.private: PrivateCopy | None = None
+        """What the op goes on in since its caller has its arrays back, until its result is known."""
+        self._bytes = send, recv
 
     def _take(self, library: Library, size_bytes: int) -> Block:
         self.blocks.append(Block(library, size_bytes))
         self.blocks[-1].bytes[:] = 0
         return self.blocks[-1]
 
+    def moved(self) -> Buffers:
+        """Return memory for the op to go on in without its caller's arrays."""
+        self.private = PrivateCopy(self.buffers, *self._bytes)
+        return self.private.buffers
+
     def result(self) -> Array:
         """What is where the result belongs."""
+        if self.private is not None:
+            _, recv = self.private.buffers.keep
+            return recv[: self._bytes[1]].copy().view(DTYPES[self.style.dtype])
         return self._recv.copy().view(DTYPES[self.style.dtype])
 
     def has_input(self, is_aborted: bool) -> bool:
@@ -104,6 +122,11 @@ class Loan:
             self.is_returned = True
             for block in self.blocks:
                 block.give_back()
+
+    def take_back(self) -> None:
+        """Note that its caller is no more, and nobody minds what becomes of the arrays."""
+        for block in self.blocks:
+            block.take_back()
 
     def free(self) -> None:
         self._send = self._recv = _NOTHING

@@ -16,7 +16,7 @@ Connections fail by themselves (`ConnectionFaults`), at any byte that is carried
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,12 +39,19 @@ CARRIES_AND_RUNS = 0.6
 """The probability that what is carried is also received at once."""
 MOMENTS_MAX = 4
 """Moments that engines get in a row where nothing else happens."""
+GOES_ON = 0.7
+"""The probability that more happens among engines before anything else does."""
 LONG_S = 0.5
 """A time in which the network carries what it has."""
 
+ENCRYPTED = 0.2
+"""The share of runs whose links are encrypted."""
+LIMITED = 0.1
+"""The probability that a connection is held back by its window."""
 RATES = (0.0, 0.0, 0.002, 0.02)
 """Of faults, by the seed."""
 
+Choice = tuple[Callable[[Any], None], Any]
 GARBAGE: Value = frozenset((("garbage", 0),))
 
 
@@ -91,6 +98,9 @@ class RealEngines:
             self.calm()
         self._tune(chance)
         self._lib.pccl_sim_reset(seed, True)
+        self._is_encrypted = chance.random() < ENCRYPTED
+        self._reclaims = chance.choice(RATES) if connections_fail else 0.0
+        """How often a caller takes its arrays back when something is carried to it."""
         self._capacities = [chance.choice(CAPACITIES) for _ in range(3)]
         self._ahead_ms = 0
         self._moments = 0
@@ -101,6 +111,8 @@ class RealEngines:
         self._node_of_call: dict[int, Node] = {}
         self.ends: dict[int, tuple[Node, Node]] = {}
         """By descriptor: who sends from it, and to whom."""
+        self._pairs: dict[int, int] = {}
+        """By descriptor: that of the other end."""
         self._loans: dict[Key, dict[tuple[str, int], Loan]] = {}
         """What was lent to each op, by node and number."""
         self._values: dict[tuple[str, int], Value] = {}
@@ -108,6 +120,7 @@ class RealEngines:
         self._rounded: dict[Key, Array] = {}
         self._complete: Callable[[Node, ps.SubmitOp], None] | None = None
         self.turns = 0
+        self._offered: list[Choice] = []
         self._is_broken = False
 
     def _tune(self, chance: random.Random) -> None:
@@ -155,6 +168,8 @@ class RealEngines:
                 self._lib.pccl_sim_abandon(fd, lost)
         if node in self.of:
             self._sync_clock()
+            for loan in self.of[node].loans.values():
+                loan.take_back()
             self.of[node].close()
             for loan in self.of[node].loans.values():
                 loan.free()
@@ -167,12 +182,21 @@ class RealEngines:
         pair = self._library.ffi.new("int32_t[2]")
         self._lib.pccl_sim_connect(self._chance.choice(self._capacities), pair)
         self.ends[pair[0]], self.ends[pair[1]] = (node, other), (other, node)
+        self._pairs[pair[0]], self._pairs[pair[1]] = pair[1], pair[0]
         return {node.name: pair[0], other.name: pair[1]}
 
     def add_connection(self, node: Node, link: int, index: int, fd: int) -> None:
         threads = self.of[node].threads
         threads.set_link_timeout(node.machine.link_timeout_s)
-        threads.link_add(link, index, fd)
+        self._lib.pccl_sim_limit(fd, self._chance.random() < LIMITED)
+        threads.link_add(link, index, fd, self._keys(fd))
+
+    def _keys(self, fd: int) -> tuple[bytes, bytes] | None:
+        """The keys for what is sent from a descriptor and for what is received there, where links are encrypted."""
+        if not self._is_encrypted:
+            return None
+        ours, theirs = (number.to_bytes(32, "little") for number in (fd, self._pairs[fd]))
+        return ours, theirs
 
     def close_link(self, node: Node, link: int) -> None:
         if node in self.of:
@@ -242,31 +266,69 @@ class RealEngines:
         if not engine.threads.detach(op, None):
             engine.detaching.discard(op)
 
+    def _reclaim(self, node: Node, rng: random.Random) -> None:
+        """Have a caller that does not wait any longer take its arrays back, from an op that goes on."""
+        engine = self.of[node]
+        ops = [effect.op for effect in node.submitted.values()]
+        ops = [op for op in ops if op in engine.loans and op not in node.fast_path.running and op not in node.results]
+        ops = [op for op in ops if op not in engine.detaching and not engine.loans[op].is_returned]
+        if ops:
+            op = rng.choice(ops)
+            engine.detaching.add(op)
+            if not engine.threads.detach(op, engine.loans[op].moved()):
+                engine.detaching.discard(op)
+
     def _detached(self, node: Node, op: int) -> None:
         loan = self.of[node].loans[op]
         result = node.results.get(op)
         if not loan.is_returned:
-            is_committed = result is not None and result.code is Result.SUCCESS  # before it could be told to let go
+            # An op that has been given up may be committed before it could be told to let go.
+            is_committed = result is not None and result.code is Result.SUCCESS and loan.private is None
             assert is_committed or loan.has_input(is_aborted=True), f"{node} has op {op} back without its input"
             self._values.setdefault((node.name, op), frozenset(((node.name, op),)))
             loan.give_back()
+            if result is not None and loan.private is not None:
+                has_result = result.code is not Result.SUCCESS or self._has_result(node.keys[op], loan)
+                assert has_result, f"{node} lacks the result of op {op}, which went on without its arrays"
+                loan.private = None
 
     # What happens next.
 
-    def choices(self) -> Iterator[tuple[Callable[[Any], None], Any]]:
-        """Yield all that could happen now: turns of threads, and bytes that are carried."""
+    def choices(self) -> list[Choice]:
+        """Return all that could happen now: turns of threads, and bytes that are carried."""
         lib, ffi, numbers = self._lib, self._library.ffi, self._numbers
+        offered: list[Choice] = []
         for thread in ffi.unpack(numbers, lib.pccl_sim_ready(numbers, CHOICES_MAX)):
-            if thread in self._node_of_thread:
-                yield self._turn, thread
-            else:
+            if thread not in self._node_of_thread:
                 caller = self._caller(thread)
-                if caller is not None and not caller.is_frozen:
-                    yield self._turn, thread
+                if caller is None or caller.is_frozen:
+                    continue
+            offered.append((self._take_turn, thread))
         blocked = self._scene.network.blocked
         for fd in ffi.unpack(numbers, lib.pccl_sim_sending(numbers, CHOICES_MAX)):
             if not blocked or not self._is_blocked(fd):
-                yield self._carry, fd
+                offered.append((self._take_bytes, fd))
+        self._offered = offered
+        return offered
+
+    def _take_turn(self, thread: int) -> None:
+        self._turn(thread)
+        self._go_on()
+
+    def _take_bytes(self, fd: int) -> None:
+        self._carry(fd)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Have more happen of what was offered, some of which may have nothing to do any more."""
+        rng = self._scene.rng
+        while rng is not None and rng.random() < GOES_ON and not any(self._scene.dooms):
+            deliver, number = rng.choice(self._offered)
+            if deliver == self._take_turn:
+                if not self._lib.pccl_sim_is_over(number):
+                    self._turn(number)
+            else:
+                self._carry(number)
 
     def _caller(self, thread: int) -> Node | None:
         for node, engine in self.of.items():
@@ -282,7 +344,7 @@ class RealEngines:
         return network.stops_large(sender, receiver) and self._lib.pccl_sim_under_way(fd) > SMALL_BYTES
 
     def is_slow(self, deliver: object, what: int) -> bool:
-        if deliver != self._carry:
+        if deliver != self._take_bytes:
             return False
         sender, receiver = self.ends[what]
         return (sender.name, receiver.name) in self._scene.network.slow
@@ -309,6 +371,8 @@ class RealEngines:
             lib.pccl_sim_break(fd, rng.randint(0, under_way), rng.randint(0, 200))
         lib.pccl_sim_carry(fd, count)
         receiver = self.ends[fd][1]
+        if rng.random() < self._reclaims and receiver in self.of and not receiver.is_frozen:
+            self._reclaim(receiver, rng)
         if receiver in self.of and rng.random() < CARRIES_AND_RUNS:
             ready = self._library.ffi.unpack(self._numbers, lib.pccl_sim_ready(self._numbers, CHOICES_MAX))
             for thread in self.of[receiver].numbers:
@@ -400,13 +464,17 @@ class RealEngines:
             return known or own
         is_success = result.code is Result.SUCCESS
         everybody: Value = frozenset(self._loans[node.keys[op]])
-        if loan.is_returned:
+        if op in engine.detaching and loan.private is not None:
+            return everybody if is_success else own  # looked at once the engine lets go
+        if loan.is_returned and loan.private is None:
             return everybody if is_success else known or own
         if is_success:
-            value = everybody if self._has_result(node.keys[op], loan) and loan.has_input(False) else GARBAGE
+            has_input = loan.is_returned or loan.has_input(is_aborted=loan.private is not None)
+            value = everybody if self._has_result(node.keys[op], loan) and has_input else GARBAGE
         else:
-            value = own if loan.has_input(is_aborted=True) else GARBAGE
+            value = own if loan.is_returned or loan.has_input(is_aborted=True) else GARBAGE
         self._values[node.name, op] = value
+        loan.private = None
         if op not in engine.detaching:
             loan.give_back()
         return value

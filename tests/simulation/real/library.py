@@ -23,8 +23,8 @@ import cffi
 
 NATIVE = Path(__file__).resolve().parents[3] / "native"
 SANITIZE = os.environ.get("PCCL_SIMULATION_SANITIZE", "")
-SHIPPED = ("op_request", "engine", "engine_threads")
-"""Modules of `pccl.runtime.data_plane` that call the library, in the order in which they import each other."""
+SHIPPED = ("network.encrypted", "data_plane.op_request", "data_plane.engine", "data_plane.engine_threads")
+"""Modules of `pccl.runtime` that call the library, in the order in which they import each other."""
 
 
 class _Lib:
@@ -60,7 +60,7 @@ def library() -> Library:
         ffi.cdef(_declarations((NATIVE / header).read_text()))
     lib = _Lib(ffi.dlopen(str(_build())))
     modules = _load(ffi, lib)
-    return Library(ffi, lib, modules["engine"], modules["engine_threads"])
+    return Library(ffi, lib, modules["data_plane.engine"], modules["data_plane.engine_threads"])
 
 
 def _build() -> Path:
@@ -84,7 +84,7 @@ def _load(ffi: Any, lib: Any) -> dict[str, ModuleType]:
     """Load the shipped modules once more, on top of this library. Those of the extension stay as they are."""
     extension = ModuleType("pccl.runtime.extension")
     extension.__dict__.update(ffi=ffi, lib=lib, text=lambda chars: ffi.string(chars).decode("utf-8", "replace"))
-    names = [f"pccl.runtime.data_plane.{name}" for name in SHIPPED]
+    names = [f"pccl.runtime.{name}" for name in SHIPPED]
     originals = {name: importlib.import_module(name) for name in ("pccl.runtime.extension", *names)}
     loaded = {}
     try:

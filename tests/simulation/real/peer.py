@@ -95,8 +95,10 @@ class PeerEngine:
     # What it reports.
 
     def has_events(self) -> bool:
+        if self.is_closed:
+            return False
         is_readable = self._library.lib.pccl_sim_is_readable
-        return not self.is_closed and any(is_readable(fd) for fd in self._event_fds)
+        return any(map(is_readable, self._event_fds))
 
     def poll(self) -> list[Report]:
         """Return what it has reported since."""
