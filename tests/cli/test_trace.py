@@ -21,7 +21,8 @@ from pccl.protocol.codec import encode
 from pccl.runtime.master import tracing
 from pccl.trace.clocks import shifts
 from tests.conftest import Command
-from tests.support.cluster import Cluster, reduce_once, run_of
+from tests.support.cluster import WAIT_S, Cluster, reduce_once, run_of, until
+from tests.support.proxy import Proxy
 
 CERTIFICATES = Path(__file__).parents[1] / "certificates"
 OPS = 30
@@ -175,6 +176,34 @@ def test_a_peer_that_does_not_answer_is_named(
     assert any("no recording: it did not answer" in name for name in names)
     cluster.each(reduce_once)
     assert all(peer.recording for peer in collect(cluster.address).peers)
+
+
+def test_a_peer_that_is_away_is_named_at_once() -> None:
+    with MasterNode("127.0.0.1:0", peer_timeout=30) as node, Proxy(node.address) as proxy:
+        cluster = Cluster(proxy.address, master_timeout=2 * WAIT_S)
+        cluster.join(2)
+        cluster.each(reduce_once)
+        proxy.is_open = False
+        proxy.reset_all(heartbeats=False)
+
+        def are_away() -> list[str]:
+            lacks = [peer.lack for peer in collect(node.address).peers]
+            return lacks if all(lacks) else []
+
+        assert len(until(are_away, "the master has noticed")) == 2
+        proxy.is_open = True
+        until(lambda: all(peer.recording for peer in collect(node.address).peers), "they have come back")
+        cluster.close_all()
+
+
+def test_of_several_masters_the_one_that_leads_is_asked(cluster: Cluster) -> None:
+    with MasterNode("127.0.0.1:0", standby_of=cluster.address) as standby:
+        cluster.join(2)
+        cluster.each(reduce_once)
+        found = collect(f"{standby.address},{cluster.address}")
+        assert [peer.lack for peer in found.peers] == ["", ""]
+        with pytest.raises(PCCLError, match="leads no run"):
+            collect(str(standby.address))
 
 
 def test_what_has_come_in_time_is_drawn(cluster: Cluster, command: Command, tmp_path: Path) -> None:
