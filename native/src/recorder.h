@@ -4,9 +4,9 @@
  * op that never ends can be read like any other. An entry is kept until its op has ended and all others have been given
  * away since.
  *
- * Cost. An op takes a slot and writes some twenty words. The clock is not read for that: the engine thread reads it
- * once for each batch of events, and everything that a batch brings about has that time. The caller's thread reads it
- * once, when it submits.
+ * Cost. An op takes a slot and writes some thirty words: less than 0.1 us (tests/bench_recorder.c), of a small op that
+ * takes tens of them. The clock is not read for that: the engine thread reads it once for each batch of events, and
+ * everything that a batch brings about has that time. The caller's thread reads it once, when it submits.
  *
  * Threads. The engine thread alone writes, and takes no lock. Whoever reads copies an entry and looks at its version
  * before and after: it is odd while the slot changes hands, and another one afterwards. All words are written and read
