@@ -10,6 +10,7 @@ handshakes, elections, joint calls, state transfers and staged ops that ship. Wh
     heartbeats    the heartbeat thread, as tasks
     system        a machine of the run: network, heartbeats and helper threads, as `runtime.network.system` has them
     engine        the engine: arrays of numbers that travel in frames over links
+    device        arrays on a device, and the thread that copies them, as a task
     machines      processes of peers and masters that are started and killed
     program       what a caller does, over and over, and what it notes
     checks        what callers may rely on, judged by what they have noted

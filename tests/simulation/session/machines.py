@@ -31,12 +31,12 @@ class Process:
         self.is_alive = True
         self.ended = trio.Event()
         self.random = random.Random(f"{host} {seed}")
-        self.system = SimSystem(host, network, self._spawn)
+        self.system = SimSystem(host, network, self.spawn)
         self._network = network
         self._nursery: trio.Nursery | None = None
         self._scope = trio.CancelScope()
 
-    def _spawn(self, function: Callable[[], Awaitable[None]]) -> None:
+    def spawn(self, function: Callable[[], Awaitable[None]]) -> None:
         assert self._nursery is not None
         self._nursery.start_soon(function)
 
@@ -75,7 +75,7 @@ class Process:
         inner._options = replace(
             inner._options,
             system=self.system,
-            new_engine=lambda group, segment_bytes, _: SimEngine(group, segment_bytes, self.random, self._spawn),
+            new_engine=lambda group, segment_bytes, _: SimEngine(group, segment_bytes, self.random, self.spawn),
         )
         return comm
 

@@ -18,6 +18,7 @@ import trio
 
 from pccl import AsyncCommunicator, AsyncReduceHandle, PCCLError, ReduceOp, Result, SharedState, SharedStateSyncStrategy
 from tests.simulation.session.checks import Array, Call, Checker, Synced
+from tests.simulation.session.device import SimArray, SimDevice
 from tests.simulation.session.machines import Process
 from tests.simulation.session.sockets import Address
 
@@ -25,6 +26,8 @@ CALL_S = 12.0
 CONNECT_S = 40.0
 ALONE_S = 0.3
 COMPUTE_S_MAX = 2.0
+PAUSE_S = 0.1
+"""Pause after a failure, for one that comes at once would come again at once."""
 STATE_ELEMENTS = 700
 OUT = frozenset({Result.MASTER_CONNECTION_FAILED, Result.NOT_INITIALIZED, Result.RANK_CONNECTION_FAILED})
 
@@ -41,6 +44,8 @@ class Plan:
     connections: int = 1
     give_up_share: float = 0.0
     optimize_share: float = 0.0
+    device_share: float = 0.0
+    """Share of the callers whose arrays are on a device."""
     is_over: bool = False
 
 
@@ -56,6 +61,7 @@ class Caller:
         self._random = random.Random(f"caller {number} {plan.seed}")
         self._weights = np.frombuffer(self._random.randbytes(8 * STATE_ELEMENTS), np.int64).copy()
         self._state = SharedState.from_numpy({"weights": self._weights})
+        self._device: SimDevice | None = None
 
     def _note(self, text: str) -> None:
         self._plan.note(f"caller {self.number}: {text}")
@@ -63,6 +69,8 @@ class Caller:
     async def run(self) -> None:
         """Join, loop, and join again when out of the run, until the run is over."""
         plan = self._plan
+        if self._random.random() < plan.device_share:
+            self._device = SimDevice(f"sim:{self.number}", self._random, self._process.spawn)
         while not plan.is_over:
             comm = self._process.communicator(plan.masters, CALL_S, plan.token, plan.connections)
             try:
@@ -98,6 +106,7 @@ class Caller:
         except PCCLError as error:
             plan.checker.raised(error)
             self._note(f"back to the top: {error}")
+            await trio.sleep(PAUSE_S)
             return error.result not in OUT
         except _GivenUp:
             self._note("has given a call up")
@@ -144,9 +153,13 @@ class Caller:
     def _call(self, size: int) -> Call:
         return self._plan.checker.call(self.number, np.frombuffer(self._random.randbytes(8 * size), np.int64) >> 8)
 
+    def _array(self, call: Call) -> Array | SimArray:
+        """Return the array to make a call with."""
+        return call.given.copy() if self._device is None else SimArray(self._device, call.given)
+
     async def _one_op(self, comm: AsyncCommunicator, size: int, tag: int) -> Array:
         call = self._call(size)
-        array = call.given.copy()
+        array = self._array(call)
         step = self._state.revision
 
         async def reduce() -> Any:
@@ -156,17 +169,17 @@ class Caller:
             info = await self._maybe_given_up(reduce)
         except PCCLError as error:
             self._plan.checker.failed(call, error)
-            self._plan.checker.unharmed(call, array)
+            self._plan.checker.unharmed(call, _values(array))
             raise
         except BaseException:
-            self._plan.checker.unharmed(call, array)
+            self._plan.checker.unharmed(call, _values(array))
             raise
-        self._plan.checker.committed(call, array, info.world_size)
-        return array
+        self._plan.checker.committed(call, _values(array), info.world_size)
+        return _values(array)
 
     async def _several_ops(self, comm: AsyncCommunicator, size: int, count: int) -> list[Array]:
         calls = [self._call(size) for _ in range(count)]
-        arrays = [call.given.copy() for call in calls]
+        arrays = [self._array(call) for call in calls]
         order = list(range(count))
         self._random.shuffle(order)
         step = self._state.revision
@@ -184,17 +197,21 @@ class Caller:
             try:
                 is_success, code, info = await self._maybe_given_up(handles[tag].async_wait)
             except _GivenUp:
-                self._plan.checker.unharmed(calls[tag], arrays[tag])
+                self._plan.checker.unharmed(calls[tag], _values(arrays[tag]))
                 is_success, code, info = await handles[tag].async_wait()
             if is_success:
-                self._plan.checker.committed(calls[tag], arrays[tag], info.world_size)
+                self._plan.checker.committed(calls[tag], _values(arrays[tag]), info.world_size)
             else:
                 self._plan.checker.failed(calls[tag], code)
-                self._plan.checker.unharmed(calls[tag], arrays[tag])
+                self._plan.checker.unharmed(calls[tag], _values(arrays[tag]))
                 failure = failure or PCCLError(code, "all_reduce_async", "one of several")
         if failure is not None:
             raise failure
-        return arrays
+        return [_values(array) for array in arrays]
+
+
+def _values(array: Array | SimArray) -> Array:
+    return array.values if isinstance(array, SimArray) else array
 
 
 class _GivenUp(Exception):  # noqa: N818 - it is no error

@@ -145,6 +145,7 @@ class Schedule:
         world.network.weather = self.weather
         world.plan.token = chance.choice(["", "a token that is long enough"])
         world.plan.connections = chance.choice([1, 2])
+        world.plan.device_share = chance.choice([0.0, 0.0, 0.5, 1.0])
         if not self.is_calm:
             world.plan.give_up_share = chance.choice([0.0, 0.0, 0.1])
             world.plan.optimize_share = chance.choice([0.0, 0.0, 0.1])

@@ -19,6 +19,7 @@ from trio.testing import MockClock
 from pccl.protocol.founding import Beginning
 from tests.simulation.session.checks import Checker, CheckError
 from tests.simulation.session.determinism import seeded
+from tests.simulation.session.device import known_arrays
 from tests.simulation.session.machines import MASTER_PORT, Process, serve_master
 from tests.simulation.session.network import Network
 from tests.simulation.session.program import Caller, Plan
@@ -128,7 +129,7 @@ def play(world: World, faults: Callable[[World], Awaitable[None]]) -> None:
     tree.setLevel(logging.DEBUG)
     tree.propagate = False
     try:
-        with seeded(world.seed):
+        with seeded(world.seed), known_arrays():
             trio.run(world.run, faults, clock=MockClock(autojump_threshold=0))
         left = _descriptors() - descriptors
         if left > 0:  # perhaps only until what holds them is collected
