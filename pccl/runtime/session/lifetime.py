@@ -77,9 +77,11 @@ class Lifetime:
             raise SessionError(self.failure.result, self.failure.message)
 
     def spawn(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Start a task that ends with the session."""
+        """Start a task that ends with the session. Nothing starts once the session's tasks have ended."""
         if self.nursery is not None and not self.ended.is_set():
-            start_task(self.nursery, self.contained, function, *args)
+            # Where a trio run ends, the nursery is closed before the session knows: another thread may ask meanwhile.
+            with suppress(RuntimeError):
+                start_task(self.nursery, self.contained, function, *args)
 
     async def contained(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
         with self.contain:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 
@@ -37,8 +38,10 @@ class Process:
         self._scope = trio.CancelScope()
 
     def spawn(self, function: Callable[[], Awaitable[None]]) -> None:
+        """Start a task that ends with the process. Nothing starts in one that was killed, whose calls are unwound."""
         assert self._nursery is not None
-        self._nursery.start_soon(function)
+        if not self._scope.cancel_called:
+            self._nursery.start_soon(function)
 
     async def run(self, main: Callable[[], Awaitable[None]]) -> None:
         """Run the process until `main` and all that it has started have ended, or it is killed."""
@@ -47,6 +50,7 @@ class Process:
                 async with trio.open_nursery() as nursery:
                     self._nursery = nursery
                     process_nursery.set(nursery)
+                    process_of_task.set(self)
                     nursery.start_soon(main)
         finally:
             self.is_alive = False
@@ -78,6 +82,10 @@ class Process:
             new_engine=lambda group, segment_bytes, _: SimEngine(group, segment_bytes, self.random, self.spawn),
         )
         return comm
+
+
+process_of_task: ContextVar[Process] = ContextVar("process_of_task")
+"""The process that the present task belongs to."""
 
 
 async def serve_master(process: Process, beginning: Beginning, standby_of: list[Address], token: str) -> None:

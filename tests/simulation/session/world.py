@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
@@ -20,7 +21,7 @@ from pccl.protocol.founding import Beginning
 from tests.simulation.session.checks import Checker, CheckError
 from tests.simulation.session.determinism import seeded
 from tests.simulation.session.device import known_arrays
-from tests.simulation.session.machines import MASTER_PORT, Process, serve_master
+from tests.simulation.session.machines import MASTER_PORT, Process, process_of_task, serve_master
 from tests.simulation.session.network import Network
 from tests.simulation.session.program import Caller, Plan
 
@@ -55,8 +56,12 @@ class World(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         text = f"{record.levelname} {record.name} {record.getMessage()}"
+        if record.exc_info is not None:
+            text += "".join(["\n", *traceback.format_exception(*record.exc_info)])
         self.note(text)
-        if record.levelno >= logging.ERROR:
+        process = process_of_task.get(None)
+        # What a process does while it is unwound nobody would see: a real one is gone at once.
+        if record.levelno >= logging.ERROR and (process is None or process.is_alive):
             self.errors.append(text)
 
     # Machines.
