@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from tests.simulation.deeds import Deeds
+from tests.simulation.uses import Uses
 
+DELIVERIES_MEANWHILE = 60
 EFFECTS = (0, 1, 2, 3, 5, 8, 13, 30)
 """The effects that a process lives to carry out before it is stopped or killed."""
 
 
-class Faults(Deeds):
+class Faults(Uses):
     def kill(self) -> None:
         if node := self._some():
             self.world.kill(node, self.rng.choice((0, 0, 1, 30, 1000)))
@@ -162,6 +163,16 @@ class Faults(Deeds):
             if self.chance(0.9):
                 node.route = route
 
+    def split(self) -> None:
+        """The network falls apart into two sides, each with some of the peers and masters."""
+        world = self.world
+        sides: tuple[list[str], list[str]] = [], []
+        for name in [*(node.name for node in world.alive), *(host.name for host in world.hosts)]:
+            sides[self.chance(0.5)].append(name)
+        for here in sides[0]:
+            for there in sides[1]:
+                world.cut(here, there)
+
     def cut_master_off(self) -> None:
         """Pull the cable of its machine, in both directions or one. Some peers may be on that machine."""
         name = self._host().name
@@ -186,6 +197,23 @@ class Faults(Deeds):
         """Kills it and lets another begin at once."""
         self.kill_master()
         self.restart_master()
+
+    def bereave(self) -> None:
+        """Nobody of the run is left, or few, its master is replaced, and newcomers come for long enough."""
+        for node in self.world.alive:
+            if self.chance(0.8):
+                self.world.kill(node)
+        self.replace_master()
+        self.add()
+        self.slow_wait()
+
+    def slow_wait(self) -> None:
+        """Time passes little by little, so that all who wait for something do what they do meanwhile."""
+        for _ in range(self.rng.choice((2, 4, 8))):
+            for _ in range(DELIVERIES_MEANWHILE):
+                if not self.world.step():
+                    break
+            self.world.wait(2.5)
 
     def long_wait(self) -> None:
         self.world.wait(self.rng.choice((6.0, 11.0, 95.0)))

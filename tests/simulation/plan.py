@@ -72,6 +72,7 @@ FAULTS = {
     "open_hole": 1,
     "slow_node": 1,
     "quick_wait": 1,
+    "slow_wait": 0.5,
     "stop_within": 1.5,
     "kill_within": 1.5,
 }
@@ -83,7 +84,9 @@ FAILOVERS = {
     "freeze_master": 1,
     "thaw_master": 2,
     "cut_master_off": 1,
+    "split": 2,
     "wedge_master": 1,
+    "bereave": 0.3,
     "stop_master_within": 1.5,
     "kill_master_within": 3,
     "slow_master": 0.5,

@@ -18,7 +18,6 @@ from tests.simulation.master_host import Memory
 from tests.simulation.node import Node
 from tests.simulation.plan import DRIFT, ONE_NAME, Plan
 from tests.simulation.scene import CLOCK_RATES
-from tests.simulation.uses import Uses
 from tests.simulation.world import MASTER_TIMEOUT_S, World
 
 CLOSING_TAGS = (11, 12)
@@ -34,7 +33,7 @@ CATCH_UPS_MAX = 30
 """Rounds in which everybody does what others wait for. Each may end only one of several waits of each peer."""
 
 
-class Schedule(Uses, Faults):
+class Schedule(Faults):
     def __init__(self, plan: Plan, is_real: bool = False, is_calm: bool = False) -> None:
         """`is_real`: with the engine that ships. `is_calm`: the oldest thing happens first, there is no fast path,
         and connections fail only where a step says so."""
