@@ -11,7 +11,8 @@ plays the same schedule each time, and a deadlock is seen at once.
     primitives  stand-ins for locks, threads, queues and clocks, as pccl's modules use them
     native      stand-ins for the C library's engines: one more thread each, in the terms of pccl_native.h
     world       communicators over these, with a real master's machine and trio in the portal's thread
-    scenarios   what callers do, and what each of them must find
+    scenario    what callers do, and what each of them must find
+    turns, endings, scenarios    scenarios, and the list of them
     faults      known faults, taken out mends among them, that schedules have to find
     schedule    what a seed stands for
     campaign    many schedules, and how soon the known faults are found

@@ -146,8 +146,12 @@ def play_block(choice: Choice, seeds: range) -> Block:
 
 
 def find(fault: str, seed: int = 1, schedules: int = SCHEDULES_TO_FIND) -> tuple[int, str]:
-    """Return after how many schedules a known fault is found, 0 if it is not, and what was found."""
-    block = play_block(Choice(fault=fault, scenario=FAULTS[fault].scenario), range(seed, seed + schedules))
+    """Return after how many schedules a known fault is found, 0 if it is not, and what was found. They are played in a
+    process of their own: what a failed one leaves behind would disturb those that follow."""
+    known = FAULTS[fault]
+    choice = Choice(known.scenario, known.grain.value, fault=fault)
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        block = pool.submit(play_block, choice, range(seed, seed + schedules)).result()
     return (0, "") if block.failed is None else (block.played, block.text)
 
 

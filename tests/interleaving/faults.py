@@ -19,8 +19,9 @@ from unittest import mock
 from pccl import _session_holder as session_holder
 from pccl import communicator
 from pccl.runtime.data_plane import engine, fast_path, pending
-from pccl.runtime.session import engine_bridge, launches, op_table, reclaims
+from pccl.runtime.session import flight_recorder, launches, op_table, reclaims
 from pccl.runtime.threads import latch, portal
+from tests.interleaving.tracing import Grain
 
 
 @dataclass(frozen=True)
@@ -59,11 +60,12 @@ def _replaced(source: str, old: str, new: str) -> str:
 
 @dataclass(frozen=True)
 class Known:
-    """A fault, and the scenario that is to find it."""
+    """A fault, and the scenario that is to find it, with threads preempted as `grain` says."""
 
     what: str
     scenario: str
     edit: Edit
+    grain: Grain = Grain.HANDOVERS
 
     @contextmanager
     def put_in(self) -> Iterator[None]:
@@ -75,9 +77,11 @@ class Known:
             yield
 
 
-def _fault(what: str, scenario: str, owner: Any, name: str, *changes: tuple[str, str]) -> Known:
+def _fault(
+    what: str, scenario: str, owner: Any, name: str, *changes: tuple[str, str], grain: Grain = Grain.HANDOVERS
+) -> Known:
     dedented = tuple((_lines(old), _lines(new)) for old, new in changes)
-    return Known(what, scenario, Edit(owner, name, dedented))
+    return Known(what, scenario, Edit(owner, name, dedented), grain)
 
 
 def _lines(text: str) -> str:
@@ -143,6 +147,7 @@ FAULTS: dict[str, Known] = {
             return holder
             """,
         ),
+        grain=Grain.BYTECODES,
     ),
     "latch-looks-once": _fault(
         "a latch is looked at before the waiter is on its list, and not after",
@@ -173,22 +178,6 @@ FAULTS: dict[str, Known] = {
             """,
         ),
     ),
-    "interrupted-call-goes-on": _fault(
-        "a call that is interrupted as it is handed to the portal goes on there",
-        "interrupts",
-        portal.Portal,
-        "call",
-        (
-            """
-            try:
-                self._start(job, function, args)  # a signal may come when it has been queued already
-            """,
-            """
-            self._start(job, function, args)
-            try:
-            """,
-        ),
-    ),
     "exit-forgets-launch": _fault(
         "an op that is launched as the portal ends is never over",
         "exiting",
@@ -203,6 +192,7 @@ FAULTS: dict[str, Known] = {
             """,
             "pass",
         ),
+        grain=Grain.LINES,
     ),
     "exit-forgets-call": _fault(
         "a call of the portal that comes as it ends is never over",
@@ -226,16 +216,6 @@ FAULTS: dict[str, Known] = {
         reclaims.Reclaims,
         "take",
         ("self._table.finish(op, ps.OpResult(op.op, Result.TIMEOUT, text, 0))", "pass"),
-    ),
-    "threads-heard-apart": _fault(
-        "the fast path stays open while several engine threads are heard one after the other",
-        "turns",
-        engine_bridge.EngineBridge,
-        "hear",
-        (
-            "fast_path.close()  # else what is heard of one thread might come after what is not heard yet of another",
-            "pass",
-        ),
     ),
     "uses-kept": _fault(
         "the fast path goes on counting a tag that the machine counts",
@@ -263,6 +243,7 @@ FAULTS: dict[str, Known] = {
             self.result = result
             """,
         ),
+        grain=Grain.BYTECODES,
     ),
     "stats-of-a-dead-engine": _fault(
         "the engine's counters are read while it is being destroyed",
@@ -278,23 +259,6 @@ FAULTS: dict[str, Known] = {
         "current",
         ("with _lock:", "if True:"),
     ),
-    "reclaim-once": _fault(
-        "a second Ctrl-C ends the taking back of arrays",
-        "interrupts",
-        communicator,
-        "_abort_interrupted",
-        (
-            """
-            finally:
-                for op in ops:
-                    op.reclaim()
-            """,
-            """
-            finally:
-                for op in ops:
-            """,
-        ),
-    ),
     "closed-while-connecting": _fault(
         "a communicator that is closed while it connects stays connected",
         "founding",
@@ -302,20 +266,15 @@ FAULTS: dict[str, Known] = {
         "_connect",
         ("if self._is_closed:", "if False:"),
     ),
-    "fork-loses-launch": _fault(
-        "an op is neither in the queue nor in the table for a moment, in which a child may be forked",
-        "forking",
-        launches.Launches,
-        "_next",
+    "samples-read-live": _fault(
+        "a recording is taken of the samples while the trio thread adds one",
+        "watching",
+        flight_recorder.FlightRecorder,
+        "recording",
         (
-            """
-            op = self._table.ops[self._launched[0].op] = self._launched[0]
-            self._launched.popleft()
-            """,
-            """
-            op = self._launched.popleft()
-            self._table.ops[op.op] = op
-            """,
+            "links=[_sample(*taken) for taken in list(self._samples)],",
+            "links=[_sample(*taken) for taken in self._samples],",
         ),
+        grain=Grain.BYTECODES,
     ),
 }

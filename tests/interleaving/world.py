@@ -13,7 +13,6 @@ import inspect
 import logging
 import random
 import sys
-import threading
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,6 +32,7 @@ from pccl.protocol.failover import Failover
 from pccl.protocol.master.effects import Close, Effect, Send
 from pccl.protocol.master.options import MasterOptions
 from pccl.runtime.data_plane import engine as engine_module
+from pccl.runtime.data_plane import op_records
 from pccl.runtime.data_plane.engine_threads import EngineThreads
 from pccl.runtime.data_plane.staged_ops import StagedOps
 from pccl.runtime.network import links
@@ -175,6 +175,7 @@ class Control:
         self.attached = trio.Event()
         self.attached.set()
         self.senders: trio.Nursery | None = None
+        self.is_cut_off = False
         self.handlers = {ps.SeekMaster: lambda _, effect: lifetime.spawn(self._give_up, effect.reason)}
         self._master = parts["master"]
         self._options: SessionOptions = parts["options"]
@@ -297,6 +298,7 @@ class World:
     def _patches(self) -> list[tuple[Any, str, Any]]:
         return [
             (engine_module, "lib", self.native),
+            (op_records, "lib", self.native),
             (session_holder, "open_session", self._open_session),
             (peer_session, "Control", Control),
             (peer_session, "Inbound", Inbound),
@@ -367,8 +369,7 @@ class World:
         connections: int,
         token: str,
         take: Callable[[int, Any, None], None],
-        reach_s: float,
-        timeout_s: float,
+        *_: object,
     ) -> None:
         for index in range(connections):
             opening = hello(index)
@@ -439,8 +440,3 @@ class World:
 def seeded(seed: int, purpose: str) -> random.Random:
     """Return a source of chance of its own for each purpose."""
     return random.Random(f"{seed} {purpose}")
-
-
-def is_managed() -> bool:
-    """Return whether the calling thread is one of pytest's or the campaign's own: for assertions."""
-    return threading.current_thread() is not threading.main_thread()
