@@ -15,6 +15,7 @@ from pccl.errors import PCCLError
 from pccl.protocol.status import (
     Course,
     Event,
+    Finding,
     GroupStatus,
     LinkFigures,
     Loss,
@@ -32,6 +33,7 @@ from pccl.types import Result
 __all__ = [
     "Course",
     "Event",
+    "Finding",
     "GroupStatus",
     "LinkFigures",
     "Loss",

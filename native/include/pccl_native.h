@@ -52,7 +52,7 @@ extern "C" {
 
 /* The number of this interface, which rises with every change of it. The binding compares it with the number that it
  * was built for, so that a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 24 };
+enum { PCCL_NATIVE_ABI = 25 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -199,7 +199,15 @@ typedef struct {
  *     LINK_METRICS       id: link; tx_bytes, rx_bytes: its payload so far, on all its connections; full_ms, full_bytes:
  *                        how long it was the limit, and what got across meanwhile, with frames' headers. It was the
  *                        limit where for half a second, at every tick, all its connections had more than TCP might
- *                        send yet, and those of no other link of this engine; 0 where the system does not tell
+ *                        send yet, and those of no other link of this engine; 0 where the system does not tell.
+ *                        What follows is 0 there, too, and as seen at the last tick. busy_ms: how long its busiest
+ *                        connection had something under way; receiver_ms: how much of that the other end did not read;
+ *                        delivered, resent, received: TCP segments of all connections; round_trip_us: the longest of
+ *                        their round trips now; lying_byte_s: how much was under way, summed up over
+ *                        seconds; stuck_ms: for how long something was under way and nothing acknowledged, on the
+ *                        connection that does best. unheard_ops, inbound_ops, undone_ops: how
+ *                        many of the oldest open ops wait for the rank behind it: to submit them, as far as is known;
+ *                        for payload that comes from it or by way of it; for word that it is done
  *     OP_HANDED_OVER     id: op; sequence. The fast path has handed it over: as if it had been submitted, from here on
  *     OP_FAST_COMPLETED  id: op; sequence; tx_bytes, rx_bytes. Completed on the fast path: the op has ended
  *     OP_DETACHED        id: op; system_error: ENOENT: there is no such op, ECANCELED: it has stopped
@@ -237,6 +245,17 @@ typedef struct {
     uint64_t rx_bytes;
     uint64_t full_ms;
     uint64_t full_bytes;
+    uint64_t busy_ms;
+    uint64_t receiver_ms;
+    uint64_t stuck_ms;
+    uint64_t delivered;
+    uint64_t resent;
+    uint64_t received;
+    uint64_t round_trip_us;
+    uint64_t lying_byte_s;
+    uint64_t unheard_ops;
+    uint64_t inbound_ops;
+    uint64_t undone_ops;
     int32_t system_error; /* errno of the failed call, 0 where the other side closed or broke the protocol */
     int32_t reserved;
     pccl_op_shape mine;
@@ -265,6 +284,10 @@ typedef struct {
     uint64_t scratch_bytes_max; /* the most that ops have used at any time */
     uint64_t ops_open;
     uint64_t connections;
+    uint64_t in_ops_us; /* for how long ops of all ranks were in flight, however many at once; without slices */
+    uint64_t in_slices_us; /* the same of slices */
+    uint64_t late_ms; /* by which the engine thread has come too late: it got no CPU, or was stopped */
+    uint64_t op_wait_us; /* for how long ops have been in flight now, and none has ended */
 } pccl_engine_stats;
 
 typedef struct pccl_engine pccl_engine;

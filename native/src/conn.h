@@ -145,6 +145,7 @@ typedef struct pccl_conn {
     char detail[sizeof((pccl_event *)0)->detail];
 
     pccl_tcp_limits limits; /* as last seen */
+    int64_t acked_ms; /* when last seen to have something acknowledged, or nothing to be; 0: never looked */
     pccl_tcp_limits round; /* as seen at the end of the last round of the egress scheduler */
     uint64_t under_way_bytes; /* as last looked at, and segments since */
     uint64_t unsent_bytes; /* of these, what the system has not sent yet: the same */

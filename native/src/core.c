@@ -9,6 +9,7 @@
 #include "matching.h"
 #include "open_ops.h"
 #include "receiver.h"
+#include "thread.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -16,7 +17,8 @@
 
 enum {
     SEND_BYTES_MAX = PCCL_SIZE(1 << 20, 1024), /* per link and turn, so that receiving gets its own */
-    TICK_MS = 100
+    TICK_MS = 100,
+    LATE_MS_MIN = 20 /* what a machine that is not too busy makes of a timeout */
 };
 
 struct pccl_core {
@@ -30,6 +32,7 @@ struct pccl_core {
     uint32_t link_timeout_ms; /* 0: none; written by any thread */
     int64_t tick_at_ms; /* -1: none is due */
     int64_t ticked_ms;
+    uint64_t late_ms; /* of all ticks; read by any thread */
 };
 
 pccl_core *pccl_core_create(pccl_poller *poller, pccl_fd_registry *fds, pccl_event_queue *events,
@@ -73,6 +76,13 @@ void pccl_core_count(const pccl_core *core, pccl_engine_stats *stats)
     stats->rx_wire_bytes = __atomic_load_n(&counters->rx_wire_bytes, __ATOMIC_RELAXED);
     stats->ops_open = __atomic_load_n(&core->ops.count, __ATOMIC_RELAXED);
     stats->connections = __atomic_load_n(&core->links.connections, __ATOMIC_RELAXED);
+    const pccl_ops_time *times = core->ops.times;
+    int64_t now_ns = pccl_now_ns();
+    stats->in_ops_us = pccl_ops_time_ns(&times[0], now_ns) / 1000;
+    stats->in_slices_us = pccl_ops_time_ns(&times[1], now_ns) / 1000;
+    stats->late_ms = __atomic_load_n(&core->late_ms, __ATOMIC_RELAXED);
+    stats->op_wait_us =
+        pccl_max_u64(pccl_ops_waiting_ns(&times[0], now_ns), pccl_ops_waiting_ns(&times[1], now_ns)) / 1000;
 }
 
 int pccl_core_read_records(const pccl_core *core, int64_t since_ns, pccl_op_record *records, int records_max)
@@ -153,6 +163,18 @@ void pccl_core_link_count(pccl_core *core, uint64_t id)
     event.rx_bytes = link->rx_payload_bytes;
     event.full_ms = link->full_ms;
     event.full_bytes = link->full_bytes;
+    event.busy_ms = link->signs.busy_us / 1000;
+    event.receiver_ms = link->signs.receiver_us / 1000;
+    event.stuck_ms = link->signs.stuck_ms;
+    event.delivered = link->signs.delivered;
+    event.resent = link->signs.resent;
+    event.received = link->signs.received;
+    event.round_trip_us = link->signs.round_trip_us;
+    event.lying_byte_s = link->signs.lying_byte_ms / 1000;
+    pccl_ops_waits waits = pccl_open_ops_waits(&core->ops, link);
+    event.unheard_ops = waits.unheard;
+    event.inbound_ops = waits.inbound;
+    event.undone_ops = waits.undone;
     pccl_event_queue_post(core->events, &event);
 }
 
@@ -329,6 +351,8 @@ void pccl_core_tick(pccl_core *core, int64_t now_ms)
     pccl_host_retry(&core->receiver.host, now_ms);
     if (core->tick_at_ms < 0 || now_ms < core->tick_at_ms)
         return;
+    if (now_ms - core->tick_at_ms >= LATE_MS_MIN)
+        __atomic_fetch_add(&core->late_ms, (uint64_t)(now_ms - core->tick_at_ms), __ATOMIC_RELAXED);
     int has_more = 0;
     pccl_link *full = NULL;
     unsigned full_count = 0;

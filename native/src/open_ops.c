@@ -58,10 +58,92 @@ static void op_post_quietly(pccl_open_ops *ops, pccl_op *op, const pccl_event *e
     pccl_event_queue_post_quietly(ops->events, event);
 }
 
+/* Times */
+
+static pccl_ops_time *op_time(pccl_open_ops *ops, const pccl_op *op)
+{
+    return &ops->times[op->request.shape.last_slice > 0];
+}
+
+static void op_begin_time(pccl_open_ops *ops, pccl_op *op)
+{
+    const pccl_op_shape *shape = &op->request.shape;
+    if (shape->world_size < 2 || shape->collective == PCCL_SEND)
+        return;
+    op->is_timed = 1;
+    pccl_ops_time *time = op_time(ops, op);
+    if (time->count++ > 0)
+        return;
+    int64_t now_ns = op->launched_ns != 0 ? op->launched_ns : ops->recorder.now_ns;
+    __atomic_store_n(&time->moved_ns, now_ns, __ATOMIC_RELAXED);
+    __atomic_store_n(&time->since_ns, now_ns, __ATOMIC_RELEASE);
+}
+
+static void op_end_time(pccl_open_ops *ops, pccl_op *op)
+{
+    if (!op->is_timed)
+        return;
+    op->is_timed = 0;
+    pccl_ops_time *time = op_time(ops, op);
+    int64_t now_ns = ops->recorder.now_ns;
+    __atomic_store_n(&time->moved_ns, now_ns, __ATOMIC_RELAXED);
+    if (--time->count > 0)
+        return;
+    uint64_t total_ns = time->total_ns + (now_ns > time->since_ns ? (uint64_t)(now_ns - time->since_ns) : 0);
+    __atomic_store_n(&time->since_ns, 0, __ATOMIC_RELEASE);
+    __atomic_store_n(&time->total_ns, total_ns, __ATOMIC_RELEASE);
+}
+
+static void op_count_waits(const pccl_op *op, const pccl_link *link, pccl_ops_waits *waits)
+{
+    int is_unheard = 0;
+    int is_inbound = 0;
+    int is_undone = 0;
+    for (uint32_t i = 0; i < op->peers_count; i++) {
+        const pccl_op_peer *peer = &op->peers[i];
+        if (peer->link != link)
+            continue;
+        is_unheard |= peer->is_target && !peer->is_heard;
+        is_inbound |= peer->is_source && op->segments_left > 0;
+    }
+    for (uint32_t i = 0; op->is_done && op->completion != NULL && i < op->completion->count; i++) {
+        const pccl_participant *participant = &op->completion->participants[i];
+        is_undone |= participant->link == link && !participant->is_heard;
+    }
+    waits->unheard += (uint64_t)is_unheard;
+    waits->inbound += (uint64_t)is_inbound;
+    waits->undone += (uint64_t)is_undone;
+}
+
+pccl_ops_waits pccl_open_ops_waits(const pccl_open_ops *ops, const pccl_link *link)
+{
+    enum { LOOKS_MAX = 64 }; /* there may be thousands, and the oldest tell enough */
+    pccl_ops_waits waits = {0, 0, 0};
+    int looks = 0;
+    for (const pccl_list *node = ops->open.next; node != &ops->open && looks < LOOKS_MAX; node = node->next, looks++)
+        op_count_waits(PCCL_CONTAINER_OF(node, pccl_op, in_ops), link, &waits);
+    return waits;
+}
+
+uint64_t pccl_ops_time_ns(const pccl_ops_time *time, int64_t now_ns)
+{
+    int64_t since_ns = __atomic_load_n(&time->since_ns, __ATOMIC_ACQUIRE);
+    uint64_t total_ns = __atomic_load_n(&time->total_ns, __ATOMIC_ACQUIRE);
+    return total_ns + (since_ns > 0 && since_ns < now_ns ? (uint64_t)(now_ns - since_ns) : 0);
+}
+
+uint64_t pccl_ops_waiting_ns(const pccl_ops_time *time, int64_t now_ns)
+{
+    int64_t since_ns = __atomic_load_n(&time->since_ns, __ATOMIC_ACQUIRE);
+    int64_t moved_ns = __atomic_load_n(&time->moved_ns, __ATOMIC_RELAXED);
+    return since_ns > 0 && moved_ns < now_ns ? (uint64_t)(now_ns - moved_ns) : 0;
+}
+
 void pccl_open_ops_add(pccl_open_ops *ops, pccl_op *op)
 {
     int64_t launched_ns = op->launched_ns != 0 ? op->launched_ns : ops->recorder.now_ns;
     op->record = pccl_recorder_begin(&ops->recorder, &op->request, launched_ns, op->caller);
+    op_begin_time(ops, op);
     pccl_list_append(&ops->open, &op->in_ops);
     pccl_table_insert(&ops->by_id, &op->by_id, pccl_hash_u64(0, op->request.op));
     pccl_table_insert(&ops->by_key, &op->by_key, pccl_op_key_hash(&op->request.key));
@@ -200,6 +282,7 @@ void pccl_open_ops_look_if_complete(pccl_open_ops *ops, pccl_op *op)
 {
     if (!pccl_completion_is_reached(op->completion))
         return;
+    op_end_time(ops, op);
     pccl_event event = pccl_op_event(op, PCCL_EVENT_OP_COMPLETED);
     pccl_record_completed(op->record, ops->recorder.now_ns, op->tx_bytes, op->rx_bytes);
     op_release(ops, op);
@@ -243,6 +326,7 @@ void pccl_open_ops_detach(pccl_open_ops *ops, pccl_op *op, void *send, void *rec
 void pccl_open_ops_end(pccl_open_ops *ops, pccl_op *op, int verdict)
 {
     op_release(ops, op);
+    op_end_time(ops, op);
     if (op->completion != NULL)
         pccl_completion_end(op->completion);
     if (verdict == PCCL_ABORT || !op->is_done)

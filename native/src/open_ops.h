@@ -19,9 +19,19 @@
 #include "recorder.h"
 #include "table.h"
 
+/* For how long ops of all ranks were in flight, however many at once: what this rank spends in ops. Slices are counted
+ * apart, because each engine of a rank has one. Times are those of the recorder: no clock is read for this. */
+typedef struct {
+    uint64_t count;
+    int64_t since_ns; /* when the first of those in flight began; 0: none is. Read by any thread, as the next two */
+    int64_t moved_ns; /* when one last ended, or began while there was none */
+    uint64_t total_ns; /* without the time since then */
+} pccl_ops_time;
+
 typedef struct {
     pccl_table by_id;
     pccl_table by_key;
+    pccl_ops_time times[2]; /* of whole ops, of slices */
     pccl_list open; /* pccl_op.in_ops */
     pccl_list ran; /* pccl_op.in_ran: completed on the fast path, to be ended */
     uint64_t count; /* read by any thread */
@@ -65,6 +75,21 @@ void pccl_open_ops_look_if_complete(pccl_open_ops *ops, pccl_op *op);
 
 /* Takes the caller's buffers from the op; what it then works on, if it can go on at all. */
 void pccl_open_ops_detach(pccl_open_ops *ops, pccl_op *op, void *send, void *recv);
+
+/* Numbers of open ops that wait for the peer behind a link. */
+typedef struct {
+    uint64_t unheard; /* it has not submitted the op, as far as is known here */
+    uint64_t inbound; /* payload is missing that comes from it, or by way of it */
+    uint64_t undone; /* all is here, and it has not said DONE */
+} pccl_ops_waits;
+
+pccl_ops_waits pccl_open_ops_waits(const pccl_open_ops *ops, const pccl_link *link);
+
+/* Returns that time by now. */
+uint64_t pccl_ops_time_ns(const pccl_ops_time *time, int64_t now_ns);
+
+/* Returns for how long ops have been in flight of which none has ended. */
+uint64_t pccl_ops_waiting_ns(const pccl_ops_time *time, int64_t now_ns);
 
 void pccl_open_ops_end(pccl_open_ops *ops, pccl_op *op, int verdict);
 

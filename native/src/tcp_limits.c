@@ -19,10 +19,13 @@ int pccl_tcp_limits_read(int fd, pccl_tcp_limits *limits)
     limits->acked_bytes = info.tcpi_bytes_acked;
     limits->unsent_bytes = info.tcpi_notsent_bytes;
     limits->window_us = info.tcpi_rwnd_limited + info.tcpi_sndbuf_limited;
+    limits->receiver_us = info.tcpi_rwnd_limited;
     limits->round_trip_us = info.tcpi_rtt;
     limits->round_trip_us_min = info.tcpi_min_rtt;
     limits->delivered = info.tcpi_delivered;
     limits->resent = info.tcpi_total_retrans;
+    limits->received = info.tcpi_segs_in;
+    limits->unacked = info.tcpi_unacked;
     limits->segment_bytes = info.tcpi_snd_mss;
     return 0;
 }

@@ -10,10 +10,13 @@ typedef struct {
     uint64_t acked_bytes;
     uint64_t unsent_bytes; /* right now: given to the system, which may not send it yet */
     uint64_t window_us; /* of that, held back by a full send buffer or receive window, not by the network */
+    uint64_t receiver_us; /* of that, by the receive window: the other end does not read */
     uint64_t round_trip_us;
     uint64_t round_trip_us_min;
     uint32_t delivered; /* segments, in whatever order */
     uint32_t resent; /* segments */
+    uint32_t received; /* segments, also empty ones and those that had come before */
+    uint32_t unacked; /* segments, right now */
     uint32_t segment_bytes;
 } pccl_tcp_limits;
 

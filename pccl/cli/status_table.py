@@ -24,7 +24,7 @@ RATE_OVER_S = 10.0
 def render(status: RunStatus) -> RenderableType:
     # Names and reasons are others' text: as Text they are never taken for markup.
     rings: list[RenderableType] = [_groups(status), *_decisions(status), *_links(status)]
-    return Group(*_head(status), *rings, _peers(status), *_losses(status), *_events(status))
+    return Group(*_head(status), *_findings(status), *rings, _peers(status), *_losses(status), *_events(status))
 
 
 def _head(status: RunStatus) -> list[Text]:
@@ -55,6 +55,15 @@ def _table(*columns: str, title: str = "") -> Table:
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
+
+
+def _findings(status: RunStatus) -> Iterable[Table]:
+    if status.findings:
+        table = _table("for", "culprit", "fault", "evidence", title="Slow or stuck")
+        for found in status.findings:
+            culprit = str(found.peer) if found.to is None else f"{found.peer} → {found.to}"
+            table.add_row(span(found.for_s), culprit, found.kind, Text(found.text, style="yellow"))
+        yield table
 
 
 def _groups(status: RunStatus) -> Table:

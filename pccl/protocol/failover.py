@@ -194,6 +194,10 @@ class Failover:
         self._check_deposition()
         return self._drain()
 
+    def diagnose(self, late: Iterable[int], silent: Mapping[int, float], now: float) -> list[Effect]:
+        """Name whoever makes the run slow or has it stuck: see `Master.diagnose`."""
+        return self.master.diagnose(late, silent, now) if self.is_leading else []
+
     def rings_found(self, search: int, rings: Mapping[int, Sequence[int]], now: float) -> list[Effect]:
         self._now = now
         self._effects += self.master.rings_found(search, rings, now)

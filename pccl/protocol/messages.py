@@ -91,6 +91,19 @@ class Kind:
     """Kinds of call that the peers of all groups make together; the others are made by one group."""
 
 
+class PathTrial:
+    """What is found when a path is tried on which nothing is acknowledged any more."""
+
+    NONE = 0
+    """It was not tried."""
+    NOTHING = 1
+    """No connection can be made."""
+    SMALL_ONLY = 2
+    """A connection can be made, and packets of full size do not get there."""
+    CARRIES = 3
+    """Packets of full size reach the other end's machine."""
+
+
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """The base of all messages."""
 
@@ -509,6 +522,24 @@ class LinkReport(Part, frozen=True):
     """Milliseconds for which this link was what held up the ops: see `throughput`."""
     full_bytes: Count = 0
     """Payload that was acknowledged in that time."""
+    busy_ms: Count = 0
+    """Milliseconds for which something was under way to the other end."""
+    receiver_ms: Count = 0
+    """Share of `busy_ms` for which the other end did not read."""
+    stuck_ms: Count = 0
+    """Milliseconds for which something has been under way now, and nothing was acknowledged. This, `round_trip_us` and
+    `trial` may fall."""
+    delivered: Count = 0
+    """TCP segments that were acknowledged; the next two are segments, too."""
+    resent: Count = 0
+    """Segments that were sent again."""
+    received: Count = 0
+    """Segments that came from the other end, whatever was in them."""
+    round_trip_us: Count = 0
+    trial: Count = 0
+    """What a further connection to the other end carries, as tried while this one is stuck: see `PathTrial`."""
+    lying_byte_s: Count = 0
+    """Bytes that were under way, summed up over seconds."""
 
 
 class Report(Message, frozen=True):
@@ -525,6 +556,14 @@ class Report(Message, frozen=True):
     reconnects: Count = 0
     """Number of connections to other peers that broke and that this peer has dialled anew."""
     links: Annotated[list[LinkReport], msgspec.Meta(max_length=PEERS_MAX)] = []
+    in_ops_ms: Count = 0
+    """Milliseconds for which ops of the whole group were in flight, however many at once."""
+    op_wait_ms: Count = 0
+    """Milliseconds for which such ops have been in flight now, and none has ended. This may fall."""
+    at_ms: Count = 0
+    """The moment of the report, by the peer's own clock."""
+    late_ms: Count = 0
+    """Milliseconds by which the engine has come too late: it got no CPU, or was stopped."""
 
 
 # Master to peer.

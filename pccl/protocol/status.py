@@ -150,6 +150,24 @@ class Event(_Facts, frozen=True):
     text: str
 
 
+class Finding(_Facts, frozen=True):
+    """Somebody who makes the run slow or has it stuck, as far as the master can tell."""
+
+    kind: str
+    """"silent": no heartbeat comes from the peer; "blocked": nothing gets from it to another; "mtu": large packets do
+    not; "lossy": packets get lost; "slow way": ops wait for what that carries; "slow": the others wait for the peer;
+    "absent": it has not made a call in which others wait."""
+    peer: int
+    """The peer, or the sending end of the way."""
+    to: int | None
+    """The receiving end of the way; None: it is the peer itself, or its ways to or from all others."""
+    group: int
+    text: str
+    """The evidence, in a sentence."""
+    for_s: float
+    """Seconds since it was found."""
+
+
 class Course(_Facts, frozen=True):
     """The last minutes, step by step, oldest first. The last step is not over."""
 
@@ -181,3 +199,5 @@ class RunStatus(_Facts, frozen=True):
     role: str = "leading"
     """"leading"; "vacant": nobody is in a run here yet; "standby": the same, and nobody begins one here, because the
     master waits to take over."""
+    findings: list[Finding] = []
+    """Who makes the run slow, or has it stuck, now; the longest first."""

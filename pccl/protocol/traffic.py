@@ -14,10 +14,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pccl.protocol.history import History
 from pccl.protocol.messages import LinkReport, Report
 from pccl.protocol.status import LinkTraffic, PeerTraffic, Totals
 
+RATED_OVER_S = 1.9
+"""Least time over which a rate is taken."""
 EPOCHS_KEPT = 8
 """Number of epochs of each group that are kept. Reports of the last ones may still be on their way."""
 
@@ -30,6 +34,9 @@ class _Reported:
     report: Report
     at: float
     traffic: PeerTraffic = field(default_factory=PeerTraffic)
+    basis: Report | None = None
+    """The report with which the next rates begin; None: `report`."""
+    basis_at: float = 0.0
 
 
 class Traffic:
@@ -48,7 +55,6 @@ class Traffic:
             self._peers[peer] = _Reported(group, report, now, PeerTraffic(links=_links(report, None, 0.0)))
             self._count_ops(group, report, is_first=True)
             return
-        over_s = max(now - last.at, 1e-3)
         committed, aborted = self._count_ops(group, report, is_first=False)
         before = last.report
         tx_bytes = max(0, report.tx_bytes - before.tx_bytes)
@@ -61,12 +67,20 @@ class Traffic:
             reconnects=max(0, report.reconnects - before.reconnects),
         )
         self._history.happened(last.at, now, more)
+        basis, basis_at = (before, last.at) if last.basis is None else (last.basis, last.basis_at)
+        over_s = now - basis_at
+        totals = last.traffic.tx_bytes + tx_bytes, last.traffic.rx_bytes + rx_bytes
+        if over_s < RATED_OVER_S:
+            rates = {link.peer: link.tx_bytes_per_s for link in last.traffic.links}
+            links = [LinkTraffic(link.peer, link.tx_bytes, rates.get(link.peer, 0.0)) for link in report.links]
+            traffic = msgspec.structs.replace(last.traffic, tx_bytes=totals[0], rx_bytes=totals[1], links=links)
+            self._peers[peer] = _Reported(group, report, now, traffic, basis, basis_at)
+            return
         traffic = PeerTraffic(
-            last.traffic.tx_bytes + tx_bytes,
-            last.traffic.rx_bytes + rx_bytes,
-            tx_bytes / over_s,
-            rx_bytes / over_s,
-            _links(report, before, over_s),
+            *totals,
+            max(0, report.tx_bytes - basis.tx_bytes) / over_s,
+            max(0, report.rx_bytes - basis.rx_bytes) / over_s,
+            _links(report, basis, over_s),
         )
         self._peers[peer] = _Reported(group, report, now, traffic)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pccl._native import ffi, lib
 
-ABI = 24
+ABI = 25
 
 if lib.pccl_native_abi() != ABI or lib.PCCL_NATIVE_ABI != ABI:
     raise ImportError(

@@ -82,11 +82,17 @@ def _metrics(status: RunStatus) -> Iterator[Metric]:
     yield GaugeMetricFamily("pccl_longest_wait_seconds", "In a joint call, of those who wait in one.", value=longest)
     stalled = sum(bool(member.stalled_ops) for member in status.members)
     yield GaugeMetricFamily("pccl_peers_stalled", "Peers that have waited in an op for long.", value=stalled)
+    culprits = GaugeMetricFamily(
+        "pccl_culprit", "1 for each peer, or way to another, that is slow or stuck.", labels=["kind", "peer", "to"]
+    )
+    for found in status.findings:
+        culprits.add_metric([found.kind, str(found.peer), "" if found.to is None else str(found.to)], 1)
+    yield culprits
     revision = GaugeMetricFamily("pccl_shared_state_revision", "Of the last sync.", labels=["group"])
     undecided = GaugeMetricFamily("pccl_ops_undecided", "Ops that some peers are done with.", labels=["group"])
-    for found in status.groups:
-        if found.revision is not None:
-            revision.add_metric([str(found.group)], found.revision)
-        undecided.add_metric([str(found.group)], found.undecided_ops)
+    for group_status in status.groups:
+        if group_status.revision is not None:
+            revision.add_metric([str(group_status.group)], group_status.revision)
+        undecided.add_metric([str(group_status.group)], group_status.undecided_ops)
     yield revision
     yield undecided

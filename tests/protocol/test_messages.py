@@ -49,8 +49,9 @@ WIRE = {
     "FlushReply": "flush ops commits= aborts=",
     "SyncReport": "sync success reason= suspects=",
     "Probes": "probe found",
-    "LinkReport": "peer tx_bytes full_ms= full_bytes=",
-    "Report": "ops tx_bytes rx_bytes state_rx_bytes= reconnects= links=",
+    "LinkReport": "peer tx_bytes full_ms= full_bytes= busy_ms= receiver_ms= stuck_ms= delivered= resent= received= "
+    "round_trip_us= trial= lying_byte_s=",
+    "Report": "ops tx_bytes rx_bytes state_rx_bytes= reconnects= links= in_ops_ms= op_wait_ms= at_ms= late_ms=",
     "HeartbeatHello": "protocol run peer auth=",
     "Welcome": "peer run term accepted_peers auth= peer_timeout_s= engine_threads= secret= obstacle=",
     "PreVoteRequest": "",

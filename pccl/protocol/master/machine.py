@@ -27,6 +27,7 @@ from typing import Any
 from pccl.protocol import messages as m
 from pccl.protocol.fence import Fence, FencedView
 from pccl.protocol.master.admission import Admission
+from pccl.protocol.master.diagnosing import look
 from pccl.protocol.master.effects import Effect
 from pccl.protocol.master.joint_calls import JointCalls
 from pccl.protocol.master.leadership import Leadership
@@ -170,6 +171,14 @@ class Master:
             return self.state.drain()
         self._evict_silent(peer, silent_s)
         return self._advance()
+
+    def diagnose(self, late: Iterable[int], silent: Mapping[int, float], now: float) -> list[Effect]:
+        """Name whoever makes the run slow or has it stuck, in the log and in the status. `late` are connections over
+        which heartbeats are late, and `silent` those over which none comes, and for how many seconds. It decides
+        nothing."""
+        self.state.now = now
+        look(self.state, self._liveness.heartbeats, late, silent)
+        return self.state.drain()
 
     def rings_found(self, search: int, rings: Mapping[int, Sequence[int]], now: float) -> list[Effect]:
         """A search for better rings has ended. `rings` are its results by group."""
@@ -422,4 +431,5 @@ class Master:
         for other, bytes_per_s in state.throughput.reported(member.peer, message):
             if other in state.members:
                 state.link_metrics.carried((member.peer, other), bytes_per_s, state.now)
+        state.diagnosis.reported(member.peer, member.hello.group, message, state.now)
         state.traffic.reported(member.peer, member.hello.group, message, state.now)

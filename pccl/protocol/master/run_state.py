@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from pccl.protocol import messages as m
 from pccl.protocol import topology
+from pccl.protocol.diagnosis import Diagnosis
 from pccl.protocol.direct_limit import UNKNOWN
 from pccl.protocol.fence import bounded_s
 from pccl.protocol.history import History
@@ -247,6 +248,7 @@ class RunState:
         self.traffic = Traffic(self.history)
         self.link_metrics = LinkMetrics()
         self.throughput = Throughput()
+        self.diagnosis = Diagnosis()
         self.outbox: list[Effect] = []
         """Effects of the event that is being handled."""
 
@@ -282,6 +284,7 @@ class RunState:
             del self.made_in[pair]
         self.traffic.forget(peer)
         self.throughput.forget(peer)
+        self.diagnosis.gone(peer)
         self.link_metrics.gone(peer)
         return member
 

@@ -353,11 +353,13 @@ class EngineThreads:
     def stats(self) -> dict[str, int]:
         """Return the counters of all threads together; after `close` those at the end. With several threads there is no
         `scratch_bytes_max`: they do not reach their marks at the same time."""
-        engines = self._engines
-        total = engines[0].stats()
-        for engine in engines[1:]:
-            for name, value in engine.stats().items():
-                total[name] += value
-        if len(engines) > 1:
+        all_stats = [engine.stats() for engine in self._engines]
+        total = {name: sum(stats[name] for stats in all_stats) for name in all_stats[0]}
+        for name in ("op_wait_us", "late_ms"):
+            total[name] = max(stats[name] for stats in all_stats)
+        # The slices of an op are in flight together, its whole neighbours one by one.
+        del total["in_slices_us"]
+        total["in_ops_us"] += max(stats["in_slices_us"] for stats in all_stats)
+        if len(all_stats) > 1:
             del total["scratch_bytes_max"]
         return total

@@ -183,6 +183,26 @@ class LinkCounters:
     full_ms: int
     full_bytes: int
     thread: int = 0
+    busy_ms: int = 0
+    """Time for which its busiest connection had something under way."""
+    receiver_ms: int = 0
+    """Share of that for which the other end did not read."""
+    stuck_ms: int = 0
+    """Time for which something has been under way, and nothing was acknowledged."""
+    delivered: int = 0
+    """TCP segments that were acknowledged; the next two are segments as well."""
+    resent: int = 0
+    received: int = 0
+    round_trip_us: int = 0
+    """The longest round trip of its connections now."""
+    lying_byte_s: int = 0
+    """Bytes that were under way, summed up over seconds."""
+    unheard_ops: int = 0
+    """Number of ops that the peer has not called, as far as is known here."""
+    inbound_ops: int = 0
+    """Number of ops that lack data which comes from it, or by way of it."""
+    undone_ops: int = 0
+    """Number of ops that are done here, and of which it has not said so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +294,23 @@ READERS: dict[int, Callable[[Any], EngineEvent]] = {
     lib.PCCL_EVENT_GROUP_FROZEN: lambda event: GroupFrozen(event.id),
     lib.PCCL_EVENT_LINK_LIMITED: lambda event: LinkLimited(event.id),
     lib.PCCL_EVENT_LINK_METRICS: lambda event: LinkCounters(
-        event.id, event.tx_bytes, event.rx_bytes, event.full_ms, event.full_bytes
+        event.id,
+        event.tx_bytes,
+        event.rx_bytes,
+        event.full_ms,
+        event.full_bytes,
+        0,
+        event.busy_ms,
+        event.receiver_ms,
+        event.stuck_ms,
+        event.delivered,
+        event.resent,
+        event.received,
+        event.round_trip_us,
+        event.lying_byte_s,
+        event.unheard_ops,
+        event.inbound_ops,
+        event.undone_ops,
     ),
     lib.PCCL_EVENT_CONNECTION_LOST: lambda event: LinkDegraded(event.id, _loss_reason(event)),
     lib.PCCL_EVENT_LINK_LOST: lambda event: LinkDown(event.id, _loss_reason(event)),

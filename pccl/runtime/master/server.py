@@ -44,7 +44,7 @@ from pccl.runtime.master.status_board import StatusBoard
 from pccl.runtime.master.tracing import Traceable, Tracing
 from pccl.runtime.network import addresses
 from pccl.runtime.network.accepting import accept_connections
-from pccl.runtime.network.heartbeat import Silent
+from pccl.runtime.network.heartbeat import HEARTBEAT_INTERVAL_S_MAX, HEARTBEATS_PER_TIMEOUT, Silent
 from pccl.runtime.network.log_limiter import LogLimiter
 from pccl.runtime.network.master_addresses import Address
 from pccl.runtime.network.system import SYSTEM, System
@@ -65,6 +65,12 @@ WATCH_SHARE = 0.5
 """Interval in which a standby asks the other masters, in peer timeouts."""
 SECRET_BYTES = 16
 """Size of a run's secret."""
+DIAGNOSIS_S = 0.25
+"""Time between two looks at who makes the run slow."""
+LATE_INTERVALS = 1.6
+"""Number of intervals of heartbeats without one after which the next is late."""
+SILENT_INTERVALS = 2.5
+"""The same for a peer that is named for it, half a peer timeout at most."""
 STATUS_READERS_MAX = 16
 """Number of connections that may be sent the status at a time. What they have not read yet lies in this process."""
 
@@ -166,6 +172,7 @@ class MasterServer:
                 if self._standby_of:
                     nursery.start_soon(self._watch_others)
                 nursery.start_soon(self._watch_heartbeats)
+                nursery.start_soon(self._diagnose)
                 await accept_connections(
                     self._listener,
                     self._authentication.unauthenticated,
@@ -457,6 +464,23 @@ class MasterServer:
                     self._carry_out(self._machine.silent(event.connection, event.silent_s, now))
                 else:
                     self._carry_out(self._machine.disconnected(event.connection, event.reason, now))
+
+    async def _diagnose(self) -> None:
+        """Have the machine name whoever makes the run slow or has it stuck."""
+        silent_since: dict[int, float] = {}
+        timeout_s = self._options.peer_timeout_s
+        interval_s = min(HEARTBEAT_INTERVAL_S_MAX, timeout_s / HEARTBEATS_PER_TIMEOUT)
+        while True:
+            await trio.sleep(DIAGNOSIS_S)
+            late = self._heartbeat_thread.quiet(LATE_INTERVALS * interval_s)
+            now = self._alive_now()
+            silent_s = SILENT_INTERVALS * interval_s
+            quiet = self._heartbeat_thread.quiet(silent_s) if late else []
+            silent_since = {each: silent_since.get(each, now - silent_s) for each in quiet}
+            silent = {each: now - since for each, since in silent_since.items()}
+            effects = self._machine.diagnose(late, silent, now)
+            if effects:
+                self._carry_out(effects)
 
     async def _watch_others(self) -> None:
         def tell(text: str) -> None:

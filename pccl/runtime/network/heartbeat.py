@@ -29,6 +29,9 @@ QUIET_MAX = 2**14
 FIRST_HEARTBEAT_S = 10.0
 """Time that the first heartbeat may take: as long as a master waits for that of a newcomer by default."""
 PAUSES_PER_TIMEOUT = 20
+HEARTBEAT_INTERVAL_S_MAX = 1.0
+HEARTBEATS_PER_TIMEOUT = 5
+"""These two as in native/src/heartbeat.c."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,9 @@ OPS_AS_EXPECTED = frozenset(
         events.OpDetached,
     }
 )
-"""Kinds of events that call for no decision of the machine. The fast path may stay open while it hears them."""
+"""Kinds of events of ops that call for no decision of the machine."""
+AS_EXPECTED = OPS_AS_EXPECTED | {events.LinkCounters}
+"""Kinds of events that call for none. The fast path may stay open while they are heard."""
 
 
 class EngineBridge:
@@ -95,7 +97,7 @@ class EngineBridge:
         if has_threads:
             fast_path.close()  # else what is heard of one thread might come after what is not heard yet of another
         heard = engine.events()
-        if not OPS_AS_EXPECTED.issuperset(map(type, heard)) and fast_path.close():
+        if not AS_EXPECTED.issuperset(map(type, heard)) and fast_path.close():
             heard += engine.events()
         # First: whatever else there is to tell depends on what has been committed.
         completed = [(event, fast_path.completed(event)) for event in heard if type(event) is events.OpFastCompleted]

@@ -52,6 +52,7 @@ from pccl.runtime.session.inbound import Inbound
 from pccl.runtime.session.joint_calls import JointCalls
 from pccl.runtime.session.launches import Launches
 from pccl.runtime.session.lifetime import Lifetime, loop_has_ended
+from pccl.runtime.session.long_waits import LongWaits
 from pccl.runtime.session.master_connection import MasterConnection
 from pccl.runtime.session.measuring import Measuring
 from pccl.runtime.session.op_table import OpTable
@@ -69,6 +70,8 @@ logger = logging.getLogger("pccl.peer")
 
 ENGINE_DRAIN_S = 5.0
 FAREWELL_S = 1.0
+COUNTING_S = 0.02
+"""Time that the engine has to count what links have carried."""
 
 
 class PeerSession:
@@ -145,6 +148,7 @@ class PeerSession:
         self._control = control
         self._inbound = inbound
         self._logger = about
+        self._long_waits = LongWaits(counters, about)
         self._abandoning = threading.RLock()
         lifetime.at_end(lambda _: self.installed.set())
 
@@ -320,16 +324,21 @@ class PeerSession:
         await self.installed.wait()
         while self.view is not None and not self._lifetime.is_broken:
             self._report()
+            self._long_waits.look(self._engine.stats()["op_wait_us"] / 1e6, lambda: self._machine.ops.tags)
+            for link in self._counters.stuck():
+                self._outbound.try_path(link)
+            counting_s = min(COUNTING_S, interval_s(self.view.global_world_size))
+            await trio.sleep(interval_s(self.view.global_world_size) - counting_s)
             with suppress(MemoryError):
                 for link in self._counters.links:
-                    self._engine.count_link(link)  # for the next report
-            await trio.sleep(interval_s(self.view.global_world_size))
+                    self._engine.count_link(link)
+            await trio.sleep(counting_s)
 
     def _report(self) -> None:
         if not self._machine.is_led:
             return
         with self._driver.hearing as machine:
-            report = self._counters.report(self._engine.stats(), machine.term)
+            report = self._counters.report(self._engine.stats(), machine.term, trio.current_time())
             if report is not None:
                 machine.report(report)
 

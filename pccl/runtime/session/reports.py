@@ -1,7 +1,8 @@
 """Counts what a session does, and says when there is something to tell the master of it.
 
-A report goes out REPORT_S after the last one if anything has changed since, and once more when nothing does any longer,
-so that rates fall back to 0. In large runs peers report less often: the master hears REPORTS_PER_S_MAX in all.
+A report goes out REPORT_S after the last one if anything has changed since, and REPEATS more times when nothing does
+any longer, so that rates fall back to 0. In large runs peers report less often: the master hears REPORTS_PER_S_MAX in
+all. From the same reports it tells who is slow or stuck (`protocol.diagnosis`), which decides how often they come.
 """
 
 from __future__ import annotations
@@ -9,12 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pccl.protocol.messages import LinkReport, Report
+import msgspec
+
+from pccl.protocol.messages import LinkReport, PathTrial, Report
 from pccl.runtime.data_plane.events import LinkCounters
 
-REPORT_S = 2.0
+REPORT_S = 0.5
+STUCK_MS = 700
 REPORTS_PER_S_MAX = 250
 EPOCHS_REPORTED = 4
+REPEATS = 5
+"""Number of reports that say the same before there are no more."""
 
 
 def interval_s(peers: int) -> float:
@@ -22,10 +28,36 @@ def interval_s(peers: int) -> float:
     return max(REPORT_S, peers / REPORTS_PER_S_MAX)
 
 
+@dataclass(frozen=True)
+class LinkWait:
+    """What the oldest ops wait for from a peer: numbers of ops, and the time for which it has acknowledged nothing."""
+
+    unheard_ops: int
+    inbound_ops: int
+    undone_ops: int
+    stuck_ms: int
+
+
 @dataclass
 class _Link:
     peer: int
     threads: dict[int, LinkCounters] = field(default_factory=dict)
+    trial: int = PathTrial.NONE
+    is_tried: bool = False
+    """Whether its path is being tried, or was since it has been stuck."""
+
+    @property
+    def stuck_ms(self) -> int:
+        return max((thread.stuck_ms for thread in self.threads.values()), default=0)
+
+    def wait(self) -> LinkWait:
+        threads = self.threads.values()
+        return LinkWait(
+            sum(thread.unheard_ops for thread in threads),
+            sum(thread.inbound_ops for thread in threads),
+            sum(thread.undone_ops for thread in threads),
+            self.stuck_ms,
+        )
 
     def report(self) -> LinkReport:
         threads = self.threads.values()
@@ -34,6 +66,15 @@ class _Link:
             sum(thread.tx_bytes for thread in threads),
             max((thread.full_ms for thread in threads), default=0),
             sum(thread.full_bytes for thread in threads),
+            max((thread.busy_ms for thread in threads), default=0),
+            max((thread.receiver_ms for thread in threads), default=0),
+            self.stuck_ms,
+            sum(thread.delivered for thread in threads),
+            sum(thread.resent for thread in threads),
+            sum(thread.received for thread in threads),
+            max((thread.round_trip_us for thread in threads), default=0),
+            self.trial,
+            sum(thread.lying_byte_s for thread in threads),
         )
 
 
@@ -45,11 +86,12 @@ class WorkCounters:
         """Numbers of committed and aborted ops by epoch."""
         self._state_rx_bytes = 0
         self._reconnects = 0
+        self._in_ops_us = 0
         self._links: dict[int, _Link] = {}
         self._term = 0
         self._last_report: Report | None = None
-        self._is_quiet = False
-        """Whether two reports have said the same."""
+        self._repeats = 0
+        """Number of reports since the last that was new."""
 
     def op_ended(self, epoch: int, is_committed: bool) -> None:
         counts = self._ops.setdefault(epoch, [0, 0])
@@ -75,11 +117,30 @@ class WorkCounters:
         if counted.link in self._links:
             self._links[counted.link].threads[counted.thread] = counted
 
+    def waits(self) -> dict[int, LinkWait]:
+        """Return what ops wait for from each peer with a link, as last counted."""
+        return {link.peer: link.wait() for link in self._links.values()}
+
+    def stuck(self) -> list[int]:
+        """Return the links whose path is to be tried: nothing has been acknowledged on them for STUCK_MS."""
+        for link in self._links.values():
+            if link.stuck_ms < STUCK_MS:
+                link.is_tried, link.trial = False, PathTrial.NONE
+        return [number for number, link in self._links.items() if link.stuck_ms >= STUCK_MS and not link.is_tried]
+
+    def path_tried(self, link: int, trial: int) -> bool:
+        """Note that the path of a link is being tried, or what was found. Return whether there is such a link."""
+        found = self._links.get(link)
+        if found is not None:
+            found.is_tried, found.trial = True, trial
+        return found is not None
+
     def link_closed(self, link: int) -> None:
         self._links.pop(link, None)
 
-    def report(self, stats: Mapping[str, int], term: int = 1) -> Report | None:
+    def report(self, stats: Mapping[str, int], term: int = 1, now: float = 0.0) -> Report | None:
         """Return what there is to tell the master of this term, with the engine's counters. None: nothing new."""
+        self._in_ops_us = max(self._in_ops_us, stats["in_ops_us"])
         if term != self._term:
             self._term = term
             self._last_report = None
@@ -91,10 +152,12 @@ class WorkCounters:
             state_rx_bytes=self._state_rx_bytes,
             reconnects=self._reconnects,
             links=[link for link in links if link.tx_bytes],
+            in_ops_ms=self._in_ops_us // 1000,
+            op_wait_ms=stats["op_wait_us"] // 1000,
+            late_ms=stats["late_ms"],
         )
-        is_same = made == self._last_report
-        if is_same and self._is_quiet:
+        self._repeats = self._repeats + 1 if made == self._last_report else 0
+        if self._repeats > REPEATS:
             return None
-        self._is_quiet = is_same
         self._last_report = made
-        return made
+        return msgspec.structs.replace(made, at_ms=round(now * 1000))

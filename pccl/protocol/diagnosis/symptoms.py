@@ -1,0 +1,407 @@
+"""Symptoms: what a kind of fault looks like in the evidence of one group.
+
+Each function returns the suspects of one kind. A threshold is lower for what is named already (`named`), so that a
+finding at the edge does not come and go.
+
+What is not said. A peer that takes up to SLOW_FACTOR times as long between ops as the next slowest is no culprit, nor
+is one whom the others wait for in less than LOST_SHARE of their time: fleets are not all of one kind. The same holds
+for ways: WAY_FACTOR and BUSY_SHARE. A fleet that differs by more than that is told so, for as long as it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import islice
+
+from pccl.protocol.diagnosis.evidence import FRESH_S, Direction, GroupEvidence, LinkRound, OpRound, Sample, total
+from pccl.protocol.diagnosis.findings import Kind, Suspect
+from pccl.protocol.messages import PathTrial
+
+Named = Callable[[str, int, int | None], bool]
+"""Whether somebody is named for something: the kind, the peer, and the receiver of a way."""
+Name = Callable[[int], str]
+
+SLOW_FACTOR = 2.0
+SLOW_FACTOR_STILL = 1.4
+"""The factor at which a peer that was named remains so."""
+LOST_SHARE = 0.2
+LOST_SHARE_STILL = 0.1
+ROUNDS_MIN = 5
+"""Number of rounds in a row that show a slow peer or way."""
+LONG_ROUNDS_MIN = 4
+LONG_ROUNDS_S = 3.0
+"""Fewer rounds will do if they are so long together. A single pause shows in two at most: the one in which it begins,
+and the one that ends with the op that was late."""
+WAY_ROUNDS = 4
+WAY_FACTOR = 2.0
+BUSY_SHARE = 0.5
+IN_OPS_SHARE = 0.5
+"""Least share of their time that all peers spend in ops where a way is slow."""
+LOADED_ROUNDS = 6
+LOADED_BUSY_SHARE = 0.75
+LOADED_FACTOR = 1.15
+LYING_FACTOR = 1.5
+"""Acknowledgements queue behind data, so the reverse of a slow way is busy, too; but less lies on it."""
+REVERSE_FACTOR = 1.2
+LOSS_SHARE = 0.03
+LOSS_SHARE_STILL = 0.015
+RESENT_MIN = 8
+"""Number of packets sent again below which there is no telling."""
+QUEUE_FACTOR, QUEUE_MS = 2.0, 10.0
+"""A round trip this much longer than the least comes of a queue, which loses packets when it is full."""
+HEAVY_LOSS_SHARE = 0.5
+"""A queue does not lose so many."""
+STUCK_S = 1.1
+STANDS_MS = 500
+"""A way on which nothing was acknowledged for so long stands still, and is not just slow."""
+LATE_SHARE = 0.4
+LATE_SHARE_STILL = 0.2
+"""Shares of the time by which the threads of a peer come late."""
+SETTLED_S = 5.0
+SETTLED_OPS = 5
+"""Age of an epoch, and number of its ops, before which nobody is called slow."""
+ABSENT_S = 10.0
+ABSENT_AT_FIRST_S = 60.0
+"""The same for the first ops of an epoch, in which programs compile and load."""
+ABSENT_FACTOR = 3.0
+"""A wait that came to an end by itself says that one of up to so many times its length may, too."""
+CALL_ABSENT_S = 30.0
+
+
+def silent(group: int, silent_s: Mapping[int, float], evidence: GroupEvidence, name: Name) -> list[Suspect]:
+    """Return the peers of which no heartbeat comes."""
+    found = []
+    for peer, seconds in silent_s.items():
+        if peer not in evidence.ring:
+            continue
+        trials = {_link_to(evidence, other, peer) for other in evidence.ring if other not in silent_s}
+        how = ""
+        if PathTrial.CARRIES in trials:
+            how = ", though its machine answers: the process stands still (stopped, swapped out, or held by a debugger)"
+        elif PathTrial.NOTHING in trials:
+            how = ", and its machine does not answer: it is down, or cut off"
+        text = f"{name(peer)} is silent: no heartbeat for {seconds:.1f} s{how}"
+        found.append(Suspect(Kind.SILENT, group, peer, None, text))
+    return found
+
+
+def _link_to(evidence: GroupEvidence, peer: int, other: int) -> int:
+    """Return how a peer's trial of its path to another went."""
+    sample = evidence.last(peer)
+    link = sample.links.get(other) if sample is not None else None
+    return link.trial if link is not None else PathTrial.NONE
+
+
+def dead_ways(group: int, evidence: GroupEvidence, unheard: Collection[int], now: float, name: Name) -> list[Suspect]:
+    """Return the ways on which nothing is acknowledged any more, by what trials of the paths have shown."""
+    found = []
+    for peer in evidence.ring:
+        sample = evidence.last(peer)
+        if sample is None or now - sample.heard_at > FRESH_S or peer in unheard:
+            continue
+        for other, link in sample.links.items():
+            if link.stuck_ms < STUCK_S * 1e3 or other not in evidence.ring or other in unheard:
+                continue
+            lies = f"nothing acknowledged for {link.stuck_ms / 1e3:.1f} s"
+            if link.trial == PathTrial.SMALL_ONLY:
+                text = (
+                    f"large packets from {name(peer)} to {name(other)} vanish: {lies}, and a new connection carries "
+                    "small packets only. Is the MTU of the path right?"
+                )
+                found.append(Suspect(Kind.MTU, group, peer, other, text))
+            elif link.trial == PathTrial.NOTHING and not _arrives(evidence, peer, other, link.stuck_ms / 1e3):
+                text = f"nothing gets from {name(peer)} to {name(other)}: {lies}, and no new connection can be made"
+                found.append(Suspect(Kind.BLOCKED, group, peer, other, text))
+    return found
+
+
+def _arrives(evidence: GroupEvidence, sender: int, receiver: int, stuck_s: float) -> bool:
+    """Whether packets of the sender have come to the receiver lately, though the sender hears nothing of that."""
+    samples = [
+        (each.heard_at, each.links[sender].received)
+        for each in evidence.samples.get(receiver, ())
+        if sender in each.links
+    ]
+    if not samples:
+        return False
+    last_at, last = samples[-1]
+    since = [received for at, received in samples if at >= last_at - stuck_s + FRESH_S / 4]
+    return last > since[0]
+
+
+def lossy_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) -> list[Suspect]:
+    """Return the ways that lose packets, and not because a queue is full."""
+    rounds = list(evidence.link_rounds)[-WAY_ROUNDS:]
+    if len(rounds) < WAY_ROUNDS:
+        return []
+    lossy: dict[Direction, LinkRound] = {}
+    for way in rounds[-1]:
+        course = [each[way] for each in rounds if way in each]
+        if len(course) < WAY_ROUNDS:
+            continue
+        whole = total(course)
+        sent = whole.delivered + whole.resent
+        is_named = any(named(Kind.LOSSY, *key) for key in (way, (way[0], None), (way[1], None)))
+        limit = LOSS_SHARE_STILL if is_named else LOSS_SHARE
+        if whole.resent < RESENT_MIN or not whole.delivered or whole.resent < limit * sent:
+            continue
+        # What stands still may be a path that is dead: that is for trials of it to tell.
+        is_spread = sum(each.resent > 0 for each in course) >= WAY_ROUNDS - 1 and course[-1].stuck_ms < STANDS_MS
+        if is_spread and (not _queues(whole) or whole.resent >= HEAVY_LOSS_SHARE * sent):
+            lossy[way] = whole
+
+    def say(way: Direction) -> str:
+        whole = lossy[way]
+        share = whole.resent / (whole.delivered + whole.resent)
+        return f"{share:.1%} of {whole.delivered + whole.resent} segments had to be sent again in {whole.seconds:.1f} s"
+
+    return _gathered(Kind.LOSSY, group, lossy, rounds[-1], "loses packets", say, name)
+
+
+def slow_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) -> list[Suspect]:
+    """Return the ways for which the ops wait."""
+    rounds = list(evidence.link_rounds)[-WAY_ROUNDS:]
+    if len(rounds) < WAY_ROUNDS:
+        return []
+    course = {way: [each[way] for each in rounds if way in each] for way in rounds[-1]}
+    whole = {way: total(each) for way, each in course.items() if len(each) == WAY_ROUNDS}
+    busy = {way: each.busy for way, each in whole.items()}
+    top = max(busy.values(), default=0.0)
+    if top < BUSY_SHARE or not _all_in_ops(evidence):
+        return []
+    hot = {way for way in busy if busy[way] > top / WAY_FACTOR}
+    for way in list(hot):
+        reverse = way[1], way[0]
+        if reverse in hot and _is_slower(whole[way], whole[reverse]):
+            hot.discard(reverse)
+    found = {way: whole[way] for way in hot}
+    if any(each.receiver > each.busy / 2 for each in found.values()):
+        return []
+    if any(each.busy < BUSY_SHARE for each in found.values()):
+        return _loaded_way(group, evidence, name)
+    if not all(_carries(each) for way in found for each in course[way]):
+        return []
+    if len(found) > 1 and not all(map(_queues, found.values())):
+        return []
+    rest = max((share for way, share in busy.items() if way not in hot and (way[1], way[0]) not in hot), default=0.0)
+
+    def say(way: Direction) -> str:
+        each = found[way]
+        rate = each.tx_bytes / each.seconds / each.busy
+        return (
+            f"it is busy {each.busy:.0%} of the time with {_rate(rate)}, and the ops wait; "
+            f"the next busiest way is busy {rest:.0%}"
+        )
+
+    suspects = _gathered(Kind.SLOW_WAY, group, found, rounds[-1], "is slow", say, name)
+    return suspects if len(suspects) == 1 else _loaded_way(group, evidence, name)
+
+
+def _loaded_way(group: int, evidence: GroupEvidence, name: Name) -> list[Suspect]:
+    """Return the way on which far more lies than on others, in a queue, where none is busy for much longer than others:
+    short ops wait for acknowledgements everywhere."""
+    rounds = list(evidence.link_rounds)[-LOADED_ROUNDS:]
+    if len(rounds) < LOADED_ROUNDS:
+        return []
+    whole = {way: total(course) for way in rounds[-1] if len(course := [each[way] for each in rounds if way in each])}
+    top = max(whole, key=lambda way: whole[way].lying_byte_s, default=None)
+    if top is None:
+        return []
+    reverse = top[1], top[0]
+    lying = whole[top].lying_byte_s
+    next_most = max((each.lying_byte_s for way, each in whole.items() if way not in (top, reverse)), default=0)
+    is_told_apart = lying >= WAY_FACTOR * next_most and lying >= LOADED_FACTOR * whole[reverse].lying_byte_s
+    is_sound = all(_carries(each[top]) for each in rounds if top in each)
+    if not lying or whole[top].busy < LOADED_BUSY_SHARE or not is_told_apart or not is_sound or not _queues(whole[top]):
+        return []
+    text = (
+        f"the way from {name(top[0])} to {name(top[1])} is slow: {lying / whole[top].seconds:,.0f} bytes lie on it, "
+        f"{next_most / whole[top].seconds:,.0f} on the next way, and the ops wait; a round trip takes "
+        f"{whole[top].round_trip_ms:.0f} ms, {whole[top].least_round_trip_ms:.0f} ms without load"
+    )
+    return [Suspect(Kind.SLOW_WAY, group, *top, text)]
+
+
+def _queues(round_: LinkRound) -> bool:
+    return round_.round_trip_ms > QUEUE_FACTOR * round_.least_round_trip_ms + QUEUE_MS
+
+
+def _carries(round_: LinkRound) -> bool:
+    """Whether a way was busy in a round because it carried something, rather than nothing."""
+    return round_.delivered > 0 and round_.stuck_ms < STANDS_MS and round_.busy >= BUSY_SHARE / 2
+
+
+def _is_slower(one: LinkRound, other: LinkRound) -> bool:
+    """Whether the first of two directions of a link is the slow one."""
+    if max(one.lying_byte_s, other.lying_byte_s) >= LYING_FACTOR * min(one.lying_byte_s, other.lying_byte_s) + 1:
+        return one.lying_byte_s > other.lying_byte_s
+    if one.full_ms != other.full_ms and max(one.full_ms, other.full_ms) > 0:
+        return one.full_ms > other.full_ms
+    if one.busy >= REVERSE_FACTOR * other.busy:
+        return True
+    return other.busy < REVERSE_FACTOR * one.busy and one.tx_bytes > 2 * other.tx_bytes
+
+
+def _all_in_ops(evidence: GroupEvidence) -> bool:
+    """Whether all peers spend most of their time in ops: those that have ended, or the one that they are in."""
+    for peer in evidence.ring:
+        samples = list(islice(reversed(evidence.samples.get(peer, ())), WAY_ROUNDS + 1))
+        if len(samples) < 2:
+            return False
+        span = samples[0].own_s - samples[-1].own_s
+        if samples[0].in_ops_s - samples[-1].in_ops_s < IN_OPS_SHARE * span:
+            return False
+    return True
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s * 8e-6:,.1f} Mbit/s"
+
+
+def _gathered(
+    kind: str,
+    group: int,
+    ways: Mapping[Direction, LinkRound],
+    known: Iterable[Direction],
+    verb: str,
+    say: Callable[[Direction], str],
+    name: Name,
+) -> list[Suspect]:
+    """Return suspects for sick ways: one for all ways from a peer, or to it, where all that are used are sick."""
+    known = list(known)
+    left = set(ways)
+    found = []
+    for end, line in ((0, "uplink"), (1, "downlink")):
+        for peer in sorted({way[end] for way in left}):
+            own = {way for way in known if way[end] == peer}
+            if len(own) < 2 or not own <= left:
+                continue
+            left -= own
+            worst = max(own, key=lambda way: (ways[way].resent, ways[way].busy))
+            text = f"the {line} of {name(peer)} {verb}: to peer {worst[1]} " if end == 0 else ""
+            text = text or f"the {line} of {name(peer)} {verb}: from peer {worst[0]} "
+            found.append(Suspect(kind, group, peer, None, text + say(worst)))
+    for way in sorted(left):
+        text = f"the way from {name(way[0])} to {name(way[1])} {verb}: {say(way)}"
+        found.append(Suspect(kind, group, *way, text))
+    return found
+
+
+def slow_peers(group: int, evidence: GroupEvidence, named: Named, now: float, name: Name) -> list[Suspect]:
+    """Return the peer that launches ops late, again and again."""
+    rounds = list(evidence.op_rounds)
+    if len(evidence.ring) < 2 or not rounds:
+        return []
+    last = _latest(rounds[-1])
+    if last is None or rounds[-1].seconds > 60.0:
+        return []
+    is_named = named(Kind.SLOW, last, None)
+    limits = (SLOW_FACTOR_STILL, LOST_SHARE_STILL) if is_named else (SLOW_FACTOR, LOST_SHARE)
+    shown: list[OpRound] = []
+    for each in reversed(rounds):
+        if not _is_late(each, last, *limits):
+            break
+        shown.append(each)
+    seconds = sum(each.seconds for each in shown)
+    is_long = len(shown) >= LONG_ROUNDS_MIN and seconds >= LONG_ROUNDS_S
+    is_settled = now - evidence.begun_at >= SETTLED_S and evidence.ops >= SETTLED_OPS
+    if not is_named and not (is_settled and (len(shown) >= ROUNDS_MIN or is_long)):
+        return []
+    if not shown:
+        return []
+    own = 1 - sum(each.shares[last] * each.seconds for each in shown) / seconds
+    next_slowest = 1 - sum(_second(each, last) * each.seconds for each in shown) / seconds
+    text = (
+        f"{name(last)} is slow: it spends {own:.0%} of the time between ops, the next slowest peer {next_slowest:.0%}; "
+        f"the others wait for it, {sum(each.ops for each in shown)} ops in {seconds:.1f} s"
+    )
+    return [Suspect(Kind.SLOW, group, last, None, text)]
+
+
+def _latest(round_: OpRound) -> int | None:
+    """Return the peer that spent the least time in ops."""
+    return min(round_.shares, key=lambda peer: round_.shares[peer], default=None)
+
+
+def _second(round_: OpRound, last: int) -> float:
+    return min(share for peer, share in round_.shares.items() if peer != last)
+
+
+def _is_late(round_: OpRound, peer: int, factor: float, lost: float) -> bool:
+    own, next_slowest = round_.shares[peer], _second(round_, peer)
+    return next_slowest - own >= lost and 1 - own >= factor * (1 - next_slowest)
+
+
+def starved_peers(group: int, evidence: GroupEvidence, named: Named, name: Name) -> list[Suspect]:
+    """Return the peer whose threads get no CPU while all others' do, in ops or between them."""
+    rounds = list(evidence.late_rounds)[-ROUNDS_MIN:]
+    if len(rounds) < ROUNDS_MIN or len(evidence.ring) < 2:
+        return []
+    mean = {peer: sum(each[peer] for each in rounds) / len(rounds) for peer in evidence.ring}
+    worst = max(mean, key=lambda peer: mean[peer])
+    rest = max(share for peer, share in mean.items() if peer != worst)
+    limit = LATE_SHARE_STILL if named(Kind.SLOW, worst, None) else LATE_SHARE
+    is_lasting = sum(each[worst] >= limit / 2 for each in rounds) >= ROUNDS_MIN - 1
+    if mean[worst] < limit or mean[worst] < SLOW_FACTOR * rest or not is_lasting:
+        return []
+    text = (
+        f"{name(worst)} is slow: its process runs too little (a busy machine, a CPU limit, or stopped repeatedly): "
+        f"its threads came late for {mean[worst]:.0%} of the time, those of the next peer for {rest:.0%}"
+    )
+    return [Suspect(Kind.SLOW, group, worst, None, text)]
+
+
+def absent(group: int, evidence: GroupEvidence, silent_s: Mapping[int, float], now: float, name: Name) -> list[Suspect]:
+    """Return the peers that have not called an op in which all others wait, for long."""
+    last = {peer: sample for peer in evidence.ring if (sample := evidence.last(peer)) is not None}
+    waiting = {peer: sample for peer, sample in last.items() if _waits(sample, now)}
+    missing = [peer for peer in last if peer not in waiting and not last[peer].op_wait_s]
+    if len(last) < len(evidence.ring) or not missing or len(missing) >= len(waiting) + (len(missing) == 1):
+        return []
+    if len(missing) + len(waiting) < len(last) or any(peer in silent_s for peer in missing):
+        return []
+    limit_s = max(
+        ABSENT_S if evidence.ops >= SETTLED_OPS else ABSENT_AT_FIRST_S, ABSENT_FACTOR * evidence.longest_wait_s
+    )
+    waited_s = min(sample.op_wait_s for sample in waiting.values())
+    if waited_s < limit_s:
+        return []
+    return [
+        Suspect(
+            Kind.ABSENT,
+            group,
+            peer,
+            None,
+            f"{name(peer)} has not called the op that {_peers(len(waiting))} waited in for {waited_s:.0f} s; its "
+            "process is alive: look at what its program does",
+        )
+        for peer in missing
+    ]
+
+
+def _peers(count: int) -> str:
+    return "1 other peer has" if count == 1 else f"{count} other peers have"
+
+
+def _waits(sample: Sample, now: float) -> bool:
+    return sample.op_wait_s > 0 and now - sample.heard_at <= FRESH_S
+
+
+def absent_from_calls(
+    group: int, waits: Mapping[str, tuple[float, int, Collection[int]]], silent_s: Mapping[int, float], name: Name
+) -> list[Suspect]:
+    """Return the peers that have not made a joint call in which others wait. `waits` has for each kind of call how long
+    the first has waited, how many do, and who is missing."""
+    return [
+        Suspect(
+            Kind.ABSENT,
+            group,
+            peer,
+            None,
+            f"{name(peer)} has not called {kind}, in which {_peers(count)} waited for {seconds:.0f} s",
+        )
+        for kind, (seconds, count, missing) in waits.items()
+        if seconds >= CALL_ABSENT_S and len(missing) <= count
+        for peer in missing
+        if peer not in silent_s
+    ]

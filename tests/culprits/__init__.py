@@ -1,0 +1,1 @@
+"""Injects faults into real peers, and checks whom pccl names: see `__main__`."""

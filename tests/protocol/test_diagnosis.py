@@ -1,0 +1,157 @@
+"""The diagnosis: whoever is at fault is named soon, and nobody else ever is."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pccl.protocol.diagnosis.findings import CLEAR_S, Kind
+from pccl.protocol.messages import PathTrial
+from tests.protocol.diagnosis_world import World
+
+SETTLED_S = 8.0
+NAMED_WITHIN_S = 5.0
+
+few = settings(max_examples=8, deadline=None, derandomize=True)
+
+worlds = st.builds(
+    World,
+    peers=st.integers(2, 6),
+    seed=st.integers(0, 2**32),
+    step_s=st.sampled_from([0.05, 0.1, 0.2]),
+    op_s=st.sampled_from([0.001, 0.02, 0.1]),
+    noise=st.floats(0, 0.3),
+)
+
+
+def named_within(world: World, key: tuple[str, int, int | None]) -> None:
+    """Check that this one is named in time, and nobody else."""
+    assert world.names() == []
+    begun = world.now
+    world.run(NAMED_WITHIN_S, until=lambda: key in world.names())
+    assert world.names() == [key], f"after {world.now - begun:.1f} s"
+    world.run(2 * CLEAR_S)
+    assert world.names() == [key]
+
+
+@few
+@given(worlds, st.randoms(use_true_random=False))
+def test_a_fleet_that_differs_a_little_names_nobody(world: World, chance: Random) -> None:
+    world.factors = {peer: chance.uniform(1.0, 1.2) for peer in range(1, world.peers + 1)}
+    world.run(40.0)
+    assert world.names() == []
+
+
+@few
+@given(worlds, st.randoms(use_true_random=False))
+def test_pauses_and_load_that_all_share_name_nobody(world: World, chance: Random) -> None:
+    for _ in range(8):
+        world.pauses[chance.randint(1, world.peers)] = chance.uniform(0.2, 8.0)
+        world.run(chance.uniform(4.0, 10.0))
+        world.factors = dict.fromkeys(range(1, world.peers + 1), chance.choice([1.0, 3.0, 10.0]))
+        world.run(chance.uniform(1.0, 5.0))
+    assert world.names() == []
+
+
+@few
+@given(worlds, st.randoms(use_true_random=False))
+def test_whoever_is_slow_is_named(world: World, chance: Random) -> None:
+    world.run(SETTLED_S)
+    peer = chance.randint(1, world.peers)
+    world.factors[peer] = 3.0 + world.op_s / world.step_s * 2
+    if world.step_s * world.factors[peer] + world.op_s > 0.6:
+        return  # it takes four steps to tell
+    named_within(world, (Kind.SLOW, peer, None))
+    world.factors[peer] = 1.0
+    world.run(30.0)
+    assert world.diagnosis.findings(world.now) == []
+
+
+@few
+@given(worlds, st.randoms(use_true_random=False))
+def test_a_slow_way_is_named(world: World, chance: Random) -> None:
+    world.run(SETTLED_S)
+    way = tuple(chance.sample(range(1, world.peers + 1), 2))
+    world.slow_way = way[0], way[1]
+    world.way_factor = 10 + 3 * world.step_s / world.op_s
+    named_within(world, (Kind.SLOW_WAY, *world.slow_way))
+
+
+@few
+@given(worlds, st.randoms(use_true_random=False), st.floats(0.06, 0.3))
+def test_a_lossy_way_is_named(world: World, chance: Random, loss: float) -> None:
+    world.run(SETTLED_S)
+    way = tuple(chance.sample(range(1, world.peers + 1), 2))
+    world.losses[way[0], way[1]] = loss
+    named_within(world, (Kind.LOSSY, way[0], way[1]))
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_all_ways_of_a_peer_are_named_once(end: int) -> None:
+    world = World(4)
+    world.run(SETTLED_S)
+    world.losses = {(2, other) if end == 0 else (other, 2): 0.1 for other in (1, 3, 4)}
+    named_within(world, (Kind.LOSSY, 2, None))
+    assert ("uplink" if end == 0 else "downlink") in world.named[0][1].suspect.text
+
+
+@few
+@given(worlds, st.randoms(use_true_random=False))
+def test_whoever_is_silent_is_named_and_nobody_who_waits(world: World, chance: Random) -> None:
+    world.run(SETTLED_S)
+    peer = chance.randint(1, world.peers)
+    world.silent.add(peer)
+    named_within(world, (Kind.SILENT, peer, None))
+
+
+@few
+@given(worlds, st.randoms(use_true_random=False))
+def test_a_path_that_drops_large_packets_is_named(world: World, chance: Random) -> None:
+    world.run(SETTLED_S)
+    way = tuple(chance.sample(range(1, world.peers + 1), 2))
+    world.stuck[way[0], way[1]] = PathTrial.SMALL_ONLY
+    named_within(world, (Kind.MTU, way[0], way[1]))
+
+
+def test_whoever_gets_no_cpu_is_named_unless_all_lack_it() -> None:
+    world = World(4)
+    world.starved = dict.fromkeys((1, 2, 3, 4), 0.5)
+    world.run(30.0)
+    assert world.names() == []
+    world.starved = {3: 0.6, 1: 0.1}
+    named_within(world, (Kind.SLOW, 3, None))
+
+
+def test_whoever_does_not_call_is_named_after_a_while() -> None:
+    world = World(3)
+    world.run(SETTLED_S)
+    world.pauses[2] = 60.0
+    world.run(9.0)
+    assert world.names() == []
+    world.run(3.0)
+    assert world.names() == [(Kind.ABSENT, 2, None)]
+    world.run(60.0)
+    assert world.diagnosis.findings(world.now) == []
+
+
+def test_long_waits_that_ended_by_themselves_are_usual() -> None:
+    world = World(3)
+    world.run(SETTLED_S)
+    for _ in range(3):
+        world.pauses[2] = 9.0
+        world.run(20.0)
+    world.pauses[2] = 20.0
+    world.run(25.0)
+    assert world.names() == []
+
+
+def test_whoever_does_not_come_to_a_joint_call_is_named() -> None:
+    world = World(3)
+    world.run(SETTLED_S)
+    world.pauses = dict.fromkeys((1, 2, 3), 1000.0)
+    world.waits = {"sync_shared_state": (31.0, 2, [3])}
+    world.run(1.0)
+    assert world.names() == [(Kind.ABSENT, 3, None)]
