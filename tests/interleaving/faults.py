@@ -95,6 +95,7 @@ FAULTS: dict[str, Known] = {
         launches.Launches,
         "_take",
         ("for _ in range(launches):", "while self._launched:"),
+        grain=Grain.LINES,
     ),
     "cancel-order": _fault(
         "cancels are counted after the launches, so that one is taken before what it cancels",
