@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.simulation.plan import ACTIONS, DELIVERIES, GROUPS_MAX, PEERS_MAX, SEEDS, Plan, Step
+from tests.simulation.plan import ACTIONS, DELIVERIES, GROUPS_MAX, MASTERS_MAX, PEERS_MAX, SEEDS, Plan, Step
 from tests.simulation.schedule import play
 from tests.simulation.shrink import shrink
 
@@ -59,6 +59,8 @@ plans = st.builds(
     st.integers(2, PEERS_MAX),
     st.booleans(),
     st.lists(steps, max_size=STEPS_MAX).map(tuple),
+    st.integers(0, MASTERS_MAX),
+    st.just(()),
 )
 
 

@@ -67,7 +67,7 @@ class Checks:
         if self._taking_over is not None:
             leader, self._taking_over = self._taking_over, None
             self._accepted = [node for node, _ in leader.followers if node.is_accepted and node.is_known]
-            self._verdicts.failed_over(leader.run)
+            self._verdicts.failed_over(leader)
             self._calls.failed_over(leader)
         if self._results:
             results, self._results = self._results, []

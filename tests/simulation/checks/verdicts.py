@@ -20,7 +20,7 @@ from itertools import combinations
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.types import Result
-from tests.simulation.checks.facts import Epoch, Facts
+from tests.simulation.checks.facts import Epoch, Facts, Leader
 from tests.simulation.node import Key, Node, Value
 
 REFUSALS = re.compile(r"peer \d+ has left; call again|there is no link with peer \d+")
@@ -62,10 +62,13 @@ class Verdicts:
                 self.survivors[epoch] = survivors
                 del self.flushed[epoch]
 
-    def failed_over(self, run: str) -> None:
-        """Note that another master goes on with a run."""
+    def failed_over(self, leader: Leader) -> None:
+        """Note that another master goes on with a run. It need not know of a flush that nobody has answered."""
+        begun = {epoch for (process, _), epoch in self._flushes.items() if process == leader.process}
+        for epoch in [epoch for epoch, answered in self.flushed.items() if not answered and epoch not in begun]:
+            del self.flushed[epoch]
         for node in self._facts.nodes:
-            if node.run == run and node.views and node.prepared_epoch not in (None, node.views[-1].epoch):
+            if node.run == leader.run and node.views and node.prepared_epoch not in (None, node.views[-1].epoch):
                 self._interrupted.add((node.group, node.views[-1].epoch))
         self.note_survivors()
 
