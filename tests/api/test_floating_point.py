@@ -18,6 +18,8 @@ from tests.support.cluster import WAIT_S, Background, together
 MODULE = "tests.api.arithmetic_peer"
 ROOT = Path(__file__).resolve().parents[2]
 WITH_TORCH = ("ddp", "torch_diloco")
+OFTEN = ("reduce_all", "diloco")
+"""Those that are not tried by CI alone."""
 PEERS = [("usual", "before"), ("flush", "before"), ("flush", "after"), ("downward", "before")]
 
 pytestmark = pytest.mark.skipif(not odd_arithmetic.IS_KNOWN, reason="how this machine computes is not known here")
@@ -44,7 +46,10 @@ def test_a_threads_environment_is_put_back(environment: str) -> None:
     assert odd_arithmetic.current() == "usual"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in WITH_TORCH])
+@pytest.mark.parametrize(
+    "kind",
+    [kind if kind in OFTEN else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind not in WITH_TORCH],
+)
 def test_peers_in_any_environment_get_the_same_bits(master: MasterNode, kind: str) -> None:
     _get_the_same_bits(master, kind)
 

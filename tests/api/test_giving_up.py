@@ -158,7 +158,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=["plain", "encrypted", pytest.param("two engine threads", marks=pytest.mark.slow)])
+@pytest.fixture(params=["plain", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "plain")])
 def cluster_of_kind(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     options = KINDS[request.param]
     threads = 2 if request.param == "two engine threads" else 1

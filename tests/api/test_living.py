@@ -316,7 +316,7 @@ def test_a_second_signal_ends_the_wait_for_the_first_one_to_be_settled(
     assert cluster.each(reduce_once) == [2, 2]
 
 
-@pytest.mark.parametrize("name", ["all_reduce", "all_reduce_async"])
+@pytest.mark.parametrize("name", ["all_reduce", pytest.param("all_reduce_async", marks=pytest.mark.slow)])
 def test_a_signal_handler_may_close_the_communicator_in_the_middle_of_anything(cluster: Cluster, name: str) -> None:
     """It waits for the trio thread, which must not wait for what the interrupted call holds."""
     cluster.join(1)

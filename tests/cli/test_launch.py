@@ -175,6 +175,7 @@ def test_lines_never_interleave(tmp_path: Path) -> None:
     assert all(re.fullmatch(r"\[(\d)\] \d+ \1{100}", line) for line in lines)
 
 
+@pytest.mark.slow
 def test_output_arrives_while_the_script_runs(launch: Launch) -> None:
     run = launch()
     run.tell("1", "print('now'); print('too', file=sys.stderr)")
@@ -227,6 +228,7 @@ def test_a_dead_script_does_not_end_the_others(launch: Launch) -> None:
     assert run.stderr.rest()[-1] == "pccl launch: 2 of 3 failed: [1] SIGKILL, [2] code 3"
 
 
+@pytest.mark.slow
 def test_fail_fast_ends_the_others(launch: Launch) -> None:
     run = launch("--fail-fast", count=3)
     run.tell("1", "sys.exit(5)")
@@ -244,7 +246,7 @@ def test_missing_script() -> None:
 # Signals
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGUSR2, marks=pytest.mark.slow)])
 def test_user_signals_are_passed_on(launch: Launch, number: signal.Signals) -> None:
     run = launch()
     run.tell_all(f"signal.signal({number.value}, lambda *_: print('caught')); print('set')")
@@ -257,7 +259,7 @@ def test_user_signals_are_passed_on(launch: Launch, number: signal.Signals) -> N
     assert run.wait() == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_ending_signals_are_passed_on(launch: Launch, number: signal.Signals) -> None:
     run = launch()
     run.process.send_signal(number)
@@ -287,6 +289,7 @@ def test_second_ctrl_c_kills(launch: Launch) -> None:
     assert run.wait() == 128 + signal.SIGKILL
 
 
+@pytest.mark.slow
 def test_grace_period_ends_in_sigkill(launch: Launch) -> None:
     run = launch("--grace", "0.1")
     run.tell_all("signal.signal(signal.SIGTERM, signal.SIG_IGN); print('set')")
@@ -310,6 +313,7 @@ def test_killed_launcher_takes_everyone_along(launch: Launch) -> None:
     assert all(run.is_dead(name) for name in ("0", "1", "grandchild"))
 
 
+@pytest.mark.slow
 def test_grandchildren_end_with_the_launch(launch: Launch) -> None:
     run = launch()
     run.tell("0", GRANDCHILD)
@@ -339,6 +343,7 @@ def test_a_master_is_started_and_ended(tmp_path: Path) -> None:
         assert client.connect_ex(("127.0.0.1", int(ports.pop()))) != 0
 
 
+@pytest.mark.slow
 def test_a_master_that_cannot_listen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "{}:{}".format(*taken.getsockname())

@@ -415,7 +415,7 @@ def test_a_loss_leaves_the_arrays_and_the_survivors_go_on(cluster: Cluster, devi
 
 
 @pytest.mark.parametrize("on_device", [(0, 1, 2), (0, 2), (2,)])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 def test_a_loss_at_any_moment_has_the_same_outcome_for_all_survivors(
     cluster: Cluster, devices: list[FakeDevice], seed: int, on_device: tuple[int, ...]
 ) -> None:

@@ -16,6 +16,8 @@ from tests.support.cluster import until
 Run = Callable[..., list[Worker]]
 
 COUNT = 2 * 2**20
+RARER = ("update_topology", "are_peers_pending", "wait")
+"""Calls that CI alone has the master killed in."""
 """8 MiB of float32: long enough under way to be hit."""
 
 
@@ -188,7 +190,9 @@ def _until_pending(workers: list[Worker]) -> None:
 # The master.
 
 
-@pytest.mark.parametrize("kind", ["update_topology", "are_peers_pending", "all_reduce", "sync", "wait"])
+@pytest.mark.parametrize(
+    "kind", ["all_reduce", "sync", *(pytest.param(kind, marks=pytest.mark.slow) for kind in RARER)]
+)
 def test_a_killed_master_fails_every_call_and_buffers_are_as_before(start: Start, run: Run, kind: str) -> None:
     (master,) = start(1)
     peers = run(3, master.do("listen"))

@@ -79,7 +79,7 @@ def running(text: str, folder: Path) -> Iterator[Program]:
         program.process.communicate()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("text", [DROPPED, EXITS], ids=["dropped", "exits"])
 def test_it_serves_on_until_a_signal(tmp_path: Path, text: str, number: signal.Signals) -> None:
     with running(text, tmp_path) as program:

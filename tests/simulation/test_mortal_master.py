@@ -543,7 +543,7 @@ def test_a_fence_of_a_live_run_lets_nobody_found_another_and_one_that_is_over_do
     assert world.master.accepted == [founder.number]
 
 
-@pytest.mark.parametrize("masters", [1, 2])
+@pytest.mark.parametrize("masters", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_schedules_with_mortal_masters(masters: int) -> None:
     for seed in range(SCHEDULES):
         play(Plan.of_seed(seed, masters))

@@ -53,7 +53,9 @@ def started(kind: str, master: MasterNode, number: int, stop: Path) -> Iterator[
         process.wait()
 
 
-@pytest.mark.parametrize("kind", ["sync", "async", "fragments", "spsa"])
+@pytest.mark.parametrize(
+    "kind", ["sync", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("async", "fragments", "spsa"))]
+)
 def test_kills_and_joins_leave_everybody_with_the_same_state(master: MasterNode, kind: str, tmp_path: Path) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")

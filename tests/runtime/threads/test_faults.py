@@ -233,7 +233,9 @@ def test_a_fault_in_a_users_trio_program_ends_the_communicator_alone(monkeypatch
         trio.run(main, master.address)
 
 
-@pytest.mark.parametrize("name", ["received", "deadline", "connected"])
+@pytest.mark.parametrize(
+    "name", ["received", *(pytest.param(name, marks=pytest.mark.slow) for name in ("deadline", "connected"))]
+)
 def test_a_fault_in_one_master_ends_that_one_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = MasterNode("127.0.0.1:0"), MasterNode("127.0.0.1:0")
     clusters = []
