@@ -34,6 +34,8 @@ class Verdicts:
         self._facts = facts
         self._flushes: dict[tuple[int, int], Epoch] = {}
         """The ring of every flush, by the process of its master and its number."""
+        self._begun_by: dict[Epoch, Leader | None] = {}
+        """The last master that has flushed a ring."""
         self.flushed: dict[Epoch, set[Node]] = {}
         """The peers that have answered a flush that is under way."""
         self.survivors: dict[Epoch, set[Node]] = {}
@@ -47,6 +49,7 @@ class Verdicts:
 
     def flush(self, node: Node, process: int, message: m.Flush) -> None:
         self._flushes[process, message.flush] = node.group, message.epoch
+        self._begun_by[node.group, message.epoch] = node.leader
         self.flushed.setdefault((node.group, message.epoch), set())
 
     def replied(self, node: Node, process: int, message: m.FlushReply) -> None:
@@ -58,15 +61,17 @@ class Verdicts:
     def note_survivors(self) -> None:
         for epoch, answered in list(self.flushed.items()):
             survivors = set(self._facts.known(epoch))
-            if survivors <= answered:
+            if not survivors:
+                del self.flushed[epoch]  # its master has lost all of them
+            elif survivors <= answered:
                 self.survivors[epoch] = survivors
                 del self.flushed[epoch]
 
     def failed_over(self, leader: Leader) -> None:
         """Note that another master goes on with a run. It need not know of a flush that nobody has answered."""
-        begun = {epoch for (process, _), epoch in self._flushes.items() if process == leader.process}
-        for epoch in [epoch for epoch, answered in self.flushed.items() if not answered and epoch not in begun]:
-            del self.flushed[epoch]
+        for epoch, answered in list(self.flushed.items()):
+            if not answered and self._begun_by[epoch] is not leader:
+                del self.flushed[epoch]
         for node in self._facts.nodes:
             if node.run == leader.run and node.views and node.prepared_epoch not in (None, node.views[-1].epoch):
                 self._interrupted.add((node.group, node.views[-1].epoch))
