@@ -78,8 +78,10 @@ class Checks:
     def sent(self, control: Control, process: int, message: m.Message, company: list[Node]) -> None:
         """Note what a master sends over a connection. `company` are the peers that are connected to it."""
         node = control.node
-        if control is not node.control:
-            return  # it has come again over another connection, and is nobody here
+        if control is not node.control:  # it has come again over another connection, and is nobody here
+            if isinstance(message, m.JointResult):
+                self._accepted = [each for each in self._accepted if each is not node]
+            return
         speaks(node, process, message)
         if isinstance(message, m.Welcome):
             self._welcome(node, control, process, message)
