@@ -125,7 +125,7 @@ class Checks:
         if isinstance(message, m.FlushReply):
             self._verdicts.replied(node, process, message)
         elif isinstance(message, m.JointCall) and message.offer is not None:
-            self._calls.offered(node, message.offer)
+            self._calls.offered(node, process, message.offer)
 
     def gone(self, control: Control) -> None:
         """Note that a connection is over at a master: it has lost its peer, evicted it or let it go."""

@@ -37,8 +37,10 @@ class JointCalls:
         self._unheard_syncs: dict[tuple[str, int], list[Sync]] = {}
         """The same of `_synced`, the last first."""
 
-    def offered(self, node: Node, offer: m.SyncOffer) -> None:
-        self._offers[node] = offer
+    def offered(self, node: Node, process: int, offer: m.SyncOffer) -> None:
+        """Note an offer that a master hears. A former master of the peer's may hear an older one later."""
+        if node.leader is not None and node.leader.process == process:
+            self._offers[node] = offer
 
     def planned(self, node: Node, plan: m.SyncPlan) -> None:
         """Check the plan of a sync that a peer is told."""
