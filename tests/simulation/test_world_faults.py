@@ -66,6 +66,26 @@ def test_a_peer_stopped_between_any_two_effects_goes_on() -> None:
     _until_it_has_no_more_effects(lambda world, nodes, effects: world.stop_within(nodes[1], effects), go_on)
 
 
+def test_a_peer_stopped_as_it_ends_tells_its_callers_once_it_goes_on() -> None:
+    for effects in count():
+        world = World(random.Random(effects))
+        node, _ = [*world.join(0), *world.join(0)]
+        ops = [world.launch(node, tag) for tag in (TAG, TAG + 1)]
+        world.run()
+        world.stop_within(node, effects)
+        world.kill_master()
+        world.run()
+        if node.ended is not None:
+            world.check_rest()
+        if world.dooms:
+            assert effects > 2
+            return
+        world.thaw(node)
+        world.run()
+        world.check_rest()
+        assert [node.result(op) for op in ops] == [Result.MASTER_CONNECTION_FAILED] * 2
+
+
 def test_the_others_go_on_without_a_peer_that_dies_between_any_two_effects() -> None:
     def go_on(world: World, nodes: list[Node]) -> None:
         _pass(world, 15.0)

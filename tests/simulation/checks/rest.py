@@ -21,7 +21,7 @@ class Rest:
 
     def check(self, accepted: list[Node], is_linked: IsLinked, may_ops_wait: bool) -> None:
         for node in self._facts.nodes:
-            if node.ended is not None and node.is_alive:
+            if node.ended is not None and node.is_alive and not node.is_frozen:
                 assert not node.open_ops + node.open_calls, f"{node} is over and still waits"
         for node in accepted:
             self._view_at_rest(node, accepted)
