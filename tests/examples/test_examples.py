@@ -179,10 +179,9 @@ def test_compare_diloco_with_torch() -> None:
     options = ["--steps", "3", "--inner", "2", "--pretrain", "1", "--peers", "2", "--only", "async"]
     assert _last_line("examples/compare_diloco.py", *options).endswith("| 0, 0 | 4 of 4 |")
     options = ["--steps", "2", "--inner", "2", "--pretrain", "1", "--peers", "2", "--seeds", "2"]
-    sweep = ["--sweep", "--sweep-peers", "1", "2", "--sweep-inner", "2", "4"]
-    line = _last_line("examples/compare_diloco.py", *options, *sweep)
+    line = _last_line("examples/compare_diloco.py", *options, "--sweep", "--sweep-peers", "2", "--sweep-inner", "2")
     assert line.startswith("| M = 2 |")
-    assert line.count("±") == 4
+    assert line.count("±") == 2
 
 
 @pytest.mark.slow
