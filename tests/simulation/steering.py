@@ -30,7 +30,7 @@ FIRST = frozenset(
     f"pccl.protocol.{name}"
     for name in (
         *("recovery", "recovery_report", "summary_tally", "gathering", "failover", "founding", "known_runs", "fence"),
-        *("election", "quorum", "returning", "master.leadership", "master.liveness", "peer.known_views"),
+        *("state_election", "quorum", "returning", "master.leadership", "master.liveness", "peer.known_views"),
     )
 )
 """The modules that matter most."""

@@ -1,9 +1,9 @@
 """sync_shared_state of a group: who sends, who receives, and how it ends.
 
-The call is complete when all accepted peers of the group wait in it. The content is elected (`election`), receivers
-fetch it, and the call ends when all of them have reported. A peer that is lost meanwhile is taken out of it; how the
-sync then ends is told after the Prepare that leaves the lost one out, so that no later master takes it for one of those
-that have the state.
+The call is complete when all accepted peers of the group wait in it. The content is elected (`state_election`),
+receivers fetch it, and the call ends when all of them have reported. A peer that is lost meanwhile is taken out of it;
+how the sync then ends is told after the Prepare that leaves the lost one out, so that no later master takes it for one
+of those that have the state.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pccl.protocol import messages as m
-from pccl.protocol.election import NotElected, elect
 from pccl.protocol.master.link_failures import LinkFailures
 from pccl.protocol.master.op_verdicts import OpVerdicts
 from pccl.protocol.master.run_state import Group, Member, RunState, Sync
 from pccl.protocol.master.waits import Waits
 from pccl.protocol.messages import Kind
+from pccl.protocol.state_election import NotElected, elect
 from pccl.types import Result
 
 
