@@ -205,6 +205,11 @@ class CommunicatorMethods(Collectives[CollectiveInfoT], Generic[NoneT, BoolT, Sy
         return Membership(view.ring.index(view.peer), view.ring)
 
     @property
+    def losses(self) -> dict[int, str]:
+        """The peers that have been lost or have left since this one was accepted, by number, each with the reason."""
+        return dict(self._inner.session("losses").losses)
+
+    @property
     def stats(self) -> dict[str, int]:
         """Counters of the engine: bytes of payload and on the wire, bytes of scratch memory, open ops, connections."""
         with SessionErrors("stats"):

@@ -151,11 +151,12 @@ class SessionHolder:
         self._is_closed = True
         return self._session is not None and not self._session.is_forgotten
 
-    async def close(self) -> None:
+    async def close(self, reason: str = "") -> None:
+        """Leave the run. The others are told the `reason`."""
         self._is_closed = True
         if self._session is not None:
             with trio.CancelScope(shield=True):
-                await self._session.close()
+                await self._session.close(reason)
 
     def abandon(self, error: BaseException) -> None:
         """End the session from outside its trio run, which has ended with `error`."""

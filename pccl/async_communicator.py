@@ -45,9 +45,11 @@ class AsyncCommunicator(
     """
 
     @trio.lowlevel.enable_ki_protection
-    async def close(self) -> None:
-        """Leave the run. Ops in flight fail here; the others settle them as after a loss. May be called again."""
-        await self._inner.close()
+    async def close(self, *, reason: str = "") -> None:
+        """Leave the run. Ops in flight fail here; the others settle them as after a loss, and are told the `reason`.
+
+        May be called again."""
+        await self._inner.close(reason)
 
     async def __aenter__(self) -> AsyncCommunicator:
         await self.connect()

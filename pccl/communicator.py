@@ -98,12 +98,16 @@ class Communicator(CommunicatorMethods[None, bool, SharedStateSyncInfo, ReduceIn
         self._finalizer.atexit = False
         self._before_leaving: dict[Hashable, Callable[[], object]] = {}
 
-    def close(self, *, timeout: float | None = None) -> None:
+    def close(self, *, timeout: float | None = None, reason: str = "") -> None:
         """Leave the run. Ops in flight fail here; the others settle them as after a loss.
 
         It takes a few seconds at most, even if nobody answers. It may be called again, from any thread and from a
         signal handler, also while other threads wait in calls, which then fail. The communicator's own timeout does not
         count here.
+
+        Args:
+            timeout: Seconds; None to wait until it is done.
+            reason: The reason that the others are told, in their errors.
 
         Raises:
             PCCLError: TIMEOUT if `timeout` seconds pass before; leaving then goes on by itself.
@@ -113,7 +117,7 @@ class Communicator(CommunicatorMethods[None, bool, SharedStateSyncInfo, ReduceIn
         self._finalizer.detach()
         if self._inner.begin_close():
             try:
-                portal.current().call(self._inner.close, timeout_s=limit_s)
+                portal.current().call(self._inner.close, reason, timeout_s=limit_s)
             except TimeoutError:
                 raise PCCLError(Result.TIMEOUT, "close", f"not finished within {limit_s:g} s; it goes on") from None
             except portal.PortalClosedError:

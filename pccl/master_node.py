@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from pccl import _timeouts, security
-from pccl.errors import PCCLError
+from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.founding import Beginning
 from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import ENGINE_THREADS_MAX, PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
@@ -86,6 +86,9 @@ class MasterNode:
         found: True if there is no run to go on with: one is founded at once.
         resume: True if there is one: none is founded before that has been led.
         resume_any: True to wait, without `state`, for no more than a majority and a peer timeout.
+        founders: How many peers found a run together: as long as nobody is in the run, newcomers wait until so many are
+            there, and one view admits them all.
+        daemon: True if the end of the program shall not wait for this master, and stops it.
 
     Raises:
         PCCLError: INVALID_ARGUMENT.
@@ -106,6 +109,8 @@ class MasterNode:
         found: bool = False,
         resume: bool = False,
         resume_any: bool = False,
+        founders: int = 1,
+        daemon: bool = False,
     ) -> None:
         if found and resume:
             what = "found= says that there is no run to go on with, and resume= that there is; give one of them"
@@ -114,7 +119,9 @@ class MasterNode:
         self._beginning = Beginning.FOUND if found else Beginning.RESUME if resume else Beginning.UNKNOWN
         self._resumes_any = resume_any
         self._options = MasterOptions(
-            peer_timeout_s=_peer_timeout_s(peer_timeout), engine_threads=_engine_threads(engine_threads)
+            peer_timeout_s=_peer_timeout_s(peer_timeout),
+            engine_threads=_engine_threads(engine_threads),
+            founders=integer_argument("founders", founders, "MasterNode", 1, MasterOptions.pending_max),
         )
         try:
             self._host, self._port = addresses.parse(listen_address)
@@ -127,6 +134,7 @@ class MasterNode:
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode", str(error)) from None
         self._token = security.token(token, "MasterNode")
         self._ssl_context = security.checked_context(ssl_context, "MasterNode")
+        self._is_daemon = daemon
         self._service: _Service | None = None
 
     def run(self) -> None:
@@ -180,7 +188,10 @@ class MasterNode:
             raise PCCLError(code, "MasterNode.run", str(error)) from None
         self._service = service
         portal.on_fork(service)
-        portal.outlasts(service)
+        if self._is_daemon:
+            portal.on_exit(service)
+        else:
+            portal.outlasts(service)
         portal.current().start(service.serve)
 
     @property

@@ -417,8 +417,11 @@ class Master:
         change = self.state.change
         if self.state.accepted_count or change.admitting or change.is_preparing:
             return False
-        change.admitting = set(self.admissible)
-        return bool(change.admitting)
+        waiting = self.admissible
+        if len(waiting) < self.state.options.founders:
+            return False
+        change.admitting = set(waiting)
+        return True
 
     # Messages of accepted or pending peers.
 

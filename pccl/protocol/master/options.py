@@ -28,6 +28,8 @@ class MasterOptions:
     pending_max: int = 1024
     """Number of peers that may wait to be accepted."""
     connections_per_link_max: int = 64
+    founders: int = 1
+    """Number of peers that found a run together: newcomers wait for so many, and one view admits them all."""
 
     @property
     def answer_limit_s(self) -> float:

@@ -91,6 +91,9 @@ class PeerSession:
         `staged_ops` are those of `engine`."""
         self.view: ps.View | None = None
         """The installed view. Replaced as a whole: any thread may read it."""
+        self.losses: dict[int, str] = {}
+        """The peers that views have left out since this one was accepted, each with the reason. Only grows: any thread
+        may read it."""
         self.is_forgotten = False
         """Whether it belongs to the parent of this process."""
         self.installed = trio.Event()
@@ -173,14 +176,14 @@ class PeerSession:
         """Leave the run over a failed store, as `StateSync.store_failed`."""
         return self._state_sync.store_failed(reason)
 
-    async def close(self) -> None:
-        """Leave the run and wait until nothing of the session is left."""
+    async def close(self, reason: str = "") -> None:
+        """Leave the run, which others are told the `reason` of, and wait until nothing of the session is left."""
         if self.is_forgotten or self.over.is_set():
             return
         with self._lifetime.contain:
             self._report()
             with self._driver.taking_over as machine:
-                machine.leave("")
+                machine.leave(reason[: m.REASON_CHARACTERS_MAX])
         await self.over.wait()
 
     def forget_after_fork(self) -> None:
@@ -344,6 +347,7 @@ class PeerSession:
 
     def _installed(self, _: ps.Peer, effect: ps.Installed) -> None:
         for peer, reason in effect.lost:
+            self.losses[peer] = reason
             self._logger.info("peer %d was lost: %s", peer, reason, extra={"other": peer})
             self._state_sync.lost(peer, reason)
         view = effect.view

@@ -243,3 +243,15 @@ def test_a_heartbeat_of_another_run_is_nobodys_here() -> None:
     rig.master.connected(9, "10.0.0.1", 0.0)
     rig.hear(9, m.HeartbeatHello(m.PROTOCOL_VERSION, "another run", 1))
     assert Close(9) in rig.effects
+
+
+def test_founders_are_admitted_together() -> None:
+    rig = Rig(options=MasterOptions(founders=3))
+    first, second = rig.hello(), rig.hello()
+    assert rig.master.accepted == []
+    rig.lose(second)
+    third, fourth = rig.hello(), rig.hello()
+    assert rig.master.accepted == [first, third, fourth]
+    assert rig.master.state.view == 1
+    rig.hello()
+    assert len(rig.master.accepted) == 3

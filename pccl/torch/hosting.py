@@ -1,0 +1,100 @@
+"""Masters that processes of a group host themselves, so that nobody has to start one.
+
+The first rank of a world hosts its master, the next ones standbys: a loss of the first rank is then decided as any
+other, by a master. A world has its own run, so its ranks wait for nobody else's.
+
+A master must outlive its process's own part in the world: the others may still need a verdict of it on what was under
+way when its process left. So it is *retired*: it goes on for `LINGER_S`, or until the end of the program.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from contextlib import suppress
+
+from pccl.errors import PCCLError
+from pccl.master_node import MasterNode
+from pccl.runtime.network import addresses
+
+LINGER_S = 10.0
+"""Seconds for which a master goes on that its own process needs no more."""
+
+
+def advertised_host(towards: str = "") -> str:
+    """Return the host under which others can dial this process.
+
+    That is PCCL_ADVERTISE in the environment, else the address from which this machine would reach the host `towards`,
+    else the one that its name stands for, else the loopback address.
+    """
+    given = os.environ.get("PCCL_ADVERTISE", "")
+    if given:
+        return addresses.parse(given, default_port=0)[0]
+    for host in filter(None, [towards, socket.gethostname()]):
+        with suppress(OSError):
+            family, kind, _, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind) as sock:
+                sock.connect(where)  # sends nothing
+                found = addresses.plain_host(sock.getsockname()[:2])
+            return "127.0.0.1" if addresses.is_loopback(found) else found
+    return "127.0.0.1"
+
+
+def listen_host(host: str) -> str:
+    """Return where to listen for those who dial this process at `host`."""
+    if addresses.is_loopback(host):
+        return host
+    return "::" if ":" in host else "0.0.0.0"
+
+
+def token_of(given: str) -> str:
+    """Return the secret of a world: that of the environment, which is never sent, or else the one that was given."""
+    return os.environ.get("PCCL_TOKEN") or given
+
+
+class Hosting:
+    """The masters that one process group object hosts. Thread-safe."""
+
+    def __init__(self, host: str) -> None:
+        """`host` is where others dial this process."""
+        self._host = host
+        self._nodes: list[MasterNode] = []
+        self._retiring: dict[threading.Timer, list[MasterNode]] = {}
+        self._lock = threading.Lock()
+
+    def found(self, founders: int, token: str) -> str:
+        """Start the master of a run that so many peers found, and return its "host:port". PCCLError."""
+        return self._run(MasterNode(self._listen, token=token_of(token), founders=founders, daemon=True))
+
+    def stand_by(self, master: str, token: str) -> str:
+        """Start a standby of a master, and return its "host:port". PCCLError."""
+        return self._run(MasterNode(self._listen, token=token_of(token), standby_of=master, daemon=True))
+
+    @property
+    def _listen(self) -> str:
+        return addresses.join(listen_host(self._host), 0)
+
+    def _run(self, node: MasterNode) -> str:
+        node.run()
+        with self._lock:
+            self._nodes.append(node)
+        return addresses.join(self._host, addresses.parse(node.address)[1])
+
+    def retire(self, after_s: float = LINGER_S) -> None:
+        """Stop the masters of the present world after a while."""
+        with self._lock:
+            nodes, self._nodes = self._nodes, []
+            if not nodes:
+                return
+            timer = threading.Timer(after_s, lambda: self._stop(timer))
+            timer.daemon = True
+            self._retiring[timer] = nodes
+        timer.start()
+
+    def _stop(self, timer: threading.Timer) -> None:
+        with self._lock:
+            nodes = self._retiring.pop(timer, [])
+        for node in nodes:
+            with suppress(PCCLError):  # it stops by itself, or with the process
+                node.interrupt()
