@@ -35,7 +35,7 @@ PUBLIC_MODULES = {
     *("async_communicator", "communicator", "errors", "flight_recorder", "logs", "master_node", "metrics", "otel"),
     *("security", "shared_state", "signs", "status", "types"),
 }
-PUBLIC_FOLDERS = {"training"}
+PUBLIC_FOLDERS = {"training", "torch"}
 
 # Of each part of the package: modules that it must not import, nor anything below them.
 FORBIDDEN = {
@@ -46,6 +46,7 @@ FORBIDDEN = {
     "web": """pccl.communicator pccl.master_node pccl.cli pccl.demo pccl.bench pccl.training pccl.launcher
         pccl._native numpy torch""",
     "launcher": "pccl.protocol pccl.runtime pccl._native pccl.communicator pccl.cli numpy trio",
+    "torch": "pccl.training pccl.cli pccl.demo pccl.bench pccl.launcher pccl._native trio",
 }
 # Built on the public API alone: of pccl these parts import public names, themselves and what is listed here.
 USERS_OF_THE_API = {

@@ -7,7 +7,7 @@ Its arrays are pccl's until it is *released*: when it is over, or earlier, when 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import trio
@@ -58,6 +58,7 @@ class PendingOp:
         self._buffers: Buffers | None = None
         self._over = Latch()
         self._released = Latch()
+        self._callbacks: list[Callable[[], None]] = []
         self._trio_events: list[trio.Event] = []
         self._trio_release_events: list[trio.Event] = []
 
@@ -161,8 +162,26 @@ class PendingOp:
         elif self.is_released:
             self._drop_copy()
         self._over.set()
+        self._call_back()
         for event in self._trio_events:
             event.set()
+
+    def when_over(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called once when the op is over, by whoever ends it, or at once if it is over. Any thread.
+
+        Mostly that is the trio thread, so the callback must neither wait nor raise.
+        """
+        self._callbacks.append(callback)
+        if self._over.is_set():
+            self._call_back()
+
+    def _call_back(self) -> None:
+        while self._callbacks:
+            try:
+                callback = self._callbacks.pop()
+            except IndexError:
+                return  # another thread was faster
+            callback()
 
     def leave_run(self, reason: str) -> None:
         """Have the peer leave the run, for it does not have what all others have. Any thread."""

@@ -1,0 +1,97 @@
+"""A group of one rank: its ops are copies.
+
+pccl reduces among peers and refuses an op of a peer that is alone. c10d allows groups of one, in which a collective
+leaves things as they are, or copies what is given to where the result goes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+
+from pccl.errors import PCCLError
+from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
+from pccl.runtime.data_plane.pending import PendingOp
+from pccl.torch.errors import BackendError, Names
+from pccl.torch.specs import Fixed
+from pccl.torch.work import PCCLWork
+from pccl.types import Collective, Result
+
+
+class Alone:
+    """The calls of a group of one rank. Each is over at once. Thread-safe."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self.calls = 0
+        self.failed: BackendError | None = None
+
+    def next_lane(self) -> int:
+        if self.failed is not None:
+            raise self.failed
+        self.calls += 1
+        return 0
+
+    def enter(self, work: PCCLWork) -> bool:
+        return True
+
+    def go(self, work: PCCLWork, is_first: bool, waits: bool) -> PCCLWork:
+        work.run()
+        return work
+
+    def open_works(self) -> list[PCCLWork]:
+        return []
+
+    def fail(self, error: BackendError) -> None:
+        self.failed = self.failed or error
+
+    def stop(self) -> None:
+        return
+
+    # What works need: `work.Driver`.
+
+    def run(self, spec: OpSpec, title: str, timeout_s: float) -> PendingOp:
+        if spec.collective is Collective.SEND:
+            raise PCCLError(Result.INVALID_ARGUMENT, title, "there is no other rank in this group")
+        buffers = spec.buffers
+        placed = buffers.place(0, 1) if isinstance(buffers, Fixed) else buffers
+        assert isinstance(placed, Buffers)
+        if placed.send != placed.recv and placed.count:
+            ctypes.memmove(placed.recv, placed.send, placed.count * spec.dtype.itemsize)
+        return PendingOp(0, spec, _NOBODY)
+
+    def launch(self, spec: OpSpec, title: str, over: Callable[[], None]) -> PendingOp:
+        op = self.run(spec, title, 0.0)
+        over()
+        return op
+
+    def outcome(self, op: PendingOp, title: str) -> None:
+        return
+
+    def give_up(self, ops: Sequence[PendingOp], title: str, timeout_s: float) -> None:
+        return
+
+    def failure(self, title: str, error: PCCLError) -> BackendError:
+        return self._names.failure(title, error)
+
+    def later(self, call: Callable[[], None]) -> None:
+        call()
+
+    def finished(self, work: PCCLWork) -> None:
+        return
+
+
+class _Nobody:
+    """The session of ops that need none."""
+
+    def ask_for_release(self, op: PendingOp, goes_on: bool) -> None:
+        return
+
+    def wait_for_release(self, op: PendingOp) -> None:
+        return
+
+    def leave_for(self, reason: str) -> None:
+        return
+
+
+_NOBODY = _Nobody()

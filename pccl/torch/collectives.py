@@ -1,0 +1,302 @@
+"""The collectives of c10d as scripts of ops.
+
+Each function here checks nothing: it takes tensors that fit, prepares what has to be copied beforehand, and returns a
+`Plan`. Its script then runs when it is the call's turn, perhaps in another thread.
+
+Where tensors lie as the engine needs them, results go straight into them. Where not, they go into stand-ins, from which
+the script copies them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from pccl.torch.reductions import Reduction, arithmetic, folded, premultiplied
+from pccl.torch.specs import Specs
+from pccl.torch.tensors import Memory, Tensor, is_one_array, memory, put_back, room_for, stand_in
+from pccl.torch.work import Script
+from pccl.types import ReduceOp
+
+FOLD_BYTES_MAX = 16 << 20
+"""Bytes of all ranks' parts that are gathered at once for a fold."""
+
+
+class Plan(NamedTuple):
+    """A script, and whether it does nothing between its ops that takes time."""
+
+    script: Script
+    is_light: bool = False
+
+
+def all_reduce(specs: Specs, tag: int, tensors: Sequence[Tensor], reduction: Reduction) -> Plan:
+    """Reduce one tensor of each rank, into all of `tensors`. Of several, this rank gives their reduction."""
+    tensor = tensors[0]
+    host = room_for(tensor)
+    given = stand_in(tensor)
+    if len(tensors) > 1:
+        given = _reduced_here([stand_in(each) for each in tensors], reduction)
+    if reduction.factor is not None:
+        given = premultiplied(given, reduction.factor)
+
+    def script() -> Script:
+        yield from _reduce(specs, tag, given, host, reduction)
+        for each in tensors:
+            put_back(each, host)
+        return list(tensors)
+
+    return Plan(script(), host is tensor and reduction.fold is None and len(tensors) == 1)
+
+
+def _reduce(specs: Specs, tag: int, given: Tensor, host: Tensor, reduction: Reduction) -> Script:
+    """Reduce `given` over all ranks into `host`; both are contiguous and on the host."""
+    if given.numel() == 0:
+        yield [specs.barrier(tag)]
+        return
+    if reduction.fold is None:
+        send, recv = memory(arithmetic(given)), memory(arithmetic(host))
+        yield [specs.all_reduce(tag, send, recv, reduction.op)]
+        return
+    flat, result = given.reshape(-1), host.view(-1)
+    piece = max(1, FOLD_BYTES_MAX // (specs.size * given.element_size()))
+    outcome = []
+    for first in range(0, flat.numel(), piece):
+        part = flat[first : first + piece]
+        parts = torch.empty((specs.size, part.numel()), dtype=part.dtype)
+        yield [specs.all_gather(tag, memory(part), memory(parts))]
+        outcome.append(folded(reduction.fold, parts))
+    torch.cat(outcome, out=result)
+
+
+_HERE = {
+    ReduceOp.SUM: torch.add,
+    ReduceOp.PROD: torch.mul,
+    ReduceOp.MIN: torch.minimum,
+    ReduceOp.MAX: torch.maximum,
+}
+
+
+def _reduced_here(tensors: Sequence[Tensor], reduction: Reduction) -> Tensor:
+    fold = reduction.fold or _HERE[reduction.op]
+    result = tensors[0].clone()
+    for each in tensors[1:]:
+        result = fold(result, each)
+    return result
+
+
+def all_reduce_together(specs: Specs, tag: int, tensors: Sequence[Tensor], reduction: Reduction) -> Plan:
+    """Reduce each tensor over all ranks: all of them in one op."""
+    if len(tensors) == 1:
+        return all_reduce(specs, tag, tensors, reduction)
+    given = _joined(tensors)
+    if reduction.factor is not None:
+        given = premultiplied(given, reduction.factor)
+
+    def script() -> Script:
+        yield from _reduce(specs, tag, given, given, reduction)
+        _spread(given, tensors)
+        return list(tensors)
+
+    return Plan(script())
+
+
+def reduce(specs: Specs, tag: int, tensor: Tensor, reduction: Reduction, root: int, rank: int) -> Plan:
+    """Reduce a tensor of each rank into that of the root. Those of others stay as they are."""
+    if rank == root:
+        return all_reduce(specs, tag, [tensor], reduction)
+    given = stand_in(tensor)
+    if reduction.factor is not None:
+        given = premultiplied(given, reduction.factor)
+
+    def script() -> Script:
+        yield from _reduce(specs, tag, given, torch.empty_like(given), reduction)
+        return [tensor]
+
+    return Plan(script(), reduction.fold is None)
+
+
+def broadcast(specs: Specs, tag: int, tensors: Sequence[Tensor], root: int, root_tensor: int, rank: int) -> Plan:
+    """Give all ranks the contents of the root's tensor, in all of `tensors`."""
+    source = tensors[root_tensor]
+    host = stand_in(source) if rank == root else room_for(source)
+
+    def script() -> Script:
+        yield [specs.broadcast(tag, memory(host), root) if host.numel() else specs.barrier(tag)]
+        for each in tensors:
+            if each is not source or rank != root:
+                put_back(each, host)
+        return list(tensors)
+
+    return Plan(script(), host is source and len(tensors) == 1)
+
+
+def barrier(specs: Specs, tag: int) -> Plan:
+    def script() -> Script:
+        yield [specs.barrier(tag)]
+        return []
+
+    return Plan(script(), True)
+
+
+def all_gather(specs: Specs, tag: int, output: Tensor, given: Tensor, result: list[Tensor]) -> Plan:
+    """Gather a tensor of each rank, one behind the other, into `output`."""
+    send, host = stand_in(given), room_for(output)
+
+    def script() -> Script:
+        yield [_all_gather(specs, tag, memory(send), memory(host))]
+        put_back(output, host)
+        return result
+
+    return Plan(script(), host is output)
+
+
+def all_gather_lists(specs: Specs, tag: int, outputs: Sequence[Tensor], given: Tensor) -> Plan:
+    """Gather a tensor of each rank into a list of tensors."""
+    send = stand_in(given)
+    is_one = is_one_array(outputs)
+    first = outputs[0]
+    host = None if is_one else torch.empty((specs.size, send.numel()), dtype=send.dtype)
+
+    def script() -> Script:
+        whole = memory(send)
+        recv = (
+            Memory(first.data_ptr(), specs.size * whole.count, whole.dtype, whole.bytes_of, list(outputs))
+            if host is None
+            else memory(host)
+        )
+        yield [_all_gather(specs, tag, whole, recv)]
+        if host is not None:
+            for part, output in zip(host, outputs, strict=True):
+                put_back(output, part)
+        return list(outputs)
+
+    return Plan(script(), is_one)
+
+
+def _all_gather(specs: Specs, tag: int, send: Memory, recv: Memory):  # type: ignore[no-untyped-def]
+    return specs.all_gather(tag, send, recv) if send.count else specs.barrier(tag)
+
+
+def all_gather_together(
+    specs: Specs, tag: int, outputs: Sequence[Sequence[Tensor]], given: Sequence[Tensor], result: list[Tensor]
+) -> Plan:
+    """Gather several tensors of each rank in one op: `outputs[r][i]` becomes tensor i of rank r."""
+    send = _joined(given)
+    host = torch.empty((specs.size, send.numel()), dtype=send.dtype)
+
+    def script() -> Script:
+        yield [_all_gather(specs, tag, memory(send), memory(host))]
+        for part, tensors in zip(host, outputs, strict=True):
+            _spread(part, tensors)
+        return result
+
+    return Plan(script())
+
+
+def reduce_scatter(specs: Specs, tag: int, output: Tensor, given: Tensor, reduction: Reduction) -> Plan:
+    """Reduce `given`, which has a part for each rank, and put this rank's part of the result into `output`."""
+    send, host = stand_in(given), room_for(output)
+    if reduction.factor is not None:
+        send = premultiplied(send, reduction.factor)
+
+    def script() -> Script:
+        yield from _reduce_scatter(specs, tag, send, host, reduction)
+        put_back(output, host)
+        return [output]
+
+    return Plan(script(), host is output and reduction.fold is None)
+
+
+def _reduce_scatter(specs: Specs, tag: int, send: Tensor, host: Tensor, reduction: Reduction) -> Script:
+    if send.numel() == 0:
+        yield [specs.barrier(tag)]
+    elif reduction.fold is None and not _overlap(send, host):
+        parts, part = memory(arithmetic(send)), memory(arithmetic(host))
+        yield [specs.reduce_scatter(tag, parts, part, reduction.op)]
+    else:
+        whole = torch.empty_like(send)
+        yield from _reduce(specs, tag, send, whole, reduction)
+        host.view(-1).copy_(whole.view(specs.size, -1)[specs.rank])
+
+
+def _overlap(a: Tensor, b: Tensor) -> bool:
+    first, second = sorted((a, b), key=lambda tensor: int(tensor.data_ptr()))
+    end: int = first.data_ptr() + first.numel() * first.element_size()
+    start: int = second.data_ptr()
+    return end > start
+
+
+def reduce_scatter_lists(specs: Specs, tag: int, output: Tensor, given: Sequence[Tensor], reduction: Reduction) -> Plan:
+    """Reduce a list of tensors, one for each rank, perhaps of different sizes."""
+    if all(each.numel() == output.numel() for each in given):
+        return reduce_scatter(specs, tag, output, _joined(given), reduction)
+    send, host = _joined(given), room_for(output)
+    if reduction.factor is not None:
+        send = premultiplied(send, reduction.factor)
+    first = sum(each.numel() for each in given[: specs.rank])
+
+    def script() -> Script:
+        whole = torch.empty_like(send)
+        yield from _reduce(specs, tag, send, whole, reduction)
+        host.view(-1).copy_(whole[first : first + host.numel()])
+        put_back(output, host)
+        return [output]
+
+    return Plan(script())
+
+
+def reduce_scatter_together(
+    specs: Specs, tag: int, outputs: Sequence[Tensor], given: Sequence[Tensor], reduction: Reduction
+) -> Plan:
+    """Do several reduce_scatters in one op."""
+    rows = [stand_in(each).reshape(specs.size, -1) for each in given]
+    send = torch.cat(rows, dim=1)
+    if reduction.factor is not None:
+        send = premultiplied(send, reduction.factor)
+    host = torch.empty(send.shape[1], dtype=send.dtype)
+
+    def script() -> Script:
+        yield from _reduce_scatter(specs, tag, send, host, reduction)
+        _spread(host, outputs)
+        return list(outputs)
+
+    return Plan(script())
+
+
+def send(specs: Specs, tag: int, tensor: Tensor, to: int) -> Plan:
+    host = stand_in(tensor)
+
+    def script() -> Script:
+        yield [specs.send(tag, memory(host), to)]
+        return [tensor]
+
+    return Plan(script(), True)
+
+
+def recv(specs: Specs, tag: int, tensor: Tensor, from_: int) -> Plan:
+    host = room_for(tensor)
+
+    def script() -> Script:
+        yield [specs.recv(tag, memory(host), from_)]
+        put_back(tensor, host)
+        return [tensor]
+
+    return Plan(script(), host is tensor)
+
+
+# Several tensors in one array.
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Return a new flat tensor on the host with the elements of all."""
+    return torch.cat([stand_in(each).detach().reshape(-1) for each in tensors])
+
+
+def _spread(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copy the elements of a flat tensor into tensors, one after the other."""
+    first = 0
+    for tensor in tensors:
+        put_back(tensor, flat[first : first + tensor.numel()].view(tensor.shape))
+        first += tensor.numel()

@@ -1,0 +1,102 @@
+"""The exceptions of the backend, and how a failure of pccl becomes one that names ranks.
+
+torch's own backends raise RuntimeError for nearly everything, some of them ValueError for wrong arguments, so both
+kinds derive from what callers of torch.distributed catch.
+
+pccl names processes by peer numbers. A process group knows which rank has which number, so its texts name ranks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from torch.distributed import DistBackendError
+
+from pccl.errors import PCCLError
+from pccl.types import Result
+
+FATAL = frozenset(
+    {
+        Result.RANK_CONNECTION_LOST,
+        Result.MASTER_CONNECTION_FAILED,
+        Result.RANK_CONNECTION_FAILED,
+        Result.NOT_INITIALIZED,
+        Result.TOO_FEW_PEERS,
+        Result.OUTCOME_UNKNOWN,
+        Result.INTERNAL_ERROR,
+    }
+)
+"""The results after which a process group can do nothing more: somebody is lost, or may have other results."""
+
+ADVICE = {
+    Result.RANK_CONNECTION_LOST: (
+        "the operation was aborted on all survivors and its tensors are as they were. This process group cannot be "
+        "used any more: destroy it, and make one of the ranks that are left or restart the job"
+    ),
+    Result.MASTER_CONNECTION_FAILED: (
+        "this process group cannot be used any more: destroy it, and make a new one or restart the job"
+    ),
+    Result.TIMEOUT: (
+        "the operation was aborted on all ranks that had called it and its tensors are as they were; see why a rank "
+        "comes late or not at all, or give a longer timeout"
+    ),
+}
+
+_PEERS = re.compile(r"\bpeer (\d+)\b")
+
+
+class ArgumentError(RuntimeError, ValueError):
+    """An argument with which a collective cannot be called. No other rank has heard of the call."""
+
+
+class BackendError(DistBackendError):  # type: ignore[misc]
+    """An operation of a process group that did not succeed, on this rank and on all others that called it.
+
+    `result` is the kind of failure, a `pccl.Result`, and `lost` has the global ranks that are known to be lost.
+    """
+
+    def __init__(self, message: str, result: Result, lost: Sequence[int] = ()) -> None:
+        super().__init__(message)
+        self.result = result
+        self.lost = tuple(lost)
+
+
+class Names:
+    """The names of a group's ranks, for texts."""
+
+    def __init__(self, group: str, rank: int, global_ranks: Sequence[int]) -> None:
+        """`global_ranks` has the global rank of each rank of the group."""
+        self.group = group
+        self.rank = rank
+        self.global_ranks = tuple(global_ranks)
+        self._rank_of: dict[int, int] = {}
+
+    def number(self, peers: Sequence[int]) -> None:
+        """Note the peer number of each rank of the group."""
+        self._rank_of = {peer: rank for rank, peer in enumerate(peers)}
+
+    def of(self, rank: int) -> str:
+        """Return the name of a rank of the group."""
+        return f"rank {self.global_ranks[rank]}"
+
+    def ranks_in(self, text: str) -> str:
+        """Return the text with the names of ranks where it has numbers of peers."""
+
+        def name(match: re.Match[str]) -> str:
+            rank = self._rank_of.get(int(match[1]))
+            return match[0] if rank is None else self.of(rank)
+
+        return _PEERS.sub(name, text)
+
+    def lost(self, ring: Sequence[int]) -> list[int]:
+        """Return the ranks of the group whose peers are not in a ring."""
+        return [rank for peer, rank in self._rank_of.items() if peer not in ring]
+
+    def failure(self, what: str, error: PCCLError, lost: Sequence[int] = ()) -> BackendError:
+        """Return what the caller of an operation is to get for a failure of pccl."""
+        reason = self.ranks_in(error.message)
+        advice = ADVICE.get(error.result, "")
+        gone = f" ({', '.join(self.of(rank) for rank in lost)} lost)" if lost else ""
+        text = f"{what} of {self.group} failed on {self.of(self.rank)}: {error.result.name}{gone}: {reason}"
+        return BackendError(f"{text}; {advice}" if advice else text, error.result, [self.global_ranks[r] for r in lost])

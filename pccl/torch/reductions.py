@@ -1,0 +1,121 @@
+"""Reductions of c10d in terms of pccl's.
+
+    dtype                 SUM AVG PRODUCT MIN MAX    BAND BOR BXOR             PREMUL_SUM
+    integers              the engine's               gathered, folded here     multiplied here, then SUM
+    floats                the engine's               refused                   multiplied here, then SUM
+    bool                  as bytes: SUM and MAX are "or", PRODUCT and MIN are "and"; AVG is refused
+    complex               SUM AVG as pairs of reals; others are refused        multiplied here, then SUM
+    8-bit floats          refused: they are only moved
+
+A reduction that the engine lacks is *folded*: all ranks get the tensors of all, and each folds them in the order of
+ranks, so that all have the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.distributed import ReduceOp as TorchOp
+
+from pccl.torch.tensors import REDUCIBLE, Tensor, fail
+from pccl.types import ReduceOp
+
+Fold = Callable[[Tensor, Tensor], Tensor]
+
+ENGINE = {"SUM": ReduceOp.SUM, "AVG": ReduceOp.AVG, "PRODUCT": ReduceOp.PROD, "MIN": ReduceOp.MIN, "MAX": ReduceOp.MAX}
+FOLDS: dict[str, Fold] = {
+    "BAND": torch.bitwise_and,
+    "BOR": torch.bitwise_or,
+    "BXOR": torch.bitwise_xor,
+}
+OF_BOOL = {
+    "SUM": ReduceOp.MAX,
+    "MAX": ReduceOp.MAX,
+    "BOR": ReduceOp.MAX,
+    "PRODUCT": ReduceOp.MIN,
+    "MIN": ReduceOp.MIN,
+    "BAND": ReduceOp.MIN,
+}
+
+_NAMES = {getattr(TorchOp, name): name for name in (*ENGINE, *FOLDS, "PREMUL_SUM")}
+
+
+class Reduction(NamedTuple):
+    """A reduction: the engine's, unless `fold` is one that the engine lacks."""
+
+    op: ReduceOp
+    fold: Fold | None = None
+    factor: Any = None
+    """What each rank multiplies its tensor by before it is summed up; None: nothing."""
+
+
+SUM = Reduction(ReduceOp.SUM)
+_PLAIN = {name: Reduction(op) for name, op in ENGINE.items()}
+
+
+def name_of(op: Any) -> str:
+    """Return the name of a c10d ReduceOp, or of one of its constants."""
+    kind = getattr(op, "op", op)
+    return _NAMES.get(kind) or str(kind).rpartition(".")[2]
+
+
+def reduction(what: str, op: Any, dtype: Any) -> Reduction:
+    """Return the reduction that a c10d ReduceOp is for tensors of a dtype. ArgumentError if there is none."""
+    name = name_of(op)
+    plain = _PLAIN.get(name)
+    if plain is not None and dtype in REDUCIBLE:
+        return plain
+    if dtype is torch.bool:
+        if name in OF_BOOL:
+            return Reduction(OF_BOOL[name])
+        if name == "BXOR":
+            return Reduction(ReduceOp.SUM, FOLDS[name])
+        raise fail(what, f"ReduceOp.{name} cannot be used with bool tensors")
+    if dtype.is_complex:
+        if name in ("SUM", "AVG"):
+            return _PLAIN[name]
+        if name == "PREMUL_SUM":
+            return Reduction(ReduceOp.SUM, None, _factor(op))
+        raise fail(what, f"ReduceOp.{name} is not supported for complex tensors")
+    if dtype not in REDUCIBLE:
+        raise fail(what, f"tensors of {dtype} can be moved and not reduced: convert them first")
+    if name in FOLDS:
+        if dtype.is_floating_point:
+            raise fail(what, f"ReduceOp.{name} cannot be used with {dtype}: bitwise operations take integers")
+        return Reduction(ReduceOp.SUM, FOLDS[name])
+    if name == "PREMUL_SUM":
+        return Reduction(ReduceOp.SUM, None, _factor(op))
+    raise fail(what, f"unsupported reduction operation {op}")
+
+
+def _factor(op: Any) -> Any:
+    """Return what PREMUL_SUM multiplies by: a number, or a tensor of one element."""
+    if hasattr(op, "factor"):
+        return op.factor
+    state = op.__getstate__()
+    return state[1]
+
+
+def arithmetic(tensor: Tensor) -> Tensor:
+    """Return a view of a contiguous tensor whose elements the engine can reduce."""
+    if tensor.is_complex():
+        return torch.view_as_real(tensor)
+    return tensor.view(torch.uint8) if tensor.dtype is torch.bool else tensor
+
+
+def premultiplied(tensor: Tensor, factor: Any) -> Tensor:
+    """Return a new tensor, the given one times the factor."""
+    if isinstance(factor, torch.Tensor):
+        factor = factor.to(tensor.device)
+    with torch.no_grad():
+        return (tensor.detach() * factor).to(tensor.dtype)
+
+
+def folded(fold: Fold, parts: Tensor) -> Tensor:
+    """Return the parts, rows of a tensor, folded from the first to the last."""
+    result = parts[0].clone()
+    for part in parts[1:]:
+        result = fold(result, part)
+    return result

@@ -1,0 +1,196 @@
+"""The order of a group's calls, and the way from a call to the communicator.
+
+c10d matches the collectives of a group by the order in which each rank calls them; pccl matches ops by tags. So the
+calls are dealt out to a fixed number of *lanes* in turn, on every rank alike, and each lane is a tag:
+
+    1  The n-th call of a group takes lane n mod LANES. A call is validated before it counts, so that one that raises
+       ArgumentError has not been made.
+    2  A work runs when all earlier ones of its lane are over; until then it waits in a queue. So a tag is never in
+       flight twice, calls of one lane meet in order, and calls of different lanes overlap.
+    3  A point-to-point call has a lane of its own for each pair, direction and tag, and counts no number.
+    4  The membership of a process group is fixed. An op that starts in a smaller ring fails on all ranks
+       (`membership.Fixed`), and so do all calls from the first loss on (`failed`).
+    5  A work that is never launched leaves the others of its lane waiting for this rank, so a group in which one
+       expires in the queue has failed.
+
+A small number of lanes is right: the first op of a tag is dearer than later ones, which may take the fast path.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+
+from pccl._giving_up import CANCEL_GRACE_S, gave_up, require_outcome
+from pccl._reduce import delivered
+from pccl._session_holder import SessionErrors
+from pccl.communicator import Communicator
+from pccl.errors import PCCLError
+from pccl.runtime.data_plane.op_spec import OpSpec
+from pccl.runtime.data_plane.pending import PendingOp
+from pccl.torch.errors import FATAL, BackendError, Names
+from pccl.torch.progress import Progress
+from pccl.torch.work import PCCLWork
+from pccl.types import Result
+
+LANES = 8
+
+
+class Scheduler:
+    """The calls of one process group. Thread-safe."""
+
+    def __init__(self, communicator: Communicator, names: Names) -> None:
+        self._communicator = communicator
+        self._names = names
+        self._ring = communicator.membership.peers
+        self._lock = threading.Lock()
+        self._calls = 0
+        self._lanes: dict[Hashable, deque[PCCLWork]] = {}
+        self._open: set[PCCLWork] = set()
+        """The works that are not over."""
+        self._due: deque[PCCLWork] = deque()
+        """The works whose turn has come, and which somebody is about to start."""
+        self._starting = threading.local()
+        self._failure: BackendError | None = None
+        self._progress = Progress(f"pccl {names.group}")
+
+    # Calls.
+
+    def next_lane(self) -> int:
+        """Return the lane of the next call. Rule 1."""
+        with self._lock:
+            self._require_alive()
+            lane = self._calls % LANES
+            self._calls += 1
+            return lane
+
+    @property
+    def calls(self) -> int:
+        """The number of collectives that this rank has called."""
+        return self._calls
+
+    def enter(self, work: PCCLWork) -> bool:
+        """Put a work into its lane. Return whether it is its turn."""
+        with self._lock:
+            lane = self._lanes.get(work.lane)
+            self._open.add(work)
+            if lane is None:
+                self._lanes[work.lane] = deque((work,))
+                return True
+            lane.append(work)
+            return False
+
+    def go(self, work: PCCLWork, is_first: bool, waits: bool) -> PCCLWork:
+        """Run a work that has entered, or start it if its caller does not wait. The others start in their turn."""
+        if is_first and waits:
+            work.run()
+        elif is_first:
+            work.start()
+        return work
+
+    def open_works(self) -> list[PCCLWork]:
+        """Return the works that are not over."""
+        with self._lock:
+            return list(self._open)
+
+    def fail(self, error: BackendError) -> None:
+        """Let all later calls raise `error`."""
+        with self._lock:
+            self._failure = self._failure or error
+
+    @property
+    def failed(self) -> BackendError | None:
+        """The reason why the group can do nothing more, if it is so."""
+        return self._failure
+
+    def stop(self) -> None:
+        """End the progress thread, once nothing is left for it to do."""
+        self._progress.stop()
+
+    def _require_alive(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    # What works need: `work.Driver`.
+
+    def run(self, spec: OpSpec, title: str, timeout_s: float) -> PendingOp:
+        self._require_membership(title)
+        return self._communicator._run(spec, timeout_s, title)
+
+    def launch(self, spec: OpSpec, title: str, over: Callable[[], None]) -> PendingOp:
+        self._require_membership(title)
+        session = self._communicator._inner.session(title)
+        op = session.ops.new(spec)
+        with SessionErrors(title):
+            session.ops.launch(op)
+        op.when_over(over)
+        return op
+
+    def outcome(self, op: PendingOp, title: str) -> None:
+        delivered(op, title)
+        if op.ring != self._ring and op.name[1] is None:
+            text = f"only the peers {list(op.ring)} took part: the others are lost"
+            raise PCCLError(Result.RANK_CONNECTION_LOST, title, text)
+
+    def give_up(self, ops: Sequence[PendingOp], title: str, timeout_s: float) -> None:
+        session = self._communicator._inner.session(title)
+        given_up = [op for op in ops if not op.is_over]
+        for op in given_up:
+            session.ops.cancel(op, Result.TIMEOUT, gave_up(session, timeout_s))
+        for op in given_up:
+            op.wait(CANCEL_GRACE_S)
+            op.reclaim()
+        require_outcome(session, given_up, title)
+
+    def failure(self, title: str, error: PCCLError) -> BackendError:
+        lost: list[int] = []
+        if error.result in FATAL:
+            ring = self._present_ring()
+            lost = [] if ring is None else self._names.lost(ring)
+        made = self._names.failure(title, error, lost)
+        if error.result in FATAL:
+            self.fail(made)
+        return made
+
+    def later(self, call: Callable[[], None]) -> None:
+        self._progress.later(call)
+
+    def finished(self, work: PCCLWork) -> None:
+        with self._lock:
+            self._open.discard(work)
+            lane = self._lanes[work.lane]
+            was_first = lane[0] is work
+            lane.remove(work)
+            if not lane:
+                del self._lanes[work.lane]
+            elif was_first:
+                self._due.append(lane[0])
+        self._start_due()
+
+    def _start_due(self) -> None:
+        """Start the works whose turn has come: one after the other, though each may be over at once."""
+        if getattr(self._starting, "is_here", False):
+            return  # further up in this thread, which goes on with them
+        self._starting.is_here = True
+        try:
+            while self._due:
+                try:
+                    work = self._due.popleft()
+                except IndexError:
+                    break
+                work.start()
+        finally:
+            self._starting.is_here = False
+
+    # Membership.
+
+    def _present_ring(self) -> tuple[int, ...] | None:
+        session = self._communicator._inner._session
+        return session.view.ring if session is not None and session.view is not None else None
+
+    def _require_membership(self, title: str) -> None:
+        ring = self._present_ring()
+        if ring is not self._ring and ring is not None and ring != self._ring:
+            lost = ", ".join(self._names.of(rank) for rank in self._names.lost(ring))
+            raise PCCLError(Result.RANK_CONNECTION_LOST, title, f"{lost} left the group or was lost")

@@ -1,0 +1,93 @@
+"""Ops of a process group in the engine's terms.
+
+The number of ranks is known when an op is made and cannot change, so each spec has its buffers at once. An op that
+starts after a rank was lost must not be carried out by those who are left: `Fixed` lets it fail on all of them.
+
+Ops describe flat arrays. Ranks that give tensors of other shapes with as many elements agree, as with other backends.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pccl.protocol.point_to_point import PAIR_TAG_MAX
+from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair, Root
+from pccl.torch.tensors import Memory
+from pccl.types import Collective, DataType, ReduceOp
+
+INNER_PAIR_TAG = PAIR_TAG_MAX - 2**20
+"""The first tag of sends that a collective is composed of. Those of callers are smaller."""
+
+
+class Fixed:
+    """The buffers of an op that must not start with another number of ranks."""
+
+    def __init__(self, buffers: Buffers, world_size: int) -> None:
+        self._buffers = buffers
+        self._world_size = world_size
+
+    def place(self, rank: int, world_size: int) -> Buffers:
+        if world_size != self._world_size:
+            raise ValueError(f"only {world_size} of the {self._world_size} ranks of the process group are left")
+        return self._buffers
+
+
+class Specs:
+    """Makes the ops of one process group."""
+
+    def __init__(self, peers: tuple[int, ...], rank: int) -> None:
+        """`peers` has the peer number of each rank."""
+        self.peers = peers
+        self.size = len(peers)
+        self.rank = rank
+
+    def _spec(
+        self,
+        tag: int,
+        collective: Collective,
+        given: Memory | None,
+        send: int,
+        recv: int,
+        count: int,
+        keep: Any,
+        op: ReduceOp = ReduceOp.SUM,
+        root: Root | None = None,
+    ) -> OpSpec:
+        buffers = Fixed(Buffers(send, recv, count, keep), self.size)
+        dtype = DataType.UINT8 if given is None else given.dtype
+        bytes_of = "" if given is None else given.bytes_of
+        return OpSpec(tag, dtype, op, None, buffers, None, collective, root, shape=None, bytes_of=bytes_of)
+
+    def all_reduce(self, tag: int, send: Memory, recv: Memory, op: ReduceOp) -> OpSpec:
+        keep = send.owner, recv.owner
+        return self._spec(tag, Collective.ALL_REDUCE, send, send.address, recv.address, send.count, keep, op)
+
+    def broadcast(self, tag: int, array: Memory, root: int) -> OpSpec:
+        named = Root(root, self.peers[root])
+        address, count = array.address, array.count
+        return self._spec(tag, Collective.BROADCAST, array, address, address, count, array.owner, root=named)
+
+    def barrier(self, tag: int) -> OpSpec:
+        return self._spec(tag, Collective.BARRIER, None, 0, 0, 0, None)
+
+    def all_gather(self, tag: int, send: Memory, recv: Memory) -> OpSpec:
+        assert recv.count == self.size * send.count
+        keep = send.owner, recv.owner
+        return self._spec(tag, Collective.ALL_GATHER, send, send.address, recv.address, recv.count, keep)
+
+    def reduce_scatter(self, tag: int, send: Memory, recv: Memory, op: ReduceOp) -> OpSpec:
+        assert send.count == self.size * recv.count
+        keep = send.owner, recv.owner
+        return self._spec(tag, Collective.REDUCE_SCATTER, send, send.address, recv.address, send.count, keep, op)
+
+    def send(self, tag: int, array: Memory, to: int) -> OpSpec:
+        return self._pair(tag, array, Buffers(array.address, 0, array.count, array.owner), to, True)
+
+    def recv(self, tag: int, array: Memory, from_: int) -> OpSpec:
+        return self._pair(tag, array, Buffers(0, array.address, array.count, array.owner), from_, False)
+
+    def _pair(self, tag: int, array: Memory, buffers: Buffers, other: int, is_sender: bool) -> OpSpec:
+        pair = Pair(self.peers[other], is_sender)
+        return OpSpec(
+            tag, array.dtype, ReduceOp.SUM, None, buffers, None, Collective.SEND, pair=pair, bytes_of=array.bytes_of
+        )

@@ -1,0 +1,153 @@
+"""Tensors as memory that the engine reads and writes.
+
+The engine works on contiguous host memory. A tensor that is that already is used where it lies. For any other one, be
+it strided, on a device, or a conjugate that has not been computed, a contiguous copy on the host stands in
+(`stand_in`), and results are copied back from it (`put_back`).
+
+Elements that are only moved may be of any dtype: those that the engine cannot reduce travel as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pccl.torch.errors import ArgumentError
+from pccl.types import DataType
+
+Tensor = Any
+"""A torch.Tensor. pccl is checked without torch, whose types are then unknown."""
+
+REDUCIBLE: dict[Any, DataType] = {
+    getattr(torch, name): dtype
+    for name, dtype in (
+        ("uint8", DataType.UINT8),
+        ("int8", DataType.INT8),
+        ("uint16", DataType.UINT16),
+        ("int16", DataType.INT16),
+        ("uint32", DataType.UINT32),
+        ("int32", DataType.INT32),
+        ("uint64", DataType.UINT64),
+        ("int64", DataType.INT64),
+        ("float16", DataType.FLOAT16),
+        ("bfloat16", DataType.BFLOAT16),
+        ("float32", DataType.FLOAT),
+        ("float64", DataType.DOUBLE),
+    )
+}
+"""The engine's type for each dtype that it can reduce."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Contiguous elements on the host, as the engine sees them."""
+
+    address: int
+    count: int
+    dtype: DataType
+    bytes_of: str
+    """The dtype of elements that travel as bytes; empty: they travel as themselves."""
+    owner: Tensor
+
+    @property
+    def size_bytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+
+def memory(tensor: Tensor) -> Memory:
+    """Return the memory of a contiguous tensor on the host."""
+    dtype = REDUCIBLE.get(tensor.dtype)
+    if dtype is not None:
+        return Memory(tensor.data_ptr(), tensor.numel(), dtype, "", tensor)
+    size_bytes = tensor.numel() * tensor.element_size()
+    return Memory(tensor.data_ptr(), size_bytes, DataType.UINT8, str(tensor.dtype), tensor)
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Return whether the engine can use a tensor where it lies."""
+    return bool(tensor.is_contiguous() and tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg())
+
+
+def stand_in(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor on the host with the same contents: this one, if it is one."""
+    if is_plain(tensor):
+        return tensor
+    with torch.no_grad():
+        return tensor.detach().resolve_conj().resolve_neg().contiguous().cpu()
+
+
+def room_for(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor on the host of the same shape and dtype, for a result: this one, if it is one."""
+    return tensor if is_plain(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def put_back(tensor: Tensor, host: Tensor) -> None:
+    """Copy the contents of `host` to the tensor that it stands in for, and wait until a device has them."""
+    if host is tensor:
+        return
+    with torch.no_grad():
+        tensor.detach().copy_(host.view(tensor.shape))
+    if tensor.device.type == "cuda":
+        # Whoever waits for the work may use the tensor in any stream.
+        torch.cuda.current_stream(tensor.device).synchronize()
+
+
+def is_one_array(tensors: Sequence[Tensor]) -> bool:
+    """Return whether contiguous tensors on the host lie one behind the other, without gaps."""
+    end = 0
+    for tensor in tensors:
+        if not is_plain(tensor) or (end and tensor.data_ptr() != end):
+            return False
+        end = tensor.data_ptr() + tensor.numel() * tensor.element_size()
+    return bool(tensors) and end > 0
+
+
+# Checks of arguments. Their words are those that users of torch.distributed know.
+
+
+def fail(what: str, message: str) -> ArgumentError:
+    return ArgumentError(f"ProcessGroupPCCL::{what}: {message}")
+
+
+def require_dense(what: str, tensors: Sequence[Tensor]) -> None:
+    """Raise ArgumentError unless all are dense tensors of one dtype, of the host or of a CUDA device."""
+    first = tensors[0]
+    for index, tensor in enumerate(tensors):
+        if tensor.layout is not first.layout:
+            raise fail(what, f"invalid tensor layout at index {index} (expected {first.layout}, got {tensor.layout})")
+        if tensor.layout is not torch.strided:
+            raise fail(what, f"unsupported layout {tensor.layout}: pass a dense tensor")
+        if tensor.dtype is not first.dtype:
+            raise fail(what, f"invalid tensor type at index {index} (expected {first.dtype}, got {tensor.dtype})")
+        if tensor.device.type not in ("cpu", "cuda"):
+            raise fail(what, f"unsupported device type {tensor.device.type}: pass tensors of the CPU or of a CUDA GPU")
+        if tensor.device.type != first.device.type:
+            raise fail(what, f"tensors must be on one device, not on {first.device} and {tensor.device}")
+
+
+def require_alike(what: str, tensors: Sequence[Tensor]) -> None:
+    """Raise ArgumentError unless all are dense tensors of one dtype and size."""
+    require_dense(what, tensors)
+    first = tensors[0]
+    for index, tensor in enumerate(tensors):
+        if tensor.shape != first.shape:
+            sizes = f"expected {tuple(first.shape)}, got {tuple(tensor.shape)}"
+            raise fail(what, f"invalid tensor size at index {index} ({sizes})")
+
+
+def require_some(what: str, tensors: Sequence[Tensor]) -> None:
+    if not tensors:
+        raise fail(what, "requires non-empty tensor list")
+
+
+def require_one(what: str, tensors: Sequence[Any], kind: str = "tensor list") -> None:
+    if len(tensors) != 1:
+        raise fail(what, f"requires a single-element {kind}, not one of {len(tensors)}")
+
+
+def require_root(what: str, root: int, size: int) -> None:
+    if not 0 <= root < size:
+        raise fail(what, f"invalid root rank: {root} is no rank of a group of {size}")

@@ -1,0 +1,294 @@
+"""The work of one call: what c10d hands to the caller, and the steps that it takes.
+
+A call is a *script*: a generator that yields batches of ops for the engine, is resumed when all of a batch are over,
+and returns the call's result. What it does between two batches is local: copies, folds, the next ops. Most scripts have
+one batch of one op.
+
+A work is driven in one of two ways:
+
+    run     its caller waits: the thread that called goes through the script by itself, with the engine's fast path
+    start   its caller goes on: ops are launched, and whoever ends the last op of a batch resumes the script. That is
+            pccl's own thread if the script is *light*, which means that it does nothing but look at results; otherwise,
+            and where futures are to be completed, whose callbacks may be anything, it is the progress thread
+
+Either way a script is resumed by one thread at a time, because a batch ends once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Hashable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch.distributed import Work as TorchWork
+
+from pccl.errors import PCCLError
+from pccl.runtime.data_plane.op_spec import OpSpec
+from pccl.runtime.data_plane.pending import PendingOp
+from pccl.runtime.threads.latch import Latch
+from pccl.torch.errors import BackendError
+from pccl.torch.options import seconds
+from pccl.types import Result
+
+EXPIRY_S = 1.0
+"""Seconds between two attempts to give up a work whose time has passed."""
+
+Script = Generator[Sequence[OpSpec], Sequence[PendingOp], Any]
+
+
+class Driver(Protocol):
+    """The process group of a work, as the work needs it."""
+
+    def run(self, spec: OpSpec, title: str, timeout_s: float) -> PendingOp:
+        """Run an op and wait for it. PCCLError."""
+
+    def launch(self, spec: OpSpec, title: str, over: Callable[[], None]) -> PendingOp:
+        """Launch an op, and have `over` called when it is over. PCCLError."""
+
+    def outcome(self, op: PendingOp, title: str) -> None:
+        """Raise PCCLError if an op that is over has failed, or had other participants than the group."""
+
+    def give_up(self, ops: Sequence[PendingOp], title: str, timeout_s: float) -> None:
+        """Have ops aborted on all ranks, and wait until they are. PCCLError OUTCOME_UNKNOWN if nobody says so."""
+
+    def failure(self, title: str, error: PCCLError) -> BackendError:
+        """Return the exception of a call that failed with `error`."""
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Have `call` made in the progress thread."""
+
+    def finished(self, work: PCCLWork) -> None:
+        """Note that a work is over."""
+
+
+class PCCLWork(TorchWork):  # type: ignore[misc]
+    """A call of a process group. Thread-safe."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        title: str,
+        script: Script,
+        lane: Hashable,
+        timeout_s: float,
+        is_light: bool,
+        devices: Sequence[Any] = (),
+    ) -> None:
+        """`lane` says behind which earlier works it waits, and `devices` on which devices other than the host its
+        result is."""
+        super().__init__()
+        self.title = title
+        self.lane = lane
+        self.source = -1
+        """The rank from which a recv got its tensor; -1 if it is no recv."""
+        self._driver = driver
+        self._script: Script | None = script
+        self._timeout_s = timeout_s
+        self._deadline_s = time.monotonic() + timeout_s
+        self._is_light = is_light
+        self._lock = threading.Lock()
+        self._batch: list[PendingOp] = []
+        self._left = 0
+        self._failed_launch: PCCLError | None = None
+        self._done = Latch()
+        self._value: Any = None
+        self._error: BaseException | None = None
+        self._devices = devices
+        self._futures: list[Any] = []
+        self._callbacks: list[Callable[[], None]] = []
+
+    # Driving.
+
+    def run(self) -> None:
+        """Go through the script in this thread, and return when it has ended, in whatever way."""
+        title, driver = self.title, self._driver
+        try:
+            assert self._script is not None
+            batch = next(self._script)
+            while True:
+                ops = []
+                if len(batch) == 1:
+                    ops.append(driver.run(batch[0], title, self._left_s()))
+                else:
+                    ops += self._run_together(batch)
+                for op in ops:
+                    driver.outcome(op, title)
+                batch = self._script.send(ops)
+        except StopIteration as stop:
+            self._end(stop.value, None)
+        except PCCLError as error:
+            self._end(None, driver.failure(title, error))
+        except BaseException as error:
+            self._end(None, error)
+            if not isinstance(error, Exception):
+                raise
+
+    def _run_together(self, batch: Sequence[OpSpec]) -> list[PendingOp]:
+        over = Latch()
+        self._launch(batch, over.set)
+        if not over.wait(self._left_s()):
+            self._driver.give_up(self._batch, self.title, self._timeout_s)
+        if self._failed_launch is not None:
+            raise self._failed_launch
+        return self._batch
+
+    def start(self) -> None:
+        """Launch the first batch, and return. For a work whose turn it is."""
+        self._resume(None)
+
+    def _resume(self, ops: Sequence[PendingOp] | None) -> None:
+        try:
+            assert self._script is not None
+            if ops is None:
+                batch = next(self._script)
+            else:
+                if self._failed_launch is not None:
+                    raise self._failed_launch
+                for op in ops:
+                    self._driver.outcome(op, self.title)
+                batch = self._script.send(ops)
+            self._launch(batch, self._batch_over)
+        except StopIteration as stop:
+            self._end(stop.value, None)
+        except PCCLError as error:
+            self._end(None, self._driver.failure(self.title, error))
+        except Exception as error:
+            self._end(None, error)
+
+    def _launch(self, batch: Sequence[OpSpec], over: Callable[[], None]) -> None:
+        """Launch the ops of a batch, and have `over` called when all are over."""
+        self._left = len(batch) + 1
+
+        def one_over() -> None:
+            with self._lock:
+                self._left -= 1
+                is_last = self._left == 0
+            if is_last:
+                over()
+
+        self._batch = []
+        for spec in batch:
+            try:
+                self._batch.append(self._driver.launch(spec, self.title, one_over))
+            except PCCLError as error:
+                self._failed_launch = error
+                one_over()
+        one_over()
+
+    def _batch_over(self) -> None:
+        if self._is_light:
+            self._resume(self._batch)
+        else:
+            self._driver.later(lambda: self._resume(self._batch))
+
+    def fail(self, error: BaseException) -> None:
+        """End a work that was never started."""
+        self._end(None, error)
+
+    def _end(self, value: Any, error: BaseException | None) -> None:
+        with self._lock:
+            if self._done.is_set():
+                return
+            self._value, self._error = value, error
+            futures, self._futures = self._futures, []
+            callbacks, self._callbacks = self._callbacks, []
+            script, self._script, self._batch = self._script, None, []
+            self._done.set()
+        if script is not None and error is not None:
+            script.close()
+        self._driver.finished(self)
+        for callback in callbacks:
+            callback()
+        if futures:
+            self._driver.later(lambda: _complete(futures, value, error))
+
+    def when_over(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when the work is over, by whoever ends it, or now."""
+        with self._lock:
+            if not self._done.is_set():
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def _left_s(self) -> float:
+        return max(0.0, self._deadline_s - time.monotonic())
+
+    def expire(self) -> None:
+        """Give the work up if its time has passed. For threads that may wait."""
+        if self._done.is_set() or self._left_s() > 0:
+            return
+        ops = list(self._batch)
+        if not ops:
+            text = f"it has waited for earlier calls of the group for {self._timeout_s:g} s"
+            self._end(None, self._driver.failure(self.title, PCCLError(Result.OUTCOME_UNKNOWN, self.title, text)))
+            return
+        try:
+            self._driver.give_up(ops, self.title, self._timeout_s)
+        except PCCLError as error:
+            self._end(None, self._driver.failure(self.title, error))
+
+    # What callers see, as c10d names it.
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Return True when the work is done.
+
+        Raises:
+            BackendError: as the call failed; or TIMEOUT if `timeout` has passed, and the work goes on.
+        """
+        done = self._done
+        if not done.is_set():
+            limit_s = seconds(timeout, 0.0)
+            left_s = self._left_s()
+            if 0 < limit_s < left_s:
+                if not done.wait(limit_s):
+                    text = f"Operation timed out: it has not ended within {limit_s:g} s, and goes on"
+                    raise self._driver.failure(self.title, PCCLError(Result.TIMEOUT, self.title, text))
+            elif not done.wait(left_s):
+                self.expire()
+                while not done.wait(EXPIRY_S):
+                    self.expire()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return self._done.is_set()
+
+    def is_success(self) -> bool:
+        return self._done.is_set() and self._error is None
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def result(self) -> Any:
+        """Return the tensors with the result. To be called when the work is done."""
+        return self._value
+
+    def source_rank(self) -> int:
+        return self.source
+
+    _source_rank = source_rank
+
+    def get_future(self) -> Any:
+        """Return a torch.futures.Future of the tensors with the result."""
+        future: Any = torch.futures.Future(devices=list(self._devices) or None)
+        with self._lock:
+            if not self._done.is_set():
+                self._futures.append(future)
+                return future
+        _complete([future], self._value, self._error)
+        return future
+
+
+def _complete(futures: Sequence[Any], value: Any, error: BaseException | None) -> None:
+    for future in futures:
+        if error is None:
+            future.set_result(value)
+        else:
+            future.set_exception(error)

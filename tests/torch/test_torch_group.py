@@ -1,0 +1,113 @@
+"""A process group of pccl: how it comes to be, its first collectives, its end."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+import pccl.torch  # noqa: E402
+from tests.torch.ranks import run_ranks, worlds  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _worlds() -> Iterator[None]:
+    with worlds():
+        yield
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_ranks_meet_through_the_store_and_reduce(size: int) -> None:
+    def script(rank: int) -> list[float]:
+        assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (rank, size, "pccl")
+        tensor = torch.full((5,), float(rank + 1))
+        dist.all_reduce(tensor)
+        return tensor.tolist()
+
+    assert run_ranks(size, script) == [[size * (size + 1) / 2] * 5] * size
+
+
+def test_a_broadcast_is_the_roots_and_a_barrier_returns() -> None:
+    def script(rank: int) -> list[int]:
+        tensor = torch.arange(6).view(2, 3) if rank == 1 else torch.zeros(2, 3, dtype=torch.int64)
+        dist.broadcast(tensor, 1)
+        dist.barrier()
+        return tensor.flatten().tolist()
+
+    assert run_ranks(3, script) == [list(range(6))] * 3
+
+
+def test_many_calls_may_be_in_flight_and_meet_in_order() -> None:
+    def script(rank: int) -> list[float]:
+        tensors = [torch.full((4,), float(number * (rank + 1))) for number in range(100)]
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        futures = [work.get_future() for work in works]
+        for work in works:
+            work.wait()
+        assert all(work.is_completed() and work.is_success() for work in works)
+        assert all(torch.equal(future.wait()[0], tensor) for future, tensor in zip(futures, tensors, strict=True))
+        return [tensor[0].item() for tensor in tensors]
+
+    assert run_ranks(2, script) == [[float(3 * number) for number in range(100)]] * 2
+
+
+def test_a_group_can_be_made_again_with_the_same_store() -> None:
+    store = dist.HashStore()
+
+    def script(rank: int) -> float:
+        dist.destroy_process_group()
+        for _ in range(2):
+            dist.init_process_group("pccl", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=30))
+            tensor = torch.ones(3)
+            dist.all_reduce(tensor)
+            dist.destroy_process_group()
+        return float(tensor[0])
+
+    assert run_ranks(2, script) == [2.0, 2.0]
+
+
+def test_a_call_that_others_do_not_make_fails_when_its_time_is_over() -> None:
+    is_over = threading.Event()
+
+    def script(rank: int) -> str:
+        if rank == 1:
+            assert is_over.wait(30)
+            return ""
+        try:
+            with pytest.raises(pccl.torch.BackendError) as caught:
+                dist.barrier(timeout=timedelta(seconds=0.3))
+        finally:
+            is_over.set()
+        return str(caught.value)
+
+    text = run_ranks(2, script)[0]
+    assert "barrier" in text
+    assert "TIMEOUT" in text
+    assert "rank 0" in text
+
+
+def test_a_lost_rank_is_named_and_ends_the_group() -> None:
+    def script(rank: int) -> list[str]:
+        if rank == 1:
+            dist.destroy_process_group()
+            return []
+        texts = []
+        tensor = torch.ones(3)
+        for _ in range(2):
+            with pytest.raises(pccl.torch.BackendError) as caught:
+                dist.all_reduce(tensor)
+            texts.append(str(caught.value))
+        assert caught.value.lost == (1,)
+        assert tensor.tolist() == [1, 1, 1]
+        return texts
+
+    texts = run_ranks(3, script)
+    for text in [*texts[0], *texts[2]]:
+        assert "rank 1" in text
+        assert "destroy it" in text
