@@ -2,6 +2,9 @@
 
 The declarations that cffi sees are those of the one public header, less its preprocessor lines, so the two cannot
 drift apart.
+
+The extension keeps to Python's limited API as of 3.11, so that one file serves that version and all later ones; see
+setup.py for when it does not.
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import sysconfig
 from pathlib import Path
 
 from cffi import FFI
@@ -16,6 +20,9 @@ from cffi import FFI
 ROOT = Path(__file__).resolve().parent.parent
 NATIVE = ROOT / "native"
 HEADER = NATIVE / "include" / "pccl_native.h"
+
+LIMITED_API = "0x030b0000"
+IS_LIMITED = os.environ.get("PCCL_LIMITED_API", "1") != "0" and not sysconfig.get_config_var("Py_GIL_DISABLED")
 
 COMPILE_ARGS = [
     "-std=c99",
@@ -52,8 +59,11 @@ ffibuilder.set_source(
     include_dirs=["native/include", "native/src"],
     extra_compile_args=COMPILE_ARGS,
     extra_link_args=["-pthread", "-ldl"],
-    define_macros=[("_GNU_SOURCE", "1")] if platform.system() == "Linux" else [],
-    py_limited_api=False,
+    define_macros=[
+        *([("_GNU_SOURCE", "1")] if platform.system() == "Linux" else []),
+        *([("Py_LIMITED_API", LIMITED_API)] if IS_LIMITED else []),
+    ],
+    py_limited_api=IS_LIMITED,
 )
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Peer 0 prints the table. Kill any process with `kill -9`, and add others while i
 start: the rest go on, newcomers get the state from them. With `--quantize 8` a quarter of the bytes is sent.
 With `--steps-by-speed` a slow machine makes fewer steps, so that nobody waits for it.
 `--checkpoint run` keeps the last two steps of each peer in a folder below `run`; the same command once more resumes.
-`--plot loss.png` draws the losses (pip install 'pccl[torch,plot]').
+`--plot loss.png` draws the losses (pip install 'pccl-collectives[torch,plot]').
 
 Between hosts, start `pccl master --listen 0.0.0.0:48148` on one and on each, with INDEX counting from 0:
 

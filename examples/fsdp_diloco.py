@@ -10,7 +10,7 @@ shard.
 Site 0 prints the table. Kill any process with `kill -9`, a rank or the whole site: its mates go too, the other sites go
 on. Start it again with what it printed at the start: it gets the shards from the others. `--quantize 8` sends a quarter
 of the bytes, `--checkpoint run` keeps the last two steps of each rank and resumes from there, `--plot loss.png` draws
-the losses (pip install 'pccl[torch,plot]').
+the losses (pip install 'pccl-collectives[torch,plot]').
 
 Between hosts, start `pccl master --listen 0.0.0.0:48148` on one and on each, with INDEX counting from 0:
 

@@ -6,7 +6,7 @@ No backward pass, no gradients, no optimizer state: each peer evaluates the loss
 side along a random direction of its own, and sends one byte to the others, from which all make the same step. Peer 0
 prints the table. Kill any process with `kill -9`, and add others while it runs with what they print at the start: the
 rest go on, newcomers get the few bytes of each step they have missed, and make these. `--plot loss.png` draws the
-losses (pip install 'pccl[torch,plot]').
+losses (pip install 'pccl-collectives[torch,plot]').
 
 `--directions 4` with one process makes the steps of four peers, bit for bit. With `--log run` each peer keeps the log
 of all steps in the folder `run`; `--replay run/peer-0.log` plays one, without data and without a network, and ends with

@@ -4,6 +4,10 @@ Groups of machines on different sites train one model over ordinary internet lin
 `Communicator` and `MasterNode`; `examples/` shows the usual loops, and `docs/` has a tutorial and the reference.
 """
 
+# First, so that where nothing is installed its sentence is what one reads.
+import pccl.runtime.extension  # noqa: F401
+
+# isort: split
 from pccl._collectives import AsyncCollectiveHandle
 from pccl._reduce import AsyncReduceHandle, ReduceOpDescriptor
 from pccl._version import __version__

@@ -20,7 +20,9 @@ try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ImportError:
-    raise ImportError("pccl.metrics needs the Prometheus client library: pip install 'pccl[metrics]'") from None
+    raise ImportError(
+        "pccl.metrics needs the Prometheus client library: pip install 'pccl-collectives[metrics]'"
+    ) from None
 
 COUNTERS = {
     "tx_payload_bytes": "Payload sent to other peers.",

@@ -25,7 +25,7 @@ try:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import SpanKind, Status, StatusCode, TracerProvider
 except ImportError:
-    raise ImportError("pccl.otel needs OpenTelemetry: pip install 'pccl[otel]'") from None
+    raise ImportError("pccl.otel needs OpenTelemetry: pip install 'pccl-collectives[otel]'") from None
 
 OVERLAP_NS = 2 * 10**9
 """How much of the last reading is looked at again: engine threads note an op's end a little later than it was."""

@@ -1,6 +1,6 @@
 """DiLoCo in a loop of Hugging Face Accelerate, with gradients accumulated over two batches.
 
-pip install 'pccl[torch,frameworks]'
+pip install 'pccl-collectives[torch,frameworks]'
 pccl launch -n 2 examples/frameworks/with_accelerate.py
 """
 

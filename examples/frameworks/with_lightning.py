@@ -1,6 +1,6 @@
 """DiLoCo in a Lightning Trainer: `configure_optimizers` returns another optimizer, and that is all.
 
-pip install 'pccl[torch,frameworks]'
+pip install 'pccl-collectives[torch,frameworks]'
 pccl launch -n 2 examples/frameworks/with_lightning.py
 """
 

@@ -1,6 +1,6 @@
 """DiLoCo in the Hugging Face Trainer, which is given another optimizer.
 
-pip install 'pccl[torch,frameworks]'
+pip install 'pccl-collectives[torch,frameworks]'
 pccl launch -n 2 examples/frameworks/with_transformers.py
 """
 

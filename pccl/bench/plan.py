@@ -85,6 +85,6 @@ def cases(plan: Plan) -> list[Case]:
 
 def _check_gloo(dtype: str) -> None:
     if importlib.util.find_spec("torch") is None:
-        raise BenchError("--against gloo needs torch: pip install 'pccl[torch]'")
+        raise BenchError("--against gloo needs torch: pip install 'pccl-collectives[torch]'")
     if dtype not in GLOO_DTYPES:
         raise BenchError(f"--against gloo: Gloo does not reduce {dtype}, only {', '.join(GLOO_DTYPES)}")

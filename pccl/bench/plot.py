@@ -37,7 +37,7 @@ def check_plot(path: Path) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
-        raise BenchError("--plot needs matplotlib: pip install 'pccl[plot]'") from None
+        raise BenchError("--plot needs matplotlib: pip install 'pccl-collectives[plot]'") from None
     if path.suffix.lstrip(".").lower() not in FigureCanvasAgg.get_supported_filetypes():
         raise BenchError(f"--plot {path}: not a known kind of image; use a name such as bench.png or bench.svg")
     if not path.absolute().parent.is_dir():

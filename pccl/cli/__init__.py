@@ -19,9 +19,9 @@ class _Version(argparse.Action):
         super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, help="print the version and exit")
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
+        from pccl import __version__
 
-        print(f"pccl {version('pccl')}")
+        print(f"pccl {__version__}")
         parser.exit()
 
 

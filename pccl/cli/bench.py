@@ -120,7 +120,7 @@ def add_parser(subparsers: Subparsers) -> None:
         type=listed(one_of({"gloo": GLOO, "raw-ring": RAW_RING})),
         default=[],
         metavar="LIST",
-        help="gloo: also measure torch's Gloo, on the same arrays in the same processes; needs the extra pccl[torch]. "
+        help="gloo: also measure torch's Gloo, on the same arrays in the same processes; needs torch. "
         "raw-ring: also measure the raw ring with --master. With --master each opens ports of its own",
     )
     parser.add_argument(
@@ -144,7 +144,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--plot",
         type=Path,
         metavar="FILE",
-        help="also draw time and bus bandwidth against size (PNG, SVG, PDF); needs the extra pccl[plot]",
+        help="also draw time and bus bandwidth against size (PNG, SVG, PDF); needs matplotlib",
     )
     parser.add_argument(
         "--kill",

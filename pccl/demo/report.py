@@ -221,7 +221,7 @@ def check_plot(path: Path) -> None:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:
-        raise ReportError("--plot needs matplotlib: pip install 'pccl[plot]'") from None
+        raise ReportError("--plot needs matplotlib: pip install 'pccl-collectives[plot]'") from None
     if path.suffix.lstrip(".").lower() not in FigureCanvasAgg.get_supported_filetypes():
         raise ReportError(f"--plot {path}: not a known kind of image; use a name such as curve.png or curve.svg")
     if not path.absolute().parent.is_dir():

@@ -1,17 +1,68 @@
-"""The compiled extension, checked: `ffi` and `lib` of a `pccl._native` that was built for this package."""
+"""The compiled extension, checked: `ffi` and `lib` of a `pccl._native` that was built for this package.
+
+Python looks for packages in the working directory first. In a clone of the repository, `import pccl` therefore finds
+the source tree there, which has no extension after `pip install .`: that was put beside the installed package. A source
+tree without an extension takes the one that is installed in this environment. The interface number says whether the two
+fit; if they do not, or if there is none, the error says what to run.
+"""
 
 from __future__ import annotations
 
+import sys
+from importlib.machinery import PathFinder
+from importlib.util import module_from_spec
+from pathlib import Path
 from typing import Any
 
-from pccl._native import ffi, lib
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def _is_source_tree() -> bool:
+    return (PACKAGE.parent / "bindings" / "build_native.py").exists()
+
+
+def _what_to_do() -> str:
+    """Return a sentence on how to come by an extension that fits this package."""
+    if _is_source_tree():
+        return f"Run: {sys.executable} -m pip install -e {PACKAGE.parent}"
+    return f"Install pccl-collectives again, with {sys.executable} -m pip"
+
+
+def _import_installed() -> None:
+    """Import the `pccl._native` of an installed package, on behalf of this one. ImportError if there is none."""
+    others = [Path(entry, PACKAGE.name) for entry in sys.path]
+    spec = PathFinder.find_spec("pccl._native", [str(each) for each in others if each.resolve() != PACKAGE])
+    if spec is None or spec.loader is None:
+        where = "a source tree, and pccl is not installed here" if _is_source_tree() else "incomplete"
+        raise ImportError(f"no C engine for pccl: {PACKAGE} is {where}. {_what_to_do()}", name="pccl._native")
+    module = module_from_spec(spec)
+    sys.modules["pccl._native"] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules["pccl._native"]
+        raise
+    setattr(sys.modules["pccl"], "_native", module)  # noqa: B010  as a plain import does; mypy knows no such attribute
+
+
+try:
+    from pccl._native import ffi, lib
+except ModuleNotFoundError as _error:
+    if _error.name != "pccl._native":
+        raise
+    _is_missing = True
+else:
+    _is_missing = False
+if _is_missing:
+    _import_installed()
+    from pccl._native import ffi, lib
 
 ABI = 25
 
 if lib.pccl_native_abi() != ABI or lib.PCCL_NATIVE_ABI != ABI:
     raise ImportError(
-        f"pccl._native was built for interface {lib.pccl_native_abi()}, this pccl needs {ABI}: reinstall with "
-        f"pip install ."
+        f"{sys.modules['pccl._native'].__file__} was built for interface {lib.pccl_native_abi()}, but the pccl in "
+        f"{PACKAGE} needs {ABI}. {_what_to_do()}"
     )
 
 

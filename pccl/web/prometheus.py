@@ -29,7 +29,7 @@ def exposition(status: RunStatus) -> tuple[str, bytes]:
         from prometheus_client.registry import Collector
     except ImportError:
         raise NotInstalledError(
-            "metrics need the Prometheus client library where the master runs: pip install 'pccl[metrics]'"
+            "metrics need the Prometheus client library where the master runs: pip install 'pccl-collectives[metrics]'"
         ) from None
 
     class Snapshot(Collector):

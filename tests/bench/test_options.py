@@ -122,7 +122,7 @@ def test_all_combinations_are_measured() -> None:
 def test_gloo_without_torch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     assert main(["bench", "--against", "gloo"]) == 1
-    assert capsys.readouterr().err == "pccl bench: --against gloo needs torch: pip install 'pccl[torch]'\n"
+    assert capsys.readouterr().err == "pccl bench: --against gloo needs torch: pip install 'pccl-collectives[torch]'\n"
 
 
 def test_gloo_of_a_type_it_does_not_know(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,7 +139,7 @@ def test_plot_without_matplotlib(
         monkeypatch.delitem(sys.modules, loaded)
     monkeypatch.setitem(sys.modules, module, None)
     assert main(["bench", "--plot", str(tmp_path / "bench.png")]) == 1
-    assert "pip install 'pccl[plot]'" in capsys.readouterr().err
+    assert "pip install 'pccl-collectives[plot]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -181,7 +181,7 @@ def test_malformed_address(listen: str, command: Command) -> None:
 
 def test_version(command: Command) -> None:
     done = command("--version")
-    assert (done.returncode, done.stdout) == (0, f"pccl {version('pccl')}\n")
+    assert (done.returncode, done.stdout) == (0, f"pccl {version('pccl-collectives')}\n")
 
 
 def test_help_names_every_command(command: Command) -> None:

@@ -143,7 +143,7 @@ def test_plot_is_drawn(kind: str, tmp_path: Path) -> None:
 
 def test_plot_without_matplotlib_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-    with pytest.raises(ReportError, match=r"pip install 'pccl\[plot\]'"):
+    with pytest.raises(ReportError, match=r"pip install 'pccl-collectives\[plot\]'"):
         draw_plot(Report(**_good()), Path("curve.png"))
 
 

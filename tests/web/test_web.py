@@ -111,7 +111,7 @@ def test_metrics_without_the_library_say_what_to_install(shown: MasterNode, monk
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     response, body = ask(shown, "/metrics")
     assert response.status == 501
-    assert "pip install 'pccl[metrics]'" in body
+    assert "pip install 'pccl-collectives[metrics]'" in body
 
 
 def test_nothing_else_is_there_and_nothing_can_be_changed(shown: MasterNode) -> None:
