@@ -163,12 +163,15 @@ class CommunicatorMethods(Collectives[CollectiveInfoT], Generic[NoneT, BoolT, Sy
         """Join the run, and return once accepted.
 
         The first peer of a run is accepted at once, others when those that are in it call `update_topology`. While no
-        master answers, this tries `n_attempts` times, a second apart.
+        master answers, this tries `n_attempts` times, a second apart, and for 30 s in all, or two for each attempt if
+        that is more: a port that drops packets would hold it up for minutes. Once a master has answered, it waits for
+        the peers of the run as long as they take. A `timeout`, given here or to the communicator, takes the place of
+        the 30 s and bounds that wait as well; None bounds nothing.
 
         Raises:
-            PCCLError: MASTER_CONNECTION_FAILED if there is no master at the address, or it refused this peer;
-                RANK_CONNECTION_FAILED if no link to another peer could be made; INVALID_USAGE if this communicator is
-                connected already; TIMEOUT.
+            PCCLError: MASTER_CONNECTION_FAILED if there is no master at the address, or it refused this peer (the text
+                says what was tried and how often, and what answers there instead); RANK_CONNECTION_FAILED if no link to
+                another peer could be made; INVALID_USAGE if this communicator is connected already; TIMEOUT.
         """
         attempts = integer_argument("n_attempts", n_attempts, "connect")
         return self._call_for_none("connect", lambda: self._inner.connect(attempts, timeout))

@@ -21,11 +21,14 @@ def deadline(timeout_s: float | None) -> float:
     return float("inf") if timeout_s is None else time.monotonic() + timeout_s
 
 
-def gave_up(session: PeerSession, timeout_s: float | None) -> str:
-    """The reason that all peers are given for an op that this one gives up."""
-    peer = session.view.peer if session.view is not None else 0
-    after = "" if timeout_s is None else f" after {timeout_s:g} s"
-    return f"aborted on all peers: peer {peer} gave up{after}"
+def gave_up(session: PeerSession, timeout_s: float | None, op: PendingOp, whom: str = "") -> str:
+    """The reason that all peers are given for an op that this one gives up. `whom` it has waited for, where that is
+    known better than `PeerSession.whom` knows it."""
+    who = session.named(session.view.peer) if session.view is not None else "a peer"
+    if timeout_s is None:
+        return f"aborted on all peers: {who} gave up the op with tag {op.tag}"
+    text = f"the op with tag {op.tag} waited for {whom or session.whom(op)}"
+    return f"aborted on all peers: {who} gave up after {timeout_s:g} s: {text}"
 
 
 def require_outcome(

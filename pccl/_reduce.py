@@ -247,9 +247,9 @@ class AsyncHandle(Generic[Info]):
         Raises:
             PCCLError: TIMEOUT.
         """
-        name = f"{type(self).__name__}.wait"
-        limit_s = _timeouts.checked_s(timeout, name)
         try:
+            name = f"{type(self).__name__}.wait"
+            limit_s = _timeouts.checked_s(timeout, name)
             self._op.wait(limit_s)
         finally:
             try:
@@ -257,7 +257,9 @@ class AsyncHandle(Generic[Info]):
             finally:  # where a signal has ended even that
                 self._op.reclaim(goes_on=True)
         if not self._op.is_over:
+            whom = self._op.whom()
             text = f"the op with tag {self.tag} has not ended in {limit_s:g} s; it goes on with a copy of its arrays"
+            text += f", and waits for {whom}"
             raise PCCLError(Result.TIMEOUT, name, text)
         self._was_asked = True
         try:

@@ -14,6 +14,8 @@ from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.session.peer_session import PeerSession
 from pccl.types import ReduceInfo, Result
 
+TAGS_NAMED_MAX = 8
+
 
 class Retry:
     """The ops of one call of `all_reduce_multiple_with_retry`. It never waits: its callers do.
@@ -78,7 +80,12 @@ class Retry:
         failed may never launch them. The failure is raised when the last of them has ended.
         """
         if not any(op.is_over for op in self.in_flight):
-            raise PCCLError(Result.TIMEOUT, self._func_name, f"not all ops were committed within {timeout_s:g} s")
+            tags = sorted([*(op.tag for op in self.in_flight), *self._left])
+            named = f"{', '.join(map(str, tags[:TAGS_NAMED_MAX]))}{' ...' if len(tags) > TAGS_NAMED_MAX else ''}"
+            text = f"not all ops were committed within {timeout_s:g} s: not those with tags {named}"
+            raise PCCLError(
+                Result.TIMEOUT, self._func_name, f"{text}; the first waited for {session.whom(self.in_flight[0])}"
+            )
         still = []
         for op in self.in_flight:
             if not op.is_over:
@@ -104,7 +111,7 @@ class Retry:
     def abandon(self, session: PeerSession, timeout_s: float | None) -> None:
         """Have the ops that are still in flight aborted on all peers."""
         for op in self.in_flight:
-            session.ops.cancel(op, Result.TIMEOUT, gave_up(session, timeout_s))
+            session.ops.cancel(op, Result.TIMEOUT, gave_up(session, timeout_s, op))
 
     def is_committed_after_all(self) -> bool:
         """Whether the ops that were given up have been committed all the same, and nothing is left to do."""

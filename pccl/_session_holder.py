@@ -6,7 +6,9 @@ Both communicators have a `SessionHolder`. Its coroutines run in a trio run: tha
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
@@ -15,9 +17,11 @@ import trio
 from pccl import _timeouts
 from pccl._collectives import AsyncCollectiveHandle, CallOf
 from pccl._giving_up import gave_up
+from pccl._master_search import ATTEMPT_INTERVAL_S, REACH_S, MasterSearch
 from pccl._reduce import AsyncReduceHandle
 from pccl._timeouts import Default, Timeout
 from pccl.errors import PCCLError
+from pccl.protocol.long_wait import how_to_look, where_to_look
 from pccl.protocol.peer import View, alone_in
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
@@ -25,9 +29,16 @@ from pccl.runtime.network.master_addresses import Address
 from pccl.runtime.session.options import SessionError, SessionOptions
 from pccl.runtime.session.peer_session import PeerSession, open_session
 from pccl.runtime.threads import portal
+from pccl.runtime.threads.waits import waiting
 from pccl.types import Result
 
-ATTEMPT_INTERVAL_S = 1.0
+SHORT_S = 0.1
+"""The longest timeout that is not exceeded by much, whatever its error could tell."""
+ASK_S = 1.0
+"""Time by which a call exceeds its timeout at most, to learn for whom it has waited."""
+CLOSING = "what runs in this session to end, and the master to be told"
+
+logger = logging.getLogger("pccl")
 
 T = TypeVar("T")
 
@@ -55,6 +66,37 @@ class SessionErrors:
             raise PCCLError(Result.NOT_INITIALIZED, self._func_name, str(error)) from None
 
 
+class _Limit:
+    """A context that is left after a time. Right before, `whom` is asked for whom the call in it waits."""
+
+    def __init__(self, limit_s: float, whom: Callable[[], Awaitable[str]]) -> None:
+        self.whom = ""
+        self._limit_s = limit_s
+        self._ask = whom
+        self._scope = trio.CancelScope(deadline=trio.current_time() if limit_s <= 0 else float("inf"))
+        self._expiry = trio.CancelScope()
+
+    def __enter__(self) -> _Limit:
+        if self._limit_s > 0:
+            trio.lowlevel.spawn_system_task(self._expire)
+        self._scope.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        self._expiry.cancel()
+        return bool(self._scope.__exit__(kind, error, traceback))
+
+    async def _expire(self) -> None:
+        with self._expiry:
+            await trio.sleep(self._limit_s)
+            ask_s = ASK_S if self._limit_s > SHORT_S else self._limit_s
+            with suppress(Exception), trio.move_on_after(ask_s):  # the text may lack it
+                self.whom = await self._ask()
+            self._scope.cancel()
+
+
 class SessionHolder:
     """The session of one communicator, if it has one.
 
@@ -73,7 +115,9 @@ class SessionHolder:
         self._session: PeerSession | None = None
         self._is_connecting = False
         self._obstacle = ""
-        """The reason that holds up the connecting, where the session does not know it."""
+        """The thing that holds up the connecting before a master has answered."""
+        self._is_joining = False
+        """Whether a master has answered, and the peers of its run have to let this one in."""
         self._is_closed = False
 
     # Life.
@@ -85,56 +129,80 @@ class SessionHolder:
             raise PCCLError(Result.INVALID_USAGE, "connect", "another call of this communicator is connecting it")
         if self._session is not None and self._session.failure is None:
             raise PCCLError(Result.INVALID_USAGE, "connect", "already connected")
+        limit_s = self.timeout_s(timeout, "connect")
+        reach_s = limit_s
+        if limit_s is None and isinstance(timeout, Default):
+            reach_s = max(REACH_S, 2 * n_attempts * ATTEMPT_INTERVAL_S)
         portal.on_fork(self)
         self._is_connecting = True
         try:
             with SessionErrors("connect"):
-                await self.bounded("connect", timeout, lambda: self._connect(n_attempts), self._hindrance)
+                await self.bounded(
+                    "connect",
+                    limit_s,
+                    lambda: self._connect(n_attempts, reach_s, limit_s is None),
+                    self._hindrance,
+                    how_to_look(self.address),
+                )
         finally:
             self._is_connecting = False
 
-    def _hindrance(self) -> str:
-        """Return what holds up the connecting, for the text of a TIMEOUT."""
-        return (self._session.obstacle if self._session is not None else "") or self._obstacle
+    async def _hindrance(self) -> str:
+        """Return what holds up the connecting."""
+        session = self._session
+        if self._is_joining and session is not None:
+            return session.obstacle or await session.accounts.of_admission()
+        return self._obstacle
 
-    async def _connect(self, n_attempts: int) -> None:
-        """Open a session and join. While no master answers, try `n_attempts` times, ATTEMPT_INTERVAL_S apart."""
+    async def _connect(self, n_attempts: int, reach_s: float | None, is_bound: bool) -> None:
+        """Open a session and join. The arguments are those of `MasterSearch`."""
         if self._session is not None and not self._session.is_forgotten:
             self._obstacle = "what is left of the former session"
             await self._session.over.wait()  # it may listen at the port that this one is to listen at
-        attempt = 1
-        self._obstacle = f"no answer from {self.address}"
+        search = MasterSearch(self.address, len(self._masters), n_attempts, reach_s, is_bound)
         while True:
             session: PeerSession | None = None
+            dial_s = search.begin()
+            self._obstacle = search.account()
             try:
-                session = await open_session(self._masters, self._options)
-                await self._join(session)
+                session = await open_session(self._masters, self._options, dial_s)
+                await self._join(session, search)
                 return
             except SessionError as error:
-                is_answered = session is not None and not session.is_unheard
-                if error.result is not Result.MASTER_CONNECTION_FAILED or is_answered or attempt >= n_attempts:
-                    if attempt > 1 and not is_answered:
-                        raise SessionError(error.result, f"{error.message} ({attempt} attempts)") from None
+                if error.result is not Result.MASTER_CONNECTION_FAILED:
                     raise
-                self._obstacle = error.message
+                if session is not None and not session.is_unheard:
+                    raise
+                if search.is_over:
+                    raise search.failure(error.message) from None
+                search.has_failed(error.message)
+                self._obstacle = search.account()
                 await trio.sleep(ATTEMPT_INTERVAL_S)
                 if self._is_closed:
                     raise SessionError(Result.NOT_INITIALIZED, "this communicator was closed") from None
-            attempt += 1
 
-    async def _join(self, session: PeerSession) -> None:
+    async def _join(self, session: PeerSession, search: MasterSearch) -> None:
         """Run a session, and return when it is in the run. SessionError."""
         self._session = session
-        self._obstacle = "the peers of the run have yet to let this one in; they do so by calling update_topology"
         trio.lowlevel.spawn_system_task(session.run)
         try:
             if self._is_closed:
                 await session.close()
-            await session.installed.wait()
+            with trio.move_on_at(search.ends_at) as bound:
+                await session.until_answered()
+            if not bound.cancelled_caught:
+                self._is_joining = True
+                await session.installed.wait()
         except BaseException:  # cancelled, or trio's KeyboardInterrupt
             with trio.CancelScope(shield=True):
                 await session.close()
             raise
+        finally:
+            self._is_joining = False
+        if bound.cancelled_caught:
+            with trio.CancelScope(shield=True):
+                await session.close()
+            raise search.failure(f"{self.address}: a connection is taken there, and nothing is answered")
         failure = session.failure
         if failure is not None:
             await session.over.wait()
@@ -154,9 +222,14 @@ class SessionHolder:
     async def close(self, reason: str = "") -> None:
         """Leave the run. The others are told the `reason`."""
         self._is_closed = True
-        if self._session is not None:
-            with trio.CancelScope(shield=True):
-                await self._session.close(reason)
+        if self._session is None:
+            return
+
+        async def account() -> tuple[str, str]:
+            return CLOSING, how_to_look(self.address)
+
+        with trio.CancelScope(shield=True), waiting("close", account, logger):
+            await self._session.close(reason)
 
     def abandon(self, error: BaseException) -> None:
         """End the session from outside its trio run, which has ended with `error`."""
@@ -202,20 +275,34 @@ class SessionHolder:
         func_name: str,
         timeout: Timeout,
         call: Callable[[], Awaitable[T]],
-        obstacle: Callable[[], str] = lambda: "other peers may not have called it",
+        whom: Callable[[], Awaitable[str]],
+        where: str,
     ) -> T:
-        """Await `call()` for as long as `timeout` allows, then raise TIMEOUT with `obstacle()` in its text."""
+        """Await `call()` for as long as `timeout` allows, then raise TIMEOUT. `whom()` is asked for whom it waits, for
+        the text of that and of the warnings on the way; `where` says where to look."""
         limit_s = self.timeout_s(timeout, func_name)
-        if limit_s is None:
-            return await call()
-        with trio.move_on_after(limit_s):
-            return await call()
-        raise PCCLError(Result.TIMEOUT, func_name, f"not finished within {limit_s:g} s; {obstacle()}")
+
+        async def account() -> tuple[str, str]:
+            return await whom(), where
+
+        with waiting(func_name, account, logger):
+            if limit_s is None:
+                return await call()
+            with _Limit(limit_s, whom) as limit:
+                return await call()
+        text = f"not finished within {limit_s:g} s; it waited for {limit.whom}" if limit.whom else ""
+        raise PCCLError(Result.TIMEOUT, func_name, text or f"not finished within {limit_s:g} s")
 
     async def joint(self, func_name: str, kind: str, timeout: Timeout) -> int:
         """Make a joint call of `kind` and return its number, whose meaning depends on the kind."""
         session = self.session(func_name)
-        return await self.bounded(func_name, timeout, lambda: session.joint(kind))
+        return await self.bounded(
+            func_name,
+            timeout,
+            lambda: session.joint(kind),
+            lambda: session.accounts.of_call(kind),
+            where_to_look(self.address),
+        )
 
     def launch(self, spec: OpSpec, func_name: str) -> AsyncReduceHandle:
         """Launch an all_reduce."""
@@ -243,7 +330,7 @@ class SessionHolder:
             raise
         except BaseException:
             try:
-                session.ops.cancel(op, Result.TIMEOUT, gave_up(session, None))
+                session.ops.cancel(op, Result.TIMEOUT, gave_up(session, None, op))
             finally:
                 op.reclaim()
             raise

@@ -9,6 +9,8 @@ import trio
 from pccl._session_holder import SessionErrors, SessionHolder
 from pccl._timeouts import Timeout
 from pccl.errors import PCCLError
+from pccl.protocol.long_wait import where_to_look
+from pccl.protocol.messages import Kind
 from pccl.runtime.session.peer_session import PeerSession
 from pccl.runtime.state.tensor_blocks import StateTensor, StoreError, fingerprint
 from pccl.runtime.state.transfer import Transfer
@@ -41,7 +43,13 @@ async def sync_shared_state(
     try:
         try:
             with SessionErrors(FUNC_NAME):
-                revision, done = await holder.bounded(FUNC_NAME, timeout, take_part)
+                revision, done = await holder.bounded(
+                    FUNC_NAME,
+                    timeout,
+                    take_part,
+                    lambda: session.accounts.of_call(Kind.SYNC),
+                    where_to_look(holder.address),
+                )
         finally:
             with SessionErrors(FUNC_NAME):
                 await _settle(session, tensors)

@@ -113,7 +113,8 @@ class AsyncCommunicator(
                 await pending.async_wait()
             if not pending.is_over:
                 assert timeout_s is not None
-                session.ops.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s))
+                whom = await session.counted_whom(pending)
+                session.ops.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s, pending, whom))
                 with trio.move_on_after(CANCEL_GRACE_S):
                     await pending.async_wait()
                 await pending.async_reclaim()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
@@ -27,6 +28,8 @@ T = TypeVar("T")
 
 SHORT_S = 0.1
 """The longest timeout that is kept to the millisecond. Ops with a longer one, or with none, may take the fast path."""
+WHOM_S = 0.5
+"""Time that it may take to find out for whom an op has waited, before it is given up."""
 
 
 class Communicator(CommunicatorMethods[None, bool, SharedStateSyncInfo, ReduceInfo, CollectiveInfo]):
@@ -174,7 +177,8 @@ class Communicator(CommunicatorMethods[None, bool, SharedStateSyncInfo, ReduceIn
                 else:
                     session.ops.launch(pending)
             if not pending.wait(timeout_s):
-                session.ops.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s))
+                whom = _whom(session, pending, timeout_s)
+                session.ops.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s, pending, whom))
                 pending.wait(CANCEL_GRACE_S)
                 pending.reclaim()
         except PCCLError:
@@ -215,6 +219,15 @@ class Communicator(CommunicatorMethods[None, bool, SharedStateSyncInfo, ReduceIn
         return retry.info()
 
 
+def _whom(session: PeerSession, op: PendingOp, timeout_s: float | None) -> str:
+    """Return whom an op that has timed out waits for, as counted now; empty if that takes too long."""
+    if timeout_s is None or timeout_s <= SHORT_S:
+        return ""
+    with suppress(TimeoutError, portal.PortalClosedError, portal.PortalBrokenError):
+        return portal.current().call(session.counted_whom, op, timeout_s=WHOM_S)
+    return ""
+
+
 def _await_verdicts(ops: Sequence[PendingOp], grace_s: float) -> None:
     end_s = deadline(grace_s)
     for op in ops:
@@ -225,7 +238,7 @@ def _abort_interrupted(session: PeerSession, ops: Sequence[PendingOp]) -> None:
     """Have ops whose caller was interrupted aborted on all peers, and take their arrays back, whatever signals come."""
     try:
         for op in ops:
-            session.ops.cancel(op, Result.TIMEOUT, gave_up(session, None))
+            session.ops.cancel(op, Result.TIMEOUT, gave_up(session, None, op))
         for op in ops:
             op.reclaim()
         _await_verdicts(ops, INTERRUPT_GRACE_S)

@@ -32,7 +32,8 @@ from pccl.protocol.recording import (
     unpack,
 )
 from pccl.runtime.network import addresses
-from pccl.runtime.network.trace_client import NoTrace, fetch_any
+from pccl.runtime.network.conversation import NoAnswer
+from pccl.runtime.network.trace_client import fetch_any
 from pccl.runtime.threads import portal
 from pccl.types import Result
 
@@ -116,7 +117,7 @@ def collect(
         raise PCCLError(Result.INVALID_ARGUMENT, "collect", "seconds and last must not be below 0")
     try:
         fetched = portal.current().call(fetch_any, masters, secret, context, float(seconds), last, timeout)
-    except NoTrace as error:
+    except NoAnswer as error:
         raise PCCLError(Result.MASTER_CONNECTION_FAILED, "collect", str(error)) from None
     except trio.TooSlowError:
         where = ", ".join(addresses.join(*master) for master in masters)

@@ -1,8 +1,11 @@
-"""Logging: the standard `logging` tree under "pccl", silent unless asked for.
+"""Logging: the standard `logging` tree under "pccl", silent unless asked for, but for calls that wait for long.
 
 `PCCL_LOG_LEVEL` (DEBUG, INFO, WARN, ERROR) sends records to stderr, and `PCCL_LOG_FORMAT=json` makes each a JSON object
 on a line of its own. `pccl master` shows warnings also without them. A program that configures `logging` itself needs
 neither.
+
+Where nobody has configured any logging, warnings of calls that have waited for long (`protocol.long_wait`) go to stderr
+all the same: whoever looks at a program that stands still sees why. PCCL_LOG_LEVEL=ERROR silences these, too.
 
 A record says in words what happened. What it is about it also carries as attributes, those FIELDS that apply to it, as
 ordinary `extra`s. A formatter of the program's own can use them, such as `%(peer)s`, with `defaults=` for records that
@@ -35,6 +38,8 @@ SHOWN = FIELDS[1:]
 """The fields that lines for people have: they know the run."""
 TEXT = "%(asctime)s %(levelname)s %(name)s%(about)s: %(message)s"
 FORMATS = ("text", "json")
+LONG_WAIT = "is_long_wait"
+"""The attribute of records that tell of calls that have waited for long."""
 QUEUED_CHARACTERS_MAX = 4 << 20
 """The most characters of records that may wait for stderr."""
 FLUSH_S = 1.0
@@ -163,6 +168,18 @@ class BackgroundHandler(logging.Handler):
             return False
 
 
+class _LongWaitHandler(BackgroundHandler):
+    """Shows records of calls that have waited for long, as long as nobody else shows any record of pccl."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(TextFormatter())
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        others = [*logging.getLogger("pccl").handlers, *logging.getLogger().handlers]
+        return getattr(record, LONG_WAIT, False) and all(each is self for each in others)
+
+
 class AboutLogger(logging.LoggerAdapter[logging.Logger]):
     """Adds the fields that `about()` returns to each record. A call's own `extra` takes precedence."""
 
@@ -180,8 +197,11 @@ def configure(default_level: str | None = None) -> None:
     logger = logging.getLogger("pccl")
     level = os.environ.get("PCCL_LOG_LEVEL") or default_level
     if not level:
-        logger.addHandler(logging.NullHandler())
+        if not logger.handlers:
+            logger.addHandler(_LongWaitHandler())
         return
+    for each in [each for each in logger.handlers if isinstance(each, _LongWaitHandler)]:
+        logger.removeHandler(each)
     number = logging.getLevelNamesMapping().get(level.upper())
     kind = os.environ.get("PCCL_LOG_FORMAT") or FORMATS[0]
     if not any(isinstance(handler, logging.StreamHandler | BackgroundHandler) for handler in logger.handlers):

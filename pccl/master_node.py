@@ -326,7 +326,7 @@ class _Service:
 
             web_listener, hosts = web
             self.http_port = web_listener.getsockname()[1]
-            self._web = WebServer(web_listener, Routes(self._server.board, hosts))
+            self._web = WebServer(web_listener, Routes(self._server.board, hosts, self.port))
         self._scope = trio.CancelScope()
 
     async def serve(self) -> None:

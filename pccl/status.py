@@ -26,7 +26,8 @@ from pccl.protocol.status import (
     Waiting,
 )
 from pccl.runtime.network import addresses
-from pccl.runtime.network.status_client import NoStatus, ask_all
+from pccl.runtime.network.conversation import NoAnswer
+from pccl.runtime.network.status_client import ask_all
 from pccl.runtime.threads import portal
 from pccl.types import Result
 
@@ -74,7 +75,7 @@ def run_status(
 
     try:
         return portal.current().call(ask_all, masters, secret, context, timeout)
-    except NoStatus as error:
+    except NoAnswer as error:
         raise PCCLError(Result.MASTER_CONNECTION_FAILED, "run_status", str(error)) from None
     except trio.TooSlowError:
         where = ", ".join(addresses.join(*master) for master in masters)

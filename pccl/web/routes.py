@@ -8,6 +8,8 @@ from importlib.resources import files
 from typing import Protocol
 
 from pccl.protocol.status import RunStatus
+from pccl.runtime.network.strangers import PAGE_HEADER
+from pccl.runtime.network.tls import begins_tls
 from pccl.web import prometheus
 from pccl.web.hosts import Hosts
 
@@ -37,6 +39,11 @@ class Answer:
     headers: list[tuple[str, str]] = field(default_factory=list)
 
 
+def is_no_browser(first: bytes) -> bool:
+    """Whether somebody who begins a connection with these bytes speaks as a peer does, or TLS."""
+    return first[:1] == b"\0" or begins_tls(first)
+
+
 ANY_HOST = "/healthz"
 """The path that is answered for any Host: probes ask for it by whatever address they have, and it reveals nothing."""
 
@@ -44,8 +51,10 @@ ANY_HOST = "/healthz"
 class Routes:
     """The answers of a run's page."""
 
-    def __init__(self, board: Board, hosts: Hosts) -> None:
+    def __init__(self, board: Board, hosts: Hosts, master_port: int) -> None:
+        """`master_port` is told to peers that come here by mistake."""
         self._board = board
+        self._master_port = master_port
         self._hosts = hosts
         self._page = files("pccl.web").joinpath("page.html").read_bytes()
         self._makers: dict[str, Callable[[], Answer]] = {
@@ -68,6 +77,11 @@ class Routes:
         if method not in ("GET", "HEAD"):
             return Answer(405, TEXT, b"only GET and HEAD: nothing can be changed here\n", [("Allow", "GET, HEAD")])
         return maker()
+
+    def answer_to_peers(self) -> Answer:
+        """Answer somebody who speaks as peers do, or TLS, and is here by mistake."""
+        text = f"this is the page of a pccl master, for browsers and without TLS: peers dial port {self._master_port}\n"
+        return Answer(400, TEXT, text.encode(), [(PAGE_HEADER, str(self._master_port))])
 
     def _metrics(self) -> Answer:
         try:

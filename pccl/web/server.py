@@ -1,5 +1,8 @@
 """Serves `routes` over HTTP/1.1: h11 for the protocol, one request a connection, everything bounded.
 
+Peers that have mistaken the page's port for their master's begin with a byte that no HTTP request has, and are told at
+once.
+
 It shares the thread of the master's control plane. Hence one answer at a time is made from what is cached there anyway,
 at most CONNECTIONS_MAX connections are open, a request has HEAD_BYTES_MAX and no body that is read, and a connection
 ends after CONNECTION_S whatever the other side does. For a further one the oldest makes room (`unauthenticated`), so
@@ -17,7 +20,7 @@ import trio
 
 from pccl.runtime.network import addresses
 from pccl.runtime.network.unauthenticated import Unauthenticated
-from pccl.web.routes import Answer, Routes
+from pccl.web.routes import TEXT, Answer, Routes, is_no_browser
 
 logger = logging.getLogger("pccl.web")
 
@@ -69,15 +72,20 @@ class WebServer:
     async def _converse(self, stream: trio.SocketStream) -> None:
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
         try:
-            while (event := connection.next_event()) is h11.NEED_DATA:
-                connection.receive_data(await stream.receive_some(RECEIVE_BYTES))
-            if not isinstance(event, h11.Request):
-                return  # it has gone without a word
-            host = next((value.decode("latin-1") for name, value in event.headers if name == b"host"), None)
-            answer = self._routes.answer(event.method.decode("ascii"), event.target.decode("ascii"), host)
-            is_head = event.method == b"HEAD"
+            data = await stream.receive_some(RECEIVE_BYTES)
+            if is_no_browser(data):
+                answer, is_head = self._routes.answer_to_peers(), False
+            else:
+                connection.receive_data(data)
+                while (event := connection.next_event()) is h11.NEED_DATA:
+                    connection.receive_data(await stream.receive_some(RECEIVE_BYTES))
+                if not isinstance(event, h11.Request):
+                    return  # it has gone without a word
+                host = next((value.decode("latin-1") for name, value in event.headers if name == b"host"), None)
+                answer = self._routes.answer(event.method.decode("ascii"), event.target.decode("ascii"), host)
+                is_head = event.method == b"HEAD"
         except h11.RemoteProtocolError as error:
-            answer = Answer(error.error_status_hint, "text/plain; charset=utf-8", f"{error}\n".encode())
+            answer = Answer(error.error_status_hint, TEXT, f"{error}\n".encode())
             is_head = False
         headers = [
             ("Content-Type", answer.content_type),

@@ -71,7 +71,7 @@ def test_an_aborted_op_and_a_loss_are_found_by_their_fields(caplog: pytest.LogCa
         cluster.close(cluster[1])
         until(lambda: any(getattr(record, "other", None) == 2 for record in caplog.records), "peer 1 names peer 2")
         cluster.close_all()
-    (left,) = (record for record in caplog.records if re.match(r"peer 2 \(.*lost: left", record.getMessage()))
+    (left,) = (record for record in caplog.records if re.match(r"peer 2 \(\S*\) lost: left", record.getMessage()))
     assert vars(left).items() >= {"group": 0, "peer": 2}.items()
 
 

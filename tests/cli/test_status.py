@@ -212,7 +212,7 @@ def test_what_is_no_master_is_named(pccl_status: Command) -> None:
 
         thread = threading.Thread(target=babble, daemon=True)
         thread.start()
-        with pytest.raises(PCCLError, match="does not speak as a pccl master does"):
+        with pytest.raises(PCCLError, match="this is no pccl master but a web server"):
             run_status(address)
         thread.join(TIMEOUT_S)
     done = pccl_status(address)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 
 import numpy as np
@@ -63,6 +64,62 @@ def test_attempts_are_a_second_apart_and_counted(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.01)
     peer = Communicator(f"127.0.0.1:{a_free_port()}")
     assert "(3 attempts)" in str(refusal(partial(peer.connect, n_attempts=3)))
+
+
+@contextmanager
+def black_hole() -> Iterator[str]:
+    """The address of a port that drops the packets of a further connection, as a firewall does: its queue is full."""
+    with ExitStack() as held:
+        listener = held.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(2):
+            sock = held.enter_context(socket.socket())
+            sock.setblocking(False)
+            with suppress(BlockingIOError):
+                sock.connect(listener.getsockname())
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("attempts", [1, 3])
+def test_a_port_that_drops_packets_is_given_up(monkeypatch: pytest.MonkeyPatch, attempts: int) -> None:
+    monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.1)
+    monkeypatch.setattr("pccl._master_search.ATTEMPT_INTERVAL_S", 0.1)
+    monkeypatch.setattr("pccl._session_holder.REACH_S", 0.5)
+    monkeypatch.setattr("pccl._master_search.DIAL_S", 0.1)
+    with black_hole() as address:
+        begun_s = time.monotonic()
+        error = refusal(partial(Communicator(address).connect, attempts))
+        assert time.monotonic() < begun_s + 10, "the system itself would go on for two minutes"
+    assert error.result is Result.MASTER_CONNECTION_FAILED
+    assert f"cannot reach a master at {address}: no answer to a connection within" in str(error)
+    assert f"({attempts} attempt" in str(error)
+    assert f"pccl doctor {address}" in str(error)
+
+
+def test_an_address_that_drops_packets_takes_no_time_from_the_next(
+    monkeypatch: pytest.MonkeyPatch, master: MasterNode
+) -> None:
+    monkeypatch.setattr("pccl._master_search.DIAL_S", 0.1)
+    monkeypatch.setattr("pccl._session_holder.REACH_S", 1.0)
+    with black_hole() as address, Communicator(f"{address},{master.address}") as peer:
+        assert peer.world_size == 1
+
+
+def test_a_timeout_of_connect_says_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.01)
+    address = f"127.0.0.1:{a_free_port()}"
+    error = refusal(partial(Communicator(address).connect, 1000, timeout=0.3))
+    assert error.result is Result.TIMEOUT
+    assert f"not finished within 0.3 s; it waited for the master at {address}, attempt " in str(error)
+    assert "of 1000: cannot reach a master" in str(error)
+    assert "Connection refused" in str(error)
+
+
+def test_who_asks_for_many_attempts_has_asked_for_the_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl._session_holder.REACH_S", 0.0)
+    monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.05)
+    monkeypatch.setattr("pccl._master_search.ATTEMPT_INTERVAL_S", 0.05)
+    error = refusal(partial(Communicator(f"127.0.0.1:{a_free_port()}").connect, 8))
+    assert "(8 attempts)" in str(error)
 
 
 def test_a_master_that_comes_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,6 +35,7 @@ from pccl.protocol.messages import (
     Kind,
     OpRef,
 )
+from pccl.protocol.names import peer_named
 from pccl.protocol.peer.effects import (
     CallResult,
     Effect,
@@ -88,6 +89,8 @@ class Peer:
         self._secret = b""
         """The run's secret. A master that has it knows the run."""
         self._members: dict[int, m.PeerInfo] = {}
+        self._names: dict[int, str] = {}
+        """What the peers of the last two views call themselves."""
         self.views = KnownViews()
         self._flush: m.Flush | None = None
         """The flush that waits for the engine to stop."""
@@ -126,6 +129,10 @@ class Peer:
     def is_optimizing(self) -> bool:
         """Whether it takes part in an optimize_topology: others may measure their links with this peer."""
         return self._calls.kind == Kind.OPTIMIZE_TOPOLOGY
+
+    def name_of(self, peer: int) -> str:
+        """Return what a peer calls itself; empty if that is not known. Any thread."""
+        return self._names.get(peer, "")
 
     @property
     def _has_had_masters(self) -> bool:
@@ -432,6 +439,7 @@ class Peer:
         ring = next((ring for ring in message.rings if self.peer in ring.peers), None)
         listed = {peer for ring in message.rings for peer in ring.peers}
         known = self._members | {member.peer: member for member in message.members}
+        self._names = {peer: member.name for peer, member in known.items()}
         self._members = {peer: member for peer, member in known.items() if peer in listed}
         if ring is None or any(peer not in self._members for peer in ring.peers):
             raise ProtocolError(f"view {message.view} has no ring for peer {self.peer}")
@@ -443,7 +451,7 @@ class Peer:
             self._outbox.say(m.LinksReady(message.view, [], []))
             return
         self._flush = None
-        lost = "; ".join(f"peer {peer} was lost ({reason})" for peer, reason in message.lost)
+        lost = "; ".join(f"{peer_named(peer, self.name_of(peer))} was lost ({reason})" for peer, reason in message.lost)
         aborts = {OpRef(op.tag, op.sequence): failure_of(op.code, op.reason) for op in message.aborts}
         self.ops.settle(message.commits, aborts, lost or "the ring was changed")
         self.links.prepare({b if a == self.peer else a for a, b in message.relink if self.peer in (a, b)})

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import NamedTuple
 
 from pccl.protocol.messages import OpRef
 from pccl.types import Result
@@ -61,6 +62,18 @@ UNDECIDED = frozenset({_S.RUNNING, _S.DONE, _S.STOPPED, _S.REFUSED, _S.COMMITTED
 IS_DONE = frozenset({_S.DONE, _S.SETTLED})
 MAY_BE_DONE = frozenset({_S.RUNNING, _S.DONE, _S.COMMITTED, _S.SETTLED})
 """Undecided states in which all result bytes are here or may still come."""
+
+
+class OpWait(NamedTuple):
+    """An op that its caller waits for, as the session may have to speak of it."""
+
+    op: int
+    tag: int
+    since: float
+    pair: tuple[int, bool] | None
+    """As in `Op`."""
+    is_queued: bool
+    """Whether it has yet to start."""
 
 
 @dataclass(eq=False)

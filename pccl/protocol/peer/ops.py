@@ -20,7 +20,7 @@ from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import OpRef
 from pccl.protocol.peer.effects import EndOp, ForgetOp, ForgetUnmade, FreezeOp, FreezeOps, OpResult, PeerLog, SubmitOp
-from pccl.protocol.peer.op import IS_DONE, MAY_BE_DONE, UNDECIDED, Failure, Op, OpState
+from pccl.protocol.peer.op import IS_DONE, MAY_BE_DONE, UNDECIDED, Failure, Op, OpState, OpWait
 from pccl.protocol.peer.outbox import Outbox
 from pccl.protocol.peer.submission import (
     LinkTo,
@@ -165,6 +165,14 @@ class Ops:
         waits = "the other peers' results" if op.state in IS_DONE else "data of its neighbours"
         text = f"op with tag {op.tag} has waited {STALL_AFTER_S:g} s for {waits} (ring {self._view.ring})"
         self._outbox.act(PeerLog("info", text, op.ref._asdict()))
+
+    def single_waits(self) -> list[OpWait]:
+        """Return the ops of two peers that have not ended, and those of all kinds that have yet to start."""
+        return [
+            OpWait(op.op, op.tag, op.launched_at, op.pair, op.state is OpState.QUEUED)
+            for op in self._ops.values()
+            if op.pair is not None or op.state is OpState.QUEUED
+        ]
 
     # Starts.
 

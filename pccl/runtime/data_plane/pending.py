@@ -28,6 +28,8 @@ class Session(Protocol):
 
     def leave_for(self, reason: str) -> None: ...
 
+    def whom(self, op: PendingOp) -> str: ...
+
 
 class PendingOp:
     """An op from its launch to its result. `wait` may be called from any thread, `async_wait` from trio."""
@@ -182,6 +184,10 @@ class PendingOp:
             except IndexError:
                 return  # another thread was faster
             callback()
+
+    def whom(self) -> str:
+        """Return in words whom the op waits for. Any thread."""
+        return self._session.whom(self)
 
     def leave_run(self, reason: str) -> None:
         """Have the peer leave the run, for it does not have what all others have. Any thread."""

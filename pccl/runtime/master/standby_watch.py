@@ -18,9 +18,10 @@ from collections.abc import Callable, Sequence
 import trio
 
 from pccl.runtime.network import addresses
+from pccl.runtime.network.conversation import NoAnswer
 from pccl.runtime.network.dialing import Dial, dial_tcp
 from pccl.runtime.network.master_addresses import Address
-from pccl.runtime.network.status_client import NoStatus, ask
+from pccl.runtime.network.status_client import ask
 
 logger = logging.getLogger("pccl.master")
 
@@ -65,7 +66,7 @@ async def _look(
     try:
         with trio.fail_after(limit_s):
             status = await ask(*address, token, ssl_context, dial)
-    except NoStatus as error:
+    except NoAnswer as error:
         return f"no answer from the master at {where} ({error})", ""
     except trio.TooSlowError:
         return f"no answer from the master at {where} within {limit_s:g} s", ""

@@ -18,6 +18,8 @@ def parse(address: str, default_port: int | None = DEFAULT_PORT) -> tuple[str, i
     """Split "host:port", "host", "[v6]:port" or a bare IPv6 address. ValueError says what is wrong with it."""
     _require_text(address)
     text = address.strip()
+    if "://" in text:
+        raise ValueError(f"address {address!r} is a URL{_instead_of(text)}")
     host, separator, port = text.rpartition(":")
     if text.startswith("["):
         inside, bracket, rest = text[1:].partition("]")
@@ -35,6 +37,14 @@ def parse(address: str, default_port: int | None = DEFAULT_PORT) -> tuple[str, i
     if not port.isascii() or not port.isdigit() or not 0 <= int(port) < 65536:
         raise ValueError(f"address {address!r}: {port!r} is not a port; write host:port with a port from 0 to 65535")
     return host, int(port)
+
+
+def _instead_of(url: str) -> str:
+    """Return what to write instead of a URL, as the rest of a sentence."""
+    scheme, _, rest = url.partition("://")
+    where = rest.partition("/")[0] or "host:port"
+    page = "; the page of a run has a port of its own, which peers do not dial" if scheme.startswith("http") else ""
+    return f", and an address is host:port alone: write {where!r}{page}"
 
 
 def parse_masters(addresses: str) -> list[tuple[str, int]]:

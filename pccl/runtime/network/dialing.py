@@ -11,6 +11,7 @@ minute; so it is reset.
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -86,7 +87,10 @@ async def _connected(target: Any) -> socket.socket:
     close_in_child(raw)
     sock = trio.socket.from_stdlib_socket(raw)
     try:
-        await sock.connect(address)
+        try:
+            await sock.connect(address)
+        except OSError as error:  # trio's text repeats the address
+            raise OSError(error.errno, os.strerror(error.errno) if error.errno else str(error)) from None
         if raw.getsockname() == raw.getpeername():
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
             raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there: the dialer was connected to itself")

@@ -14,7 +14,12 @@ import ssl
 from contextlib import suppress
 
 RECORD_TYPE_HANDSHAKE = 22
+RECORD_TYPE_ALERT = 21
 READ_BYTES = 256 * 1024
+NO_TLS_AT_MASTER = (
+    "the master does not speak TLS, and this side does: start it with --tls-cert (or ssl_context=), or unset "
+    "PCCL_TLS_CA here"
+)
 
 
 class TlsError(Exception):
@@ -78,7 +83,13 @@ class TlsEnd:
 
 
 def begins_tls(first: bytes) -> bool:
+    """Whether a dialer that says these first bytes speaks TLS."""
     return first[:1] == bytes([RECORD_TYPE_HANDSHAKE])
+
+
+def answers_tls(first: bytes) -> bool:
+    """Whether an acceptor that says these first bytes speaks TLS, be it to refuse."""
+    return begins_tls(first) or first[:1] == bytes([RECORD_TYPE_ALERT])
 
 
 def _explained(error: ssl.SSLError) -> str:

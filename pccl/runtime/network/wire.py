@@ -31,7 +31,8 @@ from pccl.protocol.codec import (
 from pccl.protocol.control_session import ControlSession
 from pccl.protocol.messages import Ack, Message
 from pccl.runtime.network.dialing import Dial, dial_tcp
-from pccl.runtime.network.tls import TlsEnd, TlsError, begins_tls
+from pccl.runtime.network.strangers import SEEN_BYTES_MAX, StrangerError, refusal
+from pccl.runtime.network.tls import NO_TLS_AT_MASTER, TlsEnd, TlsError, answers_tls, begins_tls
 
 RECEIVE_BYTES = 64 * 1024
 STUCK_TIMEOUTS = 2.0
@@ -60,9 +61,9 @@ class ControlConnection(Generic[M]):
     """A non-blocking socket that carries messages both ways, through TLS after `start_tls`. `run_sender` must be
     running for a backlog to drain."""
 
-    def __init__(self, sock: socket.socket, expected: Any, opening_bytes_max: int) -> None:
+    def __init__(self, sock: socket.socket, expected: Any, opening_bytes_max: int, is_dialed: bool = False) -> None:
         """Take over a connected socket. OSError if the other side has broken it already; the socket is then still the
-        caller's."""
+        caller's. On one that `is_dialed`, whoever answers in another protocol is named."""
         self.remote_address: Any = sock.getpeername()
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -79,6 +80,9 @@ class ControlConnection(Generic[M]):
         self._closing = False
         self._has_given_session_up = False
         self._tls: TlsEnd | None = None
+        self._is_dialed = is_dialed
+        self._first = b""
+        """The first bytes that have come, as the network carried them: they tell who is no pccl process."""
 
     def bound_silence(self, timeout_s: float) -> None:
         """Have the system break the connection when nothing that was sent gets through for a multiple of `timeout_s`: a
@@ -229,11 +233,14 @@ class ControlConnection(Generic[M]):
             if self._has_given_session_up:
                 raise ConnectionLost("another connection carries its session")
             try:
-                return self._sock.recv(RECEIVE_BYTES, flags)
+                data = self._sock.recv(RECEIVE_BYTES, flags)
             except BlockingIOError:
                 continue
             except OSError as error:
                 raise ConnectionLost(error.strerror or str(error)) from None
+            if not self._first:
+                self._first = data[:SEEN_BYTES_MAX]
+            return data
 
     async def speaks_tls(self) -> bool:
         """Return whether the other side has begun with TLS. Before anything else is received."""
@@ -248,6 +255,10 @@ class ControlConnection(Generic[M]):
                 outgoing = end.handshake(received)
             except TlsError:
                 self._send_raw(end.last_words())
+                if self._is_dialed and self._first[:1] == b"\0":
+                    raise TlsError(NO_TLS_AT_MASTER) from None
+                if self._is_dialed and not answers_tls(self._first):
+                    self._refuse_strangers()
                 raise
             self._send_raw(outgoing)
             if not end.is_established:
@@ -262,9 +273,20 @@ class ControlConnection(Generic[M]):
         self._send(frame)
 
     async def receive_body(self) -> bytes:
-        while (body := self._decoder.next_body()) is None:
-            self._decoder.feed_raw(await self._receive_some())
+        try:
+            while (body := self._decoder.next_body()) is None:
+                self._decoder.feed_raw(await self._receive_some())
+        except (ProtocolError, ConnectionLost):
+            if self._is_dialed and self._tls is None:
+                self._refuse_strangers()
+            raise
         return body
+
+    def _refuse_strangers(self) -> None:
+        """Raise StrangerError if what has come first is clearly not pccl's."""
+        stranger = refusal(self._first)
+        if stranger:
+            raise StrangerError(stranger) from None
 
     def trust(self) -> None:
         """Let messages be large: the other side is known."""
@@ -302,7 +324,7 @@ async def dial_control(host: str, port: int, expected: Any, dial: Dial = dial_tc
     sock: socket.socket | None = None
     try:
         sock = await dial(host, port)
-        return ControlConnection(sock, expected, OPENING_BYTES_MAX)
+        return ControlConnection(sock, expected, OPENING_BYTES_MAX, is_dialed=True)
     except OSError as error:
         if sock is not None:
             sock.close()  # whoever listened has died since

@@ -27,7 +27,9 @@ from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
 from pccl.runtime.network import addresses, handshake
+from pccl.runtime.network.conversation import recognizing
 from pccl.runtime.network.master_addresses import DIAL_S, LEAD_TIMEOUTS, MasterAddresses
+from pccl.runtime.network.strangers import StrangerError, identify, no_master
 from pccl.runtime.network.tls import TlsEnd, TlsError
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control
 from pccl.runtime.session.driver import Driver, Handlers
@@ -70,6 +72,8 @@ class Control:
         self.attached.set()
         self.is_cut_off = False
         """Whether the last connection to a master broke before the master answered the opening."""
+        self.answered = trio.Event()
+        """Set when any master has answered, or the session has ended."""
         self.senders: trio.Nursery | None = None
         """Tasks that outlive all others, for last words."""
         self._master = master
@@ -88,6 +92,11 @@ class Control:
         ends."""
         self._heard = trio.Event()
         self.handlers: Handlers = {ps.SeekMaster: self._seek_master}
+        lifetime.at_end(lambda _: self.answered.set())
+
+    def account(self) -> str:
+        """Return what came of the last attempt at each master; empty: none has ended."""
+        return self._masters.account()
 
     async def until_master_speaks(self) -> None:
         """Wait for the next messages of a master, or its loss."""
@@ -125,7 +134,8 @@ class Control:
             try:
                 with trio.move_on_after(patience_s) as scope:
                     if messages is None:
-                        messages = [await self._open(opening, session)]
+                        messages = [await self._first_words(opening, session)]
+                        self.answered.set()
                     else:
                         messages = await self._master.connection.receive()
                 if scope.cancelled_caught:
@@ -134,13 +144,18 @@ class Control:
                         reason = f"no answer within {patience_s:g} s; is there a pccl master at this address?"
             except ConnectionLost as error:
                 reason = f"lost the master: {error}"
-                if facts.is_led:
+                stranger = await self._stranger() if messages is None and not facts.run else ""
+                if facts.is_led and not stranger:
                     failure = await self._reattach(session, str(error))
                     if not failure:
                         messages = []
+                        self.answered.set()
                         continue
                     reason = f"{reason}; {failure}"
-                self.is_cut_off = messages is None
+                reason = stranger or reason
+                self.is_cut_off = messages is None and not stranger
+            except StrangerError as error:
+                reason = str(error)
             except TlsError as error:
                 reason = f"no TLS with the master: {error}"
             except AuthError as error:
@@ -234,6 +249,17 @@ class Control:
         connection.trust()
         connection.note_delivery()
         return answer
+
+    async def _first_words(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.SaidByMaster:
+        """Do as `_open`. StrangerError if a newcomer gets no answer, and what listens there is clearly no master."""
+        if self._driver.facts.run:
+            return await self._open(opening, session)
+        master, dial = self._master, self._options.system.dial
+        return await recognizing(master.host, master.port, lambda: self._open(opening, session), dial)
+
+    async def _stranger(self) -> str:
+        """Return what listens at the master's address, as an error text, if that is clearly no master."""
+        return no_master(await identify(self._master.host, self._master.port, self._options.system.dial))
 
     def welcomed(self, timeout_s: float) -> None:
         """Note that a master has taken this peer in, whose run has this peer timeout."""

@@ -25,6 +25,7 @@ from pccl.runtime.session.lifetime import Lifetime
 from pccl.runtime.session.options import SessionOptions
 from pccl.runtime.session.outbound import Outbound
 from pccl.runtime.session.state_sync import StateSync
+from pccl.types import Result
 
 
 class Inbound:
@@ -94,7 +95,10 @@ class Inbound:
         """Return what a dialer wants, once it has proved itself, and the keys for what follows."""
         channel = SocketChannel(sock)
         body = await channel.receive_body()
-        opening: m.PeerOpening = decode_body(body, m.PeerOpening)
+        opening: m.Opening = decode_body(body, m.Opening)
+        if not isinstance(opening, m.PeerOpening):
+            await self._send_to_master(channel)
+            raise ProtocolError(f"it takes this peer for a master: its first message is {type(opening).__name__}")
         await links.receive_padding(sock, opening, links.PADDING_TIMEOUT_S)
         facts = self._driver.facts
         try:
@@ -103,6 +107,11 @@ class Inbound:
             await channel.send_frame(encode(m.Rejected(str(error))))
             raise
         return opening, keys
+
+    async def _send_to_master(self, channel: SocketChannel) -> None:
+        """Tell somebody that has dialled this peer where it wants a master."""
+        text = "this is the port of a peer of a run, and not of its master: give the master's address"
+        await channel.send_frame(encode(m.Goodbye(Result.MASTER_CONNECTION_FAILED, text)))
 
     async def _welcome(
         self, sock: trio.socket.SocketType, opening: m.PeerOpening, keys: Keys | None

@@ -49,8 +49,10 @@ class Launches:
         reclaims: Reclaims,
         abandon: Callable[[BaseException], None],
         leave: Callable[[str], object],
+        whom: Callable[[PendingOp], str],
     ) -> None:
-        """`abandon` ends the session when its trio run cannot be woken; `leave` has the peer leave the run."""
+        """`abandon` ends the session when its trio run cannot be woken; `leave` has the peer leave the run; `whom`
+        returns whom an op waits for."""
         self._driver = driver
         self._lifetime = lifetime
         self._fast_path = fast_path
@@ -58,6 +60,7 @@ class Launches:
         self._reclaims = reclaims
         self._abandon = abandon
         self._leave = leave
+        self.whom = whom
         self._token = trio.lowlevel.current_trio_token()
         self._numbers = itertools.count(1)
         self._launched: deque[PendingOp] = deque()

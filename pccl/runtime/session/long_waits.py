@@ -1,47 +1,113 @@
-"""Long waits: warns, at the caller's side, of an op that does not end, and says whom it waits for and why.
+"""Long waits in ops: warns, at the caller's side, of an op that does not end, and says whom it waits for and why.
 
 This is what a peer can tell by itself, without a master. It knows who has announced an op, whose data is missing, and
 who acknowledges what it is sent. Around a ring a neighbour may itself wait for somebody further on: the master hears
 all of them, and names the one whom all wait for (`protocol.diagnosis`).
+
+Ops of the whole group are looked at together: the engine tells for how long none has ended. An op of two peers, and one
+that has yet to start, is looked at by itself.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from pccl.protocol.long_wait import LongWait, where_to_look
+from pccl.protocol.names import NameOf, peer_named, peers_named
+from pccl.protocol.peer.op import OpWait
 from pccl.runtime.session.reports import LinkWait, WorkCounters
+from pccl.runtime.threads.waits import FLAG
 
-WARN_AFTER_S = (10.0, 60.0, 600.0)
-"""Times after which a wait is warned of."""
 STUCK_MS_MIN = 500
 TAGS_NAMED_MAX = 4
+NOTHING = "something of which nothing is known here"
+SINGLE_MAX = 16
+"""Number of ops that are looked at by themselves at a time."""
 
 
 class LongWaits:
-    """The wait of one session's ops. Only for the trio thread."""
+    """The waits of one session's ops. `look` is only for the trio thread."""
 
-    def __init__(self, counters: WorkCounters, logger: logging.LoggerAdapter[logging.Logger]) -> None:
+    def __init__(
+        self,
+        counters: WorkCounters,
+        logger: logging.LoggerAdapter[logging.Logger],
+        name_of: NameOf,
+        masters: str,
+    ) -> None:
         self._counters = counters
         self._logger = logger
-        self._warned = 0
-        """Number of warnings of the present wait."""
+        self._name_of = name_of
+        self._where = where_to_look(masters)
+        self._group: LongWait | None = None
+        self._single: dict[int, LongWait] = {}
+        self._told: set[LongWait] = set()
 
-    def look(self, wait_s: float, tags: Callable[[], Sequence[int]]) -> None:
-        """Warn if it is time. No op has ended for `wait_s`, and ops with these `tags` are open."""
-        if wait_s < WARN_AFTER_S[0]:
-            if self._warned:
-                self._logger.info("ops go on")
-            self._warned = 0
-        elif self._warned < len(WARN_AFTER_S) and wait_s >= WARN_AFTER_S[self._warned]:
-            self._warned += 1
-            self._logger.warning("%s", describe(wait_s, tags(), self._counters.waits()))
+    def look(
+        self, now: float, group_wait_s: float, tags: Callable[[], Sequence[int]], single: Iterable[OpWait]
+    ) -> None:
+        """Warn if it is time. No op of the group has ended for `group_wait_s`, and such ops with these `tags` are open;
+        `single` are the other ops that wait."""
+        since = now - group_wait_s
+        if self._group is not None and (not group_wait_s or since > self._group.since + 1.0):
+            self._end(self._group, now)
+            self._group = None
+        if group_wait_s:
+            self._group = self._group or LongWait("", since)
+            if self._group.is_due(now):
+                self._group.what = _ops_with(tags())
+                self._warn(self._group, now, whom(self._counters.waits(), self._name_of))
+        self._look_at_each(now, {wait.op: wait for wait in single})
+
+    def _look_at_each(self, now: float, waits: Mapping[int, OpWait]) -> None:
+        for op in [op for op in self._single if op not in waits]:
+            self._end(self._single.pop(op), now)
+        for op, wait in waits.items():
+            if op not in self._single and len(self._single) < SINGLE_MAX:
+                self._single[op] = LongWait(named(wait, self._name_of), wait.since)
+            known = self._single.get(op)
+            if known is not None and known.is_due(now):
+                self._warn(known, now, whom_of_two(wait, self._counters.waits(), self._name_of))
+
+    def whom(self, tag: int, pair: tuple[int, bool] | None, others: Sequence[int]) -> str:
+        """Return whom an op waits for, as last counted; `pair` is that of a point-to-point op, `others` take part in
+        it. Any thread."""
+        waits = self._counters.waits()
+        if pair is None:
+            found = whom(waits, self._name_of)
+            return f"{peers_named(others, self._name_of)}, or one of them" if found == NOTHING and others else found
+        return whom_of_two(OpWait(0, tag, 0.0, pair, False), waits, self._name_of)
+
+    def _warn(self, wait: LongWait, now: float, text: str) -> None:
+        self._told.add(wait)
+        self._logger.warning("%s", wait.warning(now, text, self._where), extra=FLAG)
+
+    def _end(self, wait: LongWait, now: float) -> None:
+        if wait in self._told:
+            self._told.discard(wait)
+            self._logger.warning("%s", wait.ending(now), extra=FLAG)
 
 
-def describe(wait_s: float, tags: Sequence[int], waits: Mapping[int, LinkWait]) -> str:
-    """Return in words what ops wait for."""
+def _ops_with(tags: Sequence[int]) -> str:
     named = ", ".join(map(str, tags[:TAGS_NAMED_MAX])) + (" ..." if len(tags) > TAGS_NAMED_MAX else "")
-    what = f"the op with tag {named} has" if len(tags) == 1 else f"ops with tags {named} have" if tags else "an op has"
+    return (
+        f"the op with tag {named}" if len(tags) == 1 else f"the first of the ops with tags {named}" if tags else "an op"
+    )
+
+
+def named(wait: OpWait, name_of: NameOf) -> str:
+    """Return what a single op is called."""
+    if wait.pair is None:
+        return f"the op with tag {wait.tag}"
+    peer, is_sender = wait.pair
+    return f"{'send' if is_sender else 'recv'} with tag {wait.tag} {'to' if is_sender else 'from'} " + peer_named(
+        peer, name_of(peer)
+    )
+
+
+def whom(waits: Mapping[int, LinkWait], name_of: NameOf) -> str:
+    """Return whom ops of the group wait for, and why."""
     reasons = []
     for verb, peers in (
         ("has not called it", [peer for peer, wait in waits.items() if wait.unheard_ops]),
@@ -49,15 +115,29 @@ def describe(wait_s: float, tags: Sequence[int], waits: Mapping[int, LinkWait]) 
         ("has not said that it is done", [peer for peer, wait in waits.items() if wait.undone_ops]),
     ):
         if peers:
-            reasons = [f"{_peers(peers)} {verb if len(peers) == 1 else verb.replace('has', 'have', 1)}"]
+            reasons = [
+                f"{peers_named(peers, name_of)}, which {verb if len(peers) == 1 else verb.replace('has', 'have', 1)}"
+            ]
             break
-    reasons += [
-        f"peer {peer} has acknowledged nothing for {wait.stuck_ms / 1e3:.1f} s"
+    reasons += _stuck(waits, name_of)
+    return "; ".join(reasons) or NOTHING
+
+
+def whom_of_two(wait: OpWait, waits: Mapping[int, LinkWait], name_of: NameOf) -> str:
+    """Return whom an op waits for that is looked at by itself, and why."""
+    if wait.is_queued:
+        return "the ring to be made, or a joint call to end: it has not begun"
+    assert wait.pair is not None
+    peer, is_sender = wait.pair
+    who = peer_named(peer, name_of(peer))
+    what = "called recv, or not taken all of it" if is_sender else "called send, or not sent all of it"
+    stuck = _stuck({peer: waits[peer]} if peer in waits else {}, name_of)
+    return "; ".join([f"{who}, which has not {what}", *stuck])
+
+
+def _stuck(waits: Mapping[int, LinkWait], name_of: NameOf) -> list[str]:
+    return [
+        f"{peer_named(peer, name_of(peer))} has acknowledged nothing for {wait.stuck_ms / 1e3:.1f} s"
         for peer, wait in waits.items()
         if wait.stuck_ms >= STUCK_MS_MIN
     ]
-    return f"{what} waited {wait_s:.0f} s: {'; '.join(reasons) or 'nothing is missing that is known here'}"
-
-
-def _peers(peers: Sequence[int]) -> str:
-    return ("peer " if len(peers) == 1 else "peers ") + ", ".join(map(str, peers))

@@ -35,13 +35,16 @@ import trio
 from pccl.logs import AboutLogger
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
+from pccl.protocol.names import peer_named
 from pccl.protocol.recording import Recording
 from pccl.runtime.data_plane.fast_path import FastPath
 from pccl.runtime.data_plane.interfaces import SessionEngine
+from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.data_plane.staged_ops import StagedOps
 from pccl.runtime.network import addresses
 from pccl.runtime.network.master_addresses import Address, MasterAddresses
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control
+from pccl.runtime.session.accounts import Accounts
 from pccl.runtime.session.control import Control
 from pccl.runtime.session.driver import Driver, Handlers
 from pccl.runtime.session.dumps import Dumps
@@ -129,7 +132,7 @@ class PeerSession:
         driver.carry_out(recorder.noting(own))
         self._recorder = recorder
         self._dumps = Dumps(recorder, table, about)
-        self.ops = Launches(driver, lifetime, fast_path, table, reclaims, self.abandon, self.store_failed)
+        self.ops = Launches(driver, lifetime, fast_path, table, reclaims, self.abandon, self.store_failed, self.whom)
         """The ops of this session, for any thread."""
         self.over = lifetime.over
         self._options = options
@@ -151,7 +154,12 @@ class PeerSession:
         self._control = control
         self._inbound = inbound
         self._logger = about
-        self._long_waits = LongWaits(counters, about)
+        self._masters_named = ",".join(addresses.join(*each) for each in masters.addresses)
+        self._long_waits = LongWaits(counters, about, machine.name_of, self._masters_named)
+        self.accounts = Accounts(
+            options, driver, master, control, lambda: self.view.global_world_size if self.view else 1
+        )
+        """Answers whom its joint calls wait for."""
         self._abandoning = threading.RLock()
         lifetime.at_end(lambda _: self.installed.set())
 
@@ -209,11 +217,42 @@ class PeerSession:
         """Whether it ended because the connection broke before a master had answered: another one may be luckier."""
         return self._control.is_cut_off and self.view is None
 
+    async def until_answered(self) -> None:
+        """Wait until some master has answered, or the session is over."""
+        await self._control.answered.wait()
+
     @property
     def obstacle(self) -> str:
-        """The reason why the master does not let this peer in for a while; empty: nothing but the others holds it
-        up."""
-        return self._machine.obstacle
+        """The reason why no master lets this peer in for a while; empty: nothing but the others holds it up."""
+        machine = self._machine
+        return machine.obstacle or ("" if machine.run else self._control.account())
+
+    def named(self, peer: int) -> str:
+        """Return a peer's name for a sentence. Any thread."""
+        return peer_named(peer, self._options.name if peer == self._machine.peer else self._machine.name_of(peer))
+
+    def whom(self, op: PendingOp) -> str:
+        """Return whom an op waits for, as last counted. Any thread."""
+        pair, view = op.name[1], self.view
+        others = op.ring or (view.ring if view is not None else ())
+        return self._long_waits.whom(
+            op.tag,
+            None if pair is None else (pair.peer, pair.is_sender),
+            [peer for peer in others if peer != self._machine.peer],
+        )
+
+    async def counted_whom(self, op: PendingOp) -> str:
+        """Do as `whom`, and have it counted anew before."""
+        if self._lifetime.failure is not None:
+            return self.whom(op)
+        with suppress(MemoryError):
+            for link in self._counters.links:
+                self._engine.count_link(link)
+        await trio.sleep(COUNTING_S)
+        if self._lifetime.failure is None:
+            with self._lifetime.contain, self._driver.hearing:
+                pass
+        return self.whom(op)
 
     def recording(self, since_ns: int) -> Recording:
         """Return what the flight recorder holds, as `FlightRecorder.recording`. Any thread."""
@@ -327,7 +366,9 @@ class PeerSession:
         await self.installed.wait()
         while self.view is not None and not self._lifetime.is_broken:
             self._report()
-            self._long_waits.look(self._engine.stats()["op_wait_us"] / 1e6, lambda: self._machine.ops.tags)
+            group_wait_s = self._engine.stats()["op_wait_us"] / 1e6
+            single = self._machine.ops.single_waits()
+            self._long_waits.look(trio.current_time(), group_wait_s, lambda: self._machine.ops.tags, single)
             for link in self._counters.stuck():
                 self._outbound.try_path(link)
             counting_s = min(COUNTING_S, interval_s(self.view.global_world_size))
@@ -348,7 +389,7 @@ class PeerSession:
     def _installed(self, _: ps.Peer, effect: ps.Installed) -> None:
         for peer, reason in effect.lost:
             self.losses[peer] = reason
-            self._logger.info("peer %d was lost: %s", peer, reason, extra={"other": peer})
+            self._logger.info("%s was lost: %s", self.named(peer), reason, extra={"other": peer})
             self._state_sync.lost(peer, reason)
         view = effect.view
         self.view = view
@@ -360,14 +401,29 @@ class PeerSession:
         self._lifetime.fail(effect.code, effect.reason)
 
 
-async def open_session(masters: Sequence[Address], options: SessionOptions) -> PeerSession:
-    """Connect to a master and create a session; the caller spawns its `run`. SessionError names the addresses."""
+async def _dial_master(address: Address, options: SessionOptions, dial_s: float) -> ControlConnection[m.SaidByMaster]:
+    """Return a connection to a master. ConnectionLost."""
+    try:
+        with trio.fail_after(dial_s):
+            return await dial_control(*address, m.SaidByMaster, options.system.dial)
+    except trio.TooSlowError:
+        raise ConnectionLost(
+            f"no answer to a connection within {dial_s:.2g} s: a firewall drops it, the host is down, or the address "
+            f"is wrong"
+        ) from None
+
+
+async def open_session(
+    masters: Sequence[Address], options: SessionOptions, dial_s: float = float("inf")
+) -> PeerSession:
+    """Connect to a master and create a session; the caller spawns its `run`. SessionError names the addresses. An
+    address that does not answer within `dial_s` is given up."""
     search = MasterAddresses(masters)
     connection: ControlConnection[m.SaidByMaster] | None = None
     while connection is None:
         address = search.next(0.0).address
         try:
-            connection = await dial_control(*address, m.SaidByMaster, options.system.dial)
+            connection = await _dial_master(address, options, dial_s)
         except ConnectionLost as error:
             search.failed(address, str(error))
             if not search.are_all_asked:

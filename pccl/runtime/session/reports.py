@@ -48,10 +48,10 @@ class _Link:
 
     @property
     def stuck_ms(self) -> int:
-        return max((thread.stuck_ms for thread in self.threads.values()), default=0)
+        return max((thread.stuck_ms for thread in list(self.threads.values())), default=0)
 
     def wait(self) -> LinkWait:
-        threads = self.threads.values()
+        threads = list(self.threads.values())
         return LinkWait(
             sum(thread.unheard_ops for thread in threads),
             sum(thread.inbound_ops for thread in threads),
@@ -118,8 +118,8 @@ class WorkCounters:
             self._links[counted.link].threads[counted.thread] = counted
 
     def waits(self) -> dict[int, LinkWait]:
-        """Return what ops wait for from each peer with a link, as last counted."""
-        return {link.peer: link.wait() for link in self._links.values()}
+        """Return what ops wait for from each peer with a link, as last counted. Any thread."""
+        return {link.peer: link.wait() for link in list(self._links.values())}
 
     def stuck(self) -> list[int]:
         """Return the links whose path is to be tried: nothing has been acknowledged on them for STUCK_MS."""

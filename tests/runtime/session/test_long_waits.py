@@ -3,48 +3,64 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 
-import numpy as np
 import pytest
 
-from pccl import MasterNode, ReduceOp
-from pccl.runtime.session import long_waits
-from pccl.runtime.session.long_waits import describe
-from pccl.runtime.session.reports import LinkWait
-from tests.support.cluster import Background, Cluster, until
+from pccl.protocol.peer.op import OpWait
+from pccl.runtime.session.long_waits import LongWaits, named, whom, whom_of_two
+from pccl.runtime.session.reports import LinkWait, WorkCounters
 
 NOTHING = LinkWait(0, 0, 0, 0)
 
 
+def name_of(peer: int) -> str:
+    return f"vm:{peer}"
+
+
 def test_whoever_has_not_called_comes_first() -> None:
     waits = {1: NOTHING, 2: LinkWait(1, 1, 0, 0), 3: LinkWait(0, 1, 0, 0)}
-    assert describe(10.2, [7], waits) == "the op with tag 7 has waited 10 s: peer 2 has not called it"
+    assert whom(waits, name_of) == "peer 2 (vm:2), which has not called it"
 
 
 def test_data_and_word_that_is_missing() -> None:
     waits = {1: LinkWait(0, 1, 0, 0), 2: LinkWait(0, 1, 0, 2400)}
-    assert describe(60, [7, 8], waits) == (
-        "ops with tags 7, 8 have waited 60 s: peers 1, 2 have yet to send data, or to pass it on; "
-        "peer 2 has acknowledged nothing for 2.4 s"
+    assert whom(waits, name_of) == (
+        "peers 1 (vm:1), 2 (vm:2), which have yet to send data, or to pass it on; "
+        "peer 2 (vm:2) has acknowledged nothing for 2.4 s"
     )
-    assert "peer 5 has not said that it is done" in describe(10, [], {5: LinkWait(0, 0, 1, 0)})
+    assert "peer 5 (vm:5), which has not said that it is done" in whom({5: LinkWait(0, 0, 1, 0)}, name_of)
 
 
-@pytest.mark.usefixtures("reported_at_once")
-def test_a_caller_is_told_whom_it_waits_for(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_waits, "WARN_AFTER_S", (0.3,))
-    with MasterNode("127.0.0.1:0") as node, caplog.at_level(logging.INFO, "pccl.peer"):
-        cluster = Cluster(node.address)
-        cluster.join(3)
-        x = [np.ones(10, np.float32) for _ in range(3)]
+def test_ops_of_two_and_ops_that_have_not_begun() -> None:
+    sends = OpWait(1, 7, 0.0, (3, True), False)
+    assert named(sends, name_of) == "send with tag 7 to peer 3 (vm:3)"
+    assert "peer 3 (vm:3) has acknowledged nothing for 1.0 s" in whom_of_two(
+        sends, {3: LinkWait(0, 0, 0, 1000)}, name_of
+    )
+    assert "it has not begun" in whom_of_two(OpWait(1, 7, 0.0, None, True), {}, name_of)
 
-        def reduce(i: int) -> None:
-            cluster[i].all_reduce(x[i], op=ReduceOp.SUM, tag=5)
 
-        waiting = [Background(partial(reduce, i)) for i in (0, 1)]
-        until(lambda: any("peer 3 has not called it" in each.message for each in caplog.records), "it is said")
-        reduce(2)
-        for each in waiting:
-            each.result()
-        until(lambda: any(each.message == "ops go on" for each in caplog.records), "the end is said")
+def test_one_wait_after_the_other(caplog: pytest.LogCaptureFixture) -> None:
+    """The engine counts anew with each op that ends; a wait that another follows has ended."""
+    logger = logging.LoggerAdapter(logging.getLogger("pccl.peer"))
+    waits = LongWaits(WorkCounters(), logger, name_of, "h:1")
+
+    def look(now: float, wait_s: float, *single: OpWait) -> list[str]:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "pccl.peer"):
+            waits.look(now, wait_s, lambda: [4], single)
+        return caplog.messages
+
+    assert look(105.0, 5.0) == []
+    (first,) = look(110.5, 10.5)
+    assert first.startswith("the op with tag 4 has waited 10 s for ")
+    assert "`pccl status h:1`" in first
+    assert look(120.0, 20.0) == []
+    assert len(look(131.0, 31.0)) == 1
+    assert look(132.0, 0.5) == ["the op with tag 4 has ended after 32.0 s"]
+    single = OpWait(9, 5, 100.0, (2, False), False)
+    assert look(140.0, 0.0, single) == [
+        "recv with tag 5 from peer 2 (vm:2) has waited 40 s for peer 2 (vm:2), which has not called send, "
+        "or not sent all of it; look at `pccl status h:1`, and at what the program does there"
+    ]
+    assert look(141.0, 0.0) == ["recv with tag 5 from peer 2 (vm:2) has ended after 41.0 s"]

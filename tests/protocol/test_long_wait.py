@@ -1,0 +1,84 @@
+"""When a wait is warned of, whom the status of a run says that it is for, and what a process is called."""
+
+from __future__ import annotations
+
+from pccl.protocol import accounts
+from pccl.protocol.long_wait import FIRST_S, LongWait
+from pccl.protocol.messages import Kind
+from pccl.protocol.names import NAMED_MAX, label, peers_named
+from pccl.protocol.status import Course, Finding, GroupStatus, MemberStatus, RunStatus, Totals, Waiting
+
+
+def test_warnings_come_ever_more_rarely() -> None:
+    wait = LongWait("connect", 100.0)
+    warned = [t for t in range(100, 1200) if wait.is_due(t)]
+    assert warned == [110, 130, 190, 370, 910]
+    assert wait.due_at == 100 + 2430
+
+
+def test_one_look_late_is_one_warning() -> None:
+    wait = LongWait("connect", 0.0)
+    assert wait.is_due(100 * FIRST_S)
+    assert not wait.is_due(100 * FIRST_S + 1)
+
+
+def test_the_wording() -> None:
+    wait = LongWait("update_topology", 5.0)
+    assert wait.warning(15.2, "peer 2 (vm:8141)", "look there") == (
+        "update_topology has waited 10 s for peer 2 (vm:8141); look there"
+    )
+    assert wait.ending(39.25) == "update_topology has ended after 34.2 s"
+
+
+def test_a_process_has_one_name() -> None:
+    assert label(2, "vm:8141") == "2 (vm:8141)"
+    assert peers_named([2], lambda _: "vm:8141") == "peer 2 (vm:8141)"
+    assert peers_named([2, 3], {2: "a", 3: ""}.__getitem__) == "peers 2 (a), 3"
+    assert peers_named(range(20), lambda _: "").endswith(f"{NAMED_MAX - 1} and {20 - NAMED_MAX} more")
+
+
+def member(peer: int, call: str = "", missing: tuple[int, ...] = (), due_s: float | None = None) -> MemberStatus:
+    wait = Waiting(call, 12.0, list(missing)) if call else None
+    return MemberStatus(peer, f"vm:{peer}", 0, "h:1", "accepted", 60.0, wait, answer_due_s=due_s)
+
+
+def run(*members: MemberStatus, is_syncing: bool = False, findings: tuple[str, ...] = ()) -> RunStatus:
+    group = GroupStatus(0, [each.peer for each in members], 1, "running", True, None, 0, is_syncing)
+    found = [Finding("slow", 1, None, 0, text, 1.0) for text in findings]
+    return RunStatus(
+        "r", 1, "1", 1.0, 5.0, 1, False, [group], list(members), Totals(), Course(1.0, []), [], [], findings=found
+    )
+
+
+TOPOLOGY, SYNC = Kind.UPDATE_TOPOLOGY, Kind.SYNC
+
+
+def test_who_has_not_called_is_named_with_what_they_do_instead() -> None:
+    status = run(member(1, TOPOLOGY, (2, 3)), member(2, SYNC, (1, 3)), member(3))
+    assert accounts.of_call(status, 1, TOPOLOGY) == (
+        "peers 2 (vm:2), 3 (vm:3), which have not called update_topology (2 is in sync_shared_state)"
+    )
+    status = run(member(1, TOPOLOGY, (2,)), member(2), findings=("peer 2 (vm:2) is slow",))
+    assert accounts.of_call(status, 1, TOPOLOGY) == (
+        "peer 2 (vm:2), which has not called update_topology (the master has found: peer 2 (vm:2) is slow)"
+    )
+
+
+def test_calls_that_all_have_made() -> None:
+    assert "peer 2 (vm:2) to answer the master" in accounts.of_call(
+        run(member(1, TOPOLOGY), member(2, TOPOLOGY, due_s=3.0)), 1, TOPOLOGY
+    )
+    assert "the shared state to be fetched" in accounts.of_call(
+        run(member(1, SYNC), member(2, SYNC), is_syncing=True), 1, SYNC
+    )
+    assert accounts.of_call(run(member(1, SYNC), member(2, SYNC)), 1, SYNC) == "the master, for all have called it"
+    assert "the master, which has yet to hear" in accounts.of_call(run(member(1), member(2)), 1, SYNC)
+    assert "a master that knows this peer" in accounts.of_call(run(member(2)), 1, SYNC)
+
+
+def test_a_newcomer_waits_for_those_who_have_not_called_update_topology() -> None:
+    assert accounts.of_admission(run(member(1, TOPOLOGY), member(2, SYNC), member(3))) == (
+        "the peers of the run, which have yet to let this one in; they do so by calling update_topology: "
+        "peers 2 (vm:2), 3 (vm:3) (2 is in sync_shared_state)"
+    )
+    assert accounts.of_admission(run(member(1, TOPOLOGY))) == "the view that lets this one in"
