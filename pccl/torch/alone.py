@@ -93,5 +93,8 @@ class _Nobody:
     def leave_for(self, reason: str) -> None:
         return
 
+    def whom(self, op: PendingOp) -> str:
+        return "nobody"
+
 
 _NOBODY = _Nobody()

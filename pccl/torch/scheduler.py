@@ -137,7 +137,7 @@ class Scheduler:
         session = self._communicator._inner.session(title)
         given_up = [op for op in ops if not op.is_over]
         for op in given_up:
-            session.ops.cancel(op, Result.TIMEOUT, gave_up(session, timeout_s))
+            session.ops.cancel(op, Result.TIMEOUT, gave_up(session, timeout_s, op))
         for op in given_up:
             op.wait(CANCEL_GRACE_S)
             op.reclaim()
