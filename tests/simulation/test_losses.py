@@ -191,7 +191,7 @@ def test_leaver_gets_its_open_ops_back(world: World) -> None:
     world.run()
     assert b.result(ops[1]) is Result.NOT_INITIALIZED
     assert a.result(ops[0]) is Result.RANK_CONNECTION_LOST
-    assert "peer 2 was lost (left)" in a.results[ops[0]].reason
+    assert "peer 2 (n2) was lost (left)" in a.results[ops[0]].reason
 
 
 @pytest.mark.parametrize("victims", list(itertools.permutations(range(4), 2)))

@@ -68,7 +68,7 @@ def test_op_that_a_survivor_lacks_is_aborted(world: World) -> None:
     assert a.view.ring == (1, 2)
     world.run()
     assert (a.result(ops[0]), b.result(ops[1])) == (Result.RANK_CONNECTION_LOST,) * 2
-    assert "peer 3 was lost (connection reset)" in a.results[ops[0]].reason
+    assert "peer 3 (n3) was lost (connection reset)" in a.results[ops[0]].reason
 
 
 def test_each_op_has_its_own_verdict_at_a_flush(world: World) -> None:
