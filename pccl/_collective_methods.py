@@ -84,10 +84,11 @@ class Collectives(LaunchedCollectives, Generic[CollectiveInfoT]):
       one tag differ all get INVALID_USAGE (if they called different collectives) or INVALID_ARGUMENT (if they gave
       different arguments), and the text shows both.
 
-    Arrays are contiguous NumPy arrays or torch tensors. Where nothing is reduced they may be of any dtype whose
-    elements are plain memory, also bool, complex and structured ones, or they may be bytes, a bytearray or a memoryview
-    of bytes. Tensors on CUDA devices go through host memory, as in `all_reduce` but whole; peers with CPU tensors can
-    take part. A result that is not given an array comes in a new one of the same library, dtype and device as `send`.
+    Arrays are contiguous NumPy arrays, torch tensors or `jax.Array`s; a result for one of the latter comes in a new
+    one, `array` of what is returned. Where nothing is reduced they may be of any dtype whose elements are plain memory,
+    also bool, complex and structured ones, or they may be bytes, a bytearray or a memoryview of bytes. Tensors on CUDA
+    devices go through host memory, as in `all_reduce` but whole; peers with CPU tensors can take part. A result that is
+    not given an array comes in a new one of the same library, dtype and device as `send`.
 
     `op`, `tag`, `algorithm`, `step` and `timeout` are those of `all_reduce`, unless a method says otherwise.
     """

@@ -20,7 +20,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from pccl._operands import Operand, empty_like, require_alike, resolve, resolve_bytes
+from pccl._jax_arrays import NewArray
+from pccl._operands import Operand, empty_like, receiving, require_alike, require_writable, resolve, resolve_bytes
 from pccl._reduce import TAG_MAX, AsyncHandle, check_algorithm, checked_step, checked_tag, delivered
 from pccl.devices.device import Device
 from pccl.devices.staging import Cargo, Piece, Span, Staging
@@ -63,7 +64,7 @@ def all_gather(send: Any, recv: Any, tag: int, algorithm: ReduceAlgorithm | None
         source = resolve_bytes(send, "send", func_name)
         placement = _Gathered(source, _target(recv, func_name, source), recv)
         spec = _spec(Collective.ALL_GATHER, source, placement, tag, algorithm, step, func_name)
-        return CollectiveCall(_staged(spec, source.device, placement.cargo), lambda: placement.array)
+        return CollectiveCall(_staged(spec, source.device, placement.cargo), placement.result)
 
     return call
 
@@ -77,6 +78,11 @@ class _Result:
         self._recv = recv
         self._shape: tuple[int, ...] = ()
         self._count = 0
+        self._new_array: NewArray | None = None
+
+    def result(self) -> Any:
+        """Return the array with the result. To be called when the op has succeeded."""
+        return self.array if self._new_array is None else self._new_array()
 
     def _destination(self, shape: tuple[int, ...]) -> Operand | None:
         """Return the memory for a result of this shape, a new array if the caller has given none.
@@ -89,6 +95,8 @@ class _Result:
         if self._send.device is not None:
             return None
         self.array = empty_like(self._send, shape)
+        if self._send.wrap is not None:
+            self._new_array = NewArray(self._send.wrap, self.array)
         return resolve_bytes(self.array, "recv", "")
 
     def _delivery(self) -> Any:
@@ -133,7 +141,7 @@ def reduce_scatter(
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"op must be a ReduceOp, not {op!r}")
         placement = _Scattered(source, target, recv)
         spec = _spec(Collective.REDUCE_SCATTER, source, placement, tag, algorithm, step, func_name, reduce_op=op)
-        return CollectiveCall(_staged(spec, source.device, placement.cargo), lambda: placement.array)
+        return CollectiveCall(_staged(spec, source.device, placement.cargo), placement.result)
 
     return call
 
@@ -162,13 +170,12 @@ def broadcast(array: Any, root: int, tag: int, algorithm: ReduceAlgorithm | None
     def call(view: View, func_name: str) -> CollectiveCall:
         rank = integer_argument("root", root, func_name)
         operand = resolve_bytes(array, "array", func_name)
-        buffers = Buffers(operand.address, operand.address, operand.count, operand.owner)
         named = Root(rank, view.ring[rank] if 0 <= rank < view.world_size else 0)
         is_root = named.peer == view.peer
-        if not operand.is_writable and not is_root:
-            raise PCCLError(Result.INVALID_ARGUMENT, func_name, "array is read-only")
+        operand, result = (operand, lambda: array) if is_root else receiving(operand, array, "array", func_name)
+        buffers = Buffers(operand.address, operand.address, operand.count, operand.owner)
         spec = _spec(Collective.BROADCAST, operand, buffers, tag, algorithm, step, func_name, named)
-        return CollectiveCall(_one_way(spec, operand, is_root), lambda: array)
+        return CollectiveCall(_one_way(spec, operand, is_root), result)
 
     return call
 
@@ -184,13 +191,9 @@ def send(array: Any, to: int, tag: int, step: int | None) -> CallOf:
 
 def recv(array: Any, from_: int, tag: int, step: int | None) -> CallOf:
     def call(view: View, func_name: str) -> CollectiveCall:
-        operand = resolve_bytes(array, "array", func_name)
-        if not operand.is_writable:
-            raise PCCLError(Result.INVALID_ARGUMENT, func_name, "array is read-only")
+        operand, result = receiving(resolve_bytes(array, "array", func_name), array, "array", func_name)
         buffers = Buffers(0, operand.address, operand.count, operand.owner)
-        return CollectiveCall(
-            _pair_spec(operand, buffers, view, from_, "from_", False, tag, step, func_name), lambda: array
-        )
+        return CollectiveCall(_pair_spec(operand, buffers, view, from_, "from_", False, tag, step, func_name), result)
 
     return call
 
@@ -253,8 +256,7 @@ def _target(recv: Any, func_name: str, source: Operand) -> Operand | None:
     if recv is None:
         return None
     operand = resolve_bytes(recv, "recv", func_name)
-    if not operand.is_writable:
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, "recv is read-only")
+    require_writable(operand, "recv", func_name)
     require_alike(source, operand, func_name)
     return operand
 

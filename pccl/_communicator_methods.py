@@ -343,10 +343,11 @@ class CommunicatorMethods(Collectives[CollectiveInfoT], Generic[NoneT, BoolT, Sy
         meeting the others' next one.
 
         Args:
-            send: A contiguous NumPy array or torch tensor of any `DataType`. All peers give the same dtype and shape:
-                (8,) differs from (2, 4), and () from (1,).
-            recv: An array of the same dtype and number of elements on the same device, in any shape. The op is in place
-                if it is left out or is `send`.
+            send: A contiguous NumPy array, torch tensor or `jax.Array` of any `DataType`. All peers give the same dtype
+                and shape: (8,) differs from (2, 4), and () from (1,).
+            recv: An array of the same dtype and number of elements on the same device, in any shape, which can be
+                written into. The op is in place if it is left out or is `send`; but the result of a `jax.Array` is
+                then in a new one, `array` of what is returned.
             op: SUM, AVG, PROD, MAX or MIN.
             tag: A number in [0, 2**63) by which the ops of several peers meet. It can be used again and again, but for
                 one op at a time.

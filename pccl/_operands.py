@@ -1,7 +1,8 @@
-"""Turns arrays of NumPy and torch into the memory that the engine and the state transfer work on.
+"""Turns arrays of NumPy, torch and JAX into the memory that the engine and the state transfer work on.
 
-This is the one place that knows both libraries. torch is never imported here: a torch tensor can only come from a
-program that has imported it. Nothing is copied; whoever gets an address also gets the object that owns the memory.
+This is the one place that knows these libraries. Neither torch nor JAX is imported here: their arrays can only come
+from a program that has imported them. Nothing is copied; whoever gets an address also gets the object that owns the
+memory. Arrays of JAX cannot be written into, so that their results come in new ones (`pccl._jax_arrays`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from pccl import _jax_arrays
+from pccl._jax_arrays import NewArray
 from pccl.devices import torch_cuda
 from pccl.devices.device import Device
 from pccl.errors import PCCLError
@@ -38,6 +41,8 @@ class Operand:
     device apart."""
     bytes_of: str = ""
     """The array's own dtype, where its elements are counted in bytes."""
+    wrap: Callable[[Any], Any] | None = None
+    """Makes an array of the caller's library of memory with a result. None where its arrays take results themselves."""
 
     @property
     def size_bytes(self) -> int:
@@ -57,12 +62,15 @@ class Operand:
 
 
 def resolve(array: Any, role: str, func_name: str) -> Operand:
-    """Return the memory of a NumPy array or torch tensor. `role` names the argument in errors (INVALID_ARGUMENT)."""
+    """Return the memory of an array of NumPy, torch or JAX. `role` names the argument in errors (INVALID_ARGUMENT)."""
     if isinstance(array, np.ndarray):
         return _from_numpy(array, role, func_name)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         return _from_torch(array, role, func_name)
+    if _jax_arrays.is_array(array):
+        memory, wrap = _from_jax(array, role, func_name)
+        return replace(_from_numpy(memory, role, func_name), wrap=wrap)
     for known in _others:
         operand = known(array)
         if operand is not None:
@@ -70,7 +78,7 @@ def resolve(array: Any, role: str, func_name: str) -> Operand:
     raise PCCLError(
         Result.INVALID_ARGUMENT,
         func_name,
-        f"{role} must be a NumPy array or a torch tensor, not {type(array).__name__}",
+        f"{role} must be a NumPy array, a torch tensor or a jax.Array, not {type(array).__name__}",
     )
 
 
@@ -86,6 +94,9 @@ def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
         except (ValueError, BufferError) as error:
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role}: {error}") from None
     if not isinstance(array, np.ndarray):
+        if _jax_arrays.is_array(array):
+            memory, wrap = _from_jax(array, role, func_name)
+            return replace(resolve_bytes(memory, role, func_name), wrap=wrap)
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(array, torch.Tensor) or _is_reducible(array):
             return resolve(array, role, func_name)
@@ -101,13 +112,37 @@ def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
 
 
 def empty_like(operand: Operand, shape: tuple[int, ...]) -> Any:
-    """Return a new array of the same library, dtype and device as the operand's owner."""
+    """Return a new array of the same library, dtype and device as the operand's owner; for one of JAX, memory to be
+    made one of (`Operand.wrap`)."""
     array = operand.owner
+    if operand.wrap is not None:
+        return _jax_arrays.memory_for(shape, array.dtype)
     if operand.device is not None:
         return operand.device.empty(array, shape)
     if isinstance(array, np.ndarray):
         return np.empty(shape, array.dtype)
     return sys.modules["torch"].empty(shape, dtype=array.dtype, device="cpu")
+
+
+def receiving(operand: Operand, array: Any, role: str, func_name: str) -> tuple[Operand, Callable[[], Any]]:
+    """Return the memory that a result for `array` is received into, and a function that returns the array with it.
+
+    That is the array itself, or a new one of JAX. INVALID_ARGUMENT if it is read-only.
+    """
+    if operand.wrap is None:
+        require_writable(operand, role, func_name)
+        return operand, lambda: array
+    memory = empty_like(operand, operand.shape)
+    return resolve_bytes(memory, role, func_name), NewArray(operand.wrap, memory)
+
+
+def require_writable(operand: Operand, role: str, func_name: str) -> None:
+    """Raise INVALID_ARGUMENT if nothing can be received into it."""
+    if operand.wrap is not None:
+        what = f"{role} is a jax.Array, which cannot be written into; leave it out to get the result in a new one"
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+    if not operand.is_writable:
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} is read-only")
 
 
 def require_alike(send: Operand, recv: Operand, func_name: str) -> None:
@@ -155,6 +190,15 @@ def _address(array: np.ndarray[Any, Any]) -> int:
         return int(ffi.cast(_ADDRESS, ffi.from_buffer(array)))
     except (TypeError, ValueError, BufferError):  # of a dtype that the buffer protocol cannot describe
         return int(array.__array_interface__["data"][0])
+
+
+def _from_jax(array: Any, role: str, func_name: str) -> tuple[np.ndarray[Any, Any], Callable[[Any], Any]]:
+    """Return the array's memory, and what makes others of it."""
+
+    def fail(what: str) -> PCCLError:
+        return PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} {what}")
+
+    return _jax_arrays.view(array, fail), _jax_arrays.maker(array)
 
 
 def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None = None) -> Operand:

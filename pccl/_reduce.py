@@ -10,7 +10,8 @@ from typing import Any, Generic, TypeVar
 import trio
 
 from pccl import _timeouts
-from pccl._operands import require_alike, resolve
+from pccl._jax_arrays import NewArray
+from pccl._operands import empty_like, require_alike, require_writable, resolve
 from pccl.devices.staging import Staging, divided
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.peer import OpResult
@@ -74,9 +75,15 @@ def op_spec(
         return PCCLError(Result.INVALID_ARGUMENT, func_name, message)
 
     source = resolve(send, "send", func_name)
+    new_array = None
+    if recv is None and source.wrap is not None:
+        recv = empty_like(source, source.shape)
+        new_array = NewArray(source.wrap, recv)
     target = source if recv is None or recv is send else resolve(recv, "recv", func_name)
-    if not target.is_writable:
-        raise fail("recv is read-only" if recv is not None else "send is read-only, so the result cannot replace it")
+    if recv is not None:
+        require_writable(target, "recv", func_name)
+    elif not target.is_writable:
+        raise fail("send is read-only, so the result cannot replace it")
     require_alike(source, target, func_name)
     if count is None:
         if source.count != target.count:
@@ -120,7 +127,7 @@ def op_spec(
         )
     keep = (source.owner, target.owner)
     buffers = Buffers(source.address, target.address, count, keep)
-    return OpSpec(tag, source.dtype, op, quantization, buffers, algorithm, step=step, shape=shape)
+    return OpSpec(tag, source.dtype, op, quantization, buffers, algorithm, step=step, shape=shape, new_array=new_array)
 
 
 class ReduceOpDescriptor:
@@ -150,6 +157,9 @@ class ReduceOpDescriptor:
             algorithm=descriptor.algorithm,
             step=descriptor.step,
         )
+        if self.spec.new_array is not None:
+            what = "send is a jax.Array, which cannot be reduced in place; give a NumPy array as recv"
+            raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
 
     @classmethod
     def from_torch(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
@@ -195,7 +205,8 @@ def delivered(op: PendingOp, func_name: str) -> OpResult:
 def info_of(op: PendingOp, func_name: str) -> ReduceInfo:
     """Return what an all_reduce did. To be called when it is over; errors as `delivered`."""
     result = delivered(op, func_name)
-    return ReduceInfo(result.world_size, result.tx_bytes, result.rx_bytes, Membership(op.rank, op.ring))
+    array = None if op.new_array is None else op.new_array()
+    return ReduceInfo(result.world_size, result.tx_bytes, result.rx_bytes, Membership(op.rank, op.ring), array)
 
 
 class AsyncHandle(Generic[Info]):

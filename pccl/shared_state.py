@@ -1,6 +1,9 @@
 """The shared state: named tensors and a revision that all peers of a group keep bit-identical.
 
 `Communicator.sync_shared_state` compares it among peers and moves what differs.
+
+Tensors are held by reference, and a sync writes into them. Arrays of JAX cannot be written into: a `PytreeState` holds
+the values of a tree of them in memory of its own, and makes new arrays of it on demand.
 """
 
 from __future__ import annotations
@@ -8,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pccl import _jax_arrays
 from pccl._operands import Operand, resolve
 from pccl.devices.state_store import DeviceStore
 from pccl.errors import PCCLError, integer_argument
@@ -27,6 +31,9 @@ class TensorInfo:
     def __init__(self, operand: Operand, name: str, allow_content_inequality: bool) -> None:
         if not isinstance(name, str) or not name or "\0" in name:
             raise PCCLError(Result.INVALID_ARGUMENT, "TensorInfo", f"{name!r} cannot be a tensor's name")
+        if operand.wrap is not None:
+            what = f"tensor {name!r} is a jax.Array, which no sync can write into; use SharedState.from_pytree"
+            raise PCCLError(Result.INVALID_ARGUMENT, "TensorInfo", what)
         if not operand.is_writable:
             raise PCCLError(Result.INVALID_ARGUMENT, "TensorInfo", f"tensor {name!r} is read-only")
         self.name = name
@@ -112,6 +119,18 @@ class SharedState:
             tensors = tensors.state_dict()
         return cls([TensorInfo.from_torch(tensor, name) for name, tensor in tensors.items()])
 
+    @classmethod
+    def from_pytree(cls, tree: Any) -> PytreeState:
+        """Make a state of a tree as JAX has them: of `jax.Array`s and NumPy arrays in dicts, lists and so on.
+
+        The state has copies of the values; see `PytreeState` for how to get and set them.
+
+        Raises:
+            PCCLError: INVALID_ARGUMENT if the program has not imported JAX, or for a leaf that is no such array, is
+                spread over several devices, or is of a dtype that cannot be reduced.
+        """
+        return PytreeState(tree)
+
     @property
     def revision(self) -> int:
         """The number of the contents, in [0, 2**63). In a sync the newest revision wins."""
@@ -128,3 +147,35 @@ class SharedState:
 
     def __repr__(self) -> str:
         return f"SharedState(revision={self.revision}, tensors={self.tensors})"
+
+
+class PytreeState(SharedState):
+    """A shared state of a tree of arrays, whose tensors are called as JAX calls the leaves: `['layer']['w']`.
+
+    It holds the values in host memory of its own. `tree` returns them as new arrays, each of the kind, dtype and device
+    of the leaf that the state was made of; setting it copies the values of such a tree into the state. So a loop sets
+    it before a sync and gets it afterwards:
+
+        state.tree = parameters
+        comm.sync_shared_state(state)
+        parameters = state.tree
+
+    It is not thread-safe.
+    """
+
+    def __init__(self, tree: Any) -> None:
+        name = "SharedState.from_pytree"
+        self._leaves = _jax_arrays.Leaves(tree, lambda what: PCCLError(Result.INVALID_ARGUMENT, name, what))
+        super().__init__([TensorInfo.from_numpy(value, path) for path, value in self._leaves.values.items()])
+
+    @property
+    def tree(self) -> Any:
+        """The values of the state, as a new tree of new arrays."""
+        return self._leaves.tree()
+
+    @tree.setter
+    def tree(self, tree: Any) -> None:
+        """Copy the values of a tree into the state.
+
+        INVALID_ARGUMENT if it differs from the first in structure, shapes or dtypes; the state is as it was then."""
+        self._leaves.take(tree, lambda what: PCCLError(Result.INVALID_ARGUMENT, "PytreeState.tree", what))

@@ -381,6 +381,9 @@ class ReduceInfo:
     rx_bytes: int
     membership: Membership | None = field(default=None, compare=False)
     """These peers, and this peer's rank among them. None for several ops whose peers were not the same."""
+    array: Any = field(default=None, compare=False)
+    """The result as a new array, where `send` is a `jax.Array` and no `recv` was given; else None: it is in `recv`, or
+    in place."""
 
     @property
     def world_size(self) -> int:

@@ -257,7 +257,7 @@ def test_import_loads_no_optional_dependency() -> None:
         "import sys, pccl\n"
         "for name in pccl.__all__:\n"
         "    getattr(pccl, name)\n"
-        "optional = {'torch', 'matplotlib', 'rich', 'h11', 'prometheus_client', 'opentelemetry'}\n"
+        "optional = {'torch', 'jax', 'ray', 'matplotlib', 'rich', 'h11', 'prometheus_client', 'opentelemetry'}\n"
         "print(*sorted(optional & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60)

@@ -116,6 +116,8 @@ class OpSpec:
     """Shape of the caller's array, the same on all peers; None: there is no array."""
     bytes_of: str = ""
     """Dtype of an array that travels as bytes, the same on all peers."""
+    new_array: Callable[[], Any] | None = None
+    """Returns the result of an all_reduce, where it is not in an array of the caller's."""
 
     def launched(self) -> OpSpec:
         """Return the spec for one launch, with a source of its own where it needs one."""

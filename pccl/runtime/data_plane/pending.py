@@ -44,6 +44,8 @@ class PendingOp:
         self.spec: OpSpec | None = spec
         self.source = spec.source
         """The source of arrays on a device, which delivers the result where the op succeeds."""
+        self.new_array = spec.new_array
+        """Returns the result, where it is not in an array of the caller's."""
         self.copy: PrivateCopy | None = None
         """The memory of an op that was detached and goes on; it has the result where the op succeeds."""
         self.is_detached = False

@@ -1,0 +1,304 @@
+"""Arrays of JAX in all collectives and in shared state: read where they are, with results in new arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pccl import (
+    Communicator,
+    DataType,
+    PCCLError,
+    QuantizationOptions,
+    ReduceDescriptor,
+    ReduceOp,
+    ReduceOpDescriptor,
+    Result,
+    SharedState,
+    SharedStateSyncStrategy,
+)
+from tests.support.cluster import Cluster, refusal, together
+
+jax = pytest.importorskip("jax", reason="JAX is not installed")
+import jax.numpy as jnp  # noqa: E402
+
+SUM = ReduceOp.SUM
+
+
+def _of_rank(peer: Communicator, dtype: Any = jnp.float32, shape: tuple[int, ...] = (3, 5)) -> Any:
+    size = int(np.prod(shape))
+    return (jnp.arange(size).reshape(shape) % 7 + peer.membership.rank).astype(dtype)
+
+
+def _sum_of_three(dtype: Any = jnp.float32, shape: tuple[int, ...] = (3, 5)) -> np.ndarray[Any, Any]:
+    size = int(np.prod(shape))
+    return (3 * (np.arange(size).reshape(shape) % 7) + 3).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "uint8", "int8"])
+@pytest.mark.parametrize("shape", [(), (0,), (3, 5), (100_000,)])
+def test_all_reduce_returns_a_new_array(three_peers: Cluster, dtype: str, shape: tuple[int, ...]) -> None:
+    def reduce(peer: Communicator, _: int) -> None:
+        given = _of_rank(peer, jnp.dtype(dtype), shape)
+        before = np.array(given)
+        made = peer.all_reduce(given, op=SUM).array
+        assert isinstance(made, jax.Array)
+        assert (made.dtype, made.shape, made.sharding) == (given.dtype, given.shape, given.sharding)
+        assert np.array_equal(np.asarray(made), _sum_of_three(jnp.dtype(dtype), shape))
+        assert np.array_equal(np.asarray(given), before)
+
+    three_peers.each(reduce)
+
+
+def test_new_arrays_do_not_change_afterwards(three_peers: Cluster) -> None:
+    made = three_peers.each(lambda peer, _: peer.all_reduce(_of_rank(peer), op=SUM).array)
+    for _ in range(20):
+        three_peers.each(lambda peer, _: peer.all_reduce(10 * _of_rank(peer), op=SUM).array)
+    for each in made:
+        assert np.array_equal(np.asarray(each), _sum_of_three())
+
+
+def test_peers_with_arrays_of_numpy_and_of_jax_reduce_together(three_peers: Cluster) -> None:
+    def reduce(peer: Communicator, index: int) -> Any:
+        given = _of_rank(peer)
+        if index == 0:
+            return peer.all_reduce(given, op=SUM).array
+        recv = np.empty((3, 5), np.float32)
+        info = peer.all_reduce(given if index == 1 else np.array(given), recv, op=SUM)
+        assert info.array is None
+        return recv
+
+    for found in three_peers.each(reduce):
+        assert np.array_equal(np.asarray(found), _sum_of_three())
+
+
+def test_handles_return_the_same_new_array_each_time(three_peers: Cluster) -> None:
+    def reduce(peer: Communicator, _: int) -> None:
+        handle = peer.all_reduce_async(_of_rank(peer), op=SUM)
+        is_success, _, info = handle.wait()
+        assert is_success
+        assert info is not None
+        assert info.array is handle.result().array
+        assert np.array_equal(np.asarray(info.array), _sum_of_three())
+
+    three_peers.each(reduce)
+
+
+def test_quantized(three_peers: Cluster) -> None:
+    found = three_peers.each(
+        lambda peer, _: (
+            peer.all_reduce(
+                _of_rank(peer, shape=(4096,)), op=ReduceOp.AVG, quantization_options=QuantizationOptions()
+            ).array
+        )
+    )
+    for each in found:
+        assert np.array_equal(np.asarray(each), np.asarray(found[0]))
+        assert np.allclose(np.asarray(each), _sum_of_three(shape=(4096,)) / 3, atol=0.1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "complex64", "float8_e4m3fn", "int4"])
+def test_all_gather(three_peers: Cluster, dtype: str) -> None:
+    def gather(peer: Communicator, _: int) -> None:
+        made = peer.all_gather(_of_rank(peer, jnp.dtype(dtype))).array
+        assert isinstance(made, jax.Array)
+        assert (made.dtype, made.shape) == (jnp.dtype(dtype), (3, 3, 5))
+        for rank in range(3):
+            wanted = (jnp.arange(15).reshape(3, 5) % 7 + rank).astype(jnp.dtype(dtype))
+            assert np.array_equal(np.asarray(made[rank]), np.asarray(wanted))
+
+    three_peers.each(gather)
+
+
+def test_gathering_into_an_array_of_numpy(three_peers: Cluster) -> None:
+    def gather(peer: Communicator, _: int) -> None:
+        recv = np.empty((3, 3, 5), np.float32)
+        assert peer.all_gather(_of_rank(peer), recv).array is recv
+        assert np.array_equal(recv[2], np.asarray(jnp.arange(15).reshape(3, 5) % 7 + 2.0))
+
+    three_peers.each(gather)
+
+
+def test_reduce_scatter(three_peers: Cluster) -> None:
+    def scatter(peer: Communicator, _: int) -> None:
+        info = peer.reduce_scatter(_of_rank(peer, shape=(16,)), op=SUM)
+        assert isinstance(info.array, jax.Array)
+        wanted = np.array_split(_sum_of_three(shape=(16,)), 3)[info.rank]
+        assert np.array_equal(np.asarray(info.array), wanted)
+
+    three_peers.each(scatter)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bool", "bfloat16"])
+def test_broadcast(three_peers: Cluster, dtype: str) -> None:
+    def broadcast(peer: Communicator, _: int) -> None:
+        given = _of_rank(peer, jnp.dtype(dtype))
+        made = peer.broadcast(given, root=1).array
+        assert isinstance(made, jax.Array)
+        assert made.sharding == given.sharding
+        wanted = (jnp.arange(15).reshape(3, 5) % 7 + 1).astype(jnp.dtype(dtype))
+        assert np.array_equal(np.asarray(made), np.asarray(wanted))
+
+    three_peers.each(broadcast)
+
+
+def test_send_and_recv(three_peers: Cluster) -> None:
+    first, second = three_peers.peers[:2]
+    given = jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3)
+    calls: list[Callable[[], Any]] = [
+        partial(first.send, given, to=second.membership.rank),
+        partial(second.recv, jnp.zeros((2, 3), jnp.bfloat16), from_=first.membership.rank),
+    ]
+    _, received = together(calls)
+    assert isinstance(received.array, jax.Array)
+    assert np.array_equal(np.asarray(received.array), np.asarray(given))
+
+
+def test_a_given_recv_of_jax_is_refused(three_peers: Cluster) -> None:
+    peer, x = three_peers[0], jnp.ones(4)
+    for call in (
+        partial(peer.all_reduce, x, x, op=SUM),
+        partial(peer.all_reduce, x, jnp.ones(4), op=SUM),
+        partial(peer.all_reduce, np.ones(4, np.float32), x, op=SUM),
+        partial(peer.all_gather, x, jnp.ones(12)),
+        partial(peer.reduce_scatter, x, jnp.ones(2), op=SUM),
+    ):
+        error = refusal(call)
+        assert error.result is Result.INVALID_ARGUMENT
+        assert "recv is a jax.Array, which cannot be written into; leave it out" in str(error)
+
+
+def test_several_ops_need_a_place_for_the_result(three_peers: Cluster) -> None:
+    descriptor = ReduceDescriptor(count=4, op=SUM, tag=9)
+    error = refusal(lambda: ReduceOpDescriptor.from_numpy(jnp.ones(4), None, descriptor))
+    assert "give a NumPy array as recv" in str(error)
+
+    def reduce(peer: Communicator, _: int) -> None:
+        recv = np.empty(4, np.float32)
+        peer.all_reduce_multiple_with_retry([ReduceOpDescriptor.from_numpy(jnp.ones(4), recv, descriptor)])
+        assert np.array_equal(recv, [3, 3, 3, 3])
+
+    three_peers.each(reduce)
+
+
+def test_traced_arrays_are_named_as_such(three_peers: Cluster) -> None:
+    with pytest.raises(PCCLError, match=r"send is traced by JAX, .* outside jit and grad"):
+        jax.jit(lambda x: three_peers[0].all_reduce(x, op=SUM).array)(jnp.ones(4))
+
+
+def test_collectives_within_a_compiled_function(three_peers: Cluster) -> None:
+    """`io_callback` hands arrays out of a compiled function, and takes arrays back."""
+    from jax.experimental import io_callback
+
+    def step(peer: Communicator) -> Any:
+        @jax.jit
+        def compiled(x: Any) -> Any:
+            whole = io_callback(
+                lambda y: peer.all_reduce(y, op=SUM).array if isinstance(y, jax.Array) else _in_place(peer, y),
+                jax.ShapeDtypeStruct(x.shape, x.dtype),
+                x,
+                ordered=True,
+            )
+            return 2 * whole
+
+        return np.asarray(compiled(jnp.ones(4)))
+
+    for found in three_peers.each(lambda peer, _: step(peer)):
+        assert np.array_equal(found, [6, 6, 6, 6])
+
+
+def _in_place(peer: Communicator, array: Any) -> Any:
+    recv = np.array(array)
+    peer.all_reduce(recv, op=SUM)
+    return recv
+
+
+def test_what_has_no_memory_is_named(three_peers: Cluster) -> None:
+    peer = three_peers[0]
+    assert "pass jax.random.key_data() of it" in str(refusal(lambda: peer.all_gather(jax.random.key(0))))
+    deleted = jnp.ones(4)
+    deleted.delete()
+    assert "has been deleted" in str(refusal(lambda: peer.all_reduce(deleted, op=SUM)))
+
+
+def test_arrays_without_a_dtype_to_reduce_are_refused(three_peers: Cluster) -> None:
+    error = refusal(lambda: three_peers[0].all_reduce(jnp.ones(4, bool), op=SUM))
+    assert "dtype bool cannot be reduced" in str(error)
+
+
+def _parameters(value: float) -> dict[str, Any]:
+    layer = {"w": jnp.full((4, 3), value, jnp.bfloat16), "b": jnp.full((3,), value)}
+    return {"layers": [layer], "step": np.array(int(value), np.int64), "scale": jnp.asarray(value)}
+
+
+def test_a_state_of_a_tree_is_synced(three_peers: Cluster) -> None:
+    def sync(peer: Communicator, index: int) -> None:
+        state = SharedState.from_pytree(_parameters(float(index)))
+        assert [tensor.name for tensor in state.tensors] == [
+            "['layers'][0]['b']",
+            "['layers'][0]['w']",
+            "['scale']",
+            "['step']",
+        ]
+        state.revision = 7 if index == 2 else 3
+        info = peer.sync_shared_state(state)
+        assert info.revision == state.revision == 7
+        found, wanted = state.tree, _parameters(2.0)
+        assert jax.tree_util.tree_structure(found) == jax.tree_util.tree_structure(wanted)
+        for got, want in zip(jax.tree_util.tree_leaves(found), jax.tree_util.tree_leaves(wanted), strict=True):
+            assert type(got) is type(want)
+            assert got.dtype == want.dtype
+            assert np.array_equal(np.asarray(got), np.asarray(want))
+
+    three_peers.each(sync)
+
+
+def test_a_tree_that_was_got_is_not_changed_by_later_syncs(three_peers: Cluster) -> None:
+    def sync(peer: Communicator, index: int) -> None:
+        state = SharedState.from_pytree({"w": jnp.full(64, float(index))})
+        first = state.tree
+        strategy = SharedStateSyncStrategy.SEND_ONLY if index == 1 else SharedStateSyncStrategy.RECEIVE_ONLY
+        state.revision = 20
+        peer.sync_shared_state(state, strategy)
+        assert np.all(np.asarray(first["w"]) == index)
+        assert np.all(np.asarray(state.tree["w"]) == 1)
+
+    three_peers.each(sync)
+
+
+def test_setting_a_tree_copies_all_of_it_or_nothing() -> None:
+    state = SharedState.from_pytree({"a": jnp.zeros(3), "b": jnp.zeros(2)})
+    state.tree = {"a": jnp.ones(3), "b": jnp.ones(2)}
+    assert np.all(np.asarray(state.tree["a"]) == 1)
+    wrong: list[tuple[Any, str]] = [
+        (
+            {"a": jnp.full(3, 2.0), "b": jnp.ones(4)},
+            r"leaf \['b'\] is float32\[4\], and in the state it is float32\[2\]",
+        ),
+        ({"a": jnp.full(3, 2.0), "b": jnp.ones(2, jnp.int32)}, r"leaf \['b'\] is int32\[2\], and in the state"),
+        ({"a": jnp.full(3, 2.0)}, "the tree is PyTreeDef"),
+    ]
+    for tree, said in wrong:
+        with pytest.raises(PCCLError, match=said):
+            state.tree = tree
+        assert np.all(np.asarray(state.tree["a"]) == 1)
+
+
+def test_leaves_that_are_no_arrays_are_named() -> None:
+    with pytest.raises(PCCLError, match=r"leaf \['lr'\] is 0\.1, which is neither a jax\.Array nor a NumPy array"):
+        SharedState.from_pytree({"lr": 0.1})
+
+
+def test_a_single_array_of_jax_is_sent_to_from_pytree() -> None:
+    with pytest.raises(PCCLError, match=r"use SharedState\.from_pytree"):
+        SharedState.from_numpy({"a": jnp.ones(3)})
+
+
+def test_each_dtype_is_the_one_of_numpy() -> None:
+    for dtype in DataType:
+        if dtype.itemsize < 8:
+            assert DataType.from_numpy_dtype(jnp.zeros(1, dtype.to_numpy_dtype()).dtype) is dtype
