@@ -1,0 +1,1 @@
+SKIPS: dict[str, str] = {}
