@@ -20,9 +20,10 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 
-import pccl.torch  # noqa: F401  (registers the backend)
 import torch
 import torch.distributed as dist
+
+import pccl.torch  # noqa: F401  (registers the backend)
 
 SIZES = ["4KiB", "16KiB", "64KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB"]
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "B": 1}

@@ -1,4 +1,4 @@
-"""What users do with torch.distributed: programs that `tests.torch.use.ranks` runs on pccl and on Gloo, to be compared."""
+"""What users do with torch.distributed, as programs of `tests.torch.use.ranks`, which runs them on pccl and on Gloo."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The body of a rank: makes the process group, runs a program, and saves what it returned. See `tests.torch.use.ranks`."""
+"""The body of a rank: it makes the process group, runs a program, and saves what that returned. See `ranks`."""
 
 import importlib
 import os
@@ -7,10 +7,10 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 
-import pccl.torch  # noqa: F401  (registers the backend)
 import torch
 import torch.distributed as dist
 
+import pccl.torch  # noqa: F401  (registers the backend)
 import tests.torch.use.programs  # noqa: F401  (what it imports is not imported by each rank)
 
 

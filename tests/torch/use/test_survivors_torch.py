@@ -19,10 +19,8 @@ HEARD_S = 5  # within which survivors are told of a process that was killed, on 
 @pytest.mark.slow
 def test_survivors_of_a_killed_rank_hear_who_it_was_and_train_on(tmp_path: Path) -> None:
     with tempfile.TemporaryFile("w+") as log:
-        group = [
-            ranks.start("tests.torch.use.survivors:killed", "pccl", rank, 3, tmp_path, log.fileno())
-            for rank in range(3)
-        ]
+        program = "tests.torch.use.survivors:killed"
+        group = [ranks.start(program, "pccl", rank, 3, tmp_path, log.fileno()) for rank in range(3)]
         ends_s = time.monotonic() + ranks.TIMEOUT_S
         while any(rank.poll() is None for rank in group) and time.monotonic() < ends_s:
             time.sleep(ranks.POLL_S)
