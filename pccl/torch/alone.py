@@ -32,14 +32,13 @@ class Alone:
         self.calls += 1
         return 0
 
-    def enter(self, work: PCCLWork) -> bool:
-        return True
+    def enter(self, work: PCCLWork, after: Sequence[PCCLWork] = ()) -> None:
+        return
 
-    def go(self, work: PCCLWork, is_first: bool, waits: bool) -> PCCLWork:
+    def go(self, work: PCCLWork, waits: bool, after: Sequence[PCCLWork] = ()) -> None:
         work.run()
-        return work
 
-    def open_works(self) -> list[PCCLWork]:
+    def open_collectives(self) -> list[PCCLWork]:
         return []
 
     def fail(self, error: BackendError) -> None:

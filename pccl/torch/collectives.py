@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.torch.reductions import Reduction, arithmetic, folded, premultiplied
 from pccl.torch.specs import Specs
 from pccl.torch.tensors import Memory, Tensor, is_one_array, memory, put_back, room_for, stand_in
@@ -90,21 +91,21 @@ def all_reduce_together(specs: Specs, tag: int, tensors: Sequence[Tensor], reduc
     """Reduce each tensor over all ranks: all of them in one op."""
     if len(tensors) == 1:
         return all_reduce(specs, tag, tensors, reduction)
-    given = _joined(tensors)
+    given = joined(tensors)
     if reduction.factor is not None:
         given = premultiplied(given, reduction.factor)
 
     def script() -> Script:
         yield from _reduce(specs, tag, given, given, reduction)
-        _spread(given, tensors)
+        spread(given, tensors)
         return list(tensors)
 
     return Plan(script())
 
 
-def reduce(specs: Specs, tag: int, tensor: Tensor, reduction: Reduction, root: int, rank: int) -> Plan:
+def reduce(specs: Specs, tag: int, tensor: Tensor, reduction: Reduction, root: int) -> Plan:
     """Reduce a tensor of each rank into that of the root. Those of others stay as they are."""
-    if rank == root:
+    if specs.rank == root:
         return all_reduce(specs, tag, [tensor], reduction)
     given = stand_in(tensor)
     if reduction.factor is not None:
@@ -117,15 +118,15 @@ def reduce(specs: Specs, tag: int, tensor: Tensor, reduction: Reduction, root: i
     return Plan(script(), reduction.fold is None)
 
 
-def broadcast(specs: Specs, tag: int, tensors: Sequence[Tensor], root: int, root_tensor: int, rank: int) -> Plan:
+def broadcast(specs: Specs, tag: int, tensors: Sequence[Tensor], root: int, root_tensor: int) -> Plan:
     """Give all ranks the contents of the root's tensor, in all of `tensors`."""
     source = tensors[root_tensor]
-    host = stand_in(source) if rank == root else room_for(source)
+    host = stand_in(source) if specs.rank == root else room_for(source)
 
     def script() -> Script:
         yield [specs.broadcast(tag, memory(host), root) if host.numel() else specs.barrier(tag)]
         for each in tensors:
-            if each is not source or rank != root:
+            if each is not source or specs.rank != root:
                 put_back(each, host)
         return list(tensors)
 
@@ -140,42 +141,46 @@ def barrier(specs: Specs, tag: int) -> Plan:
     return Plan(script(), True)
 
 
-def all_gather(specs: Specs, tag: int, output: Tensor, given: Tensor, result: list[Tensor]) -> Plan:
+def all_gather(specs: Specs, tag: int, output: Tensor, given: Tensor) -> Plan:
     """Gather a tensor of each rank, one behind the other, into `output`."""
     send, host = stand_in(given), room_for(output)
 
     def script() -> Script:
-        yield [_all_gather(specs, tag, memory(send), memory(host))]
+        yield [all_gathered(specs, tag, memory(send), memory(host))]
         put_back(output, host)
-        return result
+        return [output]
 
     return Plan(script(), host is output)
 
 
-def all_gather_lists(specs: Specs, tag: int, outputs: Sequence[Tensor], given: Tensor) -> Plan:
-    """Gather a tensor of each rank into a list of tensors."""
-    send = stand_in(given)
-    is_one = is_one_array(outputs)
+def all_gather_lists(
+    specs: Specs, tag: int, outputs: Sequence[Sequence[Tensor]], given: Sequence[Tensor]
+) -> Plan:
+    """Gather tensors of each rank into lists: with n tensors of each, element r * n + i is tensor i of rank r."""
+    send = stand_in(given[0]) if len(given) == 1 else joined(given)
     first = outputs[0]
-    host = None if is_one else torch.empty((specs.size, send.numel()), dtype=send.dtype)
+    is_one = len(outputs) == 1 and is_one_array(first)
+    host = None if is_one else torch.empty((len(first), send.numel() // len(given)), dtype=send.dtype)
 
     def script() -> Script:
         whole = memory(send)
-        recv = (
-            Memory(first.data_ptr(), specs.size * whole.count, whole.dtype, whole.bytes_of, list(outputs))
-            if host is None
-            else memory(host)
-        )
-        yield [_all_gather(specs, tag, whole, recv)]
+        if host is None:
+            count = specs.size * whole.count
+            recv = Memory(first[0].data_ptr(), count, whole.dtype, whole.bytes_of, list(first))
+        else:
+            recv = memory(host)
+        yield [all_gathered(specs, tag, whole, recv)]
         if host is not None:
-            for part, output in zip(host, outputs, strict=True):
-                put_back(output, part)
-        return list(outputs)
+            for tensors in outputs:
+                for part, output in zip(host, tensors, strict=True):
+                    put_back(output, part.view(output.shape))
+        return list(first) if len(outputs) == 1 else [list(tensors) for tensors in outputs]
 
     return Plan(script(), is_one)
 
 
-def _all_gather(specs: Specs, tag: int, send: Memory, recv: Memory):  # type: ignore[no-untyped-def]
+def all_gathered(specs: Specs, tag: int, send: Memory, recv: Memory) -> OpSpec:
+    """Return the op that gathers one array of each rank."""
     return specs.all_gather(tag, send, recv) if send.count else specs.barrier(tag)
 
 
@@ -183,14 +188,30 @@ def all_gather_together(
     specs: Specs, tag: int, outputs: Sequence[Sequence[Tensor]], given: Sequence[Tensor], result: list[Tensor]
 ) -> Plan:
     """Gather several tensors of each rank in one op: `outputs[r][i]` becomes tensor i of rank r."""
-    send = _joined(given)
+    send = joined(given)
     host = torch.empty((specs.size, send.numel()), dtype=send.dtype)
 
     def script() -> Script:
-        yield [_all_gather(specs, tag, memory(send), memory(host))]
+        yield [all_gathered(specs, tag, memory(send), memory(host))]
         for part, tensors in zip(host, outputs, strict=True):
-            _spread(part, tensors)
+            spread(part, tensors)
         return result
+
+    return Plan(script())
+
+
+def all_gather_wholes(specs: Specs, tag: int, outputs: Sequence[Tensor], given: Sequence[Tensor]) -> Plan:
+    """Gather several tensors of each rank in one op: `outputs[i]` becomes tensor i of all ranks."""
+    send = joined(given)
+    host = torch.empty((specs.size, send.numel()), dtype=send.dtype)
+
+    def script() -> Script:
+        yield [all_gathered(specs, tag, memory(send), memory(host))]
+        first = 0
+        for output, tensor in zip(outputs, given, strict=True):
+            put_back(output, host[:, first : first + tensor.numel()].reshape(output.shape))
+            first += tensor.numel()
+        return list(outputs)
 
     return Plan(script())
 
@@ -231,8 +252,8 @@ def _overlap(a: Tensor, b: Tensor) -> bool:
 def reduce_scatter_lists(specs: Specs, tag: int, output: Tensor, given: Sequence[Tensor], reduction: Reduction) -> Plan:
     """Reduce a list of tensors, one for each rank, perhaps of different sizes."""
     if all(each.numel() == output.numel() for each in given):
-        return reduce_scatter(specs, tag, output, _joined(given), reduction)
-    send, host = _joined(given), room_for(output)
+        return reduce_scatter(specs, tag, output, joined(given), reduction)
+    send, host = joined(given), room_for(output)
     if reduction.factor is not None:
         send = premultiplied(send, reduction.factor)
     first = sum(each.numel() for each in given[: specs.rank])
@@ -259,7 +280,7 @@ def reduce_scatter_together(
 
     def script() -> Script:
         yield from _reduce_scatter(specs, tag, send, host, reduction)
-        _spread(host, outputs)
+        spread(host, outputs)
         return list(outputs)
 
     return Plan(script())
@@ -289,12 +310,12 @@ def recv(specs: Specs, tag: int, tensor: Tensor, from_: int) -> Plan:
 # Several tensors in one array.
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
+def joined(tensors: Sequence[Tensor]) -> Tensor:
     """Return a new flat tensor on the host with the elements of all."""
     return torch.cat([stand_in(each).detach().reshape(-1) for each in tensors])
 
 
-def _spread(flat: Tensor, tensors: Sequence[Tensor]) -> None:
+def spread(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     """Copy the elements of a flat tensor into tensors, one after the other."""
     first = 0
     for tensor in tensors:

@@ -70,29 +70,43 @@ class Scheduler:
         """The number of collectives that this rank has called."""
         return self._calls
 
-    def enter(self, work: PCCLWork) -> bool:
-        """Put a work into its lane. Return whether it is its turn."""
+    def enter(self, work: PCCLWork, after: Sequence[PCCLWork] = ()) -> None:
+        """Put a work into its lane, where it waits for the earlier ones and for those of `after`."""
         with self._lock:
             lane = self._lanes.get(work.lane)
             self._open.add(work)
+            work.blockers = len(after) + 1
             if lane is None:
                 self._lanes[work.lane] = deque((work,))
-                return True
-            lane.append(work)
-            return False
+            else:
+                lane.append(work)
+                work.blockers += 1
 
-    def go(self, work: PCCLWork, is_first: bool, waits: bool) -> PCCLWork:
-        """Run a work that has entered, or start it if its caller does not wait. The others start in their turn."""
-        if is_first and waits:
-            work.run()
-        elif is_first:
-            work.start()
-        return work
+    def go(self, work: PCCLWork, waits: bool, after: Sequence[PCCLWork] = ()) -> None:
+        """Run a work that has entered, or start it if its caller does not wait. Others start in their turn."""
+        for each in after:
+            each.when_over(lambda: self._unblock(work))
+        if self._is_free(work):
+            if waits:
+                work.run()
+            else:
+                work.start()
 
-    def open_works(self) -> list[PCCLWork]:
-        """Return the works that are not over."""
+    def _is_free(self, work: PCCLWork) -> bool:
+        """Take one blocker from a work. Return whether that was the last one."""
         with self._lock:
-            return list(self._open)
+            work.blockers -= 1
+            return work.blockers == 0
+
+    def _unblock(self, work: PCCLWork) -> None:
+        if self._is_free(work):
+            self._due.append(work)
+            self._start_due()
+
+    def open_collectives(self) -> list[PCCLWork]:
+        """Return the collectives that are not over."""
+        with self._lock:
+            return [work for work in self._open if isinstance(work.lane, int)]
 
     def fail(self, error: BackendError) -> None:
         """Let all later calls raise `error`."""
@@ -164,9 +178,10 @@ class Scheduler:
             lane.remove(work)
             if not lane:
                 del self._lanes[work.lane]
-            elif was_first:
-                self._due.append(lane[0])
-        self._start_due()
+                return
+            following = lane[0] if was_first else None
+        if following is not None:
+            self._unblock(following)
 
     def _start_due(self) -> None:
         """Start the works whose turn has come: one after the other, though each may be over at once."""

@@ -112,8 +112,9 @@ def fail(what: str, message: str) -> ArgumentError:
     return ArgumentError(f"ProcessGroupPCCL::{what}: {message}")
 
 
-def require_dense(what: str, tensors: Sequence[Tensor]) -> None:
-    """Raise ArgumentError unless all are dense tensors of one dtype, of the host or of a CUDA device."""
+def require_dense(what: str, tensors: Sequence[Tensor], hint: str = "") -> None:
+    """Raise ArgumentError unless all are dense tensors of one dtype, of the host or of a CUDA device. `hint` goes before
+    what is said of dtypes."""
     first = tensors[0]
     for index, tensor in enumerate(tensors):
         if tensor.layout is not first.layout:
@@ -121,7 +122,8 @@ def require_dense(what: str, tensors: Sequence[Tensor]) -> None:
         if tensor.layout is not torch.strided:
             raise fail(what, f"unsupported layout {tensor.layout}: pass a dense tensor")
         if tensor.dtype is not first.dtype:
-            raise fail(what, f"invalid tensor type at index {index} (expected {first.dtype}, got {tensor.dtype})")
+            types = f"expected {first.dtype}, got {tensor.dtype}"
+            raise fail(what, f"{hint}invalid tensor type at index {index} ({types})")
         if tensor.device.type not in ("cpu", "cuda"):
             raise fail(what, f"unsupported device type {tensor.device.type}: pass tensors of the CPU or of a CUDA GPU")
         if tensor.device.type != first.device.type:

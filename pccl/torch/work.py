@@ -84,6 +84,8 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         self.lane = lane
         self.source = -1
         """The rank from which a recv got its tensor; -1 if it is no recv."""
+        self.blockers = 0
+        """The number of works that have to be over before this one is started. The scheduler's."""
         self._driver = driver
         self._script: Script | None = script
         self._timeout_s = timeout_s

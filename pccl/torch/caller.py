@@ -1,0 +1,74 @@
+"""How a method of a process group becomes a work: the part that all methods share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from pccl.torch.alone import Alone
+from pccl.torch.coalescing import Coalesced, Coalescing
+from pccl.torch.collectives import Plan
+from pccl.torch.options import is_async, seconds
+from pccl.torch.scheduler import Scheduler
+from pccl.torch.specs import Specs
+from pccl.torch.tensors import Tensor
+from pccl.torch.work import PCCLWork
+
+
+class Caller:
+    """The state of a process group that its methods work with."""
+
+    _rank: int
+    _size: int
+    _timeout_s: float
+    _specs: Specs
+    _scheduler: Scheduler | Alone
+
+    def __init__(self) -> None:
+        self._order = threading.Lock()
+        """Held while a call takes its place, so that those of several threads have one order."""
+        self._coalescing = Coalescing()
+
+    def _call(
+        self,
+        title: str,
+        options: Any,
+        plan: Callable[[int], Plan],
+        tensors: Sequence[Tensor] = (),
+        timeout: Any = None,
+        is_barrier: bool = False,
+    ) -> PCCLWork | None:
+        """Make a collective, whose plan depends on its lane. None if it was one of several that are waited for
+        together, and its caller would wait for it alone."""
+        scheduler = self._scheduler
+        waits = not is_async(options)
+        with self._order:
+            lane = scheduler.next_lane()
+            work = self._work(title, lane, plan(lane), tensors, getattr(options, "timeout", timeout))
+            after = scheduler.open_collectives() if is_barrier else ()
+            scheduler.enter(work, after)
+        batch = self._coalescing.batch
+        if batch is not None:
+            scheduler.go(work, False, after)
+            batch.append(work)
+            return None if waits else work
+        scheduler.go(work, waits, after)
+        return work
+
+    def _work(
+        self, title: str, lane: Hashable, plan: Plan, tensors: Sequence[Tensor], timeout: Any = None
+    ) -> PCCLWork:
+        devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
+        limit_s = seconds(timeout, self._timeout_s)
+        return PCCLWork(self._scheduler, title, plan.script, lane, limit_s, plan.is_light, list(devices))
+
+    # Several calls that are waited for together.
+
+    def _start_coalescing(self, device: Any = None) -> None:
+        """Let the calls of this thread go on by themselves until `_end_coalescing`."""
+        self._coalescing.start()
+
+    def _end_coalescing(self, device: Any = None) -> Coalesced:
+        """Return a work that is over when all calls since `_start_coalescing` are."""
+        return Coalesced(self._coalescing.end())

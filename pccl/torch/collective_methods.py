@@ -1,0 +1,436 @@
+"""The collectives of a process group as c10d calls them: signatures and checks. `collectives` plans them.
+
+A method with several signatures tells them apart by what it is given: a list of tensors and an options object, or one
+tensor and keyword arguments. The texts of errors have the words of c10d's own backends, which programs look for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import (
+    AllreduceCoalescedOptions,
+    AllreduceOptions,
+    AllToAllOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GatherOptions,
+    ReduceOptions,
+    ReduceScatterOptions,
+    ScatterOptions,
+)
+from torch.distributed import ReduceOp as TorchOp
+from torch._C._distributed_c10d import AllgatherOptions
+
+from pccl.torch import collectives, exchanges, sparse
+from pccl.torch.caller import Caller
+from pccl.torch.reductions import reduction
+from pccl.torch.tensors import (
+    Tensor,
+    fail,
+    require_alike,
+    require_dense,
+    require_one,
+    require_root,
+    require_some,
+)
+from pccl.torch.work import PCCLWork
+
+
+class CollectiveMethods(Caller):
+    """The methods for collectives. Each returns a work, unless it was waited for together with others."""
+
+    # Reductions.
+
+    def allreduce(
+        self, tensors: Any, opts: Any = None, op: Any = TorchOp.SUM, timeout: timedelta | None = None
+    ) -> PCCLWork | None:
+        """Reduce a tensor of each rank, in place. Sparse tensors can be summed up."""
+        what = "allreduce"
+        opts, op = _options(opts, op, AllreduceOptions, timeout)
+        given = _listed(tensors)
+        require_some(what, given)
+        if any(tensor.layout is torch.sparse_coo for tensor in given):
+            sparse.require_summable(what, given, op)
+            return self._call(what, opts, lambda lane: sparse.all_reduce(self._specs, lane, given), given)
+        require_alike(what, given)
+        how = reduction(what, op, given[0].dtype)
+        return self._call(what, opts, lambda lane: collectives.all_reduce(self._specs, lane, given, how), given)
+
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> PCCLWork | None:
+        """Reduce several tensors of each rank, in place."""
+        what = "allreduce_coalesced"
+        opts = opts if opts is not None else AllreduceCoalescedOptions()
+        given = list(tensors)
+        require_some(what, given)
+        require_dense(what, given, "tensors must all have the same type: ")
+        how = reduction(what, opts.reduceOp, given[0].dtype)
+        return self._call(
+            what, opts, lambda lane: collectives.all_reduce_together(self._specs, lane, given, how), given
+        )
+
+    def reduce(
+        self,
+        tensors: Any,
+        opts: Any = None,
+        op: Any = TorchOp.SUM,
+        timeout: timedelta | None = None,
+        *,
+        root: int = 0,
+    ) -> PCCLWork | None:
+        """Reduce a tensor of each rank into the root's. The others' tensors stay as they are."""
+        what = "reduce"
+        if isinstance(opts, int):
+            opts, root = None, opts
+        if opts is None:
+            opts = ReduceOptions()
+            opts.rootRank, opts.reduceOp = root, op
+            _set_timeout(opts, timeout)
+        given = _listed(tensors)
+        require_root(what, opts.rootRank, self._size)
+        if opts.rootTensor != 0:
+            raise fail(what, f"invalid root tensor: {opts.rootTensor} of {len(given)}")
+        require_one(what, given)
+        require_dense(what, given)
+        root, tensor = opts.rootRank, given[0]
+        how = reduction(what, opts.reduceOp, tensor.dtype)
+        return self._call(
+            what, opts, lambda lane: collectives.reduce(self._specs, lane, tensor, how, root), given
+        )
+
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, op: Any = TorchOp.SUM, timeout: timedelta | None = None
+    ) -> PCCLWork | None:
+        """Reduce lists of tensors, one tensor for each rank."""
+        what = "reduce_scatter"
+        opts, op = _options(opts, op, ReduceScatterOptions, timeout)
+        if isinstance(outputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        require_one(what, outputs, "output tensor list")
+        require_one(what, inputs, "input list")
+        output, given = outputs[0], list(inputs[0])
+        if len(given) != self._size:
+            raise fail(what, f"invalid input tensor list at index 0 (expected length {self._size}, got {len(given)})")
+        require_dense(what, [output, *given])
+        if output.numel() != given[self._rank].numel():
+            sizes = f"expected {tuple(given[self._rank].shape)}, got {tuple(output.shape)}"
+            raise fail(what, f"invalid tensor size of the output ({sizes})")
+        how = reduction(what, op, output.dtype)
+        return self._call(
+            what,
+            opts,
+            lambda lane: collectives.reduce_scatter_lists(self._specs, lane, output, given, how),
+            [output],
+        )
+
+    def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> PCCLWork | None:
+        """Reduce a tensor that has a part for each rank."""
+        what = "reduce_scatter_single"
+        opts = opts if opts is not None else ReduceScatterOptions()
+        self._require_parts(what, given, output, "input", "output")
+        how = reduction(what, opts.reduceOp, output.dtype)
+        return self._call(
+            what, opts, lambda lane: collectives.reduce_scatter(self._specs, lane, output, given, how), [output]
+        )
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> PCCLWork | None:
+        """Do several `reduce_scatter_single` at once."""
+        what = "reduce_scatter_single_coalesced"
+        opts = opts if opts is not None else ReduceScatterOptions()
+        outputs, inputs = list(outputs), list(inputs)
+        require_some(what, inputs)
+        if len(outputs) != len(inputs):
+            raise fail(what, "requires input/output tensor lists to have the same length")
+        for output, given in zip(outputs, inputs, strict=True):
+            self._require_parts(what, given, output, "input", "output")
+        require_dense(what, outputs)
+        how = reduction(what, opts.reduceOp, outputs[0].dtype)
+        return self._call(
+            what,
+            opts,
+            lambda lane: collectives.reduce_scatter_together(self._specs, lane, outputs, inputs, how),
+            outputs,
+        )
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _require_parts(self, what: str, whole: Tensor, part: Tensor, whole_role: str, part_role: str) -> None:
+        """Raise ArgumentError unless one tensor has as many elements as the others of all ranks."""
+        if whole.dtype is not part.dtype:
+            raise fail(what, f"{whole_role} tensor must have the same type as {part_role} tensor: {part.dtype}")
+        if whole.numel() != part.numel() * self._size:
+            raise fail(
+                what,
+                f"{whole_role} tensor size must be equal to world_size times {part_role} tensor size: it has "
+                f"{whole.numel()} elements, the other {part.numel()}, and there are {self._size} ranks",
+            )
+        require_dense(what, [whole, part])
+
+    # From one rank to all, from all to one, from all to all.
+
+    def broadcast(
+        self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int = 0
+    ) -> PCCLWork | None:
+        """Give all ranks the root's tensor, in place."""
+        what = "broadcast"
+        if isinstance(opts, int):
+            opts, root = None, opts
+        if opts is None:
+            opts = BroadcastOptions()
+            opts.rootRank = root
+            _set_timeout(opts, timeout)
+        given = _listed(tensors)
+        root, root_tensor = opts.rootRank, opts.rootTensor
+        require_root(what, root, self._size)
+        if not 0 <= root_tensor < len(given):
+            raise fail(what, f"invalid root tensor: {root_tensor} of {len(given)}")
+        require_alike(what, given)
+        return self._call(
+            what, opts, lambda lane: collectives.broadcast(self._specs, lane, given, root, root_tensor), given
+        )
+
+    def allgather(
+        self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
+    ) -> PCCLWork | None:
+        """Give all ranks the tensors of all, in lists."""
+        what = "allgather"
+        if isinstance(opts, timedelta):
+            opts, timeout = None, opts
+        if opts is None:
+            opts = AllgatherOptions()
+            _set_timeout(opts, timeout)
+        if isinstance(inputs, torch.Tensor):
+            outputs, inputs = [outputs], [inputs]
+        lists, given = [list(each) for each in outputs], list(inputs)
+        if not given:
+            raise fail(what, "requires non-empty input tensor list")
+        if len(lists) != len(given):
+            raise fail(what, "requires input/output tensor lists to have the same length")
+        for index, each in enumerate(lists):
+            expected = self._size * len(given)
+            if len(each) != expected:
+                sizes = f"expected length {expected}, got {len(each)}"
+                raise fail(what, f"invalid output tensor list at index {index} ({sizes})")
+        require_alike(what, given)
+        for each in lists:
+            require_alike(what, [given[0], *each])
+        return self._call(
+            what, opts, lambda lane: collectives.all_gather_lists(self._specs, lane, lists, given), given
+        )
+
+    def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> PCCLWork | None:
+        """Give all ranks the tensors of all, one behind the other."""
+        what = "all_gather_single"
+        opts = opts if opts is not None else AllgatherOptions()
+        self._require_parts(what, output, given, "output", "input")
+        return self._call(
+            what, opts, lambda lane: collectives.all_gather(self._specs, lane, output, given), [output]
+        )
+
+    _allgather_base = all_gather_single
+
+    def allgather_coalesced(
+        self, output_lists: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
+    ) -> PCCLWork | None:
+        """Give all ranks several tensors of all: a list for each rank."""
+        what = "allgather_coalesced"
+        opts = opts if opts is not None else AllgatherOptions()
+        lists, given = [list(each) for each in output_lists], list(inputs)
+        if not given:
+            raise fail(what, "requires non-empty input tensor list")
+        if len(lists) != self._size:
+            raise fail(what, f"output lists should be equal to world size: {len(lists)} of {self._size}")
+        for index, each in enumerate(lists):
+            if len(each) != len(given):
+                raise fail(what, f"invalid output size: (expected length {len(given)}, got {len(each)})")
+            for output, tensor in zip(each, given, strict=True):
+                if output.shape != tensor.shape:
+                    sizes = f"expected {tuple(tensor.shape)}, got {tuple(output.shape)}"
+                    raise fail(what, f"invalid size of output tensor at index {index} ({sizes})")
+                if output.dtype is not tensor.dtype:
+                    types = f"expected {tensor.dtype}, got {output.dtype}"
+                    raise fail(what, f"invalid tensor type at index {index} ({types})")
+        require_dense(what, given)
+        flat = [tensor for each in lists for tensor in each]
+        return self._call(
+            what,
+            opts,
+            lambda lane: collectives.all_gather_together(self._specs, lane, lists, given, flat),
+            flat[:1],
+        )
+
+    def all_gather_single_coalesced(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
+    ) -> PCCLWork | None:
+        """Do several `all_gather_single` at once."""
+        what = "all_gather_single_coalesced"
+        opts = opts if opts is not None else AllgatherOptions()
+        whole, given = list(outputs), list(inputs)
+        require_some(what, given)
+        if len(whole) != len(given):
+            raise fail(what, "requires input/output tensor lists to have the same length")
+        for output, tensor in zip(whole, given, strict=True):
+            self._require_parts(what, output, tensor, "output", "input")
+        require_dense(what, given)
+        return self._call(
+            what, opts, lambda lane: collectives.all_gather_wholes(self._specs, lane, whole, given), whole
+        )
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(
+        self,
+        outputs: Any,
+        inputs: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int = 0,
+    ) -> PCCLWork | None:
+        """Give the root the tensors of all, in a list."""
+        what = "gather"
+        if isinstance(opts, int):
+            opts, root = None, opts
+        if opts is None:
+            opts = GatherOptions()
+            opts.rootRank = root
+            _set_timeout(opts, timeout)
+        if isinstance(inputs, torch.Tensor):
+            inputs = [inputs]
+            outputs = [outputs] if outputs else []
+        root = opts.rootRank
+        require_root(what, root, self._size)
+        require_one(what, inputs, "input tensor list")
+        given = inputs[0]
+        require_dense(what, inputs)
+        into = self._list_of_root(what, "output", outputs, given, root)
+        return self._call(
+            what, opts, lambda lane: exchanges.gather(self._specs, lane, into, given, root), [given]
+        )
+
+    def scatter(
+        self,
+        outputs: Any,
+        inputs: Any,
+        opts: Any = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int = 0,
+    ) -> PCCLWork | None:
+        """Give each rank a tensor of the root's list."""
+        what = "scatter"
+        if isinstance(opts, int):
+            opts, root = None, opts
+        if opts is None:
+            opts = ScatterOptions()
+            opts.rootRank = root
+            _set_timeout(opts, timeout)
+        if isinstance(outputs, torch.Tensor):
+            outputs = [outputs]
+            inputs = [inputs] if inputs else []
+        root = opts.rootRank
+        require_root(what, root, self._size)
+        require_one(what, outputs, "output tensor list")
+        output = outputs[0]
+        require_dense(what, outputs)
+        given = self._list_of_root(what, "input", inputs, output, root)
+        return self._call(
+            what, opts, lambda lane: exchanges.scatter(self._specs, lane, output, given, root), [output]
+        )
+
+    def _list_of_root(self, what: str, role: str, lists: Any, like: Tensor, root: int) -> list[Tensor]:
+        """Return the list of a tensor for each rank that the root must give, and nobody else."""
+        if self._rank != root:
+            if lists and list(lists[0]):
+                raise fail(what, f"requires empty {role} on non-root")
+            return []
+        if len(lists) != 1:
+            raise fail(what, f"requires a single-element {role} list containing a list with {self._size} tensors")
+        tensors = list(lists[0])
+        if len(tensors) != self._size:
+            size = role.capitalize()
+            text = f"Incorrect {role} list size {len(tensors)}. {size} list size should be {self._size}"
+            raise fail(what, f"{text}, same as size of the process group")
+        require_alike(what, [like, *tensors])
+        return tensors
+
+    def all_to_all_single(
+        self,
+        output: Tensor,
+        given: Tensor,
+        output_splits: Sequence[int],
+        input_splits: Sequence[int],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> PCCLWork | None:
+        """Send each rank a part of a tensor, and receive one from each: parts along the first dimension."""
+        what = "all_to_all_single"
+        if isinstance(opts, timedelta):
+            opts, timeout = None, opts
+        if opts is None:
+            opts = AllToAllOptions()
+            _set_timeout(opts, timeout)
+        if output.dtype is not given.dtype:
+            raise fail(what, f"output tensor must have the same type as input tensor: {given.dtype}")
+        require_dense(what, [output, given])
+        incoming = exchanges.parts(what, output, output_splits, self._size)
+        outgoing = exchanges.parts(what, given, input_splits, self._size)
+        return self._call(
+            what,
+            opts,
+            lambda lane: exchanges.all_to_all_single(self._specs, lane, output, given, incoming, outgoing),
+            [output],
+        )
+
+    alltoall_base = all_to_all_single
+
+    def alltoall(
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None, timeout: timedelta | None = None
+    ) -> PCCLWork | None:
+        """Send each rank a tensor of a list, and receive one from each."""
+        what = "alltoall"
+        if isinstance(opts, timedelta):
+            opts, timeout = None, opts
+        if opts is None:
+            opts = AllToAllOptions()
+            _set_timeout(opts, timeout)
+        whole, given = list(outputs), list(inputs)
+        for role, tensors in (("output", whole), ("input", given)):
+            if len(tensors) != self._size:
+                raise fail(what, f"{role} tensor list must have {self._size} tensors, one for each rank")
+        require_dense(what, [*whole, *given])
+        return self._call(what, opts, lambda lane: exchanges.all_to_all(self._specs, lane, whole, given), whole)
+
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> PCCLWork | None:
+        """Wait for all ranks, and for all earlier collectives of this one."""
+        if isinstance(opts, timedelta):
+            opts, timeout = None, opts
+        if opts is None:
+            opts = BarrierOptions()
+            _set_timeout(opts, timeout)
+        return self._call("barrier", opts, lambda lane: collectives.barrier(self._specs, lane), is_barrier=True)
+
+
+def _listed(tensors: Any) -> list[Tensor]:
+    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+
+
+def _options(opts: Any, op: Any, kind: type, timeout: timedelta | None) -> tuple[Any, Any]:
+    """Return options, and the reduction that they ask for: some callers give that in their place."""
+    if hasattr(opts, "reduceOp"):
+        return opts, opts.reduceOp
+    made = kind()
+    _set_timeout(made, timeout)
+    return made, op if opts is None else opts
+
+
+def _set_timeout(opts: Any, timeout: timedelta | None) -> None:
+    if timeout is not None:
+        opts.timeout = timeout
