@@ -2,11 +2,16 @@
 
 It is a module of its own, outside the package, because it must cost next to nothing and may not fail: pccl itself is
 imported when the first process group is made.
+
+Two functions of torch.distributed ask for one of its own backends by name, or for a GPU, before they ask the group:
+`monitored_barrier` and `split_group`. They are wrapped, and do what they did for the groups of other backends.
 """
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 NAME = "pccl"
@@ -21,6 +26,8 @@ def register() -> None:
         if not distributed.is_available() or NAME.upper() in distributed.Backend._plugins:
             return
         distributed.Backend.register_backend(NAME, _create, extended_api=True, devices=list(DEVICES))
+        _extend(distributed, "monitored_barrier", _monitored_barrier)
+        _extend(distributed, "split_group", _split_group)
     except Exception as error:
         warnings.warn(f"torch.distributed does not take pccl as a backend: {error!r}", RuntimeWarning, stacklevel=2)
 
@@ -39,3 +46,45 @@ def _create(options: Any, _: Any) -> Any:
         name=options.group_id,
         is_default=not ranks,
     )
+
+
+# Functions of torch.distributed.
+
+
+def _extend(distributed: Any, name: str, ours: Callable[..., Any]) -> None:
+    """Let a function of torch.distributed call `ours` for groups of pccl, with itself as the first argument."""
+    theirs = getattr(distributed.distributed_c10d, name, None)
+    if theirs is None:
+        return
+
+    @functools.wraps(theirs)
+    def either(*args: Any, **keywords: Any) -> Any:
+        return ours(theirs, *args, **keywords)
+
+    for module in (distributed, distributed.distributed_c10d):
+        setattr(module, name, either)
+
+
+def _of_pccl(group: Any) -> Any:
+    """Return the group, or the default one if it is None, if it is one of pccl; else None."""
+    from torch import distributed
+
+    if group is None and distributed.is_initialized():
+        group = distributed.distributed_c10d._get_default_group()
+    return group if hasattr(group, "monitored_barrier") and getattr(group, "is_of_pccl", False) else None
+
+
+def _monitored_barrier(theirs: Any, group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> Any:
+    ours = _of_pccl(group)
+    if ours is None:
+        return theirs(group, timeout, wait_all_ranks)
+    return ours.monitored_barrier(timeout, wait_all_ranks)
+
+
+def _split_group(theirs: Any, parent_pg: Any = None, split_ranks: Any = None, *args: Any, **keywords: Any) -> Any:
+    ours = _of_pccl(parent_pg)
+    if ours is None or ours.bound_device_id is not None:
+        return theirs(parent_pg, split_ranks, *args, **keywords)
+    from pccl.torch.splitting import split_group
+
+    return split_group(ours, split_ranks, *args, **keywords)

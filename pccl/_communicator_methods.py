@@ -76,6 +76,7 @@ class CommunicatorMethods(Collectives[CollectiveInfoT], Generic[NoneT, BoolT, Sy
         site: str = "",
         site_size: int = 0,
         master_timeout: float | None = None,
+        place: int | None = None,
     ) -> None:
         def check(is_fine: bool, message: str) -> None:
             if not is_fine:
@@ -104,6 +105,7 @@ class CommunicatorMethods(Collectives[CollectiveInfoT], Generic[NoneT, BoolT, Sy
             isinstance(site, str) and bool(site) == (site_size > 0),
             f"site {site!r} and site_size {site_size!r} belong together: a name, and how many peers have it",
         )
+        place = -1 if place is None else integer_argument("place", place, "Communicator", 0, UINT32_MAX)
         secret = security.token(token, "Communicator")
         timeout_s = _timeouts.checked_s(timeout, "Communicator")
         options = SessionOptions(
@@ -116,6 +118,7 @@ class CommunicatorMethods(Collectives[CollectiveInfoT], Generic[NoneT, BoolT, Sy
             listen_port=listen_port,
             site=site,
             site_size=site_size,
+            place=place,
             name=f"{socket.gethostname()}:{os.getpid()}" if name is None else name,
             token=secret,
             encrypt=security.encryption(encrypt, secret, "Communicator"),

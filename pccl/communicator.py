@@ -89,6 +89,8 @@ class Communicator(CommunicatorMethods[None, bool, SharedStateSyncInfo, ReduceIn
             MASTER_CONNECTION_FAILED, as is right for ranks that share the shards of one model (`pccl.training.Site`). A
             peer that calls `close` leaves alone. Every start of a site needs a new name.
         site_size: The number of peers of the site.
+        place: The rank that this peer asks for if it is one of those that found its group. The founders get the order
+            of their places if each of them gives one.
         master_timeout: Seconds after which a peer that has lost its master and found no other fails with
             MASTER_CONNECTION_FAILED. Default: PCCL_MASTER_TIMEOUT in the environment, else 60.
 

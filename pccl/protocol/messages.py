@@ -207,6 +207,8 @@ class Hello(Message, frozen=True):
     """The key of the control session that begins here (`control_session`); empty: it ends with the connection."""
     master_timeout_s: float = MASTER_TIMEOUT_S
     """Seconds for which the sender looks for a master after it has lost one."""
+    place: int = -1
+    """The place in the ring of its group that the sender asks for, if it is one of the founders; -1: none."""
 
 
 class HeartbeatHello(Message, frozen=True):

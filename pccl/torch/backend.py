@@ -7,6 +7,7 @@ from that class.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -16,13 +17,11 @@ NAME = "pccl"
 class Options:
     """The settings of a process group, as c10d shows them. Copies keep the values of their time."""
 
-    def __init__(
-        self, timeout: timedelta, group_name: str = "", global_ranks_in_group: list[int] | None = None
-    ) -> None:
+    def __init__(self, timeout: timedelta, group_name: str = "", global_ranks: Sequence[int] = ()) -> None:
         self.backend = NAME
         self._timeout = timeout
         self.group_name = group_name
-        self.global_ranks_in_group = list(global_ranks_in_group or [])
+        self.global_ranks_in_group = list(global_ranks)
 
 
 class Group(Protocol):

@@ -1,9 +1,9 @@
 """How the ranks of a process group find each other: from a c10d store to a connected communicator.
 
 1. The group's first rank starts a master, on the address with which it reaches the store, and writes where it is into
-   the store. All connect to it. A token that only the store tells keeps everybody else out.
-2. The ranks wait until all of them are in the run, and then exchange their numbers by an all_gather: from then on each
-   knows which peer has which rank.
+   the store. A token that only the store tells keeps everybody else out.
+2. All connect to it, and one view admits them all (`founders`). They then exchange their ranks by an all_gather: from
+   then on each knows which peer has which rank.
 3. What was written may be read only once, for the same group may be made again with the same store: the first rank
    deletes it before it takes part in the exchange, when all have read it. A rank that finds what a rank that died left
    behind cannot connect to it, and reads again.
@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import socket
 import time
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -25,7 +24,8 @@ from torch.distributed import DistStoreError
 
 from pccl.communicator import Communicator
 from pccl.errors import PCCLError
-from pccl.master_node import MasterNode
+from pccl.runtime.network import addresses
+from pccl.torch.hosting import Hosting, advertised_host, listen_host, token_of
 from pccl.types import Result
 
 KEY = "pccl/master"
@@ -34,7 +34,8 @@ POLL_S = 0.002
 RETRY_S = 0.05
 LOST_MASTER_S = 5.0
 """Seconds for which survivors of the rank that had the master look for it."""
-LOOPBACK = "127.0.0.1"
+LINGER_S = 2.0
+"""Seconds for which a master goes on when its own rank has left, for the others to leave."""
 
 
 class Meeting(NamedTuple):
@@ -43,14 +44,14 @@ class Meeting(NamedTuple):
     communicator: Communicator
     peers: tuple[int, ...]
     """The peer number of each rank."""
-    master: MasterNode | None
-    """The group's master, in the process that runs it."""
+    hosting: Hosting | None
+    """The masters that this process hosts for the group."""
 
-    def leave(self) -> None:
-        """Leave the run, and end its master."""
-        self.communicator.close()
-        if self.master is not None:
-            self.master.interrupt()
+    def leave(self, reason: str) -> None:
+        """Leave the run. The others are told the reason."""
+        self.communicator.close(reason=reason)
+        if self.hosting is not None:
+            self.hosting.retire(LINGER_S)
 
 
 def meet(store: Any, rank: int, size: int, timeout_s: float, is_default: bool) -> Meeting:
@@ -62,41 +63,40 @@ def meet(store: Any, rank: int, size: int, timeout_s: float, is_default: bool) -
     """
     deadline_s = time.monotonic() + timeout_s
     known = os.environ.get(MASTER_VARIABLE, "") if is_default else ""
-    master: MasterNode | None = None
+    hosting: Hosting | None = None
     communicator: Communicator | None = None
     try:
         if known:
-            communicator = Communicator(known)
+            communicator = Communicator(known, place=rank)
             communicator.connect(timeout=_left_s(deadline_s))
+            _await_all(communicator, size, deadline_s)
         elif rank == 0:
-            token = os.environ.get("PCCL_TOKEN") or secrets.token_hex(16)
-            host = host_towards(store)
-            master = MasterNode(_join(host, 0), token=token)
-            master.run()
-            store.set(KEY, json.dumps({"address": master.address, "token": token}))
-            communicator = _communicator(master.address, token)
+            host = advertised_host(_host_of(store))
+            token = secrets.token_hex(16)
+            hosting = Hosting(host)
+            address = hosting.found(size, token)
+            store.set(KEY, json.dumps({"address": address, "token": token}))
+            communicator = _communicator(address, token, host, rank)
             communicator.connect(timeout=_left_s(deadline_s))
-        else:
-            communicator = _join_first_rank(store, deadline_s)
-        _await_all(communicator, size, deadline_s)
-        if master is not None:
             store.delete_key(KEY)
-        return Meeting(communicator, _exchange(communicator, rank, size, deadline_s), master)
+        else:
+            communicator = _join_first_rank(store, rank, deadline_s)
+        return Meeting(communicator, _exchange(communicator, rank, size, deadline_s), hosting)
     except BaseException:
         if communicator is not None:
             communicator.close()
-        if master is not None:
-            master.interrupt()
+        if hosting is not None:
+            hosting.retire(0.0)
         raise
 
 
-def _communicator(address: str, token: str) -> Communicator:
-    host = address.rpartition(":")[0]
-    listen = _join(host.strip("[]"), 0) if _is_loopback(host) and "PCCL_LISTEN" not in os.environ else None
-    return Communicator(address, token=token, listen=listen, master_timeout=LOST_MASTER_S)
+def _communicator(address: str, token: str, host: str, rank: int) -> Communicator:
+    """Return a communicator of a process that others dial at `host`."""
+    listen = None if "PCCL_LISTEN" in os.environ else addresses.join(listen_host(host), 0)
+    return Communicator(address, token=token_of(token), listen=listen, master_timeout=LOST_MASTER_S, place=rank)
 
 
-def _join_first_rank(store: Any, deadline_s: float) -> Communicator:
+def _join_first_rank(store: Any, rank: int, deadline_s: float) -> Communicator:
     """Return a communicator that is connected to the first rank's master, however often what the store says is out of
     date."""
     while True:
@@ -106,7 +106,9 @@ def _join_first_rank(store: Any, deadline_s: float) -> Communicator:
         except DistStoreError as error:
             text = f"the first rank of the process group has not started its pccl master in time: {error}"
             raise DistStoreError(text) from None
-        communicator = _communicator(found["address"], found["token"])
+        address = found["address"]
+        host = advertised_host(addresses.parse(address)[0])
+        communicator = _communicator(address, found["token"], host, rank)
         try:
             communicator.connect(1, timeout=_left_s(deadline_s))
             return communicator
@@ -118,7 +120,7 @@ def _join_first_rank(store: Any, deadline_s: float) -> Communicator:
 
 
 def _await_all(communicator: Communicator, size: int, deadline_s: float) -> None:
-    """Return when all ranks are in the run."""
+    """Return when all ranks are in a run that is not the group's own."""
     while communicator.world_size < size:
         if communicator.are_peers_pending(timeout=_left_s(deadline_s)):
             communicator.update_topology(timeout=_left_s(deadline_s))
@@ -140,31 +142,11 @@ def _exchange(communicator: Communicator, rank: int, size: int, deadline_s: floa
     return tuple(peer for _, peer in sorted(zip(said, info.membership.peers, strict=True)))
 
 
-# Addresses.
-
-
-def host_towards(store: Any) -> str:
-    """Return the address of this host with which it reaches the one of the store."""
+def _host_of(store: Any) -> str:
+    """Return the host of a store that is a server; empty: it is none."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
-    host = str(getattr(store, "host", "") or "")
-    if not host:
-        return LOOPBACK
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, int(store.port) or 1, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
-    except OSError:
-        return LOOPBACK
-
-
-def _is_loopback(host: str) -> bool:
-    return host.strip("[]") in (LOOPBACK, "::1", "localhost")
-
-
-def _join(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return str(getattr(store, "host", "") or "")
 
 
 def _left_s(deadline_s: float) -> float:

@@ -56,9 +56,7 @@ class Caller:
         scheduler.go(work, waits, after)
         return work
 
-    def _work(
-        self, title: str, lane: Hashable, plan: Plan, tensors: Sequence[Tensor], timeout: Any = None
-    ) -> PCCLWork:
+    def _work(self, title: str, lane: Hashable, plan: Plan, tensors: Sequence[Tensor], timeout: Any = None) -> PCCLWork:
         devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
         limit_s = seconds(timeout, self._timeout_s)
         return PCCLWork(self._scheduler, title, plan.script, lane, limit_s, plan.is_light, list(devices))

@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import (
     AllreduceCoalescedOptions,
     AllreduceOptions,
@@ -23,7 +24,6 @@ from torch.distributed import (
     ScatterOptions,
 )
 from torch.distributed import ReduceOp as TorchOp
-from torch._C._distributed_c10d import AllgatherOptions
 
 from pccl.torch import collectives, exchanges, sparse
 from pccl.torch.caller import Caller
@@ -97,9 +97,7 @@ class CollectiveMethods(Caller):
         require_dense(what, given)
         root, tensor = opts.rootRank, given[0]
         how = reduction(what, opts.reduceOp, tensor.dtype)
-        return self._call(
-            what, opts, lambda lane: collectives.reduce(self._specs, lane, tensor, how, root), given
-        )
+        return self._call(what, opts, lambda lane: collectives.reduce(self._specs, lane, tensor, how, root), given)
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, op: Any = TorchOp.SUM, timeout: timedelta | None = None
@@ -221,18 +219,14 @@ class CollectiveMethods(Caller):
         require_alike(what, given)
         for each in lists:
             require_alike(what, [given[0], *each])
-        return self._call(
-            what, opts, lambda lane: collectives.all_gather_lists(self._specs, lane, lists, given), given
-        )
+        return self._call(what, opts, lambda lane: collectives.all_gather_lists(self._specs, lane, lists, given), given)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> PCCLWork | None:
         """Give all ranks the tensors of all, one behind the other."""
         what = "all_gather_single"
         opts = opts if opts is not None else AllgatherOptions()
         self._require_parts(what, output, given, "output", "input")
-        return self._call(
-            what, opts, lambda lane: collectives.all_gather(self._specs, lane, output, given), [output]
-        )
+        return self._call(what, opts, lambda lane: collectives.all_gather(self._specs, lane, output, given), [output])
 
     _allgather_base = all_gather_single
 
@@ -311,9 +305,7 @@ class CollectiveMethods(Caller):
         given = inputs[0]
         require_dense(what, inputs)
         into = self._list_of_root(what, "output", outputs, given, root)
-        return self._call(
-            what, opts, lambda lane: exchanges.gather(self._specs, lane, into, given, root), [given]
-        )
+        return self._call(what, opts, lambda lane: exchanges.gather(self._specs, lane, into, given, root), [given])
 
     def scatter(
         self,
@@ -341,9 +333,7 @@ class CollectiveMethods(Caller):
         output = outputs[0]
         require_dense(what, outputs)
         given = self._list_of_root(what, "input", inputs, output, root)
-        return self._call(
-            what, opts, lambda lane: exchanges.scatter(self._specs, lane, output, given, root), [output]
-        )
+        return self._call(what, opts, lambda lane: exchanges.scatter(self._specs, lane, output, given, root), [output])
 
     def _list_of_root(self, what: str, role: str, lists: Any, like: Tensor, root: int) -> list[Tensor]:
         """Return the list of a tensor for each rank that the root must give, and nobody else."""

@@ -14,10 +14,9 @@ from typing import NamedTuple
 
 import torch
 
-from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.torch.reductions import Reduction, arithmetic, folded, premultiplied
 from pccl.torch.specs import Specs
-from pccl.torch.tensors import Memory, Tensor, is_one_array, memory, put_back, room_for, stand_in
+from pccl.torch.tensors import Tensor, is_one_array, memory, put_back, room_for, stand_in
 from pccl.torch.work import Script
 from pccl.types import ReduceOp
 
@@ -66,7 +65,7 @@ def _reduce(specs: Specs, tag: int, given: Tensor, host: Tensor, reduction: Redu
     for first in range(0, flat.numel(), piece):
         part = flat[first : first + piece]
         parts = torch.empty((specs.size, part.numel()), dtype=part.dtype)
-        yield [specs.all_gather(tag, memory(part), memory(parts))]
+        yield from all_gathered(specs, tag, part, parts)
         outcome.append(folded(reduction.fold, parts))
     torch.cat(outcome, out=result)
 
@@ -146,42 +145,41 @@ def all_gather(specs: Specs, tag: int, output: Tensor, given: Tensor) -> Plan:
     send, host = stand_in(given), room_for(output)
 
     def script() -> Script:
-        yield [all_gathered(specs, tag, memory(send), memory(host))]
+        yield from all_gathered(specs, tag, send, host)
         put_back(output, host)
         return [output]
 
-    return Plan(script(), host is output)
+    return Plan(script(), host is output and not specs.positions)
 
 
-def all_gather_lists(
-    specs: Specs, tag: int, outputs: Sequence[Sequence[Tensor]], given: Sequence[Tensor]
-) -> Plan:
+def all_gather_lists(specs: Specs, tag: int, outputs: Sequence[Sequence[Tensor]], given: Sequence[Tensor]) -> Plan:
     """Gather tensors of each rank into lists: with n tensors of each, element r * n + i is tensor i of rank r."""
     send = stand_in(given[0]) if len(given) == 1 else joined(given)
-    first = outputs[0]
+    first, count = outputs[0], send.numel() // len(given)
     is_one = len(outputs) == 1 and is_one_array(first)
-    host = None if is_one else torch.empty((len(first), send.numel() // len(given)), dtype=send.dtype)
+    rows = len(first), count
+    host = first[0].detach().as_strided(rows, (count, 1)) if is_one else torch.empty(rows, dtype=send.dtype)
 
     def script() -> Script:
-        whole = memory(send)
-        if host is None:
-            count = specs.size * whole.count
-            recv = Memory(first[0].data_ptr(), count, whole.dtype, whole.bytes_of, list(first))
-        else:
-            recv = memory(host)
-        yield [all_gathered(specs, tag, whole, recv)]
-        if host is not None:
+        yield from all_gathered(specs, tag, send, host)
+        if not is_one:
             for tensors in outputs:
                 for part, output in zip(host, tensors, strict=True):
                     put_back(output, part.view(output.shape))
         return list(first) if len(outputs) == 1 else [list(tensors) for tensors in outputs]
 
-    return Plan(script(), is_one)
+    return Plan(script(), is_one and not specs.positions)
 
 
-def all_gathered(specs: Specs, tag: int, send: Memory, recv: Memory) -> OpSpec:
-    """Return the op that gathers one array of each rank."""
-    return specs.all_gather(tag, send, recv) if send.count else specs.barrier(tag)
+def all_gathered(specs: Specs, tag: int, send: Tensor, rows: Tensor) -> Script:
+    """Gather an array of each rank into the rows of another, in the order of ranks."""
+    if send.numel() == 0:
+        yield [specs.barrier(tag)]
+        return
+    yield [specs.all_gather(tag, memory(send), memory(rows))]
+    if specs.positions:
+        flat = rows.view(specs.size, -1)
+        flat.copy_(flat[specs.positions])
 
 
 def all_gather_together(
@@ -192,7 +190,7 @@ def all_gather_together(
     host = torch.empty((specs.size, send.numel()), dtype=send.dtype)
 
     def script() -> Script:
-        yield [all_gathered(specs, tag, memory(send), memory(host))]
+        yield from all_gathered(specs, tag, send, host)
         for part, tensors in zip(host, outputs, strict=True):
             spread(part, tensors)
         return result
@@ -206,7 +204,7 @@ def all_gather_wholes(specs: Specs, tag: int, outputs: Sequence[Tensor], given: 
     host = torch.empty((specs.size, send.numel()), dtype=send.dtype)
 
     def script() -> Script:
-        yield [all_gathered(specs, tag, memory(send), memory(host))]
+        yield from all_gathered(specs, tag, send, host)
         first = 0
         for output, tensor in zip(outputs, given, strict=True):
             put_back(output, host[:, first : first + tensor.numel()].reshape(output.shape))
@@ -234,6 +232,8 @@ def _reduce_scatter(specs: Specs, tag: int, send: Tensor, host: Tensor, reductio
     if send.numel() == 0:
         yield [specs.barrier(tag)]
     elif reduction.fold is None and not _overlap(send, host):
+        if specs.order:
+            send = send.view(specs.size, -1)[specs.order]
         parts, part = memory(arithmetic(send)), memory(arithmetic(host))
         yield [specs.reduce_scatter(tag, parts, part, reduction.op)]
     else:

@@ -39,7 +39,7 @@ def gather(specs: Specs, lane: int, outputs: Sequence[Tensor], given: Tensor, ro
 
     def script() -> Script:
         whole = torch.empty((specs.size, host.numel()), dtype=host.dtype)
-        yield [all_gathered(specs, lane, memory(host), memory(whole))]
+        yield from all_gathered(specs, lane, host, whole)
         if specs.rank == root:
             for part, output in zip(whole, outputs, strict=True):
                 put_back(output, part.view(output.shape))

@@ -1,55 +1,49 @@
 """`ProcessGroupPCCL`: the process group that `init_process_group("pccl")` makes.
 
-c10d calls a process group in two ways, which come together here:
+c10d calls a process group in two ways, which come together in its methods:
 
-    from Python, by methods with several signatures: lists of tensors with an options object, or one tensor with
-    keyword arguments. C++ decides between them for its own backends; here each method does.
-    from C++ (DDP's reducer, functional collectives), by the same names with lists and options.
+    from Python, by methods with several signatures. C++ decides between them for its own backends; here each method
+    does
+    from C++ (DDP's reducer, functional collectives), by the same names with lists and options
 
-Each method checks its arguments, takes the call's lane, has `collectives` plan it, and hands it to the scheduler.
+c10d's own class keeps some facts, such as the group's name, in backends written in C++. This group has none, so it
+keeps them itself, and its `_get_backend` returns an object that answers for it.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import (
-    AllreduceCoalescedOptions,
-    AllreduceOptions,
-    BarrierOptions,
-    BroadcastOptions,
-)
+from torch.distributed import PrefixStore
 from torch.distributed import ProcessGroup as TorchProcessGroup
-from torch.distributed import ReduceOp as TorchOp
 
 from pccl.errors import PCCLError
-from pccl.torch import bootstrap, collectives
+from pccl.torch import bootstrap
 from pccl.torch.alone import Alone
 from pccl.torch.backend import NAME, BackendPCCL, Options
-from pccl.torch.collectives import Plan
+from pccl.torch.collective_methods import CollectiveMethods
 from pccl.torch.errors import BackendError, Names
-from pccl.torch.options import is_async, seconds
-from pccl.torch.reductions import reduction
+from pccl.torch.options import seconds
+from pccl.torch.point_to_point import PointToPointMethods
 from pccl.torch.scheduler import Scheduler
 from pccl.torch.specs import Specs
-from pccl.torch.tensors import Tensor, fail, require_alike, require_dense, require_root, require_some
-from pccl.torch.work import PCCLWork
 from pccl.types import Result
 
 DEFAULT_TIMEOUT_S = 30 * 60.0
 DEVICES = ("cpu", "cuda")
 
 
-class ProcessGroupPCCL(TorchProcessGroup):  # type: ignore[misc]
+class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, TorchProcessGroup):  # type: ignore[misc]
     """A process group whose collectives are pccl's.
 
     Thread-safe. Collectives of one group meet in the order in which each rank calls them. A call either succeeds on all
     ranks, or raises `BackendError` on all that are left, with their tensors as they were.
     """
+
+    is_of_pccl = True
 
     def __init__(
         self,
@@ -72,40 +66,52 @@ class ProcessGroupPCCL(TorchProcessGroup):  # type: ignore[misc]
             name: What the group is called in texts.
             is_default: Whether PCCL_MASTER may name the run in which the group meets.
         """
-        super().__init__(rank, size)
+        TorchProcessGroup.__init__(self, rank, size)
+        super().__init__()
         self._rank = rank
         self._size = size
         self._store = store
         self._timeout_s = seconds(timeout, DEFAULT_TIMEOUT_S)
-        self._names = Names(
-            "the default group" if is_default else f"process group {name or '?'}", rank, global_ranks or range(size)
-        )
         self._group_name = name
+        self._group_desc = ""
         self._bound_device: Any = None
-        self._lock = threading.Lock()
         self._backend = BackendPCCL(self)
-        self._meet(store, is_default)
+        called = "the default group" if is_default else f"process group {name or '?'}"
+        self._names = Names(called, rank, global_ranks or range(size))
+        self._meeting: bootstrap.Meeting | None = None
+        self._specs = Specs((0,), 0, (0,))
+        self._scheduler: Scheduler | Alone = Alone(self._names)
+        if size > 1:
+            self._meet(store, is_default)
 
     def _meet(self, store: Any, is_default: bool) -> None:
-        if self._size == 1:
-            self._meeting: bootstrap.Meeting | None = None
-            self._specs = Specs((0,), 0)
-            self._scheduler: Scheduler | Alone = Alone(self._names)
-            return
         try:
             self._meeting = bootstrap.meet(store, self._rank, self._size, self._timeout_s, is_default)
         except PCCLError as error:
             raise self._names.failure("init_process_group", error) from None
         self._names.number(self._meeting.peers)
-        self._specs = Specs(self._meeting.peers, self._rank)
-        self._scheduler = Scheduler(self._meeting.communicator, self._names)
+        self._specs = Specs(self._meeting.peers, self._rank, self._meeting.communicator.membership.peers)
+        self._scheduler = Scheduler(self._meeting.communicator, self._meeting.peers, self._names)
+
+    def _names_of(self, rank: int) -> str:
+        return self._names.of(rank)
 
     # What c10d asks.
 
-    # It keeps in its C++ part what belongs to backends written in C++, of which this group has none.
+    def rank(self) -> int:
+        return self._rank
 
-    def getBackendName(self) -> str:  # noqa: N802
+    def size(self) -> int:
+        return self._size
+
+    getRank = rank  # noqa: N815
+    getSize = size  # noqa: N815
+
+    def name(self) -> str:
         return NAME
+
+    getBackendName = name  # noqa: N815
+    _get_backend_name = name
 
     def get_group_store(self) -> Any:
         return self._store
@@ -121,6 +127,18 @@ class ProcessGroupPCCL(TorchProcessGroup):  # type: ignore[misc]
         return self._group_name
 
     setGroupName = _set_group_name  # noqa: N815
+
+    @property
+    def group_desc(self) -> str:
+        return self._group_desc
+
+    def _set_group_desc(self, text: str) -> None:
+        self._group_desc = text
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        return self._group_desc
+
+    setGroupDesc = _set_group_desc  # noqa: N815
 
     @property
     def _device_types(self) -> list[Any]:
@@ -144,11 +162,11 @@ class ProcessGroupPCCL(TorchProcessGroup):  # type: ignore[misc]
     def options(self) -> Options:
         """The group's settings."""
         timeout = timedelta(seconds=self._timeout_s)
-        return Options(timeout, self._group_name, list(self._names.global_ranks))
+        return Options(timeout, self._group_name, self._names.global_ranks)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Give later calls so much time, if they are given none of their own."""
-        self._timeout_s = timeout.total_seconds()
+        self._timeout_s = seconds(timeout, DEFAULT_TIMEOUT_S)
 
     _set_default_timeout = set_timeout
 
@@ -159,84 +177,48 @@ class ProcessGroupPCCL(TorchProcessGroup):  # type: ignore[misc]
         """Return the number of collectives that this rank has called."""
         return self._scheduler.calls
 
+    def _has_hooks(self) -> bool:
+        return False
+
     def __repr__(self) -> str:
         return f"<ProcessGroupPCCL {self._names.group}: rank {self._rank} of {self._size}>"
 
-    # Calls.
+    # Subgroups.
 
-    def _call(
+    def split_group(
         self,
-        title: str,
-        options: Any,
-        plan: Callable[[int], Plan],
-        tensors: Sequence[Tensor] = (),
-        timeout: Any = None,
-        waits: bool | None = None,
-    ) -> PCCLWork:
-        scheduler = self._scheduler
-        with self._lock:  # calls of several threads take their lanes in the order in which they are handed over
-            lane = scheduler.next_lane()
-            made = plan(lane)
-            limit_s = seconds(getattr(options, "timeout", timeout), self._timeout_s)
-            devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
-            work = PCCLWork(scheduler, title, made.script, lane, limit_s, made.is_light, list(devices))
-            is_first = scheduler.enter(work)
-        return scheduler.go(work, is_first, not is_async(options) if waits is None else waits)
-
-    def allreduce(
-        self, tensors: Any, opts: Any = None, op: Any = TorchOp.SUM, timeout: timedelta | None = None
-    ) -> PCCLWork:
-        """Reduce a tensor of each rank, in place."""
-        opts, op = _options(opts, op, AllreduceOptions)
-        given = _listed(tensors)
-        require_some("allreduce", given)
-        require_alike("allreduce", given)
-        how = reduction("allreduce", op, given[0].dtype)
-        return self._call(
-            "allreduce", opts, lambda lane: collectives.all_reduce(self._specs, lane, given, how), given, timeout
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> ProcessGroupPCCL | None:
+        """Make a group of some of this one's ranks, all of which call this alike. None on ranks that are not among
+        them."""
+        ranks = sorted(new_ranks)
+        if self._rank not in ranks:
+            return None
+        name = group_name or f"{self._group_name}:split:{'_'.join(map(str, ranks))}"
+        made = ProcessGroupPCCL(
+            PrefixStore(f"{name}/", self._store),
+            ranks.index(self._rank),
+            len(ranks),
+            timeout or timedelta(seconds=self._timeout_s),
+            global_ranks=[self._names.global_ranks[rank] for rank in ranks],
+            name=name,
         )
+        made._set_group_desc(group_desc or f"{self._group_desc}:split")
+        made.bound_device_id = self.bound_device_id
+        return made
 
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> PCCLWork:
-        """Reduce several tensors of each rank, in place."""
-        opts = opts or AllreduceCoalescedOptions()
-        require_some("allreduce_coalesced", tensors)
-        require_dense("allreduce_coalesced", tensors)
-        how = reduction("allreduce_coalesced", opts.reduceOp, tensors[0].dtype)
-        return self._call(
-            "allreduce_coalesced",
-            opts,
-            lambda lane: collectives.all_reduce_together(self._specs, lane, tensors, how),
-            tensors,
-        )
+    splitGroup = split_group  # noqa: N815
 
-    def broadcast(self, tensors: Any, opts: Any = None, root: int = 0, timeout: timedelta | None = None) -> PCCLWork:
-        """Give all ranks the root's tensor, in place."""
-        if isinstance(opts, int):
-            opts, root = None, opts
-        root_tensor = 0
-        if opts is not None:
-            root, root_tensor = opts.rootRank, opts.rootTensor
-        given = _listed(tensors)
-        require_root("broadcast", root, self._size)
-        if not 0 <= root_tensor < len(given):
-            raise fail("broadcast", f"invalid root tensor: {root_tensor} of {len(given)}")
-        require_alike("broadcast", given)
-        return self._call(
-            "broadcast",
-            opts if opts is not None else BroadcastOptions(),
-            lambda lane: collectives.broadcast(self._specs, lane, given, root, root_tensor, self._rank),
-            given,
-            timeout,
-        )
+    def eager_connect_single_device(self, device: Any = None) -> None:
+        """Do nothing: the ranks are connected from the beginning."""
 
-    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> PCCLWork:
-        """Return when all ranks have called it, and all earlier calls of this rank are over."""
-        if isinstance(opts, timedelta):
-            opts, timeout = None, opts
-        opts = opts if opts is not None else BarrierOptions()
-        for work in self._scheduler.open_works():
-            work.wait()
-        return self._call("barrier", opts, lambda lane: collectives.barrier(self._specs, lane), (), timeout)
+    def perform_nocolor_split(self, device: Any = None) -> None:
+        """Do nothing: a rank that is not in a new group has no part in making it."""
 
     # Life.
 
@@ -249,23 +231,10 @@ class ProcessGroupPCCL(TorchProcessGroup):  # type: ignore[misc]
         self._leave("was aborted")
 
     def _leave(self, how: str) -> None:
-        with self._lock:
+        with self._order:
             meeting, self._meeting = self._meeting, None
         text = f"{self._names.group} {how} on {self._names.of(self._rank)}"
         self._scheduler.fail(BackendError(text, Result.NOT_INITIALIZED))
         if meeting is not None:
-            meeting.leave()
+            meeting.leave(text)
         self._scheduler.stop()
-
-
-def _listed(tensors: Any) -> list[Tensor]:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
-def _options(opts: Any, op: Any, kind: type) -> tuple[Any, Any]:
-    """Return options, and the reduction that they ask for: some callers give it in the place of the options."""
-    if opts is None:
-        return kind(), op
-    if hasattr(opts, "reduceOp"):
-        return opts, opts.reduceOp
-    return kind(), opts

@@ -40,10 +40,12 @@ LANES = 8
 class Scheduler:
     """The calls of one process group. Thread-safe."""
 
-    def __init__(self, communicator: Communicator, names: Names) -> None:
+    def __init__(self, communicator: Communicator, peers: Sequence[int], names: Names) -> None:
+        """`peers` has the peer number of each rank."""
         self._communicator = communicator
         self._names = names
         self._ring = communicator.membership.peers
+        self._peers = peers
         self._lock = threading.Lock()
         self._calls = 0
         self._lanes: dict[Hashable, deque[PCCLWork]] = {}
@@ -158,12 +160,13 @@ class Scheduler:
         require_outcome(session, given_up, title)
 
     def failure(self, title: str, error: PCCLError) -> BackendError:
-        lost: list[int] = []
-        if error.result in FATAL:
-            ring = self._present_ring()
-            lost = [] if ring is None else self._names.lost(ring)
-        made = self._names.failure(title, error, lost)
-        if error.result in FATAL:
+        ring = self._present_ring()
+        lost = [] if ring is None else self._names.lost(ring)
+        if lost and error.result is Result.INVALID_ARGUMENT:  # `Fixed` has refused to go on with those who are left
+            error = PCCLError(Result.RANK_CONNECTION_LOST, title, self._why_lost(lost))
+        is_fatal = error.result in FATAL
+        made = self._names.failure(title, error, lost if is_fatal else ())
+        if is_fatal:
             self.fail(made)
         return made
 
@@ -173,7 +176,9 @@ class Scheduler:
     def finished(self, work: PCCLWork) -> None:
         with self._lock:
             self._open.discard(work)
-            lane = self._lanes[work.lane]
+            lane = self._lanes.get(work.lane)
+            if lane is None or work not in lane:
+                return
             was_first = lane[0] is work
             lane.remove(work)
             if not lane:
@@ -207,5 +212,8 @@ class Scheduler:
     def _require_membership(self, title: str) -> None:
         ring = self._present_ring()
         if ring is not self._ring and ring is not None and ring != self._ring:
-            lost = ", ".join(self._names.of(rank) for rank in self._names.lost(ring))
-            raise PCCLError(Result.RANK_CONNECTION_LOST, title, f"{lost} left the group or was lost")
+            raise PCCLError(Result.RANK_CONNECTION_LOST, title, self._why_lost(self._names.lost(ring)))
+
+    def _why_lost(self, ranks: Sequence[int]) -> str:
+        losses = self._communicator.losses
+        return ", ".join(f"{self._names.of(rank)}: {losses.get(self._peers[rank], 'lost')}" for rank in ranks)

@@ -10,7 +10,7 @@ import torch
 from pccl.torch.collectives import Plan, all_gathered
 from pccl.torch.reductions import name_of
 from pccl.torch.specs import Specs
-from pccl.torch.tensors import Tensor, fail, memory
+from pccl.torch.tensors import Tensor, fail
 from pccl.torch.work import Script
 
 
@@ -26,7 +26,9 @@ def require_summable(what: str, tensors: Sequence[Tensor], op: Any) -> None:
             sizes = f"expected {tuple(first.shape)}, got {tuple(tensor.shape)}"
             raise fail(what, f"invalid tensor size at index {index} ({sizes})")
     if name_of(op) != "SUM":
-        raise fail(what, f"unsupported reduction operation {name_of(op)} for sparse tensors, which can be summed up only")
+        raise fail(
+            what, f"unsupported reduction operation {name_of(op)} for sparse tensors, which can be summed up only"
+        )
 
 
 def all_reduce(specs: Specs, lane: int, tensors: Sequence[Tensor]) -> Plan:
@@ -41,24 +43,26 @@ def all_reduce(specs: Specs, lane: int, tensors: Sequence[Tensor]) -> Plan:
     def script() -> Script:
         head = torch.cat([torch.tensor([values.shape[0]]), shape])
         heads = torch.empty((specs.size, head.numel()), dtype=head.dtype)
-        yield [all_gathered(specs, lane, memory(head), memory(heads))]
+        yield from all_gathered(specs, lane, head, heads)
         counts = heads[:, 0].tolist()
         if not torch.equal(heads[:, 1:], shape.expand(specs.size, -1)):
-            raise fail("allreduce", f"invalid tensor size: ranks have sparse tensors of the shapes {heads[:, 1:].tolist()}")
+            raise fail(
+                "allreduce", f"invalid tensor size: ranks have sparse tensors of the shapes {heads[:, 1:].tolist()}"
+            )
         most = max(counts)
-        total = torch.sparse_coo_tensor(own.indices()[:, :0], own.values()[:0], own.shape)
+        total = torch.sparse_coo_tensor(own.indices()[:, :0], own.values()[:0], own.shape, check_invariants=False)
         if most:
             every = []
             for part in (indices.t().contiguous(), values):
                 padded = torch.zeros((most, *part.shape[1:]), dtype=part.dtype)
                 padded[: part.shape[0]] = part
                 whole = torch.empty((specs.size, *padded.shape), dtype=part.dtype)
-                yield [all_gathered(specs, lane, memory(padded), memory(whole))]
+                yield from all_gathered(specs, lane, padded, whole)
                 every.append(torch.cat([whole[rank, :count] for rank, count in enumerate(counts)]))
-            total = torch.sparse_coo_tensor(every[0].t(), every[1], own.shape).coalesce()
+            total = torch.sparse_coo_tensor(every[0].t(), every[1], own.shape, check_invariants=False).coalesce()
         with torch.no_grad():
             for each in tensors:
-                each.detach().copy_(total.to(each.device))
+                each.copy_(total.to(each.device))
         return list(tensors)
 
     return Plan(script())

@@ -8,6 +8,7 @@ Ops describe flat arrays. Ranks that give tensors of other shapes with as many e
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pccl.protocol.point_to_point import PAIR_TAG_MAX
@@ -35,11 +36,16 @@ class Fixed:
 class Specs:
     """Makes the ops of one process group."""
 
-    def __init__(self, peers: tuple[int, ...], rank: int) -> None:
-        """`peers` has the peer number of each rank."""
+    def __init__(self, peers: tuple[int, ...], rank: int, ring: Sequence[int]) -> None:
+        """`peers` has the peer number of each rank, and `ring` their order in the run."""
         self.peers = peers
         self.size = len(peers)
         self.rank = rank
+        is_in_order = tuple(ring) == peers
+        self.order = [] if is_in_order else [peers.index(peer) for peer in ring]
+        """The rank of each place in the ring; empty: they are the same."""
+        self.positions = [] if is_in_order else [tuple(ring).index(peer) for peer in peers]
+        """The place in the ring of each rank; empty: they are the same."""
 
     def _spec(
         self,

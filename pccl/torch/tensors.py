@@ -96,10 +96,12 @@ def put_back(tensor: Tensor, host: Tensor) -> None:
 
 
 def is_one_array(tensors: Sequence[Tensor]) -> bool:
-    """Return whether contiguous tensors on the host lie one behind the other, without gaps."""
+    """Return whether contiguous tensors of one memory of the host lie one behind the other, without gaps."""
     end = 0
     for tensor in tensors:
         if not is_plain(tensor) or (end and tensor.data_ptr() != end):
+            return False
+        if tensor.untyped_storage().data_ptr() != tensors[0].untyped_storage().data_ptr():
             return False
         end = tensor.data_ptr() + tensor.numel() * tensor.element_size()
     return bool(tensors) and end > 0
@@ -113,8 +115,10 @@ def fail(what: str, message: str) -> ArgumentError:
 
 
 def require_dense(what: str, tensors: Sequence[Tensor], hint: str = "") -> None:
-    """Raise ArgumentError unless all are dense tensors of one dtype, of the host or of a CUDA device. `hint` goes before
-    what is said of dtypes."""
+    """Raise ArgumentError unless all are dense tensors of one dtype, of the host or of a CUDA device.
+
+    `hint` goes before what is said of dtypes.
+    """
     first = tensors[0]
     for index, tensor in enumerate(tensors):
         if tensor.layout is not first.layout:

@@ -187,8 +187,12 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
             self._driver.later(lambda: self._resume(self._batch))
 
     def fail(self, error: BaseException) -> None:
-        """End a work that was never started."""
+        """End a work that is not started by itself."""
         self._end(None, error)
+
+    def succeed(self, value: Any) -> None:
+        """End a work that is not started by itself, with its result."""
+        self._end(value, None)
 
     def _end(self, value: Any, error: BaseException | None) -> None:
         with self._lock:

@@ -111,3 +111,73 @@ def test_a_lost_rank_is_named_and_ends_the_group() -> None:
     for text in [*texts[0], *texts[2]]:
         assert "rank 1" in text
         assert "destroy it" in text
+
+
+def test_subgroups_have_ranks_and_calls_of_their_own() -> None:
+    def script(rank: int) -> tuple[float, int]:
+        groups = [dist.new_group([0, 2]), dist.new_group([1]), dist.new_group([2, 1])]
+        mine = [group for group in groups if group is not dist.GroupMember.NON_GROUP_MEMBER]
+        total = 0.0
+        for group in mine:
+            tensor = torch.ones(2) * (rank + 1)
+            dist.all_reduce(tensor, group=group)
+            total += tensor[0].item()
+        dist.all_reduce(torch.ones(1))
+        if mine:
+            dist.destroy_process_group(mine[0])
+        return total, len(mine)
+
+    assert run_ranks(3, script) == [(4.0, 1), (2.0 + 5.0, 2), (4.0 + 5.0, 2)]
+
+
+def test_a_group_can_be_split_without_a_gpu() -> None:
+    def script(rank: int) -> tuple[float, list[int]]:
+        half = dist.split_group(split_ranks=[[0, 1], [3, 2]])
+        tensor = torch.ones(2) * rank
+        dist.all_reduce(tensor, group=half)
+        return tensor[0].item(), dist.get_process_group_ranks(half)
+
+    assert run_ranks(4, script) == [(1.0, [0, 1])] * 2 + [(5.0, [2, 3])] * 2
+
+
+def test_a_device_mesh_stands_on_groups_of_pccl() -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    def script(rank: int) -> tuple[float, float]:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "shard"))
+        found = []
+        for name in ("replica", "shard"):
+            tensor = torch.ones(1) * (rank + 1)
+            dist.all_reduce(tensor, group=mesh[name].get_group())
+            found.append(tensor.item())
+        return found[0], found[1]
+
+    assert run_ranks(4, script) == [(4.0, 3.0), (6.0, 3.0), (4.0, 7.0), (6.0, 7.0)]
+
+
+def test_facts_that_c10d_asks_for() -> None:
+    def script(rank: int) -> int:
+        group = dist.distributed_c10d._get_default_group()
+        assert group.name() == "pccl"
+        assert [each.type for each in group._device_types] == ["cpu", "cuda"]
+        backend = group._get_backend(torch.device("cpu"))
+        assert backend.options._timeout == timedelta(seconds=60)
+        backend._set_default_timeout(timedelta(seconds=7))
+        assert group.options._timeout == timedelta(seconds=7)
+        assert dist.distributed_c10d._get_process_group_name(group) == group.group_name
+        before = group._get_sequence_number_for_group()
+        for _ in range(3):
+            dist.all_reduce(torch.ones(1))
+        return group._get_sequence_number_for_group() - before
+
+    assert run_ranks(2, script) == [3, 3]
+
+
+def test_a_barrier_waits_for_earlier_calls_of_its_rank() -> None:
+    def script(rank: int) -> bool:
+        tensors = [torch.full((100,), float(number)) for number in range(30)]
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        dist.barrier()
+        return all(work.is_completed() for work in works)
+
+    assert run_ranks(2, script) == [True, True]

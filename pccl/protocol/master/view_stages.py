@@ -106,7 +106,11 @@ class ViewStages:
             group.running = False
             group.ledger = Ledger(())
             group.changed = True
-            group.ring = with_newcomers(group.ring, found, state.link_metrics)
+            places = {peer: state.members[peer].hello.place for peer in found}
+            if not group.ring and min(places.values()) >= 0:
+                group.ring = sorted(found, key=lambda peer: (places[peer], peer))
+            else:
+                group.ring = with_newcomers(group.ring, found, state.link_metrics)
 
     def _announce(self, listed: Sequence[int], relink: list[tuple[int, int]]) -> None:
         """Send Prepare to all who are in the view."""

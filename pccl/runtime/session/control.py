@@ -233,6 +233,7 @@ class Control:
             may_found=self._masters.are_all_asked,
             session=session,
             master_timeout_s=options.master_timeout_s,
+            place=options.place,
         )
 
     async def _open(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.SaidByMaster:

@@ -40,6 +40,8 @@ class SessionOptions:
     """Name of the site, whose peers come and go together; empty: a peer on its own."""
     site_size: int = 0
     """Number of peers of the site; 0: a peer on its own."""
+    place: int = -1
+    """Place in the ring that this peer asks for, as a founder; -1: none."""
     token: str = field(default="", repr=False)
     """The run's shared secret; empty: none."""
     encrypt: bool = False

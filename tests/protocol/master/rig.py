@@ -41,10 +41,10 @@ class Rig:
     def peers(self) -> list[int]:
         return [*self.master.accepted, *self.master.pending]
 
-    def hello(self, group: int = 0) -> int:
+    def hello(self, group: int = 0, place: int = -1) -> int:
         connection = self.master.state.next_peer
         self.effects = self.master.connected(connection, f"10.0.0.{connection}", self.now)
-        self.hear(connection, m.Hello(m.PROTOCOL_VERSION, "1.0", group, [], 5000, 2, f"n{connection}"))
+        self.hear(connection, m.Hello(m.PROTOCOL_VERSION, "1.0", group, [], 5000, 2, f"n{connection}", place=place))
         self.heartbeat(connection)
         self.answer()
         return connection

@@ -255,3 +255,17 @@ def test_founders_are_admitted_together() -> None:
     assert rig.master.state.view == 1
     rig.hello()
     assert len(rig.master.accepted) == 3
+
+
+def test_founders_have_the_places_that_they_ask_for() -> None:
+    rig = Rig(options=MasterOptions(founders=3))
+    for place in (2, 0, 1):
+        rig.hello(place=place)
+    assert rig.master.ring(0) == [2, 3, 1]
+
+
+def test_founders_have_the_order_of_their_numbers_if_one_asks_for_no_place() -> None:
+    rig = Rig(options=MasterOptions(founders=3))
+    for place in (2, -1, 1):
+        rig.hello(place=place)
+    assert rig.master.ring(0) == [1, 2, 3]

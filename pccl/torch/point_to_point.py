@@ -1,0 +1,237 @@
+"""Point-to-point calls of a process group: send, recv, recv from any rank, and the monitored barrier made of them.
+
+Calls of one pair, direction and tag meet in order. They have lanes of their own, so that they wait for no collective
+and no collective for them.
+
+A recv from any rank is posted to every rank, since nobody can be asked who will send. The first that comes is taken.
+The others stay posted, and what arrives there is kept for the next recv of that rank and tag, which it would have met
+anyway (`_Posted`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from pccl.torch import collectives
+from pccl.torch.caller import Caller
+from pccl.torch.collectives import Plan
+from pccl.torch.errors import BackendError
+from pccl.torch.options import seconds
+from pccl.torch.specs import INNER_PAIR_TAG
+from pccl.torch.tensors import Tensor, fail, put_back, require_dense, require_one
+from pccl.torch.work import PCCLWork, Script
+
+MONITOR_TAG = INNER_PAIR_TAG + 2**10
+ACKNOWLEDGE_TAG = MONITOR_TAG + 1
+
+
+class _Posted(NamedTuple):
+    """A recv that was posted for a recv from any rank."""
+
+    work: PCCLWork
+    array: Tensor
+
+
+class _Wanted(NamedTuple):
+    """A recv from any rank that has got nothing yet."""
+
+    work: PCCLWork
+    tensor: Tensor
+
+
+class PointToPointMethods(Caller):
+    """The methods for pairs of ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._posting = threading.RLock()
+        self._posted: dict[tuple[int, int], deque[_Posted]] = {}
+        """Recvs that nobody has asked for yet, by rank and tag."""
+        self._wanted: dict[int, deque[_Wanted]] = {}
+        """Recvs from any rank, by tag."""
+
+    def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0) -> PCCLWork | None:
+        """Send a tensor to a rank. It is over when that rank has received it."""
+        tensor = self._checked("send", tensors, dst, "destination", tag)
+        plan = collectives.send(self._specs, tag, tensor, dst)
+        return self._go("send", (dst, "to", tag), plan, tensor)
+
+    def recv(self, tensors: Sequence[Tensor], src: int, tag: int = 0) -> PCCLWork | None:
+        """Receive a tensor from a rank."""
+        tensor = self._checked("recv", tensors, src, "source", tag)
+        with self._posting:
+            posted = self._posted.get((src, tag))
+            if posted:
+                return self._take(posted.popleft(), tensor, src, tag)
+            plan = collectives.recv(self._specs, tag, tensor, src)
+            return self._go("recv", (src, "from", tag), plan, tensor, source=src)
+
+    def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> PCCLWork:
+        """Receive a tensor from whichever rank sends one first. `source_rank` of the work then says who it was."""
+        tensor = self._checked("recv_anysource", tensors, None, "source", tag)
+        self._require_alive()
+        work = PCCLWork(self._scheduler, "recv_anysource", _nothing(), ("any", id(tensor), tag), self._timeout_s, False)
+        with self._posting:
+            self._wanted.setdefault(tag, deque()).append(_Wanted(work, tensor))
+            for src in range(self._size):
+                if src != self._rank and not self._posted.get((src, tag)):
+                    self._post(src, tag, tensor)
+            ready = [src for src in range(self._size) if self._is_here(src, tag)]
+        if ready:
+            self._deliver(ready[0], tag)
+        return work
+
+    def _checked(self, what: str, tensors: Sequence[Tensor], other: int | None, role: str, tag: int) -> Tensor:
+        given = list(tensors)
+        require_one(what, given)
+        require_dense(what, given)
+        if other is not None and not 0 <= other < self._size:
+            raise fail(what, f"invalid {role} rank: {other} is no rank of a group of {self._size}")
+        if other == self._rank:
+            raise fail(what, f"invalid {role} rank: {other} is this rank itself")
+        if not 0 <= tag < INNER_PAIR_TAG:
+            raise fail(what, f"invalid tag: {tag} is not within [0, {INNER_PAIR_TAG})")
+        tensor = given[0]
+        return torch.view_as_real(tensor) if tensor.is_complex() and not tensor.is_conj() else tensor
+
+    def _require_alive(self) -> None:
+        if self._scheduler.failed is not None:
+            raise self._scheduler.failed
+
+    def _go(self, title: str, lane: Any, plan: Plan, tensor: Tensor, source: int = -1, timeout: Any = None) -> PCCLWork:
+        self._require_alive()
+        with self._order:
+            work = self._work(title, lane, plan, [tensor], timeout)
+            work.source = source
+            self._scheduler.enter(work)
+        self._scheduler.go(work, False)
+        if self._coalescing.batch is not None:
+            self._coalescing.batch.append(work)
+        return work
+
+    # Recvs from any rank.
+
+    def _post(self, src: int, tag: int, like: Tensor) -> None:
+        array = torch.empty(like.shape, dtype=like.dtype)
+        plan = collectives.recv(self._specs, tag, array, src)
+        with self._order:
+            work = self._work("recv_anysource", (src, "from", tag), plan, [])
+            self._scheduler.enter(work)
+        self._posted.setdefault((src, tag), deque()).append(_Posted(work, array))
+        self._scheduler.go(work, False)
+        work.when_over(partial(self._scheduler.later, partial(self._deliver, src, tag)))
+
+    def _is_here(self, src: int, tag: int) -> bool:
+        posted = self._posted.get((src, tag))
+        return bool(posted) and posted is not None and posted[0].work.is_completed()
+
+    def _deliver(self, src: int, tag: int) -> None:
+        """Give what has come from a rank to the recv from any rank that has waited longest, if there is one."""
+        with self._posting:
+            wanted = self._wanted.get(tag)
+            if not wanted or not self._is_here(src, tag):
+                return
+            work, tensor = wanted[0]
+            posted = self._posted[src, tag].popleft()
+            error = posted.work.exception()
+            if error is None and posted.array.numel() != tensor.numel():
+                self._posted[src, tag].appendleft(posted)
+                return
+            wanted.popleft()
+            if wanted and not self._posted[src, tag]:
+                self._post(src, tag, wanted[0].tensor)
+        if error is None:
+            put_back(tensor, posted.array)
+            work.source = src
+            work.succeed([tensor])
+        else:
+            work.fail(error)
+
+    def _take(self, posted: _Posted, tensor: Tensor, src: int, tag: int) -> PCCLWork:
+        """Return the work of a recv that a recv from any rank has posted already."""
+        if posted.array.numel() != tensor.numel() or posted.array.dtype is not tensor.dtype:
+            text = (
+                f"a recv from any rank has been waiting for {posted.array.numel()} elements of {posted.array.dtype} "
+                f"with tag {tag}, so {self._names_of(src)} must not send {tensor.numel()} of {tensor.dtype} with that "
+                f"tag: use another one"
+            )
+            raise fail("recv", text)
+        work = PCCLWork(self._scheduler, "recv", _nothing(), ("kept", id(tensor), tag), self._timeout_s, False)
+        work.source = src
+
+        def hand_over() -> None:
+            error = posted.work.exception()
+            if error is None:
+                put_back(tensor, posted.array)
+                work.succeed([tensor])
+            else:
+                work.fail(error)
+
+        posted.work.when_over(partial(self._scheduler.later, hand_over))
+        return work
+
+    def _names_of(self, rank: int) -> str:
+        raise NotImplementedError
+
+    # The monitored barrier.
+
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Return when all ranks have called it; otherwise name those that have not.
+
+        Rank 0 waits for a word of each other rank, and answers when it has heard of all.
+
+        Raises:
+            BackendError: on rank 0 with the first rank that has not come in time, or with `wait_all_ranks` with all
+                that have not; on the others if rank 0 does not answer.
+        """
+        limit_s = seconds(timeout, self._timeout_s)
+        limit = timedelta(seconds=limit_s)
+        word = torch.zeros(1, dtype=torch.uint8)
+        if self._rank != 0:
+            try:
+                self._monitor("to", MONITOR_TAG, word, 0, limit).wait()
+                self._monitor("from", ACKNOWLEDGE_TAG, word, 0, limit).wait()
+            except BackendError as error:
+                text = (
+                    f"[Rank {self._rank}]: Rank 0 has not answered in monitoredBarrier within {limit_s * 1000:.0f} ms: "
+                    f"see there which rank is missing ({error})"
+                )
+                raise BackendError(text, error.result, error.lost) from error
+            return
+        works = {
+            rank: self._monitor("from", MONITOR_TAG, torch.zeros(1, dtype=torch.uint8), rank, limit)
+            for rank in range(1, self._size)
+        }
+        missing: dict[int, BackendError] = {}
+        for rank, work in works.items():
+            try:
+                work.wait()
+            except BackendError as error:
+                missing[rank] = error
+                if not wait_all_ranks:
+                    break
+        if missing:
+            named = ", ".join(str(rank) for rank in missing)
+            ranks = f"Rank{'s' if len(missing) > 1 else ''} {named}"
+            first = next(iter(missing.values()))
+            text = f"[Rank 0]: {ranks} failed to pass monitoredBarrier in {limit_s * 1000:.0f} ms"
+            raise BackendError(text, first.result, first.lost) from first
+        for rank in works:
+            self._monitor("to", ACKNOWLEDGE_TAG, word, rank, limit).wait()
+
+    def _monitor(self, way: str, tag: int, word: Tensor, other: int, limit: timedelta) -> PCCLWork:
+        make = collectives.send if way == "to" else collectives.recv
+        plan = make(self._specs, tag, word, other)
+        return self._go("monitored_barrier", (other, way, tag), plan, word, timeout=limit)
+
+
+def _nothing() -> Script:
+    """Return a script that is never run."""
+    yield []

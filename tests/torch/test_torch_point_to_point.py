@@ -1,0 +1,122 @@
+"""Sends and recvs of a process group, and what is made of them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+import pccl.torch  # noqa: E402
+from tests.torch.ranks import run_ranks, worlds  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _worlds() -> Iterator[None]:
+    with worlds():
+        yield
+
+
+def test_sends_of_one_tag_meet_recvs_in_order_and_tags_keep_them_apart() -> None:
+    def script(rank: int) -> list[float]:
+        if rank == 0:
+            works = [dist.isend(torch.full((3,), float(number)), 1) for number in range(20)]
+            works.append(dist.isend(torch.full((3,), 99.0), 1, tag=7))
+        else:
+            tensors = [torch.zeros(3) for _ in range(21)]
+            works = [dist.irecv(tensors[20], 0, tag=7)]
+            works += [dist.irecv(tensor, 0) for tensor in tensors[:20]]
+        for work in works:
+            work.wait()
+        return [] if rank == 0 else [tensor[2].item() for tensor in tensors]
+
+    assert run_ranks(2, script)[1] == [*map(float, range(20)), 99.0]
+
+
+def test_a_batch_of_sends_and_recvs() -> None:
+    def script(rank: int) -> float:
+        tensor, found = torch.full((4,), float(rank)), torch.zeros(4)
+        ops = [
+            dist.P2POp(dist.isend, tensor, (rank + 1) % 3),
+            dist.P2POp(dist.irecv, found, (rank - 1) % 3),
+        ]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+        return found[0].item()
+
+    assert run_ranks(3, script) == [2.0, 0.0, 1.0]
+
+
+def test_a_recv_from_any_rank_says_who_it_was() -> None:
+    def script(rank: int) -> list[tuple[int, float]]:
+        if rank != 0:
+            for number in range(3):
+                dist.send(torch.full((2,), 10.0 * rank + number), 0)
+            return []
+        found = []
+        for _ in range(5):
+            tensor = torch.zeros(2)
+            source = dist.recv(tensor)
+            found.append((source, tensor[1].item()))
+        sources = [source for source, _ in found]
+        missing = 1 if sources.count(1) < 3 else 2
+        tensor = torch.zeros(2)
+        dist.recv(tensor, missing)
+        return sorted([*found, (missing, tensor[0].item())])
+
+    expected = [(rank, 10.0 * rank + number) for rank in (1, 2) for number in range(3)]
+    assert run_ranks(3, script)[0] == expected
+
+
+def test_a_lost_rank_ends_a_recv() -> None:
+    is_waiting = threading.Event()
+
+    def script(rank: int) -> str:
+        if rank == 1:
+            assert is_waiting.wait(30)
+            dist.destroy_process_group()
+            return ""
+        work = dist.irecv(torch.zeros(2), 1)
+        is_waiting.set()
+        with pytest.raises(pccl.torch.BackendError) as caught:
+            work.wait()
+        return str(caught.value)
+
+    assert "rank 1" in run_ranks(2, script)[0]
+
+
+def test_wrong_ranks_are_refused() -> None:
+    def script(rank: int) -> bool:
+        group = dist.distributed_c10d._get_default_group()
+        for other in (rank, 2, -1):
+            with pytest.raises(pccl.torch.ArgumentError, match="rank"):
+                group.send([torch.zeros(1)], other, 0)
+        return True
+
+    assert all(run_ranks(2, script))
+
+
+def test_a_monitored_barrier_names_the_ranks_that_have_not_come() -> None:
+    is_over = threading.Event()
+
+    def script(rank: int) -> str:
+        dist.monitored_barrier(timeout=timedelta(seconds=30))
+        if rank == 1:
+            assert is_over.wait(30)
+            return ""
+        try:
+            with pytest.raises(RuntimeError) as caught:
+                dist.monitored_barrier(timeout=timedelta(seconds=0.5), wait_all_ranks=True)
+        finally:
+            if rank == 0:
+                is_over.set()
+        return str(caught.value)
+
+    texts = run_ranks(3, script)
+    assert "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 500 ms" in texts[0]
+    assert "Rank 0 has not answered in monitoredBarrier" in texts[2]
