@@ -124,6 +124,18 @@ def test_a_failed_op_says_why(cluster: Cluster) -> None:
     assert any(event.kind == "op" and "tag 9" in event.text for event in recording.events)
 
 
+def test_calls_in_each_step_leave_room_for_what_has_happened(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that asks `are_peers_pending` in each step makes thousands of calls between two views."""
+    monkeypatch.setattr("pccl.runtime.session.flight_recorder.EVENTS_KEPT", 16)
+    cluster.join(2)
+    for _ in range(20):
+        cluster.each(lambda peer, _: peer.are_peers_pending())
+    events = cluster.peers[0].flight_recorder().events
+    assert [event.at_ns for event in events] == sorted(event.at_ns for event in events)
+    assert sum(event.kind == "call" for event in events) == 16
+    assert {"view", "link", "master"} <= {event.kind for event in events}
+
+
 def test_events_and_calls(cluster: Cluster) -> None:
     cluster.join(2)
     events = cluster[0].flight_recorder().events

@@ -34,6 +34,7 @@ from pccl.runtime.threads.clock_name import clock_name
 from pccl.types import Result
 
 EVENTS_KEPT = 1024
+"""Number of events that are kept, and of joint calls: a loop may make one in each step."""
 SAMPLES_KEPT = 4096
 """Number of link samples that are kept: with one link, those of two hours."""
 RINGS_KEPT = 256
@@ -60,6 +61,7 @@ class FlightRecorder:
         """The names of ops that the session has launched and that are not over."""
         self._ended: deque[tuple[Name, Launch]] = deque(maxlen=max(1, RECORDS))
         self._events: deque[RecordedEvent] = deque(maxlen=EVENTS_KEPT)
+        self._calls: deque[RecordedEvent] = deque(maxlen=EVENTS_KEPT)
         self._samples: deque[tuple[int, int, events.LinkCounters]] = deque(maxlen=SAMPLES_KEPT)
         self._peers: dict[int, int] = {}
         """The peer at the other end of each link."""
@@ -102,7 +104,8 @@ class FlightRecorder:
     def note(self, kind: str, text: str, duration_ns: int = 0, **about: int) -> None:
         """Note an event that ends now."""
         at_ns = time.monotonic_ns() - duration_ns
-        self._events.append(RecordedEvent(at_ns, kind, text[:TEXT_CHARACTERS_MAX], duration_ns, about))
+        events = self._calls if kind == "call" else self._events
+        events.append(RecordedEvent(at_ns, kind, text[:TEXT_CHARACTERS_MAX], duration_ns, about))
 
     @contextmanager
     def call(self, kind: str) -> Iterator[None]:
@@ -183,7 +186,7 @@ class FlightRecorder:
             callers=[names.get(caller, f"thread {caller:x}") for caller in callers],
             ops=sorted((op for op in ops if op.over_ns == 0 or op.over_ns > since_ns), key=lambda op: op.launched_ns),
             links=[_sample(*taken) for taken in list(self._samples)],
-            events=list(self._events),
+            events=sorted([*list(self._events), *list(self._calls)], key=lambda event: event.at_ns),
             reason=reason,
         )
 
