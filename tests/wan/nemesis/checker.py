@@ -8,15 +8,17 @@ These must hold, whatever was done to the network, the processes and the disks:
    bytes. A participant whose last attempt ended with a definite abort contradicts them; one whose attempt has no end,
    or ended with an error that says that the outcome is unknown to it or that its session is over, does not.
 2. *Linear in real time.* No op is committed anywhere before the last of its participants has launched it, nor by one
-   who did not launch it.
+   who did not launch it. An attempt that was aborted is no launch.
 3. *The right numbers.* The result is what the contributions of the participants give, which are computed here anew from
    seeds; of quantized ops and averages, as near as documented.
 4. *Inputs* are as they were after every error, and after a commit wherever the result went elsewhere; and nothing
    writes later into arrays that an error has given back.
-5. *In order.* A peer's ops with one tag are committed at growing steps, as long as its state has one label.
+5. *In order.* A peer's ops with one tag are committed at growing steps, as long as its state has one label. All that
+   it has launched in a step have ended when it goes on to the next.
 6. *One state.* All who have a revision of a label have the same chain of digests, and the chain follows from the ops
-   that were committed; the bulk that was copied along is the same wherever it was looked at. Training classes have the
-   same digest at the same revision.
+   that were committed: all of them, and no others. Nobody skips a revision, or syncs to one that nobody has had. The
+   bulk that was copied along is the same wherever it was looked at. Training classes have the same digest at the same
+   revision.
 7. *Nothing unexpected is raised*, and nobody who was asked to leave fails to.
 8. *Flat.* A peer that lives long needs no more memory, descriptors and threads later than before.
 """
@@ -119,6 +121,7 @@ class _Checker:
     def _one_peer(self, peer: str, events: Iterable[Event]) -> Iterator[Violation]:
         open_attempts: dict[OpName, _Attempt] = {}
         last_step: dict[tuple[str, int], int] = {}
+        outputs: dict[int, str] = {}
         for event in events:
             what = event.what
             match event.kind:
@@ -127,6 +130,7 @@ class _Checker:
                 case "left":
                     self.counts.evictions += 1
                     open_attempts.clear()
+                    outputs = {}
                 case "synced":
                     self.counts.syncs += 1
                 case "crash":
@@ -155,8 +159,20 @@ class _Checker:
                         yield Violation(event.at_s, "order", peer, f"{_text(name)} was committed after step {before}")
                     else:
                         last_step[name[0], name[2]] = name[1]
+                    op = self._op(name)
+                    if what["verdict"] == COMMITTED and op is not None and op.is_applied:
+                        outputs[op.tag] = what["output"]
                     if what["input"]:
                         yield from self._input(event, name, f"after {what['verdict']}")
+                case "state":
+                    for name in open_attempts:
+                        yield Violation(event.at_s, "order", peer, f"{_text(name)} has not ended, and its peer goes on")
+                    open_attempts.clear()
+                    applied = dict(what["applied"])
+                    if applied != outputs:
+                        text = f"revision {what['revision']}: what was applied is not what was committed"
+                        yield Violation(event.at_s, "state", peer, f"{text}: {applied}, {outputs}")
+                    outputs = {}
 
     def _input(self, event: Event, name: OpName, when: str) -> Iterator[Violation]:
         op = self._op(name)
@@ -212,7 +228,9 @@ class _Checker:
         earliest = min(committed, key=lambda each: each.ended_s or 0.0)
         assert earliest.ended_s is not None
         for number in earliest.what["peers"]:
-            launched_s = min(each.launched_s for each in by_number[number])
+            own = by_number[number]
+            own = [each for each in own if each.verdict == COMMITTED] or [each for each in own if _is_open(each)] or own
+            launched_s = min(each.launched_s for each in own)
             if launched_s > earliest.ended_s:
                 late_s = launched_s - earliest.ended_s
                 who = by_number[number][0].peer
@@ -224,7 +242,7 @@ class _Checker:
     ) -> Iterator[Violation]:
         for number in committed[0].what["peers"]:
             own = by_number[number]
-            if not any(each.verdict == COMMITTED or each.verdict is None or each.verdict in INDEFINITE for each in own):
+            if not any(each.verdict == COMMITTED or _is_open(each) for each in own):
                 last = own[-1]
                 text = f"{_text(name)} was committed by peer {committed[0].peer} with this peer in it, which heard "
                 yield _of(last, "verdict", f"{text}{last.verdict}: {last.what.get('text', '')}")
@@ -250,11 +268,9 @@ class _Checker:
                     yield _of(each, "sum", f"{_text(name)} ({op}) is not what its inputs give: {who}")
                 continue
             limit = values.tolerance(op, len(given))
-            for at, (value, wanted) in enumerate(zip(each.what["sample"], expected.tolist(), strict=False)):
-                if not abs(value - wanted) <= limit:
-                    text = f"{_text(name)} ({op}): element {at} is {value}, and {wanted} is what its inputs give"
-                    yield _of(each, "sum", text)
-                    break
+            sample, wanted = each.what["sample"], values.sample(expected)
+            if len(sample) != len(wanted) or not all(abs(a - b) <= limit for a, b in zip(sample, wanted, strict=True)):
+                yield _of(each, "sum", f"{_text(name)} ({op}): {sample} is not what its inputs give: {wanted}")
 
     # States.
 
@@ -265,17 +281,26 @@ class _Checker:
             (event for history in self._histories.values() for event in history), key=lambda event: event.at_s
         )
         own_chain: dict[str, str] = {}
+        revisions: dict[str, int] = {}
+        places: set[tuple[str, int]] = set()
         for event in events:
             what = event.what
+            if event.kind not in ("lineage", "synced", "state"):
+                continue
+            place = what["label"], what["revision"]
+            where = f"revision {place[1]} of {place[0]}"
+            before = revisions.get(event.peer)
+            revisions[event.peer] = place[1]
+            if event.kind == "synced" and place not in places:
+                yield Violation(event.at_s, "state", event.peer, f"a sync led to {where}, which nobody has had")
+            places.add(place)
             if event.kind == "lineage":
                 if what["base"] is None:
                     own_chain[event.peer] = bytes(16).hex()
                 continue
-            if event.kind not in ("synced", "state"):
-                continue
-            place = what["label"], what["revision"]
-            where = f"revision {place[1]} of {place[0]}"
             if event.kind == "state":
+                if before is not None and place[1] != before + 1:
+                    yield Violation(event.at_s, "state", event.peer, f"{where} was made of revision {before}")
                 applied = [(tag, found) for tag, found in what["applied"]]
                 expected = values.next_chain(bytes.fromhex(own_chain[event.peer]), applied).hex()
                 if what["chain"] != expected:
@@ -318,6 +343,11 @@ def _leaks(peer: str, events: Iterable[Event]) -> Iterator[Violation]:
         if after > before * (1 + FLAT_SHARE) and (name == "rss" or after > before + FLAT_COUNT):
             text = f"{name} went from {before:.0f} to {after:.0f} within {end_s - begin_s:.0f} s"
             yield Violation(end_s, "leak", peer, text)
+
+
+def _is_open(attempt: _Attempt) -> bool:
+    """Whether the others may have committed it, for all that its peer was told."""
+    return attempt.verdict is None or attempt.verdict in INDEFINITE
 
 
 def _of(attempt: _Attempt, rule: str, text: str) -> Violation:

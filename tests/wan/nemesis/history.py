@@ -14,7 +14,7 @@ The events of a peer that reduces (`peer`), with what each carries beside `at_s`
     synced     label, revision, chain, bulk   digests of the state that all are to have now
     launch     op, label, step, number, input digest of the input
     end        op, label, step, verdict       "committed", or the name of the error, with `text` and `input` after it
-               committed: peers (numbers by rank), rank, output (digest), sample (first elements), input
+               committed: peers (numbers by rank), rank, output (digest), sample (some elements), input
     state      label, revision, chain, bulk   after a step; `applied`: digests by op; bulk only now and then
     touched    text                           an array that an error had given back was written later
     alone                                     nobody else is there

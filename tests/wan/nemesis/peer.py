@@ -285,10 +285,10 @@ class Peer(Script):
             rank=membership.rank,
             world=info.world_size,
             output=found,
-            sample=[] if op.is_exact else output[: values.SAMPLE].astype(float).tolist(),
+            sample=[] if op.is_exact else values.sample(output),
             input="" if attempt.overwrites else values.digest(attempt.send),
         )
-        if op.kind not in (values.REDUCE_SCATTER, values.BARRIER):
+        if op.is_applied:
             applied.append((op.tag, found))
 
     def _keep(self, attempt: Attempt) -> None:

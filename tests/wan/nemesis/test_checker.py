@@ -47,7 +47,7 @@ def good() -> History:
                     say(peer, "launch", op=op.tag, label=LABEL, step=step, number=number, input=given)
                 for rank, peer in enumerate(PEERS):
                     say(peer, "end", **_end(op, step, rank, peer, verdict))
-            if op.kind not in (values.REDUCE_SCATTER, values.BARRIER):
+            if op.is_applied:
                 applied.append((op.tag, histories[PEERS[0]][-1].what["output"]))
         for peer in PEERS:
             states[peer].advance(step, applied)
@@ -63,7 +63,7 @@ def _end(op: Op, step: int, rank: int, peer: str, verdict: str) -> dict[str, Any
     if verdict != "committed":
         return {**what, "text": "peer 3 was lost"}
     result = values.result(op, given, rank)
-    sample = [] if op.is_exact else result[: values.SAMPLE].astype(float).tolist()
+    sample = [] if op.is_exact else values.sample(result)
     more = {"peers": list(NUMBERS), "rank": rank, "world": 3, "output": values.digest(result), "sample": sample}
     return {**what, **more}
 
@@ -81,6 +81,13 @@ def changed(histories: History, peer: str, chosen: Callable[[Event], bool], **wh
         events[at] = dataclasses.replace(events[at], what={**events[at].what, **what})
     else:
         del events[at]
+    return histories
+
+
+def ended(histories: History, peer: str) -> History:
+    """The same without this peer's last state: it has gone after its last op."""
+    assert histories[peer][-1].kind == "state"
+    del histories[peer][-1]
     return histories
 
 
@@ -106,12 +113,12 @@ def test_a_good_history_passes() -> None:
     "verdict", ["RANK_CONNECTION_LOST", "TIMEOUT", "TOO_FEW_PEERS", "INVALID_ARGUMENT"], ids=lambda each: str(each)
 )
 def test_an_abort_that_others_committed(verdict: str) -> None:
-    assert rules(changed(good(), "2.1", committed, verdict=verdict, text="")) == {"verdict"}
+    assert rules(ended(changed(good(), "2.1", committed, verdict=verdict, text=""), "2.1")) == {"verdict"}
 
 
 @pytest.mark.parametrize("verdict", sorted(checker.INDEFINITE))
 def test_an_end_that_leaves_it_open_contradicts_nobody(verdict: str) -> None:
-    assert rules(changed(good(), "2.1", committed, verdict=verdict, text="")) == set()
+    assert rules(ended(changed(good(), "2.1", committed, verdict=verdict, text=""), "2.1")) == set()
 
 
 def test_an_op_without_an_end_contradicts_nobody() -> None:
@@ -153,6 +160,25 @@ def test_a_commit_before_the_last_has_launched() -> None:
     assert "real time" in rules(histories)
 
 
+def test_a_commit_before_the_last_has_launched_again() -> None:
+    """What the last one has launched before was aborted, so it is no launch of what was committed."""
+    histories = good()
+    ends = [event for event in histories["1.1"] if event.kind == "end" and event.what["op"] == 0]
+    assert [event.what["verdict"] for event in ends[:2]] == ["RANK_CONNECTION_LOST", "committed"]
+    again = [
+        at for at, event in enumerate(histories["3.1"]) if (event.what.get("step"), event.what.get("op")) == (0, 0)
+    ]
+    for place, at in enumerate(again[2:]):
+        later_s = ends[1].at_s + 0.001 * (1 + place)
+        histories["3.1"][at] = dataclasses.replace(histories["3.1"][at], at_s=later_s)
+    assert rules(histories) == {"real time"}
+
+
+def test_an_op_that_never_ends_and_its_peer_goes_on() -> None:
+    histories = changed(good(), "2.1", lambda event: committed(event) and event.what["step"] == 1)
+    assert "order" in rules(histories)
+
+
 def test_other_bytes_on_one_peer() -> None:
     histories = changed(good(), "2.1", lambda event: committed(event, kind="all_reduce"), output="00")
     assert "bytes" in rules(histories)
@@ -168,8 +194,30 @@ def test_wrong_bytes_on_all_peers() -> None:
 def test_wrong_numbers_where_the_bytes_cannot_be_foretold() -> None:
     histories = good()
     for peer in PEERS:
-        changed(histories, peer, lambda event: committed(event, exact=False), sample=[1e6] * values.SAMPLE)
+        changed(histories, peer, lambda event: committed(event, exact=False), sample=[1e6] * (values.SAMPLED + 2))
     assert rules(histories) == {"sum"}
+
+
+@pytest.mark.parametrize("place", range(values.SAMPLED + 2))
+def test_one_wrong_number_anywhere_in_what_is_reported(place: int) -> None:
+    histories = good()
+    for peer in PEERS:
+        event = next(event for event in histories[peer] if committed(event, exact=False))
+        event.what["sample"][place % len(event.what["sample"])] += 1e6
+    assert rules(histories) == {"sum"}
+
+
+def test_a_result_of_which_nothing_is_reported() -> None:
+    assert rules(changed(good(), "1.1", lambda event: committed(event, exact=False), sample=[])) == {"sum"}
+
+
+def test_samples_come_from_all_over_a_result() -> None:
+    result = np.arange(1000)
+    assert values.sample(result)[:1] == [0.0]
+    assert values.sample(result)[values.SAMPLED - 1 :] == [999.0, 0.0, 999.0]
+    result[17] = -5
+    assert -5 in values.sample(result)
+    assert values.sample(np.zeros(1)) == [0.0, 0.0, 0.0]
 
 
 def test_an_input_that_an_abort_did_not_put_back() -> None:
@@ -204,6 +252,42 @@ def test_a_state_that_does_not_follow_from_what_was_applied() -> None:
     histories = good()
     for peer in PEERS:
         changed(histories, peer, lambda event: event.kind == "state", applied=[(0, "11")])
+    assert rules(histories) == {"state"}
+
+
+def applied_otherwise(change: Callable[[int, list[tuple[int, str]]], list[tuple[int, str]]]) -> History:
+    """The good history, in which all peers apply something else in each step, and agree on that."""
+    histories = good()
+    for peer in PEERS:
+        state = State(LOAD.state_bytes)
+        for at, event in enumerate(histories[peer]):
+            if event.kind == "state":
+                step = event.what["revision"] - 1
+                applied = change(step, event.what["applied"])
+                state.advance(step, applied)
+                digests = {"chain": state.chain.tobytes().hex(), "bulk": values.digest(state.bulk)}
+                histories[peer][at] = dataclasses.replace(event, what={**event.what, **digests, "applied": applied})
+    return histories
+
+
+def test_a_committed_op_that_nobody_applies() -> None:
+    assert rules(applied_otherwise(lambda _, applied: applied)) == set()
+    assert rules(applied_otherwise(lambda step, applied: applied[step == 1 :])) == {"state"}
+
+
+def test_results_that_are_applied_and_were_never_committed() -> None:
+    assert rules(applied_otherwise(lambda _, applied: [(tag, "11") for tag, _ in applied])) == {"state"}
+
+
+def test_a_revision_that_is_skipped() -> None:
+    assert rules(changed(good(), "2.1", lambda event: event.kind == "state", revision=STEPS + 5)) == {"state"}
+
+
+def test_a_sync_to_what_nobody_has_had() -> None:
+    histories = good()
+    for peer in PEERS:
+        what = {"label": LABEL, "revision": 77, "chain": "ab" * 16, "bulk": "cd"}
+        histories[peer].append(Event(990.0, peer, "synced", what))
     assert rules(histories) == {"state"}
 
 

@@ -26,7 +26,7 @@ ALL_REDUCE, ALL_GATHER, BROADCAST, REDUCE_SCATTER, BARRIER = (
 )
 MAGNITUDE = 1000
 IMPATIENT_S = 0.2
-SAMPLE = 8
+SAMPLED = 8
 """The number of elements of a result that are reported as they are, where the bytes cannot be foretold."""
 
 
@@ -61,6 +61,11 @@ class Op:
     def is_exact(self) -> bool:
         """Whether the bytes of the result follow from the contributions."""
         return not self.is_quantized and self.how != "AVG"
+
+    @property
+    def is_applied(self) -> bool:
+        """Whether peers apply its result to their state: it is the same on all."""
+        return self.kind not in (REDUCE_SCATTER, BARRIER)
 
 
 def ops_of_step(seed: int, step: int, load: Load) -> list[Op]:
@@ -120,6 +125,15 @@ def tolerance(op: Op, world: int) -> float:
         # A grid of 255 steps over at most this range, once for each contribution on its way and once for the sum.
         return 2 * world * MAGNITUDE / 255 * (world + 1)
     return 1e-3 if op.how == "AVG" else 0.0
+
+
+def sample(result: Array) -> list[float]:
+    """Return some elements from all over a result, and its least and its largest one."""
+    if not result.size:
+        return []
+    places = np.linspace(0, result.size - 1, min(SAMPLED, result.size)).astype(int)
+    chosen: list[float] = [*result[places].astype(float), float(result.min()), float(result.max())]
+    return chosen
 
 
 def digest(data: Array) -> str:
