@@ -26,6 +26,9 @@ def register() -> None:
         if not distributed.is_available() or NAME.upper() in distributed.Backend._plugins:
             return
         distributed.Backend.register_backend(NAME, _create, extended_api=True, devices=list(DEVICES))
+        # torch 2.15 would attach its own flight recorder, which groups that are written in Python cannot have.
+        recording: set[str] = getattr(distributed.distributed_c10d, "_FR_SELF_RECORDING_BACKENDS", set())
+        recording.add(NAME)
         _extend(distributed, "monitored_barrier", _monitored_barrier)
         _extend(distributed, "split_group", _split_group)
     except Exception as error:
@@ -45,6 +48,7 @@ def _create(options: Any, _: Any) -> Any:
         global_ranks=ranks,
         name=options.group_id,
         is_default=not ranks,
+        enable_reconfigure=getattr(options, "enable_reconfigure", False),  # from torch 2.15 on
     )
 
 

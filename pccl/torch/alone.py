@@ -44,6 +44,19 @@ class Alone:
     def fail(self, error: BackendError) -> None:
         self.failed = self.failed or error
 
+    def leave(self, error: BackendError) -> None:
+        """Let all later calls raise `error`: this rank has left the group."""
+        self.failed = error
+
+    def trouble(self) -> BackendError | None:
+        """Return what has happened to the group, as `Scheduler.trouble`."""
+        return self.failed
+
+    @property
+    def heard(self) -> BackendError | None:
+        """The first failure that a call has met."""
+        return self.failed
+
     def stop(self) -> None:
         return
 

@@ -32,10 +32,10 @@ KEY = "pccl/master"
 MASTER_VARIABLE = "PCCL_MASTER"
 POLL_S = 0.002
 RETRY_S = 0.05
+LEAVE_S = 1.0
+"""Seconds for which a rank that leaves waits until that has come through."""
 LOST_MASTER_S = 5.0
 """Seconds for which survivors of the rank that had the master look for it."""
-LINGER_S = 2.0
-"""Seconds for which a master goes on when its own rank has left, for the others to leave."""
 
 
 class Meeting(NamedTuple):
@@ -48,10 +48,14 @@ class Meeting(NamedTuple):
     """The masters that this process hosts for the group."""
 
     def leave(self, reason: str) -> None:
-        """Leave the run. The others are told the reason."""
-        self.communicator.close(reason=reason)
+        """Leave the run. The others are told the reason. Masters go on for a while, for the others to leave."""
+        try:
+            self.communicator.close(timeout=LEAVE_S, reason=reason)
+        except PCCLError as error:
+            if error.result is not Result.TIMEOUT:  # it goes on leaving
+                raise
         if self.hosting is not None:
-            self.hosting.retire(LINGER_S)
+            self.hosting.retire()
 
 
 def meet(store: Any, rank: int, size: int, timeout_s: float, is_default: bool) -> Meeting:
@@ -71,7 +75,7 @@ def meet(store: Any, rank: int, size: int, timeout_s: float, is_default: bool) -
             communicator.connect(timeout=_left_s(deadline_s))
             _await_all(communicator, size, deadline_s)
         elif rank == 0:
-            host = advertised_host(_host_of(store))
+            host = advertised_host(host_of(store))
             token = secrets.token_hex(16)
             hosting = Hosting(host)
             address = hosting.found(size, token)
@@ -81,7 +85,7 @@ def meet(store: Any, rank: int, size: int, timeout_s: float, is_default: bool) -
             store.delete_key(KEY)
         else:
             communicator = _join_first_rank(store, rank, deadline_s)
-        return Meeting(communicator, _exchange(communicator, rank, size, deadline_s), hosting)
+        return Meeting(communicator, exchange(communicator, rank, size, deadline_s), hosting)
     except BaseException:
         if communicator is not None:
             communicator.close()
@@ -131,7 +135,7 @@ def _await_all(communicator: Communicator, size: int, deadline_s: float) -> None
             raise PCCLError(Result.TIMEOUT, "init_process_group", text)
 
 
-def _exchange(communicator: Communicator, rank: int, size: int, deadline_s: float) -> tuple[int, ...]:
+def exchange(communicator: Communicator, rank: int, size: int, deadline_s: float) -> tuple[int, ...]:
     """Return the peer number of each rank."""
     info = communicator.all_gather(np.array([rank, size]), timeout=_left_s(deadline_s))
     said = [(int(one), int(its_size)) for one, its_size in info.array]
@@ -142,7 +146,7 @@ def _exchange(communicator: Communicator, rank: int, size: int, deadline_s: floa
     return tuple(peer for _, peer in sorted(zip(said, info.membership.peers, strict=True)))
 
 
-def _host_of(store: Any) -> str:
+def host_of(store: Any) -> str:
     """Return the host of a store that is a server; empty: it is none."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store

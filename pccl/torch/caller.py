@@ -24,6 +24,8 @@ class Caller:
     _timeout_s: float
     _specs: Specs
     _scheduler: Scheduler | Alone
+    _work_type: type[PCCLWork] = PCCLWork
+    """The class of works, which torchft wants to be another one."""
 
     def __init__(self) -> None:
         self._order = threading.Lock()
@@ -59,7 +61,7 @@ class Caller:
     def _work(self, title: str, lane: Hashable, plan: Plan, tensors: Sequence[Tensor], timeout: Any = None) -> PCCLWork:
         devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}
         limit_s = seconds(timeout, self._timeout_s)
-        return PCCLWork(self._scheduler, title, plan.script, lane, limit_s, plan.is_light, list(devices))
+        return self._work_type(self._scheduler, title, plan.script, lane, limit_s, plan.is_light, list(devices))
 
     # Several calls that are waited for together.
 

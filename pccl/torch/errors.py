@@ -32,14 +32,14 @@ FATAL = frozenset(
 ADVICE = {
     Result.RANK_CONNECTION_LOST: (
         "the operation was aborted on all survivors and its tensors are as they were. This process group cannot be "
-        "used any more: destroy it, and make one of the ranks that are left or restart the job"
+        "used any more: reconfigure it with the ranks that are left (torch 2.15), or destroy it and make another one"
     ),
     Result.MASTER_CONNECTION_FAILED: (
-        "this process group cannot be used any more: destroy it, and make a new one or restart the job"
+        "this process group cannot be used any more: reconfigure it (torch 2.15), or destroy it and make another one"
     ),
     Result.TIMEOUT: (
-        "the operation was aborted on all ranks that had called it and its tensors are as they were; see why a rank "
-        "comes late or not at all, or give a longer timeout"
+        "the operation timed out. It was aborted on all ranks that had called it and its tensors are as they were; see "
+        "why a rank comes late or not at all, or give a longer timeout"
     ),
 }
 
@@ -65,11 +65,13 @@ class BackendError(DistBackendError):  # type: ignore[misc]
 class Names:
     """The names of a group's ranks, for texts."""
 
-    def __init__(self, group: str, rank: int, global_ranks: Sequence[int]) -> None:
-        """`global_ranks` has the global rank of each rank of the group."""
+    def __init__(self, group: str, rank: int, global_ranks: Sequence[int], processes: Sequence[str] = ()) -> None:
+        """`global_ranks` has the global rank of each rank of the group, and `processes` the names of their processes,
+        where they are known."""
         self.group = group
         self.rank = rank
         self.global_ranks = tuple(global_ranks)
+        self._processes = tuple(processes)
         self._rank_of: dict[int, int] = {}
 
     def number(self, peers: Sequence[int]) -> None:
@@ -78,7 +80,8 @@ class Names:
 
     def of(self, rank: int) -> str:
         """Return the name of a rank of the group."""
-        return f"rank {self.global_ranks[rank]}"
+        process = f" ({self._processes[rank]})" if self._processes else ""
+        return f"rank {self.global_ranks[rank]}{process}"
 
     def ranks_in(self, text: str) -> str:
         """Return the text with the names of ranks where it has numbers of peers."""

@@ -58,7 +58,7 @@ class Hosting:
 
     def __init__(self, host: str) -> None:
         """`host` is where others dial this process."""
-        self._host = host
+        self.host = host
         self._nodes: list[MasterNode] = []
         self._retiring: dict[threading.Timer, list[MasterNode]] = {}
         self._lock = threading.Lock()
@@ -73,13 +73,13 @@ class Hosting:
 
     @property
     def _listen(self) -> str:
-        return addresses.join(listen_host(self._host), 0)
+        return addresses.join(listen_host(self.host), 0)
 
     def _run(self, node: MasterNode) -> str:
         node.run()
         with self._lock:
             self._nodes.append(node)
-        return addresses.join(self._host, addresses.parse(node.address)[1])
+        return addresses.join(self.host, addresses.parse(node.address)[1])
 
     def retire(self, after_s: float = LINGER_S) -> None:
         """Stop the masters of the present world after a while."""

@@ -25,18 +25,19 @@ from pccl.torch import bootstrap
 from pccl.torch.alone import Alone
 from pccl.torch.backend import NAME, BackendPCCL, Options
 from pccl.torch.collective_methods import CollectiveMethods
-from pccl.torch.errors import BackendError, Names
+from pccl.torch.errors import Names
+from pccl.torch.fault_tolerance import AbortHooks, FaultTolerance
 from pccl.torch.options import seconds
 from pccl.torch.point_to_point import PointToPointMethods
+from pccl.torch.reconfigure import Reconfigurer
 from pccl.torch.scheduler import Scheduler
 from pccl.torch.specs import Specs
-from pccl.types import Result
 
 DEFAULT_TIMEOUT_S = 30 * 60.0
 DEVICES = ("cpu", "cuda")
 
 
-class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, TorchProcessGroup):  # type: ignore[misc]
+class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, TorchProcessGroup):  # type: ignore[misc]
     """A process group whose collectives are pccl's.
 
     Thread-safe. Collectives of one group meet in the order in which each rank calls them. A call either succeeds on all
@@ -55,6 +56,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, TorchProcessGroup
         global_ranks: Sequence[int] = (),
         name: str = "",
         is_default: bool = False,
+        enable_reconfigure: bool = False,
     ) -> None:
         """Meet the other ranks of the group through a c10d store.
 
@@ -65,6 +67,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, TorchProcessGroup
             global_ranks: The global rank of each rank; the same numbers if left out.
             name: What the group is called in texts.
             is_default: Whether PCCL_MASTER may name the run in which the group meets.
+            enable_reconfigure: True to wait for nobody: the group has its ranks from its first `reconfigure` on.
         """
         TorchProcessGroup.__init__(self, rank, size)
         super().__init__()
@@ -81,7 +84,11 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, TorchProcessGroup
         self._meeting: bootstrap.Meeting | None = None
         self._specs = Specs((0,), 0, (0,))
         self._scheduler: Scheduler | Alone = Alone(self._names)
-        if size > 1:
+        self._abort_hooks = AbortHooks()
+        self._reconfigurer = Reconfigurer(bootstrap.host_of(store))
+        if enable_reconfigure:
+            self._await_world("it was made with enable_reconfigure, so call reconfigure first")
+        elif size > 1:
             self._meet(store, is_default)
 
     def _meet(self, store: Any, is_default: bool) -> None:
@@ -91,7 +98,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, TorchProcessGroup
             raise self._names.failure("init_process_group", error) from None
         self._names.number(self._meeting.peers)
         self._specs = Specs(self._meeting.peers, self._rank, self._meeting.communicator.membership.peers)
-        self._scheduler = Scheduler(self._meeting.communicator, self._meeting.peers, self._names)
+        self._scheduler = self._new_scheduler(self._meeting, self._names)
 
     def _names_of(self, rank: int) -> str:
         return self._names.of(rank)
@@ -149,6 +156,8 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, TorchProcessGroup
         if kind not in DEVICES:
             raise RuntimeError(f"No backend type associated with device type {kind}: pccl has {', '.join(DEVICES)}")
         return self._backend
+
+    get_backend = _get_backend
 
     @property
     def bound_device_id(self) -> Any:
@@ -219,22 +228,3 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, TorchProcessGroup
 
     def perform_nocolor_split(self, device: Any = None) -> None:
         """Do nothing: a rank that is not in a new group has no part in making it."""
-
-    # Life.
-
-    def shutdown(self) -> None:
-        """Leave the group. Works in flight fail."""
-        self._leave("was destroyed")
-
-    def abort(self) -> None:
-        """Leave the group at once. Works in flight fail here, and on the other ranks as after a loss."""
-        self._leave("was aborted")
-
-    def _leave(self, how: str) -> None:
-        with self._order:
-            meeting, self._meeting = self._meeting, None
-        text = f"{self._names.group} {how} on {self._names.of(self._rank)}"
-        self._scheduler.fail(BackendError(text, Result.NOT_INITIALIZED))
-        if meeting is not None:
-            meeting.leave(text)
-        self._scheduler.stop()

@@ -171,29 +171,34 @@ class Endpoint:
         self._wake.close()
         self._thread.join()
 
-    def use(self, uuid: int) -> None:
-        """Note that a uuid is used. RendezvousError if it was before."""
-        with self._changed:
-            if uuid in self._ends:
-                raise RendezvousError(_used(uuid))
-            self._ends[uuid] = _used(uuid)
-
-    def meet(self, uuid: int, handles: Sequence[str], timeout_s: float, masters: Masters) -> Invitation:
-        """Meet those whose `handles` these are. RendezvousError, for each of them if for one.
-
-        `handles` has more than one, and that of this process.
-        """
-        own = str(self.handle)
-        if own not in handles:
+    def require(self, uuid: int, handles: Sequence[str]) -> None:
+        """Raise RendezvousError unless this process can reconfigure with these."""
+        if str(self.handle) not in handles:
             raise RendezvousError(
                 f"the handle of this process ({self.handle.name}) is not among the {len(handles)} that reconfigure was "
                 f"given: a process that shall not be in the new world does not call it"
             )
+        with self._changed:
+            if uuid in self._ends:
+                raise RendezvousError(_used(uuid))
+
+    def use(self, uuid: int) -> None:
+        """Note that a uuid is used."""
+        with self._changed:
+            self._ends[uuid] = _used(uuid)
+
+    def meet(self, uuid: int, handles: Sequence[str], timeout_s: float, masters: Masters) -> Invitation:
+        """Meet those whose `handles` these are: more than one, and this process among them.
+
+        Raises:
+            RendezvousError: as of `require`; or there is no new world, for any of them.
+        """
+        self.require(uuid, handles)
         self.use(uuid)
         end_s = time.monotonic() + timeout_s
         known = [Handle.parse(handle) for handle in handles]
         join = Join(uuid, digest_of(uuid, handles), self.handle.id)
-        if handles[0] != own:
+        if handles[0] != str(self.handle):
             with self._changed:
                 self._end(uuid, f"{self.handle.name} was given handles of which it is not the first")
             return _visit(join, known[0], end_s, timeout_s, masters)

@@ -40,8 +40,18 @@ LANES = 8
 class Scheduler:
     """The calls of one process group. Thread-safe."""
 
-    def __init__(self, communicator: Communicator, peers: Sequence[int], names: Names) -> None:
-        """`peers` has the peer number of each rank."""
+    def __init__(
+        self,
+        communicator: Communicator,
+        peers: Sequence[int],
+        names: Names,
+        in_trouble: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`peers` has the peer number of each rank. `in_trouble` is called in the progress thread when a rank was lost
+        or a call has timed out for the first time."""
+        self._in_trouble = in_trouble
+        self._trouble: BackendError | None = None
+        self._has_left = False
         self._communicator = communicator
         self._names = names
         self._ring = communicator.membership.peers
@@ -115,6 +125,28 @@ class Scheduler:
         with self._lock:
             self._failure = self._failure or error
 
+    def leave(self, error: BackendError) -> None:
+        """Let all later calls, and what is in flight, raise `error`: this rank leaves the group."""
+        with self._lock:
+            self._failure = self._trouble = error
+            self._has_left = True
+
+    def trouble(self) -> BackendError | None:
+        """Return the first failure of the group, be it a timeout; None: there is none. A loss is known as soon as the
+        others go on without the rank, also while nothing is in flight."""
+        if self._trouble is None:
+            try:
+                self._communicator._inner.view("membership")
+                self._require_membership("membership")
+            except PCCLError as error:
+                self.failure("membership", error)
+        return self._trouble
+
+    @property
+    def heard(self) -> BackendError | None:
+        """The first failure that a call has met."""
+        return self._trouble
+
     @property
     def failed(self) -> BackendError | None:
         """The reason why the group can do nothing more, if it is so."""
@@ -160,6 +192,8 @@ class Scheduler:
         require_outcome(session, given_up, title)
 
     def failure(self, title: str, error: PCCLError) -> BackendError:
+        if self._has_left and self._failure is not None:
+            return self._failure
         ring = self._present_ring()
         lost = [] if ring is None else self._names.lost(ring)
         if lost and error.result is Result.INVALID_ARGUMENT:  # `Fixed` has refused to go on with those who are left
@@ -168,6 +202,11 @@ class Scheduler:
         made = self._names.failure(title, error, lost if is_fatal else ())
         if is_fatal:
             self.fail(made)
+        if error.result in FATAL or error.result is Result.TIMEOUT:
+            with self._lock:
+                is_first, self._trouble = self._trouble is None, self._trouble or made
+            if is_first:
+                self._progress.later(self._in_trouble)
         return made
 
     def later(self, call: Callable[[], None]) -> None:

@@ -1,0 +1,264 @@
+"""Process groups that lose ranks and gain new ones. Each rank is a process group object of its own in this process.
+
+Where torch has `dist._reconfigure` (2.15), it is what calls `reconfigure`; with an older torch, the tests do.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch._C._distributed_c10d import ErrorType  # noqa: E402
+
+from pccl.torch import ArgumentError, BackendError, ProcessGroupPCCL  # noqa: E402
+from tests.support.cluster import WAIT_S, Background, together, until  # noqa: E402
+
+LIMIT = timedelta(seconds=20)
+
+
+class Group:
+    """A process group object of one rank."""
+
+    def __init__(self) -> None:
+        self.pg = ProcessGroupPCCL(dist.HashStore(), 0, 1, LIMIT, name="elastic", enable_reconfigure=True)
+        self.handle = self.pg.get_reconfigure_handle()
+
+    def reconfigure(self, uuid: int, groups: Sequence[Group] | set[str], timeout: timedelta | None = LIMIT) -> None:
+        handles = groups if isinstance(groups, set) else [group.handle for group in groups]
+        if hasattr(dist, "_reconfigure"):
+            work = dist._reconfigure(uuid, handles, self.pg, timeout)
+        else:
+            work = self.pg.reconfigure(SimpleNamespace(uuid=uuid, handles=handles, timeout=timeout, hints={}))
+        assert work.wait()
+        assert work.is_completed()
+
+    def sum(self) -> list[float]:
+        """Return the sum of all ranks plus 1."""
+        tensor = torch.full((2,), self.pg.rank() + 1.0)
+        self.pg.allreduce([tensor]).wait()
+        return [float(each) for each in tensor]
+
+    def failure(self, call: Callable[[], Any] | None = None) -> BackendError:
+        with pytest.raises(BackendError) as caught:
+            (call or self.sum)()
+        return caught.value
+
+
+def sums(groups: Sequence[Group]) -> list[list[float]]:
+    return together([group.sum for group in groups])
+
+
+def total(size: int) -> list[float]:
+    return [size * (size + 1) / 2] * 2
+
+
+def form(uuid: int, groups: Sequence[Group]) -> None:
+    """Make these the ranks of a new world, and see that they are."""
+    together([partial(group.reconfigure, uuid, groups) for group in groups])
+    assert [(group.pg.rank(), group.pg.size()) for group in groups] == [(i, len(groups)) for i in range(len(groups))]
+    assert sums(groups) == [total(len(groups))] * len(groups)
+
+
+@pytest.fixture
+def ranks() -> Iterator[Callable[[int], list[Group]]]:
+    made: list[Group] = []
+
+    def make(count: int) -> list[Group]:
+        made.extend(Group() for _ in range(count))
+        return made[-count:]
+
+    yield make
+    together([group.pg.shutdown for group in made])
+
+
+Ranks = Callable[[int], list[Group]]
+
+
+def test_the_order_of_the_handles_gives_the_ranks(ranks: Ranks) -> None:
+    a, b, c = ranks(3)
+    form(1, [a, b, c])
+    form(2, [c, a, b])
+    assert [group.pg.get_reconfigure_handle() for group in (a, b, c)] == [a.handle, b.handle, c.handle]
+    in_order = sorted([a, b, c], key=lambda group: group.handle)
+    together([partial(group.reconfigure, 3, {a.handle, b.handle, c.handle}) for group in in_order])
+    assert [group.pg.rank() for group in in_order] == [0, 1, 2]
+
+
+def test_who_is_left_out_need_not_take_part_and_can_come_back(ranks: Ranks) -> None:
+    a, b, c = ranks(3)
+    form(1, [a, b, c])
+    form(2, [a, c])
+    error = b.failure()
+    assert "it goes on to uuid 2" in str(error)
+    assert b.pg.get_error() == ErrorType.REMOTE_ERROR
+    form(3, [a, b, c])
+    assert b.pg.get_error() == ErrorType.SUCCESS
+
+
+def test_newcomers_join(ranks: Ranks) -> None:
+    first = ranks(2)
+    form(1, first)
+    form(2, [*first, *ranks(2)])
+
+
+def test_groups_part_and_merge(ranks: Ranks) -> None:
+    groups = ranks(4)
+    together([partial(group.reconfigure, 10 + i // 2, groups[i // 2 * 2 :][:2]) for i, group in enumerate(groups)])
+    assert sums(groups) == [total(2)] * 4
+    form(12, groups)
+    for i, group in enumerate(groups):
+        group.reconfigure(20 + i, [group])
+        assert (group.pg.rank(), group.pg.size(), group.sum()) == (0, 1, [1.0, 1.0])
+    form(30, groups)
+
+
+def test_before_the_first_world_calls_say_what_to_do(ranks: Ranks) -> None:
+    (group,) = ranks(1)
+    assert "call reconfigure first" in str(group.failure())
+    assert group.pg.supports_reconfigure
+    assert group.pg._get_backend(torch.device("cpu")).supports_reconfigure
+    assert group.pg.get_error() == ErrorType.SUCCESS
+
+
+def test_a_uuid_is_used_once_and_the_world_goes_on(ranks: Ranks) -> None:
+    groups = ranks(2)
+    form(1, groups)
+    for group in groups:
+        with pytest.raises(ArgumentError, match="uuid 1 was already used"):
+            group.reconfigure(1, groups)
+    assert sums(groups) == [total(2)] * 2
+
+
+def test_wrong_handles_are_refused_and_the_world_goes_on(ranks: Ranks) -> None:
+    groups = ranks(3)
+    form(1, groups[:2])
+    a, b, c = groups
+    with pytest.raises(ArgumentError, match="is not among the 2 that reconfigure was given"):
+        a.reconfigure(2, [b, c])
+    with pytest.raises(ArgumentError, match="more than once"):
+        a.reconfigure(2, [a, b, a])
+    with pytest.raises(ArgumentError, match="at least one handle"):
+        a.reconfigure(2, [])
+    with pytest.raises(ArgumentError, match="no handle of a pccl process group"):
+        a.reconfigure(2, {a.handle, "gloo:0:-1:0:"})
+    assert sums(groups[:2]) == [total(2)] * 2
+
+
+def test_a_rank_that_does_not_come_is_named_and_another_attempt_works(ranks: Ranks) -> None:
+    groups = ranks(3)
+    form(1, groups)
+    short = timedelta(seconds=0.3)
+    calls = [Background(partial(group.failure, partial(group.reconfigure, 2, groups, short))) for group in groups[:2]]
+    for call in calls:
+        assert "timed out after 0.3 s" in str(call.result())
+    assert "rank 2 (" in str(calls[0].result())
+    assert "did not call reconfigure with uuid 2" in str(calls[0].result())
+    error = groups[0].failure()
+    assert "reconfigure of process group elastic with uuid 2 failed: timed out" in str(error)
+    late = groups[2].failure(partial(groups[2].reconfigure, 2, groups))
+    assert "timed out" in str(late)
+    form(3, groups)
+
+
+def test_an_abort_ends_what_is_in_flight_at_once_on_all(ranks: Ranks) -> None:
+    groups = ranks(3)
+    form(1, groups)
+    works = [group.pg.allreduce([torch.ones(3)]) for group in groups[1:]]
+    began_s = time.monotonic()
+    groups[1].pg.abort()
+    assert "was aborted on rank 1" in str(groups[1].failure(works[0].wait))
+    heard = groups[2].failure(works[1].wait)
+    assert "was lost (left: it was aborted there" in str(heard)
+    assert heard.lost == (1,)
+    assert "it was aborted there" in str(groups[0].failure())
+    assert time.monotonic() - began_s < WAIT_S / 4
+    expected = [ErrorType.REMOTE_ERROR, ErrorType.SUCCESS, ErrorType.REMOTE_ERROR]
+    assert [group.pg.get_error() for group in groups] == expected
+    for group in groups:
+        group.pg.abort()
+        assert group.pg.get_error() == ErrorType.SUCCESS
+        assert "was aborted" in str(group.failure())
+    form(2, groups)
+
+
+def test_a_loss_is_known_while_nothing_is_in_flight(ranks: Ranks) -> None:
+    groups = ranks(3)
+    form(1, groups)
+    groups[0].pg.abort()
+    for group in groups[1:]:
+        until(lambda group=group: group.pg.get_error() == ErrorType.REMOTE_ERROR, "the loss is known")
+
+
+def test_what_waits_for_its_turn_fails_too(ranks: Ranks) -> None:
+    groups = ranks(2)
+    form(1, groups)
+    works = [groups[0].pg.allreduce([torch.ones(3)]) for _ in range(40)]
+    form_alone = Background(partial(groups[0].reconfigure, 2, [groups[0]]))
+    form_alone.result()
+    for work in works:
+        assert "went on to another world" in str(groups[0].failure(work.wait))
+
+
+def test_a_call_that_times_out_can_be_recovered_from(ranks: Ranks) -> None:
+    groups = ranks(3)
+    form(1, groups)
+    groups[1].pg.set_timeout(timedelta(milliseconds=50))
+    error = groups[1].failure()
+    assert "timed out" in str(error)
+    assert groups[1].pg.get_error() == ErrorType.TIMEOUT
+    groups[1].pg.set_timeout(LIMIT)
+    form(2, groups)
+    assert groups[1].pg.get_error() == ErrorType.SUCCESS
+
+
+def test_abort_hooks_are_called_once_for_each_world(ranks: Ranks) -> None:
+    groups = ranks(2)
+    form(1, groups)
+    called: list[str] = []
+    seen = threading.Event()
+
+    def fail() -> None:
+        raise ValueError("of the hook")
+
+    pg = groups[0].pg
+    assert pg.supports_abort_hooks
+    pg.register_abort_hook(3, lambda: (called.append("third"), seen.set()))
+    pg.register_abort_hook(2, fail)
+    pg.register_abort_hook(1, lambda: called.append("first"))
+    pg.register_abort_hook(4, lambda: called.append("never"))
+    pg.unregister_abort_hook(4)
+    groups[1].pg.abort()
+    groups[0].failure()
+    groups[0].failure()
+    assert seen.wait(WAIT_S)
+    assert called == ["first", "third"]
+    pg.abort()
+    assert called == ["first", "third"] * 2
+
+
+def test_a_group_of_a_store_can_be_reconfigured(ranks: Ranks) -> None:
+    store = dist.HashStore()
+    both = together([partial(ProcessGroupPCCL, store, rank, 2, LIMIT) for rank in range(2)])
+    groups = []
+    for pg in both:
+        group = Group.__new__(Group)
+        group.pg, group.handle = pg, pg.get_reconfigure_handle()
+        groups.append(group)
+    try:
+        assert sums(groups) == [total(2)] * 2
+        form(1, [groups[1], *ranks(1), groups[0]])
+    finally:
+        for pg in both:
+            with suppress(BackendError):
+                pg.shutdown()
