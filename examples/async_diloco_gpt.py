@@ -8,8 +8,6 @@ the network: the time that peer 0 stood still for it (and, on one machine, for s
 between is taken care of. Options and commands between hosts are those of diloco_gpt.py.
 """
 
-import os
-
 from common.run import prepare
 
 from pccl import Communicator
@@ -21,7 +19,7 @@ inner, rest = divmod(options.inner, options.fragments)
 if rest:
     raise SystemExit(f"--inner {options.inner} is not a multiple of --fragments {options.fragments}")
 
-with Communicator(os.environ["PCCL_MASTER"]) as communicator:
+with Communicator() as communicator:
     diloco = AsyncDiLoCo(
         communicator,
         model,

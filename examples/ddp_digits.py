@@ -11,8 +11,6 @@ Between hosts, start `pccl master --listen 0.0.0.0:48148` on one and on each, wi
     PCCL_MASTER=host:48148 python examples/ddp_digits.py --peers 2 --index INDEX
 """
 
-import os
-
 import torch
 from common.progress import Progress, announce, arguments
 from sklearn.datasets import load_digits
@@ -41,7 +39,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 progress = Progress(options)
 announce(options)
 
-with Communicator(os.environ["PCCL_MASTER"]) as communicator:
+with Communicator() as communicator:
     ddp = DDP(communicator, model, optimizer, bucket_bytes=32 << 10)
     ddp.join(options.peers)  # waits for all, or enters a run that is under way
     train_loss, sent_bytes, waited_s = 0.0, 0, 0.0

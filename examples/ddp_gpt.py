@@ -6,8 +6,6 @@
 `--inner`. Between hosts as diloco_gpt.py.
 """
 
-import os
-
 from common.run import prepare
 
 from pccl import Communicator
@@ -16,7 +14,7 @@ from pccl.training import DDP
 run = prepare("Trains a small GPT with data parallelism.")
 options, model, trainer, progress = run.options, run.model, run.trainer, run.progress
 
-with Communicator(os.environ["PCCL_MASTER"]) as communicator:
+with Communicator() as communicator:
     ddp = DDP(communicator, model, trainer.optimizer, quantization=run.quantization, bucket_bytes=64 << 10)
     run.resume(ddp)
     ddp.join(options.peers)  # waits for all, or enters a run that is under way

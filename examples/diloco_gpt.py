@@ -15,8 +15,6 @@ Between hosts, start `pccl master --listen 0.0.0.0:48148` on one and on each, wi
 The model starts from some steps that every peer makes alike before it connects (`--pretrain`), as the paper's do.
 """
 
-import os
-
 from common.gpt import CONTEXT
 from common.run import prepare
 
@@ -26,7 +24,7 @@ from pccl.training import DiLoCo, OuterNesterov
 run = prepare("Trains a small GPT with DiLoCo.", is_unequal=True)
 options, model, trainer, progress = run.options, run.model, run.trainer, run.progress
 
-with Communicator(os.environ["PCCL_MASTER"]) as communicator:
+with Communicator() as communicator:
     diloco = DiLoCo(
         communicator,
         model,

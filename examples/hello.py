@@ -6,17 +6,13 @@ Peers meet at a master, sum an array, and all hold the same result.
 """
 
 import os
-import time
 
 import numpy as np
 
-from pccl import Attribute, Communicator, ReduceOp
+from pccl import Communicator
 
-with Communicator(os.environ["PCCL_MASTER"]) as communicator:
-    while communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < int(os.environ["PCCL_LAUNCH_COUNT"]):
-        if communicator.are_peers_pending():
-            communicator.update_topology()
-        time.sleep(0.01)
+with Communicator() as communicator:
+    communicator.wait_for_peers(int(os.environ["PCCL_LAUNCH_COUNT"]))
     values = np.arange(4, dtype=np.float32) + int(os.environ["PCCL_LAUNCH_INDEX"])
-    info = communicator.all_reduce(values, op=ReduceOp.SUM)
+    info = communicator.all_reduce(values)
     print(f"{values} is the sum over {info.world_size} peers")

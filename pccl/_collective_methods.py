@@ -8,9 +8,10 @@ The methods of `Collectives` wait, so each communicator does it in its own way (
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from pccl import _collectives
+from pccl._arrays import Array, Movable
 from pccl._collectives import AsyncCollectiveHandle, CallOf
 from pccl._timeouts import DEFAULT, Timeout
 from pccl.types import ReduceAlgorithm, ReduceOp
@@ -31,8 +32,8 @@ class LaunchedCollectives(ABC):
 
     def all_gather_async(
         self,
-        send: Any,
-        recv: Any = None,
+        send: Movable,
+        recv: Movable | None = None,
         *,
         tag: int = 0,
         algorithm: ReduceAlgorithm | None = None,
@@ -43,10 +44,10 @@ class LaunchedCollectives(ABC):
 
     def reduce_scatter_async(
         self,
-        send: Any,
-        recv: Any = None,
+        send: Array,
+        recv: Array | None = None,
         *,
-        op: ReduceOp,
+        op: ReduceOp = ReduceOp.SUM,
         tag: int = 0,
         algorithm: ReduceAlgorithm | None = None,
         step: int | None = None,
@@ -56,16 +57,22 @@ class LaunchedCollectives(ABC):
         return self._launch_collective(call, "reduce_scatter_async")
 
     def broadcast_async(
-        self, array: Any, *, root: int, tag: int = 0, algorithm: ReduceAlgorithm | None = None, step: int | None = None
+        self,
+        array: Movable,
+        *,
+        root: int,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
     ) -> AsyncCollectiveHandle:
         """Launch `broadcast` and return at once."""
         return self._launch_collective(_collectives.broadcast(array, root, tag, algorithm, step), "broadcast_async")
 
-    def send_async(self, array: Any, *, to: int, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
+    def send_async(self, array: Movable, *, to: int, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
         """Launch `send` and return at once."""
         return self._launch_collective(_collectives.send(array, to, tag, step), "send_async")
 
-    def recv_async(self, array: Any, *, from_: int, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
+    def recv_async(self, array: Movable, *, from_: int, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
         """Launch `recv` and return at once."""
         return self._launch_collective(_collectives.recv(array, from_, tag, step), "recv_async")
 
@@ -99,8 +106,8 @@ class Collectives(LaunchedCollectives, Generic[CollectiveInfoT]):
 
     def all_gather(
         self,
-        send: Any,
-        recv: Any = None,
+        send: Movable,
+        recv: Movable | None = None,
         *,
         tag: int = 0,
         algorithm: ReduceAlgorithm | None = None,
@@ -123,10 +130,10 @@ class Collectives(LaunchedCollectives, Generic[CollectiveInfoT]):
 
     def reduce_scatter(
         self,
-        send: Any,
-        recv: Any = None,
+        send: Array,
+        recv: Array | None = None,
         *,
-        op: ReduceOp,
+        op: ReduceOp = ReduceOp.SUM,
         tag: int = 0,
         algorithm: ReduceAlgorithm | None = None,
         step: int | None = None,
@@ -151,7 +158,7 @@ class Collectives(LaunchedCollectives, Generic[CollectiveInfoT]):
 
     def broadcast(
         self,
-        array: Any,
+        array: Movable,
         *,
         root: int,
         tag: int = 0,
@@ -176,7 +183,7 @@ class Collectives(LaunchedCollectives, Generic[CollectiveInfoT]):
         return self._collective(_collectives.broadcast(array, root, tag, algorithm, step), timeout, "broadcast")
 
     def send(
-        self, array: Any, *, to: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
+        self, array: Movable, *, to: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
     ) -> CollectiveInfoT:
         """Send `array` to rank `to`, and return once that peer has received it.
 
@@ -198,7 +205,7 @@ class Collectives(LaunchedCollectives, Generic[CollectiveInfoT]):
         return self._collective(_collectives.send(array, to, tag, step), timeout, "send")
 
     def recv(
-        self, array: Any, *, from_: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
+        self, array: Movable, *, from_: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
     ) -> CollectiveInfoT:
         """Receive into `array` what rank `from_` sends. See `send`. On failure the array is undefined."""
         return self._collective(_collectives.recv(array, from_, tag, step), timeout, "recv")

@@ -5,7 +5,7 @@ signatures, checks what it is given, and leaves the waiting to the methods that 
 
 A method that waits returns its result in the one and a coroutine with it in the other. So the class is generic: a
 return type such as `ReduceInfoT` stands for `ReduceInfo` in `Communicator`, and for a coroutine of it in
-`AsyncCommunicator`.
+`AsyncCommunicator`. `RESULTS` has what each of them stands for, and `own_methods` says so in the signatures.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import os
 import socket
 import ssl
 from abc import abstractmethod
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from pccl import _timeouts, security
+from pccl._arrays import Array
 from pccl._collective_methods import CollectiveInfoT, Collectives
 from pccl._collectives import AsyncCollectiveHandle, CallOf
+from pccl._gathering import wait_for_peers
 from pccl._reduce import AsyncReduceHandle, ReduceOpDescriptor, op_spec
 from pccl._retry import Retry
 from pccl._session_holder import SessionErrors, SessionHolder
@@ -35,9 +37,11 @@ from pccl.runtime.session.options import SessionOptions
 from pccl.shared_state import SharedState
 from pccl.types import (
     Attribute,
+    CollectiveInfo,
     Membership,
     QuantizationOptions,
     ReduceAlgorithm,
+    ReduceInfo,
     ReduceOp,
     ReduceOperandDescriptor,
     Result,
@@ -52,16 +56,28 @@ UINT32_MAX = 2**32 - 1
 
 NoneT = TypeVar("NoneT")
 BoolT = TypeVar("BoolT")
+IntT = TypeVar("IntT")
 SyncInfoT = TypeVar("SyncInfoT")
 ReduceInfoT = TypeVar("ReduceInfoT")
+RESULTS = {
+    "NoneT": None,
+    "BoolT": bool,
+    "IntT": int,
+    "SyncInfoT": SharedStateSyncInfo,
+    "ReduceInfoT": ReduceInfo,
+    "CollectiveInfoT": CollectiveInfo,
+}
+"""The results of methods that wait, by the name of the type variable."""
 
 
-class CommunicatorMethods(Collectives[CollectiveInfoT], Generic[NoneT, BoolT, SyncInfoT, ReduceInfoT, CollectiveInfoT]):
+class CommunicatorMethods(
+    Collectives[CollectiveInfoT], Generic[NoneT, BoolT, IntT, SyncInfoT, ReduceInfoT, CollectiveInfoT]
+):
     """A peer of a run. See `Communicator` for the arguments."""
 
     def __init__(
         self,
-        address: str,
+        address: str | None = None,
         peer_group: int = 0,
         p2p_connection_pool_size: int = 0,
         *,
@@ -82,6 +98,12 @@ class CommunicatorMethods(Collectives[CollectiveInfoT], Generic[NoneT, BoolT, Sy
             if not is_fine:
                 raise PCCLError(Result.INVALID_ARGUMENT, "Communicator", message)
 
+        if address is None:
+            address = os.environ.get("PCCL_MASTER", "")
+            what = (
+                "PCCL_MASTER is not set: `pccl launch` sets it; or set it, or give an address, to a master's host:port"
+            )
+            check(bool(address.strip()), what)
         listen = os.environ.get("PCCL_LISTEN") if listen is None else listen
         advertise = os.environ.get("PCCL_ADVERTISE") if advertise is None else advertise
         try:
@@ -130,26 +152,20 @@ class CommunicatorMethods(Collectives[CollectiveInfoT], Generic[NoneT, BoolT, Sy
             # Whoever cannot reach the master is not told the run's name, without which peers refuse a connection.
             security.warn_if_exposed(listen_host, secret, stacklevel=2)
         self._inner = SessionHolder(address, masters, options, timeout_s)
+        self._before_leaving: dict[Hashable, Callable[[], object]] = {}
         self._set_up()
 
     def _set_up(self) -> None:
         """Set up what else a kind of communicator consists of."""
         return
 
-    # Each kind of communicator waits in its own way. The first three do the same, one for each type of result.
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._inner.address}: {self._inner.standing}>"
+
+    # Each kind of communicator waits in its own way.
 
     @abstractmethod
-    def _call_for_none(self, func_name: str, call: Callable[[], Coroutine[Any, Any, None]]) -> NoneT:
-        """Run a coroutine in the session's trio run."""
-
-    @abstractmethod
-    def _call_for_bool(self, func_name: str, call: Callable[[], Coroutine[Any, Any, bool]]) -> BoolT:
-        """Run a coroutine in the session's trio run."""
-
-    @abstractmethod
-    def _call_for_sync_info(
-        self, func_name: str, call: Callable[[], Coroutine[Any, Any, SharedStateSyncInfo]]
-    ) -> SyncInfoT:
+    def _call(self, func_name: str, call: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
         """Run a coroutine in the session's trio run."""
 
     @abstractmethod
@@ -177,7 +193,41 @@ class CommunicatorMethods(Collectives[CollectiveInfoT], Generic[NoneT, BoolT, Sy
                 another peer could be made; INVALID_USAGE if this communicator is connected already; TIMEOUT.
         """
         attempts = integer_argument("n_attempts", n_attempts, "connect")
-        return self._call_for_none("connect", lambda: self._inner.connect(attempts, timeout))
+        accepted: NoneT = self._call("connect", lambda: self._inner.connect(attempts, timeout))
+        return accepted
+
+    @property
+    def address(self) -> str:
+        """The addresses of masters that it was made with."""
+        return self._inner.address
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it takes part in a run now."""
+        return self._inner.is_connected
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds that a call has which is given no timeout of its own; None: as long as it takes. It may be set, and
+        counts from the next call on.
+
+        Raises:
+            PCCLError: INVALID_ARGUMENT if what it is set to is no number.
+        """
+        return self._inner.default_timeout_s
+
+    @timeout.setter
+    def timeout(self, timeout: float | None) -> None:
+        self._inner.default_timeout_s = _timeouts.checked_s(timeout, "timeout")
+
+    def before_leaving(self, key: Hashable, call: Callable[[], object]) -> None:
+        """Have `call()` made at the end of a `with` block of this communicator, before it closes.
+
+        It is made only if the block ends without an exception, and what it raises comes out of the block. A later call
+        with the same `key` replaces it, and `close` forgets all. In an `async with` block it may be a coroutine
+        function.
+        """
+        self._before_leaving[key] = call
 
     def get_attribute(self, attribute: Attribute) -> int:
         """Return a fact of the installed view. It never blocks.
@@ -251,7 +301,8 @@ class CommunicatorMethods(Collectives[CollectiveInfoT], Generic[NoneT, BoolT, Sy
         async def are_pending() -> bool:
             return await self._inner.joint(name, Kind.ARE_PEERS_PENDING, timeout) > 0
 
-        return self._call_for_bool(name, are_pending)
+        answer: BoolT = self._call(name, are_pending)
+        return answer
 
     def update_topology(self, *, timeout: Timeout = DEFAULT) -> NoneT:
         """Admit all peers that wait. A joint call of all peers.
@@ -261,6 +312,22 @@ class CommunicatorMethods(Collectives[CollectiveInfoT], Generic[NoneT, BoolT, Sy
                 that can never meet this one.
         """
         return self._change_topology("update_topology", Kind.UPDATE_TOPOLOGY, timeout)
+
+    def wait_for_peers(self, count: int, *, timeout: Timeout = DEFAULT) -> IntT:
+        """Admit newcomers until the peer group has `count` peers, and return how many it has.
+
+        Call it once, after `connect`, where peers are to begin together. Newcomers may come in any order, and peers may
+        call it at different moments; whoever is in the run makes joint calls meanwhile. Peers that have begun do not
+        wait for another one: a peer that joins them later, or that has missed the moment in which there were enough,
+        gets the number of those who are there, which may be below `count`. It logs a WARNING when it has waited for
+        long.
+
+        Raises:
+            PCCLError: TIMEOUT, after which it may be called again; PENDING_ASYNC_OPS while own ops are in flight;
+                INVALID_ARGUMENT if `count` is below 1.
+        """
+        world_size: IntT = self._call(wait_for_peers.__name__, partial(wait_for_peers, self._inner, count, timeout))
+        return world_size
 
     def optimize_topology(self, *, timeout: Timeout = DEFAULT) -> NoneT:
         """Adopt the ring whose slowest link is fastest; of several, the one with the least latency.
@@ -279,7 +346,8 @@ class CommunicatorMethods(Collectives[CollectiveInfoT], Generic[NoneT, BoolT, Sy
         async def change() -> None:
             await self._inner.joint(func_name, kind, timeout)
 
-        return self._call_for_none(func_name, change)
+        changed: NoneT = self._call(func_name, change)
+        return changed
 
     def sync_shared_state(
         self,
@@ -309,16 +377,17 @@ class CommunicatorMethods(Collectives[CollectiveInfoT], Generic[NoneT, BoolT, Sy
         given: Any = shared_state
         if not isinstance(given, SharedState):
             raise PCCLError(Result.INVALID_ARGUMENT, name, f"shared_state must be a SharedState, not {given!r}")
-        return self._call_for_sync_info(name, partial(sync_shared_state, self._inner, shared_state, strategy, timeout))
+        info: SyncInfoT = self._call(name, partial(sync_shared_state, self._inner, shared_state, strategy, timeout))
+        return info
 
     # Collectives.
 
     def all_reduce(
         self,
-        send: Any,
-        recv: Any = None,
+        send: Array,
+        recv: Array | None = None,
         *,
-        op: ReduceOp,
+        op: ReduceOp = ReduceOp.SUM,
         tag: int = 0,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
@@ -389,10 +458,10 @@ class CommunicatorMethods(Collectives[CollectiveInfoT], Generic[NoneT, BoolT, Sy
 
     def all_reduce_async(
         self,
-        send: Any,
-        recv: Any = None,
+        send: Array,
+        recv: Array | None = None,
         *,
-        op: ReduceOp,
+        op: ReduceOp = ReduceOp.SUM,
         tag: int = 0,
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,

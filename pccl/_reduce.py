@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -229,6 +229,14 @@ class AsyncHandle(Generic[Info]):
             text = f"nobody waited for the op with tag {op.tag}: its result has not come to the device"
             warn(text, ResourceWarning, source=self)
 
+    def __repr__(self) -> str:
+        result = self._op.result
+        end = "in flight"
+        if result is not None:
+            failure = f"failed, {result.code.name}: {result.reason}"
+            end = f"done by {result.world_size} peers" if result.code is Result.SUCCESS else failure
+        return f"<{type(self).__name__} with tag {self._op.tag}: {end}>"
+
     @property
     def tag(self) -> int:
         """The tag that the op was launched with."""
@@ -286,10 +294,11 @@ class AsyncHandle(Generic[Info]):
 
     @trio.lowlevel.enable_ki_protection
     async def async_wait(self) -> tuple[bool, Result, Info | None]:
-        """Wait as `wait` does, in the trio program that owns the AsyncCommunicator.
+        """Wait as `wait` does, in a coroutine of trio or asyncio.
 
-        If it is cancelled, the arrays are as they were before the op, unless the op has ended by then: that is returned
-        as if in time.
+        If it is cancelled, the arrays are as they were before the op, which goes on with a copy of them. If the op has
+        ended by then, that is returned in trio as if in time; in asyncio the cancellation goes on, `done` says that the
+        op is over, and the arrays hold the result.
         """
         try:
             await self._op.async_wait()
@@ -300,6 +309,14 @@ class AsyncHandle(Generic[Info]):
         finally:
             await self._op.async_reclaim(goes_on=True)
         return self.wait(0)
+
+    def __await__(self) -> Generator[Any, Any, Info]:
+        """Wait as `async_wait` does, and return or raise as `result`."""
+        return self._awaited().__await__()
+
+    async def _awaited(self) -> Info:
+        await self.async_wait()
+        return self._info_of(self._op, type(self).__name__)
 
 
 class AsyncReduceHandle(AsyncHandle[ReduceInfo]):

@@ -1,7 +1,7 @@
 """The session behind a communicator: made by `connect`, handed to every call, ended by `close`.
 
-Both communicators have a `SessionHolder`. Its coroutines run in a trio run: that of the program for
-`AsyncCommunicator`, that of the portal's thread for `Communicator`.
+Both communicators have a `SessionHolder`. Its coroutines run in a trio run: that of the program for an
+`AsyncCommunicator` in trio, that of the portal's thread for one in asyncio and for `Communicator`.
 """
 
 from __future__ import annotations
@@ -214,22 +214,46 @@ class SessionHolder:
     def is_connected(self) -> bool:
         return self._session is not None and self._session.view is not None and self._session.failure is None
 
+    @property
+    def standing(self) -> str:
+        """Where the communicator stands, in a few words: for people."""
+        session = self._session
+        failure = session.failure if session is not None else None
+        if self._is_closed:
+            return "closed"
+        if failure is not None:
+            return f"{failure.result.name}, {failure.message}"
+        if session is None or session.view is None:
+            return "connecting" if self._is_connecting else "not connected"
+        view = session.view
+        return f"rank {view.ring.index(view.peer)} of {view.world_size} in group {view.group}, peer {view.peer}"
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing of a session is left, so that the next one may live in another trio run."""
+        return not self._is_connecting and (self._session is None or self._session.over.is_set())
+
     def begin_close(self) -> bool:
         """Refuse all further calls. True if `close` has anything left to do."""
         self._is_closed = True
         return self._session is not None and not self._session.is_forgotten
 
-    async def close(self, reason: str = "") -> None:
-        """Leave the run. The others are told the `reason`."""
+    async def close(self, reason: str = "", limit_s: float | None = None) -> bool:
+        """Leave the run, and tell the others the `reason`.
+
+        Return False if `limit_s` has passed before nothing was left to do, which then goes on.
+        """
         self._is_closed = True
         if self._session is None:
-            return
+            return True
 
         async def account() -> tuple[str, str]:
             return CLOSING, how_to_look(self.address)
 
-        with trio.CancelScope(shield=True), waiting("close", account, logger):
+        end_s = float("inf") if limit_s is None else trio.current_time() + limit_s
+        with trio.CancelScope(shield=True, deadline=end_s) as scope, waiting("close", account, logger):
             await self._session.close(reason)
+        return not scope.cancelled_caught
 
     def abandon(self, error: BaseException) -> None:
         """End the session from outside its trio run, which has ended with `error`."""
@@ -334,3 +358,10 @@ class SessionHolder:
             finally:
                 op.reclaim()
             raise
+
+
+def close_forgotten(holder: SessionHolder) -> None:
+    """Leave the run without waiting, for a communicator that was garbage-collected, in whatever thread. Its session
+    lives in the portal's thread."""
+    if holder.begin_close():
+        portal.current().start(holder.close)

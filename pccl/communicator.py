@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
 from pccl import _timeouts
 from pccl._collectives import CallOf
-from pccl._communicator_methods import CommunicatorMethods
+from pccl._communicator_methods import RESULTS, CommunicatorMethods
 from pccl._giving_up import CANCEL_GRACE_S, INTERRUPT_GRACE_S, deadline, gave_up, require_outcome
+from pccl._own_methods import own_methods
 from pccl._reduce import info_of
 from pccl._retry import Retry
-from pccl._session_holder import SessionErrors, SessionHolder
+from pccl._session_holder import SessionErrors, close_forgotten
 from pccl._timeouts import Timeout
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import OpSpec
@@ -32,7 +33,8 @@ WHOM_S = 0.5
 """Time that it may take to find out for whom an op has waited, before it is given up."""
 
 
-class Communicator(CommunicatorMethods[None, bool, SharedStateSyncInfo, ReduceInfo, CollectiveInfo]):
+@own_methods(RESULTS, are_coroutines=False)
+class Communicator(CommunicatorMethods[None, bool, int, SharedStateSyncInfo, ReduceInfo, CollectiveInfo]):
     """A peer of a run.
 
     Peers of one `peer_group` reduce together and share state; joining and topology are common to all groups. `with`
@@ -46,8 +48,9 @@ class Communicator(CommunicatorMethods[None, bool, SharedStateSyncInfo, ReduceIn
     communicator), or TIMEOUT. Ctrl-C ends any wait within a second. When an op raises anything, its arrays are
     the caller's again and as they were before; only with KeyboardInterrupt the op may have been committed by then.
 
-    The return types `NoneT`, `BoolT`, `SyncInfoT`, `ReduceInfoT` and `CollectiveInfoT` are `None`, `bool`,
-    `SharedStateSyncInfo`, `ReduceInfo` and `CollectiveInfo` here, and coroutines of them in `AsyncCommunicator`.
+    In the reference the return types `NoneT`, `BoolT`, `IntT`, `SyncInfoT`, `ReduceInfoT` and `CollectiveInfoT` are
+    `None`, `bool`, `int`, `SharedStateSyncInfo`, `ReduceInfo` and `CollectiveInfo` here, and coroutines of them in
+    `AsyncCommunicator`.
 
     The master may die, and the run goes on: ops that are under way go on, calls wait, and the peer looks for a master
     at the addresses that it knows, be it one that was started anew or a standby.
@@ -64,7 +67,8 @@ class Communicator(CommunicatorMethods[None, bool, SharedStateSyncInfo, ReduceIn
 
     Args:
         address: The master's "host:port": a name, an IPv4 or a bracketed IPv6 address; port 48148 if left out. Several,
-            with commas between, are those of a master and its standbys.
+            with commas between, are those of a master and its standbys. Default: PCCL_MASTER in the environment, which
+            `pccl launch` sets.
         peer_group: The number of this peer's group, in [0, 2**32).
         p2p_connection_pool_size: TCP connections to each neighbour, at most 64. 0 begins with two and adds more where
             they help.
@@ -99,9 +103,8 @@ class Communicator(CommunicatorMethods[None, bool, SharedStateSyncInfo, ReduceIn
     """
 
     def _set_up(self) -> None:
-        self._finalizer = weakref.finalize(self, _close_forgotten, self._inner)
+        self._finalizer = weakref.finalize(self, close_forgotten, self._inner)
         self._finalizer.atexit = False
-        self._before_leaving: dict[Hashable, Callable[[], object]] = {}
 
     def close(self, *, timeout: float | None = None, reason: str = "") -> None:
         """Leave the run. Ops in flight fail here; the others settle them as after a loss.
@@ -143,22 +146,10 @@ class Communicator(CommunicatorMethods[None, bool, SharedStateSyncInfo, ReduceIn
         finally:
             self.close()
 
-    def before_leaving(self, key: Hashable, call: Callable[[], object]) -> None:
-        """Have `call()` made at the end of a `with` block of this communicator, before it closes.
-
-        It is made only if the block ends without an exception, and what it raises comes out of the block. A later call
-        with the same `key` replaces it, and `close` forgets all.
-        """
-        self._before_leaving[key] = call
-
     def _call(self, func_name: str, call: Callable[[], Awaitable[T]]) -> T:
         portal.on_exit(self._inner)  # before there is a session, so that no exit of the interpreter misses one
         with SessionErrors(func_name):
             return portal.current().call(call)
-
-    _call_for_none = _call
-    _call_for_bool = _call
-    _call_for_sync_info = _call
 
     def _reduce(self, spec: OpSpec, timeout: Timeout, func_name: str) -> ReduceInfo:
         return info_of(self._run(spec, timeout, func_name), func_name)
@@ -248,9 +239,3 @@ def _abort_interrupted(session: PeerSession, ops: Sequence[PendingOp]) -> None:
         for op in ops:
             op.reclaim()
             session.ops.let_go(op)
-
-
-def _close_forgotten(inner: SessionHolder) -> None:
-    """Leave the run without waiting, for a communicator that was garbage-collected, in whatever thread."""
-    if inner.begin_close():
-        portal.current().start(inner.close)

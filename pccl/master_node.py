@@ -194,6 +194,13 @@ class MasterNode:
             portal.outlasts(service)
         portal.current().start(service.serve)
 
+    def __repr__(self) -> str:
+        service = self._service
+        where = self.address + (f", shown at http://{self.http_address}" if self._http is not None else "")
+        if service is None:
+            return f"<MasterNode {where}: not running>"
+        return f"<MasterNode {where}: {'stopped' if service.stopped.is_set() else 'running'}>"
+
     @property
     def address(self) -> str:
         """The "host:port" that it listens on, with the actual port if 0 was asked for."""

@@ -404,6 +404,15 @@ class CollectiveInfo:
 
     None after a barrier."""
 
+    def __repr__(self) -> str:
+        # An array may have millions of elements; its kind is what a line can show.
+        dtype, shape = getattr(self.array, "dtype", ""), getattr(self.array, "shape", ())
+        array = self.array if self.array is None else f"<{type(self.array).__name__} {dtype} {list(shape)}>"
+        return (
+            f"CollectiveInfo(membership={self.membership!r}, tx_bytes={self.tx_bytes}, rx_bytes={self.rx_bytes}, "
+            f"array={array})"
+        )
+
     @property
     def rank(self) -> int:
         return self.membership.rank

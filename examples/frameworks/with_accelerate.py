@@ -4,8 +4,6 @@ pip install 'pccl-collectives[torch,frameworks]'
 pccl launch -n 2 examples/frameworks/with_accelerate.py
 """
 
-import os
-
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
@@ -14,7 +12,7 @@ from digits import INDEX, INNER_STEPS, PEERS, STEPS, accuracy, batches, loss_of,
 from pccl import Communicator
 from pccl.training import DiLoCo, DiLoCoOptimizer
 
-with Communicator(os.environ["PCCL_MASTER"]) as communicator:
+with Communicator() as communicator:
     model = network()
     inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
     diloco = DiLoCo(communicator, model, inner, inner_steps=INNER_STEPS)

@@ -4,7 +4,6 @@ pip install 'pccl-collectives[torch,frameworks]'
 pccl launch -n 2 examples/frameworks/with_lightning.py
 """
 
-import os
 from typing import Any
 
 import lightning
@@ -33,7 +32,7 @@ class Digits(lightning.LightningModule):  # type: ignore[misc]
         return {"optimizer": self.optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
-with Communicator(os.environ["PCCL_MASTER"]) as communicator:
+with Communicator() as communicator:
     module = Digits(communicator)
     trainer = lightning.Trainer(
         max_steps=STEPS,

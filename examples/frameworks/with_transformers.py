@@ -4,7 +4,6 @@ pip install 'pccl-collectives[torch,frameworks]'
 pccl launch -n 2 examples/frameworks/with_transformers.py
 """
 
-import os
 import tempfile
 from typing import Any
 
@@ -29,7 +28,7 @@ class Digits(nn.Module):  # type: ignore[misc]
         return {"loss": loss_of(logits, labels), "logits": logits}
 
 
-with Communicator(os.environ["PCCL_MASTER"]) as communicator, tempfile.TemporaryDirectory() as folder:
+with Communicator() as communicator, tempfile.TemporaryDirectory() as folder:
     model = Digits()
     inner = torch.optim.AdamW(model.parameters(), lr=3e-3)
     diloco = DiLoCo(communicator, model, inner, inner_steps=INNER_STEPS)

@@ -91,6 +91,16 @@ class Kind:
     """Kinds of call that the peers of all groups make together; the others are made by one group."""
 
 
+class PendingAnswer:
+    """What a JointResult for are_peers_pending has for a value where nobody was counted: the question was no longer for
+    the others, and is answered with no."""
+
+    ADMITTING = -1
+    """They wait in update_topology."""
+    ELSEWHERE = -2
+    """They wait in other calls, or in an op that the receiver would have to launch."""
+
+
 class PathTrial:
     """What is found when a path is tried on which nothing is acknowledged any more."""
 
@@ -746,7 +756,8 @@ class JointResult(Message, frozen=True):
     code: int
     reason: str = ""
     value: int = 0
-    """The number of peers that wait, for are_peers_pending; the elected revision, for sync_shared_state; else 0."""
+    """The number of peers that wait, or a `PendingAnswer`, for are_peers_pending; the elected revision, for
+    sync_shared_state; else 0."""
     call_number: int = 0
     """The joint-call number: the count of the run's calls that have ended for all who were to make them, this one
     included. 0: this one ended for some only."""

@@ -365,7 +365,7 @@ def test_alone_a_launch_is_refused_at_the_call() -> None:
             for launch in launches(cluster[0], np.array([1])):
                 error = refusal(launch)
                 assert error.result is Result.TOO_FEW_PEERS
-                assert "alone in peer group 0; call update_topology() until others have joined" in str(error)
+                assert "alone in peer group 0; wait_for_peers(2) returns when another one has joined" in str(error)
         assert cluster[0].stats["ops_open"] == 0
 
         async def main() -> None:

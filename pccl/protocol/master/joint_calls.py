@@ -7,7 +7,8 @@
 3  A wait that nothing could ever end is ended here. So it is if all peers of a group wait and not all for the same,
    if all peers of the run wait for its calls and not all for the same, or if one waits in a call while another has
    long waited for an op that only the first could launch. Then those who are in are_peers_pending are told no; if
-   there are none, the calls (and the op) fail with INVALID_USAGE and an account of who waits in what.
+   there are none, the calls (and the op) fail with INVALID_USAGE and an account of who waits in what. The no tells
+   what the others wait in (`PendingAnswer`): who gathers peers then joins their update_topology, or gathers no more.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pccl.protocol.master.ring_change import RingChange
 from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState, Wait
 from pccl.protocol.master.state_sync import StateSync
 from pccl.protocol.master.waits import Waits
-from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.messages import Kind, OpRef, PendingAnswer
 from pccl.protocol.point_to_point import callers_tag
 from pccl.types import Result
 
@@ -177,7 +178,9 @@ class JointCalls:
 
     def _end_all(self, peers: Iterable[int]) -> None:
         waits = self._waits.of(peers)
-        self._end(waits, f"these calls can never meet: {_account(waits)}")
+        others = {wait.kind for wait in waits.values()} - {Kind.ARE_PEERS_PENDING}
+        answer = PendingAnswer.ADMITTING if others == {Kind.UPDATE_TOPOLOGY} else PendingAnswer.ELSEWHERE
+        self._end(waits, f"these calls can never meet: {_account(waits)}", answer)
 
     def _end_behind(self, group: Group, op: OpRef, stuck: set[int]) -> bool:
         """End the joint calls of peers that would have to launch `op` first, which `stuck` peers wait in. Return False
@@ -215,18 +218,18 @@ class JointCalls:
             and (wait.kind in Kind.EXCLUSIVE or (wait.kind == Kind.ARE_PEERS_PENDING and op not in wait.open_ops))
         }
 
-    def _end(self, waits: Mapping[int, Wait], reason: str) -> None:
+    def _end(self, waits: Mapping[int, Wait], reason: str, answer: int = PendingAnswer.ELSEWHERE) -> None:
         """End joint calls that nothing else could end.
 
         Those who only ask whether peers are pending are told no, and may then come to the call that the others wait in:
         so does a newcomer that enters the usual loop at its top while the others go on from update_topology. If nobody
-        asks, all fail.
+        asks, all fail. `answer` is the no.
         """
         members = self._state.members
         asking = [peer for peer, wait in waits.items() if wait.kind == Kind.ARE_PEERS_PENDING]
         self._state.log("info" if asking else "warning", reason)
         for peer in asking or waits:
             if asking:
-                self._waits.answer(members[peer], Result.SUCCESS, value=0)
+                self._waits.answer(members[peer], Result.SUCCESS, reason, answer)
             else:
                 self._waits.answer(members[peer], Result.INVALID_USAGE, reason)

@@ -25,6 +25,7 @@ from pccl.protocol.peer.effects import (
     ToMaster,
     TryLinks,
 )
+from pccl.protocol.peer.joint_calls import in_flight
 from pccl.protocol.peer.machine import Peer
 from pccl.protocol.peer.view import View, alone_in
 
@@ -55,4 +56,5 @@ __all__ = [
     "TryLinks",
     "View",
     "alone_in",
+    "in_flight",
 ]

@@ -21,6 +21,11 @@ from pccl.protocol.peer.outbox import Outbox
 from pccl.types import Result, SharedStateSyncStrategy
 
 
+def in_flight(tags: Sequence[int]) -> str:
+    """Return the error text for a caller whose own ops are in the way."""
+    return f"ops with tags {list(tags[:10])} are in flight; wait for their handles first"
+
+
 class OpenOps(Protocol):
     """The part of the ops that joint calls have to know."""
 
@@ -116,8 +121,7 @@ class JointCalls:
             call = self._waiting.popleft()
             tags = self._ops.tags if call.kind in Kind.EXCLUSIVE else ()
             if tags:
-                reason = f"ops with tags {tags[:10]} are in flight; wait for their handles first"
-                self._outbox.act(CallResult(call.call, Result.PENDING_ASYNC_OPS, reason, 0))
+                self._outbox.act(CallResult(call.call, Result.PENDING_ASYNC_OPS, in_flight(tags), 0))
                 continue
             self._call = call
             self.restate()

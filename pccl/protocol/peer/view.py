@@ -42,4 +42,4 @@ class View:
 
 def alone_in(group: int) -> str:
     """Return the error text for a caller whose group has no other peer."""
-    return f"alone in peer group {group}; call update_topology() until others have joined"
+    return f"alone in peer group {group}; wait_for_peers(2) returns when another one has joined"

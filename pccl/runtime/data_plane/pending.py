@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-import trio
-
 from pccl.protocol.peer import OpResult
 from pccl.runtime.data_plane.detached import PrivateCopy, buffer_bytes
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
+from pccl.runtime.threads import waking
 from pccl.runtime.threads.latch import Latch, wait_any
+from pccl.runtime.threads.waking import Waker
 from pccl.types import Result
 
 
@@ -32,7 +32,7 @@ class Session(Protocol):
 
 
 class PendingOp:
-    """An op from its launch to its result. `wait` may be called from any thread, `async_wait` from trio."""
+    """An op from its launch to its result. `wait` may be called from any thread, `async_wait` from trio and asyncio."""
 
     launched_ns = 0
     """The time of the launch, by the monotonic clock, and the thread that launched it; 0: the engine knows them."""
@@ -63,17 +63,17 @@ class PendingOp:
         self._over = Latch()
         self._released = Latch()
         self._callbacks: list[Callable[[], None]] = []
-        self._trio_events: list[trio.Event] = []
-        self._trio_release_events: list[trio.Event] = []
+        self._wakers: list[Waker] = []
+        self._release_wakers: list[Waker] = []
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until the op is over. Return False if the time passed first. A signal handler that raises (Ctrl-C) ends
         the wait."""
         return self._over.wait(timeout_s)
 
-    async def async_wait(self) -> None:
-        """Wait until the op is over, in the session's trio run."""
-        await self.async_wait_any([self])
+    async def async_wait(self, timeout_s: float | None = None, *, is_shielded: bool = False) -> None:
+        """Wait until the op is over or the time has passed. For coroutines of trio or asyncio, in any thread."""
+        await self.async_wait_any([self], timeout_s, is_shielded=is_shielded)
 
     @staticmethod
     def wait_any(ops: Sequence[PendingOp], timeout_s: float | None) -> bool:
@@ -81,18 +81,21 @@ class PendingOp:
         return wait_any([op._over for op in ops], timeout_s)
 
     @staticmethod
-    async def async_wait_any(ops: Sequence[PendingOp]) -> None:
+    async def async_wait_any(
+        ops: Sequence[PendingOp], timeout_s: float | None = None, *, is_shielded: bool = False
+    ) -> None:
         """Wait until one of the ops is over, as `async_wait` does for one."""
         if any(op.is_over for op in ops):
             return
-        event = trio.Event()
+        waker = waking.waker()
         for op in ops:
-            op._trio_events.append(event)
+            op._wakers.append(waker)
         try:
-            await event.wait()
+            if not any(op.is_over for op in ops):
+                await waker.wait(timeout_s, is_shielded=is_shielded)
         finally:
             for op in ops:
-                op._trio_events.remove(event)
+                op._wakers.remove(waker)
 
     @property
     def is_over(self) -> bool:
@@ -124,14 +127,14 @@ class PendingOp:
         self._released.wait()
 
     async def async_reclaim(self, goes_on: bool = False) -> None:
-        """Do as `reclaim`, in the session's trio run; cannot be cancelled."""
+        """Do as `reclaim`, for coroutines as `async_wait`; cannot be cancelled."""
         if self.is_released:
             return
-        event = trio.Event()
-        self._trio_release_events.append(event)
+        waker = waking.waker()
+        self._release_wakers.append(waker)
         self._session.ask_for_release(self, goes_on)
-        with trio.CancelScope(shield=True):
-            await event.wait()
+        if not self.is_released:
+            await waker.wait(is_shielded=True)
 
     def placed(self, spec: OpSpec, rank: int, world_size: int) -> OpSpec:
         """Return the spec with buffers for these participants, and remember the buffers. ValueError as in
@@ -167,8 +170,7 @@ class PendingOp:
             self._drop_copy()
         self._over.set()
         self._call_back()
-        for event in self._trio_events:
-            event.set()
+        _wake(self._wakers)
 
     def when_over(self, callback: Callable[[], None]) -> None:
         """Have `callback` called once when the op is over, by whoever ends it, or at once if it is over. Any thread.
@@ -205,11 +207,15 @@ class PendingOp:
         if self.copy is not None:
             self._drop_copy()
         self._released.set()
-        for event in self._trio_release_events:
-            event.set()
+        _wake(self._release_wakers)
 
     def forget_after_fork(self, result: OpResult) -> None:
         """End the op in a forked child, where there is no trio run to wake."""
         self.result = self.result or result
         self._released.set()
         self._over.set()
+
+
+def _wake(wakers: list[Waker]) -> None:
+    for waker in tuple(wakers):  # those who wait in other threads leave meanwhile
+        waker.wake()

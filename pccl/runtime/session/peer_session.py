@@ -175,6 +175,15 @@ class PeerSession:
         with self._recorder.call(kind):
             return await self._calls.make(kind)
 
+    def require_no_ops(self) -> None:
+        """Raise SessionError PENDING_ASYNC_OPS if ops are in flight, as a call does that allows none. In the trio
+        thread."""
+        tags: list[int] = []
+        with self._lifetime.contain, self._driver.taking_over as machine:
+            tags = machine.ops.tags
+        if tags:
+            raise SessionError(Result.PENDING_ASYNC_OPS, ps.in_flight(tags))
+
     async def sync(self, strategy: str, revision: int, transfer: Transfer) -> int:
         """Bring the shared state to the elected content, as `StateSync.sync`."""
         with self._recorder.call(m.Kind.SYNC):

@@ -1,6 +1,7 @@
 """The trio thread behind the blocking API, its helpers and watchdogs, and what forked children do.
 
 portal              the trio thread, and how ordinary threads call into it
+waking              coroutines of trio or asyncio that wait for what happens in another thread
 latch               an event that may be waited for where signals interrupt
 helper_thread       a thread for what would hold up the trio thread
 tasks               tasks of pccl within a user's trio program

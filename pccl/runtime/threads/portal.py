@@ -26,8 +26,9 @@ from typing import Any, Protocol, TypeVar
 import trio
 
 from pccl.runtime.extension import lib
-from pccl.runtime.threads import faults, serving
+from pccl.runtime.threads import faults, serving, waking
 from pccl.runtime.threads.latch import Latch
+from pccl.runtime.threads.waking import Waker
 
 logger = logging.getLogger("pccl")
 
@@ -61,6 +62,8 @@ class _Job:
         self.scope: trio.CancelScope | None = None
         self.is_cancelled = False
         self.done = Latch()
+        self.waker: Waker | None = None
+        """Woken at its end, beside those who wait for `done`."""
         self.value: Any = None
         self.error: BaseException | None = PortalClosedError("the interpreter is exiting")
 
@@ -77,7 +80,19 @@ class _Job:
         except BaseException as error:
             self.error = error
         finally:
-            self.done.set()
+            self.end()
+
+    def end(self) -> None:
+        """Tell those who wait that it is over."""
+        self.done.set()
+        if self.waker is not None:
+            self.waker.wake()
+
+    def outcome(self) -> Any:
+        """Return or raise what it did, once it is over."""
+        if self.error is not None:
+            raise self.error
+        return self.value
 
     def cancel(self) -> None:
         self.is_cancelled = True
@@ -136,7 +151,7 @@ class Portal:
         for job in list(self._jobs):
             if not job.done.is_set():
                 job.error = _broken(error)
-                job.done.set()
+                job.end()
 
     @property
     def is_this_thread(self) -> bool:
@@ -163,9 +178,9 @@ class Portal:
             self._token.run_sync_soon(trio.lowlevel.spawn_system_task, job.run, function, args)
         except OSError as error:
             job.error = _broken(error)
-            job.done.set()
+            job.end()
         except trio.RunFinishedError:
-            job.done.set()
+            job.end()
 
     def call(self, function: Callable[..., Awaitable[T]], *args: Any, timeout_s: float | None = None) -> T:
         """Run `await function(*args)` in the trio thread and return or raise what it does. TimeoutError ends only this
@@ -183,9 +198,23 @@ class Portal:
         if not finished:
             self.post(job.cancel)
             raise TimeoutError
-        if job.error is not None:
-            raise job.error
-        value: T = job.value
+        value: T = job.outcome()
+        return value
+
+    async def call_from_asyncio(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Do as `call`, for a coroutine of asyncio. A cancellation goes on once the task has undone what it began, or
+        has come to its end."""
+        job = _Job()
+        job.waker = waking.waker()
+        self._jobs.add(job)
+        self._start(job, function, args)
+        try:
+            await job.waker.wait()
+        except BaseException:
+            self.post(job.cancel)
+            await job.waker.wait(is_shielded=True)
+            raise
+        value: T = job.outcome()
         return value
 
     def stop(self) -> None:

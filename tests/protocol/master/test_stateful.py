@@ -17,7 +17,7 @@ from pccl.protocol import messages as m
 from pccl.protocol.master.effects import Effect, FindRings, Send
 from pccl.protocol.master.machine import Master
 from pccl.protocol.master.run_state import RunState
-from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.messages import Kind, OpRef, PendingAnswer
 from pccl.protocol.topology import linked_pairs
 from pccl.runtime.master.ring_search import best_ring
 from pccl.types import Result
@@ -188,7 +188,9 @@ class Model:
                 ring and None not in waits and (ring is not accepted or Kind.SYNC not in waits) and len(set(waits)) > 1
             ):
                 asking = [peer for peer in ring if self.members[peer].wait == Kind.ARE_PEERS_PENDING]
-                self.end(asking or ring, Result.SUCCESS if asking else Result.INVALID_USAGE, 0)
+                others = set(waits) - {Kind.ARE_PEERS_PENDING}
+                no = PendingAnswer.ADMITTING if others == {Kind.UPDATE_TOPOLOGY} else PendingAnswer.ELSEWHERE
+                self.end(asking or ring, Result.SUCCESS if asking else Result.INVALID_USAGE, no if asking else 0)
                 return True
         return False
 

@@ -22,9 +22,9 @@ def test_an_op_whose_end_gives_the_arrays_back_is_over_by_then() -> None:
     seen = list[tuple[bool, bool]]()
 
     class Seeing:
-        def set(self) -> None:
+        def wake(self) -> None:
             seen.append((op.is_released, op.is_over))
 
-    op._trio_release_events.append(Seeing())  # type: ignore[arg-type]
+    op._release_wakers.append(Seeing())  # type: ignore[arg-type]
     op.finish(OpResult(1, Result.SUCCESS, "", 2))
     assert seen == [(True, True)]

@@ -107,7 +107,7 @@ class JointCalls:
                         members |= {node: call for node, call in self._waiting(accepted, group) if node not in members}
                     assert set(members) == {node for node in accepted if node.group == group}
                     self._synced_to((leader.run, group), members, next(succeeded[node] for node in members).value)
-            elif kind == m.Kind.ARE_PEERS_PENDING and not any(result.value for result in succeeded.values()):
+            elif kind == m.Kind.ARE_PEERS_PENDING and not any(result.value > 0 for result in succeeded.values()):
                 pass  # 'no' is also the answer to some when the others wait for what excludes this call
             else:
                 is_by_all = not succeeded or set(succeeded) == set(accepted)
