@@ -70,6 +70,13 @@ RESULTS = {
 """The results of methods that wait, by the name of the type variable."""
 
 
+def own_name() -> str:
+    """Return what a peer of this process calls itself: the host's name and the process's number, and its place among
+    the processes of a launcher, which begins the lines of its output with that."""
+    index = os.environ.get("PCCL_LAUNCH_INDEX", "")
+    return f"{socket.gethostname()}:{os.getpid()}" + (f" [{index}]" if index.isdigit() else "")
+
+
 class CommunicatorMethods(
     Collectives[CollectiveInfoT], Generic[NoneT, BoolT, IntT, SyncInfoT, ReduceInfoT, CollectiveInfoT]
 ):
@@ -141,7 +148,7 @@ class CommunicatorMethods(
             site=site,
             site_size=site_size,
             place=place,
-            name=f"{socket.gethostname()}:{os.getpid()}" if name is None else name,
+            name=own_name() if name is None else name,
             token=secret,
             encrypt=security.encryption(encrypt, secret, "Communicator"),
             ssl_context=security.client_tls(ssl_context, "Communicator"),

@@ -78,7 +78,8 @@ class Communicator(CommunicatorMethods[None, bool, int, SharedStateSyncInfo, Red
             the environment, else the address that the master sees.
         listen: The "host:port" where the one peer-to-peer port is opened. Default: PCCL_LISTEN in the environment, else
             all interfaces and any free port.
-        name: What this peer is called in logs. Default: the host's name and the process's number.
+        name: What this peer is called in logs, errors and the status, beside its number: `2 (vm:8141)`. Default: the
+            host's name and the process's number, and under `pccl launch` its index.
         token: The run's shared secret, which the master and all peers must know or all be without. Default: PCCL_TOKEN
             in the environment; "" is none.
         encrypt: True encrypts and authenticates the numbers and the state that go between peers: AES-256-GCM, with keys

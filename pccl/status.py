@@ -12,6 +12,7 @@ import trio
 
 from pccl import security
 from pccl.errors import PCCLError
+from pccl.protocol.names import label, peers_named
 from pccl.protocol.status import (
     Course,
     Event,
@@ -43,6 +44,8 @@ __all__ = [
     "StalledOp",
     "Totals",
     "Waiting",
+    "label",
+    "peers_named",
     "run_status",
 ]
 

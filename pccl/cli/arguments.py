@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
+
+DEFAULT_MASTER = "127.0.0.1:48148"
 
 
 def positive(text: str) -> int:
@@ -24,6 +27,45 @@ def seconds(text: str) -> float:
     if not 0 <= value < 1e9:
         raise argparse.ArgumentTypeError(f"{text} is not a number of seconds")
     return value
+
+
+def add_master(parser: argparse.ArgumentParser) -> None:
+    """Add the address of a master that is to be asked, as `address`."""
+    parser.add_argument(
+        "address",
+        metavar="HOST:PORT",
+        nargs="?",
+        default=os.environ.get("PCCL_MASTER") or DEFAULT_MASTER,
+        help="the master's address, or several with commas between (default: PCCL_MASTER, else " + DEFAULT_MASTER + ")",
+    )
+
+
+def add_token_file(parser: argparse.ArgumentParser) -> None:
+    """Add the option of whoever asks a master of a run that has a token. `token_of` reads it."""
+    parser.add_argument(
+        "--token-file", metavar="FILE", help="file with the run's token (default: the token in PCCL_TOKEN)"
+    )
+
+
+def add_timeout(parser: argparse.ArgumentParser, default_s: float, what: str) -> None:
+    """Add the option `--timeout`."""
+    parser.add_argument(
+        "--timeout", metavar="SECONDS", type=seconds, default=default_s, help=f"{what} (default: %(default)g)"
+    )
+
+
+def token_of(arguments: argparse.Namespace) -> str | None:
+    """Return the token that `--token-file` names, None for the environment's. OSError or ValueError."""
+    return token_in(arguments.token_file) if arguments.token_file else None
+
+
+def token_in(path: str) -> str:
+    """Return the token in a file, without the white space around it. OSError or ValueError, which name the file."""
+    with open(path, encoding="utf-8") as file:
+        token = file.read().strip()
+    if not token:
+        raise ValueError(f"{path} is empty; it must hold the run's token")
+    return token
 
 
 def _whole(text: str) -> int:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from pccl.cli.arguments import token_in
 from pccl.cli.telling import tell
 
 if TYPE_CHECKING:
@@ -177,15 +178,6 @@ def _next(ends: queue.SimpleQueue[int | None]) -> int | None:
     while True:
         with suppress(queue.Empty):
             return ends.get(timeout=SIGNAL_POLL_S)
-
-
-def token_in(path: str) -> str:
-    """Return the token in a file, without the white space around it. OSError or ValueError, which name the file."""
-    with open(path, encoding="utf-8") as file:
-        token = file.read().strip()
-    if not token:
-        raise ValueError(f"{path} is empty; it must hold the run's token")
-    return token
 
 
 def tls_context(certificate: str | None, key: str | None, client_ca: str | None) -> ssl.SSLContext | None:

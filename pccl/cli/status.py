@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from typing import TYPE_CHECKING
 
-from pccl.cli.arguments import natural, seconds
+from pccl.cli.arguments import add_master, add_timeout, add_token_file, natural, seconds, token_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,8 +15,6 @@ if TYPE_CHECKING:
     from pccl.status import RunStatus
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
-
-DEFAULT_ADDRESS = "127.0.0.1:48148"
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -27,15 +24,7 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Asks a master for the state of its run: who is in it, who waits for whom, what was lost. Takes "
         "no part in the run. With a token or TLS, it needs what a peer needs (PCCL_TOKEN, PCCL_TLS_CA, PCCL_TLS_CERT).",
     )
-    parser.add_argument(
-        "address",
-        metavar="HOST:PORT",
-        nargs="?",
-        default=os.environ.get("PCCL_MASTER") or DEFAULT_ADDRESS,
-        help="the master's address, or several with commas between (default: PCCL_MASTER, else "
-        + DEFAULT_ADDRESS
-        + ")",
-    )
+    add_master(parser)
     parser.add_argument(
         "--watch",
         metavar="SECONDS",
@@ -59,22 +48,13 @@ def add_parser(subparsers: Subparsers) -> None:
         help="with --check: a peer of this name is in the run. Peers without a name of their own are called HOST:PID, "
         "and HOST is enough here",
     )
-    parser.add_argument(
-        "--token-file", metavar="FILE", help="file with the run's token (default: the token in PCCL_TOKEN)"
-    )
-    parser.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=seconds,
-        default=10.0,
-        help="wait this long for an answer (default: %(default)g)",
-    )
+    add_token_file(parser)
+    add_timeout(parser, 10.0, "wait this long for an answer")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from pccl import PCCLError
-    from pccl.cli.master import token_in
     from pccl.status import run_status
 
     if (arguments.peers or arguments.peer) and not arguments.check:
@@ -82,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.check and arguments.watch is not None:
         return _failed("--check asks once: not with --watch")
     try:
-        token = token_in(arguments.token_file) if arguments.token_file else None
+        token = token_of(arguments)
     except (ValueError, OSError) as error:
         return _failed(error)
 

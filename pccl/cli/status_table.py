@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
+
+from pccl.status import label, peers_named
 
 if TYPE_CHECKING:
     from pccl.status import MemberStatus, RunStatus
@@ -61,7 +63,8 @@ def _findings(status: RunStatus) -> Iterable[Table]:
     if status.findings:
         table = _table("for", "culprit", "fault", "evidence", title="Slow or stuck")
         for found in status.findings:
-            culprit = str(found.peer) if found.to is None else f"{found.peer} → {found.to}"
+            to = "" if found.to is None else f" → {_label(status, found.to)}"
+            culprit = Text(_label(status, found.peer) + to)
             table.add_row(span(found.for_s), culprit, found.kind, Text(found.text, style="yellow"))
         yield table
 
@@ -89,8 +92,8 @@ def _links(status: RunStatus) -> Iterable[Table]:
         table = _table("from", "to", "measured", "round trip", "ago", title=f"Links of the rings{more}")
         for link in known[:LINKS_SHOWN]:
             table.add_row(
-                str(link.sender),
-                str(link.receiver),
+                Text(_label(status, link.sender)),
+                Text(_label(status, link.receiver)),
                 f"{link.bytes_per_s * 8e-6:,.1f} Mbit/s" + (" (by an op)" if link.source == "op" else ""),
                 f"{link.round_trip_s * 1e3:.2f} ms",
                 span(link.age_s),
@@ -98,46 +101,56 @@ def _links(status: RunStatus) -> Iterable[Table]:
         yield table
 
 
+def _label(status: RunStatus, peer: int) -> str:
+    """Return the name of a peer of the run."""
+    return label(peer, _names(status).get(peer, ""))
+
+
+def _names(status: RunStatus) -> dict[int, str]:
+    return {loss.peer: loss.name for loss in status.losses} | {each.peer: each.name for each in status.members}
+
+
 def _peers(status: RunStatus) -> Table:
+    names = _names(status)
     has_groups = len({member.group for member in status.members}) > 1
-    table = _table("peer", "name", *(["group"] if has_groups else []), "address", "state")
+    table = _table("peer", *(["group"] if has_groups else []), "address", "state")
     for column in ("sent/s", "recv/s"):
         table.add_column(column, no_wrap=True, justify="right")
     for member in status.members:
         table.add_row(
-            str(member.peer),
-            Text(member.name or "-"),
+            Text(label(member.peer, member.name)),
             *([str(member.group)] if has_groups else []),
             member.address,
-            Text("; ".join([member.state, *waits(member)]), style=STYLES.get(member.state, "")),
+            Text("; ".join([member.state, *waits(member, names)]), style=STYLES.get(member.state, "")),
             size(member.traffic.tx_bytes_per_s),
             size(member.traffic.rx_bytes_per_s),
         )
     return table
 
 
-def waits(member: MemberStatus) -> Iterable[str]:
-    """Return in words what a peer waits for, and for what others wait for it."""
+def waits(member: MemberStatus, names: Mapping[int, str]) -> Iterable[str]:
+    """Return in words what a peer waits for, and for what others wait for it. `names` are what peers call
+    themselves."""
+
+    def named(peers: Iterable[int]) -> str:
+        return peers_named(peers, lambda peer: names.get(peer, ""))
+
     if member.waiting is not None:
-        missing = f" for {_peers_named(member.waiting.missing)}" if member.waiting.missing else ""
+        missing = f" for {named(member.waiting.missing)}" if member.waiting.missing else ""
         yield f"{member.waiting.call}{missing}, {span(member.waiting.for_s)}"
     for op in member.stalled_ops:
-        yield f"op with tag {op.tag} for {_peers_named(op.missing)}"
+        yield f"op with tag {op.tag} for {named(op.missing)}"
     if member.answer_due_s is not None:
         yield f"the master waits for its answer, {span(member.answer_due_s)}"
     if not member.is_heard:
         yield "gives no heartbeat"
 
 
-def _peers_named(peers: list[int]) -> str:
-    return ("peer " if len(peers) == 1 else "peers ") + ", ".join(map(str, peers))
-
-
 def _losses(status: RunStatus) -> Iterable[Table]:
     if status.losses:
-        table = _table("ago", "peer", "name", "reason", title="Losses")
+        table = _table("ago", "peer", "reason", title="Losses")
         for loss in status.losses[-LOSSES_SHOWN:]:
-            table.add_row(span(loss.age_s), str(loss.peer), Text(loss.name or "-"), Text(loss.reason))
+            table.add_row(span(loss.age_s), Text(label(loss.peer, loss.name)), Text(loss.reason))
         yield table
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from typing import TYPE_CHECKING
 
-from pccl.cli.arguments import natural, seconds
-from pccl.cli.status import DEFAULT_ADDRESS
+from pccl.cli.arguments import add_master, add_timeout, add_token_file, natural, seconds, token_of
 
 if TYPE_CHECKING:
     from pccl.flight_recorder import Trace
@@ -24,15 +22,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "https://ui.perfetto.dev shows: ops with what they waited for, compute, links, views and calls. Takes no part "
         "in the run. With a token or TLS, it needs what a peer needs (PCCL_TOKEN, PCCL_TLS_CA, PCCL_TLS_CERT).",
     )
-    parser.add_argument(
-        "address",
-        metavar="HOST:PORT",
-        nargs="?",
-        default=os.environ.get("PCCL_MASTER") or DEFAULT_ADDRESS,
-        help="the master's address, or several with commas between (default: PCCL_MASTER, else "
-        + DEFAULT_ADDRESS
-        + ")",
-    )
+    add_master(parser)
     parser.add_argument(
         "-o", "--output", metavar="FILE", default="trace.json", help="the file to write (default: %(default)s)"
     )
@@ -48,16 +38,8 @@ def add_parser(subparsers: Subparsers) -> None:
         nargs="+",
         help="take the recordings from these files, which peers wrote into PCCL_TRACE_DIR, and ask nobody",
     )
-    parser.add_argument(
-        "--token-file", metavar="FILE", help="file with the run's token (default: the token in PCCL_TOKEN)"
-    )
-    parser.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=seconds,
-        default=60.0,
-        help="draw what has come by then (default: %(default)g)",
-    )
+    add_token_file(parser)
+    add_timeout(parser, 60.0, "draw what has come by then")
     parser.set_defaults(run=run)
 
 
@@ -79,12 +61,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _trace(arguments: argparse.Namespace) -> Trace:
-    from pccl.cli.master import token_in
     from pccl.flight_recorder import collect, cut, load
 
     if arguments.files:
         return cut(load(arguments.files), arguments.seconds, arguments.last)
-    token = token_in(arguments.token_file) if arguments.token_file else None
+    token = token_of(arguments)
     return collect(
         arguments.address, seconds=arguments.seconds, last=arguments.last, token=token, timeout=arguments.timeout
     )

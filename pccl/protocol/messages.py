@@ -59,6 +59,10 @@ METRICS_KEPT_MAX = 128
 measured, those of the last calls in a larger one."""
 PART_BYTES_MAX = 32 * 2**10
 """Size of a part of a recording. Whatever else the control connection has to carry waits for one part at most."""
+CHECK_BYTES_MAX = 64 * 2**10
+"""Size of what a `CheckEcho` carries."""
+CHECK_HOSTS_MAX = 4
+"""Number of addresses that a `CheckDial` names."""
 REASON_CHARACTERS_MAX = 2**14
 """Length of a peer's reason. Reasons are logged and passed on to all other peers."""
 
@@ -880,6 +884,60 @@ class Traced(Message, frozen=True):
     """The master's clock, as in `Recording.clock`."""
 
 
+# Whoever checks the way to a master and back (`pccl doctor`), and is no peer.
+
+
+class CheckRequest(Message, frozen=True):
+    """The first message on a connection of somebody who checks the way to this master. It is answered by `Accepted` and
+    `Checked`, or by Goodbye. `CheckEcho` and `CheckDial` may follow, one after the other."""
+
+    protocol: int
+    auth: bytes = b""
+
+
+class Checked(Message, frozen=True):
+    """What the master sees of somebody who checks."""
+
+    host: str
+    """The address from which the connection comes."""
+    port: int
+    version: str
+    """The version of the master's pccl."""
+
+
+class CheckEcho(Message, frozen=True):
+    """Bytes without a meaning. It is answered by another one with as many as it asks for."""
+
+    content: Annotated[bytes, msgspec.Meta(max_length=CHECK_BYTES_MAX)] = b""
+    reply_bytes: Annotated[int, msgspec.Meta(ge=0, le=CHECK_BYTES_MAX)] = 0
+    unix_s: float = 0.0
+    """The sender's clock."""
+
+
+class CheckDial(Message, frozen=True):
+    """Asks the master to dial these addresses, as other peers would, and to say `CheckCall` there."""
+
+    hosts: Annotated[list[str], msgspec.Meta(max_length=CHECK_HOSTS_MAX)]
+    """Addresses; empty: that from which the connection comes."""
+    port: int
+    nonce: Secret
+
+
+class CheckCall(Message, frozen=True):
+    """The first message on a connection that CheckDial has asked for. It is answered by `Accepted`."""
+
+    nonce: Secret
+    content: Annotated[bytes, msgspec.Meta(max_length=CHECK_BYTES_MAX)] = b""
+    """Bytes without a meaning, so that packets are of full size."""
+
+
+class CheckDialled(Message, frozen=True):
+    """The answer to CheckDial."""
+
+    calls: list[tuple[str, str]]
+    """Each address with the reason why it could not be reached; empty: it was."""
+
+
 FromPeer = (
     Hello
     | HeartbeatHello
@@ -1055,8 +1113,11 @@ ToWatcher = Accepted | Status | Goodbye
 """The answers to StatusRequest: Accepted and Status, or Goodbye."""
 ToTracer = Accepted | TracePart | TracedPeer | Traced | Goodbye
 """The answers to TraceRequest."""
+FromChecker = CheckEcho | CheckDial
+ToChecker = Accepted | Checked | CheckEcho | CheckDialled | Goodbye
+"""The answers to CheckRequest, and to what follows it."""
 ReattachAnswer = Reattached | Rejected | Goodbye
-Opening = Hello | HeartbeatHello | Resume | Reattach | StatusRequest | TraceRequest | PeerOpening
+Opening = Hello | HeartbeatHello | Resume | Reattach | StatusRequest | TraceRequest | CheckRequest | PeerOpening
 """The messages that a dialer may begin with."""
 StateRequest = DigestRequest | BlockRequest
 StateAnswer = Digests | Rejected

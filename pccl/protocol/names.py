@@ -2,8 +2,8 @@
 
 A peer calls itself HOST:PID unless its user has named it, and the master gives it a number. Wherever pccl speaks of a
 peer, be it in a log, an error, the status or a trace, it says `2 (vm:8141)`, with `peer` before it in a sentence.
-`pccl launch` puts HOST:PID before the output of each process that it starts, so that what one tells of another leads
-to its lines.
+A process that `pccl launch` has started calls itself `vm:8141 [0]`, by what its lines of output begin with, so that
+what one tells of another leads to them.
 """
 
 from __future__ import annotations

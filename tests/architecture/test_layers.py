@@ -33,7 +33,7 @@ OWN_NAMES = {
 # only `pccl.training` is for users: scripts should import nothing of the others.
 PUBLIC_MODULES = {
     *("async_communicator", "communicator", "errors", "flight_recorder", "logs", "master_node", "metrics", "otel"),
-    *("security", "shared_state", "signs", "status", "types"),
+    *("doctor", "security", "shared_state", "signs", "status", "types"),
 }
 PUBLIC_FOLDERS = {"training", "torch"}
 
@@ -52,7 +52,7 @@ FORBIDDEN = {
 USERS_OF_THE_API = {
     "cli": [
         *("pccl.launcher", "pccl.bench", "pccl.demo", "pccl.stress", "pccl.status", "pccl.logs", "pccl.trace"),
-        "pccl.flight_recorder",
+        *("pccl.flight_recorder", "pccl.doctor"),
     ],
     "trace": ["pccl.flight_recorder"],
     "demo": ["pccl.launcher", "pccl.training"],

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from pccl import MasterNode, PCCLError, ReduceOp, Result
+from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result
 from pccl.cli.status_table import render, span
 from pccl.protocol import messages as m
 from pccl.protocol.codec import Decoder, encode
@@ -252,3 +252,26 @@ def test_the_table_takes_no_text_for_markup() -> None:
 )
 def test_spans(seconds: float, text: str) -> None:
     assert span(seconds) == text
+
+
+def test_a_process_has_one_name_in_the_table_and_in_its_output() -> None:
+    """Its number, host and process, and its index where `pccl launch` has started it."""
+    with MasterNode("127.0.0.1:0") as master:
+        empty = run_status(master.address)
+    waiting = Waiting("update_topology", 12.0, [2])
+    members = [
+        MemberStatus(1, "vm:8140 [1]", 0, "h:1", "accepted", 1.0, waiting),
+        MemberStatus(2, "vm:8141 [0]", 0, "h:2", "accepted", 1.0),
+    ]
+    values = {name: getattr(empty, name) for name in empty.__struct_fields__}
+    out = io.StringIO()
+    Console(file=out, width=200).print(render(RunStatus(**values | {"members": members})))
+    assert " 2 (vm:8141 [0]) " in out.getvalue()
+    assert "update_topology for peer 2 (vm:8141 [0]), 12 s" in out.getvalue()
+
+
+def test_launched_peers_are_called_by_their_index_too(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PCCL_LAUNCH_INDEX", "3")
+    with Communicator(master.address, timeout=TIMEOUT_S):
+        (member,) = run_status(master.address).members
+    assert member.name == f"{socket.gethostname()}:{os.getpid()} [3]"

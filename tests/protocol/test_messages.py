@@ -87,11 +87,18 @@ WIRE = {
     "TracePart": "peer content",
     "TracedPeer": "peer name lack= offset_ns= uncertainty_ns=",
     "Traced": "run clock",
+    "CheckRequest": "protocol auth=",
+    "Checked": "host port version",
+    "CheckEcho": "content= reply_bytes= unix_s=",
+    "CheckDial": "hosts port nonce",
+    "CheckCall": "nonce content=",
+    "CheckDialled": "calls",
 }
 CHANNELS: list[Any] = [
     *(m.SaidByPeer, m.SaidByMaster, m.HeartbeatAnswer, m.Credential),
     *(m.PeerOpening, m.PeerAnswer, m.StateRequest, m.StateAnswer),
     *(m.Opening, m.ToWatcher, m.ToTracer, m.ReattachAnswer, m.Ack | m.Reattach),
+    *(m.FromChecker, m.ToChecker, m.CheckCall | m.Accepted),
 ]
 
 

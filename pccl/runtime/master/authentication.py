@@ -19,8 +19,8 @@ from pccl.runtime.network.tls import TlsEnd
 from pccl.runtime.network.unauthenticated import Unauthenticated
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection
 
-Opening = m.FromPeer | m.StatusRequest | m.TraceRequest | m.Reattach
-DIALERS = m.Hello | m.Resume | m.Reattach | m.HeartbeatHello | m.StatusRequest | m.TraceRequest
+Opening = m.FromPeer | m.StatusRequest | m.TraceRequest | m.CheckRequest | m.Reattach
+DIALERS = m.Hello | m.Resume | m.Reattach | m.HeartbeatHello | m.StatusRequest | m.TraceRequest | m.CheckRequest
 """The openings of connections to a master."""
 
 

@@ -5,6 +5,7 @@
     durable_effects     what the machine wants done, in order, with what must be on disk first
     status_board        how the run stands, for whoever asks; the machine never hears of these connections
     tracing             what peers have recorded, for whoever asks; the same
+    checking            whether the ways to this master and back carry, for whoever asks; the same
     standby_watch       what a standby knows of the other masters
 
 A peer's control connection may break and another one carry its session on (`control_session`): the machine knows both
@@ -36,6 +37,7 @@ from pccl.protocol.master.effects import Close, Effect, FindRings, MasterLog, Se
 from pccl.protocol.master.liveness import QUIET_SHARE
 from pccl.protocol.master.options import MasterOptions
 from pccl.runtime.master.authentication import Authentication
+from pccl.runtime.master.checking import Checking
 from pccl.runtime.master.durable_effects import DurableEffects
 from pccl.runtime.master.fence_file import FenceFile
 from pccl.runtime.master.ring_search import best_ring
@@ -133,6 +135,7 @@ class MasterServer:
         self.board = StatusBoard(self._machine, trio.current_time)
         self._status_readers = 0
         self._tracing = Tracing(self._send_to)
+        self._checking = Checking(bool(token), system)
         self._authentication = Authentication(token, ssl_context, lambda: self._machine.run)
         self._effects = DurableEffects(state, self._perform, system)
         self._limited_log = LogLimiter(logger, trio.current_time)
@@ -262,6 +265,8 @@ class MasterServer:
                         return await self._tell_status(connection, opening)
                     if isinstance(opening, m.TraceRequest):
                         return await self._trace(connection, opening)
+                    if isinstance(opening, m.CheckRequest):
+                        return await self._checking.serve(connection, opening, host, port)
                     if isinstance(opening, m.Reattach):
                         refusal = self._reattach(client, opening)
                         if refusal is not None:

@@ -84,6 +84,11 @@ class ControlConnection(Generic[M]):
         self._first = b""
         """The first bytes that have come, as the network carried them: they tell who is no pccl process."""
 
+    @property
+    def sock(self) -> socket.socket:
+        """The socket, to be asked for its options and addresses."""
+        return self._sock
+
     def bound_silence(self, timeout_s: float) -> None:
         """Have the system break the connection when nothing that was sent gets through for a multiple of `timeout_s`: a
         network may carry heartbeats, but not this connection. The multiple leaves room for a retransmission timer that

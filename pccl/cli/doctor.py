@@ -1,0 +1,70 @@
+"""`pccl doctor`: looks for what keeps this host from taking part in a run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from pccl.cli.arguments import add_master, add_token_file, token_of
+
+if TYPE_CHECKING:
+    from pccl.doctor import Check
+
+    Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
+
+MARKS = {"ok": "ok", "warning": "!!", "failed": "FAILED"}
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "doctor",
+        help="find out why a host cannot take part in a run",
+        description="Checks the way from this host to a master and back: whether it is reached and what answers there, "
+        "versions, clocks, packets of full size, round trip and bandwidth, whether the master's host reaches a peer "
+        "here, and whether the peers of the run are reached; then this host's limits. Says what to do about each. Run "
+        "it where a peer is to run, with that peer's environment. The run goes on meanwhile. Exits with 0 if nothing "
+        "has failed, else with 1.",
+    )
+    add_master(parser)
+    parser.add_argument("--json", action="store_true", help="print what is found as JSON")
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        help="where a peer here would listen, which the master's host then dials (default: PCCL_LISTEN, else any port)",
+    )
+    parser.add_argument(
+        "--advertise",
+        metavar="HOST[:PORT]",
+        help="where others would be told to dial it (default: PCCL_ADVERTISE, else the address that the master sees)",
+    )
+    add_token_file(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from pccl import PCCLError
+    from pccl.doctor import examine
+
+    try:
+        token = token_of(arguments)
+        found = examine(arguments.address, token=token, listen=arguments.listen, advertise=arguments.advertise)
+    except (PCCLError, ValueError, OSError) as error:
+        print(f"pccl doctor: {getattr(error, 'message', error)}", file=sys.stderr)
+        return 1
+    has_failed = any(check.verdict == "failed" for check in found)
+    if arguments.json:
+        _print_json(found, has_failed)
+    else:
+        for check in found:
+            print(f"{MARKS[check.verdict]:7}{check.name:14}{check.text}")
+            if check.advice:
+                print(f"{'':21}-> {check.advice}")
+    return 1 if has_failed else 0
+
+
+def _print_json(found: list[Check], has_failed: bool) -> None:
+    import dataclasses
+    import json
+
+    print(json.dumps({"healthy": not has_failed, "checks": [dataclasses.asdict(check) for check in found]}))

@@ -1,0 +1,351 @@
+"""Looks for what keeps this host from taking part in a run, and says what to do. `pccl doctor` is the same on the
+command line.
+
+from pccl.doctor import examine
+for check in examine("host:48148"):
+    print(check.verdict, check.name, check.text, check.advice)
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from pccl import security
+from pccl._version import __version__
+from pccl.errors import PCCLError
+from pccl.protocol.messages import PROTOCOL_VERSION
+from pccl.protocol.names import label
+from pccl.runtime.network import addresses
+from pccl.runtime.network.check_client import Way, check
+from pccl.runtime.network.conversation import NoAnswer
+from pccl.runtime.network.dialing import dial_tcp
+from pccl.runtime.network.status_client import ask
+from pccl.runtime.threads import portal
+from pccl.status import RunStatus
+from pccl.types import Result
+
+__all__ = ["Check", "examine"]
+
+OK, WARNING, FAILED = "ok", "warning", "failed"
+
+CLOCK_S = 1.0
+"""Difference of clocks that makes logs hard to compare."""
+FILES_MIN = 1024
+BACKLOG_MIN = 128
+LONG_WAY_S = 0.02
+"""Round trip from which the windows of TCP matter."""
+CONNECTIONS_MAX = 16
+"""Connections that a link may grow to: their windows add up."""
+WINDOW_BYTES_MIN = 16 << 20
+PEERS_MAX = 16
+DIAL_S = 3.0
+PROC = Path("/proc/sys/net")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    verdict: str
+    """"ok", "warning" (it works, and could be better) or "failed"."""
+    text: str
+    """What was found, with figures."""
+    advice: str = ""
+    """What to do about it; empty if nothing."""
+
+
+def examine(
+    address: str,
+    *,
+    token: str | None = None,
+    ssl_context: ssl.SSLContext | None = None,
+    listen: str | None = None,
+    advertise: str | None = None,
+) -> list[Check]:
+    """Check the way to a master and back, and this host's own limits. The run goes on. Thread-safe; takes seconds.
+
+    Args:
+        address: The master's "host:port", or several with commas between, each of which is looked at.
+        token: The run's shared secret, as of a peer. Default: PCCL_TOKEN in the environment.
+        ssl_context: A context for TLS, as of a peer, with the same defaults from the environment.
+        listen: The "host:port" at which a peer here would listen. Default: PCCL_LISTEN, else any free port.
+        advertise: The "host[:port]" that other peers would be told to dial. Default: PCCL_ADVERTISE, else the address
+            that the master sees.
+
+    Returns:
+        What was found, in the order in which it was looked at. Nothing more is said of a master that does not answer.
+
+    Raises:
+        PCCLError: INVALID_ARGUMENT; NOT_INITIALIZED if the interpreter exits meanwhile.
+    """
+    secret = security.token(token, "examine")
+    context = security.client_tls(ssl_context, "examine")
+    listen = os.environ.get("PCCL_LISTEN", "") if listen is None else listen
+    advertise = os.environ.get("PCCL_ADVERTISE", "") if advertise is None else advertise
+    try:
+        masters = addresses.parse_masters(address)
+        listen_at = addresses.parse(listen, default_port=0) if listen else ("", 0)
+        told = addresses.parse(advertise, default_port=0) if advertise else None
+    except ValueError as error:
+        raise PCCLError(Result.INVALID_ARGUMENT, "examine", str(error)) from None
+    found: list[Check] = []
+    try:
+        for host, port in masters:
+            doctor = _Doctor(host, port, secret, context, listen_at, told)
+            found += portal.current().call(doctor.examine)
+    except portal.PortalClosedError as error:
+        raise PCCLError(Result.NOT_INITIALIZED, "examine", str(error)) from None
+    found += _limits()
+    return found
+
+
+class _Doctor:
+    """The examination of the way to one master."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        token: str,
+        context: ssl.SSLContext | None,
+        listen_at: tuple[str, int],
+        told: tuple[str, int] | None,
+    ) -> None:
+        self._host = host
+        self._port = port
+        self._where = addresses.join(host, port)
+        self._token = token
+        self._context = context
+        self._listen_at = listen_at
+        self._told = told
+
+    async def examine(self) -> list[Check]:
+        found: list[Check] = []
+        reached = await self._reach()
+        found.append(reached)
+        if reached.verdict == FAILED:
+            return found
+        try:
+            with trio.fail_after(10 * DIAL_S):
+                status = await ask(self._host, self._port, self._token, self._context)
+        except NoAnswer as error:
+            return [*found, Check("master", FAILED, str(error), _advice_on(str(error)))]
+        except trio.TooSlowError:
+            text = f"{self._where} takes a connection and says nothing"
+            return [*found, Check("master", FAILED, text, "is that a pccl master, and does its process run?")]
+        found.append(self._versions(status))
+        found += await self._way()
+        found += await self._peers(status)
+        return found
+
+    async def _reach(self) -> Check:
+        begun_s = time.monotonic()
+        try:
+            with trio.fail_after(DIAL_S):
+                sock = await dial_tcp(self._host, self._port)
+        except trio.TooSlowError:
+            text = f"no answer from {self._where} within {DIAL_S:g} s: packets vanish on the way"
+            advice = "open the port in the firewalls of that host and its network, and check the address"
+            return Check("reach", FAILED, text, advice)
+        except ConnectionRefusedError:
+            text = f"nobody listens at {self._where}"
+            return Check("reach", FAILED, text, "start `pccl master --listen 0.0.0.0:PORT` there, or correct the port")
+        except OSError as error:
+            text = f"{self._where} cannot be reached: {error.strerror or error}"
+            return Check("reach", FAILED, text, "check the name, the route and the network of this host")
+        seconds = time.monotonic() - begun_s
+        peer = addresses.plain_host(sock.getpeername())
+        sock.close()
+        return Check("reach", OK, f"{self._where} ({peer}) takes a connection in {seconds * 1e3:.1f} ms")
+
+    def _versions(self, status: RunStatus) -> Check:
+        text = f"protocol {PROTOCOL_VERSION} on both sides; pccl {__version__} here, {status.version} there"
+        peers = sum(member.state == "accepted" for member in status.members)
+        return Check("versions", OK, f"{text}; run {status.run} ({status.role}) with {peers} peers")
+
+    async def _way(self) -> list[Check]:
+        """Check the way to the master and back."""
+        listener: socket.socket | None = None
+        found: list[Check] = []
+        try:
+            listener = addresses.listen(*self._listen_at)
+        except OSError as error:
+            advice = "if a peer listens there, give another port with --listen to check; else choose a free one"
+            found.append(Check("listen", WARNING, str(error.strerror), advice))
+        told = self._told
+        advertised = [told[0]] if told is not None else []
+        advertised_port = told[1] or None if told is not None else None
+        try:
+            way = await check(self._host, self._port, self._token, self._context, listener, advertised, advertised_port)
+        except NoAnswer as error:
+            return [*found, Check("way", FAILED, str(error), _advice_on(str(error)))]
+        finally:
+            if listener is not None:
+                listener.close()
+        return [*found, *self._of_way(way)]
+
+    def _of_way(self, way: Way) -> Iterator[Check]:
+        yield _round_trip(way)
+        yield _clock(way)
+        yield _mtu(way)
+        if way.full_size != "both":
+            return
+        yield from self._calls(way)
+        rates = f"{_rate(way.up_bytes_per_s)} to the master's host, {_rate(way.down_bytes_per_s)} from it"
+        yield Check("bandwidth", OK, f"{rates}, over one connection, in a moment")
+        yield from _windows(way)
+
+    def _calls(self, way: Way) -> Iterator[Check]:
+        is_translated = way.own_host != way.seen_host and not addresses.is_loopback(way.seen_host)
+        if is_translated:
+            text = f"this host sends from {way.own_host}, and the master sees {way.seen_host}"
+            advice = "" if self._told else "forward a port, and set PCCL_LISTEN=0.0.0.0:PORT PCCL_ADVERTISE=PUBLIC:PORT"
+            yield Check("nat", OK if self._told else WARNING, f"{text}: there is address translation between", advice)
+        for where, failure in way.calls:
+            if not failure:
+                yield Check("dialled back", OK, f"the master's host reaches this one at {where}")
+                continue
+            text = f"the master's host does not reach this one at {where}: {failure}"
+            if "no token" in failure:
+                yield Check("dialled back", WARNING, text, "give master and peers a token, or check from that address")
+                continue
+            advice = "other peers must be able to dial this host: open the port in its firewall (PCCL_LISTEN fixes it)"
+            if is_translated:
+                advice += ", forward it, and advertise its public side (PCCL_ADVERTISE)"
+            yield Check("dialled back", FAILED, text, advice)
+
+    async def _peers(self, status: RunStatus) -> list[Check]:
+        """Dial the peers of the run, as a peer here would have to."""
+        members = [member for member in status.members if member.state == "accepted"][:PEERS_MAX]
+        found: list[Check] = []
+
+        async def dial(name: str, address: str) -> None:
+            host, port = addresses.parse(address)
+            (host,) = addresses.reachable([host], self._host)
+            failure = f"no answer within {DIAL_S:g} s"
+            with trio.move_on_after(DIAL_S):
+                try:
+                    (await dial_tcp(host, port)).close()
+                    failure = ""
+                except OSError as error:
+                    failure = error.strerror or str(error)
+            where = f"peer {name} at {addresses.join(host, port)}"
+            if failure:
+                advice = "open that peer's port, or have it advertise an address that leads to it (PCCL_ADVERTISE)"
+                found.append(Check("peers", FAILED, f"{where} cannot be reached: {failure}", advice))
+            else:
+                found.append(Check("peers", OK, f"{where} takes a connection"))
+
+        async with trio.open_nursery() as nursery:
+            for member in members:
+                nursery.start_soon(dial, label(member.peer, member.name), member.address)
+        return sorted(found, key=lambda each: each.text)
+
+
+def _advice_on(text: str) -> str:
+    """Return what to do about a conversation that has failed so."""
+    for sign, advice in (
+        ("no pccl master but", "give the master's own address"),
+        ("token", "give this side the run's token (PCCL_TOKEN, --token-file), or none if the master has none"),
+        ("asks for TLS", "set PCCL_TLS_CA to the file with the certificate of the master's CA"),
+        ("does not speak TLS", "unset PCCL_TLS_CA, or start the master with --tls-cert"),
+        ("certificate", "set PCCL_TLS_CA to the CA of the master's certificate, and use a host name that it has"),
+        ("speaks protocol", "install the same version of pccl on both sides"),
+        ("CheckRequest", "the master is of an older version: install the same on both sides"),
+        ("not an expected message", "install the same version of pccl on both sides"),
+    ):
+        if sign in text:
+            return advice
+    return "see the master's log (PCCL_LOG_LEVEL=INFO)"
+
+
+def _round_trip(way: Way) -> Check:
+    ordered = sorted(way.round_trips_s)
+    middle = ordered[len(ordered) // 2]
+    text = f"{middle * 1e3:.2f} ms, {ordered[0] * 1e3:.2f} at best, {ordered[-1] * 1e3:.2f} at worst"
+    return Check("round trip", OK, text)
+
+
+def _clock(way: Way) -> Check:
+    off_s, uncertain_s = way.clock_offset_s, way.clock_uncertainty_s
+    direction = "ahead" if off_s > 0 else "behind"
+    text = f"the master's clock is {abs(off_s):.3f} s {direction}, give or take {uncertain_s:.4f}"
+    if abs(off_s) - uncertain_s > CLOCK_S:
+        advice = "synchronize the clocks (NTP): logs are hard to compare, and certificates may fail"
+        return Check("clock", WARNING, text, advice)
+    return Check("clock", OK, text)
+
+
+def _mtu(way: Way) -> Check:
+    size = f"packets carry {way.segment_bytes} bytes"
+    if way.full_size == "both":
+        return Check("mtu", OK, f"full-size packets get through both ways; {size}")
+    direction = "from this host to the master" if way.full_size == "out" else "from the master to this host"
+    return Check(
+        "mtu",
+        FAILED,
+        f"small packets get through, and full-size ones vanish {direction}; {size}",
+        "lower the MTU of the interface (WireGuard: 1420), let ICMP through, or set net.ipv4.tcp_mtu_probing=1",
+    )
+
+
+def _windows(way: Way) -> Iterator[Check]:
+    """Compare the windows that the system allows with what the way could carry."""
+    round_trip_s = min(way.round_trips_s)
+    if round_trip_s < LONG_WAY_S:
+        return
+    for name in ("tcp_rmem", "tcp_wmem"):
+        text = _setting(f"ipv4/{name}")
+        if not text:
+            continue
+        most = int(text.split()[-1])
+        rate = most / round_trip_s
+        link = f"a link {_rate(CONNECTIONS_MAX * rate)}"
+        what = f"{name} lets one connection carry {_rate(rate)} at {round_trip_s * 1e3:.0f} ms, and {link}"
+        if most < WINDOW_BYTES_MIN:
+            advice = f"raise the maximum of net.ipv4.{name}: docs/operations.md, Long fat pipes"
+            yield Check("windows", WARNING, what, advice)
+        else:
+            yield Check("windows", OK, what)
+    if _setting("ipv4/tcp_slow_start_after_idle") == "1":
+        text = "a link that rested between two steps starts slowly again"
+        yield Check("windows", WARNING, text, "sysctl -w net.ipv4.tcp_slow_start_after_idle=0")
+
+
+def _limits() -> Iterator[Check]:
+    """Return what this host's own limits are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = soft == resource.RLIM_INFINITY or soft >= FILES_MIN
+    most = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    advice = "" if enough else f"ulimit -n {most}: each link takes several"
+    yield Check("files", OK if enough else WARNING, f"{soft} open files", advice)
+    backlog = _setting("core/somaxconn")
+    if backlog:
+        enough = int(backlog) >= BACKLOG_MIN
+        advice = "" if enough else "sysctl -w net.core.somaxconn=1024: peers that join at once are refused"
+        yield Check("backlog", OK if enough else WARNING, f"somaxconn is {backlog}", advice)
+    control = _setting("ipv4/tcp_congestion_control")
+    if control:
+        yield Check("congestion", OK, f"{control}; bbr helps on long or lossy ways (docs/operations.md)")
+
+
+def _setting(name: str) -> str:
+    """Return a setting of the kernel; empty where there is none."""
+    with suppress(OSError):
+        return (PROC / name).read_text().strip()
+    return ""
+
+
+def _rate(bytes_per_s: float) -> str:
+    return f"{bytes_per_s * 8e-6:,.1f} Mbit/s"

@@ -1,0 +1,209 @@
+"""`pccl doctor`: what keeps a host from taking part in a run is found, with what to do about it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from pccl import Communicator, MasterNode, PCCLError
+from pccl import doctor as doctors
+from pccl.doctor import Check, examine
+from pccl.protocol import messages as m
+from pccl.runtime.master import checking
+from pccl.runtime.network import check_client, status_client
+from pccl.runtime.network.check_client import Way
+from tests.conftest import Command
+from tests.processes.test_errors import a_free_port, black_hole
+from tests.runtime.network.test_strangers import server, ssh
+from tests.runtime.network.test_tls import CA, master_context
+from tests.support.cluster import WAIT_S
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No peer's environment, and short floods."""
+    for name in ("PCCL_LISTEN", "PCCL_ADVERTISE", "PCCL_TOKEN", "PCCL_TLS_CA", "PCCL_MASTER"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(check_client, "FLOOD_S", 0.05)
+
+
+def of(found: list[Check], name: str) -> Check:
+    (check,) = (each for each in found if each.name == name)
+    return check
+
+
+def failures(found: list[Check]) -> list[str]:
+    return [check.name for check in found if check.verdict == "failed"]
+
+
+def test_a_healthy_way(master: MasterNode, command: Command) -> None:
+    with Communicator(master.address, timeout=WAIT_S) as peer:
+        assert peer.world_size == 1
+        done = command("doctor", master.address, "--json")
+    assert done.returncode == 0, done.stdout
+    told = json.loads(done.stdout)
+    assert told["healthy"] is True
+    found = [Check(**check) for check in told["checks"]]
+    assert not failures(found)
+    assert f"protocol {m.PROTOCOL_VERSION} on both sides" in of(found, "versions").text
+    assert "full-size packets get through both ways" in of(found, "mtu").text
+    assert "reaches this one at 127.0.0.1:" in of(found, "dialled back").text
+    assert "peer 1 (" in of(found, "peers").text
+    assert {"reach", "round trip", "clock", "bandwidth", "files", "backlog"} <= {check.name for check in found}
+
+
+def test_for_people(master: MasterNode, command: Command) -> None:
+    done = command("doctor", master.address)
+    assert done.returncode == 0, done.stdout
+    assert "\nok     round trip" in done.stdout
+    done = command("doctor", f"127.0.0.1:{a_free_port()}")
+    assert done.returncode == 1
+    assert "FAILED reach" in done.stdout
+    assert "-> start `pccl master --listen" in done.stdout
+    done = command("doctor", "http://h:1")
+    assert done.returncode == 1
+    assert "is a URL" in done.stderr
+
+
+def test_a_port_that_drops_packets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctors, "DIAL_S", 0.2)
+    with black_hole() as address:
+        reach = of(examine(address), "reach")
+    assert reach.verdict == "failed"
+    assert "packets vanish on the way" in reach.text
+    assert "firewall" in reach.advice
+
+
+def test_something_else_answers() -> None:
+    with server(ssh) as address:
+        check = of(examine(address), "master")
+    assert check.verdict == "failed"
+    assert "this is no pccl master but an SSH server" in check.text
+    assert check.advice == "give the master's own address"
+
+
+def test_a_token_that_is_missing_and_tls_that_is() -> None:
+    with MasterNode("127.0.0.1:0", token="secret") as node:
+        assert "PCCL_TOKEN" in of(examine(node.address), "master").advice
+        assert not failures(examine(node.address, token="secret"))
+    with MasterNode("127.0.0.1:0", ssl_context=master_context()) as node:
+        assert "PCCL_TLS_CA" in of(examine(node.address), "master").advice
+
+
+def test_over_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PCCL_TLS_CA", CA)
+    with MasterNode("127.0.0.1:0", ssl_context=master_context()) as node:
+        assert not failures(examine(node.address))
+
+
+def test_another_protocol(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = SimpleNamespace(**{**vars(m), "PROTOCOL_VERSION": m.PROTOCOL_VERSION - 1})
+    monkeypatch.setattr(status_client, "m", other)
+    check = of(examine(master.address), "master")
+    assert f"this master speaks protocol {m.PROTOCOL_VERSION}, the asker {m.PROTOCOL_VERSION - 1}" in check.text
+    assert check.advice == "install the same version of pccl on both sides"
+
+
+def test_clocks_that_differ(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checking, "time", SimpleNamespace(time=lambda: time.time() + 7))
+    clock = of(examine(master.address), "clock")
+    assert clock.verdict == "warning"
+    assert "the master's clock is 7.0" in clock.text
+    assert "s ahead" in clock.text
+
+
+def test_a_peer_that_cannot_be_dialled_back(command: Command) -> None:
+    """It would advertise a port that nobody forwards to it."""
+    with MasterNode("127.0.0.1:0", token="secret") as node:
+        found = examine(node.address, token="secret", advertise=f"127.0.0.1:{a_free_port()}")
+        check = of(found, "dialled back")
+        assert check.verdict == "failed"
+        assert "does not reach this one at 127.0.0.1:" in check.text
+        assert "Connection refused" in check.text
+        assert "open the port" in check.advice
+        with server(ssh) as other:
+            check = of(examine(node.address, token="secret", advertise=other), "dialled back")
+            assert "something else than this check answers there" in check.text
+
+
+def test_a_master_without_a_token_dials_nobody_else() -> None:
+    with MasterNode("127.0.0.1:0") as node, server(ssh) as other:
+        check = of(examine(node.address, advertise=f"localhost:{other.rpartition(':')[2]}"), "dialled back")
+    assert check.verdict == "warning"
+    assert "dials nobody but the address from which it is asked" in check.text
+
+
+def test_a_port_that_a_peer_here_has_already(master: MasterNode) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        found = examine(master.address, listen=f"127.0.0.1:{taken.getsockname()[1]}")
+    assert of(found, "listen").verdict == "warning"
+    assert "the port is in use" in of(found, "listen").text
+    assert not failures(found)
+
+
+def test_a_peer_that_does_not_listen_where_it_says(master: MasterNode) -> None:
+    with Communicator(master.address, advertise=f"127.0.0.1:{a_free_port()}", timeout=WAIT_S):
+        peers = of(examine(master.address), "peers")
+    assert peers.verdict == "failed"
+    assert "PCCL_ADVERTISE" in peers.advice
+
+
+def test_one_check_at_a_time(master: MasterNode) -> None:
+    service = master._service
+    assert service is not None
+    service._server._checking._is_busy = True
+    assert "somebody else checks the way to this master; ask again" in of(examine(master.address), "way").text
+
+
+def healthy_way() -> Way:
+    return Way(
+        "1", "203.0.113.7", "10.0.0.5", [0.1] * 3, 0.0, 0.05, 1448, "both", [("203.0.113.7:48150", "")], 1e6, 1e6
+    )
+
+
+def judged(way: Way, told: tuple[str, int] | None = None) -> list[Check]:
+    return list(doctors._Doctor("h", 1, "", None, ("", 0), told)._of_way(way))
+
+
+def test_address_translation_is_told() -> None:
+    nat = of(judged(healthy_way()), "nat")
+    assert nat.verdict == "warning"
+    assert "this host sends from 10.0.0.5, and the master sees 203.0.113.7" in nat.text
+    assert "PCCL_ADVERTISE" in nat.advice
+    assert of(judged(healthy_way(), ("203.0.113.7", 48150)), "nat").verdict == "ok"
+
+
+@pytest.mark.parametrize(("lost", "says"), [("out", "from this host to the master"), ("back", "to this host")])
+def test_packets_of_full_size_that_vanish(lost: str, says: str) -> None:
+    way = healthy_way()
+    way.full_size = lost
+    found = judged(way)
+    assert failures(found) == ["mtu"]
+    assert says in of(found, "mtu").text
+    assert "tcp_mtu_probing" in of(found, "mtu").advice
+
+
+def test_windows_too_small_for_a_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"ipv4/tcp_rmem": "4096 131072 6291456", "ipv4/tcp_wmem": "4096 16384 67108864"}
+    monkeypatch.setattr(doctors, "_setting", lambda name: settings.get(name, "1"))
+    small, large, idle = (check for check in judged(healthy_way()) if check.name == "windows")
+    assert (small.verdict, large.verdict, idle.verdict) == ("warning", "ok", "warning")
+    assert "tcp_rmem lets one connection carry 503.3 Mbit/s at 100 ms" in small.text
+    assert "net.ipv4.tcp_rmem" in small.advice
+    assert "slow_start_after_idle" in idle.advice
+
+
+def test_a_limit_on_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctors.resource, "getrlimit", lambda _: (256, 4096))
+    files = of(list(doctors._limits()), "files")
+    assert (files.verdict, files.advice) == ("warning", "ulimit -n 4096: each link takes several")
+
+
+def test_wrong_arguments() -> None:
+    for wrong in ({"listen": "h:x"}, {"advertise": "h:x"}):
+        with pytest.raises(PCCLError, match="INVALID_ARGUMENT"):
+            examine("h:1", **wrong)
