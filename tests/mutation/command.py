@@ -16,16 +16,19 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
+from typing import NoReturn
 
 from tests.mutation.mutants import ROOT, Mutant, MutantError, load
 from tests.mutation.results import Cache, Killers, Outcome, account, scores
-from tests.mutation.stages import Players, Reach, Stages
+from tests.mutation.stages import Players, Reach, Stages, UnsoundError, end_all
 from tests.mutation.tree import Base
 
 SCHEDULES = 5000
@@ -55,7 +58,7 @@ def main() -> int:
     try:
         known = load()
         killers = Killers()
-        chosen = _choose(known, killers, options)
+        chosen = choose(known, killers, options)
     except MutantError as error:
         print(error)
         return 1
@@ -63,35 +66,52 @@ def main() -> int:
         for mutant in chosen:
             print(f"{mutant.area}/{mutant.name}: {mutant.path}\n    {mutant.breaks}")
         return 0
+    signal.signal(signal.SIGTERM, _interrupt)  # so that nothing is left behind
     with ExitStack() as stack:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="pccl-mutation-"))
         base = Base(ROOT, Path(scratch))
-        cache = Cache(options.cache)
+        remembered = Cache(options.cache)
         simulated = [mutant for mutant in chosen if mutant.is_simulated]
         # To trace a schedule takes three times as long as to play it.
         players = stack.enter_context(Players(base.root))
-        reach = Reach(base, cache, simulated, options.jobs, players) if len(simulated) >= REACH_MUTANTS_MIN else None
-        stages = Stages(base, cache, killers, options.schedules, options.stage, options.fresh, reach, players)
-        outcomes = _run_all(stages, chosen, options.jobs, options.equivalent)
+        reach = (
+            Reach(base, remembered, simulated, options.jobs, players) if len(simulated) >= REACH_MUTANTS_MIN else None
+        )
+        stages = Stages(base, remembered, killers, options.schedules, options.stage, options.fresh, reach, players)
+        try:
+            outcomes = _run_all(stages, chosen, options.jobs, options.equivalent)
+        except UnsoundError as error:
+            print(error)
+            return 1
+        except KeyboardInterrupt:
+            print("interrupted: what has an outcome is remembered", file=sys.stderr)
+            return 130
     if options.record:
         killers.record(outcomes, known)
     return _report(outcomes, options.report)
 
 
-def _choose(known: list[Mutant], killers: Killers, options: argparse.Namespace) -> list[Mutant]:
-    """Return the mutants that are asked for. Raises MutantError if one of all cannot be applied."""
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def choose(known: list[Mutant], killers: Killers, options: argparse.Namespace, root: Path = ROOT) -> list[Mutant]:
+    """Return the mutants that are asked for. Raises MutantError if one of all cannot be applied, and for names
+    that nobody has."""
+    text_of = cache(lambda path: (root / path).read_text(encoding="utf-8"))
     errors = []
     for mutant in known:
         try:
-            mutant.apply((ROOT / mutant.path).read_text(encoding="utf-8"))
+            mutant.check(text_of(mutant.path))
         except MutantError as error:
             errors.append(str(error))
     if errors:
         raise MutantError("\n".join(errors))
     wanted = set(options.only)
     chosen = [each for each in known if not wanted or wanted & {each.name, each.area, "mends" if each.mends else ""}]
-    if options.only and not chosen:
-        raise MutantError(f"no area and no mutant is called so: {options.only}")
+    names = {"mends"}.union(*({each.name, each.area} for each in known))
+    if wanted - names:
+        raise MutantError(f"no area and no mutant is called so: {', '.join(sorted(wanted - names))}")
     if options.stage == "simulation":
         chosen = [each for each in chosen if each.is_simulated]
     elif options.stage == "native":
@@ -114,11 +134,16 @@ def _run_all(stages: Stages, chosen: list[Mutant], jobs: int, equivalent: bool) 
                 outcomes[mutant] = Outcome()
             else:
                 running[pool.submit(stages.run, mutant)] = mutant
-        for future in as_completed(running):
-            mutant = running[future]
-            outcomes[mutant] = future.result()
-            at = f"[{len(outcomes)}/{len(chosen)}, {time.monotonic() - begun_at:.0f} s]"
-            print(f"{at} {mutant.area}/{mutant.name}: {outcomes[mutant]}", flush=True)
+        try:
+            for future in as_completed(running):
+                mutant = running[future]
+                outcomes[mutant] = future.result()
+                at = f"[{len(outcomes)}/{len(chosen)}, {time.monotonic() - begun_at:.0f} s]"
+                print(f"{at} {mutant.area}/{mutant.name}: {outcomes[mutant]}", flush=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            end_all()
+            raise
     return [(mutant, outcomes[mutant]) for mutant in chosen]
 
 

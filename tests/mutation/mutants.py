@@ -14,6 +14,7 @@ within the function or class whose first line begins with `within`. An empty `be
 
 from __future__ import annotations
 
+import ast
 import textwrap
 import tomllib
 from dataclasses import dataclass
@@ -64,6 +65,16 @@ class Mutant:
         becomes = textwrap.dedent(self.becomes).strip("\n") or (";" if self.is_native else "pass")
         lines[numbers[0] - 1 : numbers[-1]] = textwrap.indent(becomes, indent).split("\n")
         return "\n".join(lines) + "\n"
+
+    def check(self, text: str) -> None:
+        """Raise MutantError if it cannot be applied to the text of its file, or what comes of that is no program: that
+        would be found by whatever is tried. C is left to the compiler."""
+        mutated = self.apply(text)
+        if not self.is_native:
+            try:
+                ast.parse(self.enclosing(mutated))  # to parse whole files takes seconds
+            except SyntaxError as error:
+                raise MutantError(f"{self.area}/{self.name}: {error.msg}: {(error.text or '').strip()}") from None
 
     def find(self, text: str) -> range:
         """Return the numbers of its lines in the text of its file. Raises MutantError if they are not found once."""

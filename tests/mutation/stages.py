@@ -37,6 +37,8 @@ SCHEDULES_UNTRACED = 40
 STAGE_S = 3600.0
 """Seconds after which a stage is given up: it is none that hangs, for schedules and tests have limits of their own."""
 NATIVE_TEST_S = 120
+NATIVE_TRIES = 3
+"""Number of runs of the native tests in which some may fail for the load of the machine."""
 REACH_BLOCK = 100
 """Schedules that are traced by one process."""
 SIMULATION_SOURCES = ("pccl/protocol", "pccl/types.py", "tests/simulation")
@@ -98,6 +100,57 @@ WIDE_TESTS: Mapping[str, Sequence[str]] = {
 }
 
 
+class UnsoundError(Exception):
+    """Something fails without a mutant, so it cannot tell whether one is found."""
+
+
+class EndedError(Exception):
+    """What was run has been ended, so it shows nothing."""
+
+
+class _Running:
+    """The processes that run, to be ended all at once."""
+
+    def __init__(self) -> None:
+        self._processes: set[subprocess.Popen[Any]] = set()
+        self._lock = threading.Lock()
+        self._is_ended = False
+
+    def add(self, process: subprocess.Popen[Any]) -> None:
+        with self._lock:
+            self._processes.add(process)
+            if self._is_ended:
+                _kill(process)
+
+    def remove(self, process: subprocess.Popen[Any]) -> None:
+        with self._lock:
+            self._processes.discard(process)
+
+    def refuse_if_ended(self) -> None:
+        """Raise EndedError if all were ended: whatever a process has said until then is not its outcome."""
+        if self._is_ended:
+            raise EndedError
+
+    def end_all(self) -> None:
+        with self._lock:
+            self._is_ended = True
+            for process in self._processes:
+                _kill(process)
+
+
+_running = _Running()
+
+
+def end_all() -> None:
+    """End all that runs, for good: nothing more can be tried in this process."""
+    _running.end_all()
+
+
+def _kill(process: subprocess.Popen[Any]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
 class Stages:
     """All stages of a run, with what they share."""
 
@@ -124,6 +177,8 @@ class Stages:
         self._is_fresh = is_fresh
         self._build_lock = threading.Lock()
         self._is_built = False
+        self._sound: set[int] = set()
+        """Schedules that are known to be well without a mutant."""
 
     def run(self, mutant: Mutant) -> Outcome:
         """Return what became of a mutant."""
@@ -178,15 +233,31 @@ class Stages:
         text = mutant.apply(path.read_text(encoding="utf-8"))
         if not seeds:
             return Outcome()
+        told = self._ask(mutant, path, text, seeds)
+        if "died" in told:
+            told = self._ask(mutant, path, text, seeds)  # it may have been the machine
+        if "died" in told:
+            self._check_without(path, seeds[0])
+            return Outcome("simulation", "the process", f"it ended: {told['died']}"[-160:], schedules=1)
+        if "seed" not in told:
+            return Outcome()
+        self._check_without(path, told["seed"])
+        return Outcome("simulation", f"seed {told['seed']}", told["what"], told["is_hang"], schedules=told["seed"])
+
+    def _ask(self, mutant: Mutant, path: Path, text: str, seeds: Sequence[int]) -> dict[str, Any]:
         told = self._players.ask({"path": str(path), "text": text, "seeds": seeds})
         if "unfit" in told:
             with self._base.with_mutant(mutant) as copy, Players(copy) as players:
                 told = players.ask({"path": str(copy / mutant.path), "text": text, "seeds": seeds})
-        if "died" in told:
-            return Outcome("simulation", "the process", f"it ended: {told['died']}"[-160:], schedules=1)
-        if "seed" not in told:
-            return Outcome()
-        return Outcome("simulation", f"seed {told['seed']}", told["what"], told["is_hang"], schedules=told["seed"])
+        return told
+
+    def _check_without(self, path: Path, seed: int) -> None:
+        """Raise UnsoundError if a schedule fails without a mutant."""
+        if seed not in self._sound:
+            told = self._players.ask({"path": str(path), "text": path.read_text(encoding="utf-8"), "seeds": [seed]})
+            if "played" not in told:
+                raise UnsoundError(f"the schedule of seed {seed} fails without a mutant, so mend that first: {told}")
+            self._sound.add(seed)
 
     def _survivor(self, what: str) -> Outcome:
         return Outcome(survived=what, schedules=self._schedules)
@@ -226,8 +297,11 @@ class Stages:
             if told is None:
                 return None
             test = str(told["test"])
-            is_mutants = "::" not in test or (self._passes_without(test) and pytest(copy, test) is not None)
-            if is_mutants:
+            if "::" not in test:
+                if not self._passes_without(path):
+                    raise UnsoundError(f"{path} cannot be run without a mutant, so mend that first: {told['what']}")
+                return Outcome(stage, test, str(told["what"]), bool(told["is_hang"]))
+            if self._passes_without(test) and pytest(copy, test) is not None:
                 return Outcome(stage, test, str(told["what"]), bool(told["is_hang"]))
             ignored.append(test)
 
@@ -245,9 +319,23 @@ class Stages:
         for tests in dict.fromkeys([*nearest, ""]):
             run = [f"RUN=timeout {NATIVE_TEST_S}", *([f"TESTS={tests}"] if tests else [])]
             status, said = call(["make", "-s", "-C", "native", "check", *run], copy)
-            if status:
-                return _failure_of_make(said)
+            for _ in range(NATIVE_TRIES):
+                outcome = _failure_of_make(said) if status else Outcome()
+                if status and (outcome.killer == "the compiler" or self._fails_again(mutant, outcome.killer, copy)):
+                    return outcome
+                if not status:
+                    break
+                status, said = call(["make", "-s", "-C", "native", "check", *run], copy)
         return Outcome(survived="native tests")
+
+    def _fails_again(self, mutant: Mutant, test: str, copy: Path) -> bool:
+        """Whether a native test fails with the mutant once more, and passes without it."""
+        command = ["make", "-s", "-C", "native", "check", f"RUN=timeout {NATIVE_TEST_S}", f"TESTS={test}"]
+        if not call(command, copy)[0]:
+            return False
+        with self._base.with_mutant(None) as base:
+            self._take_builds(mutant, base)
+            return not call(command, base)[0]
 
     def _build_base(self) -> None:
         """Build the native tests and the extension, unless that has been done for these sources."""
@@ -311,9 +399,9 @@ class Players:
 
     def __exit__(self, *_: object) -> None:
         for process in self._all:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
             process.communicate()
+            _running.remove(process)
 
     def ask(self, request: Mapping[str, object]) -> dict[str, Any]:
         """Return the answer to a request."""
@@ -329,6 +417,7 @@ class Players:
                 start_new_session=True,
             )
             self._all.append(process)
+            _running.add(process)
         assert process.stdin is not None
         assert process.stdout is not None
         try:
@@ -337,6 +426,7 @@ class Players:
             answer = process.stdout.readline()
         except BrokenPipeError:
             answer = ""
+        _running.refuse_if_ended()
         if not answer:
             self._of_thread.process = None
             return {"died": "it does not begin"}
@@ -421,6 +511,7 @@ def call(command: Sequence[str], copy: Path, more: Mapping[str, str] | None = No
     with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
         given.write(said.encode())
         given.seek(0)
+        _running.refuse_if_ended()
         process = subprocess.Popen(
             command,
             cwd=copy,
@@ -430,13 +521,15 @@ def call(command: Sequence[str], copy: Path, more: Mapping[str, str] | None = No
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        _running.add(process)
         try:
             status = process.wait(STAGE_S)
         except subprocess.TimeoutExpired:
             status = 124
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill(process)
             process.wait()
+            _running.remove(process)
+        _running.refuse_if_ended()
         output.seek(0)
         return status, output.read().decode(errors="replace")
