@@ -35,7 +35,7 @@ PUBLIC_MODULES = {
     *("async_communicator", "communicator", "errors", "flight_recorder", "logs", "master_node", "metrics", "otel"),
     *("doctor", "security", "shared_state", "signs", "status", "types"),
 }
-PUBLIC_FOLDERS = {"training", "torch"}
+PUBLIC_FOLDERS = {"training", "torch", "ray"}
 
 # Of each part of the package: modules that it must not import, nor anything below them.
 FORBIDDEN = {
@@ -55,6 +55,7 @@ USERS_OF_THE_API = {
         *("pccl.flight_recorder", "pccl.doctor"),
     ],
     "trace": ["pccl.flight_recorder"],
+    "ray": ["pccl.status"],
     "demo": ["pccl.launcher", "pccl.training"],
     "bench": ["pccl.launcher"],
     "stress": ["pccl.launcher", "pccl.status"],
@@ -222,7 +223,7 @@ def test_examples_use_the_public_api() -> None:
         for path in sorted((ROOT / "examples").glob("*.py"))
         for line, module, name in _imports(path)
         if _within(module, ["pccl"])
-        and not _within(module, ["pccl.training"])
+        and not _within(module, [f"pccl.{folder}" for folder in PUBLIC_FOLDERS])
         and not (module == "pccl" and (name is None or name in pccl.__all__))
     ]
     assert not wrong

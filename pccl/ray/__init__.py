@@ -1,0 +1,27 @@
+"""pccl as a backend of Ray's collective library: `ray.util.collective.init_collective_group(..., backend="pccl")`.
+
+Importing this package registers the backend, in this process. Ray needs it in the driver and in each actor; one line
+has Ray import it in all its workers:
+
+    ray.init(runtime_env={"worker_process_setup_hook": "pccl.ray.register"})
+
+`docs/frameworks.md` says what the groups do beyond those of other backends, and `examples/ray_collective.py` is a
+program.
+"""
+
+from ray.util import collective
+
+from pccl.ray.group import PCCLGroup, admit
+
+__all__ = ["PCCLGroup", "admit", "register"]
+
+BACKEND = "PCCL"
+
+
+def register() -> None:
+    """Register the backend with Ray's collective library in this process, if it is not yet."""
+    if not collective.is_backend_available(BACKEND):
+        collective.register_collective_backend(BACKEND, PCCLGroup)
+
+
+register()
