@@ -8,9 +8,10 @@ The methods of `Collectives` wait, so each communicator does it in its own way (
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
-from pccl import _collectives
+from pccl import _collectives, _exchanges
 from pccl._arrays import Array, Movable
 from pccl._collectives import AsyncCollectiveHandle, CallOf
 from pccl._timeouts import DEFAULT, Timeout
@@ -67,6 +68,47 @@ class LaunchedCollectives(ABC):
     ) -> AsyncCollectiveHandle:
         """Launch `broadcast` and return at once."""
         return self._launch_collective(_collectives.broadcast(array, root, tag, algorithm, step), "broadcast_async")
+
+    def reduce_async(
+        self,
+        send: Array,
+        recv: Array | None = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        root: int,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
+    ) -> AsyncCollectiveHandle:
+        """Launch `reduce` and return at once."""
+        call = _collectives.reduce(send, recv, op, root, tag, algorithm, step)
+        return self._launch_collective(call, "reduce_async")
+
+    def all_to_all_async(
+        self,
+        send: Movable,
+        recv: Movable | None = None,
+        *,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        tag: int = 0,
+        step: int | None = None,
+    ) -> AsyncCollectiveHandle:
+        """Launch `all_to_all` and return at once."""
+        call = _exchanges.all_to_all(send, recv, send_counts, recv_counts, tag, step)
+        return self._launch_collective(call, "all_to_all_async")
+
+    def gather_async(
+        self, send: Movable, recv: Movable | None = None, *, root: int, tag: int = 0, step: int | None = None
+    ) -> AsyncCollectiveHandle:
+        """Launch `gather` and return at once."""
+        return self._launch_collective(_exchanges.gather(send, recv, root, tag, step), "gather_async")
+
+    def scatter_async(
+        self, send: Movable | None, recv: Movable, *, root: int, tag: int = 0, step: int | None = None
+    ) -> AsyncCollectiveHandle:
+        """Launch `scatter` and return at once."""
+        return self._launch_collective(_exchanges.scatter(send, recv, root, tag, step), "scatter_async")
 
     def send_async(self, array: Movable, *, to: int, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
         """Launch `send` and return at once."""
@@ -181,6 +223,120 @@ class Collectives(LaunchedCollectives, Generic[CollectiveInfoT]):
                 INVALID_ARGUMENT on all peers if there is no such rank.
         """
         return self._collective(_collectives.broadcast(array, root, tag, algorithm, step), timeout, "broadcast")
+
+    def reduce(
+        self,
+        send: Array,
+        recv: Array | None = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        root: int,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfoT:
+        """Reduce `send` over the peer group, and give the result to rank `root` alone.
+
+        The result has the same bits as that of an all_reduce with the same `algorithm`.
+
+        Args:
+            send: An array of the same dtype and shape on all peers; a dtype that `all_reduce` takes. Other peers'
+                than the root's stay as they are.
+            recv: Where the root's result goes: `send` itself, or an array of as many elements. Other peers' are not
+                used. If the root leaves it out, the result is in a new array of the shape of `send`.
+            root: A rank in the group as the caller sees it, as in `broadcast`.
+
+        Returns:
+            A `CollectiveInfo`: `array` is the result at the root, and None on other peers.
+
+        Raises:
+            PCCLError: as `broadcast`.
+        """
+        call = _collectives.reduce(send, recv, op, root, tag, algorithm, step)
+        return self._collective(call, timeout, "reduce")
+
+    def all_to_all(
+        self,
+        send: Movable,
+        recv: Movable | None = None,
+        *,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        tag: int = 0,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfoT:
+        """Give every peer a part of `send`, and get one from each: part r of the result is what rank r had for this
+        rank.
+
+        Parts are rows, entries of the first dimension, in the order of ranks. Without counts they are all of one size.
+
+        Args:
+            send: An array of at least one dimension; its dtype and its other dimensions are the same on all peers.
+                Without counts the first one has to be divisible by world_size in the world in which the op starts.
+            recv: Where the result goes, in any shape with as many elements. It must not overlap `send`. If it is left
+                out, the result is in a new array of as many rows as come.
+            send_counts: The rows for each rank, world_size numbers that add up to the rows of `send`.
+            recv_counts: The rows from each rank. Every one has to be what that rank gives to this one.
+
+        Returns:
+            A `CollectiveInfo`: `array` is the result, and `membership` tells which peer had which rank.
+
+        Raises:
+            PCCLError: as `all_reduce`; INVALID_ARGUMENT on all peers if `recv` or the counts do not fit the world in
+                which the op starts, or if a peer takes another number of rows from one than that one gives it.
+        """
+        call = _exchanges.all_to_all(send, recv, send_counts, recv_counts, tag, step)
+        return self._collective(call, timeout, "all_to_all")
+
+    def gather(
+        self,
+        send: Movable,
+        recv: Movable | None = None,
+        *,
+        root: int,
+        tag: int = 0,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfoT:
+        """Give rank `root` the `send` of all peers: row r of its result is that of rank r.
+
+        Args:
+            send: An array of the same dtype and shape on all peers. The root's may be the part of `recv` where it
+                belongs, and costs no copy then.
+            recv: Where the root's result goes, in any shape, as in `all_gather`; other peers' are not used. If the root
+                leaves it out, the result is in a new array of shape (world_size, *send.shape).
+            root: A rank in the group as the caller sees it, as in `broadcast`.
+
+        Returns:
+            A `CollectiveInfo`: `array` is the result at the root, and None on other peers.
+
+        Raises:
+            PCCLError: as `broadcast`.
+        """
+        return self._collective(_exchanges.gather(send, recv, root, tag, step), timeout, "gather")
+
+    def scatter(
+        self, send: Movable | None, recv: Movable, *, root: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
+    ) -> CollectiveInfoT:
+        """Give every peer its rank's part of rank `root`'s `send`.
+
+        Args:
+            send: The root's array, in any shape with world_size times as many elements as `recv` in the world in which
+                the op starts (otherwise it fails on all peers with INVALID_ARGUMENT). Other peers' are not used and
+                may be None.
+            recv: Where this rank's part goes, of the same dtype and shape on all peers. The root's may be its part of
+                `send`, and costs no copy then.
+            root: A rank in the group as the caller sees it, as in `broadcast`.
+
+        Returns:
+            A `CollectiveInfo`: `array` is `recv`.
+
+        Raises:
+            PCCLError: as `broadcast`.
+        """
+        return self._collective(_exchanges.scatter(send, recv, root, tag, step), timeout, "scatter")
 
     def send(
         self, array: Movable, *, to: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT

@@ -62,14 +62,14 @@ CallOf = Callable[[View, str], CollectiveCall]
 def all_gather(send: Any, recv: Any, tag: int, algorithm: ReduceAlgorithm | None, step: int | None) -> CallOf:
     def call(_: View, func_name: str) -> CollectiveCall:
         source = resolve_bytes(send, "send", func_name)
-        placement = _Gathered(source, _target(recv, func_name, source), recv)
-        spec = _spec(Collective.ALL_GATHER, source, placement, tag, algorithm, step, func_name)
-        return CollectiveCall(_staged(spec, source.device, placement.cargo), placement.result)
+        placement = _Gathered(source, target_of(recv, func_name, source), recv)
+        spec = spec_of(Collective.ALL_GATHER, source, placement, tag, algorithm, step, func_name)
+        return CollectiveCall(staged(spec, source.device, placement.cargo), placement.result)
 
     return call
 
 
-class _Result:
+class Placed:
     """A placement with separate arrays to send from and to receive into. The latter may be made when the op starts."""
 
     def __init__(self, send: Operand, recv: Operand | None, array: Any) -> None:
@@ -99,6 +99,20 @@ class _Result:
             self._new_array = NewArray(self._send.wrap, self.array)
         return resolve_bytes(self.array, "recv", "")
 
+    def _require_rows(self, recv: Operand, rank: int, world_size: int) -> None:
+        """Raise ValueError unless `recv` has room for what all peers send, and `send` is apart from it or this rank's
+        row of it."""
+        send = self._send
+        if recv.count != self._count:
+            what = "bytes" if send.dtype is DataType.UINT8 else "elements"
+            raise ValueError(
+                f"recv has {recv.count} {what}, but {world_size} peers give {send.count} each, "
+                f"{self._count} in all; leave recv out to have one made that fits"
+            )
+        is_own_part = recv.address + rank * send.size_bytes == send.address
+        if not is_own_part and overlap(send, recv):
+            raise ValueError(f"send lies within recv, but not where rank {rank} has its part of it")
+
     def _delivery(self) -> Any:
         if self.array is None:
             self.array = empty_like(self._send, self._shape)
@@ -109,22 +123,14 @@ class _Result:
         return Cargo(self._send.owner, self._delivery, [piece])
 
 
-class _Gathered(_Result):
+class _Gathered(Placed):
     def place(self, rank: int, world_size: int) -> Buffers:
         send = self._send
         self._count = world_size * send.count
         recv = self._destination((world_size, *send.shape))
         if recv is None:
             return Buffers(0, 0, self._count, None)
-        if recv.count != self._count:
-            what = "bytes" if send.dtype is DataType.UINT8 else "elements"
-            raise ValueError(
-                f"recv has {recv.count} {what}, but {world_size} peers give {send.count} each, "
-                f"{self._count} in all; leave recv out to have one made that fits"
-            )
-        is_own_part = recv.address + rank * send.size_bytes == send.address
-        if not is_own_part and _overlap(send, recv):
-            raise ValueError(f"send lies within recv, but not where rank {rank} has its part of it")
+        self._require_rows(recv, rank, world_size)
         return Buffers(send.address, recv.address, recv.count, (send.owner, recv.owner))
 
     def cargo(self) -> Cargo:
@@ -136,17 +142,16 @@ def reduce_scatter(
 ) -> CallOf:
     def call(_: View, func_name: str) -> CollectiveCall:
         source = resolve(send, "send", func_name)
-        target = _target(recv, func_name, source)
-        if not isinstance(op, ReduceOp):
-            raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"op must be a ReduceOp, not {op!r}")
+        target = target_of(recv, func_name, source)
+        check_reduce_op(op, func_name)
         placement = _Scattered(source, target, recv)
-        spec = _spec(Collective.REDUCE_SCATTER, source, placement, tag, algorithm, step, func_name, reduce_op=op)
-        return CollectiveCall(_staged(spec, source.device, placement.cargo), placement.result)
+        spec = spec_of(Collective.REDUCE_SCATTER, source, placement, tag, algorithm, step, func_name, reduce_op=op)
+        return CollectiveCall(staged(spec, source.device, placement.cargo), placement.result)
 
     return call
 
 
-class _Scattered(_Result):
+class _Scattered(Placed):
     def place(self, rank: int, world_size: int) -> Buffers:
         send = self._send
         self._count = send.count // world_size + (rank < send.count % world_size)
@@ -158,7 +163,7 @@ class _Scattered(_Result):
                 f"recv has {recv.count} elements, but rank {rank} of {world_size} gets {self._count} of {send.count}; "
                 f"leave recv out to have one made that fits"
             )
-        if _overlap(send, recv):
+        if overlap(send, recv):
             raise ValueError("recv overlaps send, which has to stay as it is")
         return Buffers(send.address, recv.address, send.count, (send.owner, recv.owner))
 
@@ -166,18 +171,69 @@ class _Scattered(_Result):
         return self._cargo(self._send.count, self._count * self._send.dtype.itemsize)
 
 
+def reduce(
+    send: Any, recv: Any, op: ReduceOp, root: int, tag: int, algorithm: ReduceAlgorithm | None, step: int | None
+) -> CallOf:
+    def call(view: View, func_name: str) -> CollectiveCall:
+        named = rooted(root, view, func_name)
+        is_root = named.peer == view.peer
+        source = resolve(send, "send", func_name)
+        target = target_of(recv, func_name, source) if is_root else None
+        check_reduce_op(op, func_name)
+        if target is not None and target.count != source.count:
+            text = f"recv has {target.count} elements, but send {source.count}"
+            raise PCCLError(Result.INVALID_ARGUMENT, func_name, text)
+        if target is not None and target.address != source.address and overlap(source, target):
+            raise PCCLError(Result.INVALID_ARGUMENT, func_name, "recv overlaps send; pass the same array, or another")
+        placement = _ReducedAtRoot(source, target, recv, is_root)
+        spec = spec_of(Collective.REDUCE, source, placement, tag, algorithm, step, func_name, named, reduce_op=op)
+        return CollectiveCall(staged(spec, source.device, placement.cargo), placement.result)
+
+    return call
+
+
+class _ReducedAtRoot(Placed):
+    def __init__(self, send: Operand, recv: Operand | None, array: Any, is_root: bool) -> None:
+        super().__init__(send, recv, array if is_root else None)
+        self._is_root = is_root
+
+    def place(self, rank: int, world_size: int) -> Buffers:
+        send = self._send
+        if not self._is_root:
+            return Buffers(send.address, 0, send.count, send.owner)
+        recv = self._destination(send.shape)
+        if recv is None:
+            return Buffers(0, 0, send.count, None)
+        return Buffers(send.address, recv.address, send.count, (send.owner, recv.owner))
+
+    def cargo(self) -> Cargo:
+        whole = Span(0, self._send.size_bytes)
+        piece = Piece(self._send.count, whole, whole if self._is_root else None)
+        return Cargo(self._send.owner, self._delivery, [piece])
+
+
+def check_reduce_op(op: ReduceOp, func_name: str) -> None:
+    if not isinstance(op, ReduceOp):
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"op must be a ReduceOp, not {op!r}")
+
+
 def broadcast(array: Any, root: int, tag: int, algorithm: ReduceAlgorithm | None, step: int | None) -> CallOf:
     def call(view: View, func_name: str) -> CollectiveCall:
-        rank = integer_argument("root", root, func_name)
+        named = rooted(root, view, func_name)
         operand = resolve_bytes(array, "array", func_name)
-        named = Root(rank, view.ring[rank] if 0 <= rank < view.world_size else 0)
         is_root = named.peer == view.peer
         operand, result = (operand, lambda: array) if is_root else receiving(operand, array, "array", func_name)
         buffers = Buffers(operand.address, operand.address, operand.count, operand.owner)
-        spec = _spec(Collective.BROADCAST, operand, buffers, tag, algorithm, step, func_name, named)
+        spec = spec_of(Collective.BROADCAST, operand, buffers, tag, algorithm, step, func_name, named)
         return CollectiveCall(_one_way(spec, operand, is_root), result)
 
     return call
+
+
+def rooted(root: int, view: View, func_name: str) -> Root:
+    """Return the root of a call: the peer that has this rank in the view of its caller."""
+    rank = integer_argument("root", root, func_name)
+    return Root(rank, view.ring[rank] if 0 <= rank < view.world_size else 0)
 
 
 def send(array: Any, to: int, tag: int, step: int | None) -> CallOf:
@@ -217,19 +273,19 @@ def _pair_spec(
         raise fail(f"{role} {rank} is no rank of a group of {view.world_size} peers")
     if view.ring[rank] == view.peer:
         raise fail(f"{role} {rank} is this peer itself")
-    spec = _spec(Collective.SEND, operand, buffers, tag, None, step, func_name, tag_max=PAIR_TAG_MAX)
+    spec = spec_of(Collective.SEND, operand, buffers, tag, None, step, func_name, tag_max=PAIR_TAG_MAX)
     return _one_way(replace(spec, pair=Pair(view.ring[rank], is_sender)), operand, is_sender)
 
 
 def barrier(tag: int, step: int | None) -> CallOf:
     def call(_: View, func_name: str) -> CollectiveCall:
-        spec = _spec(Collective.BARRIER, None, Buffers(0, 0, 0, None), tag, None, step, func_name)
+        spec = spec_of(Collective.BARRIER, None, Buffers(0, 0, 0, None), tag, None, step, func_name)
         return CollectiveCall(spec, lambda: None)
 
     return call
 
 
-def _spec(
+def spec_of(
     collective: Collective,
     given: Operand | None,
     buffers: Buffers | Placement,
@@ -240,18 +296,22 @@ def _spec(
     root: Root | None = None,
     reduce_op: ReduceOp = ReduceOp.SUM,
     tag_max: int = TAG_MAX,
+    shape: tuple[int, ...] | None = None,
 ) -> OpSpec:
+    """Describe an op. `shape` is what all peers must have alike of that of `given`, if it is not all of it."""
     tag = checked_tag(tag, func_name, tag_max)
     check_algorithm(algorithm, func_name)
     step = checked_step(step, func_name)
     dtype = DataType.UINT8 if given is None else given.dtype
-    shape, bytes_of = (None, "") if given is None else (given.shape, given.bytes_of)
+    bytes_of = ""
+    if given is not None:
+        shape, bytes_of = given.shape if shape is None else shape, given.bytes_of
     return OpSpec(
         tag, dtype, reduce_op, None, buffers, algorithm, collective, root, step=step, shape=shape, bytes_of=bytes_of
     )
 
 
-def _target(recv: Any, func_name: str, source: Operand) -> Operand | None:
+def target_of(recv: Any, func_name: str, source: Operand) -> Operand | None:
     """Return the memory of `recv`, which must be writable and of the kind of `source`; None if there is no `recv`."""
     if recv is None:
         return None
@@ -261,17 +321,17 @@ def _target(recv: Any, func_name: str, source: Operand) -> Operand | None:
     return operand
 
 
-def _staged(spec: OpSpec, device: Device | None, cargo: Callable[[], Cargo]) -> OpSpec:
+def staged(spec: OpSpec, device: Device | None, cargo: Callable[[], Cargo]) -> OpSpec:
     """Return the op, staged through this machine's memory if its arrays are on a device."""
     return spec if device is None else replace(spec, new_source=partial(Staging, device, 1, cargo))
 
 
 def _one_way(spec: OpSpec, operand: Operand, is_giver: bool) -> OpSpec:
-    """Return the op, staged as by `_staged`, for a collective in which a peer either gives elements or gets them."""
+    """Return the op, staged as by `staged`, for a collective in which a peer either gives elements or gets them."""
     whole = Span(0, operand.size_bytes)
     piece = Piece(operand.count, whole if is_giver else None, None if is_giver else whole)
-    return _staged(spec, operand.device, lambda: Cargo(operand.owner, lambda: operand.owner, [piece]))
+    return staged(spec, operand.device, lambda: Cargo(operand.owner, lambda: operand.owner, [piece]))
 
 
-def _overlap(a: Operand, b: Operand) -> bool:
+def overlap(a: Operand, b: Operand) -> bool:
     return a.address < b.address + b.size_bytes and b.address < a.address + a.size_bytes and min(a.count, b.count) > 0

@@ -83,6 +83,10 @@ class Collective(IntEnum):
     SEND = 3
     BARRIER = 4
     REDUCE_SCATTER = 5
+    ALL_TO_ALL = 6
+    GATHER = 7
+    SCATTER = 8
+    REDUCE = 9
 
 
 class ReduceAlgorithm(IntEnum):

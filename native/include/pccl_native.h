@@ -24,7 +24,7 @@
  *     in worlds of 16 ranks and more, if in any. RING without quantization takes none, nor does DIRECT without it
  *     between two ranks. Otherwise DIRECT takes (W - 2)/W of an op's `count * dtype` bytes. Quantized, of the bytes on
  *     the wire, DIRECT takes up to (2W - 1)/W and RING all, within that bound. REDUCE_SCATTER takes (W - 2)/W with
- *     either algorithm.
+ *     either algorithm; REDUCE as much with DIRECT and (W - 1)/W with RING, and 1/W beyond the bound but at the root.
  *   - In place an op also keeps a copy of its buffer, for an abort to put back.
  *   - Scratch that ops have given back stays for the next ones, but everything held, in use or idle, stays within
  *     pool_bytes_max (64 MiB, what four ops at once need) and the largest copy taken lately, unless ops in use need
@@ -52,7 +52,7 @@ extern "C" {
 
 /* The number of this interface, which rises with every change of it. The binding compares it with the number that it
  * was built for, so that a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 25 };
+enum { PCCL_NATIVE_ABI = 26 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -116,8 +116,17 @@ enum pccl_status {
  *     BARRIER            0                           0
  *     REDUCE_SCATTER     count                       the rank's chunk of it: count / W, in the first count % W ranks
  *                                                    one more
+ *     ALL_TO_ALL         the rank's parts for all    those of all ranks for this one; the larger of both has count
+ *                        ranks
+ *     GATHER             count / W: the rank's       count, the root's; its `send` may be its part of it
+ *     SCATTER            count, the root's           count / W: the rank's; the root's may be its part of `send`
+ *     REDUCE             count                       count, the root's; may be `send`
  *
- * Only ALL_REDUCE can be quantized, and only it and REDUCE_SCATTER have a reduce_op; the others' is 0. */
+ * Parts lie in the order of ranks. Those of an ALL_TO_ALL have count / W elements each, or as many as its request says;
+ * the number that a rank gives another has to be that which the other takes from it, or they mismatch.
+ *
+ * Only ALL_REDUCE can be quantized, and only it, REDUCE_SCATTER and REDUCE have a reduce_op; the others' is 0.
+ * ALL_TO_ALL, GATHER and SCATTER have to be DIRECT. */
 enum pccl_collective {
     PCCL_ALL_REDUCE = 0,
     PCCL_ALL_GATHER = 1,
@@ -125,7 +134,11 @@ enum pccl_collective {
     PCCL_SEND = 3,
     PCCL_BARRIER = 4,
     PCCL_REDUCE_SCATTER = 5,
-    PCCL_COLLECTIVE_COUNT = 6
+    PCCL_ALL_TO_ALL = 6,
+    PCCL_GATHER = 7,
+    PCCL_SCATTER = 8,
+    PCCL_REDUCE = 9,
+    PCCL_COLLECTIVE_COUNT = 10
 };
 
 /* The description of an op, on which all its ranks must agree. It travels with the op, and a neighbour whose own
@@ -148,7 +161,10 @@ typedef struct {
     uint8_t slice;
     uint8_t last_slice;
     uint8_t collective; /* enum pccl_collective */
-    uint32_t root; /* whose elements all get: BROADCAST and SEND; else 0 */
+    /* The rank whose elements all get (BROADCAST, SEND, SCATTER), or who gets those of all (GATHER, REDUCE); else 0. In
+     * the descriptions of a mismatch an ALL_TO_ALL has here the lower half of the number of elements that the rank behind
+     * the link gets, and in `count` the number of those that it gives. */
+    uint32_t root;
     /* The next two mean nothing here, except that ops which differ in them do not go together: the caller's own count
      * of steps plus 1, at most PCCL_STEP_MAX, and a number for the dimensions of its array; 0: not given. */
     uint64_t step;
@@ -180,6 +196,9 @@ typedef struct {
     const uint64_t *rank_links; /* the link to each rank, all different, own rank's ignored; copied. NULL: RING only */
     uint32_t awaits_completion; /* 1: mutual completion, which takes rank_links or two ranks; the same on all ranks */
     uint32_t reserved; /* 0 */
+    /* ALL_TO_ALL: how many elements this rank gives to each, and gets from each; copied. Both NULL: count / W. */
+    const uint64_t *send_counts;
+    const uint64_t *recv_counts;
     const void *send;
     void *recv; /* may be `send` where enum pccl_collective says so; must not overlap it otherwise */
 } pccl_op_request;

@@ -24,7 +24,7 @@ static void ready_encode(const pccl_op_shape *shape, uint8_t *body)
     body[9] = (uint8_t)(shape->reduce_op | shape->slice << 4);
     body[10] = (uint8_t)(shape->quantization | shape->last_slice << 4);
     body[11] = shape->quantized_dtype;
-    pccl_put_u32(body + 12, pccl_op_shape_has_root(shape) ? shape->root : shape->quantization_block);
+    pccl_put_u32(body + 12, pccl_op_shape_names_root(shape) ? shape->root : shape->quantization_block);
     pccl_put_u32(body + 16, shape->segment_bytes);
     pccl_put_u32(body + 20, shape->world_size | (uint32_t)(shape->algorithm | shape->collective << 4) << 24);
     pccl_put_u64(body + 24, shape->step);
@@ -47,7 +47,7 @@ static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
     shape->collective = body[23] >> 4;
     shape->step = pccl_get_u64(body + 24);
     shape->dimensions = pccl_get_u64(body + 32);
-    *(pccl_op_shape_has_root(shape) ? &shape->root : &shape->quantization_block) = pccl_get_u32(body + 12);
+    *(pccl_op_shape_names_root(shape) ? &shape->root : &shape->quantization_block) = pccl_get_u32(body + 12);
     if (shape->dtype >= PCCL_DTYPE_COUNT || shape->reduce_op >= PCCL_REDUCE_OP_COUNT ||
         shape->quantization >= PCCL_QUANT_COUNT ||
         (shape->quantized_dtype >= PCCL_DTYPE_COUNT && shape->quantized_dtype != PCCL_CODE_UINT4 &&

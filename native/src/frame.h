@@ -18,8 +18,10 @@
  *          LOST     connection u32, peer_connection u32, frames u32, reserved 28 bytes
  *          DONE     reserved 40 bytes
  *
- * READY has no payload: the sender has submitted the op of this key and shape, and payload for it may come.
- * SEGMENT carries one segment on one hop (ring_plan.h, direct_plan.h, spread_plan.h); without payload it only says that
+ * READY has no payload: the sender has submitted the op of this key and shape, and payload for it may come. Its count is
+ * that of the op; for an all-to-all it is that of the part which goes from its sender to its receiver, and in the place
+ * of the root is the lower half of the count of the part which goes the other way.
+ * SEGMENT carries one segment on one hop (ring_plan.h, direct_plan.h, spread_plan.h, exchange_plan.h); without payload it only says that
  * the segment is final where it ends. EAGER carries a sender's only segment for this receiver on its first hop, or the
  * first of several one after the other, with the shape, because the receiver may not have submitted the op yet.
  * CREDIT belongs to no op (its key is zero): so much eager payload of this link is no longer buffered, counted
@@ -40,7 +42,7 @@
 #include "base.h"
 #include "pccl_native.h"
 
-enum { PCCL_FRAME_BYTES = 88, PCCL_FRAME_MAGIC = 0x4350, PCCL_FRAME_VERSION = 5 };
+enum { PCCL_FRAME_BYTES = 88, PCCL_FRAME_MAGIC = 0x4350, PCCL_FRAME_VERSION = 6 };
 
 enum {
     PCCL_KEY_BYTES = 28,
@@ -100,7 +102,21 @@ static inline uint32_t pccl_frame_keys(const pccl_frame *frame) { return 1 + fra
 int pccl_op_key_equal(const pccl_op_key *a, const pccl_op_key *b);
 int pccl_op_shape_equal(const pccl_op_shape *a, const pccl_op_shape *b);
 
-/* Nonzero if all elements come from one rank. */
+/* Nonzero if the description has a root, and no quantization. */
+static inline int pccl_op_shape_names_root(const pccl_op_shape *shape)
+{
+    return shape->collective == PCCL_BROADCAST || shape->collective == PCCL_SEND ||
+           shape->collective == PCCL_ALL_TO_ALL || shape->collective == PCCL_GATHER ||
+           shape->collective == PCCL_SCATTER || shape->collective == PCCL_REDUCE;
+}
+
+static inline int pccl_op_shape_reduces(const pccl_op_shape *shape)
+{
+    return shape->collective == PCCL_ALL_REDUCE || shape->collective == PCCL_REDUCE_SCATTER ||
+           shape->collective == PCCL_REDUCE;
+}
+
+/* Nonzero if all elements come from one rank, and go to all others. */
 static inline int pccl_op_shape_has_root(const pccl_op_shape *shape)
 {
     return shape->collective == PCCL_BROADCAST || shape->collective == PCCL_SEND;

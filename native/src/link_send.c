@@ -44,7 +44,7 @@ static void link_add_announcement(pccl_link *link, pccl_conn *conn)
     memset(&frame, 0, sizeof frame);
     frame.type = PCCL_FRAME_READY;
     frame.key = peer->op->request.key;
-    frame.shape = peer->op->request.shape;
+    frame.shape = pccl_op_shape_to(peer->op, peer->rank);
     pccl_conn_add(conn, &frame, NULL, peer->op, 0);
 }
 
@@ -62,7 +62,7 @@ static void link_add_again(pccl_link *link, pccl_conn *conn)
         frame.segment = unacked.of.segment.segment;
         frame.hop = unacked.of.segment.hop;
         frame.key = unacked.op->request.key;
-        frame.shape = unacked.op->request.shape;
+        frame.shape = pccl_op_shape_to(unacked.op, pccl_op_rank_behind(unacked.op, link->id));
     }
     switch (frame.type) {
     case PCCL_FRAME_EAGER:

@@ -23,12 +23,18 @@ static void peer_activate(pccl_op_peer *peer)
     pccl_link_note_pending(peer->link);
 }
 
+int pccl_match_is_as_expected(const pccl_op *op, const pccl_link *link, const pccl_op_shape *theirs)
+{
+    pccl_op_shape expected = pccl_op_shape_from(op, pccl_op_rank_behind(op, link->id));
+    return pccl_op_shape_equal(&expected, theirs);
+}
+
 /* A ring announces ops to their sources only; a target that describes the op in another way has to hear of
  * that too. */
 void pccl_match_contradict(pccl_op *op, const pccl_link *link, const pccl_op_shape *theirs)
 {
     pccl_op_peer *target = pccl_op_find_target(op, link->id);
-    if (!op->is_mismatched || pccl_op_shape_equal(&op->request.shape, theirs))
+    if (!op->is_mismatched || pccl_match_is_as_expected(op, link, theirs))
         return;
     if (target == NULL || target->is_contradicted || target->link == NULL || pccl_op_find_source(op, link->id) != NULL)
         return;
@@ -44,7 +50,7 @@ void pccl_match_note_mismatch(pccl_open_ops *ops, pccl_op *op, const pccl_link *
     PCCL_ASSERT(!op->is_stopped);
     pccl_event event = pccl_op_event(op, PCCL_EVENT_OP_MISMATCH);
     event.link = link->id;
-    event.mine = op->request.shape;
+    event.mine = pccl_op_shape_from(op, pccl_op_rank_behind(op, link->id));
     event.theirs = *theirs;
     if (op->fast_path != NULL)
         pccl_fast_path_hand_over(op->fast_path, op);
@@ -156,7 +162,7 @@ static void peer_meet(pccl_open_ops *ops, pccl_op_peer *peer)
         pccl_unexpected_drop_payload(&ops->unexpected, buffered);
         return;
     }
-    if (!pccl_op_shape_equal(&buffered->shape, &op->request.shape)) {
+    if (!pccl_match_is_as_expected(op, peer->link, &buffered->shape)) {
         op_note_mismatch_buffered(ops, op, buffered);
         return;
     }
@@ -178,7 +184,7 @@ static void op_meet_others(pccl_open_ops *ops, pccl_op *op)
         if (link == NULL || link->is_failed || link->unexpected_count == 0)
             continue;
         pccl_unexpected_op *buffered = pccl_unexpected_find(&ops->unexpected, link, &op->request.key);
-        if (buffered == NULL || pccl_op_shape_equal(&buffered->shape, &op->request.shape))
+        if (buffered == NULL || pccl_match_is_as_expected(op, link, &buffered->shape))
             continue;
         op_note_mismatch_buffered(ops, op, buffered);
     }

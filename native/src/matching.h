@@ -32,6 +32,9 @@ void pccl_match_note_arrived(pccl_open_ops *ops, pccl_op *op, const pccl_op_inbo
 /* All of an EAGER frame's payload that was buffered for the op is there. */
 void pccl_match_take_buffered(pccl_open_ops *ops, pccl_op_peer *source, pccl_unexpected_op *buffered);
 
+/* Nonzero if the peer behind the link describes the op as this rank expects. */
+int pccl_match_is_as_expected(const pccl_op *op, const pccl_link *link, const pccl_op_shape *theirs);
+
 /* The peer behind the link describes the op in another way. */
 void pccl_match_note_mismatch(pccl_open_ops *ops, pccl_op *op, const pccl_link *link, const pccl_op_shape *theirs);
 

@@ -1,6 +1,7 @@
 #include "op.h"
 
 #include "direct_plan.h"
+#include "exchange_plan.h"
 #include "op_algorithm.h"
 #include "op_originals.h"
 #include "op_request.h"
@@ -18,7 +19,8 @@ static uint32_t shape_chunks(const pccl_op_shape *shape)
 /* Nonzero if a rank of a ring may have all that it gets, and have heard its neighbour, while others have not begun. */
 static int shape_may_end_early(const pccl_op_shape *shape)
 {
-    return pccl_op_shape_has_root(shape) || shape->count < shape->world_size || shape->last_slice > 0;
+    return pccl_op_shape_has_root(shape) || pccl_exchange_is(shape->collective) || shape->count < shape->world_size ||
+           shape->last_slice > 0;
 }
 
 static void op_init_peer(pccl_op *op, uint32_t at, uint32_t rank, uint64_t link_id)
@@ -60,37 +62,88 @@ static int op_take_peers(pccl_op *op)
 
 static const pccl_op_algorithm *op_algorithm(const pccl_op_shape *shape)
 {
-    if (shape->collective != PCCL_ALL_REDUCE && shape->collective != PCCL_REDUCE_SCATTER)
+    if (pccl_exchange_is(shape->collective))
+        return &pccl_op_exchange_algorithm;
+    if (!pccl_op_shape_reduces(shape))
         return &pccl_op_spread_algorithm;
     return shape->algorithm == PCCL_DIRECT ? &pccl_op_direct_algorithm : &pccl_op_ring_algorithm;
+}
+
+/* A rank of a reduce that is not the root has no recv. 0 or a status. */
+static int op_take_result(pccl_op *op)
+{
+    if (op->request.shape.collective != PCCL_REDUCE || !pccl_op_is_half(op))
+        return 0;
+    uint64_t bytes = pccl_tiling_chunk_elements(&op->tiling, op->request.rank) * op->element_bytes;
+    int status = bytes == 0 ? 0 : pccl_op_take_memory(op, bytes, PCCL_POOL_COPY, &op->result_block);
+    op->result = op->result_block.at;
+    return status;
+}
+
+/* Divides what goes out and what comes in. 0 or a status; `parts` is to be freed in any case. */
+static int request_divide(const pccl_op_request *request, pccl_tiling *out, pccl_tiling *in, pccl_tiling_part **parts)
+{
+    const pccl_op_shape *shape = &request->shape;
+    uint32_t segment_elements = shape->segment_bytes / pccl_dtype_bytes(shape->dtype);
+    uint32_t slices = shape->last_slice + 1u;
+    if (!pccl_exchange_is(shape->collective)) {
+        pccl_tiling_init(out, shape->count, segment_elements, shape_chunks(shape), shape->slice, slices);
+        return 0;
+    }
+    size_t world = shape->world_size;
+    uint64_t *lengths = malloc(2 * world * sizeof *lengths);
+    *parts = malloc(2 * (world + 1) * sizeof **parts);
+    if (lengths == NULL || *parts == NULL) {
+        free(lengths);
+        return PCCL_E_MEMORY;
+    }
+    pccl_exchange_lengths(request, lengths, lengths + world);
+    pccl_tiling_init_parts(out, lengths, *parts, segment_elements, shape->world_size, shape->slice, slices);
+    pccl_tiling_init_parts(
+        in, lengths + world, *parts + world + 1, segment_elements, shape->world_size, shape->slice, slices);
+    free(lengths);
+    return 0;
 }
 
 int pccl_op_create(const pccl_op_request *request, pccl_pool *pool, uint64_t scratch_bytes_max, pccl_op **result)
 {
     const pccl_op_shape *shape = &request->shape;
     pccl_tiling tiling;
+    pccl_tiling in;
+    pccl_tiling_part *parts = NULL;
     uint64_t segments = 0;
     int status = pccl_op_request_check(request);
     if (status != 0)
         return status;
     memset(&tiling, 0, sizeof tiling);
-    uint32_t element_bytes = pccl_dtype_bytes(shape->dtype);
+    memset(&in, 0, sizeof in);
     if (shape->world_size > 1) {
-        pccl_tiling_init(&tiling, shape->count, shape->segment_bytes / element_bytes, shape_chunks(shape), shape->slice,
-            shape->last_slice + 1u);
-        segments = pccl_tiling_segments(&tiling);
+        status = request_divide(request, &tiling, &in, &parts);
+        segments = status != 0 ? 0 : pccl_tiling_segments(&tiling);
+        if (parts != NULL && status == 0)
+            segments = pccl_max_u64(segments, pccl_tiling_segments(&in));
         if (segments >= UINT32_MAX || segments > SIZE_MAX / 2 / sizeof(pccl_op_segment))
-            return PCCL_E_INVALID;
+            status = PCCL_E_INVALID;
     }
-    pccl_op *op = calloc(1, sizeof *op + (size_t)segments * sizeof(pccl_op_segment));
-    if (op == NULL)
-        return PCCL_E_MEMORY;
+    pccl_op *op = status == 0 ? calloc(1, sizeof *op + (size_t)segments * sizeof(pccl_op_segment)) : NULL;
+    if (op == NULL) {
+        free(parts);
+        return status != 0 ? status : PCCL_E_MEMORY;
+    }
     op->request = *request;
+    op->result = request->recv;
     op->tiling = tiling;
-    op->element_bytes = element_bytes;
+    op->in_tiling = &op->tiling;
+    op->element_bytes = pccl_dtype_bytes(shape->dtype);
     op->pool = pool;
     op->scratch_bytes_max = scratch_bytes_max;
     op->segments_left = segments;
+    if (parts != NULL) {
+        op->exchange.in = in;
+        op->exchange.parts = parts;
+        op->in_tiling = &op->exchange.in;
+        op->segments_left = pccl_tiling_segments(&in);
+    }
     if (pccl_op_is_half(op) && shape->world_size > 1) {
         op->segments_left = pccl_tiling_chunk_segments(&tiling, request->rank);
         op->recv_first = pccl_tiling_chunk_first(&tiling, request->rank);
@@ -101,6 +154,8 @@ int pccl_op_create(const pccl_op_request *request, pccl_pool *pool, uint64_t scr
     if (shape->world_size > 1) {
         op->algorithm = op_algorithm(shape);
         status = op_take_peers(op);
+        if (status == 0)
+            status = op_take_result(op);
         if (status == 0)
             status = pccl_op_measure_slots(op);
         if (status == 0)
@@ -113,6 +168,7 @@ int pccl_op_create(const pccl_op_request *request, pccl_pool *pool, uint64_t scr
         }
     }
     op->request.rank_links = NULL;
+    op->request.send_counts = op->request.recv_counts = NULL;
     *result = op;
     return 0;
 }
@@ -121,8 +177,10 @@ void pccl_op_destroy(pccl_op *op)
 {
     if (op->algorithm != NULL)
         op->algorithm->close(op);
+    pccl_pool_give(op->pool, &op->result_block);
     pccl_pool_give(op->pool, &op->backup_block);
     pccl_pool_give(op->pool, &op->scratch);
+    free(op->exchange.parts);
     free(op->peers);
     free(op);
 }
@@ -162,6 +220,28 @@ uint64_t pccl_op_tx_bytes_planned(const pccl_op *op)
     return bytes;
 }
 
+/* A rank gives one tiling's chunk to another, and takes the other's from it. */
+static pccl_op_shape op_shape_between(
+    const pccl_op *op, const pccl_tiling *given, const pccl_tiling *taken, uint32_t rank)
+{
+    pccl_op_shape shape = op->request.shape;
+    if (shape.collective == PCCL_ALL_TO_ALL && op->algorithm != NULL) {
+        shape.count = pccl_tiling_chunk_elements(given, rank);
+        shape.root = (uint32_t)pccl_tiling_chunk_elements(taken, rank);
+    }
+    return shape;
+}
+
+pccl_op_shape pccl_op_shape_to(const pccl_op *op, uint32_t rank)
+{
+    return op_shape_between(op, &op->tiling, op->in_tiling, rank);
+}
+
+pccl_op_shape pccl_op_shape_from(const pccl_op *op, uint32_t rank)
+{
+    return op_shape_between(op, op->in_tiling, &op->tiling, rank);
+}
+
 /* Peers */
 
 /* A ring of two has a source and a target behind the same link. */
@@ -178,6 +258,14 @@ static pccl_op_peer *op_find_peer(pccl_op *op, uint64_t link_id, int is_target)
 pccl_op_peer *pccl_op_find_source(pccl_op *op, uint64_t link_id) { return op_find_peer(op, link_id, 0); }
 
 pccl_op_peer *pccl_op_find_target(pccl_op *op, uint64_t link_id) { return op_find_peer(op, link_id, 1); }
+
+uint32_t pccl_op_rank_behind(const pccl_op *op, uint64_t link_id)
+{
+    for (uint32_t i = 0; i < op->peers_count; i++)
+        if (op->peers[i].link_id == link_id)
+            return op->peers[i].rank;
+    return op->request.rank;
+}
 
 void pccl_op_heard(pccl_op_peer *target)
 {

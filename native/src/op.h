@@ -1,7 +1,7 @@
 /* op.h: one collective on one rank: its buffers, what has come, what can be sent. No I/O.
  *
  * Theory of operation (tiling.h has the vocabulary). Who sends what to whom when is the algorithm's: op_ring.c and
- * op_direct.c, which reduce, and op_spread.c, which only moves. The first two know a segment in two forms. A partial
+ * op_direct.c, which reduce, and op_spread.c and op_exchange.c, which only move. The first two know a segment in two forms. A partial
  * one does not hold all ranks' elements yet: it is reduced as it comes off the socket, while it is in cache. A final
  * one is received straight into recv. Each chunk has one rank that finishes it, and averages if so asked.
  *
@@ -57,7 +57,7 @@ typedef struct {
 typedef struct {
     uint32_t window; /* segments of a chunk: ring_plan.h */
     uint32_t slots; /* that each chunk has; 0: it needs none */
-    uint8_t has_finals;
+    uint8_t is_signalled; /* finals open the window for all ranks */
 } pccl_op_ring;
 
 /* The state of the rank's own chunk, with its n segments. */
@@ -67,8 +67,17 @@ typedef struct {
     uint32_t finals_count;
     uint8_t *shares; /* n x world_size: enum direct_share_state in op_direct.c */
     uint32_t window; /* segments of a chunk: direct_plan.h */
-    uint8_t has_finals;
+    uint8_t is_signalled; /* finals open the window for all ranks */
 } pccl_op_direct;
+
+/* What comes in, where that is divided in another way than what goes out. */
+typedef struct {
+    pccl_tiling in;
+    pccl_tiling_part *parts; /* of both tilings */
+    uint64_t out_left; /* segments that have not been taken to be sent */
+    uint64_t in_left; /* segments that have not come */
+    uint32_t own_copied; /* segments of the rank's part for itself */
+} pccl_op_exchange;
 
 enum pccl_op_announcement { PCCL_ANNOUNCE_NOTHING, PCCL_ANNOUNCE_READY, PCCL_ANNOUNCE_EAGER };
 
@@ -91,14 +100,17 @@ typedef struct {
 } pccl_op_peer;
 
 typedef struct pccl_op {
-    pccl_op_request request; /* without rank_links */
+    pccl_op_request request; /* without rank_links, send_counts and recv_counts */
     const struct pccl_op_algorithm *algorithm; /* NULL with one rank */
-    pccl_tiling tiling; /* the same */
+    pccl_tiling tiling; /* the same; of what goes out */
+    const pccl_tiling *in_tiling; /* of what comes in: the same one, but for an exchange */
     pccl_op_peer *peers; /* ring: rank - 1, rank + 1; direct, or hears_all: rank + 1, rank + 2 ... */
     uint32_t peers_count;
     uint32_t peers_unheard;
     uint32_t element_bytes;
     pccl_pool *pool;
+    uint8_t *result; /* recv, or where a rank of a reduce finishes its chunk that is not the root */
+    pccl_pool_block result_block; /* that memory */
     uint8_t *backup;
     pccl_pool_block backup_block;
     uint64_t scratch_bytes_max;
@@ -111,6 +123,7 @@ typedef struct pccl_op {
     uint64_t recv_first; /* element that recv begins with */
     pccl_op_ring ring;
     pccl_op_direct direct;
+    pccl_op_exchange exchange;
     uint32_t sendable_first; /* FIFO, of those algorithms that have one target */
     uint32_t sendable_last;
     uint8_t hears_all; /* ring: peers are those of the direct algorithm, though segments go to one of them */
@@ -185,6 +198,15 @@ void pccl_op_drop_buffers(pccl_op *op);
 /* Returns the op's source or target behind a link, or NULL. */
 pccl_op_peer *pccl_op_find_source(pccl_op *op, uint64_t link_id);
 pccl_op_peer *pccl_op_find_target(pccl_op *op, uint64_t link_id);
+
+/* Returns the rank that the op exchanges frames with over a link; its own if there is none. */
+uint32_t pccl_op_rank_behind(const pccl_op *op, uint64_t link_id);
+
+/* Returns the description of the op that a rank hears from this one, and that which this one expects from that rank.
+ * They are the request's, but for an all-to-all: its count is that of the part which the one who describes it gives to
+ * the other, and its root the lower half of the count of the part which it takes from the other. */
+pccl_op_shape pccl_op_shape_to(const pccl_op *op, uint32_t rank);
+pccl_op_shape pccl_op_shape_from(const pccl_op *op, uint32_t rank);
 
 /* Returns the payload bytes that the op sends in all, if none has to be sent twice. */
 uint64_t pccl_op_tx_bytes_planned(const pccl_op *op);

@@ -1,4 +1,4 @@
-/* op_algorithm.h: what an algorithm (op_ring.c, op_direct.c, op_spread.c) does for op.c and op_segments.c, and what it
+/* op_algorithm.h: what an algorithm (op_ring.c, op_direct.c, op_spread.c, op_exchange.c) does for op.c and op_segments.c, and what it
  * may ask of them. op.h says what the functions are for. */
 #ifndef PCCL_OP_ALGORITHM_H
 #define PCCL_OP_ALGORITHM_H
@@ -30,7 +30,7 @@ typedef struct pccl_op_algorithm {
     int (*has_sendable)(const pccl_op_peer *target);
     const uint8_t *(*take_sendable)(pccl_op_peer *target, pccl_frame *frame, uint32_t *index);
 
-    /* Returns the chunk that goes to the target on the first hop, or PCCL_NO_CHUNK. Where it has one segment, that is
+    /* Returns the chunk of `tiling` that goes to the target on the first hop, or PCCL_NO_CHUNK. Where it has one segment, that is
      * the first to be taken. */
     uint32_t (*first_chunk)(const pccl_op_peer *target);
 
@@ -41,8 +41,8 @@ typedef struct pccl_op_algorithm {
     /* Sets the chunk and hop of a frame from the source on the first hop. */
     void (*first_hop)(const pccl_op_peer *source, uint32_t *chunk, uint32_t *hop);
 
-    /* Nonzero if that hop carries a final segment. Only asked of algorithms that reduce. */
-    int (*is_final_hop)(const pccl_op *op, uint32_t hop);
+    /* Nonzero if a frame of this chunk that comes on this hop has no payload: it only says that a segment is final. */
+    int (*is_bare)(const pccl_op *op, uint32_t chunk, uint32_t hop);
 
     /* pccl_op_accept has filled in index, range, payload_bytes and from. */
     const char *(*accept)(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound);
@@ -56,6 +56,7 @@ typedef struct pccl_op_algorithm {
 extern const pccl_op_algorithm pccl_op_ring_algorithm;
 extern const pccl_op_algorithm pccl_op_direct_algorithm;
 extern const pccl_op_algorithm pccl_op_spread_algorithm;
+extern const pccl_op_algorithm pccl_op_exchange_algorithm;
 
 static inline int pccl_op_is_quantized(const pccl_op *op) { return op->request.shape.quantization != PCCL_QUANT_NONE; }
 
@@ -63,13 +64,31 @@ static inline int pccl_op_is_quantized(const pccl_op *op) { return op->request.s
 static inline int pccl_op_is_in_place(const pccl_op *op)
 {
     const pccl_op_request *request = &op->request;
-    int is_kept = request->shape.collective == PCCL_ALL_GATHER || request->shape.collective == PCCL_REDUCE_SCATTER ||
-                  (request->shape.collective != PCCL_ALL_REDUCE && request->rank == request->shape.root);
-    return request->send == request->recv && !is_kept;
+    if (request->send != request->recv)
+        return 0;
+    switch (request->shape.collective) {
+    case PCCL_ALL_REDUCE: return 1;
+    case PCCL_REDUCE: return request->rank == request->shape.root;
+    case PCCL_BROADCAST:
+    case PCCL_SEND: return request->rank != request->shape.root;
+    default: return 0;
+    }
 }
 
-/* Nonzero if the op reduces, and leaves each chunk where it is finished. */
-static inline int pccl_op_is_half(const pccl_op *op) { return op->request.shape.collective == PCCL_REDUCE_SCATTER; }
+/* Nonzero if a rank gets the results of all chunks of an op that reduces. */
+static inline int pccl_op_gets_all(const pccl_op *op, uint32_t rank)
+{
+    const pccl_op_shape *shape = &op->request.shape;
+    return shape->collective == PCCL_ALL_REDUCE || (shape->collective == PCCL_REDUCE && rank == shape->root);
+}
+
+/* Nonzero if the op reduces, and has no place for results but that of the chunk which this rank finishes. */
+static inline int pccl_op_is_half(const pccl_op *op)
+{
+    const pccl_op_shape *shape = &op->request.shape;
+    return shape->collective == PCCL_REDUCE_SCATTER ||
+           (shape->collective == PCCL_REDUCE && op->request.rank != shape->root);
+}
 
 static inline int pccl_op_is_next(const pccl_op_peer *peer)
 {
@@ -90,7 +109,7 @@ static inline const uint8_t *pccl_op_send_at(const pccl_op *op, pccl_range range
 
 static inline uint8_t *pccl_op_recv_at(const pccl_op *op, pccl_range range)
 {
-    return (uint8_t *)op->request.recv + (range.first - op->recv_first) * op->element_bytes;
+    return op->result + (range.first - op->recv_first) * op->element_bytes;
 }
 
 static inline int pccl_op_is_final(const pccl_op *op, uint64_t index)

@@ -13,7 +13,8 @@
  *
  * recv accumulates, so the own share of an op in place is taken from `backup`.
  *
- * A reduce-scatter keeps what it owns; finals, where there are any, tell no more than that they are.
+ * A reduce-scatter keeps what it owns; finals, where there are any, tell no more than that they are. A reduce sends
+ * finals to the root, and to others as a reduce-scatter; a rank that is not the root finishes its chunk in `result`.
  *
  * Quantized, shares are encoded into the slots that later receive the finals. A share comes as a whole, into a
  * waiting slot; with two ranks into the slot of the own segment. There the result is encoded when all are
@@ -72,7 +73,7 @@ static int direct_open(pccl_op *op)
     uint32_t world = direct_world(op);
     uint64_t slots = direct_waiting_slots(op) + (pccl_op_is_quantized(op) ? world : 0);
     direct->window = pccl_op_window(op, slots);
-    direct->has_finals = !pccl_op_is_half(op) || direct->window < pccl_tiling_chunk_segments(&op->tiling, 0);
+    direct->is_signalled = direct->window < pccl_tiling_chunk_segments(&op->tiling, 0);
     uint32_t wire_slots = pccl_op_is_quantized(op) ? direct->window : 0;
     int status = pccl_op_take_slots(op, wire_slots, (uint64_t)direct->window * direct_waiting_slots(op));
     if (status != 0 || own == 0)
@@ -107,9 +108,18 @@ static void direct_stop(pccl_op *op)
 
 static uint32_t direct_sends(const pccl_op *op, uint32_t chunk)
 {
-    if (chunk == op->request.rank)
-        return pccl_op_is_half(op) ? 0 : direct_world(op) - 1;
-    return 1;
+    if (chunk != op->request.rank)
+        return 1;
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < op->peers_count; i++)
+        count += (uint32_t)pccl_op_gets_all(op, op->peers[i].rank);
+    return count;
+}
+
+/* Nonzero if a rank is told what has become final elsewhere, be it without payload. */
+static int direct_hears_finals(const pccl_op *op, uint32_t rank)
+{
+    return op->direct.is_signalled || pccl_op_gets_all(op, rank);
 }
 
 static int direct_has_share(const pccl_op_peer *target)
@@ -124,7 +134,9 @@ static int direct_has_share(const pccl_op_peer *target)
 
 static int direct_has_sendable(const pccl_op_peer *target)
 {
-    return direct_has_share(target) || target->finals_taken < target->op->direct.finals_count;
+    const pccl_op *op = target->op;
+    return direct_has_share(target) ||
+           (target->finals_taken < op->direct.finals_count && direct_hears_finals(op, target->rank));
 }
 
 static uint32_t direct_first_chunk(const pccl_op_peer *target) { return target->rank; }
@@ -183,14 +195,18 @@ static const uint8_t *direct_take_sendable(pccl_op_peer *target, pccl_frame *fra
         frame->hop = direct_world(op);
     }
     *index = (uint32_t)pccl_tiling_index(&op->tiling, frame->chunk, frame->segment);
-    if (!is_share && pccl_op_is_half(op))
+    if (!is_share && !pccl_op_gets_all(op, target->rank))
         return NULL;
     pccl_range range = pccl_tiling_range(&op->tiling, frame->chunk, frame->segment);
     frame->payload_bytes = pccl_op_payload_bytes(op, range.count);
     return is_share ? direct_take_share(op, *index, range, frame) : direct_take_final(op, *index, range, frame);
 }
 
-static int direct_is_final_hop(const pccl_op *op, uint32_t hop) { return hop == direct_world(op); }
+static int direct_is_bare(const pccl_op *op, uint32_t chunk, uint32_t hop)
+{
+    (void)chunk;
+    return hop == direct_world(op) && !pccl_op_gets_all(op, op->request.rank);
+}
 
 static void direct_accept_share(pccl_op *op, pccl_op_inbound *inbound, uint32_t segment)
 {
@@ -236,7 +252,7 @@ static const char *direct_accept(pccl_op_peer *source, const pccl_frame *frame, 
         return "the same segment twice";
     if ((*state & PCCL_SEGMENT_PARTIAL_SENT) == 0)
         return "a result before its parts";
-    if (!op->direct.has_finals)
+    if (!direct_hears_finals(op, op->request.rank))
         return "a result that is not asked for";
     *state |= PCCL_SEGMENT_FINAL_IN;
     PCCL_ASSERT(op->backup == NULL || op->segments[inbound->index].saved == inbound->range.count);
@@ -317,8 +333,7 @@ static void direct_finish(pccl_op *op, uint32_t index, pccl_range range, uint32_
         pccl_op_encode(op, index, range, pccl_op_recv_at(op, range));
         pccl_op_decode(op, index, range);
     }
-    if (op->direct.has_finals)
-        op->direct.finals[op->direct.finals_count++] = segment;
+    op->direct.finals[op->direct.finals_count++] = segment;
     pccl_op_note_final(op, index);
 }
 
@@ -373,7 +388,7 @@ const pccl_op_algorithm pccl_op_direct_algorithm = {
     .first_chunk = direct_first_chunk,
     .first_at_once = direct_first_at_once,
     .first_hop = direct_first_hop,
-    .is_final_hop = direct_is_final_hop,
+    .is_bare = direct_is_bare,
     .accept = direct_accept,
     .reduce = direct_reduce,
     .retract = direct_retract,

@@ -113,12 +113,31 @@ static void op_move_segment(pccl_op *op, uint64_t index, const pccl_op_move *mov
     }
 }
 
+/* Copies the elements of one tiling's segments. */
+static void op_copy_segments(const pccl_op *op, const pccl_tiling *tiling, const uint8_t *from, uint8_t *to)
+{
+    uint64_t segments = pccl_tiling_segments(tiling);
+    for (uint64_t index = 0; index < segments; index++) {
+        uint32_t chunk;
+        uint32_t segment;
+        pccl_tiling_locate(tiling, index, &chunk, &segment);
+        pccl_range range = pccl_tiling_range(tiling, chunk, segment);
+        size_t at = (size_t)range.first * op->element_bytes;
+        memcpy(to + at, from + at, (size_t)range.count * op->element_bytes);
+    }
+}
+
 pccl_op_move pccl_op_move_to(pccl_op *op, void *send, void *recv)
 {
     pccl_op_request *request = &op->request;
     uint64_t send_elements;
     uint64_t recv_elements;
     pccl_op_request_buffers(request, &send_elements, &recv_elements);
+    int is_exchange = op->in_tiling != &op->tiling;
+    if (is_exchange) {
+        send_elements = pccl_tiling_chunk_first(&op->tiling, op->tiling.world_size);
+        recv_elements = pccl_tiling_chunk_first(op->in_tiling, op->in_tiling->world_size);
+    }
     pccl_op_move move;
     move.send = request->send;
     move.recv = request->recv;
@@ -129,13 +148,19 @@ pccl_op_move pccl_op_move_to(pccl_op *op, void *send, void *recv)
     if (move.send == move.recv) /* a rank that has but one of them copies that */
         move.new_send = move.new_recv = recv != NULL ? recv : send;
     uint64_t send_first = request->shape.collective == PCCL_ALL_GATHER ? request->rank * send_elements : 0;
-    uint64_t segments = op->algorithm != NULL ? pccl_tiling_segments(&op->tiling) : 0;
+    uint64_t segments = op->algorithm != NULL && !is_exchange ? pccl_tiling_segments(&op->tiling) : 0;
+    if (is_exchange) {
+        op_copy_segments(op, op->in_tiling, move.recv, move.new_recv);
+        op_copy_segments(op, &op->tiling, move.send, move.new_send);
+    }
     for (uint64_t index = 0; index < segments; index++)
         op_move_segment(op, index, &move, send_first, send_elements, recv_elements);
     if (op->algorithm == NULL && move.recv_bytes > 0) /* it is done, and not in place as its copy goes */
         memcpy(move.new_recv, move.recv, move.recv_bytes);
     request->send = move.new_send;
     request->recv = move.new_recv;
+    if (op->result_block.at == NULL)
+        op->result = move.new_recv;
     return move;
 }
 

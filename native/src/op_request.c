@@ -1,5 +1,6 @@
 #include "op_request.h"
 
+#include "exchange_plan.h"
 #include "frame.h"
 #include "quant.h"
 #include "tiling.h"
@@ -11,6 +12,8 @@ static int shape_fits_collective(const pccl_op_shape *shape)
         return shape->root == 0;
     if (shape->collective == PCCL_REDUCE_SCATTER)
         return shape->root == 0 && shape->quantization == PCCL_QUANT_NONE;
+    if (shape->collective == PCCL_REDUCE)
+        return shape->root < shape->world_size && shape->quantization == PCCL_QUANT_NONE;
     if (shape->reduce_op != 0 || shape->quantization != PCCL_QUANT_NONE)
         return 0;
     switch (shape->collective) {
@@ -18,20 +21,70 @@ static int shape_fits_collective(const pccl_op_shape *shape)
     case PCCL_BROADCAST: return shape->root < shape->world_size;
     case PCCL_SEND: return shape->root < shape->world_size && shape->world_size == 2;
     case PCCL_BARRIER: return shape->root == 0 && shape->count == 0;
+    case PCCL_ALL_TO_ALL: return shape->root == 0 && shape->algorithm == PCCL_DIRECT;
+    case PCCL_GATHER:
+    case PCCL_SCATTER:
+        return shape->root < shape->world_size && shape->count % shape->world_size == 0 &&
+               shape->algorithm == PCCL_DIRECT;
     default: return 0;
     }
+}
+
+/* Sets the sum of the parts' lengths. Nonzero if none of them, nor the sum, is more than the op's count. */
+static int counts_add_up(const pccl_op_shape *shape, const uint64_t *counts, uint64_t *sum)
+{
+    *sum = 0;
+    for (uint32_t rank = 0; rank < shape->world_size; rank++) {
+        if (counts[rank] > shape->count - *sum)
+            return 0;
+        *sum += counts[rank];
+    }
+    return 1;
+}
+
+/* An all-to-all has the lengths of all its parts or of none, and what a rank keeps it also gets. */
+static int counts_are_right(const pccl_op_request *request)
+{
+    const pccl_op_shape *shape = &request->shape;
+    const uint64_t *send = request->send_counts;
+    const uint64_t *recv = request->recv_counts;
+    uint64_t sent;
+    uint64_t received;
+    if (send == NULL && recv == NULL)
+        return shape->collective != PCCL_ALL_TO_ALL || shape->count % shape->world_size == 0;
+    return shape->collective == PCCL_ALL_TO_ALL && send != NULL && recv != NULL &&
+           send[request->rank] == recv[request->rank] && counts_add_up(shape, send, &sent) &&
+           counts_add_up(shape, recv, &received) && pccl_max_u64(sent, received) == shape->count;
 }
 
 void pccl_op_request_buffers(const pccl_op_request *request, uint64_t *send, uint64_t *recv)
 {
     const pccl_op_shape *shape = &request->shape;
+    uint64_t part = shape->count / shape->world_size;
+    int is_root = request->rank == shape->root;
     *send = *recv = shape->count;
-    if (shape->collective == PCCL_ALL_GATHER)
-        *send = shape->count / shape->world_size;
-    else if (shape->collective == PCCL_REDUCE_SCATTER)
-        *recv = shape->count / shape->world_size + (request->rank < shape->count % shape->world_size);
-    else if (pccl_op_shape_has_root(shape))
-        *(request->rank == shape->root ? recv : send) = 0;
+    switch (shape->collective) {
+    case PCCL_ALL_GATHER: *send = part; break;
+    case PCCL_REDUCE_SCATTER: *recv = part + (request->rank < shape->count % shape->world_size); break;
+    case PCCL_BROADCAST:
+    case PCCL_SEND: *(is_root ? recv : send) = 0; break;
+    case PCCL_REDUCE: *recv = is_root ? shape->count : 0; break;
+    case PCCL_GATHER:
+        *send = part;
+        *recv = is_root ? shape->count : 0;
+        break;
+    case PCCL_SCATTER:
+        *send = is_root ? shape->count : 0;
+        *recv = part;
+        break;
+    case PCCL_ALL_TO_ALL:
+        if (request->send_counts != NULL) {
+            (void)counts_add_up(shape, request->send_counts, send);
+            (void)counts_add_up(shape, request->recv_counts, recv);
+        }
+        break;
+    default: break;
+    }
 }
 
 /* Nonzero if the buffers do not overlap where the op could not bear it. */
@@ -41,9 +94,12 @@ static int op_buffers_are_apart(const pccl_op_request *request, size_t send_byte
     uintptr_t recv = (uintptr_t)request->recv;
     if (send_bytes == 0 || recv_bytes == 0)
         return 1;
-    if (request->shape.collective == PCCL_ALL_GATHER && send == recv + request->rank * send_bytes)
+    uint8_t collective = request->shape.collective;
+    if ((collective == PCCL_ALL_GATHER || collective == PCCL_GATHER) && send == recv + request->rank * send_bytes)
         return 1;
-    if (request->shape.collective == PCCL_ALL_REDUCE && send == recv)
+    if (collective == PCCL_SCATTER && recv == send + request->rank * recv_bytes)
+        return 1;
+    if ((collective == PCCL_ALL_REDUCE || collective == PCCL_REDUCE) && send == recv)
         return 1;
     return send < recv ? recv - send >= send_bytes : send - recv >= recv_bytes;
 }
@@ -74,7 +130,7 @@ int pccl_op_request_check(const pccl_op_request *request)
         return PCCL_E_INVALID;
     if (request->rounding >= PCCL_ROUNDING_COUNT || request->key.reserved != 0)
         return PCCL_E_INVALID;
-    if (!shape_fits_collective(shape))
+    if (!shape_fits_collective(shape) || !counts_are_right(request))
         return PCCL_E_INVALID;
     uint64_t send;
     uint64_t recv;

@@ -11,7 +11,9 @@
  * partial that is ready is sendable once the window (ring_plan.h) has room for it.
  *
  * A reduce-scatter keeps what it owns: partials of other chunks that pass through are accumulated in slots instead, and
- * finals, where there are any, tell no more than that they are.
+ * finals, where there are any, tell no more than that they are. A reduce goes as a reduce-scatter, but for finals: they
+ * have payload up to the root. A rank that is not the root finishes its chunk in `result`, and keeps finals that pass
+ * through in the slots of their partials, which every rank has used by then.
  *
  * Quantized, payload is received into the segment's slot and sent from it; a partial is decoded and reduced
  * into recv, then encoded into the same slot; a final is decoded into recv and passed on as it came. */
@@ -40,13 +42,45 @@ static int ring_push_partial(pccl_op *op, uint32_t chunk, uint32_t segment)
     return 1;
 }
 
-/* Chunks whose partials pass through a rank of a reduce-scatter. */
-static uint32_t ring_passing(const pccl_op *op) { return op->request.shape.world_size - 2; }
+/* Chunks that pass through a rank, which has no place for them: those whose partials come and go on, and in a reduce
+ * also the one that starts here, whose finals do. */
+static uint32_t ring_passing(const pccl_op *op)
+{
+    uint32_t world = op->request.shape.world_size;
+    switch (op->request.shape.collective) {
+    case PCCL_REDUCE_SCATTER: return world - 2;
+    case PCCL_REDUCE: return world - 1;
+    default: return 0;
+    }
+}
+
+static uint32_t ring_distance(const pccl_op *op, uint32_t from, uint32_t to)
+{
+    uint32_t world = op->request.shape.world_size;
+    return (to + world - from) % world;
+}
+
+/* Nonzero if the finals of a chunk have payload when they come to a rank. */
+static int ring_final_has_payload(const pccl_op *op, uint32_t chunk, uint32_t rank)
+{
+    const pccl_op_shape *shape = &op->request.shape;
+    if (shape->collective == PCCL_REDUCE)
+        return ring_distance(op, chunk, rank) <= ring_distance(op, chunk, shape->root);
+    return shape->collective == PCCL_ALL_REDUCE;
+}
+
+/* Nonzero if the finals of a chunk come to a rank at all. */
+static int ring_hears_finals(const pccl_op *op, uint32_t chunk, uint32_t rank)
+{
+    return op->ring.is_signalled || ring_final_has_payload(op, chunk, rank);
+}
+
+static uint32_t ring_next(const pccl_op *op) { return (op->request.rank + 1) % op->request.shape.world_size; }
 
 /* Only the owner of a chunk has nothing partial to send of it. */
 static int ring_is_owner(const pccl_ring_hops *hops) { return hops->send_partial == PCCL_NO_HOP; }
 
-/* Returns where partials are accumulated. */
+/* Returns where partials are accumulated, and finals are received. */
 static uint8_t *ring_sum_at(const pccl_op *op, uint32_t index, pccl_range range)
 {
     if (!pccl_op_is_half(op))
@@ -57,8 +91,9 @@ static uint8_t *ring_sum_at(const pccl_op *op, uint32_t index, pccl_range range)
     pccl_ring_hops hops = ring_hops(op, chunk);
     if (ring_is_owner(&hops))
         return pccl_op_recv_at(op, range);
-    PCCL_ASSERT(hops.send_partial > 0);
-    uint64_t passing = hops.send_partial - 1;
+    uint32_t before = op->request.shape.world_size - 1 - ring_passing(op); /* chunks that need no slot */
+    PCCL_ASSERT(hops.send_partial >= before);
+    uint64_t passing = hops.send_partial - before;
     return pccl_op_slot_at(op, passing * op->ring.slots + segment % op->ring.slots);
 }
 
@@ -66,7 +101,7 @@ static int ring_open(pccl_op *op)
 {
     uint32_t rank = op->request.rank;
     uint32_t world = op->request.shape.world_size;
-    uint32_t slots = pccl_op_is_quantized(op) ? world : pccl_op_is_half(op) ? ring_passing(op) : 0;
+    uint32_t slots = pccl_op_is_quantized(op) ? world : ring_passing(op);
     uint32_t first = pccl_ring_first_chunk(world, rank);
     uint64_t own = pccl_tiling_chunk_segments(&op->tiling, first);
     uint32_t all = (uint32_t)pccl_tiling_chunk_segments(&op->tiling, 0);
@@ -76,14 +111,14 @@ static int ring_open(pccl_op *op)
         op->ring.window = pccl_op_window(op, (uint64_t)slots * PCCL_RING_WINDOWS);
         op->ring.slots = op->ring.window * PCCL_RING_WINDOWS;
     }
-    op->ring.has_finals = !pccl_op_is_half(op) || op->ring.window < all;
+    op->ring.is_signalled = op->ring.window < all;
     for (uint32_t i = 0; i < own; i++) {
         op->segments[pccl_tiling_index(&op->tiling, first, i)].state |= PCCL_SEGMENT_PARTIAL_READY;
         ring_push_partial(op, first, i);
     }
     if (pccl_op_is_half(op))
         return pccl_op_take_slots(op, 0, (uint64_t)slots * op->ring.slots);
-    return pccl_op_take_slots(op, op->ring.slots, 0);
+    return pccl_op_take_slots(op, pccl_op_is_quantized(op) ? op->ring.slots : 0, 0);
 }
 
 static void ring_close(pccl_op *op) { (void)op; }
@@ -94,7 +129,7 @@ static uint32_t ring_sends(const pccl_op *op, uint32_t chunk)
 {
     pccl_ring_hops hops = ring_hops(op, chunk);
     uint32_t sends_partial = hops.send_partial != PCCL_NO_HOP;
-    uint32_t sends_final = hops.send_final != PCCL_NO_HOP && !pccl_op_is_half(op);
+    uint32_t sends_final = hops.send_final != PCCL_NO_HOP && ring_final_has_payload(op, chunk, ring_next(op));
     return sends_partial + sends_final;
 }
 
@@ -133,7 +168,7 @@ static const uint8_t *ring_take_sendable(pccl_op_peer *target, pccl_frame *frame
     int is_final = hops.send_partial == PCCL_NO_HOP || op->segments[*index].state & PCCL_SEGMENT_FINAL_IN;
     frame->hop = is_final ? hops.send_final : hops.send_partial;
     PCCL_ASSERT(frame->hop != PCCL_NO_HOP);
-    if (is_final && pccl_op_is_half(op))
+    if (is_final && !ring_final_has_payload(op, frame->chunk, ring_next(op)))
         return NULL;
     frame->payload_bytes = pccl_op_payload_bytes(op, range.count);
 
@@ -153,7 +188,10 @@ static const uint8_t *ring_take_sendable(pccl_op_peer *target, pccl_frame *frame
     return ring_sum_at(op, *index, range);
 }
 
-static int ring_is_final_hop(const pccl_op *op, uint32_t hop) { return hop + 1 >= op->request.shape.world_size; }
+static int ring_is_bare(const pccl_op *op, uint32_t chunk, uint32_t hop)
+{
+    return hop + 1 >= op->request.shape.world_size && !ring_final_has_payload(op, chunk, op->request.rank);
+}
 
 static const char *ring_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound)
 {
@@ -172,16 +210,16 @@ static const char *ring_accept(pccl_op_peer *source, const pccl_frame *frame, pc
     if (op->ring.slots > 0 && frame->segment >= op->ring.slots &&
         !pccl_op_is_final(op, inbound->index - op->ring.slots))
         return "a segment beyond the window";
-    if (inbound->is_final && !op->ring.has_finals)
+    if (inbound->is_final && !ring_hears_finals(op, frame->chunk, op->request.rank))
         return "a result that is not asked for";
     *state |= bit;
     PCCL_ASSERT(!inbound->is_final || op->backup == NULL || op->segments[inbound->index].saved == inbound->range.count);
 
     if (pccl_op_is_quantized(op)) {
         inbound->store = pccl_op_wire_at(op, inbound->index);
-    } else if (!inbound->is_final || !pccl_op_is_half(op)) {
+    } else if (!inbound->is_final || inbound->payload_bytes > 0) {
         op->segments[inbound->index].crc = inbound->is_final ? frame->payload_crc : 0;
-        inbound->store = inbound->is_final ? pccl_op_recv_at(op, inbound->range) : NULL;
+        inbound->store = inbound->is_final ? ring_sum_at(op, inbound->index, inbound->range) : NULL;
     }
     return NULL;
 }
@@ -235,7 +273,7 @@ static int ring_arrived(pccl_op *op, const pccl_op_inbound *inbound)
         op->segments[inbound->index].state |= PCCL_SEGMENT_PARTIAL_READY;
         return ring_push_partial(op, chunk, segment);
     }
-    int has_more = hops.send_final != PCCL_NO_HOP && op->ring.has_finals;
+    int has_more = hops.send_final != PCCL_NO_HOP && ring_hears_finals(op, chunk, ring_next(op));
     if (has_more)
         pccl_op_push_sendable(op, inbound->index);
     if (pccl_op_is_half(op) && !is_owner)
@@ -258,7 +296,7 @@ const pccl_op_algorithm pccl_op_ring_algorithm = {
     .first_chunk = ring_first_chunk,
     .first_at_once = ring_first_at_once,
     .first_hop = ring_first_hop,
-    .is_final_hop = ring_is_final_hop,
+    .is_bare = ring_is_bare,
     .accept = ring_accept,
     .reduce = ring_reduce,
     .retract = ring_retract,

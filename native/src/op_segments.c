@@ -49,11 +49,11 @@ const uint8_t *pccl_op_take_sendable(pccl_op_peer *target, pccl_frame *frame, ui
     return target->op->algorithm->take_sendable(target, frame, index);
 }
 
-static uint32_t op_segment_bytes(const pccl_op *op, uint32_t chunk, uint32_t segment)
+static uint32_t op_segment_bytes(const pccl_op *op, const pccl_tiling *tiling, uint32_t chunk, uint32_t segment)
 {
-    if (segment >= pccl_tiling_chunk_segments(&op->tiling, chunk))
+    if (segment >= pccl_tiling_chunk_segments(tiling, chunk))
         return 0;
-    return pccl_op_payload_bytes(op, pccl_tiling_range(&op->tiling, chunk, segment).count);
+    return pccl_op_payload_bytes(op, pccl_tiling_range(tiling, chunk, segment).count);
 }
 
 uint32_t pccl_op_eager_bytes(const pccl_op_peer *target, uint32_t one_bytes_max, uint32_t several_bytes_max)
@@ -66,13 +66,13 @@ uint32_t pccl_op_eager_bytes(const pccl_op_peer *target, uint32_t one_bytes_max,
     if (segments == 0)
         return 0;
     if (segments == 1) {
-        uint32_t bytes = op_segment_bytes(op, chunk, 0);
+        uint32_t bytes = op_segment_bytes(op, &op->tiling, chunk, 0);
         return bytes <= one_bytes_max ? bytes : 0;
     }
     uint32_t at_once = op->algorithm->first_at_once(target);
     uint32_t bytes = 0;
     for (uint32_t i = 0; i < at_once; i++) {
-        uint32_t more_bytes = op_segment_bytes(op, chunk, i);
+        uint32_t more_bytes = op_segment_bytes(op, &op->tiling, chunk, i);
         if (more_bytes > several_bytes_max - bytes)
             break;
         bytes += more_bytes;
@@ -83,9 +83,9 @@ uint32_t pccl_op_eager_bytes(const pccl_op_peer *target, uint32_t one_bytes_max,
 const uint8_t *pccl_op_take_eager(pccl_op_peer *target, pccl_frame *frame, uint32_t *index)
 {
     const uint8_t *payload = pccl_op_take_sendable(target, frame, index);
-    PCCL_ASSERT(frame->chunk == target->op->algorithm->first_chunk(target) && frame->segment == 0);
+    PCCL_ASSERT(frame->segment == 0);
     frame->type = PCCL_FRAME_EAGER;
-    frame->shape = target->op->request.shape;
+    frame->shape = pccl_op_shape_to(target->op, target->rank);
     while (frame->payload_bytes < target->eager_bytes) {
         pccl_frame next;
         uint32_t next_index;
@@ -103,7 +103,8 @@ uint32_t pccl_op_first_bytes(const pccl_op_peer *source, uint32_t segment)
     uint32_t chunk;
     uint32_t hop;
     source->op->algorithm->first_hop(source, &chunk, &hop);
-    return chunk < source->op->tiling.world_size ? op_segment_bytes(source->op, chunk, segment) : 0;
+    const pccl_tiling *tiling = source->op->in_tiling;
+    return chunk < tiling->world_size ? op_segment_bytes(source->op, tiling, chunk, segment) : 0;
 }
 
 const char *pccl_op_check_eager(const pccl_op_peer *source, uint32_t payload_bytes)
@@ -127,7 +128,7 @@ static void op_note_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes)
     pccl_tiling_locate(&op->tiling, index, &chunk, &segment);
     do {
         op->segments[index++].state |= PCCL_SEGMENT_PARTIAL_SENT;
-        bytes += op_segment_bytes(op, chunk, segment++);
+        bytes += op_segment_bytes(op, &op->tiling, chunk, segment++);
     } while (bytes < payload_bytes);
 }
 
@@ -147,14 +148,14 @@ const char *pccl_op_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_o
         op->algorithm->first_hop(source, &segment.chunk, &segment.hop);
     }
     memset(inbound, 0, sizeof *inbound);
-    if (segment.chunk >= op->tiling.world_size ||
-        segment.segment >= pccl_tiling_chunk_segments(&op->tiling, segment.chunk))
+    if (segment.chunk >= op->in_tiling->world_size ||
+        segment.segment >= pccl_tiling_chunk_segments(op->in_tiling, segment.chunk))
         return "no such segment";
-    inbound->index = (uint32_t)pccl_tiling_index(&op->tiling, segment.chunk, segment.segment);
-    inbound->range = pccl_tiling_range(&op->tiling, segment.chunk, segment.segment);
+    inbound->index = (uint32_t)pccl_tiling_index(op->in_tiling, segment.chunk, segment.segment);
+    inbound->range = pccl_tiling_range(op->in_tiling, segment.chunk, segment.segment);
     inbound->payload_bytes = segment.payload_bytes;
     inbound->from = source->rank;
-    int is_bare = pccl_op_is_half(op) && op->algorithm->is_final_hop(op, segment.hop);
+    int is_bare = op->algorithm->is_bare(op, segment.chunk, segment.hop);
     if (inbound->payload_bytes != (is_bare ? 0 : pccl_op_payload_bytes(op, inbound->range.count)))
         return "wrong payload size";
     return op->algorithm->accept(source, &segment, inbound);

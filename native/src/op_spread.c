@@ -159,10 +159,10 @@ static const uint8_t *spread_take_sendable(pccl_op_peer *target, pccl_frame *fra
     return is_own ? spread_own_at(op, range) : pccl_op_recv_at(op, range);
 }
 
-static int spread_is_final_hop(const pccl_op *op, uint32_t hop)
+static int spread_is_bare(const pccl_op *op, uint32_t chunk, uint32_t hop)
 {
-    (void)op, (void)hop;
-    return 1;
+    (void)op, (void)chunk, (void)hop;
+    return 0;
 }
 
 static const char *spread_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound)
@@ -222,7 +222,7 @@ const pccl_op_algorithm pccl_op_spread_algorithm = {
     .first_chunk = spread_first_chunk,
     .first_at_once = spread_first_at_once,
     .first_hop = spread_first_hop,
-    .is_final_hop = spread_is_final_hop,
+    .is_bare = spread_is_bare,
     .accept = spread_accept,
     .reduce = spread_reduce,
     .retract = spread_retract,

@@ -67,7 +67,7 @@ static const char *receiver_on_announcement(pccl_receiver *receiver, pccl_conn *
         receiver_discard(conn, frame);
         return NULL;
     }
-    if (!pccl_op_shape_equal(&op->request.shape, &frame->shape)) {
+    if (!pccl_match_is_as_expected(op, conn->link, &frame->shape)) {
         pccl_match_note_mismatch(receiver->ops, op, conn->link, &frame->shape);
         receiver_discard(conn, frame);
         return NULL;

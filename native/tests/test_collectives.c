@@ -11,25 +11,41 @@ typedef struct {
     uint64_t number;
     pccl_op_shape shape;
     int in_place;
+    int is_uneven; /* an all-to-all of parts of these elements, from the first rank to the second */
+    uint64_t counts[WORLD_RANKS_MAX][WORLD_RANKS_MAX];
     size_t element_bytes;
     size_t send_bytes[WORLD_RANKS_MAX];
     size_t recv_bytes[WORLD_RANKS_MAX];
     uint8_t *inputs[WORLD_RANKS_MAX]; /* of send, and where that is a part of recv or the same, of the whole */
     uint8_t *send[WORLD_RANKS_MAX];
     uint8_t *recv[WORLD_RANKS_MAX];
+    uint8_t *own_send[WORLD_RANKS_MAX]; /* to be freed: NULL where it is a part of recv, and so on */
+    uint8_t *own_recv[WORLD_RANKS_MAX];
 } job;
 
-static int has_root(const pccl_op_shape *shape)
+/* All elements come from the root. */
+static int is_from_root(const pccl_op_shape *shape)
 {
     return shape->collective == PCCL_BROADCAST || shape->collective == PCCL_SEND;
 }
 
-/* `count` elements of each rank. */
+static int has_root(const pccl_op_shape *shape)
+{
+    return is_from_root(shape) || shape->collective == PCCL_GATHER || shape->collective == PCCL_SCATTER ||
+           shape->collective == PCCL_REDUCE;
+}
+
+static int is_exchange(uint8_t collective)
+{
+    return collective == PCCL_ALL_TO_ALL || collective == PCCL_GATHER || collective == PCCL_SCATTER;
+}
+
+/* `count` elements of each rank, or for each. */
 static pccl_op_shape shape_of(
     uint8_t collective, uint64_t count, uint32_t dtype, uint32_t segment_bytes, uint32_t world)
 {
-    int is_gathered = collective == PCCL_ALL_GATHER;
-    pccl_op_shape shape = plain_shape(is_gathered ? count * world : count, dtype, 0, segment_bytes, world);
+    int is_of_parts = collective == PCCL_ALL_GATHER || is_exchange(collective);
+    pccl_op_shape shape = plain_shape(is_of_parts ? count * world : count, dtype, 0, segment_bytes, world);
     shape.collective = collective;
     return shape;
 }
@@ -39,58 +55,130 @@ static size_t chunk_elements(const pccl_op_shape *shape, uint32_t chunk)
     return (size_t)(shape->count / shape->world_size) + (chunk < shape->count % shape->world_size);
 }
 
-static void job_open(job *j, const pccl_op_shape *shape, int in_place)
+/* Elements that one rank gives another in an all-to-all. */
+static uint64_t part_elements(const job *j, uint32_t from, uint32_t to)
+{
+    return j->is_uneven ? j->counts[from][to] : j->shape.count / j->shape.world_size;
+}
+
+static void job_measure(job *j, uint32_t rank)
+{
+    const pccl_op_shape *shape = &j->shape;
+    size_t bytes = (size_t)shape->count * j->element_bytes;
+    int is_root = rank == shape->root;
+    size_t *send = &j->send_bytes[rank];
+    size_t *recv = &j->recv_bytes[rank];
+    *send = *recv = bytes;
+    switch (shape->collective) {
+    case PCCL_ALL_GATHER: *send = bytes / shape->world_size; break;
+    case PCCL_REDUCE_SCATTER: *recv = chunk_elements(shape, rank) * j->element_bytes; break;
+    case PCCL_BROADCAST:
+    case PCCL_SEND: *(is_root ? recv : send) = 0; break;
+    case PCCL_REDUCE: *recv = is_root ? bytes : 0; break;
+    case PCCL_GATHER:
+        *send = bytes / shape->world_size;
+        *recv = is_root ? bytes : 0;
+        break;
+    case PCCL_SCATTER:
+        *send = is_root ? bytes : 0;
+        *recv = bytes / shape->world_size;
+        break;
+    case PCCL_ALL_TO_ALL:
+        *send = *recv = 0;
+        for (uint32_t other = 0; other < shape->world_size; other++) {
+            *send += (size_t)part_elements(j, rank, other) * j->element_bytes;
+            *recv += (size_t)part_elements(j, other, rank) * j->element_bytes;
+        }
+        break;
+    default: break;
+    }
+}
+
+/* Makes one buffer of a rank the other, or a part of it, where the collective may work in place. */
+static void job_put_in_place(job *j, uint32_t rank)
+{
+    const pccl_op_shape *shape = &j->shape;
+    int is_root = rank == shape->root;
+    int is_row = shape->collective == PCCL_ALL_GATHER || (shape->collective == PCCL_GATHER && is_root);
+    if (is_row || (is_from_root(shape) && !is_root) || (shape->collective == PCCL_REDUCE && is_root)) {
+        free(j->own_send[rank]);
+        j->own_send[rank] = NULL;
+        j->send[rank] = j->recv[rank] + (is_row ? rank * j->send_bytes[rank] : 0);
+    } else if (shape->collective == PCCL_SCATTER && is_root) {
+        free(j->own_recv[rank]);
+        j->own_recv[rank] = NULL;
+        j->recv[rank] = j->send[rank] + rank * j->recv_bytes[rank];
+    }
+}
+
+static void job_open_buffers(job *j)
+{
+    for (uint32_t rank = 0; rank < j->shape.world_size; rank++) {
+        job_measure(j, rank);
+        j->own_recv[rank] = j->recv[rank] = allocate(j->recv_bytes[rank]);
+        memset(j->recv[rank], 0xee, j->recv_bytes[rank]);
+        j->own_send[rank] = j->send[rank] = allocate(j->send_bytes[rank]);
+        if (j->in_place)
+            job_put_in_place(j, rank);
+        size_t bytes = j->send_bytes[rank] > j->recv_bytes[rank] ? j->send_bytes[rank] : j->recv_bytes[rank];
+        j->inputs[rank] = allocate(bytes);
+        fill_random(j->inputs[rank], j->shape.dtype, bytes / j->element_bytes);
+        memcpy(j->send[rank], j->inputs[rank], j->send_bytes[rank]);
+        if (j->send[rank] == j->recv[rank] && is_from_root(&j->shape))
+            memcpy(j->recv[rank], j->inputs[rank], j->recv_bytes[rank]);
+    }
+}
+
+static void job_init(job *j, const pccl_op_shape *shape, int in_place)
 {
     memset(j, 0, sizeof *j);
     j->number = next_number++;
     j->shape = *shape;
     j->in_place = in_place;
     j->element_bytes = pccl_dtype_bytes(shape->dtype);
-    size_t bytes = (size_t)shape->count * j->element_bytes;
-    for (uint32_t rank = 0; rank < shape->world_size; rank++) {
-        int is_root = rank == shape->root;
-        j->send_bytes[rank] = j->recv_bytes[rank] = bytes;
-        if (shape->collective == PCCL_ALL_GATHER)
-            j->send_bytes[rank] = bytes / shape->world_size;
-        else if (shape->collective == PCCL_REDUCE_SCATTER)
-            j->recv_bytes[rank] = chunk_elements(shape, rank) * j->element_bytes;
-        else if (has_root(shape))
-            *(is_root ? &j->recv_bytes[rank] : &j->send_bytes[rank]) = 0;
-        j->recv[rank] = allocate(j->recv_bytes[rank]);
-        memset(j->recv[rank], 0xee, j->recv_bytes[rank]);
-        j->send[rank] = allocate(j->send_bytes[rank]);
-        if (in_place && shape->collective == PCCL_ALL_GATHER) {
-            free(j->send[rank]);
-            j->send[rank] = j->recv[rank] + rank * j->send_bytes[rank];
-        } else if (in_place && has_root(shape) && !is_root) {
-            free(j->send[rank]);
-            j->send[rank] = j->recv[rank];
-        }
-        j->inputs[rank] = allocate(bytes);
-        fill_random(j->inputs[rank], shape->dtype, bytes / j->element_bytes);
-        memcpy(j->send[rank], j->inputs[rank], j->send_bytes[rank]);
-        if (j->send[rank] == j->recv[rank] && has_root(shape))
-            memcpy(j->recv[rank], j->inputs[rank], j->recv_bytes[rank]);
-    }
+}
+
+/* Parts of any lengths, many of them empty. */
+static void job_make_uneven(job *j)
+{
+    uint64_t most = 2 * j->shape.count / j->shape.world_size + 1;
+    j->is_uneven = 1;
+    for (uint32_t from = 0; from < j->shape.world_size; from++)
+        for (uint32_t to = 0; to < j->shape.world_size; to++)
+            j->counts[from][to] = random_below(3) == 0 ? 0 : random_below((uint32_t)most);
+}
+
+static void job_open(job *j, const pccl_op_shape *shape, int in_place)
+{
+    job_init(j, shape, in_place);
+    if (shape->collective == PCCL_ALL_TO_ALL && in_place)
+        job_make_uneven(j);
+    job_open_buffers(j);
 }
 
 static void job_close(job *j)
 {
     for (uint32_t rank = 0; rank < j->shape.world_size; rank++) {
-        int is_apart = !j->in_place || (has_root(&j->shape) && rank == j->shape.root) ||
-                       (!has_root(&j->shape) && j->shape.collective != PCCL_ALL_GATHER);
-        if (is_apart)
-            free(j->send[rank]);
-        free(j->recv[rank]);
+        free(j->own_send[rank]);
+        free(j->own_recv[rank]);
         free(j->inputs[rank]);
     }
 }
 
 static void job_submit(const job *j, world *w, uint32_t rank)
 {
+    uint64_t recv_counts[WORLD_RANKS_MAX];
     pccl_op_request request = request_for(w, rank, j->number, &j->shape);
     request.send = j->send[rank];
     request.recv = j->recv[rank];
+    if (j->is_uneven) {
+        size_t larger_bytes = j->send_bytes[rank] > j->recv_bytes[rank] ? j->send_bytes[rank] : j->recv_bytes[rank];
+        for (uint32_t from = 0; from < w->size; from++)
+            recv_counts[from] = j->counts[from][rank];
+        request.shape.count = larger_bytes / j->element_bytes;
+        request.send_counts = j->counts[rank];
+        request.recv_counts = recv_counts;
+    }
     CHECK(pccl_engine_submit(w->nodes[rank].engine, &request) == 0);
 }
 
@@ -116,11 +204,12 @@ static pccl_event job_end(const job *j, world *w, uint32_t rank, int verdict)
 static void job_check_inputs_kept(const job *j, uint32_t rank)
 {
     CHECK(memcmp(j->send[rank], j->inputs[rank], j->send_bytes[rank]) == 0);
-    if (j->in_place && has_root(&j->shape) && rank != j->shape.root)
+    if (j->in_place && is_from_root(&j->shape) && rank != j->shape.root)
         CHECK(memcmp(j->recv[rank], j->inputs[rank], j->recv_bytes[rank]) == 0);
 }
 
-static int is_chunk_of_the_reduced(const job *j, uint32_t rank)
+/* A part of what an all-reduce would give. */
+static int is_of_the_reduced(const job *j, uint32_t rank)
 {
     trial t;
     memset(&t, 0, sizeof t);
@@ -129,28 +218,59 @@ static int is_chunk_of_the_reduced(const job *j, uint32_t rank)
     memcpy(t.inputs, j->inputs, sizeof t.inputs);
     uint8_t *expected = trial_expected(&t);
     size_t first = 0;
-    for (uint32_t chunk = 0; chunk < rank; chunk++)
+    for (uint32_t chunk = 0; chunk < rank && j->shape.collective == PCCL_REDUCE_SCATTER; chunk++)
         first += chunk_elements(&j->shape, chunk) * j->element_bytes;
     int is_right = memcmp(j->recv[rank], expected + first, j->recv_bytes[rank]) == 0;
     free(expected);
     return is_right;
 }
 
+/* Where the elements begin that one rank has for another. */
+static size_t part_at(const job *j, uint32_t from, uint32_t to)
+{
+    size_t at = 0;
+    if (j->shape.collective == PCCL_SCATTER)
+        return to * j->recv_bytes[to];
+    for (uint32_t other = 0; j->shape.collective == PCCL_ALL_TO_ALL && other < to; other++)
+        at += (size_t)part_elements(j, from, other) * j->element_bytes;
+    return at;
+}
+
+/* Every part is there, one after the other. */
+static int is_exchanged(const job *j, uint32_t rank)
+{
+    const pccl_op_shape *shape = &j->shape;
+    int is_right = 1;
+    size_t at = 0;
+    for (uint32_t from = 0; from < shape->world_size && at < j->recv_bytes[rank]; from++) {
+        if (shape->collective == PCCL_SCATTER && from != shape->root)
+            continue;
+        size_t bytes = (size_t)part_elements(j, from, rank) * j->element_bytes;
+        is_right &= memcmp(j->recv[rank] + at, j->inputs[from] + part_at(j, from, rank), bytes) == 0;
+        at += bytes;
+    }
+    return is_right && at == j->recv_bytes[rank];
+}
+
 static void job_check_result(const job *j, uint32_t rank)
 {
     const pccl_op_shape *shape = &j->shape;
     int is_right = 1;
-    if (shape->collective == PCCL_REDUCE_SCATTER)
-        is_right = is_chunk_of_the_reduced(j, rank);
+    if (shape->collective == PCCL_REDUCE_SCATTER || (shape->collective == PCCL_REDUCE && rank == shape->root))
+        is_right = is_of_the_reduced(j, rank);
+    if (is_exchange(shape->collective))
+        is_right = is_exchanged(j, rank);
     if (shape->collective == PCCL_ALL_GATHER)
         for (uint32_t from = 0; from < shape->world_size; from++)
             is_right &= memcmp(j->recv[rank] + from * j->send_bytes[from], j->inputs[from], j->send_bytes[from]) == 0;
-    else if (has_root(shape) && rank != shape->root)
+    else if (is_from_root(shape) && rank != shape->root)
         is_right = memcmp(j->recv[rank], j->inputs[shape->root], j->recv_bytes[rank]) == 0;
     CHECK_MSG(is_right, "collective %u, algorithm %u, rank %u of %u, root %u, %llu elements of type %u, segments of %u",
         shape->collective, shape->algorithm, rank, shape->world_size, shape->root, (unsigned long long)shape->count,
         shape->dtype, shape->segment_bytes);
-    if (!(has_root(shape) && rank != shape->root))
+    int is_overwritten = (is_from_root(shape) && rank != shape->root) ||
+                         (shape->collective == PCCL_REDUCE && j->send[rank] == j->recv[rank]);
+    if (!is_overwritten)
         CHECK(memcmp(j->send[rank], j->inputs[rank], j->send_bytes[rank]) == 0);
 }
 
@@ -170,15 +290,17 @@ static void job_run(world *w, const pccl_op_shape *shape, int in_place)
 /* Any op of so many elements a rank, at most. */
 static pccl_op_shape random_shape(uint32_t world, uint32_t count_max)
 {
-    static const uint8_t kinds[] = {PCCL_ALL_GATHER, PCCL_BROADCAST, PCCL_REDUCE_SCATTER, PCCL_SEND};
-    uint8_t collective = kinds[random_below(world == 2 ? 4 : 3)];
+    static const uint8_t kinds[] = {PCCL_ALL_GATHER, PCCL_BROADCAST, PCCL_REDUCE_SCATTER, PCCL_ALL_TO_ALL, PCCL_GATHER,
+        PCCL_SCATTER, PCCL_REDUCE, PCCL_SEND};
+    uint8_t collective = kinds[random_below(world == 2 ? 8 : 7)];
     uint32_t dtype = random_below(PCCL_DTYPE_COUNT);
     uint32_t count = random_below(count_max + 1);
     uint32_t segment_bytes = pccl_dtype_bytes(dtype) * (1 + random_below(count / 3 + 2));
     pccl_op_shape shape = shape_of(collective, count, dtype, segment_bytes, world);
-    shape.algorithm = (uint8_t)random_below(PCCL_ALGORITHM_COUNT);
+    shape.algorithm = is_exchange(collective) ? PCCL_DIRECT : (uint8_t)random_below(PCCL_ALGORITHM_COUNT);
     shape.root = has_root(&shape) ? random_below(world) : 0;
-    shape.reduce_op = collective == PCCL_REDUCE_SCATTER ? (uint8_t)random_below(PCCL_REDUCE_OP_COUNT) : 0;
+    if (collective == PCCL_REDUCE_SCATTER || collective == PCCL_REDUCE)
+        shape.reduce_op = (uint8_t)random_below(PCCL_REDUCE_OP_COUNT);
     return shape;
 }
 
@@ -212,7 +334,8 @@ static void little_scratch_is_enough(void)
             pccl_engine_stats stats;
             pccl_engine_get_stats(w.nodes[0].engine, &stats);
             CHECK(stats.scratch_bytes == 0);
-            CHECK(stats.scratch_bytes_max <= scratch_bytes + 2 * size * (20 * 8 + 16));
+            uint64_t chunk_bytes = 2000 / size * 8 + 8; /* which a rank of a reduce finishes */
+            CHECK(stats.scratch_bytes_max <= scratch_bytes + 2 * size * (20 * 8 + 16) + chunk_bytes);
             world_close(&w);
         }
     }
@@ -314,7 +437,7 @@ static void done_needs_everybody(void)
                     job j;
                     pccl_op_shape shape =
                         shape_of(collective, collective == PCCL_BARRIER ? 0 : count, PCCL_UINT8, 4, size);
-                    if (collective == PCCL_SEND && size > 2)
+                    if ((collective == PCCL_SEND && size > 2) || (is_exchange(collective) && algorithm == PCCL_RING))
                         continue;
                     world_open(&w, size, 1, 1, 0);
                     shape.algorithm = algorithm;
@@ -347,6 +470,8 @@ static void a_ring_needs_no_other_links(void)
         job j;
         pccl_op_shape shape = random_shape(4, 3000);
         shape.algorithm = PCCL_RING;
+        if (is_exchange(shape.collective))
+            continue;
         job_open(&j, &shape, 0);
         for (uint32_t rank = 0; rank < 4; rank++) {
             pccl_op_request request = request_for(&w, rank, j.number, &shape);
@@ -379,6 +504,11 @@ static void done_tells_payload_bytes(void)
         {PCCL_REDUCE_SCATTER, PCCL_RING, {600, 600, 600, 600}, {600, 600, 600, 600}},
         {PCCL_BROADCAST, PCCL_DIRECT, {0, 2400, 0, 0}, {800, 0, 800, 800}},
         {PCCL_BROADCAST, PCCL_RING, {0, 800, 800, 800}, {800, 0, 800, 800}},
+        {PCCL_ALL_TO_ALL, PCCL_DIRECT, {2400, 2400, 2400, 2400}, {2400, 2400, 2400, 2400}},
+        {PCCL_GATHER, PCCL_DIRECT, {800, 0, 800, 800}, {0, 2400, 0, 0}},
+        {PCCL_SCATTER, PCCL_DIRECT, {0, 2400, 0, 0}, {800, 0, 800, 800}},
+        {PCCL_REDUCE, PCCL_DIRECT, {800, 600, 800, 800}, {600, 1200, 600, 600}},
+        {PCCL_REDUCE, PCCL_RING, {1200, 600, 800, 1000}, {1000, 1200, 600, 800}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         world w;
@@ -387,7 +517,7 @@ static void done_tells_payload_bytes(void)
         pccl_op_shape shape = shape_of(cases[i].collective, 100, PCCL_FLOAT64, 64, 4);
         shape.algorithm = cases[i].algorithm;
         shape.root = has_root(&shape) ? 1 : 0;
-        job_open(&j, &shape, 1);
+        job_open(&j, &shape, shape.collective != PCCL_ALL_TO_ALL);
         job_submit_all(&j, &w);
         for (uint32_t rank = 0; rank < 4; rank++)
             CHECK(node_wait(&w.nodes[rank], PCCL_EVENT_OP_DONE, j.number).tx_bytes == cases[i].tx[rank]);
@@ -434,6 +564,8 @@ static void differing_calls_are_told(void)
                     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
                         if (size > 2 && (a == PCCL_SEND || b == PCCL_SEND))
                             continue;
+                        if (algorithm == PCCL_RING && (is_exchange(a) || is_exchange(b)))
+                            continue;
                         pccl_op_shape mine = shape_of(a, a == PCCL_BARRIER ? 0 : counts[i], PCCL_FLOAT32, 64, size);
                         pccl_op_shape theirs = shape_of(b, b == PCCL_BARRIER ? 0 : counts[i], PCCL_FLOAT32, 64, size);
                         mine.algorithm = theirs.algorithm = algorithm;
@@ -451,6 +583,46 @@ static void differing_calls_are_told(void)
                                 check_mismatch(&theirs, &mine);
                             }
                     }
+}
+
+/* A rank gives another a different number of elements than that one takes: somebody finds out, and is told both. */
+static void parts_that_differ_are_told(void)
+{
+    for (uint32_t size = 2; size <= 4; size++)
+        for (int run = 0; run < RANDOM_RUNS / 4; run++) {
+            world w;
+            job j;
+            world_open(&w, size, 1, 1, 0);
+            pccl_op_shape shape = shape_of(PCCL_ALL_TO_ALL, random_below(2) ? 5 : 500, PCCL_FLOAT32, 64, size);
+            shape.algorithm = PCCL_DIRECT;
+            job_open(&j, &shape, 1);
+            uint32_t giver = random_below(size);
+            uint32_t taker = (giver + 1 + random_below(size - 1)) % size;
+            for (uint32_t rank = 0; rank < size; rank++) {
+                job odd = j; /* its buffers are large enough: the sizes only shrink, or stay */
+                if (rank == taker && odd.counts[giver][taker] > 0) {
+                    odd.counts[giver][taker]--;
+                    odd.recv_bytes[rank] -= odd.element_bytes;
+                }
+                job_submit(&odd, &w, rank);
+            }
+            if (j.counts[giver][taker] == 0) {
+                job_await_done(&j, &w);
+            } else {
+                pccl_event at_taker = node_wait(&w.nodes[taker], PCCL_EVENT_OP_MISMATCH, j.number);
+                pccl_event at_giver = node_wait(&w.nodes[giver], PCCL_EVENT_OP_MISMATCH, j.number);
+                CHECK(at_taker.theirs.count == j.counts[giver][taker]);
+                CHECK(at_taker.mine.count == j.counts[giver][taker] - 1);
+                CHECK(at_giver.mine.root == j.counts[giver][taker]);
+                CHECK(at_giver.theirs.root == j.counts[giver][taker] - 1);
+            }
+            for (uint32_t rank = 0; rank < size; rank++) {
+                job_end(&j, &w, rank, PCCL_ABORT);
+                job_check_inputs_kept(&j, rank);
+            }
+            job_close(&j);
+            world_close(&w);
+        }
 }
 
 static int submit_status(const pccl_op_request *request)
@@ -499,6 +671,29 @@ static void invalid_requests_are_refused(void)
     GIVES(PCCL_E_INVALID, cast, changed.recv = NULL);
     GIVES(PCCL_E_INVALID, cast, (changed.rank = 0, changed.send = NULL));
     GIVES(PCCL_E_INVALID, cast, (changed.shape.collective = PCCL_SEND, changed.shape.world_size = 3));
+    static const uint64_t counts[] = {60, 40};
+    static const uint64_t others[] = {60, 41};
+    shape = shape_of(PCCL_ALL_TO_ALL, 50, PCCL_FLOAT32, 64, 2);
+    shape.algorithm = PCCL_DIRECT;
+    pccl_op_request exchange = request_for(&w, 1, 1, &shape);
+    exchange.send = buffer + 200;
+    exchange.recv = buffer;
+    GIVES(PCCL_OK, exchange, changed.op = 1);
+    GIVES(PCCL_OK, exchange, changed.send_counts = changed.recv_counts = counts);
+    GIVES(PCCL_OK, exchange, changed.shape.collective = PCCL_GATHER);
+    GIVES(PCCL_OK, exchange, changed.shape.collective = PCCL_SCATTER);
+    GIVES(PCCL_OK, exchange, changed.shape.collective = PCCL_REDUCE);
+    GIVES(PCCL_E_INVALID, exchange, changed.send_counts = counts);
+    GIVES(PCCL_E_INVALID, exchange, (changed.send_counts = changed.recv_counts = counts, changed.shape.count = 101));
+    GIVES(PCCL_E_INVALID, exchange, (changed.send_counts = others, changed.recv_counts = counts));
+    GIVES(PCCL_E_INVALID, exchange,
+        (changed.send_counts = changed.recv_counts = counts, changed.shape.collective = PCCL_ALL_GATHER));
+    GIVES(PCCL_E_INVALID, exchange, changed.shape.count = 101);
+    GIVES(PCCL_E_INVALID, exchange, changed.shape.root = 1);
+    GIVES(PCCL_E_INVALID, exchange, changed.send = buffer + 99);
+    GIVES(PCCL_E_INVALID, exchange, (changed.shape.collective = PCCL_GATHER, changed.shape.root = 2));
+    GIVES(PCCL_E_INVALID, exchange, (changed.shape.collective = PCCL_REDUCE, changed.shape.root = 2));
+    GIVES(PCCL_E_INVALID, exchange, (changed.shape.collective = PCCL_SCATTER, changed.recv = NULL));
     GIVES(PCCL_OK, cast, changed.send = NULL);
     GIVES(PCCL_OK, cast, (changed.rank = 0, changed.recv = NULL));
     GIVES(PCCL_OK, cast, changed.shape.root = 1);
@@ -517,6 +712,7 @@ int main(void)
     RUN(a_ring_needs_no_other_links);
     RUN(done_tells_payload_bytes);
     RUN(differing_calls_are_told);
+    RUN(parts_that_differ_are_told);
     RUN(invalid_requests_are_refused);
     return check_summary();
 }

@@ -80,6 +80,8 @@ class Piece:
     """The part of the array for the result; None if this peer gets nothing."""
     is_in_place: bool = False
     """True if both parts are alike, so that one block of host memory serves them."""
+    parts: tuple[Sequence[int], Sequence[int]] | None = None
+    """As in `Buffers`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +174,7 @@ class Staging:
                 arrived = None
                 if piece.read is not None and source is not None:
                     arrived = self._device.read(cargo.send, *_place(piece.read), source.host, self._launched)
-                under_way.append((arrived, partial(self._arrive, number, piece.count, source, target, ready)))
+                under_way.append((arrived, partial(self._arrive, number, piece, source, target, ready)))
                 if len(under_way) >= AHEAD:
                     arrive()
             while under_way:
@@ -184,10 +186,10 @@ class Staging:
                     with suppress(Exception):  # of the device, which has just failed
                         still.wait()  # before its block is used for anything else
 
-    def _arrive(self, number: int, count: int, source: Block | None, target: Block | None, ready: Ready) -> None:
+    def _arrive(self, number: int, piece: Piece, source: Block | None, target: Block | None, ready: Ready) -> None:
         blocks = self._blocks[number] = source, target
         send, recv = (block.address if block is not None else 0 for block in blocks)
-        ready(number, Buffers(send, recv, count, blocks))
+        ready(number, Buffers(send, recv, piece.count, blocks, piece.parts))
 
     def deliver(self) -> None:
         """Copy the results of a committed op into the device's array, in the order of this thread's current stream."""

@@ -19,7 +19,7 @@ LAYERS = (
     "list table simd fpenv thread wake fd_registry poller event_queue recorder pool dtype half dither folding crc32c",
     "kernels reduce signs libcrypto key_exchange ending keyed_hash heartbeat tcp_limits pacer",
     "quant* cipher frame",
-    "records tiling ring_plan direct_plan spread_plan egress",
+    "records tiling ring_plan direct_plan spread_plan exchange_plan egress",
     "op*",
     "fast_path host groups",
     "link",

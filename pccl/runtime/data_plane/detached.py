@@ -26,16 +26,24 @@ from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
 from pccl.types import Collective
 
 
-def buffer_bytes(spec: OpSpec, count: int, rank: int, world_size: int, is_giver: bool) -> tuple[int, int]:
-    """Return how many bytes the op sends and receives here. `is_giver`: where all get one peer's elements, this peer's
-    are those."""
+def buffer_bytes(spec: OpSpec, buffers: Buffers, rank: int, world_size: int, is_root: bool) -> tuple[int, int]:
+    """Return how many bytes the op sends and receives here. `is_root`: this peer is the root, or sends."""
     item_bytes = spec.dtype.itemsize
+    count = buffers.count
+    if buffers.parts is not None:
+        return sum(buffers.parts[0]) * item_bytes, sum(buffers.parts[1]) * item_bytes
+    if spec.collective is Collective.REDUCE:
+        return count * item_bytes, count * item_bytes * is_root
+    if spec.collective is Collective.GATHER:
+        return count // world_size * item_bytes, count * item_bytes * is_root
+    if spec.collective is Collective.SCATTER:
+        return count * item_bytes * is_root, count // world_size * item_bytes
     if spec.collective is Collective.ALL_GATHER:
         return count // world_size * item_bytes, count * item_bytes
     if spec.collective is Collective.REDUCE_SCATTER:
         return count * item_bytes, (count // world_size + (rank < count % world_size)) * item_bytes
     if spec.collective in (Collective.BROADCAST, Collective.SEND):
-        return (count * item_bytes, 0) if is_giver else (0, count * item_bytes)
+        return (count * item_bytes, 0) if is_root else (0, count * item_bytes)
     return count * item_bytes, count * item_bytes
 
 

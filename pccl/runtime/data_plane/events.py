@@ -245,7 +245,7 @@ def _read_mismatch(event: Any) -> OpMismatch:
     return OpMismatch(
         event.id,
         event.link,
-        describe(mine, has_other_shape),
+        describe(mine, has_other_shape, is_mine=True),
         describe(theirs, has_other_shape),
         is_other_call=mine.collective != theirs.collective,
         size_bytes=(size_bytes(mine), size_bytes(theirs)),
@@ -257,7 +257,7 @@ def _read_mismatch(event: Any) -> OpMismatch:
 def _compare_steps(mine: Any, theirs: Any) -> StepMismatch | None:
     if mine.step == theirs.step:
         return None
-    is_reduce = mine.collective in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
+    is_reduce = mine.collective in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
     steps = (shape.step - 1 if shape.step else None for shape in (mine, theirs))
     return StepMismatch("reduces" if is_reduce else "is at", *steps)
 

@@ -26,18 +26,33 @@ def size_bytes(shape: Any) -> int:
     return found
 
 
-def describe(shape: Any, with_dimensions: bool) -> str:
-    """Return a sentence about the shape, `with_dimensions` of the caller's array where these matter."""
+ROOT_ROLES = {
+    Collective.BROADCAST: "from",
+    Collective.GATHER: "to",
+    Collective.SCATTER: "from",
+    Collective.REDUCE: "to",
+}
+
+
+def describe(shape: Any, with_dimensions: bool, *, is_mine: bool = False) -> str:
+    """Return a sentence about the shape, `with_dimensions` of the caller's array where these matter. `is_mine`: it is
+    what this peer expects of the other one."""
     text = _name(ReduceOp, shape.reduce_op)
-    if shape.collective == Collective.REDUCE_SCATTER:
-        text = f"reduce_scatter {text}"
+    if shape.collective in (Collective.REDUCE_SCATTER, Collective.REDUCE):
+        text = f"{_name(Collective, shape.collective).lower()} {text}"
     elif shape.collective != Collective.ALL_REDUCE:
         text = _name(Collective, shape.collective).lower()
-    text += f" of {shape.count} x {_name(DataType, shape.dtype)}"
+    is_exchange = shape.collective == Collective.ALL_TO_ALL
+    if is_exchange:
+        verbs = ("takes", "gives") if is_mine else ("gives", "takes")
+        text += f" that {verbs[0]} {shape.count} x {_name(DataType, shape.dtype)} and {verbs[1]} {shape.root}"
+    else:
+        text += f" of {shape.count} x {_name(DataType, shape.dtype)}"
     if with_dimensions:
-        text += dimensions.described(shape.dimensions)
-    if shape.collective == Collective.BROADCAST:
-        text += f" from rank {shape.root}"
+        described = dimensions.described(shape.dimensions)
+        text += described.replace(" of shape", ", rows of shape") if is_exchange else described
+    if shape.collective in ROOT_ROLES:
+        text += f" {ROOT_ROLES[shape.collective]} rank {shape.root}"
     if shape.quantization:
         four_bits = {code: f"4-bit {datatype.name}" for datatype, code in FOUR_BITS.items()}
         code = four_bits.get(shape.quantized_dtype) or _name(DataType, shape.quantized_dtype)

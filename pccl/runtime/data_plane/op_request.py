@@ -12,6 +12,9 @@ from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
 from pccl.runtime.extension import ffi, lib
 from pccl.types import Collective, DataType, QuantizationAlgorithm, ReduceAlgorithm
 
+EXCHANGES = (Collective.ALL_TO_ALL, Collective.GATHER, Collective.SCATTER)
+"""Collectives in which peers have parts for each other, which go straight where there are links."""
+
 
 class OpRequest:
     """A `pccl_op_request`, filled anew for each op. Only from one thread at a time."""
@@ -20,6 +23,7 @@ class OpRequest:
         """Make a request to fill. `segment_bytes` 0: what suits each op."""
         self._segment_bytes = segment_bytes
         self._rank_links: Any = ffi.NULL
+        self._counts: tuple[Any, Any] = ffi.NULL, ffi.NULL
         self._spread_count = 0
         self.count = 0
         """Elements of the op that it was filled for."""
@@ -45,6 +49,8 @@ class OpRequest:
         # As if each rank had a chunk: a broadcast's only one is all of it.
         is_whole = spec.collective in (Collective.BROADCAST, Collective.SEND)
         self._spread_count = buffers.count * (world_size if is_whole else 1)
+        if spec.collective is Collective.ALL_TO_ALL:  # no rank knows the sizes of all parts
+            self._spread_count = 0
         shape.dtype = spec.dtype
         shape.reduce_op = spec.reduce_op
         quantization = spec.quantization
@@ -67,7 +73,11 @@ class OpRequest:
         )
         shape.world_size = world_size
         algorithm: int | None = spec.algorithm
-        if algorithm is None:
+        if spec.collective in EXCHANGES:
+            if not launch.is_meshed:
+                raise ValueError("it needs a link between every two peers of the group, which there is not")
+            algorithm = ReduceAlgorithm.DIRECT
+        elif algorithm is None:
             algorithm = ReduceAlgorithm.RING
             if launch.is_meshed:
                 algorithm = self._algorithm(launch, spec.dtype)
@@ -80,6 +90,10 @@ class OpRequest:
         self._rank_links = ffi.new("uint64_t[]", links) if launch.is_meshed else ffi.NULL
         request.rank_links = self._rank_links
         request.awaits_completion = launch.is_mutual
+        self._counts = ffi.NULL, ffi.NULL
+        if buffers.parts is not None:
+            self._counts = ffi.new("uint64_t[]", buffers.parts[0]), ffi.new("uint64_t[]", buffers.parts[1])
+        request.send_counts, request.recv_counts = self._counts
         request.send = ffi.cast("void *", buffers.send)
         request.recv = ffi.cast("void *", buffers.recv)
 

@@ -27,6 +27,8 @@ class Buffers:
     recv: int
     count: int
     keep: Any
+    parts: tuple[Sequence[int], Sequence[int]] | None = None
+    """The elements of an all_to_all that this peer gives to each rank, and those that it gets from each."""
 
 
 class Placement(Protocol):
@@ -59,12 +61,12 @@ class Source(Protocol):
 
 
 class RootLostError(Exception):
-    """The root of a broadcast has left the group."""
+    """The root of an op has left the group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """The root of a broadcast, as its caller saw the group."""
+    """The root of an op, as its caller saw the group."""
 
     rank: int
     peer: int
@@ -101,7 +103,7 @@ class OpSpec:
     algorithm: ReduceAlgorithm | None = None
     collective: Collective = Collective.ALL_REDUCE
     root: Root | None = None
-    """The root of a broadcast."""
+    """The root, of a collective that has one."""
     pair: Pair | None = None
     """The other peer of a send or recv."""
     source: Source | None = None

@@ -150,11 +150,11 @@ class PendingOp:
         assert spec is not None
         buffers = spec.buffers if isinstance(spec.buffers, Buffers) else self._buffers
         assert buffers is not None
-        is_giver = spec.root is not None and spec.root.peer == peer
+        is_root = spec.root is not None and spec.root.peer == peer
         if spec.pair is not None:
-            is_giver = spec.pair.is_sender
+            is_root = spec.pair.is_sender
         rank, world_size = self.rank, max(1, len(self.ring))
-        return PrivateCopy(buffers, *buffer_bytes(spec, buffers.count, rank, world_size, is_giver))
+        return PrivateCopy(buffers, *buffer_bytes(spec, buffers, rank, world_size, is_root))
 
     def finish(self, result: OpResult) -> None:
         """End the op with its result. May be called again, and does what is left if a signal has ended it."""

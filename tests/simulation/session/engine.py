@@ -236,8 +236,7 @@ class SimEngine:
         assert isinstance(buffers, Buffers)
         is_one_way = spec.collective in (Collective.BROADCAST, Collective.SEND)
         givers = frozenset({shape.root} if is_one_way else range(launch.world_size))
-        is_giver = launch.rank == shape.root
-        _, recv_bytes = buffer_bytes(spec, buffers.count, launch.rank, launch.world_size, is_giver)
+        _, recv_bytes = buffer_bytes(spec, buffers, launch.rank, launch.world_size, launch.rank == shape.root)
         before = ctypes.string_at(buffers.recv, recv_bytes) if buffers.recv and recv_bytes else b""
         return _Op(
             launch.op,
@@ -264,7 +263,7 @@ class SimEngine:
         self._ops[op.number] = self._by_key[op.key] = op
         op.is_stopped = op.key[0] <= self._frozen_epoch
         if op.rank in op.givers:
-            send_bytes, _ = buffer_bytes(spec, buffers.count, op.rank, op.world_size, True)
+            send_bytes, _ = buffer_bytes(spec, buffers, op.rank, op.world_size, True)
             part = ctypes.string_at(buffers.send, send_bytes) if buffers.send and send_bytes else b""
             if not op.is_stopped:
                 for link in self._next_links(op):

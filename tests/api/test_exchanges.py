@@ -1,0 +1,431 @@
+"""all_to_all, gather, scatter and reduce, against NumPy: any dtype, shape, world and segment size; and what they share
+with the other collectives: one outcome for all, inputs kept, timeouts, handles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import trio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pccl import AsyncCommunicator, Communicator, DataType, ReduceAlgorithm, ReduceOp, Result
+from tests.support.cluster import Background, Cluster, outcomes, refusal, results, run_of, together, until
+
+Array = npt.NDArray[Any]
+ClusterOf = Callable[[int, int], Cluster]
+
+worlds = st.integers(2, 5)
+segments = st.sampled_from([8, 40, 1000, 0])
+tails = st.lists(st.integers(0, 4), max_size=2).map(tuple) | st.sampled_from([(300,), (17, 61)])
+seeds = st.integers(0, 2**32 - 1)
+dtypes = st.sampled_from(
+    [d.to_numpy_dtype() for d in DataType if d is not DataType.BFLOAT16]
+    + [np.dtype(d) for d in ("bool", "complex64", "S5", "M8[s]", ">f4", "i4,f8")]
+)
+
+
+@pytest.fixture(scope="module")
+def cluster_of() -> Iterator[ClusterOf]:
+    """Runs that are kept, by world and segment size: making one takes longer than an op."""
+    clusters: dict[tuple[int, int], Cluster] = {}
+    with ExitStack() as stack:
+
+        def get(world: int, segment_bytes: int) -> Cluster:
+            key = world, segment_bytes
+            if key not in clusters:
+                options = {"segment_bytes": segment_bytes, "p2p_connection_pool_size": 1 + segment_bytes % 3}
+                clusters[key] = stack.enter_context(run_of(world, **options))
+            return clusters[key]
+
+        yield get
+
+
+def random_array(random: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    if dtype == np.bool_:
+        return random.integers(0, 2, shape).astype(bool)
+    return np.frombuffer(random.bytes(int(np.prod(shape)) * dtype.itemsize), dtype).reshape(shape).copy()
+
+
+def by_rank(cluster: Cluster) -> list[Communicator]:
+    return sorted(cluster.peers, key=lambda peer: peer.membership.rank)
+
+
+def each_rank(cluster: Cluster, call: Callable[[Communicator, int], Any]) -> list[Any]:
+    """Return what all ranks get of a call, in their order."""
+    return together([partial(call, peer, rank) for rank, peer in enumerate(by_rank(cluster))])
+
+
+@settings(max_examples=30)
+@given(worlds, segments, st.integers(0, 9), tails, dtypes, seeds, st.booleans())
+def test_all_to_all_of_equal_parts(
+    cluster_of: ClusterOf,
+    world: int,
+    segment: int,
+    rows: int,
+    tail: tuple[int, ...],
+    dtype: np.dtype[Any],
+    seed: int,
+    is_given: bool,
+) -> None:
+    random = np.random.default_rng(seed)
+    sends = [random_array(random, (world * rows, *tail), dtype) for _ in range(world)]
+    inputs = [send.tobytes() for send in sends]
+    recvs = [np.zeros_like(send) if is_given else None for send in sends]
+    infos = each_rank(cluster_of(world, segment), lambda peer, rank: peer.all_to_all(sends[rank], recvs[rank]))
+    for rank, info in enumerate(infos):
+        expected = np.concatenate([send[rank * rows : (rank + 1) * rows] for send in sends], dtype=dtype)
+        assert info.array.tobytes() == expected.tobytes()
+        assert (info.array.shape, info.array.dtype) == (expected.shape, dtype)
+        assert recvs[rank] is None or info.array is recvs[rank]
+        assert sends[rank].tobytes() == inputs[rank]
+        assert info.tx_bytes == info.rx_bytes == (world - 1) * expected.nbytes // world
+
+
+@settings(max_examples=40)
+@given(worlds, segments, tails, dtypes, seeds, st.booleans())
+def test_all_to_all_of_unequal_parts(
+    cluster_of: ClusterOf,
+    world: int,
+    segment: int,
+    tail: tuple[int, ...],
+    dtype: np.dtype[Any],
+    seed: int,
+    is_given: bool,
+) -> None:
+    random = np.random.default_rng(seed)
+    counts = random.integers(0, 12, (world, world)) * random.integers(0, 2, (world, world))
+    parts = [[random_array(random, (counts[a, b], *tail), dtype) for b in range(world)] for a in range(world)]
+    sends = [np.concatenate(row, dtype=dtype) for row in parts]
+    inputs = [send.tobytes() for send in sends]
+    expected = [np.concatenate([parts[a][b] for a in range(world)], dtype=dtype) for b in range(world)]
+    recvs = [np.zeros(x.shape, dtype) if is_given else None for x in expected]
+
+    def call(peer: Communicator, rank: int) -> Any:
+        return peer.all_to_all(
+            sends[rank], recvs[rank], send_counts=counts[rank].tolist(), recv_counts=counts[:, rank].tolist()
+        )
+
+    for rank, info in enumerate(each_rank(cluster_of(world, segment), call)):
+        assert info.array.tobytes() == expected[rank].tobytes()
+        assert info.array.shape == expected[rank].shape
+        assert sends[rank].tobytes() == inputs[rank]
+
+
+@settings(max_examples=30)
+@given(worlds, segments, tails, dtypes, seeds, st.sampled_from(["made", "given", "in place"]))
+def test_gather_and_scatter(
+    cluster_of: ClusterOf,
+    world: int,
+    segment: int,
+    shape: tuple[int, ...],
+    dtype: np.dtype[Any],
+    seed: int,
+    recv: str,
+) -> None:
+    cluster = cluster_of(world, segment)
+    random = np.random.default_rng(seed)
+    root = seed % world
+    whole = random_array(random, (world, *shape), dtype)
+    rows = [whole[rank : rank + 1].reshape(shape) for rank in range(world)]
+    target = None if recv == "made" else np.zeros_like(whole)
+
+    def gather(peer: Communicator, rank: int) -> Any:
+        if rank != root:
+            return peer.gather(rows[rank].copy(), root=root)
+        if recv != "in place":
+            return peer.gather(rows[rank].copy(), target, root=root)
+        assert target is not None
+        target[rank] = whole[rank]
+        return peer.gather(target[rank : rank + 1].reshape(shape), target, root=root)
+
+    for rank, info in enumerate(each_rank(cluster, gather)):
+        if rank != root:
+            assert info.array is None
+            continue
+        assert info.array.tobytes() == whole.tobytes()
+        assert info.array.shape == whole.shape
+        assert target is None or info.array is target
+
+    given_whole = whole.copy()
+
+    def scatter(peer: Communicator, rank: int) -> Any:
+        if rank != root:
+            return peer.scatter(None, np.zeros(shape, dtype), root=root)
+        part = given_whole[rank : rank + 1].reshape(shape) if recv == "in place" else np.zeros(shape, dtype)
+        return peer.scatter(given_whole, part, root=root)
+
+    for rank, info in enumerate(each_rank(cluster, scatter)):
+        assert info.array.tobytes() == rows[rank].tobytes()
+    assert given_whole.tobytes() == whole.tobytes()
+
+
+@settings(max_examples=30)
+@given(
+    worlds,
+    segments,
+    st.integers(0, 5000),
+    st.sampled_from([d for d in DataType if d is not DataType.BFLOAT16]),
+    seeds,
+    st.sampled_from(ReduceOp),
+    st.sampled_from(ReduceAlgorithm),
+    st.sampled_from(["made", "given", "in place"]),
+)
+def test_reduce_has_the_bits_of_all_reduce(
+    cluster_of: ClusterOf,
+    world: int,
+    segment: int,
+    count: int,
+    dtype: DataType,
+    seed: int,
+    op: ReduceOp,
+    algorithm: ReduceAlgorithm,
+    recv: str,
+) -> None:
+    cluster = cluster_of(world, segment)
+    random = np.random.default_rng(seed)
+    inputs = [random.integers(1, 100, count).astype(dtype.to_numpy_dtype()) for _ in range(world)]
+    root = seed % world
+    sends = [x.copy() for x in inputs]
+    target = {"made": None, "given": np.zeros_like(inputs[root]), "in place": sends[root]}[recv]
+
+    def reduce(peer: Communicator, rank: int) -> Any:
+        return peer.reduce(sends[rank], target if rank == root else None, op=op, root=root, algorithm=algorithm)
+
+    infos = each_rank(cluster, reduce)
+    wholes = [x.copy() for x in inputs]
+    each_rank(cluster, lambda peer, rank: peer.all_reduce(wholes[rank], op=op, algorithm=algorithm))
+    for rank, info in enumerate(infos):
+        if rank == root:
+            assert info.array.tobytes() == wholes[rank].tobytes()
+        else:
+            assert info.array is None
+        if rank != root or recv != "in place":
+            assert sends[rank].tobytes() == inputs[rank].tobytes()
+
+
+KINDS = ("all_to_all", "gather", "scatter", "reduce")
+
+
+def calls(x: Array, timeout: float | None = None) -> dict[str, Callable[[Communicator, int], Any]]:
+    """Return a call of each kind that gives this array, or a part of it to each peer."""
+    return {
+        "all_to_all": lambda peer, _: peer.all_to_all(x, timeout=timeout),
+        "gather": lambda peer, _: peer.gather(x, root=0, timeout=timeout),
+        "scatter": lambda peer, rank: peer.scatter(
+            x if rank == 0 else None, np.empty_like(x[: len(x) // max(1, peer.world_size)]), root=0, timeout=timeout
+        ),
+        "reduce": lambda peer, _: peer.reduce(x, op=ReduceOp.SUM, root=0, timeout=timeout),
+    }
+
+
+def fails_for_all(cluster: Cluster, call: Callable[[Communicator, int], Any], result: Result, *says: str) -> None:
+    peers = by_rank(cluster)
+    found = outcomes([partial(call, peer, rank) for rank, peer in enumerate(peers)])
+    assert results(found) == [result] * len(peers)
+    for error in found:
+        assert all(text in str(error) for text in says), str(error)
+    cluster.each(lambda peer, _: peer.barrier())  # and nothing else has happened
+
+
+def test_what_differs_is_shown_to_all(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(3, 0)
+    x = np.arange(6.0)
+    fails_for_all(
+        cluster,
+        lambda peer, rank: peer.all_to_all(
+            np.zeros(4 if rank == 1 else 3), send_counts=[1, 1, 2] if rank == 1 else [1, 1, 1], recv_counts=[1, 1, 1]
+        ),
+        *(Result.INVALID_ARGUMENT, " has all_to_all that takes 1 x DOUBLE", " has all_to_all that gives "),
+        *("peer 2 has ", "peer 3 has "),
+    )
+    fails_for_all(
+        cluster,
+        lambda peer, rank: peer.all_to_all(x.reshape((3, 2) if rank else (6, 1))),
+        *(Result.INVALID_ARGUMENT, "rows of shape (2,)", "rows of shape (1,)"),
+    )
+    fails_for_all(
+        cluster,
+        lambda peer, rank: peer.gather(x, root=rank // 2),
+        *(Result.INVALID_ARGUMENT, "gather of 18 x DOUBLE to rank 0", "gather of 18 x DOUBLE to rank 1"),
+    )
+    fails_for_all(
+        cluster,
+        lambda peer, rank: peer.scatter(x, x[:2].copy(), root=0) if rank else peer.gather(x[:2], root=0),
+        *(Result.INVALID_USAGE, "gather of 6 x DOUBLE to rank 0", "scatter of 6 x DOUBLE from rank 0"),
+    )
+    fails_for_all(
+        cluster,
+        lambda peer, rank: peer.reduce(x, op=ReduceOp.SUM if rank else ReduceOp.MAX, root=2),
+        *(Result.INVALID_ARGUMENT, "reduce SUM of 6 x DOUBLE to rank 2", "reduce MAX of 6 x DOUBLE to rank 2"),
+    )
+    fails_for_all(
+        cluster,
+        lambda peer, rank: peer.reduce(x, op=ReduceOp.SUM, root=2, step=rank // 2),
+        *(Result.INVALID_ARGUMENT, "reduces step 0 where", "reduces step 1"),
+    )
+
+
+def test_arguments_that_do_not_fit_the_world_fail_for_all(cluster_of: ClusterOf) -> None:
+    cluster = cluster_of(3, 0)
+    x = np.arange(6)
+    small = np.empty(5, x.dtype)
+    both = {"send_counts": [3, 3], "recv_counts": [2, 4]}
+    cases: list[tuple[Callable[[Communicator, int], Any], str]] = [
+        (lambda peer, _: peer.all_to_all(x[:4]), "send has 4 rows, which cannot be divided evenly among 3 peers"),
+        (lambda peer, r: peer.all_to_all(x, small if r == 1 else None), "recv has 5 elements, but the peers give"),
+        (lambda peer, _: peer.all_to_all(x, x), "recv overlaps send"),
+        (lambda peer, _: peer.all_to_all(x, **both), "send_counts has 2 numbers, but there are 3 peers"),
+        (
+            lambda peer, r: peer.all_to_all(x, send_counts=[2, 2, 2], recv_counts=[2, 2 - r % 2, 2 + r % 2]),
+            "rank 1 gives itself 2 rows, but takes 1 from itself",
+        ),
+        (lambda peer, _: peer.gather(x, small, root=0), "recv has 5 elements, but 3 peers give 6 each, 18 in all"),
+        (lambda peer, _: peer.scatter(x, small, root=0), "send has 6 elements, but 3 peers get 5 each, 15 in all"),
+        (lambda peer, _: peer.scatter(x, x[:2], root=1), "recv lies within send, but not where rank 1"),
+    ]
+    for call, says in cases:
+        fails_for_all(cluster, call, Result.INVALID_ARGUMENT, "cannot take part", says)
+    for root in (3, -1):
+        rootless: list[Callable[[Communicator, int], Any]] = [
+            lambda peer, _, root=root: peer.gather(x, root=root),  # type: ignore[misc]
+            lambda peer, _, root=root: peer.scatter(None, x.copy(), root=root),  # type: ignore[misc]
+            lambda peer, _, root=root: peer.reduce(x, op=ReduceOp.SUM, root=root),  # type: ignore[misc]
+        ]
+        for call in rootless:
+            fails_for_all(cluster, call, Result.INVALID_ARGUMENT, f"there is no rank {root} in a group of 3 peers")
+
+
+def test_what_is_wrong_by_itself_is_told_at_once(cluster_of: ClusterOf) -> None:
+    peer = cluster_of(2, 0)[0]
+    me = peer.membership.rank
+    x = np.arange(4)
+    read_only = x.copy()
+    read_only.flags.writeable = False
+    for says, call in {
+        "send has no dimension": lambda: peer.all_to_all(np.array(1)),
+        "recv_counts is missing": lambda: peer.all_to_all(x, send_counts=[2, 2]),
+        "send_counts is missing": lambda: peer.all_to_all(x, recv_counts=[2, 2]),
+        "send_counts add up to 5, but send has 4 rows": lambda: peer.all_to_all(
+            x, send_counts=[2, 3], recv_counts=[1, 1]
+        ),
+        "recv_counts has a negative number": lambda: peer.all_to_all(x, send_counts=[2, 2], recv_counts=[-1, 1]),
+        "send_counts[1] 2.5 is not an integer": lambda: peer.all_to_all(
+            x,
+            send_counts=[2, 2.5],  # type: ignore[list-item]
+            recv_counts=[1, 1],
+        ),
+        "send_counts must be a sequence": lambda: peer.all_to_all(x, send_counts=4, recv_counts=[1]),  # type: ignore[arg-type]
+        "recv is read-only": lambda: peer.gather(x, read_only, root=me),
+        "send is INT64 but recv is FLOAT": lambda: peer.gather(x, np.empty(8, np.float32), root=me),
+        "send is None, but this peer is the root": lambda: peer.scatter(None, x, root=me),
+        "dtype bool cannot be reduced": lambda: peer.reduce(x > 1, op=ReduceOp.SUM, root=me),
+        "recv has 3 elements, but send 4": lambda: peer.reduce(x, x[:3].copy(), op=ReduceOp.SUM, root=me),
+        "recv overlaps send": lambda: peer.reduce(x[:3], x[1:], op=ReduceOp.SUM, root=me),
+        "op must be a ReduceOp": lambda: peer.reduce(x, op="sum", root=me),  # type: ignore[arg-type]
+        "root '1' is not an integer": lambda: peer.gather(x, root="1"),  # type: ignore[arg-type]
+    }.items():
+        error = refusal(call)
+        assert error.result is Result.INVALID_ARGUMENT, error
+        assert says in str(error)
+
+
+def test_alone_there_is_nobody_to_meet() -> None:
+    x = np.arange(3)
+    with run_of(1) as cluster:
+        for call in calls(x).values():
+            assert refusal(partial(call, cluster[0], 0)).result is Result.TOO_FEW_PEERS
+        launches: list[Callable[[], Any]] = [
+            lambda: cluster[0].all_to_all_async(x),
+            lambda: cluster[0].gather_async(x, root=0),
+            lambda: cluster[0].scatter_async(x, x[:1].copy(), root=0),
+            lambda: cluster[0].reduce_async(x, op=ReduceOp.SUM, root=0),
+        ]
+        assert [refusal(launch).result for launch in launches] == [Result.TOO_FEW_PEERS] * 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_timeout_aborts_for_all(cluster_of: ClusterOf, kind: str) -> None:
+    peers = by_rank(cluster_of(3, 0))
+    x = np.arange(300_000)
+    call, late = calls(x, timeout=0.2)[kind], calls(x)[kind]
+    found = outcomes([partial(call, peers[rank], rank) for rank in range(2)])
+    assert results(found) == [Result.TIMEOUT] * 2
+    assert refusal(partial(late, peers[2], 2)).result is Result.TIMEOUT
+    assert np.array_equal(x, np.arange(300_000))
+
+
+def test_handles_and_coroutines() -> None:
+    x = np.arange(4)
+    with run_of(1) as cluster:
+
+        async def main() -> None:
+            async with AsyncCommunicator(cluster.address) as peer:
+                while peer.world_size < 2:
+                    await peer.update_topology()
+                root = peer.membership.rank
+                assert (await peer.all_to_all(x)).array.shape == (4,)
+                assert (await peer.gather(x, root=root)).array.tolist() == [x.tolist()] * 2
+                handle = peer.scatter_async(x, np.empty(2, x.dtype), root=root)
+                assert (await handle.async_wait())[0]
+                assert (await peer.reduce(x, op=ReduceOp.SUM, root=root)).array.tolist() == [0, 2, 4, 6]
+
+        thread = Background(lambda: trio.run(main))
+        peer = cluster[0]
+        until(lambda: peer.are_peers_pending(), "the other comes")
+        peer.update_topology()
+        other = 1 - peer.membership.rank
+        assert peer.all_to_all_async(x).result().array.shape == (4,)
+        assert peer.gather_async(x, root=other).result().array is None
+        part = np.empty(2, x.dtype)
+        assert peer.scatter_async(None, part, root=other).result().array is part
+        assert peer.reduce_async(x, op=ReduceOp.SUM, root=other).result().array is None
+        assert part.tolist() == x.reshape(2, 2)[peer.membership.rank].tolist()
+        thread.result()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_loss_gives_all_survivors_one_outcome_and_the_next_call_succeeds(kind: str) -> None:
+    with run_of(4) as cluster:
+        x = np.arange(1_200_000.0)
+        peers = by_rank(cluster)
+        leaver = peers[3]
+        call = calls(x)[kind]
+        started = [Background(partial(call, peer, rank)) for rank, peer in enumerate(peers[:3])]
+        until(lambda: all(peer.stats["ops_open"] for peer in peers[:3]), "all have launched it")
+        cluster.peers.remove(leaver)
+        leaver.close()
+        found = [thread.outcome() for thread in started]
+        assert results(found) == [Result.RANK_CONNECTION_LOST] * 3
+        assert np.array_equal(x, np.arange(1_200_000.0))
+        found = outcomes([partial(call, peer, rank) for rank, peer in enumerate(by_rank(cluster))])
+        assert results(found) == [Result.SUCCESS] * 3
+
+
+def test_a_root_that_has_left_is_lost_for_all() -> None:
+    with run_of(3) as cluster:
+        peers = by_rank(cluster)
+        x = np.arange(6)
+        seen = [peer.membership.peers for peer in peers]
+        assert len(set(seen)) == 1
+        # All name rank 2, the leaver, before they know that it has left: the ops start in the next view.
+        held = [peer.all_reduce_async(np.zeros(4), op=ReduceOp.SUM, tag=9) for peer in peers[:2]]
+        launched = [
+            [
+                peer.gather_async(x, root=2, tag=1),
+                peer.scatter_async(None, x[:2].copy(), root=2, tag=2),
+                peer.reduce_async(x, op=ReduceOp.SUM, root=2, tag=3),
+            ]
+            for peer in peers[:2]
+        ]
+        cluster.peers.remove(peers[2])
+        peers[2].close()
+        for handles in launched:
+            assert [handle.wait()[1] for handle in handles] == [Result.RANK_CONNECTION_LOST] * 3
+        assert [handle.wait()[1] for handle in held] == [Result.RANK_CONNECTION_LOST] * 2
