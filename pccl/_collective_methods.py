@@ -318,7 +318,14 @@ class Collectives(LaunchedCollectives, Generic[CollectiveInfoT]):
         return self._collective(_exchanges.gather(send, recv, root, tag, step), timeout, "gather")
 
     def scatter(
-        self, send: Movable | None, recv: Movable, *, root: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
+        self,
+        send: Movable | None,
+        recv: Movable,
+        *,
+        root: int,
+        tag: int = 0,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
     ) -> CollectiveInfoT:
         """Give every peer its rank's part of rank `root`'s `send`.
 

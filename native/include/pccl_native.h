@@ -26,6 +26,8 @@
  *     the wire, DIRECT takes up to (2W - 1)/W and RING all, within that bound. REDUCE_SCATTER takes (W - 2)/W with
  *     either algorithm; REDUCE as much with DIRECT and (W - 1)/W with RING, and 1/W beyond the bound but at the root.
  *   - In place an op also keeps a copy of its buffer, for an abort to put back.
+ *   - ALL_TO_ALL, GATHER and SCATTER take nothing with DIRECT. With RING each rank keeps all that passes through it on
+ *     its way to others: of an ALL_TO_ALL about (W - 2)/2 times `count`, of the others up to (W - 2)/W of it.
  *   - Scratch that ops have given back stays for the next ones, but everything held, in use or idle, stays within
  *     pool_bytes_max (64 MiB, what four ops at once need) and the largest copy taken lately, unless ops in use need
  *     more by themselves.
@@ -125,8 +127,7 @@ enum pccl_status {
  * Parts lie in the order of ranks. Those of an ALL_TO_ALL have count / W elements each, or as many as its request says;
  * the number that a rank gives another has to be that which the other takes from it, or they mismatch.
  *
- * Only ALL_REDUCE can be quantized, and only it, REDUCE_SCATTER and REDUCE have a reduce_op; the others' is 0.
- * ALL_TO_ALL, GATHER and SCATTER have to be DIRECT. */
+ * Only ALL_REDUCE can be quantized, and only it, REDUCE_SCATTER and REDUCE have a reduce_op; the others' is 0. */
 enum pccl_collective {
     PCCL_ALL_REDUCE = 0,
     PCCL_ALL_GATHER = 1,
@@ -205,8 +206,10 @@ typedef struct {
 
 /* What events report, and in which fields beside `kind`.
  *
- *     OP_DONE            id: op; tx_bytes, rx_bytes: its payload bytes, also those not sent yet. See above
- *     OP_MISMATCH        id: op; mine, theirs: the two descriptions; link: of the peer that differs
+ *     OP_DONE            id: op; tx_bytes, rx_bytes: its payload bytes, also those not sent yet; with ALL_TO_ALL, GATHER
+ *                        and SCATTER in a RING tx_bytes leaves out what only passes through. See above
+ *     OP_MISMATCH        id: op; mine, theirs: the two descriptions; link: by which that was heard; sequence: the rank
+ *                        that differs, or this one's own if that is the one behind the link
  *     OP_ENDED           id: op; tx_bytes, rx_bytes
  *     GROUP_FROZEN       id: epoch; group
  *     LINK_LOST          id: link; system_error or 0; detail

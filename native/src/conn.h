@@ -96,6 +96,8 @@ typedef struct {
             uint32_t chunk;
             uint32_t segment;
             uint32_t hop;
+            uint32_t destination;
+            uint64_t part_elements;
         } segment; /* READY, EAGER, SEGMENT */
         struct pccl_conn *lost; /* LOST: what it is about, unless sent again */
         pccl_op_key key; /* DONE: its op may be no more */

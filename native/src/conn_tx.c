@@ -63,6 +63,8 @@ static pccl_conn_unacked *tx_note_unacked(pccl_conn *conn, const pccl_frame *fra
         unacked->of.segment.chunk = frame->chunk;
         unacked->of.segment.segment = frame->segment;
         unacked->of.segment.hop = frame->hop;
+        unacked->of.segment.destination = frame->destination;
+        unacked->of.segment.part_elements = frame->part_elements;
     }
     conn->link->host->wants_tick = 1;
     return unacked;

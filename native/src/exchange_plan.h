@@ -8,8 +8,10 @@
  * A rank's parts for others lie in its send one after the other, those from others in its recv, both in the order of
  * ranks. Its part for itself is copied. With W ranks,
  *
- *     direct   hop 0   rank r sends its part for rank d to it: chunk r.
- */
+ *     direct   hop 0       rank r sends its part for rank d to it
+ *     ring     hop 0 ...   rank r + hop sends it to the next, until it has come to rank d
+ *
+ * In frames the chunk is the rank whose elements they are. */
 #ifndef PCCL_EXCHANGE_PLAN_H
 #define PCCL_EXCHANGE_PLAN_H
 

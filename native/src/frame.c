@@ -4,6 +4,9 @@
 
 #include <string.h>
 
+const char pccl_out_of_memory[] = "out of memory";
+const char pccl_op_disagreement[] = "another op by the same name";
+
 enum {
     AT_MAGIC = 0,
     AT_VERSION = 2,
@@ -67,11 +70,13 @@ static const char *ready_decode(const uint8_t *body, pccl_frame *frame)
 
 static const char *segment_decode(const uint8_t *body, pccl_frame *frame)
 {
-    static const uint8_t zeros[BODY_BYTES - 12];
+    static const uint8_t zeros[BODY_BYTES - 24];
     frame->chunk = pccl_get_u32(body);
     frame->segment = pccl_get_u32(body + 4);
     frame->hop = pccl_get_u32(body + 8);
-    if (memcmp(body + 12, zeros, sizeof zeros) != 0)
+    frame->destination = pccl_get_u32(body + 12);
+    frame->part_elements = pccl_get_u64(body + 16);
+    if (memcmp(body + 24, zeros, sizeof zeros) != 0)
         return "reserved bytes in use";
     return NULL;
 }
@@ -152,6 +157,8 @@ void pccl_frame_encode(const pccl_frame *frame, uint8_t *header)
         pccl_put_u32(header + AT_BODY, frame->chunk);
         pccl_put_u32(header + AT_BODY + 4, frame->segment);
         pccl_put_u32(header + AT_BODY + 8, frame->hop);
+        pccl_put_u32(header + AT_BODY + 12, frame->destination);
+        pccl_put_u64(header + AT_BODY + 16, frame->part_elements);
         break;
     case PCCL_FRAME_CREDIT: pccl_put_u64(header + AT_BODY, frame->eager_bytes); break;
     case PCCL_FRAME_HELLO: pccl_put_u32(header + AT_BODY, frame->connection); break;

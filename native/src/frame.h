@@ -11,7 +11,7 @@
  *                   quantization_block or root u32, segment_bytes u32, world_size u24, algorithm u4,
  *                   collective u4, step u64, dimensions u64
  *          EAGER    as READY
- *          SEGMENT  chunk u32, segment u32, hop u32, reserved 28 bytes
+ *          SEGMENT  chunk u32, segment u32, hop u32, destination u32, part_elements u64, reserved 16 bytes
  *          CREDIT   eager_bytes u64, reserved 32 bytes
  *          HELLO    connection u32, reserved 36 bytes
  *          ACK      received_bytes u64, reserved 32 bytes
@@ -22,7 +22,7 @@
  * that of the op; for an all-to-all it is that of the part which goes from its sender to its receiver, and in the place
  * of the root is the lower half of the count of the part which goes the other way.
  * SEGMENT carries one segment on one hop (ring_plan.h, direct_plan.h, spread_plan.h, exchange_plan.h); without payload it only says that
- * the segment is final where it ends. EAGER carries a sender's only segment for this receiver on its first hop, or the
+ * the segment is final where it ends, or, of an exchange in a ring, that a part is empty. EAGER carries a sender's only segment for this receiver on its first hop, or the
  * first of several one after the other, with the shape, because the receiver may not have submitted the op yet.
  * CREDIT belongs to no op (its key is zero): so much eager payload of this link is no longer buffered, counted
  * from the link's beginning (link.h).
@@ -61,6 +61,11 @@ enum pccl_frame_type {
     PCCL_FRAME_DONE = 8
 };
 
+/* Returned in the place of a broken rule: none is broken, but there is no memory to buffer what the frame says; or the
+ * sender describes the op in another way. */
+extern const char pccl_out_of_memory[];
+extern const char pccl_op_disagreement[];
+
 typedef struct {
     enum pccl_frame_type type;
     uint32_t payload_bytes;
@@ -77,6 +82,8 @@ typedef struct {
     uint32_t chunk; /* SEGMENT */
     uint32_t segment; /* within its chunk */
     uint32_t hop;
+    uint32_t destination; /* these two of an exchange in a ring, else 0 */
+    uint64_t part_elements; /* of the part to which the segment belongs */
 } pccl_frame;
 
 void pccl_frame_encode(const pccl_frame *frame, uint8_t *header);

@@ -2,8 +2,6 @@
 
 #include <stdio.h>
 
-const char pccl_out_of_memory[] = "out of memory";
-
 void pccl_host_fail(pccl_conn_host *host, int system_error, const char *detail)
 {
     if (host->fault.is_set)

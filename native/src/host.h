@@ -65,7 +65,4 @@ typedef struct pccl_conn_host {
 /* Notes a failure of this machine. Only the first one counts. */
 void pccl_host_fail(pccl_conn_host *host, int system_error, const char *detail);
 
-/* Returned in the place of a broken rule: none is broken, but there is no memory to buffer what the frame says. */
-extern const char pccl_out_of_memory[];
-
 #endif

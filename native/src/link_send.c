@@ -61,6 +61,8 @@ static void link_add_again(pccl_link *link, pccl_conn *conn)
         frame.chunk = unacked.of.segment.chunk;
         frame.segment = unacked.of.segment.segment;
         frame.hop = unacked.of.segment.hop;
+        frame.destination = unacked.of.segment.destination;
+        frame.part_elements = unacked.of.segment.part_elements;
         frame.key = unacked.op->request.key;
         frame.shape = pccl_op_shape_to(unacked.op, pccl_op_rank_behind(unacked.op, link->id));
     }

@@ -45,12 +45,14 @@ void pccl_match_contradict(pccl_op *op, const pccl_link *link, const pccl_op_sha
     pccl_link_note_pending(target->link);
 }
 
-void pccl_match_note_mismatch(pccl_open_ops *ops, pccl_op *op, const pccl_link *link, const pccl_op_shape *theirs)
+void pccl_match_note_mismatch_of(
+    pccl_open_ops *ops, pccl_op *op, const pccl_link *link, uint32_t rank, const pccl_op_shape *theirs)
 {
     PCCL_ASSERT(!op->is_stopped);
     pccl_event event = pccl_op_event(op, PCCL_EVENT_OP_MISMATCH);
     event.link = link->id;
-    event.mine = pccl_op_shape_from(op, pccl_op_rank_behind(op, link->id));
+    event.sequence = rank == pccl_op_rank_behind(op, link->id) ? op->request.rank : rank;
+    event.mine = pccl_op_shape_from(op, rank);
     event.theirs = *theirs;
     if (op->fast_path != NULL)
         pccl_fast_path_hand_over(op->fast_path, op);
@@ -58,6 +60,11 @@ void pccl_match_note_mismatch(pccl_open_ops *ops, pccl_op *op, const pccl_link *
     op->is_mismatched = 1;
     pccl_match_contradict(op, link, theirs);
     pccl_open_ops_post(ops, op, &event);
+}
+
+void pccl_match_note_mismatch(pccl_open_ops *ops, pccl_op *op, const pccl_link *link, const pccl_op_shape *theirs)
+{
+    pccl_match_note_mismatch_of(ops, op, link, pccl_op_rank_behind(op, link->id), theirs);
 }
 
 /* A target has said that it has submitted the same op. An op without elements is done by that, so that it is

@@ -38,6 +38,10 @@ int pccl_match_is_as_expected(const pccl_op *op, const pccl_link *link, const pc
 /* The peer behind the link describes the op in another way. */
 void pccl_match_note_mismatch(pccl_open_ops *ops, pccl_op *op, const pccl_link *link, const pccl_op_shape *theirs);
 
+/* The same of another rank, from which it was heard by way of that peer. */
+void pccl_match_note_mismatch_of(
+    pccl_open_ops *ops, pccl_op *op, const pccl_link *link, uint32_t rank, const pccl_op_shape *theirs);
+
 /* The peer behind the link describes in another way an op that has stopped: it has to hear of that, too. */
 void pccl_match_contradict(pccl_op *op, const pccl_link *link, const pccl_op_shape *theirs);
 

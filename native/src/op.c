@@ -63,7 +63,7 @@ static int op_take_peers(pccl_op *op)
 static const pccl_op_algorithm *op_algorithm(const pccl_op_shape *shape)
 {
     if (pccl_exchange_is(shape->collective))
-        return &pccl_op_exchange_algorithm;
+        return shape->algorithm == PCCL_DIRECT ? &pccl_op_exchange_algorithm : &pccl_op_relay_algorithm;
     if (!pccl_op_shape_reduces(shape))
         return &pccl_op_spread_algorithm;
     return shape->algorithm == PCCL_DIRECT ? &pccl_op_direct_algorithm : &pccl_op_ring_algorithm;

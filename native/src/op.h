@@ -1,7 +1,7 @@
 /* op.h: one collective on one rank: its buffers, what has come, what can be sent. No I/O.
  *
  * Theory of operation (tiling.h has the vocabulary). Who sends what to whom when is the algorithm's: op_ring.c and
- * op_direct.c, which reduce, and op_spread.c and op_exchange.c, which only move. The first two know a segment in two forms. A partial
+ * op_direct.c, which reduce, and op_spread.c, op_exchange.c and op_relay.c, which only move. The first two know a segment in two forms. A partial
  * one does not hold all ranks' elements yet: it is reduced as it comes off the socket, while it is in cache. A final
  * one is received straight into recv. Each chunk has one rank that finishes it, and averages if so asked.
  *
@@ -79,6 +79,19 @@ typedef struct {
     uint32_t own_copied; /* segments of the rank's part for itself */
 } pccl_op_exchange;
 
+struct pccl_relayed;
+
+/* An exchange in a ring: op_relay.c. */
+typedef struct {
+    struct pccl_relayed *first; /* of what passes through and waits to go out */
+    struct pccl_relayed *last;
+    struct pccl_relayed *kept; /* all that has passed through, or is about to */
+    uint32_t distance; /* of the rank to which own parts go out next; 0: all are out */
+    uint32_t segment; /* of that part, to go out next */
+    pccl_op_shape theirs; /* as a rank describes the op in another way */
+    uint32_t theirs_rank;
+} pccl_op_relay;
+
 enum pccl_op_announcement { PCCL_ANNOUNCE_NOTHING, PCCL_ANNOUNCE_READY, PCCL_ANNOUNCE_EAGER };
 
 typedef struct {
@@ -124,6 +137,7 @@ typedef struct pccl_op {
     pccl_op_ring ring;
     pccl_op_direct direct;
     pccl_op_exchange exchange;
+    pccl_op_relay relay;
     uint32_t sendable_first; /* FIFO, of those algorithms that have one target */
     uint32_t sendable_last;
     uint8_t hears_all; /* ring: peers are those of the direct algorithm, though segments go to one of them */
@@ -157,6 +171,7 @@ typedef struct {
     uint32_t payload_bytes;
     uint8_t *store; /* where the payload goes; NULL: to pccl_op_reduce */
     uint32_t from; /* rank */
+    struct pccl_relayed *passing; /* ring: it is for another rank; NULL: it is for this one */
     uint8_t is_final;
     uint8_t is_waiting; /* direct: stored until its turn comes */
 } pccl_op_inbound;
@@ -219,8 +234,8 @@ int pccl_op_is_complete(const pccl_op *op);
 
 int pccl_op_has_sendable(const pccl_op_peer *target);
 
-/* Takes the first sendable segment: fills a frame for it, returns its payload. Then pccl_op_sent(index),
- * once all of the payload is out: nonzero if the op may be done with that. */
+/* Takes the first sendable segment: fills a frame for it, returns its payload. Then pccl_op_sent(index), which may be
+ * PCCL_NO_SEGMENT, once all of the payload is out: nonzero if the op may be done with that. */
 const uint8_t *pccl_op_take_sendable(pccl_op_peer *target, pccl_frame *frame, uint32_t *index);
 int pccl_op_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes);
 
@@ -236,8 +251,9 @@ uint32_t pccl_op_first_bytes(const pccl_op_peer *source, uint32_t segment);
  * breaks. */
 const char *pccl_op_check_eager(const pccl_op_peer *source, uint32_t payload_bytes);
 
-/* A SEGMENT or EAGER frame from a source, the latter for each of its segments: NULL with `inbound` set, or the rule
- * that it breaks. */
+/* A SEGMENT or EAGER frame from a source, the latter for each of its segments: NULL with `inbound` set, the rule that it
+ * breaks, pccl_out_of_memory, or pccl_op_disagreement, if relay.theirs is how rank relay.theirs_rank has described the
+ * op. */
 const char *pccl_op_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound);
 
 /* Reduces `elements` more of an inbound partial, the first of which is number `first` in the segment. Their checksum

@@ -1,4 +1,4 @@
-/* op_algorithm.h: what an algorithm (op_ring.c, op_direct.c, op_spread.c, op_exchange.c) does for op.c and op_segments.c, and what it
+/* op_algorithm.h: what an algorithm (op_ring.c, op_direct.c, op_spread.c, op_exchange.c, op_relay.c) does for op.c and op_segments.c, and what it
  * may ask of them. op.h says what the functions are for. */
 #ifndef PCCL_OP_ALGORITHM_H
 #define PCCL_OP_ALGORITHM_H
@@ -44,7 +44,9 @@ typedef struct pccl_op_algorithm {
     /* Nonzero if a frame of this chunk that comes on this hop has no payload: it only says that a segment is final. */
     int (*is_bare)(const pccl_op *op, uint32_t chunk, uint32_t hop);
 
-    /* pccl_op_accept has filled in index, range, payload_bytes and from. */
+    /* pccl_op_accept has filled in index, range, payload_bytes and from, unless the algorithm is_self_checking: then it
+     * has checked nothing, and the algorithm may return pccl_out_of_memory or pccl_op_disagreement, too. */
+    uint8_t is_self_checking;
     const char *(*accept)(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound);
     /* The reduction lacks what follows from the algorithm: the destination, its checksum, what is divided. */
     void (*reduce)(
@@ -57,6 +59,7 @@ extern const pccl_op_algorithm pccl_op_ring_algorithm;
 extern const pccl_op_algorithm pccl_op_direct_algorithm;
 extern const pccl_op_algorithm pccl_op_spread_algorithm;
 extern const pccl_op_algorithm pccl_op_exchange_algorithm;
+extern const pccl_op_algorithm pccl_op_relay_algorithm;
 
 static inline int pccl_op_is_quantized(const pccl_op *op) { return op->request.shape.quantization != PCCL_QUANT_NONE; }
 

@@ -15,17 +15,15 @@
  *
  * The rank's own part is copied a segment at a time, whenever one is sent or has come, so that the copy takes place
  * while the network works; the rest of it with the last that is sent or the last that comes, whichever is first. */
-#include "op_algorithm.h"
+#include "op_exchange.h"
 
 #include "exchange_plan.h"
 
 #include <string.h>
 
-static const pccl_tiling *exchange_in(const pccl_op *op) { return &op->exchange.in; }
-
 static uint32_t exchange_own_segments(const pccl_op *op)
 {
-    return (uint32_t)pccl_tiling_chunk_segments(exchange_in(op), op->request.rank);
+    return (uint32_t)pccl_tiling_chunk_segments(op->in_tiling, op->request.rank);
 }
 
 static uint32_t exchange_segments_for(const pccl_op_peer *target)
@@ -40,21 +38,30 @@ static void exchange_copy_own(pccl_op *op, uint32_t segments)
     for (; segments > 0 && op->exchange.own_copied < own; segments--) {
         uint32_t segment = op->exchange.own_copied++;
         pccl_range from = pccl_tiling_range(&op->tiling, rank, segment);
-        pccl_range to = pccl_tiling_range(exchange_in(op), rank, segment);
+        pccl_range to = pccl_tiling_range(op->in_tiling, rank, segment);
         PCCL_ASSERT(from.count == to.count);
         if (pccl_op_send_at(op, from) != pccl_op_recv_at(op, to))
             memcpy(pccl_op_recv_at(op, to), pccl_op_send_at(op, from), (size_t)to.count * op->element_bytes);
-        pccl_op_note_final(op, (uint32_t)pccl_tiling_index(exchange_in(op), rank, segment));
+        pccl_op_note_final(op, (uint32_t)pccl_tiling_index(op->in_tiling, rank, segment));
     }
 }
 
-static int exchange_open(pccl_op *op)
+void pccl_exchange_begin(pccl_op *op)
 {
     uint32_t own = exchange_own_segments(op);
     op->exchange.out_left = pccl_tiling_segments(&op->tiling) - own;
-    op->exchange.in_left = pccl_tiling_segments(exchange_in(op)) - own;
+    op->exchange.in_left = pccl_tiling_segments(op->in_tiling) - own;
     if (op->exchange.out_left == 0 && op->exchange.in_left == 0)
         exchange_copy_own(op, own);
+}
+
+void pccl_exchange_note_out(pccl_op *op) { exchange_copy_own(op, --op->exchange.out_left == 0 ? UINT32_MAX : 1); }
+
+void pccl_exchange_note_in(pccl_op *op) { exchange_copy_own(op, --op->exchange.in_left == 0 ? UINT32_MAX : 1); }
+
+static int exchange_open(pccl_op *op)
+{
+    pccl_exchange_begin(op);
     return 0;
 }
 
@@ -95,11 +102,11 @@ static const uint8_t *exchange_take_sendable(pccl_op_peer *target, pccl_frame *f
     *index = (uint32_t)pccl_tiling_index(&op->tiling, target->rank, frame->segment);
     pccl_range range = pccl_tiling_range(&op->tiling, target->rank, frame->segment);
     frame->payload_bytes = range.count * op->element_bytes;
-    exchange_copy_own(op, --op->exchange.out_left == 0 ? UINT32_MAX : 1);
+    pccl_exchange_note_out(op);
     return pccl_op_send_at(op, range);
 }
 
-static int exchange_is_bare(const pccl_op *op, uint32_t chunk, uint32_t hop)
+int pccl_exchange_is_bare(const pccl_op *op, uint32_t chunk, uint32_t hop)
 {
     (void)op, (void)chunk, (void)hop;
     return 0;
@@ -118,7 +125,7 @@ static const char *exchange_accept(pccl_op_peer *source, const pccl_frame *frame
     return NULL;
 }
 
-static void exchange_reduce(
+void pccl_exchange_reduce(
     pccl_op *op, const pccl_op_inbound *inbound, size_t first, pccl_reduction *reduction, size_t elements)
 {
     (void)op, (void)inbound, (void)first, (void)reduction, (void)elements;
@@ -133,7 +140,7 @@ static void exchange_retract(pccl_op *op, const pccl_op_inbound *inbound)
 static int exchange_arrived(pccl_op *op, const pccl_op_inbound *inbound)
 {
     pccl_op_note_final(op, inbound->index);
-    exchange_copy_own(op, --op->exchange.in_left == 0 ? UINT32_MAX : 1);
+    pccl_exchange_note_in(op);
     return 0;
 }
 
@@ -147,9 +154,9 @@ const pccl_op_algorithm pccl_op_exchange_algorithm = {
     .first_chunk = exchange_first_chunk,
     .first_at_once = exchange_first_at_once,
     .first_hop = exchange_first_hop,
-    .is_bare = exchange_is_bare,
+    .is_bare = pccl_exchange_is_bare,
     .accept = exchange_accept,
-    .reduce = exchange_reduce,
+    .reduce = pccl_exchange_reduce,
     .retract = exchange_retract,
     .arrived = exchange_arrived,
 };

@@ -21,11 +21,9 @@ static int shape_fits_collective(const pccl_op_shape *shape)
     case PCCL_BROADCAST: return shape->root < shape->world_size;
     case PCCL_SEND: return shape->root < shape->world_size && shape->world_size == 2;
     case PCCL_BARRIER: return shape->root == 0 && shape->count == 0;
-    case PCCL_ALL_TO_ALL: return shape->root == 0 && shape->algorithm == PCCL_DIRECT;
+    case PCCL_ALL_TO_ALL: return shape->root == 0;
     case PCCL_GATHER:
-    case PCCL_SCATTER:
-        return shape->root < shape->world_size && shape->count % shape->world_size == 0 &&
-               shape->algorithm == PCCL_DIRECT;
+    case PCCL_SCATTER: return shape->root < shape->world_size && shape->count % shape->world_size == 0;
     default: return 0;
     }
 }

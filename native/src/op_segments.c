@@ -134,7 +134,8 @@ static void op_note_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes)
 
 int pccl_op_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes)
 {
-    op_note_sent(op, index, payload_bytes);
+    if (index != PCCL_NO_SEGMENT)
+        op_note_sent(op, index, payload_bytes);
     op->tx_bytes += payload_bytes;
     return pccl_op_is_complete(op) && !op->is_done;
 }
@@ -148,6 +149,10 @@ const char *pccl_op_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_o
         op->algorithm->first_hop(source, &segment.chunk, &segment.hop);
     }
     memset(inbound, 0, sizeof *inbound);
+    if (op->algorithm->is_self_checking)
+        return op->algorithm->accept(source, &segment, inbound);
+    if (segment.destination != 0 || segment.part_elements != 0)
+        return "reserved bytes in use";
     if (segment.chunk >= op->in_tiling->world_size ||
         segment.segment >= pccl_tiling_chunk_segments(op->in_tiling, segment.chunk))
         return "no such segment";

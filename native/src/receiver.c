@@ -98,6 +98,13 @@ static const char *receiver_on_segment(pccl_receiver *receiver, pccl_conn *conn,
         return NULL;
     }
     const char *broken_rule = pccl_op_accept(source, frame, &inbound);
+    if (broken_rule == pccl_op_disagreement) {
+        const pccl_op_relay *relay = &source->op->relay;
+        pccl_op_shape theirs = relay->theirs;
+        pccl_match_note_mismatch_of(receiver->ops, source->op, conn->link, relay->theirs_rank, &theirs);
+        receiver_discard(conn, frame);
+        return NULL;
+    }
     if (broken_rule != NULL)
         return broken_rule;
     if (frame->payload_bytes > 0)

@@ -41,7 +41,8 @@ static size_t chunk_elements(const pccl_op_shape *shape, uint32_t chunk)
 static buffers buffers_make(const work *o, uint32_t rank)
 {
     buffers made;
-    int is_one = o->in_place && (o->shape.collective == PCCL_ALL_REDUCE || has_root(&o->shape));
+    int is_one = o->in_place && (o->shape.collective == PCCL_ALL_REDUCE || has_root(&o->shape) ||
+                                    (o->shape.collective == PCCL_REDUCE && rank == o->shape.root));
     made.recv = allocate(is_one && o->recv_bytes[rank] == 0 ? o->send_bytes[rank] : o->recv_bytes[rank]);
     if (is_one)
         made.send = made.recv;
@@ -75,6 +76,13 @@ static void work_open(work *o, const pccl_op_shape *shape, int in_place)
             o->recv_bytes[rank] = chunk_elements(shape, rank) * element_bytes(o);
         else if (has_root(shape))
             *(rank == shape->root ? &o->recv_bytes[rank] : &o->send_bytes[rank]) = 0;
+        else if (shape->collective == PCCL_GATHER || shape->collective == PCCL_SCATTER) {
+            int is_gather = shape->collective == PCCL_GATHER;
+            *(is_gather ? &o->send_bytes[rank] : &o->recv_bytes[rank]) = bytes / shape->world_size;
+            if (rank != shape->root)
+                *(is_gather ? &o->recv_bytes[rank] : &o->send_bytes[rank]) = 0;
+        } else if (shape->collective == PCCL_REDUCE && rank != shape->root)
+            o->recv_bytes[rank] = 0;
         o->inputs[rank] = allocate(bytes);
         fill_random(o->inputs[rank], shape->dtype, (size_t)shape->count);
         o->callers[rank] = buffers_make(o, rank);
@@ -182,13 +190,22 @@ static void check_moved(const work *o, uint32_t rank)
             is_right &= memcmp(recv + from * o->send_bytes[from], o->inputs[from], o->send_bytes[from]) == 0;
     else if (has_root(&o->shape))
         is_right = memcmp(recv, o->inputs[o->shape.root], o->recv_bytes[rank]) == 0;
+    else if (o->shape.collective == PCCL_SCATTER)
+        is_right = memcmp(recv, o->inputs[o->shape.root] + rank * o->recv_bytes[rank], o->recv_bytes[rank]) == 0;
+    else if (o->shape.collective == PCCL_GATHER || o->shape.collective == PCCL_ALL_TO_ALL) {
+        size_t part_bytes = o->recv_bytes[rank] / o->shape.world_size;
+        size_t at = o->shape.collective == PCCL_ALL_TO_ALL ? rank * part_bytes : 0;
+        for (uint32_t from = 0; from < o->shape.world_size; from++)
+            is_right &= memcmp(recv + from * part_bytes, o->inputs[from] + at, part_bytes) == 0;
+    }
     CHECK_MSG(is_right, "rank %u of %u, detached %d: collective %u, algorithm %u, in place %d", rank,
         o->shape.world_size, o->is_detached[rank], o->shape.collective, o->shape.algorithm, o->in_place);
 }
 
 static void check_results(const work *o)
 {
-    if (o->shape.collective == PCCL_ALL_REDUCE || o->shape.collective == PCCL_REDUCE_SCATTER)
+    if (o->shape.collective == PCCL_ALL_REDUCE || o->shape.collective == PCCL_REDUCE_SCATTER ||
+        o->shape.collective == PCCL_REDUCE)
         check_reduced(o);
     for (uint32_t rank = 0; rank < o->shape.world_size; rank++)
         check_moved(o, rank);
@@ -205,12 +222,15 @@ static pccl_op_shape random_shape(uint32_t world, uint32_t count_max)
     if (is_quantized)
         dtype = PCCL_FLOAT32;
     uint32_t segment_bytes = pccl_dtype_bytes(dtype) * (1 + random_below(count / 3 + 2));
-    pccl_op_shape shape =
-        plain_shape(collective == PCCL_ALL_GATHER ? (uint64_t)count * world : count, dtype, 0, segment_bytes, world);
+    int is_of_parts = collective == PCCL_ALL_GATHER || collective == PCCL_ALL_TO_ALL || collective == PCCL_GATHER ||
+                      collective == PCCL_SCATTER;
+    int reduces = collective == PCCL_ALL_REDUCE || collective == PCCL_REDUCE_SCATTER || collective == PCCL_REDUCE;
+    pccl_op_shape shape = plain_shape(is_of_parts ? (uint64_t)count * world : count, dtype, 0, segment_bytes, world);
     shape.collective = collective;
     shape.algorithm = (uint8_t)random_below(PCCL_ALGORITHM_COUNT);
-    shape.root = has_root(&shape) ? random_below(world) : 0;
-    if (collective == PCCL_ALL_REDUCE || collective == PCCL_REDUCE_SCATTER)
+    if (has_root(&shape) || collective == PCCL_GATHER || collective == PCCL_SCATTER || collective == PCCL_REDUCE)
+        shape.root = random_below(world);
+    if (reduces)
         shape.reduce_op = (uint8_t)random_below(PCCL_REDUCE_OP_COUNT);
     if (is_quantized) {
         shape.quantization = PCCL_QUANT_MIN_MAX;

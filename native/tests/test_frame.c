@@ -48,6 +48,8 @@ static pccl_frame segment_frame(void)
     frame.chunk = 0x01020304;
     frame.segment = 0x11121314;
     frame.hop = 0x21222324;
+    frame.destination = 0x31323334;
+    frame.part_elements = UINT64_C(0x4142434445464748);
     return frame;
 }
 
@@ -112,7 +114,8 @@ static void what_is_encoded_is_decoded(void)
     CHECK(pccl_frame_decode(header, &out) == NULL);
     CHECK(out.type == in.type && out.payload_bytes == in.payload_bytes && out.payload_crc == in.payload_crc);
     CHECK(pccl_op_key_equal(&out.key, &in.key));
-    CHECK(out.chunk == in.chunk && out.segment == in.segment && out.hop == in.hop);
+    CHECK(out.chunk == in.chunk && out.segment == in.segment && out.hop == in.hop &&
+          out.destination == in.destination && out.part_elements == in.part_elements);
 
     in = eager_frame();
     pccl_frame_encode(&in, header);
@@ -161,11 +164,12 @@ static void the_layout_is_as_documented(void)
     uint8_t header[PCCL_FRAME_BYTES];
     pccl_frame frame = segment_frame();
     pccl_frame_encode(&frame, header);
-    CHECK(memcmp(header, "PC\x05\x02\0\0\0\0\x98\xba\xdc\xfe\x38\x37\x36\x35", 16) == 0);
+    CHECK(memcmp(header, "PC\x06\x02\0\0\0\0\x98\xba\xdc\xfe\x38\x37\x36\x35", 16) == 0);
     CHECK(memcmp(header + 16, "\x08\x07\x06\x05\x04\x03\x02\x01", 8) == 0);
     CHECK(memcmp(header + 40, "\x34\x33\x32\x31", 4) == 0);
     CHECK(pccl_get_u32(header + 44) == pccl_crc32c(pccl_crc32c(0, header, 44), header + 48, 40));
     CHECK(memcmp(header + 48, "\x04\x03\x02\x01\x14\x13\x12\x11\x24\x23\x22\x21", 12) == 0);
+    CHECK(memcmp(header + 60, "\x34\x33\x32\x31\x48\x47\x46\x45\x44\x43\x42\x41", 12) == 0);
     pccl_frame ready = ready_frame();
     uint8_t ready_header[PCCL_FRAME_BYTES];
     pccl_frame_encode(&ready, ready_header);
@@ -263,7 +267,7 @@ static void what_is_malformed_is_refused(void)
         CHECK(pccl_frame_decode(header, &out) != NULL);
     }
     pccl_frame segment = segment_frame();
-    for (int at = 60; at < PCCL_FRAME_BYTES; at++) {
+    for (int at = 72; at < PCCL_FRAME_BYTES; at++) {
         pccl_frame_encode(&segment, header);
         header[at] = 1;
         CHECK(pccl_frame_decode(header, &out) != NULL);

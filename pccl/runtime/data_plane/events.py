@@ -104,6 +104,8 @@ class OpMismatch:
     link: int
     mine: str
     theirs: str
+    rank: int | None = None
+    """The other peer's rank; this one's own, or None: the other peer is the one behind the link."""
     is_other_call: bool = False
     """Another collective was called, rather than the same one with other arguments."""
     size_bytes: tuple[int, int] = (0, 0)
@@ -247,6 +249,7 @@ def _read_mismatch(event: Any) -> OpMismatch:
         event.link,
         describe(mine, has_other_shape, is_mine=True),
         describe(theirs, has_other_shape),
+        rank=event.sequence,
         is_other_call=mine.collective != theirs.collective,
         size_bytes=(size_bytes(mine), size_bytes(theirs)),
         steps=_compare_steps(mine, theirs),

@@ -13,7 +13,7 @@ from pccl.runtime.extension import ffi, lib
 from pccl.types import Collective, DataType, QuantizationAlgorithm, ReduceAlgorithm
 
 EXCHANGES = (Collective.ALL_TO_ALL, Collective.GATHER, Collective.SCATTER)
-"""Collectives in which peers have parts for each other, which go straight where there are links."""
+"""Collectives in which peers have parts for each other, which go straight where all peers are linked."""
 
 
 class OpRequest:
@@ -74,9 +74,7 @@ class OpRequest:
         shape.world_size = world_size
         algorithm: int | None = spec.algorithm
         if spec.collective in EXCHANGES:
-            if not launch.is_meshed:
-                raise ValueError("it needs a link between every two peers of the group, which there is not")
-            algorithm = ReduceAlgorithm.DIRECT
+            algorithm = ReduceAlgorithm.DIRECT if launch.is_meshed else ReduceAlgorithm.RING
         elif algorithm is None:
             algorithm = ReduceAlgorithm.RING
             if launch.is_meshed:

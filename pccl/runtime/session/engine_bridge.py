@@ -124,10 +124,12 @@ class EngineBridge:
         op = self._table.ops[event.op] = self._fast_path.handed_over(event)
         machine.op_handed_over(event.op, op.tag, event.sequence, trio.current_time())
 
-    @staticmethod
-    def _op_mismatch(machine: ps.Peer, event: events.OpMismatch) -> None:
+    def _op_mismatch(self, machine: ps.Peer, event: events.OpMismatch) -> None:
         what = "different ops with the same tag" if event.is_other_call else "the same op with different arguments"
+        op = self._table.ops.get(event.op)
         other = machine.peer_at(event.link)
+        if op is not None and event.rank is not None and event.rank != op.rank:
+            other = op.ring[event.rank]
         who = "another one" if other is None else f"peer {other}"
         lead = f"{event.steps.text(f'peer {machine.peer}', who)}: " if event.steps is not None else ""
         mine, theirs = f"peer {machine.peer} has {event.mine}", f"{who} has {event.theirs}"

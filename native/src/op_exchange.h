@@ -1,0 +1,20 @@
+/* op_exchange.h: what both algorithms of an exchange have in common: how parts are divided, and the rank's own one. */
+#ifndef PCCL_OP_EXCHANGE_H
+#define PCCL_OP_EXCHANGE_H
+
+#include "op_algorithm.h"
+
+/* Counts what is to go out and to come in, without the rank's own part. */
+void pccl_exchange_begin(pccl_op *op);
+
+/* A segment has been taken to be sent, or has come: copies a segment of the rank's own part, or the rest of it with the
+ * last. */
+void pccl_exchange_note_out(pccl_op *op);
+void pccl_exchange_note_in(pccl_op *op);
+
+/* Nothing is reduced. */
+void pccl_exchange_reduce(
+    pccl_op *op, const pccl_op_inbound *inbound, size_t first, pccl_reduction *reduction, size_t elements);
+int pccl_exchange_is_bare(const pccl_op *op, uint32_t chunk, uint32_t hop);
+
+#endif
