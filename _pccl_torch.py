@@ -3,8 +3,9 @@
 It is a module of its own, outside the package, because it must cost next to nothing and may not fail: pccl itself is
 imported when the first process group is made.
 
-Two functions of torch.distributed ask for one of its own backends by name, or for a GPU, before they ask the group:
-`monitored_barrier` and `split_group`. They are wrapped, and do what they did for the groups of other backends.
+Some functions of torch.distributed are wrapped, and do what they did for the groups of other backends.
+`monitored_barrier` and `split_group` ask for one of torch's own backends by name, or for a GPU, before they ask the
+group. `send` and `recv` do not tell the group that they wait, which makes a small one cost twice its time.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def register() -> None:
         recording.add(NAME)
         _extend(distributed, "monitored_barrier", _monitored_barrier)
         _extend(distributed, "split_group", _split_group)
+        _extend(distributed, "send", _send)
+        _extend(distributed, "recv", _recv)
     except Exception as error:
         warnings.warn(f"torch.distributed does not take pccl as a backend: {error!r}", RuntimeWarning, stacklevel=2)
 
@@ -83,6 +86,40 @@ def _monitored_barrier(theirs: Any, group: Any = None, timeout: Any = None, wait
     if ours is None:
         return theirs(group, timeout, wait_all_ranks)
     return ours.monitored_barrier(timeout, wait_all_ranks)
+
+
+def _send(theirs: Any, tensor: Any, dst: Any = None, group: Any = None, tag: int = 0, group_dst: Any = None) -> Any:
+    ours = _of_pccl(group)
+    if ours is None or not _is_plain(tensor):
+        return theirs(tensor, dst, group, tag, group_dst)
+    c10d = _c10d()
+    rank = c10d._canonicalize_group_rank(ours, dst, group_dst)
+    c10d._check_not_self_rank(ours, rank, "destination")
+    ours.send([tensor], rank, tag, waits=True).wait()
+    return None
+
+
+def _recv(theirs: Any, tensor: Any, src: Any = None, group: Any = None, tag: int = 0, group_src: Any = None) -> Any:
+    ours = _of_pccl(group)
+    if ours is None or not _is_plain(tensor) or (src is None and group_src is None):
+        return theirs(tensor, src, group, tag, group_src)
+    c10d = _c10d()
+    rank = c10d._canonicalize_group_rank(ours, src, group_src)
+    ours.recv([tensor], rank, tag, waits=True).wait()
+    return c10d.get_global_rank(ours, rank) if src is None else src
+
+
+def _c10d() -> Any:
+    from torch.distributed import distributed_c10d
+
+    return distributed_c10d
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Whether no other code wants to see what is done with a tensor."""
+    from torch.overrides import has_torch_function
+
+    return hasattr(tensor, "data_ptr") and not has_torch_function((tensor,))
 
 
 def _split_group(theirs: Any, parent_pg: Any = None, split_ranks: Any = None, *args: Any, **keywords: Any) -> Any:

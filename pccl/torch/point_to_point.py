@@ -57,21 +57,24 @@ class PointToPointMethods(Caller):
         self._wanted: dict[int, deque[_Wanted]] = {}
         """Recvs from any rank, by tag."""
 
-    def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0) -> PCCLWork | None:
-        """Send a tensor to a rank. It is over when that rank has received it."""
+    def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0, *, waits: bool = False) -> PCCLWork:
+        """Send a tensor to a rank. It is over when that rank has received it.
+
+        `waits`: the caller does nothing but wait for it.
+        """
         tensor = self._checked("send", tensors, dst, "destination", tag)
         plan = collectives.send(self._specs, tag, tensor, dst)
-        return self._go("send", (dst, "to", tag), plan, tensor)
+        return self._go("send", (dst, "to", tag), plan, tensor, waits=waits)
 
-    def recv(self, tensors: Sequence[Tensor], src: int, tag: int = 0) -> PCCLWork | None:
-        """Receive a tensor from a rank."""
+    def recv(self, tensors: Sequence[Tensor], src: int, tag: int = 0, *, waits: bool = False) -> PCCLWork:
+        """Receive a tensor from a rank. `waits` as in `send`."""
         tensor = self._checked("recv", tensors, src, "source", tag)
         with self._posting:
             posted = self._posted.get((src, tag))
             if posted:
                 return self._take(posted.popleft(), tensor, src, tag)
-            plan = collectives.recv(self._specs, tag, tensor, src)
-            return self._go("recv", (src, "from", tag), plan, tensor, source=src)
+        plan = collectives.recv(self._specs, tag, tensor, src)
+        return self._go("recv", (src, "from", tag), plan, tensor, source=src, waits=waits)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> PCCLWork:
         """Receive a tensor from whichever rank sends one first. `source_rank` of the work then says who it was."""
@@ -105,15 +108,25 @@ class PointToPointMethods(Caller):
         if self._scheduler.failed is not None:
             raise self._scheduler.failed
 
-    def _go(self, title: str, lane: Any, plan: Plan, tensor: Tensor, source: int = -1, timeout: Any = None) -> PCCLWork:
+    def _go(
+        self,
+        title: str,
+        lane: Any,
+        plan: Plan,
+        tensor: Tensor,
+        source: int = -1,
+        timeout: Any = None,
+        waits: bool = False,
+    ) -> PCCLWork:
         self._require_alive()
         with self._order:
             work = self._work(title, lane, plan, [tensor], timeout)
             work.source = source
             self._scheduler.enter(work)
-        self._scheduler.go(work, False)
-        if self._coalescing.batch is not None:
-            self._coalescing.batch.append(work)
+        batch = self._coalescing.batch
+        self._scheduler.go(work, waits and batch is None)
+        if batch is not None:
+            batch.append(work)
         return work
 
     # Recvs from any rank.

@@ -223,14 +223,14 @@ FAULTS: dict[str, Known] = {
         "turns",
         launches.Launches,
         "_take_launch",
-        ("self._fast_path.forget_uses(op.tag)", "pass"),
+        ("self._fast_path.forget_uses(op.name)", "pass"),
     ),
     "count-forgotten": _fault(
         "the fast path asks the machine anew for the count of a tag that it counts itself",
         "turns",
         fast_path.FastPath,
         "run",
-        ("uses = opening.uses.get(op.tag)", "uses = opening.uses.pop(op.tag, None)"),
+        ("uses = opening.uses.get(op.name)", "uses = opening.uses.pop(op.name, None)"),
     ),
     "over-before-released": _fault(
         "an op is over for its caller before its arrays are its own",

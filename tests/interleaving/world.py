@@ -350,7 +350,9 @@ class World:
 
         return run_sync_soon
 
-    async def _open_session(self, masters: Sequence[Address], options: SessionOptions) -> PeerSession:
+    async def _open_session(
+        self, masters: Sequence[Address], options: SessionOptions, dial_s: float | None = None
+    ) -> PeerSession:
         await trio.lowlevel.checkpoint()
         engine = EngineThreads(options.group, options.segment_bytes)
         staged_ops = StagedOps(engine)

@@ -109,7 +109,8 @@ class Ops:
 
     def plain_start(self) -> SubmitOp | None:
         """Return the submission of an op of the whole group with a tag that was used in this epoch, without its number,
-        tag and use count. None: something else may come of such an op, or its participants would not complete it."""
+        tag and use count (`submission.pair_start` makes one of two peers of it). None: something else may come of such
+        an op, or its participants would not complete it."""
         view = self._view
         if view is None or not self._may_start or view.world_size < 2 or not completion.is_mutual(0, view.is_meshed):
             return None
@@ -121,17 +122,18 @@ class Ops:
         """Return the use count of a tag in this epoch. May be called from any thread."""
         return self.uses.made(tag)
 
-    def handed_over(self, op: int, tag: int, sequence: int, now: float) -> None:
-        """Take over an op that was started as `plain_start` has said, and runs."""
+    def handed_over(self, op: int, tag: int, sequence: int, now: float, pair: tuple[int, bool] | None = None) -> None:
+        """Take over an op that was started as `plain_start` has said, and runs. `pair` as in `launch`."""
         assert self._view is not None
         assert self.is_running
-        entry = self._ops[op] = Op(op, tag, now, world_size=self._view.world_size, is_mutual=True)
-        ref = self.uses.make(tag)
+        entry = self._ops[op] = Op(op, tag, now, pair, world_size=self._view.world_size, is_mutual=True)
+        ref = self.uses.make(shared_tag(self._view, tag, pair))
         assert ref.sequence == sequence
         self._submit(entry, ref)
 
     def fast_completed(self, tag: int, sequence: int) -> None:
-        """Note that an op that was started so is committed: all participants are done."""
+        """Note that an op that was started so is committed: all participants are done. `tag` is the one by which they
+        know it."""
         self.has_committed = True
         ref = self.uses.make(tag)
         assert ref.sequence == sequence

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from pccl.protocol.messages import OpRef
 from pccl.protocol.peer.effects import SubmitOp
@@ -63,6 +64,21 @@ def plain_submission(view: View, link_to: LinkTo) -> SubmitOp | None:
     number, tag and use count. None: a link is missing."""
     links = tuple(0 if peer == view.peer else link_to(peer) for peer in view.ring)
     return None if links.count(0) > 1 else _submission(view, 0, OpRef(0, 0), view.ring, links, is_mutual=True)
+
+
+def pair_start(start: SubmitOp, pair: tuple[int, bool]) -> SubmitOp | None:
+    """Return the submission of a point-to-point op where ops of the whole group are submitted by `start`.
+
+    Its tag is the one by which both peers know an op with the tag 0 of its caller. None: the other peer has left.
+    """
+    other, is_sender = pair
+    if other not in start.ring:
+        return None
+    rank = start.ring.index(other)
+    link = start.links[rank]
+    tag = pair_tag(start.rank, rank, 0) if is_sender else pair_tag(rank, start.rank, 0)
+    links = (0, link) if is_sender else (link, 0)
+    return replace(start, tag=tag, rank=0 if is_sender else 1, world_size=2, links=links)
 
 
 def _submission(

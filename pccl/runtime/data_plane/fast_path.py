@@ -10,8 +10,8 @@ until all participants are done, and has its result; the session hears of it lat
    machine what has come of the ops on its far side. So the machine decides as if it had launched each of them.
 2. A use of a tag is counted in one place at a time: by the fast path from the first op with that tag that comes through
    it until it is closed or the session launches one (`forget_uses`), otherwise by the machine. No two threads count the
-   same tag, for no two ops in flight have the same one; point-to-point ops, which have tags of their own, never come
-   here.
+   same tag, for no two ops in flight have the same one. Point-to-point ops have tags of their own for each pair and
+   direction.
 3. A tag's first op in an epoch is the machine's. What is launched after an op that came through the fast path finds
    that one counted: see the order in which `engine_bridge` hears of both.
 4. A signal handler may raise at any moment in the caller's thread: before the one call that submits, the op is not
@@ -24,14 +24,14 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from pccl.protocol.peer import OpResult, Peer, SubmitOp
+from pccl.protocol.peer import OpResult, Peer, SubmitOp, pair_start
 from pccl.runtime.data_plane.engine import COMPLETED, HANDED_OVER, EngineFastPath, use_counter
 from pccl.runtime.data_plane.engine_threads import first_thread
 from pccl.runtime.data_plane.events import OpFastCompleted, OpHandedOver
 from pccl.runtime.data_plane.interfaces import SessionEngine
 from pccl.runtime.data_plane.op_request import OpRequest
-from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
-from pccl.runtime.data_plane.pending import PendingOp
+from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair, RootLostError
+from pccl.runtime.data_plane.pending import OpName, PendingOp
 from pccl.runtime.data_plane.pieces import piece_elements
 from pccl.types import Result
 
@@ -48,8 +48,10 @@ class _Opening:
     numbers: list[int]
     """The opening's number in each engine thread."""
     start: SubmitOp
-    uses: dict[int, Any] = field(default_factory=dict)
+    uses: dict[OpName, Any] = field(default_factory=dict)
     """The counters of tags that have come through, see `use_counter`."""
+    pairs: dict[Pair, SubmitOp | None] = field(default_factory=dict)
+    """The starts of point-to-point ops."""
 
 
 class FastPath:
@@ -94,10 +96,10 @@ class FastPath:
             path.close()
         return True
 
-    def forget_uses(self, tag: int) -> None:
+    def forget_uses(self, name: OpName) -> None:
         """Stop counting a tag: the machine is about to launch an op with it, and has heard of all before it."""
         if self._opening is not None:
-            self._opening.uses.pop(tag, None)
+            self._opening.uses.pop(name, None)
 
     def handed_over(self, event: OpHandedOver) -> PendingOp:
         """Return an op that was handed over."""
@@ -127,21 +129,32 @@ class FastPath:
         opening = self._opening
         spec = op.spec
         assert spec is not None
-        if opening is None or spec.pair is not None or spec.source is not None or spec.root is not None:
+        if opening is None or spec.source is not None:
             return False
-        uses = opening.uses.get(op.tag)
+        start = opening.start if spec.pair is None else self._pair_start(opening, spec.pair)
+        if start is None:
+            return False
+        op.shared_tag = start.tag | op.tag
+        uses = opening.uses.get(op.name)
         if uses is None:
-            uses_before = self._machine.uses_of(op.tag)
+            uses_before = self._machine.uses_of(op.shared_tag)
             if uses_before == 0:
                 return False
-            uses = opening.uses.setdefault(op.tag, use_counter(uses_before))
+            uses = opening.uses.setdefault(op.name, use_counter(uses_before))
         try:
             request = self._requests.pop()
         except IndexError:
             request = self._engine.new_request()
-        has_run = self._suits(request, opening.start, op, spec) and self._run(request, opening, op, uses)
+        has_run = self._suits(request, start, op, spec) and self._run(request, opening, op, uses)
         self._requests.append(request)
         return has_run
+
+    @staticmethod
+    def _pair_start(opening: _Opening, pair: Pair) -> SubmitOp | None:
+        """Return how a point-to-point op starts; None if the other peer has left."""
+        if pair not in opening.pairs:
+            opening.pairs[pair] = pair_start(opening.start, (pair.peer, pair.is_sender))
+        return opening.pairs[pair]
 
     def _suits(self, request: OpRequest, start: SubmitOp, op: PendingOp, spec: OpSpec) -> bool:
         """Fill the request. Return whether it is for a small op, in one engine thread, which no peer may have in
@@ -150,9 +163,9 @@ class FastPath:
             if not isinstance(spec.buffers, Buffers):
                 spec = op.placed(spec, start.rank, start.world_size)
             request.fill(start, spec)
-        except ValueError:
+        except (ValueError, RootLostError):
             return False  # as the session will say
-        request.rename(op.op, op.tag)
+        request.rename(op.op, op.shared_tag)
         count, item_bytes = request.count, spec.dtype.itemsize
         if count * item_bytes > BYTES_MAX or count > (piece_elements(item_bytes) or count):
             return False
@@ -161,7 +174,7 @@ class FastPath:
 
     def _run(self, request: OpRequest, opening: _Opening, op: PendingOp, uses: Any) -> bool:
         start = opening.start
-        thread = first_thread(op.tag, uses[0], len(self._paths))
+        thread = first_thread(op.shared_tag, uses[0], len(self._paths))
         op.epoch, op.ring, op.rank = start.epoch, start.ring, start.rank
         self._running[op.op] = op
         outcome, tx_bytes, rx_bytes = self._paths[thread].run(opening.numbers[thread], request, uses, WAIT_MS)

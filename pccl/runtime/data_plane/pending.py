@@ -12,11 +12,13 @@ from typing import Protocol
 
 from pccl.protocol.peer import OpResult
 from pccl.runtime.data_plane.detached import PrivateCopy, buffer_bytes
-from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
+from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair
 from pccl.runtime.threads import waking
 from pccl.runtime.threads.latch import Latch, wait_any
 from pccl.runtime.threads.waking import Waker
 from pccl.types import Result
+
+OpName = tuple[int, Pair | None]
 
 
 class Session(Protocol):
@@ -51,7 +53,9 @@ class PendingOp:
         self.is_detached = False
         """Whether the op does not work on its caller's arrays, or will not when it is released."""
         self.tag = spec.tag
-        self.name = spec.tag, spec.pair
+        self.shared_tag = spec.tag
+        """The tag by which all participants know an op on the fast path. That of a point-to-point op names the pair."""
+        self.name: OpName = spec.tag, spec.pair
         """The op's name, which no other op in flight has."""
         self.result: OpResult | None = None
         self.epoch: int | None = None

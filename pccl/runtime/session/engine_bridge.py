@@ -104,7 +104,7 @@ class EngineBridge:
         for each, op in sorted(completed, key=lambda one: one[0].sequence) if has_threads else completed:
             assert op.epoch is not None
             self._counters.op_ended(op.epoch, is_committed=True)
-            machine.op_fast_completed(op.tag, each.sequence)
+            machine.op_fast_completed(op.shared_tag, each.sequence)
         if len(completed) == len(heard):
             return
         failed = next((event for event in heard if type(event) is events.EngineFailed), None)
@@ -122,7 +122,9 @@ class EngineBridge:
 
     def _op_handed_over(self, machine: ps.Peer, event: events.OpHandedOver) -> None:
         op = self._table.ops[event.op] = self._fast_path.handed_over(event)
-        machine.op_handed_over(event.op, op.tag, event.sequence, trio.current_time())
+        pair = op.name[1]
+        way = None if pair is None else (pair.peer, pair.is_sender)
+        machine.op_handed_over(event.op, op.tag, event.sequence, trio.current_time(), way)
 
     def _op_mismatch(self, machine: ps.Peer, event: events.OpMismatch) -> None:
         what = "different ops with the same tag" if event.is_other_call else "the same op with different arguments"

@@ -128,7 +128,7 @@ class FlightRecorder:
     def _handed_over(self, event: events.OpHandedOver) -> None:
         op = self._table.ops.get(event.op)
         if op is not None and op.epoch is not None:
-            self._names[event.op] = op.epoch, op.tag, event.sequence
+            self._names[event.op] = op.epoch, op.shared_tag, event.sequence
 
     def _op_over(self, effect: ps.OpResult) -> None:
         op = self._table.ops[effect.op]

@@ -224,8 +224,7 @@ class Launches:
         spec = op.spec
         assert spec is not None
         pair = None if spec.pair is None else (spec.pair.peer, spec.pair.is_sender)
-        if pair is None:
-            self._fast_path.forget_uses(op.tag)
+        self._fast_path.forget_uses(op.name)
         machine.launch(op.op, op.tag, trio.current_time(), pair)
 
     def _take_cancel(self, machine: ps.Peer, op: PendingOp, code: Result, reason: str) -> None:

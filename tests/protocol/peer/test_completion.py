@@ -150,3 +150,18 @@ def test_what_takes_long_is_told_until_it_is_over(mesh: Rig) -> None:
     assert said(mesh.effects()) == [m.OpsStalled(1, [OpRef(TAG, 0)])]
     assert said(mesh.done(1)) == [m.OpsDone(1, [OpRef(TAG, 0)])]
     assert said(completed(mesh, 1)) == [m.OpsOver(1, [OpRef(TAG, 0)])]
+
+
+def test_a_pair_starts_as_a_launch_would(mesh: Rig) -> None:
+    pair = 3, True
+    assert of(ps.SubmitOp, mesh.launch(1, pair=pair))
+    mesh.done(1)
+    completed(mesh, 1)
+    start = mesh.machine.plain_start()
+    assert start is not None
+    made = ps.pair_start(start, pair)
+    assert made is not None
+    assert mesh.machine.uses_of(made.tag | TAG) == 1
+    (launched,) = mesh.launch(2, pair=pair)
+    assert launched == replace(made, op=2, tag=made.tag | TAG, sequence=1)
+    assert ps.pair_start(start, (99, False)) is None
