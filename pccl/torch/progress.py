@@ -1,73 +1,79 @@
-"""The progress thread of a process group: does what must not be done in pccl's own thread.
+"""The progress threads of a process group: they do what must not be done in pccl's own thread.
 
 That thread serves all communicators of the process, so nothing there may take long or call foreign code. Copies, and
-callbacks of futures, are made here. It also gives works up whose time has passed while nobody waits for them. It is
-started when it is first needed.
+callbacks of futures, are made here.
+
+A callback may wait for another call of the group, as those of DDP's PowerSGD hook do, whose future is completed here
+too. So there is always a thread for the next call: one is started when more calls are waiting than threads. A thread
+that has had nothing to do for a while ends.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import logging
 import queue
 import threading
-import time
 from collections.abc import Callable
 
 logger = logging.getLogger("pccl.torch")
+
+IDLE_S = 2.0
+"""Seconds without a call after which a thread ends."""
 
 Call = Callable[[], None]
 
 
 class Progress:
-    """A thread that makes calls in the order in which they were handed over. Thread-safe."""
+    """Threads that begin calls in the order in which they were handed over. Thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._lock = threading.Lock()
-        self._calls: queue.SimpleQueue[tuple[float, Call] | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self._waiting = 0
+        """The calls that no thread has taken."""
+        self._free = 0
+        """The threads that take another call, or are about to: never fewer than `_waiting`."""
+        self._is_stopped = False
 
     def later(self, call: Call) -> None:
         """Have `call` made soon."""
-        self.at(0.0, call)
-
-    def at(self, time_s: float, call: Call) -> None:
-        """Have `call` made at a time, on the clock of `time.monotonic`."""
-        self._calls.put((time_s, call))
-        if self._thread is None:
-            with self._lock:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                    self._thread.start()
+        with self._lock:
+            self._waiting += 1
+            starts = self._waiting > self._free
+            if starts:
+                self._free += 1
+        self._calls.put(call)
+        if starts:
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def stop(self) -> None:
-        """End the thread once it has made the calls that were handed over, without waiting for it."""
-        if self._thread is not None:
+        """Have each thread end as soon as it has nothing to do, without waiting for them."""
+        with self._lock:
+            self._is_stopped = True
+            free = self._free
+        for _ in range(free):
             self._calls.put(None)
 
-    @property
-    def is_this_thread(self) -> bool:
-        return threading.current_thread() is self._thread
-
     def _run(self) -> None:
-        timed: list[tuple[float, int, Call]] = []
-        numbers = itertools.count()
         while True:
             try:
-                item = self._calls.get(timeout=max(0.0, timed[0][0] - time.monotonic()) if timed else None)
+                call = self._calls.get(timeout=IDLE_S)
             except queue.Empty:
-                _, _, call = heapq.heappop(timed)
+                call = None
+            if call is not None:
+                with self._lock:
+                    self._waiting -= 1
+                    self._free -= 1
                 _make(call)
-                continue
-            if item is None:
-                return
-            time_s, call = item
-            if time_s <= 0.0:
-                _make(call)
-            else:
-                heapq.heappush(timed, (time_s, next(numbers), call))
+                with self._lock:
+                    self._free += 1
+                    if not self._is_stopped:
+                        continue
+            with self._lock:
+                if self._waiting < self._free:
+                    self._free -= 1
+                    return
 
 
 def _make(call: Call) -> None:
