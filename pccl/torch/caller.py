@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
+from pccl.torch import profiling
 from pccl.torch.alone import Alone
 from pccl.torch.coalescing import Coalesced, Coalescing
 from pccl.torch.collectives import Plan
@@ -40,14 +41,18 @@ class Caller:
         tensors: Sequence[Tensor] = (),
         timeout: Any = None,
         is_barrier: bool = False,
+        inputs: Sequence[Tensor] | None = None,
     ) -> PCCLWork | None:
         """Make a collective, whose plan depends on its lane. None if it was one of several that are waited for
-        together, and its caller would wait for it alone."""
+        together, and its caller would wait for it alone. `inputs` are what a profiler shows, if not `tensors`."""
         scheduler = self._scheduler
         waits = not is_async(options)
         with self._order:
             lane = scheduler.next_lane()
-            work = self._work(title, lane, plan(lane), tensors, getattr(options, "timeout", timeout))
+            made = plan(lane)
+            if profiling.is_on():
+                made = profiling.recorded(title, made, tensors if inputs is None else inputs)
+            work = self._work(title, lane, made, tensors, getattr(options, "timeout", timeout))
             after = scheduler.open_collectives() if is_barrier else ()
             scheduler.enter(work, after)
         batch = self._coalescing.batch

@@ -122,6 +122,7 @@ class CollectiveMethods(Caller):
             opts,
             lambda lane: collectives.reduce_scatter_lists(self._specs, lane, output, given, how),
             [output],
+            inputs=given,
         )
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> PCCLWork | None:
@@ -131,7 +132,11 @@ class CollectiveMethods(Caller):
         self._require_parts(what, given, output, "input", "output")
         how = reduction(what, opts.reduceOp, output.dtype)
         return self._call(
-            what, opts, lambda lane: collectives.reduce_scatter(self._specs, lane, output, given, how), [output]
+            what,
+            opts,
+            lambda lane: collectives.reduce_scatter(self._specs, lane, output, given, how),
+            [output],
+            inputs=[given],
         )
 
     _reduce_scatter_base = reduce_scatter_single
@@ -155,6 +160,7 @@ class CollectiveMethods(Caller):
             opts,
             lambda lane: collectives.reduce_scatter_together(self._specs, lane, outputs, inputs, how),
             outputs,
+            inputs=inputs,
         )
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -226,7 +232,9 @@ class CollectiveMethods(Caller):
         what = "all_gather_single"
         opts = opts if opts is not None else AllgatherOptions()
         self._require_parts(what, output, given, "output", "input")
-        return self._call(what, opts, lambda lane: collectives.all_gather(self._specs, lane, output, given), [output])
+        return self._call(
+            what, opts, lambda lane: collectives.all_gather(self._specs, lane, output, given), [output], inputs=[given]
+        )
 
     _allgather_base = all_gather_single
 
@@ -258,6 +266,7 @@ class CollectiveMethods(Caller):
             opts,
             lambda lane: collectives.all_gather_together(self._specs, lane, lists, given, flat),
             flat[:1],
+            inputs=given,
         )
 
     def all_gather_single_coalesced(
@@ -272,9 +281,8 @@ class CollectiveMethods(Caller):
             raise fail(what, "requires input/output tensor lists to have the same length")
         for output, tensor in zip(whole, given, strict=True):
             self._require_parts(what, output, tensor, "output", "input")
-        require_dense(what, given)
         return self._call(
-            what, opts, lambda lane: collectives.all_gather_wholes(self._specs, lane, whole, given), whole
+            what, opts, lambda lane: collectives.all_gather_wholes(self._specs, lane, whole, given), whole, inputs=given
         )
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -333,7 +341,9 @@ class CollectiveMethods(Caller):
         output = outputs[0]
         require_dense(what, outputs)
         given = self._list_of_root(what, "input", inputs, output, root)
-        return self._call(what, opts, lambda lane: exchanges.scatter(self._specs, lane, output, given, root), [output])
+        return self._call(
+            what, opts, lambda lane: exchanges.scatter(self._specs, lane, output, given, root), [output], inputs=given
+        )
 
     def _list_of_root(self, what: str, role: str, lists: Any, like: Tensor, root: int) -> list[Tensor]:
         """Return the list of a tensor for each rank that the root must give, and nobody else."""
@@ -370,6 +380,8 @@ class CollectiveMethods(Caller):
         if output.dtype is not given.dtype:
             raise fail(what, f"output tensor must have the same type as input tensor: {given.dtype}")
         require_dense(what, [output, given])
+        if not (output.is_contiguous() and given.is_contiguous()):  # as with all of torch's own backends
+            raise fail(what, "Tensors must be contiguous")
         incoming = exchanges.parts(what, output, output_splits, self._size)
         outgoing = exchanges.parts(what, given, input_splits, self._size)
         return self._call(
@@ -377,6 +389,7 @@ class CollectiveMethods(Caller):
             opts,
             lambda lane: exchanges.all_to_all_single(self._specs, lane, output, given, incoming, outgoing),
             [output],
+            inputs=[given],
         )
 
     alltoall_base = all_to_all_single
@@ -396,7 +409,9 @@ class CollectiveMethods(Caller):
             if len(tensors) != self._size:
                 raise fail(what, f"{role} tensor list must have {self._size} tensors, one for each rank")
         require_dense(what, [*whole, *given])
-        return self._call(what, opts, lambda lane: exchanges.all_to_all(self._specs, lane, whole, given), whole)
+        return self._call(
+            what, opts, lambda lane: exchanges.all_to_all(self._specs, lane, whole, given), whole, inputs=given
+        )
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> PCCLWork | None:
         """Wait for all ranks, and for all earlier collectives of this one."""

@@ -199,16 +199,22 @@ def all_gather_together(
 
 
 def all_gather_wholes(specs: Specs, tag: int, outputs: Sequence[Tensor], given: Sequence[Tensor]) -> Plan:
-    """Gather several tensors of each rank in one op: `outputs[i]` becomes tensor i of all ranks."""
-    send = joined(given)
+    """Gather several tensors of each rank in one op: `outputs[i]` becomes tensor i of all ranks.
+
+    Those of different dtypes travel as bytes.
+    """
+    is_one_dtype = all(each.dtype is given[0].dtype for each in given)
+    parts = list(given) if is_one_dtype else [stand_in(each).reshape(-1).view(torch.uint8) for each in given]
+    send = joined(parts)
     host = torch.empty((specs.size, send.numel()), dtype=send.dtype)
 
     def script() -> Script:
         yield from all_gathered(specs, tag, send, host)
         first = 0
-        for output, tensor in zip(outputs, given, strict=True):
-            put_back(output, host[:, first : first + tensor.numel()].reshape(output.shape))
-            first += tensor.numel()
+        for output, part in zip(outputs, parts, strict=True):
+            gathered = host[:, first : first + part.numel()].reshape(-1)
+            put_back(output, gathered.view(output.dtype).reshape(output.shape))
+            first += part.numel()
         return list(outputs)
 
     return Plan(script())

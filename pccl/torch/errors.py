@@ -43,7 +43,9 @@ ADVICE = {
     ),
 }
 
-_PEERS = re.compile(r"\bpeer (\d+)\b")
+_PEERS = re.compile(r"\bpeers? (\d+\b(?: \([^()]*\))?(?:(?:, | and )\d+\b(?: \([^()]*\))?)*)")
+"""One peer, or a list of peers, each perhaps with its process behind it in parentheses."""
+_NUMBER = re.compile(r"(?:^|(?<=, )|(?<= and ))\d+")
 
 
 class ArgumentError(RuntimeError, ValueError):
@@ -87,10 +89,10 @@ class Names:
         """Return the text with the names of ranks where it has numbers of peers."""
 
         def name(match: re.Match[str]) -> str:
-            rank = self._rank_of.get(int(match[1]))
-            return match[0] if rank is None else self.of(rank)
+            rank = self._rank_of.get(int(match[0]))
+            return f"peer {match[0]}" if rank is None else self.of(rank)
 
-        return _PEERS.sub(name, text)
+        return _PEERS.sub(lambda found: _NUMBER.sub(name, found[1]), text)
 
     def lost(self, ring: Sequence[int]) -> list[int]:
         """Return the ranks of the group whose peers are not in a ring."""
@@ -101,5 +103,7 @@ class Names:
         reason = self.ranks_in(error.message)
         advice = ADVICE.get(error.result, "")
         gone = f" ({', '.join(self.of(rank) for rank in lost)} lost)" if lost else ""
-        text = f"{what} of {self.group} failed on {self.of(self.rank)}: {error.result.name}{gone}: {reason}"
+        # Programs tell a timeout of c10d's backends by these words.
+        kind = "TIMEOUT: Timed out after waiting" if error.result is Result.TIMEOUT else error.result.name
+        text = f"{what} of {self.group} failed on {self.of(self.rank)}: {kind}{gone}: {reason}"
         return BackendError(f"{text}; {advice}" if advice else text, error.result, [self.global_ranks[r] for r in lost])

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
-from pccl.torch import collectives
+from pccl.torch import collectives, profiling
 from pccl.torch.caller import Caller
 from pccl.torch.collectives import Plan
 from pccl.torch.errors import BackendError
@@ -27,6 +27,7 @@ from pccl.torch.options import seconds
 from pccl.torch.specs import INNER_PAIR_TAG
 from pccl.torch.tensors import Tensor, fail, put_back, require_dense, require_one
 from pccl.torch.work import PCCLWork, Script
+from pccl.types import Result
 
 MONITOR_TAG = INNER_PAIR_TAG + 2**10
 ACKNOWLEDGE_TAG = MONITOR_TAG + 1
@@ -44,6 +45,8 @@ class _Wanted(NamedTuple):
 
     work: PCCLWork
     tensor: Tensor
+    end_event: Callable[[], None] | None
+    """Ends the profiler's event, if there is one."""
 
 
 class PointToPointMethods(Caller):
@@ -81,8 +84,9 @@ class PointToPointMethods(Caller):
         tensor = self._checked("recv_anysource", tensors, None, "source", tag)
         self._require_alive()
         work = PCCLWork(self._scheduler, "recv_anysource", _nothing(), ("any", id(tensor), tag), self._timeout_s, False)
+        end_event = profiling.begin(profiling.ANY_SOURCE, [tensor]) if profiling.is_on() else None
         with self._posting:
-            self._wanted.setdefault(tag, deque()).append(_Wanted(work, tensor))
+            self._wanted.setdefault(tag, deque()).append(_Wanted(work, tensor, end_event))
             for src in range(self._size):
                 if src != self._rank and not self._posted.get((src, tag)):
                     self._post(src, tag, tensor)
@@ -119,6 +123,8 @@ class PointToPointMethods(Caller):
         waits: bool = False,
     ) -> PCCLWork:
         self._require_alive()
+        if profiling.is_on():
+            plan = profiling.recorded(title, plan, [tensor])
         with self._order:
             work = self._work(title, lane, plan, [tensor], timeout)
             work.source = source
@@ -151,7 +157,7 @@ class PointToPointMethods(Caller):
             wanted = self._wanted.get(tag)
             if not wanted or not self._is_here(src, tag):
                 return
-            work, tensor = wanted[0]
+            work, tensor, end_event = wanted[0]
             posted = self._posted[src, tag].popleft()
             error = posted.work.exception()
             if error is None and posted.array.numel() != tensor.numel():
@@ -160,6 +166,8 @@ class PointToPointMethods(Caller):
             wanted.popleft()
             if wanted and not self._posted[src, tag]:
                 self._post(src, tag, wanted[0].tensor)
+        if end_event is not None:
+            end_event()
         if error is None:
             put_back(tensor, posted.array)
             work.source = src
@@ -205,6 +213,10 @@ class PointToPointMethods(Caller):
                 that have not; on the others if rank 0 does not answer.
         """
         limit_s = seconds(timeout, self._timeout_s)
+        if timeout is not None and self._rank == 0 and not timeout:
+            others = ", ".join(str(rank) for rank in range(1, self._size))
+            text = f"[Rank 0]: Rank 0 timed out in monitoredBarrier after 0 ms, waiting for ranks {others}"
+            raise BackendError(text, Result.TIMEOUT)
         limit = timedelta(seconds=limit_s)
         word = torch.zeros(1, dtype=torch.uint8)
         if self._rank != 0:
@@ -213,8 +225,9 @@ class PointToPointMethods(Caller):
                 self._monitor("from", ACKNOWLEDGE_TAG, word, 0, limit).wait()
             except BackendError as error:
                 text = (
-                    f"[Rank {self._rank}]: Rank 0 has not answered in monitoredBarrier within {limit_s * 1000:.0f} ms: "
-                    f"see there which rank is missing ({error})"
+                    f"[Rank {self._rank}]: Rank {self._rank} successfully reached monitoredBarrier, but received errors "
+                    f"while waiting for send/recv from rank 0 for {limit_s * 1000:.0f} ms: see there which rank is "
+                    f"missing ({error})"
                 )
                 raise BackendError(text, error.result, error.lost) from error
             return

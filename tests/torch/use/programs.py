@@ -246,7 +246,8 @@ def differentiable() -> Values:
     def note(name: str, given: torch.Tensor | tuple[torch.Tensor, ...], leaf: torch.Tensor) -> None:
         given = torch.stack(list(given)) if isinstance(given, tuple | list) else given
         (given * torch.arange(given.numel(), dtype=torch.float32).reshape(given.shape)).sum().backward()
-        values[name] = given.detach().clone()
+        if rank == 0 or name != "reduce":  # what the others have of it is not defined
+            values[name] = given.detach().clone()
         values[f"{name} gradient"] = torch.zeros(()) if leaf.grad is None else leaf.grad.clone()
 
     def leaf(*shape: int) -> torch.Tensor:
