@@ -225,9 +225,9 @@ class PointToPointMethods(Caller):
                 self._monitor("from", ACKNOWLEDGE_TAG, word, 0, limit).wait()
             except BackendError as error:
                 text = (
-                    f"[Rank {self._rank}]: Rank {self._rank} successfully reached monitoredBarrier, but received errors "
-                    f"while waiting for send/recv from rank 0 for {limit_s * 1000:.0f} ms: see there which rank is "
-                    f"missing ({error})"
+                    f"[Rank {self._rank}]: Rank {self._rank} successfully reached monitoredBarrier, but received "
+                    f"errors while waiting for send/recv from rank 0 for {limit_s * 1000:.0f} ms: see there which "
+                    f"rank is missing ({error})"
                 )
                 raise BackendError(text, error.result, error.lost) from error
             return

@@ -82,7 +82,7 @@ _NAMES = {
     "is switched off by torch on all backends: https://github.com/pytorch/pytorch/issues/179691": """
         barrier_timeout_arg
     """,
-    "of the errors of batches of sends and receives, which torch looks at with NCCL and CUDA tensors only": """
+    "is of the errors of batches of sends and receives, which torch looks at with NCCL and CUDA tensors only": """
         batch_isend_irecv_op_err
     """,
     "is switched off by torch on all backends: https://github.com/pytorch/pytorch/issues/85012": """
