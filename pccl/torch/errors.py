@@ -43,9 +43,10 @@ ADVICE = {
     ),
 }
 
-_PEERS = re.compile(r"\bpeers? (\d+\b(?: \([^()]*\))?(?:(?:, | and )\d+\b(?: \([^()]*\))?)*)")
+_PEER = r"\d+\b(?: \([^()]*\))?"
+_PEERS = re.compile(rf"\b(?:peer (?P<one>{_PEER})|peers (?P<all>{_PEER}(?:(?:, | and ){_PEER})*))")
 """One peer, or a list of peers, each perhaps with its process behind it in parentheses."""
-_NUMBER = re.compile(r"(?:^|(?<=, )|(?<= and ))\d+")
+_ONE_OF = re.compile(r"(?:^|(?<=, )|(?<= and ))(\d+)( \([^()]*\))?")
 
 
 class ArgumentError(RuntimeError, ValueError):
@@ -89,10 +90,12 @@ class Names:
         """Return the text with the names of ranks where it has numbers of peers."""
 
         def name(match: re.Match[str]) -> str:
-            rank = self._rank_of.get(int(match[0]))
-            return f"peer {match[0]}" if rank is None else self.of(rank)
+            rank, process = self._rank_of.get(int(match[1])), match[2] or ""
+            if rank is None:
+                return f"peer {match[0]}"
+            return self.of(rank) if self._processes else self.of(rank) + process
 
-        return _PEERS.sub(lambda found: _NUMBER.sub(name, found[1]), text)
+        return _PEERS.sub(lambda found: _ONE_OF.sub(name, found["one"] or found["all"]), text)
 
     def lost(self, ring: Sequence[int]) -> list[int]:
         """Return the ranks of the group whose peers are not in a ring."""

@@ -1,0 +1,41 @@
+"""What users read when a call of a process group fails."""
+
+import re
+
+import pytest
+
+pytest.importorskip("torch")
+
+from pccl.errors import PCCLError  # noqa: E402
+from pccl.torch.errors import Names  # noqa: E402
+from pccl.types import Result  # noqa: E402
+
+
+def names(*processes: str) -> Names:
+    made = Names("the default group", 0, [10, 11, 12], processes)
+    made.number([3, 5, 4])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("peer 5 has left", "rank 11 has left"),
+        ("waited for peers 5 (vm:70), 4 (vm:71), which", "waited for rank 11 (vm:70), rank 12 (vm:71), which"),
+        ("peers 3 and 4 are here", "rank 10 and rank 12 are here"),
+        ("peer 5, 30 s ago", "rank 11, 30 s ago"),
+        ("peer 99 (vm:1) is another job's", "peer 99 (vm:1) is another job's"),
+    ],
+)
+def test_peers_are_named_as_ranks(text: str, expected: str) -> None:
+    assert names().ranks_in(text) == expected
+
+
+def test_a_process_is_named_once() -> None:
+    assert names("a:1", "b:2", "c:3").ranks_in("peers 5 (vm:70), 4 (vm:71)") == "rank 11 (b:2), rank 12 (c:3)"
+
+
+def test_a_timeout_has_the_words_that_programs_look_for() -> None:
+    error = names().failure("barrier", PCCLError(Result.TIMEOUT, "barrier", "peer 5 has not called it"))
+    assert re.search(" (Timed out|closed|timeout) ", str(error))
+    assert "rank 11 has not called it" in str(error)
