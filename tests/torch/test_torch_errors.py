@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from pccl.errors import PCCLError  # noqa: E402
-from pccl.torch.errors import Names  # noqa: E402
-from pccl.types import Result  # noqa: E402
+from pccl.errors import PCCLError
+from pccl.torch.errors import Names
+from pccl.types import Result
 
 
 def names(*processes: str) -> Names:
