@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+from pccl._waiting import LoopWait
 from pccl.launcher.guard import Guard
 from pccl.launcher.interpreter import local_environment, module_command
 from pccl.launcher.lines import LinePrinter, pump
@@ -117,6 +118,7 @@ class Supervisor:
         self._interrupts = 0
         self._stopping = False
         self._kill_at_s: float | None = None
+        self._starting = LoopWait("the start of the master", self._note)
         lock = threading.Lock()
         self._stdout = LinePrinter(1, lock, self._output_closed)
         self._stderr = LinePrinter(2, lock, self._output_closed)
@@ -185,6 +187,8 @@ class Supervisor:
             try:
                 return self._events.get(timeout=min(SIGNAL_POLL_S, max(0.0, left_s)))
             except queue.Empty:
+                if self._master in self._running and not self._scripts and not self._stopping:
+                    self._starting.look("its line with the address", "look at what it says, and at what else runs here")
                 if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
                     return None
 
@@ -192,10 +196,13 @@ class Supervisor:
         match event:
             case None:
                 self._kill_at_s = None
+                left = ", ".join(sorted(process.name for process in self._running))
+                self._note(f"{left} did not end within {self._options.grace_s:g} s of being asked to, and is killed")
                 self._send(self._running, signal.SIGKILL)
             case _MasterReady(address):
                 if not self._stopping:
-                    self._start_scripts(_dialable(address))
+                    with self._starting:
+                        self._start_scripts(_dialable(address))
             case _Exited(process, returncode):
                 self._running.discard(process)
                 self._exited(process, returncode)

@@ -24,6 +24,8 @@ class LongWait:
         """`what` names the call, as its caller knows it."""
         self.what = what
         self.since = since
+        self.is_told = False
+        """Whether a warning was given, so that its end is to be told, too."""
         self._due_s = FIRST_S
 
     @property
@@ -32,7 +34,7 @@ class LongWait:
         return self.since + self._due_s
 
     def is_due(self, now: float) -> bool:
-        """Return whether it is time for a warning, which then counts as given."""
+        """Return whether it is time for a warning. The next one is due later, then."""
         if now < self.due_at:
             return False
         while now >= self.due_at:
@@ -40,7 +42,9 @@ class LongWait:
         return True
 
     def warning(self, now: float, whom: str, where: str) -> str:
-        """Return the text of a warning. `whom` says for whom it waits and why, `where` where to look."""
+        """Return the text of a warning, which then counts as given. `whom` says for whom it waits and why, `where`
+        where to look."""
+        self.is_told = True
         return f"{self.what} has waited {now - self.since:.0f} s for {whom}; {where}"
 
     def ending(self, now: float) -> str:

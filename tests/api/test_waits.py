@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -17,7 +18,9 @@ import pytest
 import trio
 
 from pccl import AsyncCommunicator, Communicator, MasterNode, PCCLError, Result, SharedState
-from pccl.runtime.threads import waits
+from pccl.runtime.threads import portal, waits
+from pccl.status import run_status
+from pccl.training import DiLoCo
 from tests.support.cluster import SUM, Background, Cluster, ones, refusal, run_of, until, waits_at_master
 
 NAME = f"{re.escape(socket.gethostname())}:{os.getpid()}"
@@ -160,6 +163,40 @@ def test_async_calls_say_it_too(warned: Warned) -> None:
     assert warned(r"^connect has waited 0 s for the peers of the run, which have yet to let this one in")
 
 
+def test_requests_of_the_status_say_whom_they_wait_for(warned: Warned) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(PCCLError, match="TIMEOUT"):
+            run_status(address, timeout=0.4)
+    assert warned(rf"^the request for the status has waited 0 s for an answer from {address}; `pccl doctor {address}`")
+    assert warned("^the request for the status has ended after")
+
+
+def test_a_training_object_that_waits_for_others_says_so(cluster: Cluster, warned: Warned) -> None:
+    cluster.join(1)
+    joining = Background(lambda: DiLoCo(cluster[0], {"w": ones()}).join(peers_min=2))
+    until(lambda: warned("^join has waited 0 s for more peers: 1 of 2 are there; look at `pccl status"), "it is said")
+    cluster[0].close()
+    assert isinstance(joining.outcome(), PCCLError)
+    assert warned("^join has ended after")
+
+
+def test_a_call_whose_thread_is_held_up_says_so(
+    master: MasterNode, warned: Warned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a call waits for its task tells, unless the thread of all tasks stands still."""
+    monkeypatch.setattr(portal, "PULSE_S", 0.1)
+    release = threading.Event()
+    with Communicator(master.address) as peer:
+        portal.current().post(release.wait)
+        asking = Background(peer.are_peers_pending)
+        pattern = r"^a call has waited \d s for pccl's own thread, which runs nothing: .*py-spy dump --pid"
+        until(lambda: warned(pattern), "it is said")
+        release.set()
+        asking.result()
+        until(lambda: warned("^a call has ended after"), "its end is said")
+
+
 # Timeouts.
 
 
@@ -218,7 +255,9 @@ SILENT = """
 import sys, threading
 import pccl
 from pccl.protocol import long_wait
-from pccl.runtime.threads import waits
+from pccl.runtime.threads import portal, waits
+from pccl.status import run_status
+from pccl.training import DiLoCo
 long_wait.FIRST_S, waits.LOOK_S = 0.1, 0.02
 {setup}
 with pccl.MasterNode("127.0.0.1:0") as node, pccl.Communicator(node.address):

@@ -13,17 +13,21 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
+from pccl.protocol.long_wait import LongWait, how_to_look
 from pccl.runtime.network import addresses
 from pccl.runtime.network.conversation import NoAnswer
 from pccl.runtime.network.dialing import Dial, dial_tcp
 from pccl.runtime.network.master_addresses import Address
 from pccl.runtime.network.status_client import ask
+from pccl.runtime.threads.waits import FLAG
 
 logger = logging.getLogger("pccl.master")
+
+SILENT = "no answer from "
 
 
 async def watch(
@@ -38,15 +42,17 @@ async def watch(
     """Ask all masters every `interval_s`, and tell what is known of them when it changes. `own_run` returns the run
     that this one leads, or nothing."""
     known, warned = "", ""
+    silences: dict[Address, LongWait] = {}
     while True:
         looked = [await _look(address, token, ssl_context, interval_s, dial) for address in masters]
+        _warn_of_silence(silences, dict(zip(masters, looked, strict=True)))
         found = "; ".join(text for text, _ in looked)
         if found != known:
             logger.info("%s", found)
             tell(found)
         known = found
         own = own_run()
-        strange = "; ".join(text for text, run in looked if own and run not in ("", own))
+        strange = "; ".join(text for text, run in looked if own and run not in ("", None, own))
         if strange and strange != warned:
             logger.warning(
                 "two runs: %s, and this one leads run %s. They do not become one: stop the peers of one of them, and "
@@ -58,18 +64,32 @@ async def watch(
         await trio.sleep(interval_s)
 
 
+def _warn_of_silence(silences: dict[Address, LongWait], looked: Mapping[Address, tuple[str, str | None]]) -> None:
+    """Warn of masters that have not answered for long, and say when they do. `silences` are those that do not."""
+    now = trio.current_time()
+    for address, (text, run) in looked.items():
+        where = addresses.join(*address)
+        if run is None:
+            silence = silences.setdefault(address, LongWait("the standby's question", now))
+            if silence.is_due(now):
+                logger.warning("%s", silence.warning(now, text.removeprefix(SILENT), how_to_look(where)), extra=FLAG)
+        elif (over := silences.pop(address, None)) is not None and over.is_told:
+            logger.warning("the master at %s answers again: %s", where, over.ending(now), extra=FLAG)
+
+
 async def _look(
     address: Address, token: str, ssl_context: ssl.SSLContext | None, limit_s: float, dial: Dial
-) -> tuple[str, str]:
-    """Return what is known of a master, and the run that it leads, if it does."""
+) -> tuple[str, str | None]:
+    """Return what is known of a master, and the run that it leads; empty if it leads none, None if it gives no
+    answer."""
     where = addresses.join(*address)
     try:
         with trio.fail_after(limit_s):
             status = await ask(*address, token, ssl_context, dial)
     except NoAnswer as error:
-        return f"no answer from the master at {where} ({error})", ""
+        return f"{SILENT}the master at {where} ({error})", None
     except trio.TooSlowError:
-        return f"no answer from the master at {where} within {limit_s:g} s", ""
+        return f"{SILENT}the master at {where} within {limit_s:g} s", None
     if any(member.state == "accepted" for member in status.members):
         return f"the master at {where} leads run {status.run} in term {status.term}", status.run
     return f"the master at {where} answers and leads no run", ""

@@ -6,8 +6,10 @@ long asks its own. All that can go wrong is told in the same words (`failure_of`
 
 from __future__ import annotations
 
+import logging
 import ssl
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 import trio
@@ -15,12 +17,16 @@ import trio
 from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import ProtocolError, harmless
+from pccl.protocol.long_wait import how_to_look
 from pccl.runtime.network import addresses, handshake
 from pccl.runtime.network.dialing import Dial, dial_tcp
 from pccl.runtime.network.strangers import StrangerError, identify, no_master
 from pccl.runtime.network.tls import TlsEnd, TlsError
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control
 from pccl.runtime.threads.tasks import start_task
+from pccl.runtime.threads.waits import waiting
+
+logger = logging.getLogger("pccl")
 
 T = TypeVar("T")
 
@@ -49,6 +55,16 @@ def failure_of(error: Exception) -> str:
     if isinstance(error, StrangerError | Refused):
         return str(error)
     return f"it does not speak as a pccl master of this version does: {error}"
+
+
+def waiting_for(what: str, masters: Sequence[tuple[str, int]]) -> AbstractContextManager[None]:
+    """Return a context for a request that waits for an answer from one of these masters."""
+    where = ",".join(addresses.join(*master) for master in masters)
+
+    async def account() -> tuple[str, str]:
+        return f"an answer from {where}", how_to_look(where)
+
+    return waiting(what, account, logger)
 
 
 async def recognizing(host: str, port: int, opening: Callable[[], Awaitable[T]], dial: Dial = dial_tcp) -> T:

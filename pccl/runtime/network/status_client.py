@@ -9,7 +9,7 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.status import RunStatus
-from pccl.runtime.network.conversation import NoAnswer, Refused, converse
+from pccl.runtime.network.conversation import NoAnswer, Refused, converse, waiting_for
 from pccl.runtime.network.dialing import Dial, dial_tcp
 from pccl.runtime.network.wire import ControlConnection
 
@@ -46,7 +46,7 @@ async def ask_all(
         if status.role == LEADING:
             scope.cancel()
 
-    with trio.move_on_after(timeout_s) as scope:
+    with waiting_for("the request for the status", masters), trio.move_on_after(timeout_s) as scope:
         async with trio.open_nursery() as nursery:
             for host, port in masters:
                 nursery.start_soon(ask_one, host, port)

@@ -10,7 +10,7 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.recording import PACKED_BYTES_MAX
-from pccl.runtime.network.conversation import NoAnswer, Refused, converse
+from pccl.runtime.network.conversation import NoAnswer, Refused, converse, waiting_for
 from pccl.runtime.network.wire import ControlConnection
 
 
@@ -63,7 +63,7 @@ async def fetch_any(
         else:
             scope.cancel()
 
-    with trio.move_on_after(timeout_s) as scope:
+    with waiting_for("the request for a trace", masters), trio.move_on_after(timeout_s) as scope:
         async with trio.open_nursery() as nursery:
             for (host, port), fetched in zip(masters, traces, strict=True):
                 nursery.start_soon(fetch_one, host, port, fetched)

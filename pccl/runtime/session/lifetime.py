@@ -24,6 +24,9 @@ from pccl.types import Result
 NO_BUG = EngineFailedError, MemoryError
 """Exceptions that end a session without being a bug."""
 
+CLOSED_NURSERY = "Nursery is closed to new arrivals"
+"""The words of trio for a task that comes too late."""
+
 
 def loop_has_ended(error: BaseException) -> str:
     """Return the text for an event loop whose descriptors somebody else has closed."""
@@ -78,10 +81,14 @@ class Lifetime:
 
     def spawn(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
         """Start a task that ends with the session. Nothing starts once the session's tasks have ended."""
-        if self.nursery is not None and not self.ended.is_set():
+        if self.nursery is None or self.ended.is_set():
+            return
+        try:
+            start_task(self.nursery, self.contained, function, *args)
+        except RuntimeError as error:
             # Where a trio run ends, the nursery is closed before the session knows: another thread may ask meanwhile.
-            with suppress(RuntimeError):
-                start_task(self.nursery, self.contained, function, *args)
+            if str(error) != CLOSED_NURSERY:
+                raise
 
     async def contained(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
         with self.contain:

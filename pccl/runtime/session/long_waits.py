@@ -42,7 +42,6 @@ class LongWaits:
         self._where = where_to_look(masters)
         self._group: LongWait | None = None
         self._single: dict[int, LongWait] = {}
-        self._told: set[LongWait] = set()
 
     def look(
         self, now: float, group_wait_s: float, tags: Callable[[], Sequence[int]], single: Iterable[OpWait]
@@ -80,12 +79,10 @@ class LongWaits:
         return whom_of_two(OpWait(0, tag, 0.0, pair, False), waits, self._name_of)
 
     def _warn(self, wait: LongWait, now: float, text: str) -> None:
-        self._told.add(wait)
         self._logger.warning("%s", wait.warning(now, text, self._where), extra=FLAG)
 
     def _end(self, wait: LongWait, now: float) -> None:
-        if wait in self._told:
-            self._told.discard(wait)
+        if wait.is_told:
             self._logger.warning("%s", wait.ending(now), extra=FLAG)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
 import trio
@@ -27,7 +27,7 @@ Account = Callable[[], Awaitable[tuple[str, str]]]
 """A function that returns for whom a call waits, and where to look."""
 
 
-class waiting:  # noqa: N801 - a context, as trio's are named
+class waiting(AbstractContextManager[None]):  # noqa: N801 - a context, as trio's are named
     """A context for a call that waits. `account` is asked only when that has lasted for long."""
 
     def __init__(self, what: str, account: Account, logger: Logger) -> None:
@@ -45,7 +45,6 @@ class _Wait:
     schedule: LongWait
     account: Account
     logger: Logger
-    is_told: bool = False
     is_over: bool = False
 
 
@@ -65,7 +64,7 @@ class _Board:
     def leave(self, wait: _Wait) -> None:
         wait.is_over = True
         self.waits.pop(wait, None)
-        if wait.is_told:
+        if wait.schedule.is_told:
             wait.logger.warning("%s", wait.schedule.ending(trio.current_time()), extra=FLAG)
 
     async def _look(self) -> None:
@@ -86,7 +85,6 @@ async def _warn(wait: _Wait) -> None:
     with suppress(Exception), trio.move_on_after(ACCOUNT_S):  # a warning must not end anything
         whom, where = await wait.account()
     if not wait.is_over:
-        wait.is_told = True
         wait.logger.warning("%s", wait.schedule.warning(trio.current_time(), whom, where), extra=FLAG)
 
 

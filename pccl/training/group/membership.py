@@ -54,6 +54,7 @@ from pccl import (
     SharedStateSyncStrategy,
 )
 from pccl._integers import as_int
+from pccl._waiting import LoopWait, warning_to, where_to_look
 from pccl.training.group import roll_call
 from pccl.training.group.roll_call import Row
 from pccl.training.group.site import Site
@@ -248,10 +249,13 @@ class Membership:
             peers_min = as_int("peers_min", peers_min)
             if self._site is not None:
                 self._site.check(self._communicator)
-            while (world_size := self._call_the_roll_of_all(peers_min)) is None:
-                while not self._communicator.are_peers_pending():
-                    time.sleep(POLL_INTERVAL_S)
-                self._communicator.update_topology()
+            with LoopWait("join", warning_to(logger)) as waiting:
+                while (world_size := self._call_the_roll_of_all(peers_min)) is None:
+                    while not self._communicator.are_peers_pending():
+                        address, present = self._communicator.address, self._communicator.world_size
+                        waiting.look(f"more peers: {present} of {peers_min} are there", where_to_look(address))
+                        time.sleep(POLL_INTERVAL_S)
+                    self._communicator.update_topology()
             admission = self._synchronize(world_size)
         except BaseException:
             self._communicator.close()

@@ -48,3 +48,29 @@ def test_one_run_is_nothing_to_warn_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, own: str
 ) -> None:
     assert of(monkeypatch, caplog, own, ["run-b"] * 3) == []
+
+
+def test_a_master_that_does_not_answer_for_long_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = 0
+
+    async def ask(*_: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        await trio.lowlevel.checkpoint()
+        if asked < 36:
+            raise standby_watch.NoAnswer("nobody is there")
+        return SimpleNamespace(run="r", term=3, members=[])
+
+    async def watch() -> None:
+        with caplog.at_level(logging.WARNING, logger="pccl.master"), trio.move_on_after(40):
+            await standby_watch.watch([OTHER], "", None, 1.0, lambda _: None, lambda: "")
+
+    monkeypatch.setattr(standby_watch, "ask", ask)
+    trio.run(watch, clock=trio.testing.MockClock(autojump_threshold=0))
+    first, second, over = (record.getMessage() for record in caplog.records)
+    what = "for the master at 198.18.0.1:48148 (nobody is there); `pccl doctor 198.18.0.1:48148`"
+    assert first.startswith(f"the standby's question has waited 10 s {what}")
+    assert second.startswith(f"the standby's question has waited 30 s {what}")
+    assert over == "the master at 198.18.0.1:48148 answers again: the standby's question has ended after 35.0 s"

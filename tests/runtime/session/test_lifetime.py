@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+import pytest
 import trio
 import trio.lowlevel
 
@@ -26,3 +27,20 @@ def test_nothing_starts_in_a_session_whose_tasks_have_ended() -> None:
 
     trio.run(body)
     assert not started
+
+
+def test_no_other_error_of_a_start_is_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the nursery that is closed is no fault: anything else would lose a task without a word."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("something else")
+
+    async def body() -> None:
+        lifetime = Lifetime(logging.LoggerAdapter(logging.getLogger("pccl.peer")), lambda _: None)
+        async with trio.open_nursery() as nursery:
+            lifetime.nursery = nursery
+            with pytest.raises(RuntimeError, match="something else"):
+                lifetime.spawn(trio.sleep, 0)
+
+    monkeypatch.setattr("pccl.runtime.session.lifetime.start_task", fail)
+    trio.run(body)
