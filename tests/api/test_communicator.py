@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 from pccl import (
+    AsyncReduceHandle,
     Attribute,
     Communicator,
     DataType,
@@ -443,6 +444,30 @@ def test_an_interrupt_anywhere_in_a_reduce_leaves_nothing_in_flight(
         assert np.all(x == 1)
         if has_slept:
             assert step > 50
+            return
+
+
+def test_an_interrupt_anywhere_in_a_wait_for_a_handle_gives_the_arrays_back(cluster: Cluster) -> None:
+    """From where `wait` begins, its checks of the timeout included, to where it sleeps."""
+    cluster.join(2)
+    x = ones()
+
+    def wait(handle: AsyncReduceHandle) -> None:
+        handle.wait(60)
+
+    for step in itertools.count(2):  # after the calls of these two functions
+        handle = cluster[0].all_reduce_async(x, op=SUM)
+        has_slept = interrupted_at(step, partial(wait, handle))
+        assert handle._op.is_released, f"the arrays are the caller's after step {step}"
+        x[:] = 7  # what it goes on with is a copy
+        y = ones()
+        cluster[1].all_reduce(y, op=SUM)
+        assert np.all(y == 2)
+        assert handle.wait()[0]
+        assert np.all(x == 2)
+        x[:] = 1
+        if has_slept:
+            assert step > 10
             return
 
 

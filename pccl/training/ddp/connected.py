@@ -6,19 +6,26 @@ and forgets it, so a divergence found there would leave the exit status at 0. Wh
 
 1. `os._exit` with another status would skip the callbacks that are still to come, which write other libraries' logs.
 2. `sys.exit` in a callback is ignored.
-3. An interpreter that fails to flush standard output as it ends has the status 120, as Python documents for `sys.exit`,
-   after all callbacks have run. So the divergence is raised once more from there, when what was printed is written.
+3. The C library's exit may be called again by what it calls as the process ends, and the last status given counts:
+   glibc documents that, and goes on with what is left to be called. So a call of it with the status 1 is registered,
+   which comes after all of Python's end, when everything is written.
+4. With other C libraries an interpreter that fails to flush standard output as it ends has the status 120, as Python
+   documents for `sys.exit`. So the divergence is raised once more from there.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import sys
 import threading
 import weakref
 from typing import Any, Protocol
 
 from pccl import Communicator, PCCLError
+
+FAILURE = 1
+"""The exit status after a divergence."""
 
 _of_thread = threading.local()
 """The last object that this thread has added, as a weak reference, and its `address`."""
@@ -73,6 +80,17 @@ class _FailingFlush:
     closed = False
 
 
+def _exit_with_failure() -> bool:
+    """Have this process, which is ending, end with the status 1. Return False where the C library cannot do that."""
+    try:
+        libc = ctypes.CDLL(None)
+        libc.gnu_get_libc_version  # noqa: B018 - only glibc has it
+        function = ctypes.cast(libc.exit, ctypes.c_void_p)
+        return bool(libc["__cxa_atexit"](function, ctypes.c_void_p(FAILURE), None) == 0)
+    except (AttributeError, OSError):
+        return False
+
+
 @atexit.register
 def _close_all() -> None:
     """Close all objects that are connected still. Where the program ends by an exception, the run did not end in order,
@@ -86,5 +104,6 @@ def _close_all() -> None:
         except Exception as error:
             errors.append(error)
     if errors:
-        sys.stdout = _FailingFlush(sys.stdout, errors[0])
+        if not _exit_with_failure():
+            sys.stdout = _FailingFlush(sys.stdout, errors[0])
         raise errors[0]

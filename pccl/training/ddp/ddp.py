@@ -227,7 +227,7 @@ class DDP(ModuleFace, Checkpointed):
         the constructor. `close` closes the communicator, too.
 
         A program that ends without `close` leaves the run in order all the same, and compares what its last step has
-        left; a divergence that is found then is printed, and the exit status is 120.
+        left; a divergence that is found then is printed, and the exit status is 1.
 
         PCCLError as `Communicator.connect`, with INVALID_ARGUMENT where no address is given, INVALID_USAGE where this
         thread has another one in that run, and as `join`."""
