@@ -96,7 +96,8 @@ class Rank:
         work = work_of(case, self._number, numbers, communicator)
         turns: dict[str, Turn] = {PCCL: partial(work.turn, self._timed)}
         for name, mover in self._movers.items():
-            turns[name] = partial(work.ruler_turn, self._timed, mover)
+            if hasattr(mover, case.collective):
+                turns[name] = partial(work.ruler_turn, self._timed, mover)
         return turns
 
     def _timed(self, reduce: Reduce) -> float:

@@ -50,6 +50,24 @@ class Gloo:
         scatter = getattr(distributed, "reduce_scatter_single", None) or distributed.reduce_scatter_tensor
         return lambda: scatter(part, whole), recv
 
+    def all_to_all(self, send: NDArray[Any], recv: NDArray[Any]) -> Reduce:
+        given, taken = torch.from_numpy(send), torch.from_numpy(recv)
+        return lambda: distributed.all_to_all_single(taken, given)
+
+    def gather(self, send: NDArray[Any], recv: NDArray[Any]) -> Reduce:
+        row = torch.from_numpy(send)
+        rows = list(torch.from_numpy(recv)) if distributed.get_rank() == 0 else None
+        return lambda: distributed.gather(row, rows, dst=0)
+
+    def scatter(self, send: NDArray[Any], recv: NDArray[Any]) -> Reduce:
+        row = torch.from_numpy(recv)
+        rows = list(torch.from_numpy(send)) if distributed.get_rank() == 0 else None
+        return lambda: distributed.scatter(row, rows, src=0)
+
+    def reduce(self, array: NDArray[Any]) -> Reduce:
+        tensor = torch.from_numpy(array)
+        return lambda: distributed.reduce(tensor, dst=0)
+
     def broadcast(self, array: NDArray[Any]) -> Reduce:
         tensor = torch.from_numpy(array)
         return lambda: distributed.broadcast(tensor, 0)

@@ -13,11 +13,14 @@ from pccl.bench.memory_bound import largest_copy, memory_bound
 from pccl.bench.messages import (
     ALL_GATHER,
     ALL_REDUCE,
+    ALL_TO_ALL,
     BARRIER,
+    GATHER,
     GLOO,
     PCCL,
     RAW_RING,
     REDUCE_SCATTER,
+    SCATTER,
     Case,
     Samples,
 )
@@ -129,5 +132,5 @@ def timing(slowest_s: Sequence[float], size_bytes: int, world_size: int, collect
     p95_s = statistics.quantiles(slowest_s, n=20, method="inclusive")[-1] if len(slowest_s) > 1 else median_s
     rate = 0.0 if collective == BARRIER else size_bytes / median_s
     share = (world_size - 1) / world_size
-    passes = {ALL_REDUCE: 2 * share, ALL_GATHER: share, REDUCE_SCATTER: share}
+    passes = {ALL_REDUCE: 2 * share} | dict.fromkeys((ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER), share)
     return Timing(median_s, p95_s, rate, rate * passes.get(collective, 1.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from pccl.bench.memory import Memory
-from pccl.bench.messages import ALL_GATHER, ALL_REDUCE, BARRIER, BROADCAST, REDUCE_SCATTER, SEND, Case
+from pccl.bench.messages import ALL_REDUCE, BROADCAST, REDUCE, REDUCE_SCATTER, Case
 
 OP_SCRATCH_BYTES_MAX = 16 << 20
 HELD_BYTES_MAX = 64 << 20
@@ -19,6 +19,8 @@ def memory_bound(case: Case, world_size: int, largest_copy_bytes: int) -> Memory
     scratch_bytes = BARRIER_BYTES_MAX + case.tensors * _op_scratch_bytes(case, world_size)
     if _keeps_a_copy(case):
         scratch_bytes += case.bytes
+    if case.collective == REDUCE:
+        scratch_bytes += -(-case.bytes // world_size)
     return Memory(scratch_bytes, max(scratch_bytes, HELD_BYTES_MAX + largest_copy_bytes))
 
 
@@ -28,15 +30,15 @@ def largest_copy(cases: Iterable[Case]) -> int:
 
 
 def _keeps_a_copy(case: Case) -> bool:
-    return case.collective == BROADCAST or (case.in_place and case.collective == ALL_REDUCE)
+    return case.collective == BROADCAST or (case.in_place and case.collective in (ALL_REDUCE, REDUCE))
 
 
 def _op_scratch_bytes(case: Case, world_size: int) -> int:
     if case.quantization != "none":
         return max(OP_SCRATCH_BYTES_MAX, (2 * world_size - 1) * SEGMENT_BYTES_MAX)
-    if world_size == 2 or case.collective in (ALL_GATHER, BROADCAST, SEND, BARRIER):
+    if world_size == 2 or case.collective not in (ALL_REDUCE, REDUCE_SCATTER, REDUCE):
         return 0
     if case.algorithm == "ring" and case.collective == ALL_REDUCE:
         return 0
-    segments = (world_size - 2) * (2 if case.collective == REDUCE_SCATTER else 1)
+    segments = (world_size - 1) * (1 if case.collective == ALL_REDUCE else 2)
     return max(OP_SCRATCH_BYTES_MAX, segments * SEGMENT_BYTES_MAX)

@@ -8,7 +8,11 @@ from pccl.bench.memory import Memory
 
 ALL_REDUCE = "all_reduce"
 ALL_GATHER, REDUCE_SCATTER, BROADCAST, SEND, BARRIER = "all_gather", "reduce_scatter", "broadcast", "send", "barrier"
-COLLECTIVES = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, SEND, BARRIER)
+ALL_TO_ALL, GATHER, SCATTER, REDUCE = "all_to_all", "gather", "scatter", "reduce"
+COLLECTIVES = (
+    *(ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, REDUCE),
+    *(BROADCAST, SEND, BARRIER),
+)
 
 
 class Setup(msgspec.Struct, tag=True, frozen=True):

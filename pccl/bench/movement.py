@@ -7,14 +7,25 @@ contenders work on the same arrays, each by its own ranks: those of pccl need no
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pccl import Communicator, ReduceOp
 from pccl.bench.algorithms import ALGORITHMS
-from pccl.bench.messages import ALL_GATHER, BARRIER, BROADCAST, REDUCE_SCATTER, SEND, Case
+from pccl.bench.messages import (
+    ALL_GATHER,
+    ALL_TO_ALL,
+    BARRIER,
+    BROADCAST,
+    GATHER,
+    REDUCE,
+    REDUCE_SCATTER,
+    SCATTER,
+    SEND,
+    Case,
+)
 
 Array = NDArray[Any]
 Call = Callable[[], None]
@@ -23,7 +34,10 @@ Timed = Callable[[Call], float]
 
 
 class Mover(Protocol):
-    """A ruler for collectives that move elements. Each method prepares a call. The root of a broadcast is rank 0."""
+    """A ruler for collectives that move elements. Each method prepares a call. The root is rank 0.
+
+    A ruler is not measured in collectives of which it has no method: the raw ring has none of an `Exchanger`.
+    """
 
     def all_gather(self, send: Array, recv: Array) -> Call: ...
 
@@ -38,6 +52,21 @@ class Mover(Protocol):
     def barrier(self) -> None: ...
 
 
+class Exchanger(Mover, Protocol):
+    """A ruler that has all collectives."""
+
+    def all_to_all(self, send: Array, recv: Array) -> Call: ...
+
+    def gather(self, send: Array, recv: Array) -> Call:
+        """Return a call after which the root has a row of each rank in `recv`."""
+
+    def scatter(self, send: Array, recv: Array) -> Call:
+        """Return a call after which each rank has its row of the root's `send` in `recv`."""
+
+    def reduce(self, array: Array) -> Call:
+        """Return a call that replaces the root's array by the sum; other ranks' may be overwritten."""
+
+
 class Work(Protocol):
     """The arrays of a case, and the right answer."""
 
@@ -50,9 +79,13 @@ class Work(Protocol):
 
 def work_of(case: Case, number: int, numbers: list[int], communicator: Communicator) -> Work:
     """Return the work of a case for the worker `number`. `numbers` are the workers' numbers by rank in pccl."""
-    kinds: dict[str, type[_AllGather | _ReduceScatter | _Broadcast | _Send | _Barrier]] = {
+    kinds: dict[str, Callable[[Case, int, list[int], Communicator], Work]] = {
         ALL_GATHER: _AllGather,
         REDUCE_SCATTER: _ReduceScatter,
+        ALL_TO_ALL: _AllToAll,
+        GATHER: _Gather,
+        SCATTER: _Scatter,
+        REDUCE: _Reduce,
         BROADCAST: _Broadcast,
         SEND: _Send,
         BARRIER: _Barrier,
@@ -140,6 +173,112 @@ class _ReduceScatter(_Base):
     def _check(self, part: Array, rank: int) -> None:
         size = self._recv.size
         _require(np.array_equal(part, self._sum[rank * size : (rank + 1) * size]))
+
+
+class _Rows(_Base):
+    """The work of a collective whose larger arrays have a row for each worker, in the order of ranks of whoever moves
+    them. A row that goes from one worker to another holds a pattern plus a number that tells both."""
+
+    def __init__(self, case: Case, number: int, numbers: list[int], communicator: Communicator) -> None:
+        super().__init__(case, number, numbers, communicator)
+        self._row = self._pattern(self._count // len(numbers))
+        self._send = np.empty((len(numbers), self._row.size), self._dtype)
+        self._recv = np.empty_like(self._send)
+
+    def turn(self, timed: Timed) -> float:
+        return self._turn(timed, self._numbers, lambda: self._call)
+
+    def _call(self) -> None:
+        raise NotImplementedError
+
+    def _turn(self, timed: Timed, numbers: list[int], prepare: Callable[[], Call]) -> float:
+        self._recv.fill(0)
+        for row, to in zip(self._send, numbers, strict=True):
+            np.add(self._row, self._dtype.type(self._mark(self._number, to)), out=row)
+        elapsed_s = timed(prepare())
+        self._check(numbers)
+        return elapsed_s
+
+    def _mark(self, number: int, to: int) -> int:
+        return number * len(self._numbers) + to
+
+    def _check(self, numbers: list[int]) -> None:
+        raise NotImplementedError
+
+    def _require_rows(self, rows: Array, marks: list[int]) -> None:
+        for row, mark in zip(rows, marks, strict=True):
+            _require(np.array_equal(row - self._dtype.type(mark), self._row))
+
+
+class _AllToAll(_Rows):
+    def _call(self) -> None:
+        self._communicator.all_to_all(self._send, self._recv)
+
+    def ruler_turn(self, timed: Timed, ruler: Mover) -> float:
+        return self._turn(timed, sorted(self._numbers), lambda: _exchanger(ruler).all_to_all(self._send, self._recv))
+
+    def _check(self, numbers: list[int]) -> None:
+        self._require_rows(self._recv, [self._mark(number, self._number) for number in numbers])
+
+
+class _Gather(_Rows):
+    """The work of a gather of each worker's row for worker 0."""
+
+    def _call(self) -> None:
+        root = self._numbers.index(0)
+        self._communicator.gather(self._send[root], self._recv, root=root)
+
+    def ruler_turn(self, timed: Timed, ruler: Mover) -> float:
+        return self._turn(timed, sorted(self._numbers), lambda: _exchanger(ruler).gather(self._send[0], self._recv))
+
+    def _check(self, numbers: list[int]) -> None:
+        if self._number == 0:
+            self._require_rows(self._recv, [self._mark(number, 0) for number in numbers])
+
+
+class _Scatter(_Rows):
+    """The work of a scatter of worker 0's rows."""
+
+    def _call(self) -> None:
+        self._communicator.scatter(self._send, self._recv[0], root=self._numbers.index(0))
+
+    def ruler_turn(self, timed: Timed, ruler: Mover) -> float:
+        return self._turn(timed, sorted(self._numbers), lambda: _exchanger(ruler).scatter(self._send, self._recv[0]))
+
+    def _check(self, numbers: list[int]) -> None:
+        self._require_rows(self._recv[:1], [self._mark(0, self._number)])
+
+
+class _Reduce(_Base):
+    """The work of a sum for worker 0."""
+
+    def __init__(self, case: Case, number: int, numbers: list[int], communicator: Communicator) -> None:
+        super().__init__(case, number, numbers, communicator)
+        self._given = self._pattern(self._count)
+        self._send = np.empty_like(self._given)
+        self._recv = self._send if self._in_place else np.empty_like(self._given)
+        self._sum = self._given * self._dtype.type(len(numbers)) + self._dtype.type(sum(numbers))
+
+    def turn(self, timed: Timed) -> float:
+        return self._turn(timed, self._call, self._recv)
+
+    def _call(self) -> None:
+        root = self._numbers.index(0)
+        self._communicator.reduce(self._send, self._recv, op=ReduceOp.SUM, root=root, algorithm=self._algorithm)
+
+    def ruler_turn(self, timed: Timed, ruler: Mover) -> float:
+        return self._turn(timed, _exchanger(ruler).reduce(self._send), self._send)
+
+    def _turn(self, timed: Timed, call: Call, result: Array) -> float:
+        np.add(self._given, self._dtype.type(self._number), out=self._send)
+        elapsed_s = timed(call)
+        _require(self._number != 0 or np.array_equal(result, self._sum))
+        return elapsed_s
+
+
+def _exchanger(ruler: Mover) -> Exchanger:
+    """Return the ruler of a collective that all rulers have which are measured in it."""
+    return cast(Exchanger, ruler)
 
 
 class _Broadcast(_Base):

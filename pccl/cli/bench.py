@@ -65,7 +65,7 @@ def add_parser(subparsers: Subparsers) -> None:
         type=listed(one_of({name: name for name in COLLECTIVES})),
         default=[ALL_REDUCE],
         metavar="LIST",
-        help="all_reduce, all_gather, reduce_scatter, broadcast, send, barrier (default: all_reduce)",
+        help=f"{', '.join(COLLECTIVES)} (default: all_reduce)",
     )
     parser.add_argument(
         "--sizes",
