@@ -85,7 +85,8 @@ class Loan:
         self._send[:] = _bytes_of(self.input)
         self._before = [block.bytes.copy() for block in self.blocks]
         """What an abort puts back, of an op in place."""
-        self.buffers = Buffers(at_send, at_recv, style.count, self)
+        count = style.count if not style.lengths else max(style.sizes(rank, world_size))
+        self.buffers = Buffers(at_send, at_recv, count, self, style.parts(rank))
         self.private: PrivateCopy | None = None
         """What the op goes on in since its caller has its arrays back, until its result is known."""
         self._bytes = send, recv

@@ -39,9 +39,16 @@ COLLECTIVES = (
     Collective.ALL_GATHER,
     Collective.REDUCE_SCATTER,
     Collective.BROADCAST,
+    Collective.ALL_TO_ALL,
+    Collective.GATHER,
+    Collective.SCATTER,
+    Collective.REDUCE,
     Collective.BARRIER,
 )
 IN_PLACE = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.BROADCAST, Collective.SEND)
+ROOTED = (Collective.BROADCAST, Collective.GATHER, Collective.SCATTER, Collective.REDUCE)
+OF_PARTS = (Collective.ALL_GATHER, Collective.ALL_TO_ALL, Collective.GATHER, Collective.SCATTER)
+"""Collectives in which each rank has a part of the larger buffer."""
 COUNTS = (0, 1, 2, 5, 16, 33, 64, 120, 260)
 SEGMENT_BYTES = (8, 16, 40, 64, 256, 4096)
 QUANTIZATIONS = (
@@ -70,13 +77,30 @@ class Style:
     segment_bytes: int
     is_in_place: bool
     root: int
-    """The rank whose elements all get, of a broadcast and of a send."""
+    """The rank whose elements all get, or who gets those of all."""
+    lengths: tuple[tuple[int, ...], ...] = ()
+    """Elements of each rank for each in an all-to-all; empty: all parts are alike."""
+
+    def parts(self, rank: int) -> tuple[list[int], list[int]] | None:
+        """The elements that a rank gives to each, and gets from each, where parts are not alike."""
+        if not self.lengths:
+            return None
+        return list(self.lengths[rank]), [row[rank] for row in self.lengths]
 
     def sizes(self, rank: int, world_size: int) -> tuple[int, int]:
         """The elements that a rank gives and gets."""
         count = self.count
+        parts = self.parts(rank)
+        if parts is not None:
+            return sum(parts[0]), sum(parts[1])
         if self.collective is Collective.ALL_GATHER:
             return count // world_size, count
+        if self.collective is Collective.GATHER:
+            return count // world_size, count if rank == self.root else 0
+        if self.collective is Collective.SCATTER:
+            return count if rank == self.root else 0, count // world_size
+        if self.collective is Collective.REDUCE:
+            return count, count if rank == self.root else 0
         if self.collective is Collective.REDUCE_SCATTER:
             return count, count // world_size + (rank < count % world_size)
         if self.collective in (Collective.BROADCAST, Collective.SEND):
@@ -101,8 +125,18 @@ class Style:
             return inputs[self.root] if rank != self.root else inputs[self.root][:0]
         if self.collective is Collective.BARRIER:
             return inputs[rank]
+        if self.collective is Collective.ALL_TO_ALL:
+            lengths = self.lengths or [[len(each) // len(inputs)] * len(inputs) for each in inputs]
+            cut = [np.split(each, np.cumsum(row)[:-1]) for each, row in zip(inputs, lengths, strict=True)]
+            return np.concatenate([each[rank] for each in cut])
+        if self.collective is Collective.GATHER:
+            return np.concatenate(inputs) if rank == self.root else inputs[rank][:0]
+        if self.collective is Collective.SCATTER:
+            return np.split(inputs[self.root], len(inputs))[rank]
+        if self.collective is Collective.REDUCE and rank != self.root:
+            return inputs[rank][:0]
         reduced = self._reduced([_as_numbers(each, self.dtype) for each in inputs])
-        if self.collective is Collective.ALL_REDUCE:
+        if self.collective in (Collective.ALL_REDUCE, Collective.REDUCE):
             return reduced
         sizes = [self.sizes(each, len(inputs))[1] for each in range(len(inputs))]
         first = sum(sizes[:rank])
@@ -130,7 +164,7 @@ def style_of(seed: int, key: tuple[int, int, int, int], is_pair: bool, world_siz
     """What the op with this key is. `is_other`: to a peer that calls it with arguments of its own."""
     rng = random.Random(f"{seed} {key}")
     collective = Collective.SEND if is_pair else rng.choice(COLLECTIVES)
-    reduces = collective in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER)
+    reduces = collective in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.REDUCE)
     count = rng.choice(COUNTS)
     dtype = rng.choice(list(DTYPES))
     quantization = None
@@ -145,14 +179,19 @@ def style_of(seed: int, key: tuple[int, int, int, int], is_pair: bool, world_siz
     reduce_op = rng.choice(ops) if reduces else ReduceOp.SUM
     if reduce_op is ReduceOp.AVG and dtype is DataType.BFLOAT16:
         dtype = DataType.FLOAT
-    if collective is Collective.ALL_GATHER:
+    lengths: tuple[tuple[int, ...], ...] = ()
+    if collective in OF_PARTS:
         count -= count % world_size
+        if collective is Collective.ALL_TO_ALL and rng.random() < 0.5:
+            lengths = tuple(
+                tuple(rng.choice((0, 0, 1, 5, 40)) + is_other for _ in range(world_size)) for _ in range(world_size)
+            )
     elif collective is Collective.BARRIER:
         count = 0
     if is_other and collective is Collective.BARRIER:
         dtype = DataType.UINT8 if dtype is not DataType.UINT8 else DataType.INT8
     elif is_other:
-        count += world_size if collective is Collective.ALL_GATHER else 1
+        count += world_size if collective in OF_PARTS else 1
     return Style(
         collective,
         count,
@@ -162,7 +201,8 @@ def style_of(seed: int, key: tuple[int, int, int, int], is_pair: bool, world_siz
         rng.choice((None, ReduceAlgorithm.RING, ReduceAlgorithm.RING)),
         rng.choice(SEGMENT_BYTES),
         rng.random() < 0.6 and collective in IN_PLACE,
-        rng.randrange(world_size) if collective is Collective.BROADCAST else 0,
+        rng.randrange(world_size) if collective in ROOTED else 0,
+        lengths,
     )
 
 

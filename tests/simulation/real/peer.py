@@ -8,13 +8,12 @@ from typing import Any
 from pccl.protocol import peer as ps
 from pccl.runtime.data_plane import events
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Root
-from pccl.types import Collective
 from tests.simulation.fast_path import Report
 from tests.simulation.node import Node
 from tests.simulation.real.arrays import Loan
 from tests.simulation.real.fast_path import RealFastPath
 from tests.simulation.real.library import Library
-from tests.simulation.real.ops import Style
+from tests.simulation.real.ops import ROOTED, Style
 
 REPORTS: dict[type, str] = {
     events.OpHandedOver: "started",
@@ -67,7 +66,7 @@ class PeerEngine:
 
     @staticmethod
     def spec(effect: ps.SubmitOp, style: Style, loan: Loan | None) -> OpSpec:
-        is_rooted = style.collective is Collective.BROADCAST
+        is_rooted = style.collective in ROOTED
         return OpSpec(
             effect.tag,
             style.dtype,
@@ -81,8 +80,6 @@ class PeerEngine:
         )
 
     def suits_fast_path(self, effect: ps.SubmitOp, style: Style) -> bool:
-        if style.collective is Collective.BROADCAST:
-            return False
         request = self.threads.new_request()
         request.fill(effect, self.spec(effect, style, None))
         return len(self.numbers) == 1 or bool(request.slices(len(self.numbers)) == 1)
