@@ -12,8 +12,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from pccl._collectives import CallOf, CollectiveCall, Placed, overlap, rooted, spec_of, staged, target_of
 from pccl._operands import Operand, receiving, require_alike, resolve_bytes
 from pccl.devices.staging import Cargo, Piece, Span
@@ -69,12 +67,17 @@ def _checked(
     return found[0], found[1]
 
 
+def _item_bytes(array: Any) -> int:
+    """Return the size of an element of a NumPy array or a torch tensor."""
+    size: int = array.itemsize
+    return size
+
+
 class _Exchanged(Placed):
     def __init__(self, send: Operand, recv: Operand | None, array: Any, counts: tuple[list[int], list[int]] | None):
         super().__init__(send, recv, array)
         self._counts = counts
-        item = send.owner.element_size() if hasattr(send.owner, "element_size") else np.asarray(send.owner).itemsize
-        self._row = math.prod(send.shape[1:]) * (item if send.bytes_of else 1)
+        self._row = math.prod(send.shape[1:]) * (_item_bytes(send.owner) if send.bytes_of else 1)
         """Elements of a row."""
         self._parts: tuple[list[int], list[int]] = ([], [])
 

@@ -455,7 +455,7 @@ def test_what_is_wrong_by_itself_is_told_at_once(cluster_of: ClusterOf) -> None:
     read_only.flags.writeable = False
     for says, call in {
         "send holds Python objects": lambda: peer.all_gather(np.array([None])),
-        "send must be a NumPy array or a torch tensor, not list": lambda: peer.all_gather([1]),
+        "send must be a NumPy array, a torch tensor or a jax.Array, not list": lambda: peer.all_gather([1]),
         "send is not contiguous": lambda: peer.all_gather(x[::2]),
         "recv is read-only": lambda: peer.all_gather(x, read_only),
         "send is INT64 but recv is FLOAT": lambda: peer.all_gather(x, np.empty(8, np.float32)),
