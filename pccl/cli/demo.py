@@ -16,8 +16,11 @@ own shard of the Python standard library's sources, with DiLoCo: many local Adam
 they changed, then an outer Nesterov step. On the way one peer is killed in the middle of an all-reduce, and later a
 new one joins and receives the shared state from the others.
 
-Exit code 0 if the loss fell clearly below the text's unigram entropy, all survivors hold the same bytes, and the
-killed and the joined peer were handled; 1 if not; 130 after Ctrl-C, which leaves no process behind.
+It takes about 15 seconds on two cores; --steps 20 --inner-steps 80 takes a minute and learns more.
+
+Exit code 0 if the loss fell clearly below the text's unigram entropy (or, in runs of less than 100 inner steps, below
+where it began), all survivors hold the same bytes, and the killed and the joined peer were handled; 1 if not; 130
+after Ctrl-C, which leaves no process behind.
 """
 
 
@@ -31,11 +34,11 @@ def add_parser(subparsers: Subparsers) -> None:
     option = parser.add_argument
     switch = argparse.BooleanOptionalAction
     option("--peers", type=int, default=4, metavar="N", help="peers at the start (default: %(default)s)")
-    option("--steps", type=int, default=20, metavar="N", help="outer steps of the run (default: %(default)s)")
+    option("--steps", type=int, default=10, metavar="N", help="outer steps of the run (default: %(default)s)")
     option(
         "--inner-steps",
         type=int,
-        default=80,
+        default=30,
         metavar="N",
         help="inner steps of each peer in an outer step (default: %(default)s)",
     )
@@ -65,6 +68,13 @@ def add_parser(subparsers: Subparsers) -> None:
         default=60.0,
         metavar="SECONDS",
         help="give up if no step ends for this long (default: %(default)g)",
+    )
+    option(
+        "--http",
+        nargs="?",
+        const="127.0.0.1:0",
+        metavar="HOST:PORT",
+        help="show the run to browsers there while it goes on (default: not; without HOST:PORT at a free port)",
     )
     option("--plot", metavar="FILE", help="draw the loss against steps and bytes to a file such as curve.png")
     add_json_option(parser)
@@ -98,7 +108,10 @@ def run(arguments: argparse.Namespace) -> int:
         plan.check()
         if arguments.plot:
             check_plot(Path(arguments.plot))
-        with RichDisplay(console_beside(arguments.json), plan) as display, Supervisor(plan, display) as supervisor:
+        with (
+            RichDisplay(console_beside(arguments.json), plan) as display,
+            Supervisor(plan, display, arguments.http) as supervisor,
+        ):
             report = supervisor.run()
         display.verdict(report)
         write_json(to_json(report), arguments.json)

@@ -6,24 +6,37 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from pccl.cli.arguments import positive, seconds
+from pccl.cli.arguments import natural, positive, seconds
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 DESCRIPTION = """\
-Starts a master and N copies of a Python script on this machine and waits for all of them. Each copy finds
-  PCCL_MASTER        the master's HOST:PORT
-  PCCL_LAUNCH_INDEX  its own number, 0 ... N-1
-  PCCL_LAUNCH_COUNT  N
-in its environment. A copy that dies does not end the others unless --fail-fast is given.
+Starts a master and N copies of a Python script on this machine and waits for all of them. Each copy finds in its
+environment
+  PCCL_MASTER                   the master's HOST:PORT, which Communicator() takes
+  RANK, WORLD_SIZE              its number from 0 on, and how many copies there are, on all nodes
+  LOCAL_RANK, LOCAL_WORLD_SIZE  the same of the copies on this machine
+  MASTER_ADDR, MASTER_PORT      where rank 0 of a torch.distributed program opens its store; those of the environment,
+                                if it has them, else a free port of this machine, or of several nodes port 29500 of the
+                                first
+  PCCL_LAUNCH_INDEX, PCCL_LAUNCH_COUNT  the same as RANK and WORLD_SIZE
+A copy that dies does not end the others unless --fail-fast is given.
+
+Of several machines (--nnodes) each has a launcher with the same -n. Node 0 starts the master, which ends with its own
+copies, at 0.0.0.0:48148 unless --listen says otherwise; the others find it at MASTER_ADDR, or at --master. With
+--master on all of them one is used that runs already.
 
 SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are passed on to the copies; a second Ctrl-C kills them. The exit code is
-that of the first copy that failed, or 128 plus the signal's number if a signal ended it.
+that of the first copy that failed, or 128 plus the signal's number if a signal ended it. With --tolerate-losses it is 0
+if all copies succeeded but those that a signal from elsewhere has ended, and at least one did.
 
 The started master asks for the token in PCCL_TOKEN, if the environment has it, and the copies know it from there.
 PCCL_ENCRYPT=1 makes the copies encrypt what they send to each other.
 """
+LISTEN_ALONE = "127.0.0.1:0"
+LISTEN_FOR_NODES = "0.0.0.0:48148"
+HTTP = "127.0.0.1:0"
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -35,17 +48,41 @@ def add_parser(subparsers: Subparsers) -> None:
         usage="%(prog)s [options] [-m] script ...",
     )
     parser.add_argument(
-        "-n", "--count", type=positive, default=2, metavar="N", help="number of copies (default: %(default)s)"
+        *("-n", "--count", "--nproc-per-node"),
+        dest="count",
+        type=positive,
+        default=2,
+        metavar="N",
+        help="number of copies on this machine (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--nnodes", type=positive, metavar="N", help="number of machines with copies (default: NNODES, else 1)"
+    )
+    parser.add_argument(
+        "--node-rank",
+        type=natural,
+        metavar="I",
+        help="which of them this one is, from 0 (default: NODE_RANK, or RANK where WORLD_SIZE is the number of nodes)",
     )
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--master", metavar="HOST:PORT", help="use this master instead of starting one")
     where.add_argument(
         "--listen",
         metavar="HOST:PORT",
-        default="127.0.0.1:0",
-        help="address of the master that is started; 0.0.0.0:48148 lets other machines join (default: %(default)s)",
+        help=f"address of the master that is started; 0.0.0.0:48148 lets other machines join (default: {LISTEN_ALONE}, "
+        f"or {LISTEN_FOR_NODES} with --nnodes)",
     )
-    parser.add_argument("--fail-fast", action="store_true", help="end all copies when one fails")
+    parser.add_argument(
+        "--http", action="store_true", help="show the run to browsers, at an address of this machine that is printed"
+    )
+    parser.add_argument("--http-at", metavar="HOST:PORT", help="show it there")
+    ends = parser.add_mutually_exclusive_group()
+    ends.add_argument("--fail-fast", action="store_true", help="end all copies when one fails")
+    ends.add_argument(
+        "--tolerate-losses",
+        action="store_true",
+        help="copies that a signal ends, such as SIGKILL, are losses: exit with 0 if all others succeed",
+    )
     parser.add_argument(
         "--grace",
         type=seconds,
@@ -60,15 +97,31 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from pccl.launcher import LaunchOptions, launch
+    import os
+
+    from pccl.launcher import LaunchOptions, NodesError, launch, masters_address, nodes
 
     script = ("-m", arguments.script) if arguments.as_module else (arguments.script,)
+    try:
+        these = nodes(arguments.nnodes, arguments.node_rank, os.environ)
+        master = masters_address(these, arguments.master, os.environ)
+    except NodesError as error:
+        print(f"pccl launch: {error}", file=sys.stderr)
+        return 2
+    http = arguments.http_at or (HTTP if arguments.http else None)
+    if http and master is not None:
+        what = "--http shows the run of a master that is started here"
+        print(f"pccl launch: {what}; give it to the one at {master}", file=sys.stderr)
+        return 2
     options = LaunchOptions(
         command=(sys.executable, *script, *arguments.arguments),
         count=arguments.count,
-        master=arguments.master,
-        listen=arguments.listen,
+        nodes=these,
+        master=master,
+        listen=arguments.listen or (LISTEN_ALONE if these.count == 1 else LISTEN_FOR_NODES),
+        http=http,
         fail_fast=arguments.fail_fast,
+        tolerate_losses=arguments.tolerate_losses,
         grace_s=arguments.grace,
     )
     return launch(options)

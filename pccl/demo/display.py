@@ -1,10 +1,12 @@
 """The terminal's view of a run: a row per outer step, a live bar below, the verdict at the end.
 
-Without a terminal the same rows come as plain lines and there is no bar.
+All lines fit the 80 columns that a terminal has at least: what is longer goes on in the next line. Without a terminal
+the same rows come as plain lines and there is no bar.
 """
 
 from __future__ import annotations
 
+import textwrap
 from types import TracebackType
 
 from rich.console import Console
@@ -13,10 +15,13 @@ from rich.text import Text
 
 from pccl.demo.messages import At
 from pccl.demo.plan import Plan
-from pccl.demo.report import Kind, Report, Row
+from pccl.demo.report import Kind, Report, Row, name_peers
 
 _STYLES: dict[Kind, str] = {"lost": "bold red", "joined": "bold green", "retried": "yellow"}
-_HEADER = f"{'step':>5} {'bits/byte':>10} {'peers':>6} {'sent':>10} {'received':>10} {'time':>8}  events"
+_HEADER = f"{'step':>4} {'bits/byte':>9} {'peers':>5} {'sent MB':>7} {'recv MB':>7} {'time':>7}  events"
+_EVENTS_AT = 46
+_FINDINGS_AT = 19
+_COLUMNS = 80
 
 
 class RichDisplay:
@@ -27,7 +32,7 @@ class RichDisplay:
         self._plan = plan
         self._steps_shown = 0
         self._progress = Progress(
-            BarColumn(bar_width=30),
+            BarColumn(bar_width=16),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[peers]}"),
@@ -47,7 +52,7 @@ class RichDisplay:
             what.append(f"peer {plan.victim} is killed in step {plan.kill_step}")
         if plan.join:
             what.append(f"peer {plan.newcomer} joins in step {plan.join_step}")
-        self._print(Text("pccl demo: " + ", ".join(what)))
+        self._print(Text(_wrapped("pccl demo: " + ", ".join(what), 2)))
         self._print(Text(_HEADER, style="bold"))
         self._progress.start()
         return self
@@ -60,7 +65,10 @@ class RichDisplay:
     def moved(self, peers: dict[int, At]) -> None:
         """Update the bar: whole steps by the rows, the fraction by the slowest peer of the current step."""
         done = min((at.done for at in peers.values() if at.step == self._steps_shown + 1), default=0.0)
-        stands = "  ".join(f"[dim]{peer}[/] {at.doing}" for peer, at in sorted(peers.items()))
+        doing: dict[str, list[str]] = {}
+        for peer, at in sorted(peers.items()):
+            doing.setdefault(at.doing, []).append(str(peer))
+        stands = "  ".join(f"[dim]{' '.join(who)}[/] {what}" for what, who in doing.items())
         self._progress.update(self._task, completed=self._steps_shown + min(done, 0.99), peers=stands)
 
     def row(self, row: Row) -> None:
@@ -68,24 +76,33 @@ class RichDisplay:
         self._steps_shown = row.step
         bits = "" if row.bits_per_byte is None else f"{row.bits_per_byte:.3f}"
         line = Text(
-            f"{row.step:>5} {bits:>10} {row.world_size:>6} {_size(row.sent_bytes):>10} "
-            f"{_size(row.received_bytes):>10} {row.seconds:>6.2f} s  "
+            f"{row.step:>4} {bits:>9} {row.world_size:>5} {row.sent_bytes / 1e6:>7.2f} "
+            f"{row.received_bytes / 1e6:>7.2f} {row.seconds:>5.2f} s  "
         )
         for index, event in enumerate(row.events):
-            line.append("; " if index else "").append(event.text, style=_STYLES[event.kind])
+            line.append("\n" + " " * _EVENTS_AT if index else "")
+            line.append(_wrapped(event.text, _EVENTS_AT, _EVENTS_AT), style=_STYLES[event.kind])
         if row.step == 0:
             line.append("the untrained model")
         self._print(line)
 
+    def page(self, url: str) -> None:
+        """Print where browsers see the run."""
+        self._print(Text(f"the run is shown at {url}"))
+
     def verdict(self, report: Report) -> None:
         """Print the checks and every survivor's digest."""
         self._print(Text())
+        states: dict[tuple[int, str], list[int]] = {}
         for survivor in report.survivors:
-            self._print(Text(f"peer {survivor.peer}  shared state after step {survivor.step}  {survivor.digest}"))
+            states.setdefault((survivor.step, survivor.digest), []).append(survivor.peer)
+        for (step, digest), peers in states.items():
+            self._print(Text(f"{name_peers(peers)}: shared state after step {step}\n  {digest}"))
         self._print(Text())
         for check in report.checks:
             mark = Text("ok   ", style="green") if check.passed else Text("FAIL ", style="bold red")
-            self._print(mark.append(f"{check.name:<13} ", style="default").append(check.found, style="default"))
+            found = _wrapped(check.found, _FINDINGS_AT, _FINDINGS_AT)
+            self._print(mark.append(f"{check.name:<13} ", style="default").append(found, style="default"))
         for problem in report.problems:
             if "\n" in problem:
                 self._print(Text(f"\n{problem}\n", style="dim"))
@@ -97,5 +114,14 @@ class RichDisplay:
         self._console.print(text, soft_wrap=True, highlight=False)
 
 
-def _size(count_bytes: int) -> str:
-    return f"{count_bytes / 1e6:.2f} MB"
+def _wrapped(text: str, indent: int, column: int = 0) -> str:
+    """Return a text that begins at a column, in lines of which the further ones are indented."""
+    lines = textwrap.wrap(
+        " " * column + text,
+        _COLUMNS,
+        drop_whitespace=True,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines)[column:]

@@ -18,8 +18,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     peers: int = 4
-    steps: int = 20
-    inner_steps: int = 80
+    steps: int = 10
+    inner_steps: int = 30
     seed: int = 0
     kill: bool = True
     join: bool = True
@@ -35,7 +35,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     learning_rate: float = 4e-3
     outer_learning_rate: float = 0.7
     outer_momentum: float = 0.8
-    """The paper's 0.9 is meant for hundreds of outer steps; with twenty, its long memory overshoots at the end."""
+    """The paper's 0.9 is meant for hundreds of outer steps; with ten, its long memory overshoots at the end."""
     step_timeout_s: float = 60.0
 
     @property

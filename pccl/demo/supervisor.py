@@ -25,6 +25,7 @@ from pccl.demo.report import Report, Row
 from pccl.launcher import Child, Guard, Heard, local_environment, module_command
 
 MASTER_READY = b"pccl master listening on "
+MASTER_SHOWS = b"pccl master shows the run at "
 # Four peers on two cores: threads of one matrix product would only wait for each other.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
@@ -38,12 +39,17 @@ class Display(Protocol):
     def row(self, row: Row) -> None:
         """Show a step that is over on all peers."""
 
+    def page(self, url: str) -> None:
+        """Show where browsers see the run."""
+
 
 class Supervisor:
     """One run: `with Supervisor(...) as supervisor: report = supervisor.run()`."""
 
-    def __init__(self, plan: Plan, display: Display) -> None:
+    def __init__(self, plan: Plan, display: Display, http: str | None = None) -> None:
+        """`http` is the address at which the master shows the run to browsers; None: it does not."""
         self._plan = plan
+        self._http = http
         self._display = display
         self._guard = Guard()
         self._heard: queue.SimpleQueue[Heard] = queue.SimpleQueue()
@@ -58,7 +64,8 @@ class Supervisor:
         validation = corpus.split(corpus.standard_library_files(), self._plan.shards).validation
         unigram_bits = corpus.unigram_entropy_bits(corpus.read(validation))
         conductor = self._conductor
-        self._master = self._child("master", module_command("pccl", "master", "--listen", "127.0.0.1:0"))
+        shown = ["--http", self._http] if self._http is not None else []
+        self._master = self._child("master", module_command("pccl", "master", "--listen", "127.0.0.1:0", *shown))
         while not self._address and not conductor.given_up:
             self._wait()
         if not conductor.given_up:
@@ -99,6 +106,8 @@ class Supervisor:
                 conductor.master_exited(heard, child.last_words())
             elif heard.startswith(MASTER_READY):
                 self._address = heard.removeprefix(MASTER_READY).decode().strip()
+            elif heard.startswith(MASTER_SHOWS):
+                self._display.page(heard.removeprefix(MASTER_SHOWS).decode().strip())
         elif isinstance(heard, int):
             peer = next(peer for peer, each in self._workers.items() if each is child)
             self._do(conductor.exited(peer, heard, child.last_words()))

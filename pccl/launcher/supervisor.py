@@ -23,11 +23,13 @@ from dataclasses import dataclass
 from types import FrameType
 
 from pccl._waiting import LoopWait
+from pccl.launcher import ranks
 from pccl.launcher.guard import Guard
 from pccl.launcher.interpreter import local_environment, module_command
 from pccl.launcher.lines import LinePrinter, pump
 
 MASTER_READY = b"pccl master listening on "
+MASTER_SHOWS = b"pccl master shows the run at "
 # A grandchild may hold a dead script's output open; its last lines are not waited for longer than this.
 DRAIN_TIMEOUT_S = 1.0
 SIGNAL_POLL_S = 1.0
@@ -43,12 +45,18 @@ class LaunchOptions:
 
     command: Sequence[str]
     count: int
+    nodes: ranks.Nodes = ranks.ALONE
+    """The place of this machine among those that have copies."""
     master: str | None = None
     """The address of a master that runs already; None starts one."""
     listen: str = "127.0.0.1:0"
     """The address on which a master that is started here listens."""
+    http: str | None = None
+    """The address at which a master that is started here shows the run; None: it does not."""
     fail_fast: bool = False
     """Whether the first script that fails ends the others."""
+    tolerate_losses: bool = False
+    """Whether scripts that were ended by a signal are losses with which the others succeed."""
     grace_s: float = 10.0
     """Seconds between asking processes to end and killing them."""
 
@@ -114,6 +122,7 @@ class Supervisor:
         self._scripts: list[_Process] = []
         self._running: set[_Process] = set()
         self._failures: list[str] = []
+        self._losses: list[str] = []
         self._exit_code = 0
         self._interrupts = 0
         self._stopping = False
@@ -135,6 +144,12 @@ class Supervisor:
         self._guard.close()
         for script in self._scripts:
             script.drain()
+        if self._losses:
+            are_all = len(self._losses) == len(self._scripts)
+            who = f"all {len(self._losses)} copies were" if are_all else f"{len(self._losses)} of {self._options.count}"
+            self._note(f"{who} lost: {', '.join(self._losses)}")
+            if are_all:
+                self._exit_code = self._exit_code or 1
         if self._failures:
             self._note(f"{len(self._failures)} of {self._options.count} failed: {', '.join(self._failures)}")
         return self._exit_code
@@ -142,7 +157,8 @@ class Supervisor:
     # Starting
 
     def _start_master(self) -> None:
-        command = module_command("pccl", "master", "--found", "--listen", self._options.listen)
+        shown = ["--http", self._options.http] if self._options.http is not None else []
+        command = module_command("pccl", "master", "--found", "--listen", self._options.listen, *shown)
         master = _Process("master", command, dict(os.environ), self._guard)
         master.pump("stderr", self._stderr, _prefix(2, "[master]", COLOUR_MASTER))
         threading.Thread(target=self._read_master_address, args=(master,), name="master stdout", daemon=True).start()
@@ -154,18 +170,19 @@ class Supervisor:
         for line in master.popen.stdout:
             if line.startswith(MASTER_READY):
                 self._events.put(_MasterReady(line.removeprefix(MASTER_READY).decode().strip()))
+            elif line.startswith(MASTER_SHOWS):
+                self._note(f"shows the run at {line.removeprefix(MASTER_SHOWS).decode().strip()}")
 
     def _start_scripts(self, master: str) -> None:
         options = self._options
+        is_alone = self._master is not None and options.nodes.count == 1
+        inherited = local_environment() if is_alone else dict(os.environ)
+        store = ranks.store(options.nodes, options.master, os.environ)
         for index in range(options.count):
-            environment = {
-                **(os.environ if self._master is None else local_environment()),
-                "PCCL_MASTER": master,
-                "PCCL_LAUNCH_INDEX": str(index),
-                "PCCL_LAUNCH_COUNT": str(options.count),
-                "PYTHONUNBUFFERED": "1",
-            }
-            script = _Process(f"[{index}]", options.command, environment, self._guard)
+            own = ranks.variables(options.nodes, options.count, index, master, store)
+            environment = {**inherited, **own, "PYTHONUNBUFFERED": "1"}
+            name = f"[{ranks.rank_of(options.nodes, options.count, index)}]"
+            script = _Process(name, options.command, environment, self._guard)
             script.pump("stdout", self._stdout, _prefix(1, script.name, COLOURS[index % len(COLOURS)]))
             script.pump("stderr", self._stderr, _prefix(2, script.name, COLOURS[index % len(COLOURS)]))
             self._scripts.append(script)
@@ -216,7 +233,10 @@ class Supervisor:
             if not self._scripts:
                 self._exit_code = self._exit_code or _shell_code(returncode) or 1
             return
-        if returncode != 0:
+        if returncode < 0 and self._options.tolerate_losses and not self._stopping:
+            self._note(f"{process.name} {_describe(returncode)}: the others go on")
+            self._losses.append(f"{process.name} {_short(returncode)}")
+        elif returncode != 0:
             self._note(f"{process.name} {_describe(returncode)}")
             self._failures.append(f"{process.name} {_short(returncode)}")
             self._exit_code = self._exit_code or _shell_code(returncode)

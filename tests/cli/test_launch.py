@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -146,6 +147,35 @@ def test_environment_arguments_and_streams(tmp_path: Path) -> None:
     assert sorted(done.stderr.splitlines()) == ["[0] ['-n', '7', '--', '-m']", "[1] ['-n', '7', '--', '-m']"]
 
 
+PLACE = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE PCCL_LAUNCH_INDEX PCCL_LAUNCH_COUNT MASTER_ADDR MASTER_PORT"
+
+
+def test_copies_on_several_nodes_are_told_their_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PLACE.split():
+        monkeypatch.delenv(name, raising=False)
+    script = _script(tmp_path, f"import os; print(*(os.environ[name] for name in {PLACE!r}.split()))")
+    done = _launch_and_wait("-n", "2", "--nnodes", "3", "--node-rank", "1", script)
+    assert sorted(done.stdout.splitlines()) == ["[2] 2 6 0 2 2 6 nowhere 29500", "[3] 3 6 1 2 3 6 nowhere 29500"]
+    monkeypatch.setenv("MASTER_ADDR", "elsewhere")
+    monkeypatch.setenv("MASTER_PORT", "4711")
+    done = _launch_and_wait("--nproc-per-node", "1", script)
+    assert done.stdout == "[0] 0 1 0 1 0 1 elsewhere 4711\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--nnodes", "2", "x.py"], "pccl launch: which of the nodes is this? Give --node-rank, or set NODE_RANK"),
+        (["--http", "--master", "nowhere:1", "x.py"], "shows the run of a master that is started here; give it to the"),
+        (["--fail-fast", "--tolerate-losses", "x.py"], "not allowed with argument --fail-fast"),
+    ],
+)
+def test_options_that_do_not_fit(arguments: list[str], text: str) -> None:
+    done = subprocess.run(_pccl("launch", *arguments), capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 2
+    assert text in done.stderr
+
+
 def test_module() -> None:
     done = _launch_and_wait("-n", "1", "-m", "json.tool", "--help")
     assert done.returncode == 0
@@ -226,6 +256,39 @@ def test_a_dead_script_does_not_end_the_others(launch: Launch) -> None:
     run.tell("0", "sys.exit()")
     assert run.wait() == 128 + signal.SIGKILL
     assert run.stderr.rest()[-1] == "pccl launch: 2 of 3 failed: [1] SIGKILL, [2] code 3"
+
+
+def test_losses_are_tolerated_if_asked(launch: Launch) -> None:
+    run = launch("--tolerate-losses", count=3)
+    run.tell("1", "os.kill(os.getpid(), signal.SIGKILL)")
+    run.stderr.expect(r"pccl launch: \[1\] was killed by SIGKILL: the others go on")
+    run.tell("0", "sys.exit()")
+    run.tell("2", "sys.exit()")
+    assert run.wait() == 0
+    assert run.stderr.rest()[-1] == "pccl launch: 1 of 3 lost: [1] SIGKILL"
+
+
+def test_failures_are_not_tolerated_as_losses(launch: Launch) -> None:
+    run = launch("--tolerate-losses", count=3)
+    run.tell("1", "os.kill(os.getpid(), signal.SIGKILL)")
+    run.stderr.expect(r"pccl launch: \[1\] was killed by SIGKILL: the others go on")
+    run.tell("2", "sys.exit(3)")
+    run.stderr.expect(r"pccl launch: \[2\] exited with code 3")
+    run.tell("0", "sys.exit()")
+    assert run.wait() == 3
+
+
+def test_somebody_must_be_left(launch: Launch) -> None:
+    run = launch("--tolerate-losses")
+    run.tell_all("os.kill(os.getpid(), signal.SIGKILL)")
+    assert run.wait() == 1
+    assert run.stderr.rest()[-1].startswith("pccl launch: all 2 copies were lost: ")
+
+
+def test_who_ends_a_launch_gets_the_signal_for_its_exit_code_also_with_losses(launch: Launch) -> None:
+    run = launch("--tolerate-losses")
+    run.process.send_signal(signal.SIGTERM)
+    assert run.wait() == 128 + signal.SIGTERM
 
 
 @pytest.mark.slow
@@ -325,6 +388,27 @@ def test_grandchildren_end_with_the_launch(launch: Launch) -> None:
 
 
 # With a master
+
+
+def test_the_run_is_shown_if_asked(tmp_path: Path) -> None:
+    script = _script(
+        tmp_path,
+        "import os, sys, time\n"
+        "from pccl import Communicator\n"
+        "with Communicator() as comm:\n"
+        "    comm.wait_for_peers(2)\n"
+        "    while not os.path.exists(sys.argv[1]): time.sleep(0.01)\n"
+        "    comm.barrier()\n",
+    )
+    seen = tmp_path / "seen"
+    command = _pccl("launch", "-n", "2", "--http", "--fail-fast", script, str(seen))
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        shown = Lines(process.stderr).expect(r"pccl launch: shows the run at (http://127\.0\.0\.1:\d+/)")
+        with urllib.request.urlopen(shown[1], timeout=TIMEOUT_S) as page:
+            assert page.status == 200
+        seen.touch()
+        assert process.wait(TIMEOUT_S) == 0
 
 
 def test_a_master_is_started_and_ended(tmp_path: Path) -> None:

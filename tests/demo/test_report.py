@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -10,7 +11,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 
+from pccl.demo.display import RichDisplay
 from pccl.demo.plan import Plan, PlanError
 from pccl.demo.report import (
     Event,
@@ -107,6 +110,42 @@ def test_one_interrupted_survivor_shows_that_the_kill_hit() -> None:
     report = Report(**facts)
     assert report.passed
     assert "peer 1 retried 2" in next(check.found for check in report.checks if check.name == "kill")
+
+
+@pytest.mark.parametrize(("inner_steps", "end_bits", "passes"), [(10, 7.9, True), (10, 8.1, False), (17, 4.5, False)])
+def test_a_short_run_needs_to_have_learned_less(inner_steps: int, end_bits: float, passes: bool) -> None:
+    facts = _good() | {"plan": Plan(peers=3, steps=6, inner_steps=inner_steps)}
+    _replace_row(facts, 6, bits_per_byte=end_bits)
+    assert Report(**facts).passed == passes
+
+
+def test_a_run_fits_a_terminal_of_80_columns() -> None:
+    facts = _good()
+    lost = Event("lost", "peer 2 lost: killed with 5 of 5 all-reduces begun", 2)
+    joined = Event("joined", "peer 3 joined, synced 11.4 MB in 1234 ms", 3)
+    _replace_row(facts, 2, events=[lost, *facts["rows"][2].events], sent_bytes=1234567890, seconds=123.4)
+    _replace_row(facts, 4, events=[joined])
+    report = Report(**facts)
+    output = io.StringIO()
+    with RichDisplay(Console(file=output, width=80), PLAN) as display:
+        display.page("http://127.0.0.1:12345/")
+        for row in report.rows:
+            display.row(row)
+        display.verdict(report)
+    lines = output.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80, lines
+    text = " ".join(output.getvalue().split())
+    for said in (
+        "peer 2 is killed in step 2",
+        lost.text,
+        joined.text,
+        "ab" * 32,
+        "peers 0, 1 and 3: shared state",
+        "ok",
+    ):
+        assert said in text
+    for check in report.checks:
+        assert check.found in text
 
 
 def test_only_what_was_asked_for_is_judged() -> None:

@@ -1,0 +1,119 @@
+"""The place of a copy among all copies, and the environment that tells it.
+
+The variables are those that torchrun sets, so a script that takes its rank from there runs under either. Ranks count
+all copies: node `node_rank` of `nodes` has those from `node_rank * count` on.
+
+`MASTER_ADDR` and `MASTER_PORT` say where rank 0 of a torch.distributed program opens its store, which is another thing
+than pccl's master (`PCCL_MASTER`). They are passed on if the environment has them. Else the store is on this machine,
+at a free port; or, where there are several nodes, on the master's host, for node 0 starts the master, at torch's usual
+port.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+STORE_PORT = 29500
+MASTER_PORT = 48148
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """Several machines of which each has a launcher with the same number of copies; this one is number `rank`."""
+
+    count: int = 1
+    rank: int = 0
+
+
+ALONE = Nodes()
+
+
+class NodesError(ValueError):
+    """The options and the environment do not say which of how many nodes this is, or where the master is."""
+
+
+def nodes(count: int | None, rank: int | None, environment: Mapping[str, str]) -> Nodes:
+    """Return the nodes as `--nnodes` and `--node-rank` say, or else NNODES and NODE_RANK in the environment.
+
+    Some schedulers start a launcher per node and tell it RANK and WORLD_SIZE as if it were one process, as Kubeflow's
+    PyTorchJob does: they count as the node's where WORLD_SIZE is the number of nodes. NodesError.
+    """
+    count = count if count is not None else _number("NNODES", environment, 1)
+    if count < 1:
+        raise NodesError(f"{count} nodes: there must be at least one")
+    if rank is None and count > 1:
+        is_per_node = environment.get("WORLD_SIZE", "") == str(count)
+        rank = _number("RANK" if is_per_node and "NODE_RANK" not in environment else "NODE_RANK", environment, None)
+    rank = rank or 0
+    if not 0 <= rank < count:
+        raise NodesError(f"node rank {rank}: must be from 0 to {count - 1} of {count} nodes")
+    return Nodes(count, rank)
+
+
+def _number(name: str, environment: Mapping[str, str], default: int | None) -> int:
+    text = environment.get(name, "")
+    if not text and default is None:
+        raise NodesError("which of the nodes is this? Give --node-rank, or set NODE_RANK")
+    try:
+        return int(text) if text else default or 0
+    except ValueError:
+        raise NodesError(f"{name} {text!r} is no number") from None
+
+
+def masters_address(these: Nodes, given: str | None, environment: Mapping[str, str]) -> str | None:
+    """Return the address of the master that these copies use; None if it is to be started here. NodesError.
+
+    Of several nodes the first starts it, and the others find it at MASTER_ADDR unless they are given its address.
+    """
+    if given is not None or these.rank == 0:
+        return given
+    host = environment.get("MASTER_ADDR", "")
+    if not host:
+        raise NodesError("where is node 0, which has the master? Give --master HOST:PORT, or set MASTER_ADDR")
+    return f"[{host}]:{MASTER_PORT}" if ":" in host else f"{host}:{MASTER_PORT}"
+
+
+def store(these: Nodes, master: str | None, environment: Mapping[str, str]) -> tuple[str, str]:
+    """Return MASTER_ADDR and MASTER_PORT for all copies. `master` is the address of one that is not started here."""
+    host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
+    if these.count > 1:
+        host = host or (_host(master) if master else socket.gethostname())
+        return host, port or str(STORE_PORT)
+    return host or "127.0.0.1", port or str(_free_port())
+
+
+def rank_of(these: Nodes, count: int, index: int) -> int:
+    """Return the rank of the copy `index` of the `count` on this node."""
+    return these.rank * count + index
+
+
+def variables(these: Nodes, count: int, index: int, master: str, store: tuple[str, str]) -> dict[str, str]:
+    """Return the variables of the copy `index` of the `count` on this node, whose master is at `master`."""
+    rank, world_size = rank_of(these, count, index), these.count * count
+    return {
+        "PCCL_MASTER": master,
+        "PCCL_LAUNCH_INDEX": str(rank),
+        "PCCL_LAUNCH_COUNT": str(world_size),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(index),
+        "LOCAL_WORLD_SIZE": str(count),
+        "MASTER_ADDR": store[0],
+        "MASTER_PORT": store[1],
+    }
+
+
+def _host(address: str) -> str:
+    first = address.split(",")[0].strip()
+    if first.startswith("["):
+        return first[1:].partition("]")[0]
+    return first.rpartition(":")[0] or first
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
