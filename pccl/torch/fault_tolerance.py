@@ -23,6 +23,7 @@ import torch
 from torch.distributed import Work as TorchWork
 
 from pccl.errors import PCCLError
+from pccl.torch import ranks_elsewhere
 from pccl.torch.alone import Alone
 from pccl.torch.bootstrap import Meeting
 from pccl.torch.errors import ArgumentError, BackendError, Names
@@ -128,6 +129,7 @@ class FaultTolerance:
             text = f"reconfigure of {self._names.group} with uuid {opts.uuid} failed: {why(error)}"
             raise self._be_without_world(text, result_of(error)) from None
         self._install(world, self._names.group)
+        ranks_elsewhere.update(self, world.size)
         return Reconfigured()
 
     def _install(self, world: World, group: str) -> None:

@@ -8,8 +8,9 @@ reconfigure with one uuid and the same handles in the same order meet at the fir
     go         all are told where the masters are
     refuse     or why there is no new world
 
-1. Nobody waits for a process that has died: where nobody listens, dialing fails at once, and a host that dies closes
-   its connections. Everybody waits for `timeout_s` at most, and the error names those who have not come.
+1. Nobody waits for a process that has died: where nobody listens, dialing fails at once, and the host looks whether
+   those who have not come are alive. A host that dies closes its connections. Everybody waits for `timeout_s` at most,
+   and the error names those who have not come.
 2. Whoever joins before the host has called is kept until it does. If the host is in another call that needs this
    process, that call fails at once: it is waiting for somebody who has gone on.
 3. A uuid is used once, whether it succeeds or not: a latecomer of a failed attempt can then never be taken for somebody
@@ -41,6 +42,8 @@ from pccl.runtime.network import addresses
 
 LINE_BYTES_MAX = 2**16
 BACKLOG = 1024
+LOOK_S = 0.5
+"""Seconds between two looks at those who have not come, and for one."""
 STANDBYS = 2
 """Number of standbys, so that the loss of the host is decided as any other."""
 _HANDLE = re.compile(r"pccl:([0-9a-f]{16}):(\d{1,5}):([^:]+):([^:]*)")
@@ -224,6 +227,7 @@ class Endpoint:
             early, self._early = self._early, []
             for guest in early:
                 self._joins(guest)
+        threading.Thread(target=self._look_for, args=(party,), name="pccl rendezvous look", daemon=True).start()
         self._wait(party, lambda: party.is_complete, end_s, timeout_s)
         token = secrets.token_hex(16)
         master = masters.found(size, token)
@@ -242,9 +246,30 @@ class Endpoint:
         with self._changed:
             while not (party.failure or is_done()):
                 if not self._changed.wait(max(0.0, end_s - time.monotonic())):
-                    party.failure = party.failure or f"timed out after {timeout_s:g} s: {party.who_is_missing()}"
+                    party.fails(f"timed out after {timeout_s:g} s: {party.who_is_missing()}")
             if party.failure:
                 raise RendezvousError(party.failure)
+
+    def _look_for(self, party: _Party) -> None:
+        """Look again and again whether those who have not come are alive. Nobody listens at the port of one that is
+        not."""
+        while True:
+            with self._changed:
+                missing = party.missing
+                if self._party is not party or not missing:
+                    return
+            for handle in missing.values():
+                try:
+                    socket.create_connection((handle.host, handle.port), LOOK_S).close()
+                except ConnectionRefusedError:
+                    with self._changed:
+                        party.fails(f"{handle.name} cannot be reached at {addresses.join(handle.host, handle.port)}")
+                        self._changed.notify_all()
+                    return
+                except OSError:
+                    continue  # it may be there, and reach this process
+            with self._changed:
+                self._changed.wait_for(lambda: self._party is not party or not party.missing, LOOK_S)
 
     def _end(self, uuid: int, reason: str) -> None:
         """Tell all who have come for a uuid, and those who will, why there is no world."""
@@ -372,12 +397,17 @@ class _Party:
         """Return the first of those who are here, by rank; nobody where a standby would have no majority."""
         return [self.here[each] for each in list(self._others)[:count]] if len(self._others) > 1 else []
 
+    @property
+    def missing(self) -> dict[int, Handle]:
+        """Those who have not joined, by rank."""
+        return {rank: each for rank, each in enumerate(self._others.values(), 1) if each.id not in self.here}
+
+    def fails(self, reason: str) -> None:
+        """Give the new world up. The first reason stays."""
+        self.failure = self.failure or reason
+
     def who_is_missing(self) -> str:
-        missing = [
-            f"rank {rank} ({handle.name})"
-            for rank, handle in enumerate(self._others.values(), 1)
-            if handle.id not in self.here
-        ]
+        missing = [f"rank {rank} ({handle.name})" for rank, handle in self.missing.items()]
         if not missing:
             return "not all standbys have been started"
         return f"{', '.join(missing)} of {len(self._others) + 1} did not call reconfigure with uuid {self.uuid}"
@@ -391,16 +421,14 @@ class _Party:
             return
         self.here[handle.id] = guest
         if guest.join.digest != self._digest:
-            self.failure = self.failure or (
-                f"{handle.name} was given other handles than the first of them, or in another order, for uuid "
-                f"{self.uuid}"
-            )
+            what = "was given other handles than the first of them, or in another order, for uuid"
+            self.fails(f"{handle.name} {what} {self.uuid}")
 
     def has_gone_on(self, join: Join) -> None:
         """Hear that somebody has come for another call."""
         handle = self._others.get(join.id)
         if handle is not None:
-            self.failure = self.failure or f"{handle.name} does not come: it has gone on to uuid {join.uuid}"
+            self.fails(f"{handle.name} does not come: it has gone on to uuid {join.uuid}")
 
     def left(self, guest: _Guest) -> None:
         """Hear that a guest is gone."""
@@ -408,7 +436,7 @@ class _Party:
             return
         if self.is_complete:
             name = self._others[guest.join.id].name
-            self.failure = self.failure or f"{name} was lost while the new world was made"
+            self.fails(f"{name} was lost while the new world was made")
         del self.here[guest.join.id]
 
 

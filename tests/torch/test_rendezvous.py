@@ -110,6 +110,15 @@ def test_a_dead_host_is_noticed_at_once(meeting: Callable[[int], Meeting]) -> No
     assert time.monotonic() - began_s < LIMIT_S / 2
 
 
+def test_a_dead_rank_is_noticed_at_once_by_all(meeting: Callable[[int], Meeting]) -> None:
+    three = meeting(3)
+    three.endpoints[2].close()
+    began_s = time.monotonic()
+    for call in [three.call(rank, 1) for rank in range(2)]:
+        assert "host:2 cannot be reached at 127.0.0.1" in str(call.result())
+    assert time.monotonic() - began_s < LIMIT_S / 2
+
+
 def test_a_host_that_does_not_call_is_named(meeting: Callable[[int], Meeting]) -> None:
     two = meeting(2)
     text = str(two.call(1, 3, timeout_s=0.1).result())

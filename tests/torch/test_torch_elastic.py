@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import ErrorType  # noqa: E402
 
 from pccl.torch import ArgumentError, BackendError, ProcessGroupPCCL  # noqa: E402
 from tests.support.cluster import WAIT_S, Background, together, until  # noqa: E402
+from tests.torch.ranks import run_ranks, worlds  # noqa: E402
 
 LIMIT = timedelta(seconds=20)
 
@@ -262,3 +263,32 @@ def test_a_group_of_a_store_can_be_reconfigured(ranks: Ranks) -> None:
         for pg in both:
             with suppress(BackendError):
                 pg.shutdown()
+
+
+def test_tensors_of_a_mesh_have_their_new_place_after_a_reconfigure() -> None:
+    """torch keeps what it knows of a mesh, and takes a mesh of as many ranks for the same one."""
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    handles = ["", ""]
+    both_are_here = threading.Barrier(2)
+
+    def script(rank: int) -> list[tuple[list[int], list[float]]]:
+        pg = dist.distributed_c10d._get_default_group()
+        handles[rank] = pg.get_reconfigure_handle()
+        both_are_here.wait(WAIT_S)
+        found = []
+        for uuid in (1, 2):
+            places = handles[::-1] if uuid == 1 else handles
+            pg.reconfigure(SimpleNamespace(uuid=uuid, handles=places, timeout=LIMIT, hints={}))
+            mesh = init_device_mesh("cpu", (2,))
+            sharded = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])
+            shifted = sharded + 10
+            found.append((list(shifted.device_mesh.get_coordinate()), shifted.full_tensor().tolist()))
+            assert dist.get_process_group_ranks(pg) == [0, 1]
+        return found
+
+    with worlds():
+        assert run_ranks(2, script) == [
+            [([1], [10.0, 11.0, 12.0, 13.0]), ([0], [10.0, 11.0, 12.0, 13.0])],
+            [([0], [10.0, 11.0, 12.0, 13.0]), ([1], [10.0, 11.0, 12.0, 13.0])],
+        ]

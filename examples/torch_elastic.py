@@ -1,0 +1,329 @@
+"""Training that survives the loss of ranks and takes in new ones, with torch's own DDP or FSDP2, over pccl.
+
+    python examples/torch_elastic.py                                     # torch 2.15 or newer
+    python examples/torch_elastic.py --loop fsdp --kill 0@60 --join 100
+
+It starts `--peers` workers, kills one of them with SIGKILL (`--kill WORKER@STEP`), and starts a new one (`--join
+STEP`). The workers hear of the loss from the collective that they are in, as an error that names the lost rank and the
+reason; then `dist._reconfigure` forms a group of those who are left, in the same processes.
+
+With DDP every worker holds all of the model, so nothing is lost with a rank: those who are left go on with the step
+that was interrupted. With FSDP2 a rank takes its shards with it, so all go back to the last checkpoint
+(`torch.distributed.checkpoint`), which any number of ranks can read.
+
+What a real program has to bring along is in `Members` and `Conductor`: who is there, told to all in the same order.
+Here a store of the parent process does that; it may as well be a scheduler, etcd, or torchft's lighthouse.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import pccl.torch  # noqa: F401  # registers the backend
+
+WIDTH = 64
+BATCH = 32
+SAVE_EVERY = 5
+LIMIT = timedelta(seconds=60)
+RETRY_S = 3.0
+"""Seconds after which there is another world of the same workers, where they cannot go on in the last one."""
+
+
+def say(event: str, **facts: Any) -> None:
+    """Tell the parent, and whoever watches, in one line."""
+    print(json.dumps({"event": event, "at": round(time.time(), 3), **facts}), flush=True)
+
+
+class Members:
+    """The worlds that a worker is told of, one after the other."""
+
+    def __init__(self, store: dist.Store, worker: int) -> None:
+        self._store = store
+        self._worker = worker
+        self.uuid = 0
+
+    def announce(self, handle: str) -> None:
+        self._handle = handle
+        self._store.set(f"handle/{self._worker}", handle)
+
+    def reached(self, step: int) -> None:
+        self._store.set(f"step/{self._worker}", str(step))
+
+    def is_broken(self) -> None:
+        """Tell that this worker can do nothing more in its world."""
+        self._store.set(f"broken/{self._worker}", str(self.uuid))
+
+    def newest(self) -> int:
+        return int(self._store.get("newest"))
+
+    def next_world(self) -> list[str]:
+        """Wait for a newer world than the last that has this worker in it, and return the handles of its ranks."""
+        while True:
+            self._store.wait([f"world/{self.uuid + 1}"], LIMIT)
+            self.uuid = self.newest()
+            handles: list[str] = json.loads(self._store.get(f"world/{self.uuid}"))
+            if self._handle in handles:
+                return handles
+
+
+def new_model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()]
+    return torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, 1))
+
+
+def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    inputs = torch.randn(BATCH, WIDTH, generator=generator)
+    return inputs, inputs.square().sum(1, keepdim=True).sqrt()
+
+
+class DDPLoop:
+    """Every rank has everything; newcomers get it from rank 0, which was there before."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._model = new_model()
+        self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=1e-3)
+
+    def enter(self) -> None:
+        """Begin in a new world."""
+        state = [self.step, self._optimizer.state_dict()]
+        dist.broadcast_object_list(state, group_src=0)
+        self.step = state[0]
+        self._optimizer.load_state_dict(state[1])
+        self.model: torch.nn.Module = DistributedDataParallel(self._model)  # sends the parameters of rank 0 to all
+
+    def train(self) -> None:
+        self._optimizer.zero_grad()
+        inputs, wanted = batch(self.step, dist.get_rank())
+        torch.nn.functional.mse_loss(self.model(inputs), wanted).backward()
+        self._optimizer.step()
+        self.step += 1
+
+    def digest(self) -> str:
+        found = hashlib.sha256()
+        for tensor in self._model.state_dict().values():
+            found.update(tensor.numpy().tobytes())
+        return found.hexdigest()[:16]
+
+    survivor_digest = digest
+    """What survivors of a loss must have in common, before they have spoken to each other."""
+
+
+class FSDPLoop:
+    """Every rank has a shard; after a loss all go back to the last checkpoint."""
+
+    def __init__(self, folder: Path) -> None:
+        self.step = 0
+        self._folder = folder
+
+    def enter(self) -> None:
+        """Begin in a new world."""
+        self.model = new_model()
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for layer in self.model:
+            if isinstance(layer, torch.nn.Linear):
+                fully_shard(layer, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+        self._optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        newest = max((int(path.parent.name) for path in self._folder.glob("*/complete")), default=0)
+        steps = torch.tensor([newest])
+        dist.broadcast(steps, group_src=0)  # one look at the folder for all
+        self.step = int(steps)
+        if self.step:
+            state = self._state()
+            dcp.load({"train": state}, checkpoint_id=self._folder / str(self.step))
+            set_state_dict(
+                self.model, self._optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+            )
+
+    def _state(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.model, self._optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def train(self) -> None:
+        self._optimizer.zero_grad()
+        inputs, wanted = batch(self.step, dist.get_rank())
+        torch.nn.functional.mse_loss(self.model(inputs), wanted).backward()
+        self._optimizer.step()
+        self.step += 1
+        if self.step % SAVE_EVERY == 0:
+            folder = self._folder / str(self.step)
+            dcp.save({"train": self._state()}, checkpoint_id=folder)
+            if dist.get_rank() == 0:
+                (folder / "complete").touch()
+
+    def digest(self) -> str:
+        found = hashlib.sha256()
+        for parameter in self.model.parameters():
+            whole = parameter.full_tensor()  # a DTensor's, gathered
+            found.update(whole.detach().numpy().tobytes())
+        return found.hexdigest()[:16]
+
+    def survivor_digest(self) -> str:
+        """Shards differ from rank to rank, so only the step can be compared."""
+        return ""
+
+
+def work(arguments: argparse.Namespace) -> None:
+    """One worker, from its start to the last step."""
+    torch.set_num_threads(1)  # all share this machine's cores
+    host, _, port = arguments.store.rpartition(":")
+    store = dist.TCPStore(host, int(port), is_master=False, timeout=LIMIT)
+    # Rank and size mean nothing until the first reconfigure.
+    dist.init_process_group(
+        "pccl", store=dist.HashStore(), rank=0, world_size=1, timeout=LIMIT, enable_reconfigure=True
+    )
+    members = Members(store, arguments.worker)
+    loop = DDPLoop() if arguments.loop == "ddp" else FSDPLoop(arguments.folder)
+    members.announce(dist._get_reconfigure_handle())  # when nothing is left to be done that others would wait for
+    while loop.step < arguments.steps:
+        handles = members.next_world()
+        try:
+            began = time.monotonic()
+            dist._reconfigure(members.uuid, handles, timeout=timedelta(seconds=20)).wait()
+            took = time.monotonic() - began
+            loop.enter()
+            say("world", worker=arguments.worker, uuid=members.uuid, rank=dist.get_rank(), size=len(handles),
+                step=loop.step, seconds=round(took, 3))  # fmt: skip
+            run_steps(loop, members, arguments)
+        except RuntimeError as error:  # a loss, a timeout: whatever it is, a new world follows
+            members.is_broken()
+            say("lost", worker=arguments.worker, uuid=members.uuid, step=loop.step, why=str(error),
+                digest=loop.survivor_digest())  # fmt: skip
+    say("done", worker=arguments.worker, step=loop.step, digest=loop.digest())
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run_steps(loop: DDPLoop | FSDPLoop, members: Members, arguments: argparse.Namespace) -> None:
+    """Train until the last step, or until there is a newer world: newcomers wait."""
+    while loop.step < arguments.steps:
+        loop.train()
+        time.sleep(arguments.pace)
+        members.reached(loop.step)
+        newest = torch.tensor([members.newest()])
+        dist.all_reduce(newest, dist.ReduceOp.MAX)  # so that all leave this world after the same step
+        if int(newest) > members.uuid:
+            return
+
+
+class Conductor:
+    """The parent: starts workers, kills one, tells all who is there."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
+        self._store.set("newest", "0")
+        self._workers: dict[int, subprocess.Popen[bytes]] = {}
+        self._handles: dict[int, str] = {}
+        """The handles of those who have announced themselves and are alive."""
+        self._uuid = 0
+
+    def run(self) -> int:
+        """Return 0 if all workers but the one that is killed have come to the last step."""
+        arguments = self._arguments
+        victim, _, kill_at = arguments.kill.partition("@")
+        to_kill, join_at = victim, arguments.join
+        for worker in range(arguments.peers):
+            self._start(worker)
+        failed: list[int] = []
+        is_over = False
+        broken_at = time.monotonic()
+        while self._workers:
+            time.sleep(0.005)
+            changed = self._greet()
+            for worker, process in list(self._workers.items()):
+                if process.poll() is None:
+                    continue
+                del self._workers[worker]
+                changed |= self._handles.pop(worker, None) is not None
+                is_over |= process.returncode == 0
+                if process.returncode != 0 and str(worker) != victim:
+                    failed.append(worker)
+            if to_kill and self._step_of(int(to_kill)) >= int(kill_at):
+                say("kill", worker=int(to_kill))
+                self._workers[int(to_kill)].kill()
+                to_kill = ""
+            if join_at and any(self._step_of(worker) >= join_at for worker in self._handles):
+                self._start(arguments.peers)
+                join_at = 0
+            if self._uuid and not any(self._value("broken", worker) == self._uuid for worker in self._handles):
+                broken_at = time.monotonic()
+            retry = time.monotonic() > broken_at + RETRY_S
+            if is_over:
+                for worker in self._workers.keys() - self._handles.keys():
+                    self._workers[worker].terminate()  # it has come too late
+            elif (changed or retry) and (self._uuid or len(self._handles) == arguments.peers):
+                self._tell()
+        say("over", failed=failed)
+        return 1 if failed else 0
+
+    def _start(self, worker: int) -> None:
+        command = [sys.executable, __file__, *sys.argv[1:], "--worker", str(worker)]
+        command += ["--store", f"127.0.0.1:{self._store.port}", "--folder", str(self._arguments.folder)]
+        self._workers[worker] = subprocess.Popen(command)
+
+    def _greet(self) -> bool:
+        """Take in those who have announced themselves. Return whether there are any."""
+        news = [each for each in self._workers if each not in self._handles and self._store.check([f"handle/{each}"])]
+        for worker in news:
+            self._handles[worker] = self._store.get(f"handle/{worker}").decode()
+        return bool(news)
+
+    def _value(self, what: str, worker: int) -> int:
+        key = f"{what}/{worker}"
+        return int(self._store.get(key)) if self._store.check([key]) else 0
+
+    def _step_of(self, worker: int) -> int:
+        return self._value("step", worker)
+
+    def _tell(self) -> None:
+        """Tell all of the next world. Who has been there longest comes first, and is rank 0."""
+        self._uuid += 1
+        self._store.set(f"world/{self._uuid}", json.dumps(list(self._handles.values())))
+        self._store.set("newest", str(self._uuid))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--loop", choices=["ddp", "fsdp"], default="ddp")
+    parser.add_argument("--peers", type=int, default=4, help="workers to begin with")
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--pace", type=float, default=0.05, metavar="SECONDS", help="how much longer a step takes")
+    parser.add_argument("--kill", default="2@50", metavar="WORKER@STEP", help="whom to kill when; '' for nobody")
+    parser.add_argument("--join", type=int, default=70, metavar="STEP", help="when to start one more; 0 for never")
+    parser.add_argument("--folder", type=Path, help="of checkpoints; default: one that is removed again")
+    parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--store", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker is not None:
+        work(arguments)
+        return 0
+    if not hasattr(dist, "_reconfigure"):
+        sys.exit(f"this needs torch 2.15 or newer, which has dist._reconfigure; here is torch {torch.__version__}")
+    with tempfile.TemporaryDirectory() as folder:
+        arguments.folder = arguments.folder or Path(folder)
+        return Conductor(arguments).run()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())
