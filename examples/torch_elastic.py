@@ -1,11 +1,13 @@
 """Training that survives the loss of ranks and takes in new ones, with torch's own DDP or FSDP2, over pccl.
 
-    python examples/torch_elastic.py                                     # torch 2.15 or newer
+    python examples/torch_elastic.py
     python examples/torch_elastic.py --loop fsdp --kill 0@60 --join 100
 
-It starts `--peers` workers, kills one of them with SIGKILL (`--kill WORKER@STEP`), and starts a new one (`--join
-STEP`). The workers hear of the loss from the collective that they are in, as an error that names the lost rank and the
-reason; then `dist._reconfigure` forms a group of those who are left, in the same processes.
+It starts `--peers` workers, kills one of them with SIGKILL (`--kill WORKER@STEP`), and lets one more join that was
+started beside them (`--join STEP`). The workers hear of the loss from the collective that they are in, as an error that
+names the lost rank and the reason; then a reconfigure forms a group of those who are left, in the same processes. torch
+2.15 has functions for that, `dist._reconfigure` and others; the process groups of pccl have the methods with an older
+torch, too.
 
 With DDP every worker holds all of the model, so nothing is lost with a rank: those who are left go on with the step
 that was interrupted. With FSDP2 a rank takes its shards with it, so all go back to the last checkpoint
@@ -19,12 +21,14 @@ import argparse
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -41,13 +45,16 @@ WIDTH = 64
 BATCH = 32
 SAVE_EVERY = 5
 LIMIT = timedelta(seconds=60)
+PROCESS = f"{socket.gethostname()}:{os.getpid()}"
+"""What errors call this process."""
 RETRY_S = 3.0
 """Seconds after which there is another world of the same workers, where they cannot go on in the last one."""
 
 
 def say(event: str, **facts: Any) -> None:
     """Tell the parent, and whoever watches, in one line."""
-    print(json.dumps({"event": event, "at": round(time.time(), 3), **facts}), flush=True)
+    line = json.dumps({"event": event, "at": round(time.time(), 3), **facts})
+    print(f"{line}\n", end="", flush=True)  # whole, though several processes write
 
 
 class Members:
@@ -80,6 +87,16 @@ class Members:
             handles: list[str] = json.loads(self._store.get(f"world/{self.uuid}"))
             if self._handle in handles:
                 return handles
+
+
+def reconfigure(uuid: int, handles: list[str]) -> None:
+    """Have the default group be those whose handles these are."""
+    timeout = timedelta(seconds=20)
+    if hasattr(dist, "_reconfigure"):
+        dist._reconfigure(uuid, handles, timeout=timeout).wait()
+    else:
+        options = SimpleNamespace(uuid=uuid, handles=handles, timeout=timeout, hints={})
+        dist.distributed_c10d._get_default_group().reconfigure(options).wait()
 
 
 def new_model() -> torch.nn.Module:
@@ -187,27 +204,26 @@ def work(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)  # all share this machine's cores
     host, _, port = arguments.store.rpartition(":")
     store = dist.TCPStore(host, int(port), is_master=False, timeout=LIMIT)
-    # Rank and size mean nothing until the first reconfigure.
-    dist.init_process_group(
-        "pccl", store=dist.HashStore(), rank=0, world_size=1, timeout=LIMIT, enable_reconfigure=True
-    )
+    # Alone until the first reconfigure.
+    dist.init_process_group("pccl", store=dist.HashStore(), rank=0, world_size=1, timeout=LIMIT)
     members = Members(store, arguments.worker)
     loop = DDPLoop() if arguments.loop == "ddp" else FSDPLoop(arguments.folder)
-    members.announce(dist._get_reconfigure_handle())  # when nothing is left to be done that others would wait for
+    # When nothing is left to be done that the others would wait for.
+    members.announce(dist.distributed_c10d._get_default_group().get_reconfigure_handle())
     while loop.step < arguments.steps:
         handles = members.next_world()
         try:
             began = time.monotonic()
-            dist._reconfigure(members.uuid, handles, timeout=timedelta(seconds=20)).wait()
+            reconfigure(members.uuid, handles)
             took = time.monotonic() - began
             loop.enter()
-            say("world", worker=arguments.worker, uuid=members.uuid, rank=dist.get_rank(), size=len(handles),
-                step=loop.step, seconds=round(took, 3))  # fmt: skip
+            facts = {"rank": dist.get_rank(), "size": len(handles), "step": loop.step, "seconds": round(took, 3)}
+            say("world", worker=arguments.worker, process=PROCESS, uuid=members.uuid, **facts)
             run_steps(loop, members, arguments)
         except RuntimeError as error:  # a loss, a timeout: whatever it is, a new world follows
             members.is_broken()
-            say("lost", worker=arguments.worker, uuid=members.uuid, step=loop.step, why=str(error),
-                digest=loop.survivor_digest())  # fmt: skip
+            facts = {"step": loop.step, "why": str(error), "digest": loop.survivor_digest()}
+            say("lost", worker=arguments.worker, uuid=members.uuid, **facts)
     say("done", worker=arguments.worker, step=loop.step, digest=loop.digest())
     dist.barrier()
     dist.destroy_process_group()
@@ -242,14 +258,14 @@ class Conductor:
         arguments = self._arguments
         victim, _, kill_at = arguments.kill.partition("@")
         to_kill, join_at = victim, arguments.join
-        for worker in range(arguments.peers):
+        for worker in range(arguments.peers + (join_at > 0)):
             self._start(worker)
         failed: list[int] = []
         is_over = False
         broken_at = time.monotonic()
         while self._workers:
             time.sleep(0.005)
-            changed = self._greet()
+            changed = self._greet(but=arguments.peers if join_at else None)
             for worker, process in list(self._workers.items()):
                 if process.poll() is None:
                     continue
@@ -263,7 +279,6 @@ class Conductor:
                 self._workers[int(to_kill)].kill()
                 to_kill = ""
             if join_at and any(self._step_of(worker) >= join_at for worker in self._handles):
-                self._start(arguments.peers)
                 join_at = 0
             if self._uuid and not any(self._value("broken", worker) == self._uuid for worker in self._handles):
                 broken_at = time.monotonic()
@@ -281,9 +296,11 @@ class Conductor:
         command += ["--store", f"127.0.0.1:{self._store.port}", "--folder", str(self._arguments.folder)]
         self._workers[worker] = subprocess.Popen(command)
 
-    def _greet(self) -> bool:
-        """Take in those who have announced themselves. Return whether there are any."""
-        news = [each for each in self._workers if each not in self._handles and self._store.check([f"handle/{each}"])]
+    def _greet(self, but: int | None) -> bool:
+        """Take in those who have announced themselves, but for the one that is to join later. Return whether there are
+        any."""
+        strangers = [each for each in self._workers if each not in self._handles and each != but]
+        news = [each for each in strangers if self._store.check([f"handle/{each}"])]
         for worker in news:
             self._handles[worker] = self._store.get(f"handle/{worker}").decode()
         return bool(news)
@@ -296,9 +313,9 @@ class Conductor:
         return self._value("step", worker)
 
     def _tell(self) -> None:
-        """Tell all of the next world. Who has been there longest comes first, and is rank 0."""
+        """Tell all of the next world. Newcomers have the highest numbers, so rank 0 is never one of them."""
         self._uuid += 1
-        self._store.set(f"world/{self._uuid}", json.dumps(list(self._handles.values())))
+        self._store.set(f"world/{self._uuid}", json.dumps([handle for _, handle in sorted(self._handles.items())]))
         self._store.set("newest", str(self._uuid))
 
 
@@ -309,7 +326,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--pace", type=float, default=0.05, metavar="SECONDS", help="how much longer a step takes")
     parser.add_argument("--kill", default="2@50", metavar="WORKER@STEP", help="whom to kill when; '' for nobody")
-    parser.add_argument("--join", type=int, default=70, metavar="STEP", help="when to start one more; 0 for never")
+    parser.add_argument("--join", type=int, default=70, metavar="STEP", help="when one more joins; 0 for never")
     parser.add_argument("--folder", type=Path, help="of checkpoints; default: one that is removed again")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--store", help=argparse.SUPPRESS)
@@ -317,8 +334,6 @@ def main() -> int:
     if arguments.worker is not None:
         work(arguments)
         return 0
-    if not hasattr(dist, "_reconfigure"):
-        sys.exit(f"this needs torch 2.15 or newer, which has dist._reconfigure; here is torch {torch.__version__}")
     with tempfile.TemporaryDirectory() as folder:
         arguments.folder = arguments.folder or Path(folder)
         return Conductor(arguments).run()

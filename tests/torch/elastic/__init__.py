@@ -1,0 +1,1 @@
+"""Ranks killed in training that goes on: the example, run and judged."""
