@@ -31,7 +31,7 @@ static uint32_t by_tables(uint32_t r, const uint8_t *at, size_t bytes)
 
 #if PCCL_SIMD_X86
 #define HAVE_INSTRUCTION 1
-#define TARGET_INSTRUCTION __attribute__((target("sse4.2")))
+#define TARGET_INSTRUCTION __attribute__((target(PCCL_TARGET_CRC32C)))
 #define INSTRUCTION_8(r, v) ((uint32_t)__builtin_ia32_crc32di((r), (v)))
 #define INSTRUCTION_1(r, v) __builtin_ia32_crc32qi((r), (v))
 #elif defined(__aarch64__) && defined(__GNUC__) && !defined(PCCL_NO_SIMD)

@@ -18,7 +18,7 @@
 #if PCCL_SIMD_X86
 #include <immintrin.h>
 
-#define PCCL_TARGET_FOLDING __attribute__((target("sse4.2,avx512f,avx512vl,vpclmulqdq")))
+#define PCCL_TARGET_FOLDING __attribute__((target(PCCL_TARGET_CRC32C ",avx512f,avx512vl,vpclmulqdq")))
 
 enum { PCCL_FOLD_BYTES = 256, PCCL_FOLD_LANES = 4, PCCL_FOLD_LANE_BYTES = PCCL_FOLD_BYTES / PCCL_FOLD_LANES };
 

@@ -48,6 +48,11 @@ int pccl_simd_has(enum pccl_simd_feature feature);
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(PCCL_NO_SIMD)
 #define PCCL_SIMD_X86 1
 #define PCCL_TARGET_AVX2 __attribute__((target("avx2,f16c")))
+#if defined(__clang__) && __clang_major__ >= 14
+#define PCCL_TARGET_CRC32C "sse4.2,crc32" /* the latter is not part of the former there */
+#else
+#define PCCL_TARGET_CRC32C "sse4.2"
+#endif
 #if defined(__clang__)
 #define PCCL_TARGET_AVX512 \
     __attribute__((target("avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl"), min_vector_width(512)))
