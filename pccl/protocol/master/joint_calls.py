@@ -28,10 +28,6 @@ from pccl.protocol.point_to_point import callers_tag
 from pccl.types import Result
 
 
-def _account(waits: Mapping[int, Wait]) -> str:
-    return ", ".join(f"peer {peer} in {wait.kind}" for peer, wait in sorted(waits.items()))
-
-
 class JointCalls:
     """All joint calls of one run."""
 
@@ -176,11 +172,15 @@ class JointCalls:
             return True
         return False
 
+    def _account(self, waits: Mapping[int, Wait]) -> str:
+        members = self._state.members
+        return ", ".join(f"{members[peer]} in {wait.kind}" for peer, wait in sorted(waits.items()))
+
     def _end_all(self, peers: Iterable[int]) -> None:
         waits = self._waits.of(peers)
         others = {wait.kind for wait in waits.values()} - {Kind.ARE_PEERS_PENDING}
         answer = PendingAnswer.ADMITTING if others == {Kind.UPDATE_TOPOLOGY} else PendingAnswer.ELSEWHERE
-        self._end(waits, f"these calls can never meet: {_account(waits)}", answer)
+        self._end(waits, f"these calls can never meet: {self._account(waits)}", answer)
 
     def _end_behind(self, group: Group, op: OpRef, stuck: set[int]) -> bool:
         """End the joint calls of peers that would have to launch `op` first, which `stuck` peers wait in. Return False
@@ -190,7 +190,7 @@ class JointCalls:
             return False
         reason = (
             f"peers {sorted(stuck)} wait in the op with tag {callers_tag(op.tag)}, which these never launched: "
-            f"{_account(waits)}"
+            f"{self._account(waits)}"
         )
         if all(wait.kind in Kind.EXCLUSIVE for wait in waits.values()):
             if completion.is_mutual(op.tag, group.is_mutual):

@@ -42,6 +42,7 @@ import trio
 from pccl.protocol import messages as m
 from pccl.protocol.auth import Keys
 from pccl.protocol.codec import ProtocolError, encode, harmless
+from pccl.protocol.names import peer_named
 from pccl.runtime.network import addresses, handshake
 from pccl.runtime.network.system import SYSTEM, System
 from pccl.runtime.network.wire import ConnectionLost, SocketChannel, receive_exactly, send_bytes
@@ -230,7 +231,7 @@ async def dial(
             sock.close()
             raise
         sock.close()
-    raise LinkError(f"peer {member.peer} at {'; '.join(failures)}")
+    raise LinkError(f"{peer_named(member.peer, member.name)} at {'; '.join(failures)}")
 
 
 async def dial_within(
@@ -301,7 +302,7 @@ async def dial_link(
             now_s, pause_s = trio.current_time(), reach_s / LOOKS
         furthest = max(passages, key=_progress)
         reason = f"no answer within {round(now_s - start_s, 1):g} s{furthest.remedy}"
-        fail(LinkError(f"peer {member.peer} at {_where(member)}: {reason}"))
+        fail(LinkError(f"{peer_named(member.peer, member.name)} at {_where(member)}: {reason}"))
 
     async with trio.open_nursery() as nursery:
         start_task(nursery, bound)

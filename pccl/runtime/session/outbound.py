@@ -16,6 +16,7 @@ import trio
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.auth import Keys
+from pccl.protocol.names import peer_named
 from pccl.runtime.data_plane.interfaces import Links
 from pccl.runtime.network import links
 from pccl.runtime.session.driver import Driver, Handlers
@@ -148,7 +149,8 @@ class Outbound:
     async def _await_link(self, effect: ps.MakeLink, scope: trio.CancelScope) -> None:
         with scope:
             await trio.sleep(effect.timeout_s)
-            reason = f"peer {effect.member.peer} did not connect to us within {effect.timeout_s:g} s"
+            who = peer_named(effect.member.peer, effect.member.name)
+            reason = f"{who} did not connect to us within {effect.timeout_s:g} s"
             with self._driver.taking_over as machine:
                 machine.link_failed(effect.link, reason)
 

@@ -16,6 +16,9 @@ from pccl.protocol.messages import LinkReport, PathTrial, Report
 from pccl.runtime.data_plane.events import LinkCounters
 
 REPORT_S = 0.5
+"""Time between two reports. The diagnosis names who is slow after a few of them. With 16 peers that reduce five times a
+second, they and their master on two busy cores, a master needs 2.9 % of a core and a peer 1.34 %, or 0.33 % when it
+rests; at 2 s it is 2.0, 1.11 and 0.17 %, and at 1 s 2.4, 1.26 and 0.25 %."""
 STUCK_MS = 700
 REPORTS_PER_S_MAX = 250
 EPOCHS_REPORTED = 4
