@@ -79,22 +79,14 @@ class _Exchanged(Placed):
         self._counts = counts
         self._row = math.prod(send.shape[1:]) * (_item_bytes(send.owner) if send.bytes_of else 1)
         """Elements of a row."""
-        self._parts: tuple[list[int], list[int]] = ([], [])
+        self._parts: tuple[list[int], list[int]] | None = None
+        """The counts in elements; None: all parts are alike."""
 
     def place(self, rank: int, world_size: int) -> Buffers:
         send = self._send
-        gives, gets = self._counts if self._counts is not None else self._equal(world_size)
-        for role, counts in (("send_counts", gives), ("recv_counts", gets)):
-            if len(counts) != world_size:
-                raise ValueError(f"{role} has {len(counts)} numbers, but there are {world_size} peers")
-        if gives[rank] != gets[rank]:
-            raise ValueError(
-                f"rank {rank} gives itself {gives[rank]} rows, but takes {gets[rank]} from itself: send_counts and "
-                f"recv_counts differ at its own rank"
-            )
-        self._parts = [rows * self._row for rows in gives], [rows * self._row for rows in gets]
-        self._count = sum(self._parts[1])
-        recv = self._destination((sum(gets), *send.shape[1:]))
+        rows = self._rows(rank, world_size)
+        self._count = rows * self._row
+        recv = self._destination((rows, *send.shape[1:]))
         count = max(send.count, self._count)
         if recv is None:
             return Buffers(0, 0, count, None, self._parts)
@@ -108,21 +100,32 @@ class _Exchanged(Placed):
             raise ValueError("recv overlaps send, which has to stay as it is")
         return Buffers(send.address, recv.address, count, (send.owner, recv.owner), self._parts)
 
-    def _equal(self, world_size: int) -> tuple[list[int], list[int]]:
-        rows = self._send.shape[0]
-        if rows % world_size:
+    def _rows(self, rank: int, world_size: int) -> int:
+        """Check the counts. Return how many rows this peer gets."""
+        if self._counts is None:
+            rows = self._send.shape[0]
+            if rows % world_size:
+                raise ValueError(
+                    f"send has {rows} rows, which cannot be divided evenly among {world_size} peers; give send_counts "
+                    f"and recv_counts"
+                )
+            return rows
+        gives, gets = self._counts
+        for role, counts in (("send_counts", gives), ("recv_counts", gets)):
+            if len(counts) != world_size:
+                raise ValueError(f"{role} has {len(counts)} numbers, but there are {world_size} peers")
+        if gives[rank] != gets[rank]:
             raise ValueError(
-                f"send has {rows} rows, which cannot be divided evenly among {world_size} peers; give send_counts and "
-                f"recv_counts"
+                f"rank {rank} gives itself {gives[rank]} rows, but takes {gets[rank]} from itself: send_counts and "
+                f"recv_counts differ at its own rank"
             )
-        counts = [rows // world_size] * world_size
-        return counts, counts
+        self._parts = [rows * self._row for rows in gives], [rows * self._row for rows in gets]
+        return sum(gets)
 
     def cargo(self) -> Cargo:
-        gives, gets = self._parts
-        itemsize = self._send.dtype.itemsize
-        read, write = Span(0, sum(gives) * itemsize), Span(0, sum(gets) * itemsize)
-        piece = Piece(max(sum(gives), sum(gets)), read, write, parts=self._parts)
+        size_bytes = self._count * self._send.dtype.itemsize
+        count = max(self._send.count, self._count)
+        piece = Piece(count, Span(0, self._send.size_bytes), Span(0, size_bytes), parts=self._parts)
         return Cargo(self._send.owner, self._delivery, [piece])
 
 

@@ -31,6 +31,11 @@ def _run(*arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+def test_shuffle() -> None:
+    lines = sorted(line.partition(" ")[2] for line in _run("-n", "3", "examples/shuffle.py"))
+    assert [line[: len("rank 0 has")] for line in lines] == [f"rank {rank} has" for rank in range(3)]
+
+
 def test_hello() -> None:
     assert sorted(_run("-n", "4", "examples/hello.py")) == [
         f"[{index}] [ 6. 10. 14. 18.] is the sum over 4 peers" for index in range(4)

@@ -1,0 +1,32 @@
+"""Samples change hands, so that no peer keeps those that it began with:
+
+    pccl launch -n 4 examples/shuffle.py
+
+Each peer deals its samples out at random. It tells every other one how many it has for it, and then gives it these: two
+calls of `all_to_all`, the first with a number for each peer, the second with parts of these lengths.
+"""
+
+import os
+
+import numpy as np
+
+from pccl import Communicator, ReduceOp
+
+SAMPLES = 1000
+
+with Communicator() as communicator:
+    world_size = communicator.wait_for_peers(int(os.environ["PCCL_LAUNCH_COUNT"]))
+    rank = communicator.membership.rank
+    random = np.random.default_rng(rank)
+    samples = np.full((SAMPLES, 3), rank, np.float32)
+
+    owners = random.integers(0, world_size, SAMPLES)
+    dealt = samples[np.argsort(owners, kind="stable")]
+    send_counts = np.bincount(owners, minlength=world_size)
+    recv_counts = communicator.all_to_all(send_counts).array.tolist()
+    mine = communicator.all_to_all(dealt, send_counts=send_counts.tolist(), recv_counts=recv_counts).array
+
+    print(f"rank {rank} has {len(mine)} samples: {recv_counts} of each rank")
+    assert np.array_equal(mine[:, 0], np.repeat(np.arange(world_size), recv_counts))
+    count = communicator.reduce(np.array(len(mine)), op=ReduceOp.SUM, root=0).array
+    assert rank != 0 or count == world_size * SAMPLES
