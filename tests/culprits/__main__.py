@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 
 from tests.culprits.faults import FAULTS
 from tests.culprits.stage import Plan, Stage
+from tests.support.arguments import minutes, natural
 from tests.wan.lab import unavailable
 
 NAMED_WITHIN_S = 5.0
@@ -102,12 +103,16 @@ def watch_quiet(seconds: float, seed: int) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--injections", type=int, default=30)
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.culprits", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--injections", type=natural, default=30)
     parser.add_argument("--seed", type=int, default=None, help="of the first run (default: a fresh one)")
     parser.add_argument("--kinds", nargs="+", choices=FAULTS, default=list(FAULTS))
-    parser.add_argument("--quiet-minutes", type=float, default=0.0)
+    parser.add_argument("--quiet-minutes", type=minutes, default=0.0)
     arguments = parser.parse_args()
+    if not arguments.injections and not arguments.quiet_minutes:
+        parser.error("--injections 0 needs --quiet-minutes: else nothing is looked at")
     reason = unavailable()
     if reason is not None:
         print(reason, file=sys.stderr)

@@ -28,6 +28,7 @@ from tests.interleaving.scenarios import SCENARIOS
 from tests.interleaving.schedule import MODES, Plan, play
 from tests.interleaving.scheduler import ScheduleError
 from tests.interleaving.tracing import Grain
+from tests.support.arguments import minutes, positive
 
 BLOCK = 25
 """Schedules handed to a process at a time."""
@@ -62,10 +63,12 @@ class Block:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.interleaving", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--schedules", type=int, metavar="N", help="how many (default 1000, or as --minutes allows)")
+    parser.add_argument(
+        "--schedules", type=positive, metavar="N", help="how many (default 1000, or as --minutes allows)"
+    )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the first one's (default 1)")
-    parser.add_argument("--minutes", type=float, metavar="M", help="stop after so long")
-    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes (default 1)")
+    parser.add_argument("--minutes", type=minutes, metavar="M", help="stop after so long")
+    parser.add_argument("--jobs", type=positive, default=1, metavar="J", help="processes (default 1)")
     parser.add_argument("--scenario", choices=SCENARIOS, help="what the callers do (default: any)")
     parser.add_argument("--grain", choices=[each.value for each in Grain], help="where threads are preempted")
     parser.add_argument("--mode", choices=MODES, help="who decides (default: either)")

@@ -30,6 +30,7 @@ from tests.mutation.mutants import ROOT, Mutant, MutantError, load
 from tests.mutation.results import Cache, Killers, Outcome, account, scores
 from tests.mutation.stages import Players, Reach, Stages, UnsoundError, end_all
 from tests.mutation.tree import Base
+from tests.support.arguments import positive
 
 SCHEDULES = 5000
 REACH_MUTANTS_MIN = 20
@@ -43,9 +44,11 @@ def main() -> int:
     parser.add_argument(
         "--stage", default="", choices=("simulation", "native", "unit", "tests"), help="this stage alone"
     )
-    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="mutants at a time (default 1)")
-    parser.add_argument("--schedules", type=int, default=SCHEDULES, metavar="N", help=f"at most (default {SCHEDULES})")
-    parser.add_argument("--sample", type=int, metavar="N", help="so many of them, by chance")
+    parser.add_argument("--jobs", type=positive, default=1, metavar="J", help="mutants at a time (default 1)")
+    parser.add_argument(
+        "--schedules", type=positive, default=SCHEDULES, metavar="N", help=f"at most (default {SCHEDULES})"
+    )
+    parser.add_argument("--sample", type=positive, metavar="N", help="so many of them, by chance")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the sample (default 1)")
     parser.add_argument("--report", type=Path, metavar="FILE", help="write all outcomes as a table in Markdown")
     parser.add_argument("--cache", type=Path, default=CACHE, metavar="DIR", help=f"(default {CACHE})")

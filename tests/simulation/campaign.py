@@ -32,6 +32,7 @@ from tests.simulation.schedule import play
 from tests.simulation.shrink import failure_of, shrink
 from tests.simulation.steering import Steering, play_plans, report
 from tests.simulation.steering import blocks as blocks_of
+from tests.support.arguments import minutes, positive
 
 BLOCK = 50
 """Schedules handed to a process at a time."""
@@ -52,10 +53,12 @@ Failed = tuple[int, str]
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--schedules", type=int, metavar="N", help="how many (default 1000, or as --minutes allows)")
+    parser.add_argument(
+        "--schedules", type=positive, metavar="N", help="how many (default 1000, or as --minutes allows)"
+    )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the first one's (default 1)")
-    parser.add_argument("--minutes", type=float, metavar="M", help="stop after so long")
-    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes (default 1)")
+    parser.add_argument("--minutes", type=minutes, metavar="M", help="stop after so long")
+    parser.add_argument("--jobs", type=positive, default=1, metavar="J", help="processes (default 1)")
     parser.add_argument(
         "--masters",
         type=int,
@@ -72,13 +75,13 @@ def main() -> int:
         help="model: engines that pretend (default); real: the one that ships; both: one after the other",
     )
     parser.add_argument("--sanitize", metavar="LIST", help="build the real engine so, such as address,undefined")
-    parser.add_argument("--plan", help="play this plan only")
+    parser.add_argument("--plan", type=_plan, help="play this plan only")
     options = parser.parse_args()
     if options.sanitize:
         sanitized(options.sanitize)
     engine = options.engine
     if options.plan is not None:
-        return _explain(Plan.loads(options.plan), "", engine)
+        return _explain(options.plan, "", engine)
     masters, traits = options.masters, None
     if options.one_name:
         masters, traits = max(2, masters or 0), (ONE_NAME,)
@@ -105,6 +108,13 @@ def main() -> int:
             print(_account(played, reported_at - begun_at), flush=True)
     print(f"{_account(played, time.monotonic() - begun_at)}, {f'{failures} failed' if failures else 'all well'}")
     return 1 if failures else 0
+
+
+def _plan(text: str) -> Plan:
+    try:
+        return Plan.loads(text)
+    except Exception as error:
+        raise argparse.ArgumentTypeError(f"this is no plan: {error}") from None
 
 
 def _steer(steering: Steering, jobs: int, schedules: int | None, minutes: float | None) -> int:

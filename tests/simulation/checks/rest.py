@@ -57,6 +57,8 @@ class Rest:
         for op in node.open_ops:
             if op not in node.keys:
                 assert waits_exclusively, f"op {op} of {node} never starts"
+            else:
+                assert node.keys[op] in node.submitted, f"op {op} of {node} is over, and its caller waits still"
         for key, effect in node.submitted.items():
             involved = self._facts.participants(key, ring)
             assert not all(key in each.submitted for each in involved), f"op {effect.op} of {node}, {key}, hangs"

@@ -19,6 +19,7 @@ from itertools import count
 
 from tests.simulation.session.schedule import Schedule
 from tests.simulation.session.world import LOG_LINES_SHOWN, World, play
+from tests.support.arguments import minutes, positive
 
 HASH_SEED = "0"
 REPORT_EVERY_S = 15.0
@@ -50,9 +51,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.simulation.session", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--schedules", type=int, metavar="N", help="how many (default 100, or as --minutes allows)")
+    parser.add_argument(
+        "--schedules", type=positive, metavar="N", help="how many (default 100, or as --minutes allows)"
+    )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the first one's (default 1)")
-    parser.add_argument("--minutes", type=float, metavar="M", help="stop after so long")
+    parser.add_argument("--minutes", type=minutes, metavar="M", help="stop after so long")
     parser.add_argument("--log", metavar="FILE", help="write the log of each schedule to this file")
     parser.add_argument("--keep-going", action="store_true", help="go on after a failure, and list them in the end")
     options = parser.parse_args()

@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from tests.support.arguments import minutes, positive
 from tests.wan.lab import unavailable
 from tests.wan.nemesis import clock, timeline
 from tests.wan.nemesis.mixtures import mixture
@@ -77,9 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--scenario", action="append", metavar="NAME", choices=SCENARIOS, help="may be repeated")
     parser.add_argument("--list", action="store_true", help="print the scenarios and end")
-    parser.add_argument("--minutes", type=float, default=0.0, help="end after so many; 0: when all were played")
-    parser.add_argument("--mixtures", type=int, metavar="N", help="so many mixtures instead of the scenarios")
-    parser.add_argument("--seconds", type=float, default=MIXTURE_S, help="of a mixture's faults (default: 60)")
+    parser.add_argument("--minutes", type=minutes, default=0.0, help="end after so many; 0: when all were played")
+    parser.add_argument("--mixtures", type=positive, metavar="N", help="so many mixtures instead of the scenarios")
+    parser.add_argument("--seconds", type=minutes, default=MIXTURE_S, help="of a mixture's faults (default: 60)")
     parser.add_argument("--seed", type=int, help="of the first that is played (default: a fresh one)")
     parser.add_argument("--keep-going", action="store_true", help="after a violation too")
     parser.add_argument("--folder", type=Path, help="keep histories, logs and pictures here, of what passed too")
