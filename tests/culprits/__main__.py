@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from tests.culprits.faults import FAULTS
 from tests.culprits.stage import Plan, Stage
-from tests.support.arguments import minutes, natural
+from tests.support.arguments import minutes, natural, until_interrupted
 from tests.wan.lab import unavailable
 
 NAMED_WITHIN_S = 5.0
@@ -155,4 +155,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted(main))

@@ -11,6 +11,7 @@ if STEER in sys.argv:
     coverage_map.install()
 
 from tests.simulation.campaign import main  # noqa: E402
+from tests.support.arguments import until_interrupted  # noqa: E402
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted(main))

@@ -1,13 +1,20 @@
-"""Types of arguments of the test commands. What would play nothing is refused, for it would be reported as all well."""
+"""What test commands share: types of arguments, and their end by Ctrl-C.
+
+What would play nothing is refused, for it would be reported as all well.
+"""
 
 from __future__ import annotations
 
 import argparse
 import math
+import sys
+from collections.abc import Callable
 
 from pccl.cli.arguments import natural, positive
 
-__all__ = ["minutes", "natural", "positive"]
+__all__ = ["minutes", "natural", "positive", "until_interrupted"]
+INTERRUPTED = 130
+"""The exit status of a command that Ctrl-C has ended."""
 
 
 def minutes(text: str) -> float:
@@ -19,3 +26,15 @@ def minutes(text: str) -> float:
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a length of time")
     return value
+
+
+def until_interrupted(main: Callable[[], int]) -> int:
+    """Run a command, and return its exit status."""
+    try:
+        return main()
+    except BaseException as error:
+        is_group = isinstance(error, BaseExceptionGroup) and error.subgroup(KeyboardInterrupt) is not None
+        if not is_group and not isinstance(error, KeyboardInterrupt):
+            raise
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED

@@ -3,6 +3,7 @@
 import sys
 
 from tests.simulation.session.campaign import main
+from tests.support.arguments import until_interrupted
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(until_interrupted(main))
