@@ -174,12 +174,17 @@ class Control:
         lifetime = parts["lifetime"]
         self.attached = trio.Event()
         self.attached.set()
+        self.answered = trio.Event()
         self.senders: trio.Nursery | None = None
         self.is_cut_off = False
         self.handlers = {ps.SeekMaster: lambda _, effect: lifetime.spawn(self._give_up, effect.reason)}
         self._master = parts["master"]
         self._options: SessionOptions = parts["options"]
         self._driver = parts["driver"]
+        lifetime.at_end(lambda _: self.answered.set())
+
+    def account(self) -> str:
+        return ""
 
     async def until_master_speaks(self) -> None:
         await trio.sleep_forever()
@@ -206,6 +211,7 @@ class Control:
         connection.send([hello])
         while not driver.facts.is_over:
             messages = await connection.receive()
+            self.answered.set()
             with driver.taking_over as machine:
                 for message in messages:
                     machine.received(message)
