@@ -25,7 +25,12 @@ def of_call(status: RunStatus, peer: int, kind: str) -> str:
     elif waiting is not None and waiting.call == kind and waiting.missing:
         whom = _missing(members, waiting.missing, kind)
     elif waiting is None:
-        whom = "the master, which has yet to hear of it or to say how it ended"
+        # The status may be half a second old.
+        known = [member for member in status.members if member.state == "accepted" and member.peer != peer]
+        if kind == Kind.SYNC:
+            known = [member for member in known if member.group == own.group]
+        missing = [member.peer for member in known if member.waiting is None or member.waiting.call != kind]
+        whom = _missing(members, missing, kind) if missing else "the master, for all others have called it"
     else:
         whom = _carried_out(status, members, own.group, kind)
     return whom + _found(status)

@@ -18,7 +18,7 @@ def test_calls_that_can_never_meet_fail_with_an_account(world: World) -> None:
     world.run()
     for node, call in ((a, first), (b, second)):
         assert node.call(call) is Result.INVALID_USAGE
-        assert "peer 1 in update_topology, peer 2 in sync_shared_state" in node.calls[call].reason
+        assert "peer 1 (n1) in update_topology, peer 2 (n2) in sync_shared_state" in node.calls[call].reason
 
 
 def test_calls_of_the_run_that_can_never_meet_across_groups(world: World) -> None:
@@ -27,7 +27,7 @@ def test_calls_of_the_run_that_can_never_meet_across_groups(world: World) -> Non
     second = world.joint(b, Kind.OPTIMIZE_TOPOLOGY)
     world.run()
     assert (a.call(first), b.call(second)) == (Result.INVALID_USAGE, Result.INVALID_USAGE)
-    assert "peer 1 in update_topology, peer 2 in optimize_topology" in a.calls[first].reason
+    assert "peer 1 (n1) in update_topology, peer 2 (n2) in optimize_topology" in a.calls[first].reason
 
 
 def test_who_may_still_come_is_waited_for(world: World) -> None:
@@ -107,7 +107,7 @@ def test_op_and_exclusive_call_that_wait_for_each_other(world: World) -> None:
     world.run()
     assert (a.result(ops[0]), b.result(ops[1]), c.call(call)) == (Result.INVALID_USAGE,) * 3
     assert f"the op with tag {TAG}" in c.calls[call].reason
-    assert "peer 3 in update_topology" in a.results[ops[0]].reason
+    assert "peer 3 (n3) in update_topology" in a.results[ops[0]].reason
     assert world.reduce([a, b, c]) == [Result.SUCCESS] * 3, "each has heard once what was wrong"
 
 
