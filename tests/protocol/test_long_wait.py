@@ -72,7 +72,9 @@ def test_calls_that_all_have_made() -> None:
         run(member(1, SYNC), member(2, SYNC), is_syncing=True), 1, SYNC
     )
     assert accounts.of_call(run(member(1, SYNC), member(2, SYNC)), 1, SYNC) == "the master, for all have called it"
-    assert accounts.of_call(run(member(1), member(2)), 1, SYNC) == "peer 2 (vm:2), which has not called sync_shared_state"
+    assert (
+        accounts.of_call(run(member(1), member(2)), 1, SYNC) == "peer 2 (vm:2), which has not called sync_shared_state"
+    )
     assert "the master, for all others" in accounts.of_call(run(member(1), member(2, SYNC)), 1, SYNC)
     assert "a master that knows this peer" in accounts.of_call(run(member(2)), 1, SYNC)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.messages import Kind
+from pccl.protocol.messages import Kind, PendingAnswer
 from pccl.protocol.peer.ops import STALL_AFTER_S
 from pccl.types import Result
 from tests.simulation.world import TAG, World, rings
@@ -60,7 +60,7 @@ def test_question_for_pending_peers_is_answered_no_where_it_can_meet_nobody(worl
     first = world.joint(a, Kind.SYNC)
     second = world.joint(b, Kind.ARE_PEERS_PENDING)
     world.run()
-    assert (b.call(second), b.calls[second].value) == (Result.SUCCESS, 0)
+    assert (b.call(second), b.calls[second].value) == (Result.SUCCESS, PendingAnswer.ELSEWHERE)
     assert first not in a.calls
     assert world.call_all([b], Kind.SYNC) == [Result.SUCCESS]
     assert a.call(first) is Result.SUCCESS
@@ -74,7 +74,7 @@ def test_question_for_pending_peers_is_answered_no_while_others_wait_in_an_op(wo
     assert call not in b.calls
     world.wait(STALL_AFTER_S)
     world.run()
-    assert (b.call(call), b.calls[call].value) == (Result.SUCCESS, 0)
+    assert (b.call(call), b.calls[call].value) == (Result.SUCCESS, PendingAnswer.ELSEWHERE)
     assert op not in a.results
     assert world.reduce([b]) == [Result.SUCCESS]
     assert a.result(op) is Result.SUCCESS
@@ -120,7 +120,7 @@ def test_exclusive_call_and_question_behind_one_op(world: World) -> None:
     world.run()
     world.wait(STALL_AFTER_S)
     world.run()
-    assert (c.call(question), c.calls[question].value) == (Result.SUCCESS, 0)
+    assert (c.call(question), c.calls[question].value) == (Result.SUCCESS, PendingAnswer.ELSEWHERE)
     assert (a.result(op), b.call(exclusive)) == (Result.INVALID_USAGE, Result.INVALID_USAGE)
 
 
