@@ -209,7 +209,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         for callback in callbacks:
             callback()
         if futures:
-            self._driver.later(lambda: _complete(futures, value, error))
+            self._driver.later(lambda: _complete(futures))
 
     def when_over(self, callback: Callable[[], None]) -> None:
         """Have `callback` called when the work is over, by whoever ends it, or now."""
@@ -282,19 +282,26 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """Return a torch.futures.Future of the tensors with the result."""
-        future: Any = torch.futures.Future(devices=list(self._devices) or None)
+        """Return a torch.futures.Future of the tensors with the result. Where the call fails, it raises RuntimeError.
+
+        C++ code such as DDP's reducer sees no exception that Python sets (`set_exception`): it takes that for a result
+        without tensors, and crashes. What a callback raises is an error for it, too.
+        """
+        over: Any = torch.futures.Future(devices=list(self._devices) or None)
+        future = over.then(lambda _: self._delivered())
         with self._lock:
             if not self._done.is_set():
-                self._futures.append(future)
+                self._futures.append(over)
                 return future
-        _complete([future], self._value, self._error)
+        _complete([over])
         return future
 
+    def _delivered(self) -> Any:
+        if self._error is not None:
+            raise self._error
+        return self._value
 
-def _complete(futures: Sequence[Any], value: Any, error: BaseException | None) -> None:
+
+def _complete(futures: Sequence[Any]) -> None:
     for future in futures:
-        if error is None:
-            future.set_result(value)
-        else:
-            future.set_exception(error)
+        future.set_result(None)
