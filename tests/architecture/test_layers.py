@@ -62,7 +62,7 @@ USERS_OF_THE_API = {
     "training": ["pccl.signs", "pccl._floating_point", "pccl._integers", "pccl._waiting"],
 }
 # Folders of `pccl/runtime`, from the ground up: a folder imports from itself and from those before it.
-RUNTIME_LAYERS = ["extension", "threads", "network", "data_plane", "state", "master", "session"]
+RUNTIME_LAYERS = ["extension", "environment", "threads", "network", "data_plane", "state", "master", "session"]
 # Folders that do not know each other, though one is listed before the other.
 RUNTIME_UNRELATED = {"session": ["master"], "master": ["data_plane", "state"]}
 # The same of `pccl/training`.

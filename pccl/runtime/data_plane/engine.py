@@ -6,7 +6,6 @@ be called from any thread unless they say otherwise. None waits for the network,
 
 from __future__ import annotations
 
-import os
 import threading
 from enum import IntEnum
 from typing import Any
@@ -16,12 +15,13 @@ from pccl.runtime.data_plane import op_records
 from pccl.runtime.data_plane.events import READERS, EngineEvent, EngineFailedError
 from pccl.runtime.data_plane.op_request import OpRequest
 from pccl.runtime.data_plane.op_spec import Buffers
+from pccl.runtime.environment import number_of
 from pccl.runtime.extension import ffi, lib
 from pccl.runtime.extension import text as _text
 from pccl.runtime.network.encrypted import link_keys
 
 EVENTS_MAX = 256
-RECORDS = max(0, int(os.environ.get("PCCL_FLIGHT_RECORDS", 4096)))
+RECORDS = int(number_of("PCCL_FLIGHT_RECORDS", 4096, 2**20))
 """Number of ops that the flight recorder of a communicator remembers; 0: none."""
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import trio
 
 from pccl.protocol.recording import to_json
+from pccl.runtime.environment import number_of
 from pccl.runtime.session.flight_recorder import FlightRecorder
 from pccl.runtime.session.op_table import OpTable
 from pccl.runtime.threads.helper_thread import HelperThread
@@ -32,13 +33,6 @@ LOOK_S = 1.0
 """Interval in which ops are looked at."""
 
 
-def _hang_s() -> float:
-    try:
-        return float(os.environ.get("PCCL_TRACE_HANG", HANG_S))
-    except ValueError:
-        return HANG_S
-
-
 class Dumps:
     """The dumps of one session. Only for the trio thread, but for `ask`."""
 
@@ -49,7 +43,7 @@ class Dumps:
         self._recorder = recorder
         self._table = table
         self._logger = logger
-        self._hang_s = _hang_s()
+        self._hang_s = number_of("PCCL_TRACE_HANG", HANG_S, 1e9)
         self._asked: list[str] = []
         self._since: dict[int, float] = {}
         """The time at which each op in flight was first seen."""
