@@ -33,10 +33,10 @@ from pccl.runtime.session.options import SessionOptions
 from pccl.runtime.threads.clock_name import clock_name
 from pccl.types import Result
 
-EVENTS_KEPT = 1024
+EVENTS_KEPT = min(1024, RECORDS)
 """Number of events that are kept, and of joint calls: a loop may make one in each step."""
-SAMPLES_KEPT = 4096
-"""Number of link samples that are kept: with one link, those of two hours."""
+SAMPLES_KEPT = min(4096, RECORDS)
+"""Number of link samples that are kept."""
 RINGS_KEPT = 256
 """Number of epochs whose rings are kept."""
 TEXT_CHARACTERS_MAX = 500

@@ -34,6 +34,8 @@ from tests.wan.nemesis.values import Load
 
 MASTER_PORT = 48148
 PIPE_BYTES = 4096
+RECORDS = "256"
+"""What flight recorders hold: so little that they are full before the checker looks for leaks."""
 READY = b"pccl master listening on "
 READY_S = 60.0
 Log = Literal["file", "full pipe"]
@@ -176,6 +178,7 @@ class Stage:
             command = [*seat.disk.prefix, *command]
         environment = {**local_environment(), "PCCL_LOG_LEVEL": "INFO", "PYTHONFAULTHANDLER": "1"}
         environment |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "PCCL_STATE": ""}
+        environment["PCCL_FLIGHT_RECORDS"] = RECORDS
         environment["PCCL_TOKEN"] = f"token of {self.seed}" if self.setting.encrypts else ""
         environment["PCCL_ENCRYPT"] = "1" if self.setting.encrypts else "0"
         environment["PYTHONPATH"] = os.pathsep.join(str(Path(each).resolve()) for each in sys.path if each)
