@@ -142,7 +142,7 @@ class SessionHolder:
                     limit_s,
                     lambda: self._connect(n_attempts, reach_s, limit_s is None),
                     self._hindrance,
-                    how_to_look(self.address),
+                    lambda: (where_to_look if self._is_joining else how_to_look)(self.address),
                 )
         finally:
             self._is_connecting = False
@@ -300,14 +300,14 @@ class SessionHolder:
         timeout: Timeout,
         call: Callable[[], Awaitable[T]],
         whom: Callable[[], Awaitable[str]],
-        where: str,
+        where: str | Callable[[], str],
     ) -> T:
         """Await `call()` for as long as `timeout` allows, then raise TIMEOUT. `whom()` is asked for whom it waits, for
         the text of that and of the warnings on the way; `where` says where to look."""
         limit_s = self.timeout_s(timeout, func_name)
 
         async def account() -> tuple[str, str]:
-            return await whom(), where
+            return await whom(), where if isinstance(where, str) else where()
 
         with waiting(func_name, account, logger):
             if limit_s is None:

@@ -113,7 +113,9 @@ def test_ops_name_who_has_not_called(
 def test_a_newcomer_names_who_has_to_let_it_in(cluster: Cluster, warned: Warned) -> None:
     cluster.join(1)
     joining = Background((newcomer := cluster.new()).connect)
-    pattern = rf"^connect has waited 0 s for the peers of the run, .* calling update_topology: peer 1 \({NAME}\); "
+    pattern = (
+        rf"^connect has waited 0 s for the peers of the run, .* calling update_topology: peer 1 \({NAME}\); look at"
+    )
     until(lambda: warned(pattern), "it is said who has to let it in")
     until(lambda: waits_at_master(newcomer), "it waits")
     cluster[0].update_topology()
