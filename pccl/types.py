@@ -375,6 +375,15 @@ class Membership:
         return len(self.peers)
 
 
+def _kind_of(array: Any) -> str:
+    """Return what a line can show of an array, which may have millions of elements."""
+    if array is None:
+        return "None"
+    if not hasattr(array, "dtype"):
+        return f"<{type(array).__name__} of {len(array)}>"
+    return f"<{type(array).__name__} {array.dtype} {list(array.shape)}>"
+
+
 @dataclass(frozen=True, slots=True)
 class ReduceInfo:
     """The result of a committed all_reduce on this peer. Bytes are payload, without frame headers."""
@@ -388,6 +397,11 @@ class ReduceInfo:
     array: Any = field(default=None, compare=False)
     """The result as a new array, where `send` is a `jax.Array` and no `recv` was given; else None: it is in `recv`, or
     in place."""
+
+    def __repr__(self) -> str:
+        shown = f"local_world_size={self.local_world_size}, tx_bytes={self.tx_bytes}, rx_bytes={self.rx_bytes}"
+        array = "" if self.array is None else f", array={_kind_of(self.array)}"
+        return f"ReduceInfo({shown}, membership={self.membership!r}{array})"
 
     @property
     def world_size(self) -> int:
@@ -409,13 +423,8 @@ class CollectiveInfo:
     None after a barrier."""
 
     def __repr__(self) -> str:
-        # An array may have millions of elements; its kind is what a line can show.
-        dtype, shape = getattr(self.array, "dtype", ""), getattr(self.array, "shape", ())
-        array = self.array if self.array is None else f"<{type(self.array).__name__} {dtype} {list(shape)}>"
-        return (
-            f"CollectiveInfo(membership={self.membership!r}, tx_bytes={self.tx_bytes}, rx_bytes={self.rx_bytes}, "
-            f"array={array})"
-        )
+        shown = f"membership={self.membership!r}, tx_bytes={self.tx_bytes}, rx_bytes={self.rx_bytes}"
+        return f"CollectiveInfo({shown}, array={_kind_of(self.array)})"
 
     @property
     def rank(self) -> int:

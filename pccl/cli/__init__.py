@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 
-from pccl.cli import bench, demo, doctor, launch, master, status, stress, trace
+from pccl.cli import bench, completion, demo, doctor, launch, master, status, stress, trace
 
 
 class _Version(argparse.Action):
@@ -31,7 +31,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--version", action=_Version)
     subparsers = result.add_subparsers(metavar="COMMAND", required=True)
-    for module in (master, status, doctor, trace, launch, demo, bench, stress):
+    for module in (master, status, doctor, trace, launch, demo, bench, stress, completion):
         module.add_parser(subparsers)
     return result
 

@@ -6,6 +6,7 @@ import inspect
 import pydoc
 import typing
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -158,7 +159,9 @@ def test_what_handles_and_results_show_of_themselves(cluster: Cluster) -> None:
     assert "Membership(rank=0, peers=(1, 2))" in repr(info)
     (info, _) = cluster.each(lambda peer, _: peer.all_reduce(ones()))
     assert isinstance(info, ReduceInfo)
-    assert "local_world_size=2" in repr(info)
+    assert repr(info) == f"ReduceInfo(local_world_size=2, tx_bytes=32, rx_bytes=32, membership={info.membership!r})"
+    assert repr(replace(info, array=np.zeros(3))).endswith(", array=<ndarray float64 [3]>)")
+    assert repr(CollectiveInfo(info.membership, 1, 1, b"bytes")).endswith("array=<bytes of 5>)")
 
 
 def test_what_a_master_shows_of_itself() -> None:

@@ -3,6 +3,9 @@
 An op may end in the trio thread that its session lives in or in the thread that launched it, while its caller waits in
 an event loop of its own. Whoever waits makes a `Waker` first, hands out its `wake`, looks whether it has happened
 already, and only then waits: nothing is missed.
+
+In a notebook the handler of Ctrl-C does not wake the kernel's event loop: a cell that waits was interrupted only when
+something else happened there. So a wait in asyncio wakes its loop every LOOK_UP_S.
 """
 
 from __future__ import annotations
@@ -17,6 +20,9 @@ import trio
 
 if TYPE_CHECKING:
     import asyncio
+
+
+LOOK_UP_S = 0.5
 
 
 class NoEventLoopError(RuntimeError):
@@ -110,7 +116,7 @@ class _AsyncioWaker:
             if left_s is not None and left_s <= 0:
                 break
             try:
-                await asyncio.wait([self._future], timeout=left_s)
+                await asyncio.wait([self._future], timeout=LOOK_UP_S if left_s is None else min(left_s, LOOK_UP_S))
             except asyncio.CancelledError as error:
                 if not is_shielded:
                     raise
