@@ -64,6 +64,31 @@ def test_survivors_of_a_kill_at_any_time_keep_equal_results(run: Run, victim: in
             assert end == {"iteration": len(one) - 2, "verdict": "RANK_CONNECTION_LOST", "restored": True, "world": 2}
 
 
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize(
+    "kind", ["all_to_all", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gather", "scatter", "reduce"))]
+)
+@pytest.mark.parametrize("is_late", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_survivors_of_a_kill_exchange_on(run: Run, kind: str, victim: int, is_late: bool) -> None:
+    """`is_late`: the victim has not made the call that the others wait in."""
+    workers = run(3)
+    survivors = [worker for worker in workers if worker is not workers[victim]]
+    for worker in workers:
+        rest_in = 2 if is_late and worker is workers[victim] else None
+        worker.begin("exchange_loop", kind=kind, count=6 * 10**5, tail=2, rest_in=rest_in)
+    hear_iteration(workers[victim], 2 if is_late else 4)
+    for worker in survivors if is_late else []:
+        hear_iteration(worker, 2)
+        worker.until_asleep()
+    workers[victim].kill()
+    attempts = [attempts_of(worker) for worker in survivors]
+    assert all(attempt.pop("is_right") for found in attempts for attempt in found)
+    one, other = ([attempt for attempt in found if attempt["verdict"] == "SUCCESS"] for found in attempts)
+    assert [attempt["world"] for attempt in one][-2:] == [2, 2]
+    assert one[-2:] == other[-2:]
+    assert {attempt["verdict"] for found in attempts for attempt in found} <= {"SUCCESS", "RANK_CONNECTION_LOST"}
+
+
 @pytest.mark.parametrize(
     "victim", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 )

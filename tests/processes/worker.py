@@ -28,6 +28,7 @@ import numpy as np
 
 from pccl import (
     Attribute,
+    CollectiveInfo,
     Communicator,
     MasterNode,
     PCCLError,
@@ -61,6 +62,17 @@ def stopped_after(blocks: int) -> Iterator[None]:
 
     with mock.patch.object(tensor_blocks.InPlace, "land", land):
         yield
+
+
+def _is_exchanged(kind: str, rank: int, found: Any, given: list[np.ndarray[Any, Any]]) -> bool:
+    """Whether a rank has found what it should of what all ranks gave."""
+    if kind == "all_to_all":
+        return np.array_equal(found, np.concatenate([np.split(each, len(given))[rank] for each in given]))
+    if kind == "scatter":
+        return np.array_equal(found, np.split(given[0], len(given))[rank])
+    if rank != 0:
+        return found is None
+    return np.array_equal(found, given if kind == "gather" else np.sum(given, axis=0))
 
 
 class Member:
@@ -244,6 +256,39 @@ class Member:
             except PCCLError as error:
                 is_restored = x.tobytes() == kept.tobytes()
                 say(iteration=iteration, verdict=error.result.name, restored=is_restored, world=self.world())
+
+    def exchange_loop(self, kind: str, count: int, tail: int, rest_in: int | None = None) -> None:
+        """Calls a collective in which peers have parts for each other, or a reduce, again and again, as `reduce_loop`
+        reduces. Each says whether what it got, or got back, is right. The root is rank 0."""
+        before = self.world()
+        number = self._peer.membership.peers[self._peer.membership.rank]
+        iteration = 0
+        while tail:
+            say(iteration=iteration)
+            if iteration == rest_in:
+                threading.Event().wait()
+            x = np.arange(count) + 1000 * number + iteration
+            try:
+                info = self._exchange(kind, x)
+                world = info.world_size
+                given = [np.arange(count) + 1000 * peer + iteration for peer in info.membership.peers]
+                is_right = _is_exchanged(kind, info.rank, info.array, given)
+                say(iteration=iteration, verdict="SUCCESS", world=world, is_right=is_right)
+                tail -= world < before
+                iteration += 1
+            except PCCLError as error:
+                is_restored = np.array_equal(x, np.arange(count) + 1000 * number + iteration)
+                say(iteration=iteration, verdict=error.result.name, is_right=is_restored, world=self.world())
+
+    def _exchange(self, kind: str, x: np.ndarray[Any, Any]) -> CollectiveInfo:
+        if kind == "all_to_all":
+            return self._peer.all_to_all(x)
+        if kind == "gather":
+            return self._peer.gather(x, root=0)
+        if kind == "scatter":
+            is_root = self._peer.membership.rank == 0
+            return self._peer.scatter(x if is_root else None, np.empty(x.size // self.world(), x.dtype), root=0)
+        return self._peer.reduce(x, root=0)
 
     def reduce_many(self, count: int, seed: int, iterations: int) -> list[list[Any]]:
         """So many reduces, one after the other; says when each begins. Of each the verdict, the world and the sum."""
