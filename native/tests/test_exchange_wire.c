@@ -1,0 +1,178 @@
+/* One engine, rank 1 of three, whose peers are the test itself, in an all-to-all: what they must not do, straight and
+ * around a ring. */
+#include "direct_wire.h"
+
+static float received[COUNT];
+
+static void exchange_open_bare(wire *w, uint8_t algorithm)
+{
+    wire_open_bare(w, SEGMENT_BYTES);
+    memset(received, 0, sizeof received);
+    w->request.shape.collective = PCCL_ALL_TO_ALL;
+    w->request.shape.algorithm = algorithm;
+    w->request.link_prev = w->links[0];
+    w->request.link_next = w->links[2];
+    w->request.recv = received;
+}
+
+static void exchange_open(wire *w, uint8_t algorithm)
+{
+    exchange_open_bare(w, algorithm);
+    wire_submit(w);
+    for (uint32_t rank = 0; rank < WORLD; rank += 2) {
+        pccl_frame frame;
+        read_frame(w->peers[rank], &frame, NULL, 0);
+        CHECK(frame.type == PCCL_FRAME_READY && frame.shape.count == CHUNK && frame.shape.root == CHUNK);
+    }
+}
+
+/* As a rank describes the op that gives this one so many elements. */
+static void describe(const wire *w, uint32_t rank, enum pccl_frame_type type, uint64_t count, uint32_t bytes)
+{
+    pccl_frame frame = op_frame(&w->request, type, bytes);
+    frame.shape.count = count;
+    frame.shape.root = CHUNK;
+    write_frame(w->peers[rank], &frame, bytes > 0 ? ones : NULL);
+}
+
+typedef struct {
+    uint32_t from, chunk, segment, hop, destination, part, bytes;
+    const char *why;
+} broken_segment;
+
+static void write_exchanged(const wire *w, const broken_segment *of)
+{
+    pccl_frame frame = segment_frame(&w->request, of->chunk, of->segment, of->hop, of->bytes);
+    frame.destination = of->destination;
+    frame.part_elements = of->part;
+    write_frame(w->peers[of->from], &frame, ones);
+}
+
+static void check_broken(uint8_t algorithm, const broken_segment *cases, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        wire w;
+        exchange_open(&w, algorithm);
+        write_exchanged(&w, &cases[i]);
+        expect_lost(&w, cases[i].from, cases[i].why);
+        end_op(&w);
+        wire_close(&w);
+    }
+}
+
+static void broken_segments_lose_the_link(void)
+{
+    static const broken_segment direct[] = {
+        {0, 3, 0, 0, 0, 0, 20, "no such segment"},
+        {0, 0, 2, 0, 0, 0, 20, "no such segment"},
+        {0, 1, 0, 0, 0, 0, 20, "a hop"}, /* our own part */
+        {0, 2, 0, 0, 0, 0, 20, "a hop"}, /* somebody else's */
+        {0, 0, 0, 1, 0, 0, 20, "a hop"},
+        {0, 0, 0, 0, 0, 0, 16, "wrong payload size"},
+        {0, 0, 0, 0, 1, 0, 20, "reserved bytes in use"},
+        {0, 0, 0, 0, 0, 10, 20, "reserved bytes in use"},
+    };
+    static const broken_segment ring[] = {
+        {2, 2, 0, 0, 1, 10, 20, "a hop that does not end here"}, /* it is not before us */
+        {0, 0, 0, 1, 1, 10, 20, "a hop that does not end here"},
+        {0, 1, 0, 2, 1, 10, 20, "a hop that does not end here"}, /* our own part */
+        {0, 0, 0, 0, 3, 10, 20, "a hop that does not end here"},
+        {0, 3, 0, 0, 1, 10, 20, "a hop that does not end here"},
+        {0, 0, 0, UINT32_MAX, 1, 10, 20, "a hop that does not end here"},
+        {0, 2, 0, 1, 0, 10, 20, "a hop beyond its destination"},
+        {0, 0, 0, 0, 0, 10, 20, "a hop beyond its destination"},
+        {0, 0, 0, 0, 2, 10, 24, "wrong payload size"},
+        {0, 0, 0, 0, 1, 10, 16, "wrong payload size"},
+        {0, 0, 2, 0, 1, 10, 20, "no such segment"},
+    };
+    check_broken(PCCL_DIRECT, direct, sizeof direct / sizeof *direct);
+    check_broken(PCCL_RING, ring, sizeof ring / sizeof *ring);
+}
+
+static void repetitions_lose_the_link(void)
+{
+    for (uint8_t algorithm = 0; algorithm < PCCL_ALGORITHM_COUNT; algorithm++) {
+        int is_ring = algorithm == PCCL_RING;
+        broken_segment twice = {0, 0, 1, 0, (uint32_t)is_ring, is_ring ? CHUNK : 0, SEGMENT_BYTES, NULL};
+        wire w;
+        exchange_open(&w, algorithm);
+        write_exchanged(&w, &twice);
+        write_exchanged(&w, &twice);
+        expect_lost(&w, 0, "the same segment twice");
+        end_op(&w);
+        wire_close(&w);
+    }
+}
+
+static void nothing_is_eager_in_a_ring(void)
+{
+    wire w;
+    exchange_open(&w, PCCL_RING);
+    describe(&w, 0, PCCL_FRAME_EAGER, CHUNK, SEGMENT_BYTES);
+    expect_lost(&w, 0, "a hop that does not end here");
+    end_op(&w);
+    wire_close(&w);
+}
+
+/* What passes through goes on with one hop more, before the own parts that are not out yet; an empty part, too. */
+static void a_ring_passes_on(void)
+{
+    static const broken_segment passing = {0, 0, 1, 0, 2, CHUNK, SEGMENT_BYTES, NULL};
+    wire w;
+    pccl_frame frame;
+    float payload[CHUNK];
+    exchange_open(&w, PCCL_RING);
+    write_exchanged(&w, &passing);
+    wait_for_wire(&w.n, PCCL_FRAME_BYTES + SEGMENT_BYTES);
+    describe(&w, 2, PCCL_FRAME_READY, CHUNK, 0);
+    read_frame(w.peers[2], &frame, payload, sizeof payload);
+    CHECK(frame.chunk == 0 && frame.segment == 1 && frame.hop == 1 && frame.destination == 2);
+    CHECK(frame.part_elements == CHUNK && frame.payload_bytes == SEGMENT_BYTES && payload[0] == 1);
+    for (uint32_t i = 0; i < 4; i++) { /* the farthest first */
+        read_frame(w.peers[2], &frame, payload, sizeof payload);
+        CHECK(frame.chunk == RANK && frame.segment == i % 2 && frame.hop == 0 && frame.part_elements == CHUNK);
+        CHECK(frame.destination == (i < 2 ? 0 : 2));
+        CHECK(payload[0] == input((int)(frame.destination * CHUNK + frame.segment * 5)));
+    }
+    pccl_frame empty = segment_frame(&w.request, 0, 0, 0, 0);
+    empty.destination = 2;
+    write_frame(w.peers[0], &empty, NULL);
+    read_frame(w.peers[2], &frame, NULL, 0);
+    CHECK(frame.chunk == 0 && frame.hop == 1 && frame.payload_bytes == 0 && frame.part_elements == 0);
+    end_op(&w);
+    wire_close(&w);
+}
+
+/* Rank 2 is not before us in the ring: that its part is of another length is heard by way of rank 0. */
+static void another_length_is_a_mismatch(void)
+{
+    static const broken_segment shorter = {0, 2, 0, 1, 1, CHUNK - 1, SEGMENT_BYTES, NULL};
+    static const broken_segment empty = {0, 2, 0, 1, 1, 0, 0, NULL};
+    for (int is_empty = 0; is_empty < 2; is_empty++) {
+        wire w;
+        exchange_open(&w, PCCL_RING);
+        write_exchanged(&w, is_empty ? &empty : &shorter);
+        pccl_event event = node_wait(&w.n, PCCL_EVENT_OP_MISMATCH, 1);
+        CHECK(event.sequence == 2 && event.mine.count == CHUNK);
+        CHECK(event.theirs.count == (is_empty ? 0 : CHUNK - 1));
+        end_op(&w);
+        wire_close(&w);
+    }
+    wire w;
+    exchange_open(&w, PCCL_DIRECT);
+    describe(&w, 2, PCCL_FRAME_READY, CHUNK + 1, 0);
+    pccl_event event = node_wait(&w.n, PCCL_EVENT_OP_MISMATCH, 1);
+    CHECK(event.link == w.links[2] && event.mine.count == CHUNK && event.theirs.count == CHUNK + 1);
+    end_op(&w);
+    wire_close(&w);
+}
+
+int main(void)
+{
+    RUN(broken_segments_lose_the_link);
+    RUN(repetitions_lose_the_link);
+    RUN(nothing_is_eager_in_a_ring);
+    RUN(a_ring_passes_on);
+    RUN(another_length_is_a_mismatch);
+    return check_summary();
+}
