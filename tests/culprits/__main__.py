@@ -5,7 +5,7 @@
 Each run is a lab (`tests.wan.lab`) of three to five peers with links, steps and sizes drawn by the seed, in which one
 fault after the other is injected, named, and taken away. A name is right if its kind and its culprit are, and it was
 given within 5 s; whatever else is named while the fault is there, or while nothing is wrong, is counted as well.
-`--quiet-minutes` then watches runs without any fault.
+`--quiet-minutes` then watches runs without any fault, in which programs have habits: uneven steps, pauses, saving.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import random
 import statistics
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NoReturn
 
 from tests.culprits.faults import FAULTS
+from tests.culprits.peer import HABITS
 from tests.culprits.stage import Plan, Stage
 from tests.support.arguments import minutes, natural, until_interrupted
 from tests.wan.lab import unavailable
@@ -27,6 +29,8 @@ WATCHED_S = 8.0
 PER_RUN = 8
 SETTLE_S = 60.0
 QUIET_S = 3.0
+UNSETTLED_MAX = 3
+"""Number of runs in a row that may come to nothing."""
 
 
 @dataclass
@@ -89,12 +93,17 @@ def inject(stage: Stage, kind: str, chance: random.Random, tally: Tally, number:
         print(f"          also {name} after {at_s:.1f} s: {text}", flush=True)
 
 
+def _no_run(text: str) -> NoReturn:
+    """End: who is not in a run cannot be named, and that shows nothing."""
+    raise SystemExit(f"{text}; is the machine too busy for it, or do peers not even begin?")
+
+
 def watch_quiet(seconds: float, seed: int) -> int:
     """Watch a run in which nothing is wrong. Return how many names were given."""
-    plan = Plan.draw(random.Random(f"quiet {seed}"))
+    plan = replace(Plan.draw(random.Random(f"quiet {seed}")), habit=HABITS[seed % len(HABITS)])
     with Stage(plan, seed) as stage:
         if not stage.settle(SETTLE_S, QUIET_S):
-            print(f"quiet run {seed}: did not settle", flush=True)
+            _no_run(f"quiet run {seed}: did not settle: ring {stage.ring}, named {stage.now}")
         begun = len(stage.begun)
         time.sleep(seconds)
         for _, name, text in stage.begun[begun:]:
@@ -119,7 +128,7 @@ def main() -> int:
         return 2
     seed = random.SystemRandom().randrange(10**6) if arguments.seed is None else arguments.seed
     tallies = {kind: Tally() for kind in arguments.kinds}
-    done = false_names = 0
+    done = false_names = unsettled = 0
     quiet_s = 0.0
     while done < arguments.injections:
         chance = random.Random(seed)
@@ -130,7 +139,11 @@ def main() -> int:
                 begun = len(stage.begun)
                 if not stage.settle(SETTLE_S, QUIET_S):
                     print(f"      does not settle: ring {stage.ring}, named {stage.now}", flush=True)
+                    unsettled += 1
+                    if unsettled >= UNSETTLED_MAX:
+                        _no_run(f"{unsettled} runs in a row do not settle")
                     break
+                unsettled = 0
                 quiet_s += QUIET_S
                 for _, name, text in stage.begun[begun:]:
                     false_names += 1

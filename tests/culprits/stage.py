@@ -39,6 +39,8 @@ class Plan:
     count: int
     """Number of float32 elements that each step reduces."""
     step_ms: float
+    habit: str = "steady"
+    """One of `peer.HABITS`."""
 
     @classmethod
     def draw(cls, chance: Random) -> Plan:
@@ -109,7 +111,7 @@ class Stage:
         threading.Thread(target=self._read, daemon=True).start()
         for number in range(self.plan.peers):
             name = f"p{number}"
-            arguments = [address, name, str(self.plan.count), str(self.plan.step_ms)]
+            arguments = [address, name, str(self.plan.count), str(self.plan.step_ms), self.plan.habit]
             self.peers[name] = Peer(self.lab.hosts[number + 1], arguments)
 
     def _read(self) -> None:
