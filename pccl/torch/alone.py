@@ -57,6 +57,13 @@ class Alone:
         """The first failure that a call has met."""
         return self.failed
 
+    def require_pair(self, other: int) -> None:
+        if self.failed is not None:
+            raise self.failed
+
+    def may_repeat(self, batch: Sequence[OpSpec], error: PCCLError) -> bool:
+        return False
+
     def stop(self) -> None:
         return
 

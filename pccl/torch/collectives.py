@@ -104,17 +104,38 @@ def all_reduce_together(specs: Specs, tag: int, tensors: Sequence[Tensor], reduc
 
 def reduce(specs: Specs, tag: int, tensor: Tensor, reduction: Reduction, root: int) -> Plan:
     """Reduce a tensor of each rank into that of the root. Those of others stay as they are."""
-    if specs.rank == root:
+    if specs.rank == root and (reduction.fold is not None or not tensor.numel()):
         return all_reduce(specs, tag, [tensor], reduction)
+    if specs.rank == root:
+        return _reduce_here(specs, tag, tensor, reduction)
     given = stand_in(tensor)
     if reduction.factor is not None:
         given = premultiplied(given, reduction.factor)
 
     def script() -> Script:
-        yield from _reduce(specs, tag, given, torch.empty_like(given), reduction)
+        if reduction.fold is None and given.numel():
+            array = memory(arithmetic(given))
+            yield [specs.reduce(tag, array, array, reduction.op, root)]
+        else:
+            yield from _reduce(specs, tag, given, torch.empty_like(given), reduction)
         return [tensor]
 
     return Plan(script(), reduction.fold is None)
+
+
+def _reduce_here(specs: Specs, tag: int, tensor: Tensor, reduction: Reduction) -> Plan:
+    """Reduce a tensor of each rank into that of this rank, the root."""
+    given, host = stand_in(tensor), room_for(tensor)
+    if reduction.factor is not None:
+        given = premultiplied(given, reduction.factor)
+
+    def script() -> Script:
+        send, recv = memory(arithmetic(given)), memory(arithmetic(host))
+        yield [specs.reduce(tag, send, recv, reduction.op, specs.rank)]
+        put_back(tensor, host)
+        return [tensor]
+
+    return Plan(script(), host is tensor)
 
 
 def broadcast(specs: Specs, tag: int, tensors: Sequence[Tensor], root: int, root_tensor: int) -> Plan:
@@ -158,7 +179,7 @@ def all_gather_lists(specs: Specs, tag: int, outputs: Sequence[Sequence[Tensor]]
     first, count = outputs[0], send.numel() // len(given)
     is_one = len(outputs) == 1 and is_one_array(first)
     rows = len(first), count
-    host = first[0].detach().as_strided(rows, (count, 1)) if is_one else torch.empty(rows, dtype=send.dtype)
+    host = as_one_array(first, rows) if is_one else torch.empty(rows, dtype=send.dtype)
 
     def script() -> Script:
         yield from all_gathered(specs, tag, send, host)
@@ -314,6 +335,11 @@ def recv(specs: Specs, tag: int, tensor: Tensor, from_: int) -> Plan:
 
 
 # Several tensors in one array.
+
+
+def as_one_array(tensors: Sequence[Tensor], rows: tuple[int, int]) -> Tensor:
+    """Return tensors that lie one behind the other (`tensors.is_one_array`) as the rows of one."""
+    return tensors[0].detach().as_strided(rows, (rows[1], 1))
 
 
 def joined(tensors: Sequence[Tensor]) -> Tensor:

@@ -1,20 +1,18 @@
 """Collectives in which ranks get different parts: gather, scatter and all-to-all, as scripts of ops.
 
-They are composed of other ops: a gather of an all_gather, a scatter of a broadcast, an all-to-all of sends between all
-pairs.
+The engine has the parts of an array in the order of the ring. Lists of tensors are joined into one array, unless they
+lie in one already.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import accumulate
 
 import torch
 
-from pccl.runtime.data_plane.op_spec import OpSpec
-from pccl.torch.collectives import Plan, all_gathered, joined
-from pccl.torch.specs import INNER_PAIR_TAG, Specs
-from pccl.torch.tensors import Memory, Tensor, fail, memory, put_back, room_for, stand_in
+from pccl.torch.collectives import Plan, as_one_array, joined
+from pccl.torch.specs import Specs
+from pccl.torch.tensors import Tensor, fail, is_one_array, memory, put_back, room_for, stand_in
 from pccl.torch.work import Script
 
 
@@ -36,41 +34,56 @@ def parts(what: str, tensor: Tensor, splits: Sequence[int], size: int) -> list[i
 def gather(specs: Specs, lane: int, outputs: Sequence[Tensor], given: Tensor, root: int) -> Plan:
     """Give the root a tensor of each rank."""
     host = stand_in(given)
+    is_root, is_one = specs.rank == root, is_one_array(outputs)
+    whole = host
+    if is_root:
+        rows = specs.size, host.numel()
+        whole = as_one_array(outputs, rows) if is_one else torch.empty(rows, dtype=host.dtype)
 
     def script() -> Script:
-        whole = torch.empty((specs.size, host.numel()), dtype=host.dtype)
-        yield from all_gathered(specs, lane, host, whole)
-        if specs.rank == root:
-            for part, output in zip(whole, outputs, strict=True):
-                put_back(output, part.view(output.shape))
+        if not host.numel():
+            yield [specs.barrier(lane)]
+            return list(outputs)
+        yield [specs.gather(lane, memory(host), memory(whole), root)]
+        if is_root:
+            if specs.positions:
+                whole.copy_(whole[specs.positions])
+            if not is_one:
+                for part, output in zip(whole, outputs, strict=True):
+                    put_back(output, part.view(output.shape))
         return list(outputs)
 
-    return Plan(script())
+    return Plan(script(), not is_root or (is_one and not specs.positions))
 
 
 def scatter(specs: Specs, lane: int, output: Tensor, given: Sequence[Tensor], root: int) -> Plan:
     """Give each rank one of the root's tensors."""
-    count = output.numel()
-    whole = joined(given) if specs.rank == root else torch.empty(specs.size * count, dtype=output.dtype)
+    host = room_for(output)
+    whole = host
+    if specs.rank == root:
+        rows = specs.size, host.numel()
+        whole = as_one_array(given, rows) if is_one_array(given) else joined(given).view(rows)
+        whole = whole[specs.order] if specs.order else whole
 
     def script() -> Script:
-        yield [specs.broadcast(lane, memory(whole), root) if count else specs.barrier(lane)]
-        put_back(output, whole[specs.rank * count : (specs.rank + 1) * count].view(output.shape))
+        count = host.numel()
+        yield [specs.scatter(lane, memory(whole), memory(host), root) if count else specs.barrier(lane)]
+        put_back(output, host)
         return [output]
 
-    return Plan(script())
+    return Plan(script(), host is output)
 
 
 def all_to_all(specs: Specs, lane: int, outputs: Sequence[Tensor], given: Sequence[Tensor]) -> Plan:
     """Send each rank one of the given tensors, and receive one from each."""
-    outgoing = [stand_in(each) for each in given]
-    hosts = [room_for(each) for each in outputs]
+    source = joined(given)
+    host = torch.empty(sum(each.numel() for each in outputs), dtype=source.dtype)
+    incoming, outgoing = [each.numel() for each in outputs], [each.numel() for each in given]
 
     def script() -> Script:
-        yield _exchange(specs, lane, [memory(each) for each in hosts], [memory(each) for each in outgoing])
-        put_back(hosts[specs.rank], outgoing[specs.rank].view(hosts[specs.rank].shape))
-        for output, host in zip(outputs, hosts, strict=True):
-            put_back(output, host)
+        yield from _exchange(specs, lane, host, source, incoming, outgoing)
+        for part, output in zip(host.split(incoming), outputs, strict=True):
+            put_back(output, part.view(output.shape))
         return list(outputs)
 
     return Plan(script())
@@ -81,32 +94,25 @@ def all_to_all_single(
 ) -> Plan:
     """Send each rank so many elements of a tensor, and receive so many from each."""
     source, host = stand_in(given), room_for(output)
-    own_in, own_out = sum(incoming[: specs.rank]), sum(outgoing[: specs.rank])
 
     def script() -> Script:
-        yield _exchange(specs, lane, _divided(host, incoming), _divided(source, outgoing))
-        own = source.view(-1)[own_out : own_out + outgoing[specs.rank]]
-        host.view(-1)[own_in : own_in + incoming[specs.rank]].copy_(own)
+        yield from _exchange(specs, lane, host, source, incoming, outgoing)
         put_back(output, host)
         return [output]
 
-    return Plan(script())
+    return Plan(script(), host is output and not specs.positions)
 
 
-def _divided(tensor: Tensor, counts: Sequence[int]) -> list[Memory]:
-    flat = tensor.view(-1)
-    ends = list(accumulate(counts))
-    return [memory(flat[end - count : end]) for end, count in zip(ends, counts, strict=True)]
-
-
-def _exchange(specs: Specs, lane: int, incoming: Sequence[Memory], outgoing: Sequence[Memory]) -> list[OpSpec]:
-    """Return the ops of this rank: a send and a recv with each other one. Empty parts are not sent."""
-    tag = INNER_PAIR_TAG + lane
-    batch = []
-    for step in range(1, specs.size):
-        to, from_ = (specs.rank + step) % specs.size, (specs.rank - step) % specs.size
-        if incoming[from_].count:
-            batch.append(specs.recv(tag, incoming[from_], from_))
-        if outgoing[to].count:
-            batch.append(specs.send(tag, outgoing[to], to))
-    return batch
+def _exchange(
+    specs: Specs, lane: int, host: Tensor, source: Tensor, incoming: Sequence[int], outgoing: Sequence[int]
+) -> Script:
+    if not specs.order:
+        yield [specs.all_to_all(lane, memory(source), memory(host), outgoing, incoming)]
+        return
+    parts = source.view(-1).split(list(outgoing))
+    sent = torch.cat([parts[rank] for rank in specs.order])
+    got = torch.empty_like(host.view(-1))
+    takes = [incoming[rank] for rank in specs.order]
+    yield [specs.all_to_all(lane, memory(sent), memory(got), [outgoing[rank] for rank in specs.order], takes)]
+    found = got.split(takes)
+    host.view(-1).copy_(torch.cat([found[place] for place in specs.positions]))

@@ -122,7 +122,7 @@ class PointToPointMethods(Caller):
         timeout: Any = None,
         waits: bool = False,
     ) -> PCCLWork:
-        self._require_alive()
+        self._scheduler.require_pair(lane[0])
         if profiling.is_on():
             plan = profiling.recorded(title, plan, [tensor])
         with self._order:

@@ -10,7 +10,10 @@ calls are dealt out to a fixed number of *lanes* in turn, on every rank alike, a
     3  A point-to-point call has a lane of its own for each pair, direction and tag, and counts no number.
     4  The membership of a process group is fixed. An op that starts in a smaller ring fails on all ranks
        (`membership.Fixed`), and so do all calls from the first loss on (`failed`).
-    5  A work that is never launched leaves the others of its lane waiting for this rank, so a group in which one
+    5  A rank that leaves on purpose, because it has nothing left to do, must not disturb a send and its recv of two
+       others. The change of view aborts them for both, and both repeat them (`may_repeat`). Where a rank was lost
+       otherwise, they fail: whoever is waited for may have met that loss, and come no more.
+    6  A work that is never launched leaves the others of its lane waiting for this rank, so a group in which one
        expires in the queue has failed.
 
 A small number of lanes is right: the first op of a tag is dearer than later ones, which may take the fast path.
@@ -35,6 +38,9 @@ from pccl.torch.work import PCCLWork
 from pccl.types import Result
 
 LANES = 8
+LEAVING = "left"
+"""How the reason begins why a peer that has left on purpose is no more in the run."""
+LEFT = f"({LEAVING}"
 
 
 class Scheduler:
@@ -163,11 +169,17 @@ class Scheduler:
     # What works need: `work.Driver`.
 
     def run(self, spec: OpSpec, title: str, timeout_s: float) -> PendingOp:
-        self._require_membership(title)
+        self._require_membership(title, spec)
         return self._communicator._run(spec, timeout_s, title)
 
+    def may_repeat(self, batch: Sequence[OpSpec], error: PCCLError) -> bool:
+        """Return whether ops that were aborted are to be launched again. Rule 5."""
+        if error.result is not Result.RANK_CONNECTION_LOST or LEFT not in error.message or self._has_left:
+            return False
+        return all(self._is_undisturbed(spec) for spec in batch)
+
     def launch(self, spec: OpSpec, title: str, over: Callable[[], None]) -> PendingOp:
-        self._require_membership(title)
+        self._require_membership(title, spec)
         session = self._communicator._inner.session(title)
         op = session.ops.new(spec)
         with SessionErrors(title):
@@ -248,9 +260,28 @@ class Scheduler:
         session = self._communicator._inner._session
         return session.view.ring if session is not None and session.view is not None else None
 
-    def _require_membership(self, title: str) -> None:
+    def require_pair(self, other: int) -> None:
+        """Raise the group's failure unless ops with this rank are possible all the same."""
+        if self._failure is None:
+            return
+        peer = self._peers[other]
+        if self._has_left or self._failure.result is not Result.RANK_CONNECTION_LOST or not self._is_there(peer):
+            raise self._failure
+
+    def _is_there(self, peer: int) -> bool:
+        """Whether a peer is in the run, and all who are not have left on purpose."""
+        ring = self._present_ring()
+        reasons = self._communicator.losses.values()
+        return ring is not None and peer in ring and all(reason.startswith(LEAVING) for reason in reasons)
+
+    def _is_undisturbed(self, spec: OpSpec) -> bool:
+        return spec.pair is not None and self._is_there(spec.pair.peer)
+
+    def _require_membership(self, title: str, spec: OpSpec | None = None) -> None:
         ring = self._present_ring()
         if ring is not self._ring and ring is not None and ring != self._ring:
+            if spec is not None and self._is_undisturbed(spec):
+                return
             raise PCCLError(Result.RANK_CONNECTION_LOST, title, self._why_lost(self._names.lost(ring)))
 
     def _why_lost(self, ranks: Sequence[int]) -> str:

@@ -86,6 +86,39 @@ class Specs:
         keep = send.owner, recv.owner
         return self._spec(tag, Collective.REDUCE_SCATTER, send, send.address, recv.address, send.count, keep, op)
 
+    def reduce(self, tag: int, send: Memory, recv: Memory, op: ReduceOp, root: int) -> OpSpec:
+        """`recv` is the root's, of whom alone it is used."""
+        to = recv.address if root == self.rank else 0
+        keep = send.owner, recv.owner
+        named = Root(root, self.peers[root])
+        return self._spec(tag, Collective.REDUCE, send, send.address, to, send.count, keep, op, named)
+
+    def gather(self, tag: int, send: Memory, recv: Memory, root: int) -> OpSpec:
+        """`recv` is the root's, of whom alone it is used."""
+        to = recv.address if root == self.rank else 0
+        keep = send.owner, recv.owner
+        named = Root(root, self.peers[root])
+        count = self.size * send.count
+        return self._spec(tag, Collective.GATHER, send, send.address, to, count, keep, root=named)
+
+    def scatter(self, tag: int, send: Memory, recv: Memory, root: int) -> OpSpec:
+        """`send` is the root's, of whom alone it is used."""
+        from_ = send.address if root == self.rank else 0
+        keep = send.owner, recv.owner
+        named = Root(root, self.peers[root])
+        count = self.size * recv.count
+        return self._spec(tag, Collective.SCATTER, recv, from_, recv.address, count, keep, root=named)
+
+    def all_to_all(
+        self, tag: int, send: Memory, recv: Memory, outgoing: Sequence[int], incoming: Sequence[int]
+    ) -> OpSpec:
+        """The elements that this rank gives to each other, and gets from each, in the order of the ring."""
+        width = send.owner.element_size() if send.bytes_of else 1
+        parts = [count * width for count in outgoing], [count * width for count in incoming]
+        buffers = Buffers(send.address, recv.address, max(send.count, recv.count), (send.owner, recv.owner), parts)
+        fixed = Fixed(buffers, self.size)
+        return OpSpec(tag, send.dtype, ReduceOp.SUM, None, fixed, None, Collective.ALL_TO_ALL, bytes_of=send.bytes_of)
+
     def send(self, tag: int, array: Memory, to: int) -> OpSpec:
         return self._pair(tag, array, Buffers(array.address, 0, array.count, array.owner), to, True)
 

@@ -51,6 +51,9 @@ class Driver(Protocol):
     def outcome(self, op: PendingOp, title: str) -> None:
         """Raise PCCLError if an op that is over has failed, or had other participants than the group."""
 
+    def may_repeat(self, batch: Sequence[OpSpec], error: PCCLError) -> bool:
+        """Return whether ops that have failed with this error are to be launched again, on all their ranks."""
+
     def give_up(self, ops: Sequence[PendingOp], title: str, timeout_s: float) -> None:
         """Have ops aborted on all ranks, and wait until they are. PCCLError OUTCOME_UNKNOWN if nobody says so."""
 
@@ -92,7 +95,9 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         self._deadline_s = time.monotonic() + timeout_s
         self._is_light = is_light
         self._lock = threading.Lock()
+        self._specs: Sequence[OpSpec] = ()
         self._batch: list[PendingOp] = []
+        """The ops that are under way, and what they were made of."""
         self._left = 0
         self._failed_launch: PCCLError | None = None
         self._done = Latch()
@@ -111,13 +116,17 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
             assert self._script is not None
             batch = next(self._script)
             while True:
-                ops = []
-                if len(batch) == 1:
-                    ops.append(driver.run(batch[0], title, self._left_s()))
-                else:
-                    ops += self._run_together(batch)
-                for op in ops:
-                    driver.outcome(op, title)
+                try:
+                    if len(batch) == 1:
+                        ops = [driver.run(batch[0], title, self._left_s())]
+                    else:
+                        ops = self._run_together(batch)
+                    for op in ops:
+                        driver.outcome(op, title)
+                except PCCLError as error:
+                    if driver.may_repeat(batch, error):
+                        continue
+                    raise
                 batch = self._script.send(ops)
         except StopIteration as stop:
             self._end(stop.value, None)
@@ -156,13 +165,17 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         except StopIteration as stop:
             self._end(stop.value, None)
         except PCCLError as error:
-            self._end(None, self._driver.failure(self.title, error))
+            if self._specs and self._driver.may_repeat(self._specs, error):
+                self._driver.later(lambda: self._launch(self._specs, self._batch_over))
+            else:
+                self._end(None, self._driver.failure(self.title, error))
         except Exception as error:
             self._end(None, error)
 
     def _launch(self, batch: Sequence[OpSpec], over: Callable[[], None]) -> None:
         """Launch the ops of a batch, and have `over` called when all are over."""
         self._left = len(batch) + 1
+        self._specs, self._failed_launch = batch, None
 
         def one_over() -> None:
             with self._lock:

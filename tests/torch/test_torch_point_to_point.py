@@ -120,3 +120,32 @@ def test_a_monitored_barrier_names_the_ranks_that_have_not_come() -> None:
     texts = run_ranks(3, script)
     assert "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 500 ms" in texts[0]
     assert "received errors while waiting for send/recv from rank 0" in texts[2]
+
+
+def test_a_rank_that_leaves_does_not_disturb_two_others() -> None:
+    has_left = threading.Event()
+    size = 4
+
+    def script(rank: int) -> list[float]:
+        dist.barrier()
+        if rank >= 2:
+            dist.destroy_process_group()
+            has_left.set()
+            return []
+        found = torch.zeros(3)
+        early = dist.irecv(found, 1) if rank == 0 else None
+        assert has_left.wait(30)
+        tensors = [torch.full((3,), 1.0), torch.full((3,), 2.0)]
+        if rank == 1:
+            dist.send(tensors[0], 0)
+            dist.send(tensors[1], 0, tag=3)
+            return []
+        assert early is not None
+        early.wait()
+        late = torch.zeros(3)
+        dist.recv(late, 1, tag=3)
+        with pytest.raises(pccl.torch.BackendError):
+            dist.all_reduce(late.clone())
+        return [found[0].item(), late[0].item()]
+
+    assert run_ranks(size, script)[0] == [1.0, 2.0]
