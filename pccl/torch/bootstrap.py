@@ -1,7 +1,8 @@
 """How the ranks of a process group find each other: from a c10d store to a connected communicator.
 
 1. The group's first rank starts a master, on the address with which it reaches the store, and writes where it is into
-   the store. A token that only the store tells keeps everybody else out.
+   the store. A token that only the store tells keeps everybody else out. In groups of three and more the next ranks
+   start standbys, so that the loss of the first rank is decided as any other.
 2. All connect to it, and one view admits them all (`founders`). They then exchange their ranks by an all_gather: from
    then on each knows which peer has which rank.
 3. What was written may be read only once, for the same group may be made again with the same store: the first rank
@@ -35,7 +36,12 @@ RETRY_S = 0.05
 LEAVE_S = 1.0
 """Seconds for which a rank that leaves waits until that has come through."""
 LOST_MASTER_S = 5.0
-"""Seconds for which survivors of the rank that had the master look for it."""
+"""Seconds for which survivors of the rank that had the master look for it or for a standby."""
+LOST_PARTNER_S = 1.0
+"""The same where there is no standby: in a group of two, whose other rank is lost then."""
+STANDBYS = 2
+STANDBY_S = 30.0
+"""Seconds for which a rank waits for the standbys of others before it looks whether the master is still the same."""
 
 
 class Meeting(NamedTuple):
@@ -46,6 +52,8 @@ class Meeting(NamedTuple):
     """The peer number of each rank."""
     hosting: Hosting | None
     """The masters that this process hosts for the group."""
+    is_own_run: bool = False
+    """Whether the group's first rank runs the master."""
 
     def leave(self, reason: str) -> None:
         """Leave the run. The others are told the reason. Masters go on for a while, for the others to leave."""
@@ -76,16 +84,18 @@ def meet(store: Any, rank: int, size: int, timeout_s: float, is_default: bool) -
             _await_all(communicator, size, deadline_s)
         elif rank == 0:
             host = advertised_host(host_of(store))
-            token = secrets.token_hex(16)
             hosting = Hosting(host)
+            token = secrets.token_hex(16)
             address = hosting.found(size, token)
             store.set(KEY, json.dumps({"address": address, "token": token}))
-            communicator = _communicator(address, token, host, rank)
+            masters = _with_standbys(store, address, token, size, deadline_s)
+            communicator = _communicator(masters, token, host, rank, size)
             communicator.connect(timeout=_left_s(deadline_s))
-            store.delete_key(KEY)
+            for key in [KEY, *_standby_keys(token, size)]:
+                store.delete_key(key)
         else:
-            communicator = _join_first_rank(store, rank, deadline_s)
-        return Meeting(communicator, exchange(communicator, rank, size, deadline_s), hosting)
+            communicator, hosting = _join_first_rank(store, rank, size, deadline_s)
+        return Meeting(communicator, exchange(communicator, rank, size, deadline_s), hosting, not known)
     except BaseException:
         if communicator is not None:
             communicator.close()
@@ -94,15 +104,33 @@ def meet(store: Any, rank: int, size: int, timeout_s: float, is_default: bool) -
         raise
 
 
-def _communicator(address: str, token: str, host: str, rank: int) -> Communicator:
+def _communicator(masters: str, token: str, host: str, rank: int, size: int) -> Communicator:
     """Return a communicator of a process that others dial at `host`."""
     listen = None if "PCCL_LISTEN" in os.environ else addresses.join(listen_host(host), 0)
-    return Communicator(address, token=token_of(token), listen=listen, master_timeout=LOST_MASTER_S, place=rank)
+    patience_s = LOST_MASTER_S if _standby_ranks(size) else LOST_PARTNER_S
+    return Communicator(masters, token=token_of(token), listen=listen, master_timeout=patience_s, place=rank)
 
 
-def _join_first_rank(store: Any, rank: int, deadline_s: float) -> Communicator:
-    """Return a communicator that is connected to the first rank's master, however often what the store says is out of
-    date."""
+def _standby_ranks(size: int) -> range:
+    """Return the ranks that have a standby. Two ranks need none: the one that is left is no majority of them."""
+    return range(1, min(STANDBYS, size - 1) + 1) if size > 2 else range(0)
+
+
+def _standby_keys(token: str, size: int) -> list[str]:
+    return [f"{KEY}/{token}/{rank}" for rank in _standby_ranks(size)]
+
+
+def _with_standbys(store: Any, address: str, token: str, size: int, deadline_s: float) -> str:
+    """Return the addresses of all masters of a group, once its standbys have started."""
+    keys = _standby_keys(token, size)
+    if keys:
+        store.wait(keys, timedelta(seconds=_left_s(deadline_s)))
+    return ",".join([address, *(store.get(key).decode() for key in keys)])
+
+
+def _join_first_rank(store: Any, rank: int, size: int, deadline_s: float) -> tuple[Communicator, Hosting | None]:
+    """Return a communicator that is connected to the first rank's master, and the standby of this rank, if it has one.
+    What the store says may be out of date: then it is read again."""
     while True:
         try:
             store.wait([KEY], timedelta(seconds=_left_s(deadline_s)))
@@ -110,15 +138,25 @@ def _join_first_rank(store: Any, rank: int, deadline_s: float) -> Communicator:
         except DistStoreError as error:
             text = f"the first rank of the process group has not started its pccl master in time: {error}"
             raise DistStoreError(text) from None
-        address = found["address"]
+        address, token = found["address"], found["token"]
         host = advertised_host(addresses.parse(address)[0])
-        communicator = _communicator(address, found["token"], host, rank)
+        hosting: Hosting | None = None
+        communicator: Communicator | None = None
         try:
+            if rank in _standby_ranks(size):
+                hosting = Hosting(host)
+                store.set(f"{KEY}/{token}/{rank}", hosting.stand_by(address, token))
+            masters = _with_standbys(store, address, token, size, min(deadline_s, time.monotonic() + STANDBY_S))
+            communicator = _communicator(masters, token, host, rank, size)
             communicator.connect(1, timeout=_left_s(deadline_s))
-            return communicator
-        except PCCLError as error:
-            communicator.close()
-            if error.result is not Result.MASTER_CONNECTION_FAILED or _left_s(deadline_s) <= RETRY_S:
+            return communicator, hosting
+        except (PCCLError, DistStoreError) as error:
+            if communicator is not None:
+                communicator.close()
+            if hosting is not None:
+                hosting.retire(0.0)
+            is_stale = isinstance(error, DistStoreError) or error.result is Result.MASTER_CONNECTION_FAILED
+            if not is_stale or _left_s(deadline_s) <= RETRY_S:
                 raise
         time.sleep(RETRY_S)
 

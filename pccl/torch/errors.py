@@ -76,6 +76,8 @@ class Names:
         self.global_ranks = tuple(global_ranks)
         self._processes = tuple(processes)
         self._rank_of: dict[int, int] = {}
+        self.is_first_rank_master = False
+        """Whether a lost master means that the first rank, which runs it, is lost: in a group of two."""
 
     def number(self, peers: Sequence[int]) -> None:
         """Note the peer number of each rank of the group."""
@@ -104,6 +106,9 @@ class Names:
     def failure(self, what: str, error: PCCLError, lost: Sequence[int] = ()) -> BackendError:
         """Return what the caller of an operation is to get for a failure of pccl."""
         reason = self.ranks_in(error.message)
+        if error.result is Result.MASTER_CONNECTION_FAILED and self.is_first_rank_master:
+            reason = f"{self.of(0)} is lost or cannot be reached, in whose process the group's master ran: {reason}"
+            lost = lost or [0]
         advice = ADVICE.get(error.result, "")
         gone = f" ({', '.join(self.of(rank) for rank in lost)} lost)" if lost else ""
         # Programs tell a timeout of c10d's backends by these words.
