@@ -181,3 +181,18 @@ def test_a_barrier_waits_for_earlier_calls_of_its_rank() -> None:
         return all(work.is_completed() for work in works)
 
     assert run_ranks(2, script) == [True, True]
+
+
+def test_a_backward_pass_of_ddp_raises_when_a_rank_is_lost() -> None:
+    def script(rank: int) -> str:
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
+        model(torch.ones(3, 4)).sum().backward()
+        loss = model(torch.ones(3, 4)).sum()
+        dist.barrier()
+        if rank == 1:
+            return ""
+        with pytest.raises(RuntimeError) as caught:
+            loss.backward()
+        return str(caught.value)
+
+    assert "rank 1" in run_ranks(2, script)[0]
