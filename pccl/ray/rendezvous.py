@@ -3,7 +3,8 @@
 1. Rank 0 starts a master in its process and writes its address and a token into the store, under the group's name.
    Rank 1 starts a standby and adds its address: the group outlives the actor that has the master. A group of one needs
    neither.
-2. All connect once both addresses are there, and one view admits them all (`founders`).
+2. Rank 0 connects once both addresses are there, which founds the run, and says so in the store. Then the others
+   connect, and those that are in admit them until all are.
 3. What the store says may be of an earlier group of that name, whose actors are gone. Nobody answers at its addresses
    then. Rank 0 starts anew where that is so, and the others read again.
 4. If a master answers that leads members, the group lives: an actor that was started again joins it as a newcomer, and
@@ -17,7 +18,7 @@ import json
 import secrets
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import ray
@@ -40,6 +41,10 @@ class Record:
 
     masters: list[str]
     token: str
+    is_founded: bool = False
+    """Whether rank 0 is in the run."""
+    is_complete: bool = False
+    """Whether all have been in the run: whoever comes now was started again."""
 
     @property
     def address(self) -> str:
@@ -74,10 +79,28 @@ class Rendezvous:
             self.communicator = Communicator(
                 record.address, token=record.token, place=rank, name=f"rank {rank} of {name}"
             )
-            self.communicator.connect(timeout=max(0.0, self._deadline_s - time.monotonic()))
+            self.communicator.connect(timeout=self._left_s)
+            if not record.is_complete:
+                self._gather(record)
         except BaseException:
             self._stop_master()
             raise
+
+    @property
+    def _left_s(self) -> float:
+        return max(0.0, self._deadline_s - time.monotonic())
+
+    def _gather(self, record: Record) -> None:
+        """Return when all are in the run."""
+        if self._rank == 0:
+            self._write(replace(record, is_founded=True))
+        while (size := self.communicator.world_size) < self._world_size:
+            if self.communicator.are_peers_pending(timeout=self._left_s):
+                self.communicator.update_topology(timeout=self._left_s)
+            else:
+                self._pause(f"{size} of {self._world_size} actors have come")
+        if self._rank == 0:
+            self._write(replace(record, is_founded=True, is_complete=True))
 
     def leave(self) -> None:
         """Leave the group, and forget it if this actor had its master."""
@@ -105,20 +128,18 @@ class Rendezvous:
             record = self._read()
             if record is None or record.leads() is None:
                 self._pause("rank 0 has not come")
-            elif len(record.masters) >= 2:
+            elif record.is_founded:
                 return record
-            elif self._rank == 1:
-                record = Record([*record.masters, self._serve(record.token, record.address)], record.token)
-                self._write(record)
-                return record
+            elif self._rank == 1 and self._master is None and len(record.masters) == 1:
+                self._write(replace(record, masters=[*record.masters, self._serve(record.token, record.address)]))
             else:
-                self._pause("rank 1 has not come")
+                self._pause("rank 0 has not founded the group")
 
     def _serve(self, token: str, standby_of: str = "") -> str:
         """Start a master for the group's founders, or a standby. Return its address."""
         host = ray.util.get_node_ip_address()
         listen = f"[{host}]:0" if ":" in host else f"{host}:0"
-        self._master = MasterNode(listen, token=token, founders=self._world_size, standby_of=standby_of, daemon=True)
+        self._master = MasterNode(listen, token=token, standby_of=standby_of, daemon=True)
         self._master.run()
         return self._master.address
 
@@ -143,4 +164,4 @@ class Rendezvous:
         return None if found is None else Record(**json.loads(found))
 
     def _write(self, record: Record) -> None:
-        internal_kv._internal_kv_put(self._key, json.dumps({"masters": record.masters, "token": record.token}))
+        internal_kv._internal_kv_put(self._key, json.dumps(asdict(record)))
