@@ -20,6 +20,8 @@ from pccl.runtime.network import addresses
 
 LINGER_S = 10.0
 """Seconds for which a master goes on that its own process needs no more."""
+STANDBY_LINGER_S = 3.0
+"""The same of a standby, which is needed only if the master is lost as well, and warns of a master that is gone."""
 
 
 def advertised_host(towards: str = "") -> str:
@@ -59,42 +61,45 @@ class Hosting:
     def __init__(self, host: str) -> None:
         """`host` is where others dial this process."""
         self.host = host
-        self._nodes: list[MasterNode] = []
-        self._retiring: dict[threading.Timer, list[MasterNode]] = {}
+        self._nodes: list[tuple[MasterNode, float]] = []
+        """The masters of the present world, and for how many seconds each goes on when it is retired."""
+        self._retiring: dict[threading.Timer, MasterNode] = {}
         self._lock = threading.Lock()
 
     def found(self, founders: int, token: str) -> str:
         """Start the master of a run that so many peers found, and return its "host:port". PCCLError."""
-        return self._run(MasterNode(self._listen, token=token_of(token), founders=founders, daemon=True))
+        return self._run(MasterNode(self._listen, token=token_of(token), founders=founders, daemon=True), LINGER_S)
 
     def stand_by(self, master: str, token: str) -> str:
         """Start a standby of a master, and return its "host:port". PCCLError."""
-        return self._run(MasterNode(self._listen, token=token_of(token), standby_of=master, daemon=True))
+        node = MasterNode(self._listen, token=token_of(token), standby_of=master, daemon=True)
+        return self._run(node, STANDBY_LINGER_S)
 
     @property
     def _listen(self) -> str:
         return addresses.join(listen_host(self.host), 0)
 
-    def _run(self, node: MasterNode) -> str:
+    def _run(self, node: MasterNode, linger_s: float) -> str:
         node.run()
         with self._lock:
-            self._nodes.append(node)
+            self._nodes.append((node, linger_s))
         return addresses.join(self.host, addresses.parse(node.address)[1])
 
-    def retire(self, after_s: float = LINGER_S) -> None:
-        """Stop the masters of the present world after a while."""
+    def retire(self, after_s: float | None = None) -> None:
+        """Stop the masters of the present world after some seconds; None: as long as others may need each of them."""
         with self._lock:
             nodes, self._nodes = self._nodes, []
-            if not nodes:
-                return
-            timer = threading.Timer(after_s, lambda: self._stop(timer))
-            timer.daemon = True
-            self._retiring[timer] = nodes
-        timer.start()
+            for node, linger_s in nodes:
+                timer = threading.Timer(linger_s if after_s is None else after_s, self._stop_due)
+                timer.daemon = True
+                self._retiring[timer] = node
+                timer.start()
 
-    def _stop(self, timer: threading.Timer) -> None:
+    def _stop_due(self) -> None:
+        """Stop the master whose timer's thread this is."""
+        timer = threading.current_thread()
+        assert isinstance(timer, threading.Timer)
         with self._lock:
-            nodes = self._retiring.pop(timer, [])
-        for node in nodes:
-            with suppress(PCCLError):  # it stops by itself, or with the process
-                node.interrupt()
+            node = self._retiring.pop(timer)
+        with suppress(PCCLError):  # it stops by itself, or with the process
+            node.interrupt()
