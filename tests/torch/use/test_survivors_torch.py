@@ -1,6 +1,8 @@
 """Training with FSDP2 goes on without a rank that was killed, from the last checkpoint."""
 
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -12,6 +14,7 @@ pytest.importorskip("pccl.torch")
 
 from tests.torch.use import ranks  # noqa: E402
 
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 VICTIM = 2
 HEARD_S = 5  # within which survivors are told of a process that was killed, on a busy machine
 
@@ -42,3 +45,13 @@ def test_survivors_of_a_killed_rank_hear_who_it_was_and_train_on(tmp_path: Path)
     for name, value in said[0]["weights"].items():
         assert torch.equal(value, said[1]["weights"][name]), name
         torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_example_of_survivors_trains_to_the_end() -> None:
+    options = "--ranks 2 --kill 1 --at 4 --every 2 --steps 6"
+    command = [sys.executable, "fsdp_survivors.py", *options.split()]
+    done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=ranks.TIMEOUT_S, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "RANK_CONNECTION_LOST (rank 1 lost)" in done.stdout
+    assert "step   6  1 ranks" in done.stdout
