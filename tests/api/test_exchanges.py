@@ -22,8 +22,8 @@ from tests.support.cluster import Background, Cluster, outcomes, refusal, result
 Array = npt.NDArray[Any]
 ClusterOf = Callable[[int, int], Cluster]
 
-worlds = st.integers(2, 5)
-segments = st.sampled_from([8, 40, 1000, 0])
+worlds = st.integers(2, 4)
+segments = st.sampled_from([40, 0])
 tails = st.lists(st.integers(0, 4), max_size=2).map(tuple) | st.sampled_from([(300,), (17, 61)])
 seeds = st.integers(0, 2**32 - 1)
 dtypes = st.sampled_from(
@@ -415,10 +415,10 @@ def test_handles_and_coroutines() -> None:
         thread.result()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["all_to_all", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])])
 def test_a_loss_gives_all_survivors_one_outcome_and_the_next_call_succeeds(kind: str) -> None:
     with run_of(4) as cluster:
-        x = np.arange(1_200_000.0)
+        x = np.arange(240_000.0)
         peers = by_rank(cluster)
         leaver = peers[3]
         call = calls(x)[kind]
@@ -428,7 +428,7 @@ def test_a_loss_gives_all_survivors_one_outcome_and_the_next_call_succeeds(kind:
         leaver.close()
         found = [thread.outcome() for thread in started]
         assert results(found) == [Result.RANK_CONNECTION_LOST] * 3
-        assert np.array_equal(x, np.arange(1_200_000.0))
+        assert np.array_equal(x, np.arange(240_000.0))
         found = outcomes([partial(call, peer, rank) for rank, peer in enumerate(by_rank(cluster))])
         assert results(found) == [Result.SUCCESS] * 3
 
