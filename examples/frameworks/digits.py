@@ -16,6 +16,10 @@ from pccl.training import OuterStep
 PEERS = int(os.environ.get("PCCL_LAUNCH_COUNT", 1))
 INDEX = int(os.environ.get("PCCL_LAUNCH_INDEX", 0))
 """Which part of the data is this peer's."""
+for _name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+    os.environ.pop(
+        _name, None
+    )  # else trainers make one torch.distributed world of all peers: `--no-ranks` of the launch
 
 INNER_STEPS = 25
 STEPS = 8 * INNER_STEPS

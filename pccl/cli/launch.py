@@ -76,6 +76,12 @@ def add_parser(subparsers: Subparsers) -> None:
         "--http", action="store_true", help="show the run to browsers, at an address of this machine that is printed"
     )
     parser.add_argument("--http-at", metavar="HOST:PORT", help="show it there")
+    parser.add_argument(
+        "--no-ranks",
+        action="store_true",
+        help="set none of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT: for trainers "
+        "such as Accelerate's, which would make one torch.distributed world of all copies by them",
+    )
     ends = parser.add_mutually_exclusive_group()
     ends.add_argument("--fail-fast", action="store_true", help="end all copies when one fails")
     ends.add_argument(
@@ -121,6 +127,7 @@ def run(arguments: argparse.Namespace) -> int:
         listen=arguments.listen or (LISTEN_ALONE if these.count == 1 else LISTEN_FOR_NODES),
         http=http,
         fail_fast=arguments.fail_fast,
+        sets_ranks=not arguments.no_ranks,
         tolerate_losses=arguments.tolerate_losses,
         grace_s=arguments.grace,
     )

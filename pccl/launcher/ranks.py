@@ -15,6 +15,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+TORCHRUNS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 STORE_PORT = 29500
 MASTER_PORT = 48148
 
@@ -103,6 +104,11 @@ def variables(these: Nodes, count: int, index: int, master: str, store: tuple[st
         "MASTER_ADDR": store[0],
         "MASTER_PORT": store[1],
     }
+
+
+def without_torchruns(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without the variables by which torch.distributed makes one world of all copies."""
+    return {name: value for name, value in environment.items() if name not in TORCHRUNS}
 
 
 def _host(address: str) -> str:

@@ -55,6 +55,8 @@ class LaunchOptions:
     """The address at which a master that is started here shows the run; None: it does not."""
     fail_fast: bool = False
     """Whether the first script that fails ends the others."""
+    sets_ranks: bool = True
+    """Whether scripts get the variables of torchrun."""
     tolerate_losses: bool = False
     """Whether scripts that were ended by a signal are losses with which the others succeed."""
     grace_s: float = 10.0
@@ -181,6 +183,8 @@ class Supervisor:
         for index in range(options.count):
             own = ranks.variables(options.nodes, options.count, index, master, store)
             environment = {**inherited, **own, "PYTHONUNBUFFERED": "1"}
+            if not options.sets_ranks:
+                environment = ranks.without_torchruns(environment)
             name = f"[{ranks.rank_of(options.nodes, options.count, index)}]"
             script = _Process(name, options.command, environment, self._guard)
             script.pump("stdout", self._stdout, _prefix(1, script.name, COLOURS[index % len(COLOURS)]))

@@ -162,6 +162,15 @@ def test_copies_on_several_nodes_are_told_their_ranks(tmp_path: Path, monkeypatc
     assert done.stdout == "[0] 0 1 0 1 0 1 elsewhere 4711\n"
 
 
+def test_copies_for_trainers_that_make_a_world_of_ranks_get_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    script = _script(tmp_path, f"import os; print([name for name in {PLACE!r}.split() if name in os.environ])")
+    done = _launch_and_wait("-n", "1", "--no-ranks", script)
+    assert done.stdout == "[0] ['PCCL_LAUNCH_INDEX', 'PCCL_LAUNCH_COUNT']\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
