@@ -203,7 +203,7 @@ FAULTS: dict[str, Known] = {
         (
             """
             except trio.RunFinishedError:
-                job.done.set()
+                job.end()
             """,
             """
             except trio.RunFinishedError:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("torch")
+
 from pccl.torch.rendezvous import Endpoint, Handle, Invitation, Masters, RendezvousError, ordered
 from tests.support.cluster import Background
 
