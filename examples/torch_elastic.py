@@ -83,7 +83,7 @@ class Members:
         """Wait for a newer world than the last that has this worker in it, and return the handles of its ranks."""
         while True:
             self._store.wait([f"world/{self.uuid + 1}"], LIMIT)
-            self.uuid = self.newest()
+            self.uuid = max(self.uuid + 1, self.newest())  # which is told after the world itself
             handles: list[str] = json.loads(self._store.get(f"world/{self.uuid}"))
             if self._handle in handles:
                 return handles

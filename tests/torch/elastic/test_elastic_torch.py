@@ -2,11 +2,38 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+from datetime import timedelta
+from typing import Any
+
 import pytest
 
-from tests.torch.elastic.trial import judge, run
+from tests.torch.elastic.trial import EXAMPLE, judge, run
 
 pytest.importorskip("torch")
+
+
+def _example() -> Any:
+    spec = importlib.util.spec_from_file_location("torch_elastic", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_worker_that_looks_while_a_world_is_told_finds_it() -> None:
+    """Two keys are written one after the other: whoever reads in between must not go back to a former world."""
+    torch_elastic = _example()
+    store = torch_elastic.dist.HashStore()
+    store.set_timeout(timedelta(seconds=1))
+    members = torch_elastic.Members(store, 0)
+    members.announce("handle")
+    store.set("newest", "0")
+    store.set("world/1", json.dumps(["handle"]))
+    assert members.next_world() == ["handle"]
+    assert members.uuid == 1
 
 
 @pytest.mark.slow
