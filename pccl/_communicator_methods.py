@@ -326,8 +326,9 @@ class CommunicatorMethods(
         Call it once, after `connect`, where peers are to begin together. Newcomers may come in any order, and peers may
         call it at different moments; whoever is in the run makes joint calls meanwhile. Peers that have begun do not
         wait for another one: a peer that joins them later, or that has missed the moment in which there were enough,
-        gets the number of those who are there, which may be below `count`. It logs a WARNING when it has waited for
-        long.
+        gets the number of those who are there, which may be below `count`. Nor does a peer group that is complete wait
+        for another group: newcomers of that one come in once its peers call `update_topology`. It logs a WARNING when
+        it has waited for long.
 
         Raises:
             PCCLError: TIMEOUT, after which it may be called again; PENDING_ASYNC_OPS while own ops are in flight;

@@ -163,8 +163,8 @@ typedef struct {
     uint8_t last_slice;
     uint8_t collective; /* enum pccl_collective */
     /* The rank whose elements all get (BROADCAST, SEND, SCATTER), or who gets those of all (GATHER, REDUCE); else 0. In
-     * the descriptions of a mismatch an ALL_TO_ALL has here the lower half of the number of elements that the rank behind
-     * the link gets, and in `count` the number of those that it gives. */
+     * the descriptions of a mismatch an ALL_TO_ALL has here the lower half of the number of elements that the rank
+     * behind the link gets, and in `count` the number of those that it gives. */
     uint32_t root;
     /* The next two mean nothing here, except that ops which differ in them do not go together: the caller's own count
      * of steps plus 1, at most PCCL_STEP_MAX, and a number for the dimensions of its array; 0: not given. */
@@ -207,7 +207,7 @@ typedef struct {
 /* What events report, and in which fields beside `kind`.
  *
  *     OP_DONE            id: op; tx_bytes, rx_bytes: its payload bytes, also those not sent yet; with ALL_TO_ALL, GATHER
- *                        and SCATTER in a RING tx_bytes leaves out what only passes through. See above
+ *                        and SCATTER in a RING tx_bytes leaves out what only passes through
  *     OP_MISMATCH        id: op; mine, theirs: the two descriptions; link: by which that was heard; sequence: the rank
  *                        that differs, or this one's own if that is the one behind the link
  *     OP_ENDED           id: op; tx_bytes, rx_bytes
@@ -421,7 +421,8 @@ typedef struct {
 } pccl_op_record;
 
 /* Copies the entries of ops that have not ended, or have ended after `since_ns`, in no order; at most records_max.
- * Returns how many. Ops that begin or end meanwhile may be missing. The recorder goes on after the engine has failed. */
+ * Returns how many. Ops that begin or end meanwhile may be missing. The recorder goes on after the engine has
+ * failed. */
 int pccl_engine_read_records(pccl_engine *engine, int64_t since_ns, pccl_op_record *records, int records_max);
 
 void pccl_engine_get_stats(pccl_engine *engine, pccl_engine_stats *stats);

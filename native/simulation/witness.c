@@ -1,5 +1,5 @@
-/* witness.c: notes which ops become done, before anybody is told. It stands between the ops and what they report to: the
- * linker leads these calls here (--wrap). */
+/* witness.c: notes which ops become done, before anybody is told. It stands between the ops and what they report to:
+ * the linker leads these calls here (--wrap). */
 #include "sim.h"
 
 #include "event_queue.h"

@@ -1,9 +1,10 @@
 /* op.h: one collective on one rank: its buffers, what has come, what can be sent. No I/O.
  *
  * Theory of operation (tiling.h has the vocabulary). Who sends what to whom when is the algorithm's: op_ring.c and
- * op_direct.c, which reduce, and op_spread.c, op_exchange.c and op_relay.c, which only move. The first two know a segment in two forms. A partial
- * one does not hold all ranks' elements yet: it is reduced as it comes off the socket, while it is in cache. A final
- * one is received straight into recv. Each chunk has one rank that finishes it, and averages if so asked.
+ * op_direct.c, which reduce, and op_spread.c, op_exchange.c and op_relay.c, which only move. The first two know a
+ * segment in two forms. A partial one does not hold all ranks' elements yet: it is reduced as it comes off the socket,
+ * while it is in cache. A final one is received straight into recv. Each chunk has one rank that finishes it, and
+ * averages if so asked.
  *
  * Files. op.c makes and ends ops, op_request.h checks what is asked for, op_originals.h keeps what an abort puts back,
  * op_slots.h has the memory beside the caller's, op_segments.c takes segments in and out, and op_algorithm.h is what
@@ -251,9 +252,9 @@ uint32_t pccl_op_first_bytes(const pccl_op_peer *source, uint32_t segment);
  * breaks. */
 const char *pccl_op_check_eager(const pccl_op_peer *source, uint32_t payload_bytes);
 
-/* A SEGMENT or EAGER frame from a source, the latter for each of its segments: NULL with `inbound` set, the rule that it
- * breaks, pccl_out_of_memory, or pccl_op_disagreement, if relay.theirs is how rank relay.theirs_rank has described the
- * op. */
+/* A SEGMENT or EAGER frame from a source, the latter for each of its segments: NULL with `inbound` set, the rule that
+ * it breaks, pccl_out_of_memory, or pccl_op_disagreement, if relay.theirs is how rank relay.theirs_rank has described
+ * the op. */
 const char *pccl_op_accept(pccl_op_peer *source, const pccl_frame *frame, pccl_op_inbound *inbound);
 
 /* Reduces `elements` more of an inbound partial, the first of which is number `first` in the segment. Their checksum

@@ -1,5 +1,5 @@
-/* op_algorithm.h: what an algorithm (op_ring.c, op_direct.c, op_spread.c, op_exchange.c, op_relay.c) does for op.c and op_segments.c, and what it
- * may ask of them. op.h says what the functions are for. */
+/* op_algorithm.h: what an algorithm (op_ring.c, op_direct.c, op_spread.c, op_exchange.c, op_relay.c) does for op.c and
+ * op_segments.c, and what it may ask of them. op.h says what the functions are for. */
 #ifndef PCCL_OP_ALGORITHM_H
 #define PCCL_OP_ALGORITHM_H
 
@@ -30,8 +30,8 @@ typedef struct pccl_op_algorithm {
     int (*has_sendable)(const pccl_op_peer *target);
     const uint8_t *(*take_sendable)(pccl_op_peer *target, pccl_frame *frame, uint32_t *index);
 
-    /* Returns the chunk of `tiling` that goes to the target on the first hop, or PCCL_NO_CHUNK. Where it has one segment, that is
-     * the first to be taken. */
+    /* Returns the chunk of `tiling` that goes to the target on the first hop, or PCCL_NO_CHUNK. Where it has one
+     * segment, that is the first to be taken. */
     uint32_t (*first_chunk)(const pccl_op_peer *target);
 
     /* Returns how many of its segments may go together, where it has several: so many are taken first, and lie one

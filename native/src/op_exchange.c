@@ -9,9 +9,9 @@
  * one thing here and another there, and its state has bits for both: PCCL_SEGMENT_PARTIAL_SENT is of what goes out, all
  * others of what comes in.
  *
- * Every other rank is source and target, though there may be nothing to send: so each hears of the op from all, and what
- * ranks disagree on is found. The description that a rank sends to another tells the length of the part for that one,
- * which is compared with what that one expects (pccl_op_shape_to, pccl_op_shape_from).
+ * Every other rank is source and target, though there may be nothing to send: so each hears of the op from all, and
+ * what ranks disagree on is found. The description that a rank sends to another tells the length of the part for that
+ * one, which is compared with what that one expects (pccl_op_shape_to, pccl_op_shape_from).
  *
  * The rank's own part is copied a segment at a time, whenever one is sent or has come, so that the copy takes place
  * while the network works; the rest of it with the last that is sent or the last that comes, whichever is first. */

@@ -5,8 +5,8 @@
  *     out       first what passes through, in the order in which it came, then the rank's own, out of send
  *     own       copied, as in op_exchange.c
  *
- * What passes through is kept until the op ends, since a neighbour may have to be sent it again. Own parts go out to the
- * farthest rank first, so that what has the longest way has it behind it when the rest arrives.
+ * What passes through is kept until the op ends, since a neighbour may have to be sent it again. Own parts go out to
+ * the farthest rank first, so that what has the longest way has it behind it when the rest arrives.
  *
  * No rank knows the lengths of the parts that two others exchange, and neighbours alone hear each other's descriptions.
  * So each frame tells the length of its part, which the rank that takes it compares with what it expects; and of an

@@ -10,7 +10,8 @@
  *
  * Threads. The engine thread alone writes, and takes no lock. Whoever reads copies an entry and looks at its version
  * before and after: it is odd while the slot changes hands, and another one afterwards. All words are written and read
- * atomically, milestones with no order among them: a copy of an op under way may have a later one without an earlier. */
+ * atomically, milestones with no order among them: a copy of an op under way may have a later one without an
+ * earlier. */
 #ifndef PCCL_RECORDER_H
 #define PCCL_RECORDER_H
 

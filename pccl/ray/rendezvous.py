@@ -94,11 +94,10 @@ class Rendezvous:
         """Return when all are in the run."""
         if self._rank == 0:
             self._write(replace(record, is_founded=True))
-        while (size := self.communicator.world_size) < self._world_size:
-            if self.communicator.are_peers_pending(timeout=self._left_s):
-                self.communicator.update_topology(timeout=self._left_s)
-            else:
-                self._pause(f"{size} of {self._world_size} actors have come")
+        size = self.communicator.wait_for_peers(self._world_size, timeout=self._left_s)
+        if size < self._world_size:
+            text = f"group {self._name!r} has gone on with {size} of its {self._world_size} actors"
+            raise PCCLError(Result.INVALID_USAGE, "init_collective_group", text)
         if self._rank == 0:
             self._write(replace(record, is_founded=True, is_complete=True))
 

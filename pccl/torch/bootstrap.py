@@ -31,7 +31,6 @@ from pccl.types import Result
 
 KEY = "pccl/master"
 MASTER_VARIABLE = "PCCL_MASTER"
-POLL_S = 0.002
 RETRY_S = 0.05
 LEAVE_S = 1.0
 """Seconds for which a rank that leaves waits until that has come through."""
@@ -163,14 +162,10 @@ def _join_first_rank(store: Any, rank: int, size: int, deadline_s: float) -> tup
 
 def _await_all(communicator: Communicator, size: int, deadline_s: float) -> None:
     """Return when all ranks are in a run that is not the group's own."""
-    while communicator.world_size < size:
-        if communicator.are_peers_pending(timeout=_left_s(deadline_s)):
-            communicator.update_topology(timeout=_left_s(deadline_s))
-        else:
-            time.sleep(POLL_S)
-        if _left_s(deadline_s) <= 0.0:
-            text = f"{communicator.world_size} of {size} ranks have come in time"
-            raise PCCLError(Result.TIMEOUT, "init_process_group", text)
+    found = communicator.wait_for_peers(size, timeout=_left_s(deadline_s))
+    if found < size:
+        text = f"the run has gone on with {found} peers before {size} ranks have come: is another job in it?"
+        raise PCCLError(Result.INVALID_USAGE, "init_process_group", text)
 
 
 def exchange(communicator: Communicator, rank: int, size: int, deadline_s: float) -> tuple[int, ...]:

@@ -83,12 +83,10 @@ class CollectiveMethods(Caller):
     ) -> PCCLWork | None:
         """Reduce a tensor of each rank into the root's. The others' tensors stay as they are."""
         what = "reduce"
-        if isinstance(opts, int):
-            opts, root = None, opts
-        if opts is None:
-            opts = ReduceOptions()
-            opts.rootRank, opts.reduceOp = root, op
-            _set_timeout(opts, timeout)
+        is_bare = opts is None or isinstance(opts, int)
+        opts = _with_root(opts, ReduceOptions, root, timeout)
+        if is_bare:
+            opts.reduceOp = op
         given = _listed(tensors)
         require_root(what, opts.rootRank, self._size)
         if opts.rootTensor != 0:
@@ -184,12 +182,7 @@ class CollectiveMethods(Caller):
     ) -> PCCLWork | None:
         """Give all ranks the root's tensor, in place."""
         what = "broadcast"
-        if isinstance(opts, int):
-            opts, root = None, opts
-        if opts is None:
-            opts = BroadcastOptions()
-            opts.rootRank = root
-            _set_timeout(opts, timeout)
+        opts = _with_root(opts, BroadcastOptions, root, timeout)
         given = _listed(tensors)
         root, root_tensor = opts.rootRank, opts.rootTensor
         require_root(what, root, self._size)
@@ -205,11 +198,7 @@ class CollectiveMethods(Caller):
     ) -> PCCLWork | None:
         """Give all ranks the tensors of all, in lists."""
         what = "allgather"
-        if isinstance(opts, timedelta):
-            opts, timeout = None, opts
-        if opts is None:
-            opts = AllgatherOptions()
-            _set_timeout(opts, timeout)
+        opts = _with_timeout(opts, AllgatherOptions, timeout)
         if isinstance(inputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         lists, given = [list(each) for each in outputs], list(inputs)
@@ -298,12 +287,7 @@ class CollectiveMethods(Caller):
     ) -> PCCLWork | None:
         """Give the root the tensors of all, in a list."""
         what = "gather"
-        if isinstance(opts, int):
-            opts, root = None, opts
-        if opts is None:
-            opts = GatherOptions()
-            opts.rootRank = root
-            _set_timeout(opts, timeout)
+        opts = _with_root(opts, GatherOptions, root, timeout)
         if isinstance(inputs, torch.Tensor):
             inputs = [inputs]
             outputs = [outputs] if outputs else []
@@ -326,12 +310,7 @@ class CollectiveMethods(Caller):
     ) -> PCCLWork | None:
         """Give each rank a tensor of the root's list."""
         what = "scatter"
-        if isinstance(opts, int):
-            opts, root = None, opts
-        if opts is None:
-            opts = ScatterOptions()
-            opts.rootRank = root
-            _set_timeout(opts, timeout)
+        opts = _with_root(opts, ScatterOptions, root, timeout)
         if isinstance(outputs, torch.Tensor):
             outputs = [outputs]
             inputs = [inputs] if inputs else []
@@ -372,11 +351,7 @@ class CollectiveMethods(Caller):
     ) -> PCCLWork | None:
         """Send each rank a part of a tensor, and receive one from each: parts along the first dimension."""
         what = "all_to_all_single"
-        if isinstance(opts, timedelta):
-            opts, timeout = None, opts
-        if opts is None:
-            opts = AllToAllOptions()
-            _set_timeout(opts, timeout)
+        opts = _with_timeout(opts, AllToAllOptions, timeout)
         if output.dtype is not given.dtype:
             raise fail(what, f"output tensor must have the same type as input tensor: {given.dtype}")
         require_dense(what, [output, given])
@@ -399,11 +374,7 @@ class CollectiveMethods(Caller):
     ) -> PCCLWork | None:
         """Send each rank a tensor of a list, and receive one from each."""
         what = "alltoall"
-        if isinstance(opts, timedelta):
-            opts, timeout = None, opts
-        if opts is None:
-            opts = AllToAllOptions()
-            _set_timeout(opts, timeout)
+        opts = _with_timeout(opts, AllToAllOptions, timeout)
         whole, given = list(outputs), list(inputs)
         for role, tensors in (("output", whole), ("input", given)):
             if len(tensors) != self._size:
@@ -415,11 +386,7 @@ class CollectiveMethods(Caller):
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> PCCLWork | None:
         """Wait for all ranks, and for all earlier collectives of this one."""
-        if isinstance(opts, timedelta):
-            opts, timeout = None, opts
-        if opts is None:
-            opts = BarrierOptions()
-            _set_timeout(opts, timeout)
+        opts = _with_timeout(opts, BarrierOptions, timeout)
         return self._call("barrier", opts, lambda lane: collectives.barrier(self._specs, lane), is_barrier=True)
 
 
@@ -431,11 +398,24 @@ def _options(opts: Any, op: Any, kind: type, timeout: timedelta | None) -> tuple
     """Return options, and the reduction that they ask for: some callers give that in their place."""
     if hasattr(opts, "reduceOp"):
         return opts, opts.reduceOp
-    made = kind()
-    _set_timeout(made, timeout)
-    return made, op if opts is None else opts
+    return _with_timeout(None, kind, timeout), op if opts is None else opts
 
 
-def _set_timeout(opts: Any, timeout: timedelta | None) -> None:
+def _with_root(opts: Any, kind: type, root: int, timeout: timedelta | None) -> Any:
+    """Return options that name a root: some callers give the root in their place."""
+    if opts is not None and not isinstance(opts, int):
+        return opts
+    made = _with_timeout(None, kind, timeout)
+    made.rootRank = root if opts is None else opts
+    return made
+
+
+def _with_timeout(opts: Any, kind: type, timeout: timedelta | None) -> Any:
+    """Return options with a timeout: some callers give the timeout in their place."""
+    if opts is not None and not isinstance(opts, timedelta):
+        return opts
+    made: Any = kind()
+    timeout = timeout if opts is None else opts
     if timeout is not None:
-        opts.timeout = timeout
+        made.timeout = timeout
+    return made

@@ -151,8 +151,18 @@ def test_the_timeout_of_the_communicator_counts(cluster: Cluster) -> None:
 
 
 def test_peers_of_the_own_group_are_counted(cluster: Cluster) -> None:
-    peers = [cluster.new(peer_group=group) for group in (0, 1, 0, 1)]
-    assert together([partial(join_and_wait, peer, 2) for peer in peers]) == [2] * 4
+    """A group that is complete goes on. Newcomers of another one come in when its peers call update_topology."""
+    one, other, last, last_other = peers = [cluster.new(peer_group=group) for group in (0, 1, 0, 1)]
+    calls = []
+    for peer in (one, other):
+        calls.append(Background(partial(join_and_wait, peer, 2)))
+        until(lambda peer=peer: peer.is_connected, "it is in the run")  # type: ignore[misc]
+    assert join_and_wait(last, 2) == calls[0].result() == 2
+    assert not calls[1].is_over
+    newcomer = Background(partial(join_and_wait, last_other, 2))
+    until(partial(waits_at_master, last_other), "it waits for all who are in the run")
+    together([one.update_topology, last.update_topology])
+    assert newcomer.result() == calls[1].result() == 2
     together([peer.close for peer in peers])
 
 
