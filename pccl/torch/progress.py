@@ -6,6 +6,9 @@ callbacks of futures, are made here.
 A callback may wait for another call of the group, as those of DDP's PowerSGD hook do, whose future is completed here
 too. So there is always a thread for the next call: one is started when more calls are waiting than threads. A thread
 that has had nothing to do for a while ends.
+
+The end of the program waits for calls that are being made. They pass through C++, and what comes back from there into
+an interpreter that is gone aborts the process.
 """
 
 from __future__ import annotations
@@ -13,7 +16,10 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable
+
+from pccl.runtime.threads import portal
 
 logger = logging.getLogger("pccl.torch")
 
@@ -35,6 +41,8 @@ class Progress:
         self._free = 0
         """The threads that take another call, or are about to: never fewer than `_waiting`."""
         self._is_stopped = False
+        self._threads: set[threading.Thread] = set()
+        portal.on_exit_drain(self)
 
     def later(self, call: Call) -> None:
         """Have `call` made soon."""
@@ -43,9 +51,10 @@ class Progress:
             starts = self._waiting > self._free
             if starts:
                 self._free += 1
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._threads.add(thread)
         self._calls.put(call)
-        if starts:
-            threading.Thread(target=self._run, name=self._name, daemon=True).start()
 
     def stop(self) -> None:
         """Have each thread end as soon as it has nothing to do, without waiting for them."""
@@ -55,7 +64,27 @@ class Progress:
         for _ in range(free):
             self._calls.put(None)
 
+    def drain(self, timeout_s: float) -> None:
+        """Wait until all calls that were handed over are made, and the threads have ended; log what is left then."""
+        self.stop()
+        ends_s = time.monotonic() + timeout_s
+        with self._lock:
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join(max(0.0, ends_s - time.monotonic()))
+        left = sum(thread.is_alive() for thread in threads)
+        if left:
+            text = "%s: the program ends while %d callbacks of futures are under way, or what they wait for"
+            logger.warning(text, self._name, left)
+
     def _run(self) -> None:
+        try:
+            self._make_calls()
+        finally:
+            with self._lock:
+                self._threads.discard(threading.current_thread())
+
+    def _make_calls(self) -> None:
         while True:
             try:
                 call = self._calls.get(timeout=IDLE_S)

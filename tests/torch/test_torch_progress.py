@@ -1,5 +1,7 @@
 """The progress threads of a process group, on which callbacks of its futures are called."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -51,6 +53,28 @@ def test_threads_end_after_stop() -> None:
         if thread.name == "a thread of this test":
             thread.join(LIMIT_S)
             assert not thread.is_alive()
+
+
+def test_the_end_of_the_program_waits_for_callbacks() -> None:
+    text = """
+import threading, time
+import torch
+from pccl.torch.progress import Progress
+
+began = threading.Event()
+
+def callback(_):
+    began.set()
+    time.sleep(0.3)
+    print("called")
+
+progress, future = Progress("test"), torch.futures.Future()
+future.then(callback)
+progress.later(lambda: future.set_result(None))
+began.wait()
+"""
+    ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=LIMIT_S)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "called\n", "")
 
 
 def test_a_callback_of_a_future_may_wait_for_another_call_of_its_group() -> None:

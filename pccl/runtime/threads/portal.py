@@ -259,6 +259,7 @@ _portal: Portal | None = None
 _forkables: weakref.WeakSet[Any] = weakref.WeakSet()
 _closers: weakref.WeakSet[Any] = weakref.WeakSet()
 _servers: weakref.WeakSet[Any] = weakref.WeakSet()
+_callers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def current() -> Portal:
@@ -288,6 +289,13 @@ def on_exit(thing: Any) -> None:
     _closers.add(thing)
 
 
+def on_exit_drain(caller: Any) -> None:
+    """Have `caller.drain(seconds)` called at interpreter exit, before communicators are closed and again afterwards:
+    it waits for threads that call foreign code when ops end. One that comes back from C++ into an interpreter that is
+    gone would abort the process."""
+    _callers.add(caller)
+
+
 def outlasts(server: serving.Server) -> None:
     """Have the program's end wait for a server, until it is interrupted; then it is closed as by `on_exit`."""
     _servers.add(server)
@@ -304,6 +312,7 @@ def _after_fork_in_child() -> None:
     _forkables.clear()
     _closers.clear()
     _servers.clear()
+    _callers.clear()
 
 
 def _close(portal: Portal, things: Collection[Any]) -> None:
@@ -327,13 +336,21 @@ def _outlast() -> None:
     serving.outlast(servers)
 
 
+def _drain() -> None:
+    ends_s = time.monotonic() + EXIT_GRACE_S
+    for caller in list(_callers):
+        caller.drain(max(0.0, ends_s - time.monotonic()))
+
+
 def _at_exit() -> None:
     portal = _portal
+    _drain()
     if portal is None:
         return
     _outlast()
     _close(portal, set(_closers))
     portal.stop()
+    _drain()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
