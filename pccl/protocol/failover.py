@@ -50,7 +50,15 @@ may have given it up:
     7  It hears of a higher term of its run from one of its own peers. From anybody else a higher term is none that it
        must give way to: as long as it has a majority of the view in force, nobody else has, and if another master had
        gone on with a majority, this one would have lost it. A peer that says so was put out of the run.
-    8  It stood still for so long that its peers may have given it up (`stood_still`).
+    8  It stood still for so long that its peers may have given it up (`stood_still`). As long as no view of its run was
+       ever in force, nobody else can lead that run, so it goes on: its founders still wait, or come again and begin
+       anew.
+
+A founder that has lost its master is never left to wander between masters that cannot tell whether it was accepted:
+
+    9  The master of its run has it start over at once.
+   10  Any other has it start over once peers of that run have come for a peer timeout, here and there in between, and
+       none of them was in a view in force. A peer that starts over is to the others as one that has died.
 
 Where two masters can still lead. Where peers know one master only, that one leads on whomever it loses. If it dies,
 some that it had lost may be all of the last view that they know of. A new master without a fence waits for others as
@@ -59,7 +67,7 @@ where they were, perhaps in the term in which another master has led the others,
 peer goes on with both masters, and what a stopped master still says must mean nothing to peers that the other one
 leads:
 
-    9  Two leaders number peers and views apart, even in one term (`recovery.block`).
+   11  Two leaders number peers and views apart, even in one term (`recovery.block`).
 """
 
 from __future__ import annotations
@@ -207,7 +215,8 @@ class Failover:
     def stood_still(self, seconds: float, now: float) -> list[Effect]:
         """Note that this process could do nothing for so long. It is called before any other event after that."""
         self._now = now
-        if self.is_leading and seconds >= STANDSTILL_SHARE * self.options.peer_timeout_s:
+        is_long = seconds >= STANDSTILL_SHARE * self.options.peer_timeout_s
+        if self.is_leading and is_long and self.master.leadership.has_begun:
             self._depose(f"it stood still for {seconds:.1f} s")
         return self._drain()
 
@@ -279,6 +288,9 @@ class Failover:
             text = f"evicted: run {message.run!r} has gone on without peer {message.peer}, whose connection was lost"
             self._put_out(connection, text)
             return
+        if message.run == self.run and not message.is_accepted:
+            self._dismiss(connection, m.StartOver("nobody is in the run any more, and nobody has accepted this peer"))
+            return
         if message.run == self.run and (
             message.term < self.master.term
             or (message.term == self.master.term and message.peer in self.master.leadership.evicted)
@@ -319,6 +331,7 @@ class Failover:
             gathering = Gathering(message.run, term, self.options.peer_timeout_s, self._resumes_any)
             self._gatherings[message.run] = gathering
         gathering.enter(claim)
+        gathering.unaccepted_since = self._known.unaccepted_since(message.run, self._now, self.options.peer_timeout_s)
         self._known.bound(gathering)
         if gathering.term <= message.term:
             gathering.raise_term(message.term + 1)
@@ -344,7 +357,9 @@ class Failover:
                 text = f"the report of peer {claim.peer} contradicts itself"
                 self._dismiss(claim.connection, m.Goodbye(Result.INVALID_USAGE, text))
                 return
-            self._known.note_view(gathering, summary.installed)
+            if summary.installed is not None:
+                self._known.note_view(gathering, summary.installed)
+                gathering.unaccepted_since = self._now
             is_following = isinstance(message, m.Vote) and message.term == gathering.term
             gathering.said(claim, summary, is_following, self._now)
             if isinstance(message, m.Vote):
@@ -368,7 +383,7 @@ class Failover:
         """Ask those who have come to follow, if they are a majority."""
         gathering = self._gatherings[run]
         here = gathering.quorum(gathering.needs_majority(self._now, self._known.is_fenced(gathering)))
-        if not here.peers and self._is_over(gathering.since):
+        if not here.peers and self._is_over(gathering.unaccepted_since):
             self._start_over(run, gathering)
             return
         if not here.has_majority:
@@ -461,7 +476,7 @@ class Failover:
         self._effects += old.abdicate(f"it leads no further: {reason}")
         self._depositions += 1
         self._known.fence = old.fence()
-        if old.leadership.has_rivals or self._known.fence.installed is None:  # it may be led elsewhere
+        if old.leadership.has_rivals:  # it may be led elsewhere
             hold_s = DEPOSED_TIMEOUTS * self.options.peer_timeout_s
         elif old.is_deserted:
             hold_s = self.options.peer_timeout_s + BIRTH_MARGIN_S

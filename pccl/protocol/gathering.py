@@ -68,6 +68,8 @@ class Gathering:
         """The term in which this master would lead the run."""
         self.majority_at: float | None = None
         """The time since which a majority of its last view is here without a break; None: there is none."""
+        self.unaccepted_since = 0.0
+        """The time since which peers of the run have come, and none of them told of a view in force."""
         self.heard_at = 0.0
         """The time when somebody came or followed last."""
         self.claims: dict[int, Claim] = {}
@@ -201,7 +203,7 @@ class Gathering:
         needs_majority = self.needs_majority(now, is_fenced)
         times = [self.stays_until(self.since, is_fenced)]
         if self.here.heard and not self.quorum().peers:
-            times.append(self.since + self._timeout_s)
+            times.append(self.unaccepted_since + self._timeout_s)
         elif self.majority_at is not None and self.may_lead(needs_majority):
             times.append(self.leads_at(self.majority_at, is_fenced))
         if self.tells_at is not None:

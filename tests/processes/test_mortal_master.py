@@ -18,6 +18,7 @@ COUNT = 2**20
 ITERATIONS = 120
 MASTER_TIMEOUT_S = 30.0
 PEER_TIMEOUT_S = 2.0
+STANDSTILL_S = 2
 
 
 def _hear_iteration(worker: Worker, iteration: int) -> None:
@@ -54,6 +55,20 @@ def test_a_master_that_is_begun_anew_at_its_address_goes_on_with_the_run(start: 
     for peer in peers:
         peer.begin("gather", world=4)
     assert [worker.answer().error for worker in (*peers, newcomer)] == [""] * 4
+
+
+def test_founders_meet_although_their_master_stands_still_while_they_wait(start: Start) -> None:
+    primary, standby, *founders = start(5)
+    first = primary.do("listen", peer_timeout=PEER_TIMEOUT_S, founders=3)
+    masters = f"{first},{standby.do('listen', peer_timeout=PEER_TIMEOUT_S, standby_of=first)}"
+    for founder in founders[:2]:
+        founder.begin("connect", master=masters, master_timeout=MASTER_TIMEOUT_S)
+    until(lambda: len(run_status(first).members) == 2, "two founders wait")
+    primary.do("hold_python", seconds=STANDSTILL_S)
+    founders[2].begin("connect", master=masters, master_timeout=MASTER_TIMEOUT_S)
+    answers = [founder.answer() for founder in founders]
+    assert [answer.error for answer in answers] == [""] * 3
+    assert max(answer.seconds for answer in answers) < MASTER_TIMEOUT_S / 2
 
 
 def test_a_standby_takes_the_run_over(start: Start, run: Run) -> None:

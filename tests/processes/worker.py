@@ -371,13 +371,16 @@ class Member:
         address: str = "127.0.0.1:0",
         standby_of: str = "",
         certificate: str = "",
+        founders: int = 1,
     ) -> str:
         """Runs a master, which speaks TLS if it has a certificate."""
         context = None
         if certificate:
             context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
             context.load_cert_chain(certificate)
-        self.node = MasterNode(address, peer_timeout=peer_timeout, standby_of=standby_of, ssl_context=context)
+        self.node = MasterNode(
+            address, peer_timeout=peer_timeout, standby_of=standby_of, ssl_context=context, founders=founders
+        )
         self.node.run()
         return self.node.address
 

@@ -541,8 +541,9 @@ def test_a_newcomer_after_that_need_not_ask_twice() -> None:
     """A newcomer that would give up soon, as long as it has a peer timeout, is let in by a master that has no run to
     wait for."""
     rig = Rig(options=MasterOptions(peer_timeout_s=1.0))
-    rig.hello(1)
+    rig.hello(1, masters=2)
     rig.heartbeat(2, 1)
+    rig.say(1, m.LinksReady(1, [], []))
     rig.machine.stood_still(3.0, rig.now)
     rig.hello(3)
     rig.wait(1.0)

@@ -48,6 +48,11 @@ class Leadership:
         self._parted: set[int] = set()
         """Peers of the view in force that are not expected back: they have left, or were evicted."""
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether a view of the run is in force, or was: before that, nobody can lead the run but its founder."""
+        return self._in_force is not None
+
     def fence(self, prepared: Sequence[FencedView] = (), is_over: bool = False) -> Fence:
         """Return the record of the run as it stands, with the views in `prepared` that this master has prepared."""
         state = self._state

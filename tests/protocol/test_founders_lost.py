@@ -1,0 +1,139 @@
+"""Founders that lose their master before any view is in force: they found their run all the same, and soon."""
+
+from __future__ import annotations
+
+import pytest
+
+from pccl.protocol import messages as m
+from pccl.protocol.failover import Failover
+from pccl.protocol.master.effects import Effect, Send
+from pccl.protocol.master.options import MasterOptions
+from pccl.runtime.network.master_addresses import FIRST_SHARE, OTHER_SHARE
+from tests.protocol.test_recovery_report import prepared, view
+
+TIMEOUT_S = 5.0
+MASTERS = 2
+HEARTBEATS = 100
+AGAIN = 200
+KNOWS_NOTHING = m.PreVote(None, None, False)
+
+
+class _Master:
+    """A machine that says what it tells each connection."""
+
+    def __init__(self, founders: int = 1, is_standby: bool = False) -> None:
+        options = MasterOptions(peer_timeout_s=TIMEOUT_S, founders=founders)
+        self.machine = Failover("run", options, is_standby=is_standby)
+        self.now = 0.0
+
+    def say(self, connection: int, message: m.FromPeer) -> list[type]:
+        """Return what this connection is told."""
+        effects: list[Effect] = []
+        if isinstance(message, m.Hello | m.Resume | m.HeartbeatHello):
+            effects += self.machine.connected(connection, "10.0.0.1", self.now)
+        effects += self.machine.received(connection, message, self.now)
+        return self._told(effects, connection)
+
+    def hello(self, connection: int) -> list[type]:
+        hello = m.Hello(m.PROTOCOL_VERSION, "test", 0, [], 1000, 2, masters=MASTERS, may_found=True)
+        return self.say(connection, hello)
+
+    def heartbeat(self, peer: int) -> None:
+        self.say(HEARTBEATS + peer, m.HeartbeatHello(m.PROTOCOL_VERSION, "run", peer))
+
+    def resume(self, connection: int, peer: int, run: str = "old", is_accepted: bool = False) -> list[type]:
+        resume = m.Resume(m.PROTOCOL_VERSION, run, 1, peer, masters=MASTERS, is_accepted=is_accepted)
+        return self.say(connection, resume)
+
+    def hang_up(self, connection: int) -> None:
+        self.machine.disconnected(connection, "the connection was closed by the other side", self.now)
+
+    def wait(self, seconds: float, connection: int = 0) -> list[type]:
+        self.now += seconds
+        deadline = self.machine.deadline()
+        effects = self.machine.tick(self.now) if deadline is not None and deadline <= self.now else []
+        return self._told(effects, connection)
+
+    @staticmethod
+    def _told(effects: list[Effect], connection: int) -> list[type]:
+        return [type(each.message) for each in effects if isinstance(each, Send) and each.connection == connection]
+
+
+def test_a_master_that_stood_still_goes_on_with_the_founders_that_wait_there() -> None:
+    master = _Master(founders=3)
+    for peer in (1, 2):
+        assert master.hello(peer) == [m.Welcome]
+        master.heartbeat(peer)
+    master.now += 4.0
+    assert master.machine.stood_still(4.0, master.now) == []
+    assert master.hello(3) == [m.Welcome]
+    master.heartbeat(3)
+    for peer in (1, 2, 3):
+        master.say(peer, m.LinksReady(1, [], []))
+    assert master.machine.master.accepted == [1, 2, 3]
+
+
+def test_a_founder_that_gave_up_a_master_which_stood_still_begins_anew() -> None:
+    """Its place is free, so no two of the founders are the same peer."""
+    master = _Master(founders=2)
+    master.hello(1)
+    master.heartbeat(1)
+    master.now += 9.0
+    master.machine.stood_still(9.0, master.now)
+    assert master.resume(AGAIN, peer=1, run="run") == [m.StartOver]
+    assert master.hello(AGAIN + 1) == [m.Welcome]
+    assert master.machine.master.pending == [2]
+
+
+def test_the_only_founder_begins_anew_at_a_master_that_had_lost_it() -> None:
+    master = _Master(founders=2)
+    master.hello(1)
+    master.hang_up(1)
+    assert not master.machine.is_leading
+    assert master.resume(AGAIN, peer=1, run="run") == [m.StartOver]
+    assert master.hello(AGAIN + 1) == [m.Welcome]
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+@pytest.mark.parametrize("share", [FIRST_SHARE, OTHER_SHARE])
+def test_founders_that_go_from_master_to_master_are_not_sent_about_for_ever(share: float, is_prepared: bool) -> None:
+    """Their master has died. At a new one they stay for less than a peer timeout each time."""
+    master = _Master()
+    told: list[type] = []
+    for visit in range(10):
+        for peer in (1, 2):
+            told += master.resume(AGAIN + 10 * visit + peer, peer)
+        for peer in (1, 2):
+            view_known = prepared(1, 1, 2) if is_prepared else None
+            told += master.say(AGAIN + 10 * visit + peer, m.PreVote(None, view_known, False))
+        told += master.wait(share * TIMEOUT_S)
+        if m.StartOver in told:
+            break
+        assert master.now < 2 * TIMEOUT_S
+        for peer in (1, 2):
+            master.hang_up(AGAIN + 10 * visit + peer)
+        master.wait((1 - share) * TIMEOUT_S)
+    assert m.StartOver in told
+
+
+def test_those_that_come_late_again_are_waited_for_anew() -> None:
+    """Long after, peers of that run have lost another master, and those that were accepted may be on their way."""
+    master = _Master()
+    master.resume(1, peer=1)
+    master.say(1, KNOWS_NOTHING)
+    master.hang_up(1)
+    master.wait(10 * TIMEOUT_S)
+    master.resume(2, peer=2)
+    assert master.say(2, KNOWS_NOTHING) == []
+
+
+def test_those_of_a_run_that_was_in_force_are_waited_for_anew() -> None:
+    master = _Master()
+    master.resume(1, peer=1)
+    master.say(1, KNOWS_NOTHING)
+    master.wait(0.9 * TIMEOUT_S)
+    master.resume(5, peer=5, is_accepted=True)
+    master.say(5, m.PreVote(view(7, 5, 6, 7), None, False))
+    master.hang_up(5)
+    assert master.wait(0.9 * TIMEOUT_S, connection=1) == []
+    assert master.wait(0.2 * TIMEOUT_S, connection=1) == [m.StartOver]
