@@ -9,6 +9,8 @@ line that does nothing.
     tree        private copies of the working tree, in which mutants live
     stages      what is tried on a mutant, in the order of cost: schedules, unit tests, everything that concerns it
     play        plays schedules in such a copy, and says which one failed
+    instruments where in a module a mutant could make a difference
+    reach       in which schedules it could, so that only these are played with it
     watchdog    what pytest says to us: the test that failed first, or hangs
     results     what became of mutants: remembered between runs, and shown as scores
 

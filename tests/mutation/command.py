@@ -34,7 +34,7 @@ from tests.support.arguments import positive
 
 SCHEDULES = 5000
 REACH_MUTANTS_MIN = 20
-"""Number of mutants for which it pays to find out first which schedules reach them."""
+"""Number of mutants for which it pays to find out first in which schedules they make a difference."""
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "pccl-mutation"
 
 
@@ -75,7 +75,6 @@ def main() -> int:
         base = Base(ROOT, Path(scratch))
         remembered = Cache(options.cache)
         simulated = [mutant for mutant in chosen if mutant.is_simulated]
-        # To trace a schedule takes three times as long as to play it.
         players = stack.enter_context(Players(base.root))
         reach = (
             Reach(base, remembered, simulated, options.jobs, players) if len(simulated) >= REACH_MUTANTS_MIN else None

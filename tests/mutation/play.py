@@ -8,7 +8,7 @@ mutated module get the code that its text compiles to. The answer is a line of J
         {"played": 40}                              all are well
         {"seed": 7, "what": ..., "is_hang": false}  this one failed, and how
         {"unfit": ...}                              the mutant is in no function
-    {"lines": {...}, "seeds": [...]}                which schedules reach which lines, see `reach`
+    {"texts": {...}, "seeds": [...]}                in which schedules do mutants make a difference, see `reach`
         {"reached": {...}}
 
 A schedule that takes much processor time hangs; the machine may be busy, so real time says nothing.
@@ -54,8 +54,8 @@ def _answer(request: dict[str, Any]) -> dict[str, object]:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     signal.signal(signal.SIGPROF, _hang)
     try:
-        if "lines" in request:
-            return {"reached": reached(request["lines"], request["seeds"])}
+        if "texts" in request:
+            return {"reached": reached(request["texts"], request["seeds"])}
         transplant(request["path"], request["text"])
         return _play_all(request["seeds"])
     except UnfitError as error:

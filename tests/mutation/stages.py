@@ -28,19 +28,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tests.mutation.instruments import instrument
 from tests.mutation.mutants import ROOT, Mutant
 from tests.mutation.results import Cache, Killers, Outcome
 from tests.mutation.tree import Base, environment
 
-SCHEDULES_UNTRACED = 40
-"""The number of schedules that each mutant is played with, whether they reach it or not. Most die by then."""
+SCHEDULES_FIRST = 40
+"""The number of schedules that each mutant is played with, whether it makes a difference there or not. Most die by
+then."""
 STAGE_S = 3600.0
 """Seconds after which a stage is given up: it is none that hangs, for schedules and tests have limits of their own."""
 NATIVE_TEST_S = 120
 NATIVE_TRIES = 3
 """Number of runs of the native tests in which some may fail for the load of the machine."""
-REACH_BLOCK = 100
-"""Schedules that are traced by one process."""
+REACH_BLOCK = 250
+"""Schedules that are played by one process with instruments."""
 SIMULATION_SOURCES = ("pccl/protocol", "pccl/types.py", "tests/simulation")
 TEST_SOURCES = ("pccl", "native", "bindings", "tests")
 NEAREST: Mapping[str, Sequence[str]] = {
@@ -216,7 +218,7 @@ class Stages:
         seeds = list(range(played + 1, self._schedules + 1))
         hint = "" if self._is_fresh or played else self._killers.of(mutant, "simulation")
         hints = [int(hint.removeprefix("seed "))] if hint.startswith("seed ") else []
-        first = [*hints, *seeds[: max(0, SCHEDULES_UNTRACED - played)]]
+        first = [*hints, *seeds[: max(0, SCHEDULES_FIRST - played)]]
         rest = seeds[len(first) - len(hints) :]
         outcome = self._play(mutant, first)
         if outcome.stage or not rest:
@@ -224,7 +226,7 @@ class Stages:
         if self._reach is not None:
             rest = self._reach.of(mutant, rest[0], rest[-1])
         outcome = self._play(mutant, rest)
-        reached = f", {len(rest)} of those from {SCHEDULES_UNTRACED + 1} on reach it" if self._reach else ""
+        reached = f", in {len(rest)} of those from {SCHEDULES_FIRST + 1} on it differs" if self._reach else ""
         return outcome if outcome.stage else self._survivor(f"{self._schedules} schedules{reached}")
 
     def _play(self, mutant: Mutant, seeds: Sequence[int]) -> Outcome:
@@ -435,35 +437,39 @@ class Players:
 
 
 class Reach:
-    """The schedules that reach each of some mutants, looked for as they are asked for, and remembered."""
+    """The schedules in which each of some mutants could make a difference, looked for as they are asked for, and
+    remembered."""
 
     def __init__(self, base: Base, cache: Cache, mutants: Sequence[Mutant], jobs: int, players: Players) -> None:
-        self._base = base
         self._players = players
         self._jobs = jobs
-        self._lines: dict[str, dict[str, list[int]]] = {}
-        for mutant in mutants:
-            text = (base.root / mutant.path).read_text(encoding="utf-8")
-            self._lines.setdefault(mutant.path, {})[mutant.name] = list(mutant.find(text))
-        told = json.dumps([base.digest(*SIMULATION_SOURCES), self._lines], sort_keys=True)
+        self._texts: dict[str, str] = {}
+        self._everywhere: set[str] = set()
+        for path in {mutant.path for mutant in mutants}:
+            text = (base.root / path).read_text(encoding="utf-8")
+            ours = [mutant for mutant in mutants if mutant.path == path]
+            self._texts[str(base.root / path)], everywhere = instrument(text, ours)
+            self._everywhere.update(everywhere)
+        told = json.dumps([base.digest(*SIMULATION_SOURCES), sorted(self._texts.values())])
         self._folder = cache.folder / "reach" / hashlib.sha256(told.encode()).hexdigest()[:16]
         self._lock = threading.Lock()
 
     def of(self, mutant: Mutant, first: int, last: int) -> list[int]:
-        """Return the seeds from `first` to `last` whose schedules reach a mutant."""
+        """Return the seeds from `first` to `last` whose schedules need be played with a mutant."""
+        if mutant.name in self._everywhere:
+            return list(range(first, last + 1))
         blocks = range((first - 1) // REACH_BLOCK, (last - 1) // REACH_BLOCK + 1)
         with self._lock, ThreadPoolExecutor(self._jobs) as pool:
             found = list(pool.map(self._block, blocks))
-        return [seed for block in found for seed in block[mutant.name] if first <= seed <= last]
+        return [seed for block in found for seed in block.get(mutant.name, ()) if first <= seed <= last]
 
     def _block(self, number: int) -> dict[str, list[int]]:
         path = self._folder / f"{number}.json"
         if not path.exists():
-            lines = {str(self._base.root / name): mutants for name, mutants in self._lines.items()}
             seeds = list(range(number * REACH_BLOCK + 1, (number + 1) * REACH_BLOCK + 1))
-            told = self._players.ask({"lines": lines, "seeds": seeds})
+            told = self._players.ask({"texts": self._texts, "seeds": seeds})
             if "reached" not in told:
-                raise RuntimeError(f"a schedule fails without a mutant, or its tracing does:\n{told}")
+                raise RuntimeError(f"a schedule fails without a mutant, or its instruments do:\n{told}")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(told["reached"]))
         found: dict[str, list[int]] = json.loads(path.read_text())

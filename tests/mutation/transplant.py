@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dis import get_instructions
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -17,8 +18,8 @@ class UnfitError(Exception):
     """The texts differ outside of functions."""
 
 
-def transplant(path: str, text: str) -> None:
-    """Have the module at this path run this text. UnfitError."""
+def transplant(path: str, text: str) -> ModuleType:
+    """Have the module at this path run this text, and return it. UnfitError."""
     module = next((each for each in sys.modules.values() if getattr(each, "__file__", None) == path), None)
     if module is None:
         raise UnfitError(f"{path} is not imported")
@@ -36,6 +37,7 @@ def transplant(path: str, text: str) -> None:
         functions.sort(key=lambda each: each.__code__.co_firstlineno)
         for function, code in zip(functions, codes.get(name, []), strict=False):
             function.__code__ = code
+    return module
 
 
 def _is_function(code: CodeType) -> bool:
@@ -54,7 +56,8 @@ def _functions(code: CodeType) -> Iterator[CodeType]:
 
 def _outside(code: CodeType) -> list[object]:
     """Return what a module and its classes do on import."""
-    found: list[object] = [code.co_code, code.co_names]
+    steps = [(step.opcode, step.arg) for step in get_instructions(code) if step.opname != "NOP"]  # these mark lines
+    found: list[object] = [steps, code.co_names]
     for each in code.co_consts:
         if isinstance(each, CodeType):
             found += [each.co_qualname] if _is_function(each) else _outside(each)
