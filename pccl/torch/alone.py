@@ -38,6 +38,9 @@ class Alone:
     def go(self, work: PCCLWork, waits: bool, after: Sequence[PCCLWork] = ()) -> None:
         work.run()
 
+    def watch(self, work: PCCLWork) -> None:
+        return
+
     def open_collectives(self) -> list[PCCLWork]:
         return []
 

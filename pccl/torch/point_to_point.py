@@ -10,6 +10,7 @@ anyway (`_Posted`).
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pccl.errors import PCCLError
 from pccl.torch import collectives, profiling
 from pccl.torch.caller import Caller
 from pccl.torch.collectives import Plan
@@ -26,11 +28,39 @@ from pccl.torch.errors import BackendError
 from pccl.torch.options import seconds
 from pccl.torch.specs import INNER_PAIR_TAG
 from pccl.torch.tensors import Tensor, fail, put_back, require_dense, require_one
-from pccl.torch.work import PCCLWork, Script
+from pccl.torch.work import Driver, PCCLWork, Script
 from pccl.types import Result
 
 MONITOR_TAG = INNER_PAIR_TAG + 2**10
 ACKNOWLEDGE_TAG = MONITOR_TAG + 1
+
+
+class _AnySourceWork(PCCLWork):
+    """The work of a recv from any rank, which is ended by whoever hands it a tensor."""
+
+    def __init__(self, driver: Driver, tag: int, timeout_s: float, withdraw: Callable[[_AnySourceWork], bool]) -> None:
+        """`withdraw(work)` returns whether it was still without a tensor, and will get none from then on."""
+        super().__init__(driver, "recv_anysource", _nothing(), object(), timeout_s, False)
+        self._tag = tag
+        self._withdraw = withdraw
+
+    def expire(self) -> None:
+        if self.is_completed() or self._left_s() > 0 or not self._withdraw(self):
+            return
+        text = f"no rank has sent a tensor with tag {self._tag} within {self._timeout_s:g} s"
+        self.fail(self._driver.failure(self.title, PCCLError(Result.TIMEOUT, self.title, text)))
+
+
+class _TakenWork(PCCLWork):
+    """The work of a recv for which one is posted already."""
+
+    def __init__(self, driver: Driver, posted: PCCLWork, timeout_s: float) -> None:
+        super().__init__(driver, "recv", _nothing(), object(), timeout_s, False)
+        self._posted = posted
+        posted.limit(timeout_s)
+
+    def expire(self) -> None:
+        self._posted.expire()
 
 
 class _Posted(NamedTuple):
@@ -83,7 +113,8 @@ class PointToPointMethods(Caller):
         """Receive a tensor from whichever rank sends one first. `source_rank` of the work then says who it was."""
         tensor = self._checked("recv_anysource", tensors, None, "source", tag)
         self._require_alive()
-        work = PCCLWork(self._scheduler, "recv_anysource", _nothing(), ("any", id(tensor), tag), self._timeout_s, False)
+        scheduler = self._scheduler
+        work = _AnySourceWork(scheduler, tag, self._timeout_s, partial(self._withdraw, tag))
         end_event = profiling.begin(profiling.ANY_SOURCE, [tensor]) if profiling.is_on() else None
         with self._posting:
             self._wanted.setdefault(tag, deque()).append(_Wanted(work, tensor, end_event))
@@ -91,6 +122,8 @@ class PointToPointMethods(Caller):
                 if src != self._rank and not self._posted.get((src, tag)):
                     self._post(src, tag, tensor)
             ready = [src for src in range(self._size) if self._is_here(src, tag)]
+        scheduler.enter(work)
+        scheduler.watch(work)
         if ready:
             self._deliver(ready[0], tag)
         return work
@@ -141,11 +174,21 @@ class PointToPointMethods(Caller):
         array = torch.empty(like.shape, dtype=like.dtype)
         plan = collectives.recv(self._specs, tag, array, src)
         with self._order:
-            work = self._work("recv_anysource", (src, "from", tag), plan, [])
+            work = self._work("recv_anysource", (src, "from", tag), plan, [], math.inf)  # who asked has a timeout
             self._scheduler.enter(work)
         self._posted.setdefault((src, tag), deque()).append(_Posted(work, array))
         self._scheduler.go(work, False)
         work.when_over(partial(self._scheduler.later, partial(self._deliver, src, tag)))
+
+    def _withdraw(self, tag: int, work: PCCLWork) -> bool:
+        with self._posting:
+            wanted = self._wanted.get(tag, deque())
+            found = next((each for each in wanted if each.work is work), None)
+            if found is not None:
+                wanted.remove(found)
+        if found is not None and found.end_event is not None:
+            found.end_event()
+        return found is not None
 
     def _is_here(self, src: int, tag: int) -> bool:
         posted = self._posted.get((src, tag))
@@ -184,8 +227,11 @@ class PointToPointMethods(Caller):
                 f"tag: use another one"
             )
             raise fail("recv", text)
-        work = PCCLWork(self._scheduler, "recv", _nothing(), ("kept", id(tensor), tag), self._timeout_s, False)
+        scheduler = self._scheduler
+        work = _TakenWork(scheduler, posted.work, self._timeout_s)
         work.source = src
+        scheduler.enter(work)
+        scheduler.watch(work)
 
         def hand_over() -> None:
             error = posted.work.exception()

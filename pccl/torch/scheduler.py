@@ -32,6 +32,7 @@ from pccl.communicator import Communicator
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
+from pccl.torch.deadlines import Deadlines
 from pccl.torch.errors import FATAL, BackendError, Names
 from pccl.torch.progress import Progress
 from pccl.torch.work import PCCLWork
@@ -72,6 +73,7 @@ class Scheduler:
         self._starting = threading.local()
         self._failure: BackendError | None = None
         self._progress = Progress(f"pccl {names.group}")
+        self._deadlines = Deadlines(f"pccl deadlines of {names.group}", self._watched, self._expire)
 
     # Calls.
 
@@ -104,11 +106,29 @@ class Scheduler:
         """Run a work that has entered, or start it if its caller does not wait. Others start in their turn."""
         for each in after:
             each.when_over(lambda: self._unblock(work))
-        if self._is_free(work):
-            if waits:
-                work.run()
-            else:
-                work.start()
+        is_free = self._is_free(work)
+        if is_free and waits:
+            work.run()
+            return
+        self.watch(work)
+        if is_free:
+            work.start()
+
+    def watch(self, work: PCCLWork) -> None:
+        """Have a work given up when its time has passed, whether or not somebody waits for it."""
+        work.is_watched = True
+        self._deadlines.watch(work)
+
+    def _watched(self) -> list[PCCLWork]:
+        with self._lock:
+            return [work for work in self._open if work.is_watched]
+
+    def _expire(self, works: Sequence[PCCLWork]) -> None:
+        def one_by_one() -> None:  # the end of one starts the next of its lane, which can then be aborted everywhere
+            for work in works:
+                work.expire()
+
+        self.later(one_by_one)
 
     def _is_free(self, work: PCCLWork) -> bool:
         """Take one blocker from a work. Return whether that was the last one."""
@@ -159,7 +179,8 @@ class Scheduler:
         return self._failure
 
     def stop(self) -> None:
-        """End the progress thread, once nothing is left for it to do."""
+        """End the group's threads, once nothing is left for them to do."""
+        self._deadlines.stop()
         self._progress.stop()
 
     def _require_alive(self) -> None:

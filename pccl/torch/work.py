@@ -92,7 +92,9 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         self._driver = driver
         self._script: Script | None = script
         self._timeout_s = timeout_s
-        self._deadline_s = time.monotonic() + timeout_s
+        self.deadline_s = time.monotonic() + timeout_s
+        self.is_watched = False
+        """Whether it is given up at its deadline, though nobody may wait for it. The scheduler's."""
         self._is_light = is_light
         self._lock = threading.Lock()
         self._specs: Sequence[OpSpec] = ()
@@ -233,7 +235,11 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         callback()
 
     def _left_s(self) -> float:
-        return max(0.0, self._deadline_s - time.monotonic())
+        return max(0.0, self.deadline_s - time.monotonic())
+
+    def limit(self, timeout_s: float) -> None:
+        """Let the work have so much time from now on."""
+        self._timeout_s, self.deadline_s = timeout_s, time.monotonic() + timeout_s
 
     def expire(self) -> None:
         """Give the work up if its time has passed. For threads that may wait."""
@@ -266,8 +272,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
                     text = f"Operation timed out: it has not ended within {limit_s:g} s, and goes on"
                     raise self._driver.failure(self.title, PCCLError(Result.TIMEOUT, self.title, text))
             elif not done.wait(left_s):
-                self.expire()
-                while not done.wait(EXPIRY_S):
+                while not done.wait(EXPIRY_S):  # as a rule the scheduler gives it up
                     self.expire()
         if self._error is not None:
             raise self._error
