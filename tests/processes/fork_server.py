@@ -151,5 +151,4 @@ if __name__ == "__main__":
     gc.collect()
     gc.freeze()
     if _serve(socket.socket(fileno=int(sys.argv[1]))):
-        gc.unfreeze()
         worker_main()

@@ -8,6 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
+import torch._dynamo  # what DDP and DTensor import when they are first used
 import torch.distributed as dist
 
 import pccl.torch  # noqa: F401  (registers the backend)
