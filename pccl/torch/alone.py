@@ -13,6 +13,7 @@ from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.torch.errors import BackendError, Names
+from pccl.torch.memory_use import Use
 from pccl.torch.specs import Fixed
 from pccl.torch.work import PCCLWork
 from pccl.types import Collective, Result
@@ -42,6 +43,12 @@ class Alone:
         return
 
     def open_collectives(self) -> list[PCCLWork]:
+        return []
+
+    def is_idle(self) -> bool:
+        return True
+
+    def users(self, use: Use) -> list[PCCLWork]:
         return []
 
     def fail(self, error: BackendError) -> None:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pccl.torch import profiling
 from pccl.torch.alone import Alone
 from pccl.torch.coalescing import Coalesced, Coalescing
 from pccl.torch.collectives import Plan
+from pccl.torch.memory_use import Use, use_of
 from pccl.torch.options import is_async, seconds
 from pccl.torch.scheduler import Scheduler
 from pccl.torch.specs import Specs
 from pccl.torch.tensors import Tensor
 from pccl.torch.work import PCCLWork
+
+
+def _wait_for(works: Sequence[PCCLWork]) -> None:
+    """Return when all are over, in whatever way."""
+    for work in works:
+        with suppress(Exception):
+            work.wait()
 
 
 class Caller:
@@ -42,17 +51,24 @@ class Caller:
         timeout: Any = None,
         is_barrier: bool = False,
         inputs: Sequence[Tensor] | None = None,
+        outputs: Sequence[Tensor] | None = None,
     ) -> PCCLWork | None:
         """Make a collective, whose plan depends on its lane. None if it was one of several that are waited for
-        together, and its caller would wait for it alone. `inputs` are what a profiler shows, if not `tensors`."""
+        together, and its caller would wait for it alone. It reads `inputs` and writes `outputs`; both are `tensors` if
+        they are left out."""
         scheduler = self._scheduler
         waits = not is_async(options)
+        use = Use()
+        if not (waits and scheduler.is_idle()):
+            use = use_of(inputs or (), tensors if outputs is None else outputs)
+            _wait_for(scheduler.users(use))
         with self._order:
             lane = scheduler.next_lane()
             made = plan(lane)
             if profiling.is_on():
                 made = profiling.recorded(title, made, tensors if inputs is None else inputs)
             work = self._work(title, lane, made, tensors, getattr(options, "timeout", timeout))
+            work.use = use
             after = scheduler.open_collectives() if is_barrier else ()
             scheduler.enter(work, after)
         batch = self._coalescing.batch

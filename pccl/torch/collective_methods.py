@@ -32,6 +32,7 @@ from pccl.torch.tensors import (
     Tensor,
     fail,
     require_alike,
+    require_apart,
     require_dense,
     require_one,
     require_root,
@@ -57,6 +58,7 @@ class CollectiveMethods(Caller):
             sparse.require_summable(what, given, op)
             return self._call(what, opts, lambda lane: sparse.all_reduce(self._specs, lane, given), given)
         require_alike(what, given)
+        require_apart(what, given)
         how = reduction(what, op, given[0].dtype)
         return self._call(what, opts, lambda lane: collectives.all_reduce(self._specs, lane, given, how), given)
 
@@ -67,6 +69,7 @@ class CollectiveMethods(Caller):
         given = list(tensors)
         require_some(what, given)
         require_dense(what, given, "tensors must all have the same type: ")
+        require_apart(what, given)
         how = reduction(what, opts.reduceOp, given[0].dtype)
         return self._call(
             what, opts, lambda lane: collectives.all_reduce_together(self._specs, lane, given, how), given
@@ -94,6 +97,8 @@ class CollectiveMethods(Caller):
         require_one(what, given)
         require_dense(what, given)
         root, tensor = opts.rootRank, given[0]
+        if self._rank == root:
+            require_apart(what, given)
         how = reduction(what, opts.reduceOp, tensor.dtype)
         return self._call(what, opts, lambda lane: collectives.reduce(self._specs, lane, tensor, how, root), given)
 
@@ -111,6 +116,7 @@ class CollectiveMethods(Caller):
         if len(given) != self._size:
             raise fail(what, f"invalid input tensor list at index 0 (expected length {self._size}, got {len(given)})")
         require_dense(what, [output, *given])
+        require_apart(what, [output])
         if output.numel() != given[self._rank].numel():
             sizes = f"expected {tuple(given[self._rank].shape)}, got {tuple(output.shape)}"
             raise fail(what, f"invalid tensor size of the output ({sizes})")
@@ -174,6 +180,7 @@ class CollectiveMethods(Caller):
                 f"{whole.numel()} elements, the other {part.numel()}, and there are {self._size} ranks",
             )
         require_dense(what, [whole, part])
+        require_apart(what, [whole if whole_role == "output" else part])
 
     # From one rank to all, from all to one, from all to all.
 
@@ -189,6 +196,8 @@ class CollectiveMethods(Caller):
         if not 0 <= root_tensor < len(given):
             raise fail(what, f"invalid root tensor: {root_tensor} of {len(given)}")
         require_alike(what, given)
+        if self._rank != root:
+            require_apart(what, given)
         return self._call(
             what, opts, lambda lane: collectives.broadcast(self._specs, lane, given, root, root_tensor), given
         )
@@ -214,7 +223,16 @@ class CollectiveMethods(Caller):
         require_alike(what, given)
         for each in lists:
             require_alike(what, [given[0], *each])
-        return self._call(what, opts, lambda lane: collectives.all_gather_lists(self._specs, lane, lists, given), given)
+        flat = [output for each in lists for output in each]
+        require_apart(what, flat)
+        return self._call(
+            what,
+            opts,
+            lambda lane: collectives.all_gather_lists(self._specs, lane, lists, given),
+            given,
+            inputs=given,
+            outputs=flat,
+        )
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> PCCLWork | None:
         """Give all ranks the tensors of all, one behind the other."""
@@ -250,12 +268,14 @@ class CollectiveMethods(Caller):
                     raise fail(what, f"invalid tensor type at index {index} ({types})")
         require_dense(what, given)
         flat = [tensor for each in lists for tensor in each]
+        require_apart(what, flat)
         return self._call(
             what,
             opts,
             lambda lane: collectives.all_gather_together(self._specs, lane, lists, given, flat),
             flat[:1],
             inputs=given,
+            outputs=flat,
         )
 
     def all_gather_single_coalesced(
@@ -297,7 +317,15 @@ class CollectiveMethods(Caller):
         given = inputs[0]
         require_dense(what, inputs)
         into = self._list_of_root(what, "output", outputs, given, root)
-        return self._call(what, opts, lambda lane: exchanges.gather(self._specs, lane, into, given, root), [given])
+        require_apart(what, into)
+        return self._call(
+            what,
+            opts,
+            lambda lane: exchanges.gather(self._specs, lane, into, given, root),
+            [given],
+            inputs=[given],
+            outputs=into,
+        )
 
     def scatter(
         self,
@@ -319,6 +347,7 @@ class CollectiveMethods(Caller):
         require_one(what, outputs, "output tensor list")
         output = outputs[0]
         require_dense(what, outputs)
+        require_apart(what, outputs)
         given = self._list_of_root(what, "input", inputs, output, root)
         return self._call(
             what, opts, lambda lane: exchanges.scatter(self._specs, lane, output, given, root), [output], inputs=given
@@ -380,6 +409,7 @@ class CollectiveMethods(Caller):
             if len(tensors) != self._size:
                 raise fail(what, f"{role} tensor list must have {self._size} tensors, one for each rank")
         require_dense(what, [*whole, *given])
+        require_apart(what, whole)
         return self._call(
             what, opts, lambda lane: exchanges.all_to_all(self._specs, lane, whole, given), whole, inputs=given
         )

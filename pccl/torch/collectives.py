@@ -64,7 +64,7 @@ def _reduce(specs: Specs, tag: int, given: Tensor, host: Tensor, reduction: Redu
     outcome = []
     for first in range(0, flat.numel(), piece):
         part = flat[first : first + piece]
-        parts = torch.empty((specs.size, part.numel()), dtype=part.dtype)
+        parts = torch.empty((specs.size, part.numel()), dtype=part.dtype, device="cpu")
         yield from all_gathered(specs, tag, part, parts)
         outcome.append(folded(reduction.fold, parts))
     torch.cat(outcome, out=result)
@@ -179,7 +179,7 @@ def all_gather_lists(specs: Specs, tag: int, outputs: Sequence[Sequence[Tensor]]
     first, count = outputs[0], send.numel() // len(given)
     is_one = len(outputs) == 1 and is_one_array(first)
     rows = len(first), count
-    host = as_one_array(first, rows) if is_one else torch.empty(rows, dtype=send.dtype)
+    host = as_one_array(first, rows) if is_one else torch.empty(rows, dtype=send.dtype, device="cpu")
 
     def script() -> Script:
         yield from all_gathered(specs, tag, send, host)
@@ -208,7 +208,7 @@ def all_gather_together(
 ) -> Plan:
     """Gather several tensors of each rank in one op: `outputs[r][i]` becomes tensor i of rank r."""
     send = joined(given)
-    host = torch.empty((specs.size, send.numel()), dtype=send.dtype)
+    host = torch.empty((specs.size, send.numel()), dtype=send.dtype, device="cpu")
 
     def script() -> Script:
         yield from all_gathered(specs, tag, send, host)
@@ -227,7 +227,7 @@ def all_gather_wholes(specs: Specs, tag: int, outputs: Sequence[Tensor], given: 
     is_one_dtype = all(each.dtype is given[0].dtype for each in given)
     parts = list(given) if is_one_dtype else [stand_in(each).reshape(-1).view(torch.uint8) for each in given]
     send = joined(parts)
-    host = torch.empty((specs.size, send.numel()), dtype=send.dtype)
+    host = torch.empty((specs.size, send.numel()), dtype=send.dtype, device="cpu")
 
     def script() -> Script:
         yield from all_gathered(specs, tag, send, host)
@@ -258,7 +258,7 @@ def reduce_scatter(specs: Specs, tag: int, output: Tensor, given: Tensor, reduct
 def _reduce_scatter(specs: Specs, tag: int, send: Tensor, host: Tensor, reduction: Reduction) -> Script:
     if send.numel() == 0:
         yield [specs.barrier(tag)]
-    elif reduction.fold is None and not _overlap(send, host):
+    elif reduction.fold is None and not overlap(send, host):
         if specs.order:
             send = send.view(specs.size, -1)[specs.order]
         parts, part = memory(arithmetic(send)), memory(arithmetic(host))
@@ -269,7 +269,8 @@ def _reduce_scatter(specs: Specs, tag: int, send: Tensor, host: Tensor, reductio
         host.view(-1).copy_(whole.view(specs.size, -1)[specs.rank])
 
 
-def _overlap(a: Tensor, b: Tensor) -> bool:
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Return whether two contiguous tensors have memory in common."""
     first, second = sorted((a, b), key=lambda tensor: int(tensor.data_ptr()))
     end: int = first.data_ptr() + first.numel() * first.element_size()
     start: int = second.data_ptr()
@@ -303,7 +304,7 @@ def reduce_scatter_together(
     send = torch.cat(rows, dim=1)
     if reduction.factor is not None:
         send = premultiplied(send, reduction.factor)
-    host = torch.empty(send.shape[1], dtype=send.dtype)
+    host = torch.empty(send.shape[1], dtype=send.dtype, device="cpu")
 
     def script() -> Script:
         yield from _reduce_scatter(specs, tag, send, host, reduction)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pccl.torch.collectives import Plan, as_one_array, joined
+from pccl.torch.collectives import Plan, as_one_array, joined, overlap
 from pccl.torch.specs import Specs
 from pccl.torch.tensors import Tensor, fail, is_one_array, memory, put_back, room_for, stand_in
 from pccl.torch.work import Script
@@ -38,7 +38,7 @@ def gather(specs: Specs, lane: int, outputs: Sequence[Tensor], given: Tensor, ro
     whole = host
     if is_root:
         rows = specs.size, host.numel()
-        whole = as_one_array(outputs, rows) if is_one else torch.empty(rows, dtype=host.dtype)
+        whole = as_one_array(outputs, rows) if is_one else torch.empty(rows, dtype=host.dtype, device="cpu")
 
     def script() -> Script:
         if not host.numel():
@@ -77,7 +77,7 @@ def scatter(specs: Specs, lane: int, output: Tensor, given: Sequence[Tensor], ro
 def all_to_all(specs: Specs, lane: int, outputs: Sequence[Tensor], given: Sequence[Tensor]) -> Plan:
     """Send each rank one of the given tensors, and receive one from each."""
     source = joined(given)
-    host = torch.empty(sum(each.numel() for each in outputs), dtype=source.dtype)
+    host = torch.empty(sum(each.numel() for each in outputs), dtype=source.dtype, device="cpu")
     incoming, outgoing = [each.numel() for each in outputs], [each.numel() for each in given]
 
     def script() -> Script:
@@ -94,6 +94,8 @@ def all_to_all_single(
 ) -> Plan:
     """Send each rank so many elements of a tensor, and receive so many from each."""
     source, host = stand_in(given), room_for(output)
+    if overlap(source, host):
+        source = source.clone()
 
     def script() -> Script:
         yield from _exchange(specs, lane, host, source, incoming, outgoing)

@@ -27,7 +27,7 @@ from pccl.torch.collectives import Plan
 from pccl.torch.errors import BackendError
 from pccl.torch.options import seconds
 from pccl.torch.specs import INNER_PAIR_TAG
-from pccl.torch.tensors import Tensor, fail, put_back, require_dense, require_one
+from pccl.torch.tensors import Tensor, fail, put_back, require_apart, require_dense, require_one
 from pccl.torch.work import Driver, PCCLWork, Script
 from pccl.types import Result
 
@@ -132,6 +132,8 @@ class PointToPointMethods(Caller):
         given = list(tensors)
         require_one(what, given)
         require_dense(what, given)
+        if what != "send":
+            require_apart(what, given)
         if other is not None and not 0 <= other < self._size:
             raise fail(what, f"invalid {role} rank: {other} is no rank of a group of {self._size}")
         if other == self._rank:
@@ -171,7 +173,7 @@ class PointToPointMethods(Caller):
     # Recvs from any rank.
 
     def _post(self, src: int, tag: int, like: Tensor) -> None:
-        array = torch.empty(like.shape, dtype=like.dtype)
+        array = torch.empty(like.shape, dtype=like.dtype, device="cpu")
         plan = collectives.recv(self._specs, tag, array, src)
         with self._order:
             work = self._work("recv_anysource", (src, "from", tag), plan, [], math.inf)  # who asked has a timeout
@@ -264,7 +266,7 @@ class PointToPointMethods(Caller):
             text = f"[Rank 0]: Rank 0 timed out in monitoredBarrier after 0 ms, waiting for ranks {others}"
             raise BackendError(text, Result.TIMEOUT)
         limit = timedelta(seconds=limit_s)
-        word = torch.zeros(1, dtype=torch.uint8)
+        word = torch.zeros(1, dtype=torch.uint8, device="cpu")
         if self._rank != 0:
             try:
                 self._monitor("to", MONITOR_TAG, word, 0, limit).wait()
@@ -278,7 +280,7 @@ class PointToPointMethods(Caller):
                 raise BackendError(text, error.result, error.lost) from error
             return
         works = {
-            rank: self._monitor("from", MONITOR_TAG, torch.zeros(1, dtype=torch.uint8), rank, limit)
+            rank: self._monitor("from", MONITOR_TAG, torch.zeros(1, dtype=torch.uint8, device="cpu"), rank, limit)
             for rank in range(1, self._size)
         }
         missing: dict[int, BackendError] = {}

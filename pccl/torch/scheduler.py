@@ -34,6 +34,7 @@ from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.torch.deadlines import Deadlines
 from pccl.torch.errors import FATAL, BackendError, Names
+from pccl.torch.memory_use import Use
 from pccl.torch.progress import Progress
 from pccl.torch.work import PCCLWork
 from pccl.types import Result
@@ -145,6 +146,14 @@ class Scheduler:
         """Return the collectives that are not over."""
         with self._lock:
             return [work for work in self._open if isinstance(work.lane, int)]
+
+    def is_idle(self) -> bool:
+        """Return whether all calls are over."""
+        return not self._open
+
+    def users(self, use: Use) -> list[PCCLWork]:
+        """Return the collectives that are not over and must be, before memory is used in this way."""
+        return [work for work in self.open_collectives() if use.is_disturbed_by(work.use)]
 
     def fail(self, error: BackendError) -> None:
         """Let all later calls raise `error`."""

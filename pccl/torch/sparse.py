@@ -38,11 +38,11 @@ def all_reduce(specs: Specs, lane: int, tensors: Sequence[Tensor]) -> Plan:
         own = own + each
     own = own.detach().coalesce().cpu()
     indices, values = own.indices().contiguous(), own.values().contiguous()
-    shape = torch.tensor([own.sparse_dim(), *own.shape])
+    shape = torch.tensor([own.sparse_dim(), *own.shape], device="cpu")
 
     def script() -> Script:
-        head = torch.cat([torch.tensor([values.shape[0]]), shape])
-        heads = torch.empty((specs.size, head.numel()), dtype=head.dtype)
+        head = torch.cat([torch.tensor([values.shape[0]], device="cpu"), shape])
+        heads = torch.empty((specs.size, head.numel()), dtype=head.dtype, device="cpu")
         yield from all_gathered(specs, lane, head, heads)
         counts = heads[:, 0].tolist()
         if not torch.equal(heads[:, 1:], shape.expand(specs.size, -1)):
@@ -50,16 +50,20 @@ def all_reduce(specs: Specs, lane: int, tensors: Sequence[Tensor]) -> Plan:
                 "allreduce", f"invalid tensor size: ranks have sparse tensors of the shapes {heads[:, 1:].tolist()}"
             )
         most = max(counts)
-        total = torch.sparse_coo_tensor(own.indices()[:, :0], own.values()[:0], own.shape, check_invariants=False)
+        total = torch.sparse_coo_tensor(
+            own.indices()[:, :0], own.values()[:0], own.shape, check_invariants=False, device="cpu"
+        )
         if most:
             every = []
             for part in (indices.t().contiguous(), values):
-                padded = torch.zeros((most, *part.shape[1:]), dtype=part.dtype)
+                padded = torch.zeros((most, *part.shape[1:]), dtype=part.dtype, device="cpu")
                 padded[: part.shape[0]] = part
-                whole = torch.empty((specs.size, *padded.shape), dtype=part.dtype)
+                whole = torch.empty((specs.size, *padded.shape), dtype=part.dtype, device="cpu")
                 yield from all_gathered(specs, lane, padded, whole)
                 every.append(torch.cat([whole[rank, :count] for rank, count in enumerate(counts)]))
-            total = torch.sparse_coo_tensor(every[0].t(), every[1], own.shape, check_invariants=False).coalesce()
+            total = torch.sparse_coo_tensor(
+                every[0].t(), every[1], own.shape, check_invariants=False, device="cpu"
+            ).coalesce()
         with torch.no_grad():
             for each in tensors:
                 each.copy_(total.to(each.device))

@@ -81,7 +81,7 @@ def stand_in(tensor: Tensor) -> Tensor:
 
 def room_for(tensor: Tensor) -> Tensor:
     """Return a contiguous tensor on the host of the same shape and dtype, for a result: this one, if it is one."""
-    return tensor if is_plain(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype)
+    return tensor if is_plain(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
 def put_back(tensor: Tensor, host: Tensor) -> None:
@@ -132,6 +132,14 @@ def require_dense(what: str, tensors: Sequence[Tensor], hint: str = "") -> None:
             raise fail(what, f"unsupported device type {tensor.device.type}: pass tensors of the CPU or of a CUDA GPU")
         if tensor.device.type != first.device.type:
             raise fail(what, f"tensors must be on one device, not on {first.device} and {tensor.device}")
+
+
+def require_apart(what: str, tensors: Sequence[Tensor]) -> None:
+    """Raise ArgumentError unless results can be written into all tensors."""
+    for tensor in tensors:
+        if not tensor.is_contiguous() and torch._debug_has_internal_overlap(tensor) == 1:
+            text = "more than one element of it refers to a single memory location, as in expanded tensors: clone it"
+            raise fail(what, f"no result can be written into a tensor of shape {tuple(tensor.shape)}: {text}")
 
 
 def require_alike(what: str, tensors: Sequence[Tensor]) -> None:

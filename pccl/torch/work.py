@@ -30,6 +30,7 @@ from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.threads.latch import Latch
 from pccl.torch.errors import BackendError
+from pccl.torch.memory_use import Use
 from pccl.torch.options import seconds
 from pccl.types import Result
 
@@ -93,6 +94,8 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         self._script: Script | None = script
         self._timeout_s = timeout_s
         self.deadline_s = time.monotonic() + timeout_s
+        self.use = Use()
+        """The memory that it uses, by which later works may wait for it."""
         self.is_watched = False
         """Whether it is given up at its deadline, though nobody may wait for it. The scheduler's."""
         self._is_light = is_light

@@ -345,3 +345,71 @@ def test_ranks_that_disagree_all_get_an_error() -> None:
     for text in run_ranks(SIZE, script):
         assert "INVALID_ARGUMENT" in text
         assert "rank 1" in text
+
+
+def test_calls_that_write_into_one_tensor_go_one_after_the_other() -> None:
+    def script(rank: int) -> list[float]:
+        whole = torch.ones(300_000)
+        part = whole[100_000:]
+        works = [dist.all_reduce(each, async_op=True) for each in (whole, part, whole)]
+        works.append(dist.broadcast(whole.view(3, -1).t(), 1, async_op=True))
+        for work in works:
+            work.wait()
+        dist.all_reduce(part)
+        return [whole[0].item(), whole[99_999].item(), whole[100_000].item(), whole[-1].item()]
+
+    assert run_ranks(3, script) == [[9.0, 9.0, 81.0, 81.0]] * 3
+
+
+def test_a_default_device_is_none_of_the_backend() -> None:
+    def script(rank: int) -> tuple[list[float], ...]:
+        counts = torch.full((4,), rank + 1, dtype=torch.int32)
+        strided = torch.arange(6.0).view(2, 3).t()
+        parts, gathered = list(torch.zeros(2).split(1)), [torch.zeros(4, dtype=torch.int32) for _ in range(2)]
+        given = [torch.ones(1) * rank, torch.ones(1) * rank]
+        sparse = torch.sparse_coo_tensor(torch.tensor([[rank]]), torch.tensor([1.0]), (2,)).coalesce()
+        with torch.device("meta"):
+            dist.all_reduce(strided)
+            dist.all_gather(gathered, counts)
+            dist.all_reduce(counts, op=dist.ReduceOp.BOR)
+            dist.all_to_all(parts, given)
+            dist.all_reduce(sparse)
+            dist.monitored_barrier()
+        found = (strided.flatten(), counts, gathered[1], torch.cat(parts), sparse.to_dense())
+        return tuple(each.tolist() for each in found)
+
+    expected = ([0.0, 6.0, 2.0, 8.0, 4.0, 10.0], [3] * 4, [2] * 4, [0.0, 1.0], [1.0, 1.0])
+    assert run_ranks(2, script) == [expected] * 2
+
+
+def test_a_result_must_have_a_place_for_each_element() -> None:
+    def script(rank: int) -> list[str]:
+        one = torch.ones(1)
+        spread = one.expand(4) if rank == 0 else torch.ones(4)
+        texts = []
+        for call in (
+            lambda: dist.all_reduce(spread),
+            lambda: dist.broadcast(spread, 1),
+            lambda: dist.all_gather([spread, torch.ones(4)], torch.ones(4)),
+            lambda: dist.reduce_scatter_tensor(spread, torch.ones(8)),
+            lambda: dist.scatter(spread, [torch.ones(4)] * 2 if rank == 0 else None),
+            lambda: dist.recv(spread, 1),
+        ):
+            if rank == 0:
+                with pytest.raises(ValueError, match="more than one element") as caught:
+                    call()
+                texts.append(str(caught.value))
+        dist.broadcast(spread, 0)  # which only reads it there
+        dist.all_reduce(torch.ones(3))
+        return [*texts, str(one.item())]
+
+    assert run_ranks(2, script)[0][-1] == "1.0"
+
+
+def test_an_all_to_all_may_have_its_result_where_its_parts_are() -> None:
+    def script(rank: int) -> list[float]:
+        tensor = torch.arange(6.0) + 10 * rank
+        dist.all_to_all_single(tensor, tensor)
+        return tensor.tolist()
+
+    assert run_ranks(2, script) == [[0.0, 1.0, 2.0, 10.0, 11.0, 12.0], [3.0, 4.0, 5.0, 13.0, 14.0, 15.0]]
