@@ -8,7 +8,9 @@
 3. What was written may be read only once, for the same group may be made again with the same store: the first rank
    deletes it before it takes part in the exchange, when all have read it. A rank that finds what a rank that died left
    behind cannot connect to it, and reads again.
-4. With PCCL_MASTER in the environment the default group meets in that run instead, and starts no master.
+4. A rank that has lost its masters before all are there, as when processes stand still for seconds, tries again until
+   its time is over. All know the same masters, so whoever hosts one keeps it meanwhile.
+5. With PCCL_MASTER in the environment the default group meets in that run instead, and starts no master.
 """
 
 from __future__ import annotations
@@ -39,8 +41,20 @@ LOST_MASTER_S = 5.0
 LOST_PARTNER_S = 1.0
 """The same where there is no standby: in a group of two, whose other rank is lost then."""
 STANDBYS = 2
-STANDBY_S = 30.0
+LOOK_S = 1.0
 """Seconds for which a rank waits for the standbys of others before it looks whether the master is still the same."""
+
+
+class _Record(NamedTuple):
+    """What the first rank writes into the store."""
+
+    address: str
+    """Its master's."""
+    token: str
+
+    @classmethod
+    def read(cls, store: Any) -> _Record:
+        return cls(**json.loads(store.get(KEY)))
 
 
 class Meeting(NamedTuple):
@@ -85,11 +99,13 @@ def meet(store: Any, rank: int, size: int, timeout_s: float, is_default: bool) -
             host = advertised_host(host_of(store))
             hosting = Hosting(host)
             token = secrets.token_hex(16)
-            address = hosting.found(size, token)
-            store.set(KEY, json.dumps({"address": address, "token": token}))
-            masters = _with_standbys(store, address, token, size, deadline_s)
-            communicator = _communicator(masters, token, host, rank, size)
-            communicator.connect(timeout=_left_s(deadline_s))
+            record = _Record(hosting.found(size, token), token)
+            store.set(KEY, json.dumps(record._asdict()))
+            if keys := _standby_keys(token, size):
+                store.wait(keys, timedelta(seconds=_left_s(deadline_s)))
+            masters = _masters(store, record, size)
+            while communicator is None:
+                communicator = _connected(masters, token, host, rank, size, deadline_s)
             for key in [KEY, *_standby_keys(token, size)]:
                 store.delete_key(key)
         else:
@@ -103,11 +119,22 @@ def meet(store: Any, rank: int, size: int, timeout_s: float, is_default: bool) -
         raise
 
 
-def _communicator(masters: str, token: str, host: str, rank: int, size: int) -> Communicator:
-    """Return a communicator of a process that others dial at `host`."""
+def _connected(masters: str, token: str, host: str, rank: int, size: int, deadline_s: float) -> Communicator | None:
+    """Return a communicator that is in the run, of a process that others dial at `host`. None: its masters were out of
+    reach for longer than it looks for them, or have sent it away, and there is time to try again. PCCLError."""
     listen = None if "PCCL_LISTEN" in os.environ else addresses.join(listen_host(host), 0)
     patience_s = LOST_MASTER_S if _standby_ranks(size) else LOST_PARTNER_S
-    return Communicator(masters, token=token_of(token), listen=listen, master_timeout=patience_s, place=rank)
+    communicator = Communicator(masters, token=token_of(token), listen=listen, master_timeout=patience_s, place=rank)
+    try:
+        communicator.connect(1, timeout=_left_s(deadline_s))
+        return communicator
+    except BaseException as error:
+        communicator.close()
+        is_lost = isinstance(error, PCCLError) and error.result is Result.MASTER_CONNECTION_FAILED
+        if not is_lost or _left_s(deadline_s) <= RETRY_S:
+            raise
+    time.sleep(RETRY_S)
+    return None
 
 
 def _standby_ranks(size: int) -> range:
@@ -119,45 +146,61 @@ def _standby_keys(token: str, size: int) -> list[str]:
     return [f"{KEY}/{token}/{rank}" for rank in _standby_ranks(size)]
 
 
-def _with_standbys(store: Any, address: str, token: str, size: int, deadline_s: float) -> str:
-    """Return the addresses of all masters of a group, once its standbys have started."""
-    keys = _standby_keys(token, size)
-    if keys:
-        store.wait(keys, timedelta(seconds=_left_s(deadline_s)))
-    return ",".join([address, *(store.get(key).decode() for key in keys)])
+def _masters(store: Any, record: _Record, size: int) -> str:
+    """Return the addresses of all masters of a group whose standbys have started."""
+    return ",".join([record.address, *(store.get(key).decode() for key in _standby_keys(record.token, size))])
+
+
+def _await_standbys(store: Any, record: _Record, size: int, deadline_s: float) -> bool:
+    """Wait until the standbys of a group have started. Return False if another first rank has started a master
+    meanwhile. DistStoreError."""
+    keys = _standby_keys(record.token, size)
+    while keys and not store.check(keys):
+        left_s = _left_s(deadline_s)
+        try:
+            store.wait(keys, timedelta(seconds=min(left_s, LOOK_S)))
+        except DistStoreError:
+            if left_s <= LOOK_S:
+                raise
+            if store.check([KEY]) and _Record.read(store) != record:
+                return False
+    return True
 
 
 def _join_first_rank(store: Any, rank: int, size: int, deadline_s: float) -> tuple[Communicator, Hosting | None]:
-    """Return a communicator that is connected to the first rank's master, and the standby of this rank, if it has one.
-    What the store says may be out of date: then it is read again."""
-    while True:
-        try:
-            store.wait([KEY], timedelta(seconds=_left_s(deadline_s)))
-            found = json.loads(store.get(KEY))
-        except DistStoreError as error:
-            text = f"the first rank of the process group has not started its pccl master in time: {error}"
-            raise DistStoreError(text) from None
-        address, token = found["address"], found["token"]
-        host = advertised_host(addresses.parse(address)[0])
-        hosting: Hosting | None = None
-        communicator: Communicator | None = None
-        try:
-            if rank in _standby_ranks(size):
-                hosting = Hosting(host)
-                store.set(f"{KEY}/{token}/{rank}", hosting.stand_by(address, token))
-            masters = _with_standbys(store, address, token, size, min(deadline_s, time.monotonic() + STANDBY_S))
-            communicator = _communicator(masters, token, host, rank, size)
-            communicator.connect(1, timeout=_left_s(deadline_s))
-            return communicator, hosting
-        except (PCCLError, DistStoreError) as error:
+    """Return a communicator that is in the run of the first rank's master, and the standby of this rank, if it has one.
+
+    What the store says may be out of date, so it is read again and again. As long as it says the same, the standby
+    stays the same, too: the others may have its address already.
+    """
+    record: _Record | None = None
+    hosting: Hosting | None = None
+    try:
+        while True:
+            try:
+                store.wait([KEY], timedelta(seconds=_left_s(deadline_s)))
+            except DistStoreError as error:
+                text = f"the first rank of the process group has not started its pccl master in time: {error}"
+                raise DistStoreError(text) from None
+            found = _Record.read(store)
+            host = advertised_host(addresses.parse(found.address)[0])
+            if found != record:
+                record = found
+                if hosting is not None:
+                    hosting.retire(0.0)
+                if rank in _standby_ranks(size):
+                    hosting = Hosting(host)
+                    store.set(f"{KEY}/{found.token}/{rank}", hosting.stand_by(found.address, found.token))
+            if not _await_standbys(store, found, size, deadline_s):
+                continue
+            masters = _masters(store, found, size)
+            communicator = _connected(masters, found.token, host, rank, size, deadline_s)
             if communicator is not None:
-                communicator.close()
-            if hosting is not None:
-                hosting.retire(0.0)
-            is_stale = isinstance(error, DistStoreError) or error.result is Result.MASTER_CONNECTION_FAILED
-            if not is_stale or _left_s(deadline_s) <= RETRY_S:
-                raise
-        time.sleep(RETRY_S)
+                return communicator, hosting
+    except BaseException:
+        if hosting is not None:
+            hosting.retire(0.0)
+        raise
 
 
 def _await_all(communicator: Communicator, size: int, deadline_s: float) -> None:

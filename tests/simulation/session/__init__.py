@@ -15,6 +15,7 @@ handshakes, elections, joint calls, state transfers and staged ops that ship. Wh
     program       what a caller does, over and over, and what it notes
     checks        what callers may rely on, judged by what they have noted
     schedule      the seed's choice of all of that, and the faults
+    founding      the same for runs that several peers found together
     campaign      many schedules, one after the other
 
 `python -m tests.simulation.session --seed 4711 --schedules 1` plays one.

@@ -3,6 +3,7 @@
     python -m tests.simulation.session --schedules 1000 --seed 1
     python -m tests.simulation.session --minutes 1
     python -m tests.simulation.session --seed 4711 --schedules 1     one of them again
+    python -m tests.simulation.session --founding --minutes 1        runs that several peers found together
 
 Exit code 1 if one failed.
 """
@@ -17,6 +18,7 @@ import time
 import traceback
 from itertools import count
 
+from tests.simulation.session.founding import FoundingSchedule
 from tests.simulation.session.schedule import Schedule
 from tests.simulation.session.world import LOG_LINES_SHOWN, World, play
 from tests.support.arguments import minutes, positive
@@ -25,14 +27,14 @@ HASH_SEED = "0"
 REPORT_EVERY_S = 15.0
 
 
-def play_seed(seed: int, has_faults: bool = True) -> World:
+def play_seed(seed: int, has_faults: bool = True, is_founding: bool = False) -> World:
     """Play the schedule of a seed."""
-    schedule = Schedule(seed, has_faults)
+    schedule = FoundingSchedule(seed) if is_founding else Schedule(seed, has_faults)
     world = schedule.world()
     try:
         play(world, schedule.faults)
     except BaseException as error:
-        error.add_note(f"to play it again: python -m tests.simulation.session --seed {seed} --schedules 1")
+        error.add_note(f"to play it again: {_again(seed, is_founding)}")
         error.add_note("\n".join(world.log[-LOG_LINES_SHOWN:]))
         raise
     return world
@@ -41,6 +43,10 @@ def play_seed(seed: int, has_faults: bool = True) -> World:
 def fingerprint(world: World) -> str:
     """Return a digest of all that has happened in a run."""
     return hashlib.blake2s("\n".join(world.log).encode()).hexdigest()[:16]
+
+
+def _again(seed: int, is_founding: bool) -> str:
+    return f"python -m tests.simulation.session{' --founding' if is_founding else ''} --seed {seed} --schedules 1"
 
 
 def main() -> int:
@@ -56,6 +62,7 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the first one's (default 1)")
     parser.add_argument("--minutes", type=minutes, metavar="M", help="stop after so long")
+    parser.add_argument("--founding", action="store_true", help="several peers found each run together: see `founding`")
     parser.add_argument("--log", metavar="FILE", help="write the log of each schedule to this file")
     parser.add_argument("--keep-going", action="store_true", help="go on after a failure, and list them in the end")
     options = parser.parse_args()
@@ -68,7 +75,7 @@ def main() -> int:
     for seed in count(options.seed) if schedules is None else range(options.seed, options.seed + schedules):
         if time.monotonic() >= end_at:
             break
-        schedule = Schedule(seed)
+        schedule = FoundingSchedule(seed) if options.founding else Schedule(seed)
         world = schedule.world()
         try:
             play(world, schedule.faults)
@@ -77,9 +84,7 @@ def main() -> int:
             if not options.keep_going:
                 traceback.print_exc(file=sys.stdout)
                 print("\n".join(["", "the end of its log:", *world.log[-LOG_LINES_SHOWN:]]))
-            print(
-                f"{_named(error)}\nagain:  python -m tests.simulation.session --seed {seed} --schedules 1", flush=True
-            )
+            print(f"{_named(error)}\nagain:  {_again(seed, options.founding)}", flush=True)
         if options.log:
             with open(options.log, "w", encoding="utf-8") as file:
                 file.write("\n".join(world.log) + "\n")

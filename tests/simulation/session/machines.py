@@ -6,7 +6,6 @@ import random
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import replace
-from functools import partial
 
 import trio
 
@@ -33,6 +32,8 @@ class Process:
         self.ended = trio.Event()
         self.random = random.Random(f"{host} {seed}")
         self.system = SimSystem(host, network, self.spawn)
+        self.server: MasterServer | None = None
+        """The master that runs in it."""
         self._network = network
         self._nursery: trio.Nursery | None = None
         self._scope = trio.CancelScope()
@@ -64,7 +65,9 @@ class Process:
                 connection.break_off()
         self._scope.cancel()
 
-    def communicator(self, masters: list[Address], timeout_s: float, token: str, connections: int) -> AsyncCommunicator:
+    def communicator(
+        self, masters: list[Address], timeout_s: float, token: str, connections: int, master_timeout_s: float = 15.0
+    ) -> AsyncCommunicator:
         """Return a communicator whose system is this machine."""
         comm = AsyncCommunicator(
             ",".join(f"{host}:{port}" for host, port in masters),
@@ -73,7 +76,7 @@ class Process:
             listen=f"{self.host}:0",
             name=self.host,
             token=token,
-            master_timeout=15.0,
+            master_timeout=master_timeout_s,
         )
         inner = comm._inner
         inner._options = replace(
@@ -88,15 +91,13 @@ process_of_task: ContextVar[Process] = ContextVar("process_of_task")
 """The process that the present task belongs to."""
 
 
-async def serve_master(process: Process, beginning: Beginning, standby_of: list[Address], token: str) -> None:
+async def serve_master(
+    process: Process, beginning: Beginning, standby_of: list[Address], token: str, founders: int = 1
+) -> None:
     """Run a master in this process, for as long as it lives."""
     listener = process.system.listen(process.host, MASTER_PORT)
-    options = MasterOptions(peer_timeout_s=PEER_TIMEOUT_S)
-    server = MasterServer(listener, options, token, beginning=beginning, standby_of=standby_of, system=process.system)
-    await server.serve()
-
-
-def master_main(
-    process: Process, beginning: Beginning, standby_of: list[Address], token: str
-) -> Callable[[], Awaitable[None]]:
-    return partial(serve_master, process, beginning, standby_of, token)
+    options = MasterOptions(peer_timeout_s=PEER_TIMEOUT_S, founders=founders)
+    process.server = MasterServer(
+        listener, options, token, beginning=beginning, standby_of=standby_of, system=process.system
+    )
+    await process.server.serve()

@@ -22,6 +22,11 @@ def test_callers_are_told_the_same_whatever_fails(seed: int) -> None:
     play_seed(seed)
 
 
+@pytest.mark.parametrize("seed", [1, 9, 11, 33])
+def test_founders_meet_whatever_they_go_through_before(seed: int) -> None:
+    play_seed(seed, is_founding=True)
+
+
 def test_a_seed_plays_the_same_run_each_time() -> None:
     assert fingerprint(play_seed(12)) == fingerprint(play_seed(12))
 

@@ -11,7 +11,7 @@ import gc
 import logging
 import os
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 
 import trio
@@ -34,14 +34,25 @@ LOG_LINES_SHOWN = 60
 class World(logging.Handler):
     """A run under way. It is the handler of pccl's log, too."""
 
-    def __init__(self, seed: int, masters: int) -> None:
+    def __init__(
+        self,
+        seed: int,
+        masters: int,
+        master_hosts: Sequence[str] = (),
+        founders: int = 1,
+        new_caller: type[Caller] = Caller,
+    ) -> None:
+        """There are so many `masters`, on `master_hosts` if they are given, the standbys last."""
         super().__init__()
+        self.founders = founders
+        """The number of peers that found the run together."""
+        self._new_caller = new_caller
         self.seed = seed
         self.log: list[str] = []
         self.errors: list[str] = []
         self.checker = Checker()
         self.network = Network(seed, self.note)
-        self.master_hosts = [f"10.0.1.{number + 1}" for number in range(masters)]
+        self.master_hosts = list(master_hosts) or [f"10.0.1.{number + 1}" for number in range(masters)]
         self.masters: dict[str, Process] = {}
         self.peers: dict[int, Process] = {}
         self.callers: dict[int, Caller] = {}
@@ -70,12 +81,12 @@ class World(logging.Handler):
         others = [address for address in self.plan.masters if address[0] != host] if is_standby else []
         process = self.masters[host] = Process(host, self.network, self.seed)
         self.note(f"master {host} starts as {beginning.value}{', a standby' if others else ''}")
-        self._start(process, lambda: serve_master(process, beginning, others, self.plan.token))
+        self._start(process, lambda: serve_master(process, beginning, others, self.plan.token, self.founders))
 
     def start_peer(self) -> int:
         number = len(self.peers)
         process = self.peers[number] = Process(f"10.0.0.{number + 1}", self.network, self.seed)
-        caller = self.callers[number] = Caller(number, process, self.plan)
+        caller = self.callers[number] = self._new_caller(number, process, self.plan)
         self.note(f"caller {number} starts")
         self._start(process, caller.run)
         return number
@@ -99,7 +110,7 @@ class World(logging.Handler):
                 await faults(self)
                 self.network.mend()
                 self.note("all is mended")
-                await self._until_progress()
+                await self.until_progress()
                 self.note("the run is over")
                 self.plan.is_over = True
                 with trio.move_on_after(LEAVE_S) as scope:
@@ -115,7 +126,8 @@ class World(logging.Handler):
         if self.errors:
             raise CheckError(f"logged as errors: {self.errors[:5]}")
 
-    async def _until_progress(self) -> None:
+    async def until_progress(self) -> None:
+        """Wait until all callers that live have made progress. CheckError."""
         goal = {number: self.callers[number].progress + PROGRESS_ROUNDS for number in self.alive}
         end_s = trio.current_time() + PROGRESS_S
         while any(self.callers[number].progress < goal[number] for number in goal):

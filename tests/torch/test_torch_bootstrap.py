@@ -1,0 +1,151 @@
+"""How the ranks of a group find each other where something goes wrong on the way."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from pccl.errors import PCCLError
+from pccl.types import Result
+
+pytest.importorskip("torch")
+
+import torch.distributed as dist
+
+from pccl.torch import bootstrap
+
+LIMIT_S = 30.0
+
+
+class _Hosting:
+    """Masters that are addresses only."""
+
+    def __init__(self, host: str) -> None:
+        self.is_retired = False
+        _Hosting.made.append(self)
+
+    made: list[_Hosting]
+
+    def found(self, founders: int, token: str) -> str:
+        return "127.0.0.1:1"
+
+    def stand_by(self, master: str, token: str) -> str:
+        return f"127.0.0.1:{10 + len(_Hosting.made)}"
+
+    def retire(self, after_s: float | None = None) -> None:
+        self.is_retired = True
+
+
+class _Communicator:
+    """A communicator whose first attempts to connect fail."""
+
+    failures: list[Result]
+    made: list[_Communicator]
+
+    def __init__(self, masters: str, **_: Any) -> None:
+        self.masters = masters
+        self.is_closed = False
+        _Communicator.made.append(self)
+
+    def connect(self, *_: object, **__: object) -> None:
+        if _Communicator.failures:
+            raise PCCLError(_Communicator.failures.pop(0), "connect", "no master has taken over within 5 s")
+
+    def close(self, **_: object) -> None:
+        self.is_closed = True
+
+
+@pytest.fixture(autouse=True)
+def parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PCCL_MASTER", raising=False)
+    _Hosting.made, _Communicator.made, _Communicator.failures = [], [], []
+    monkeypatch.setattr(bootstrap, "Hosting", _Hosting)
+    monkeypatch.setattr(bootstrap, "Communicator", _Communicator)
+    monkeypatch.setattr(bootstrap, "exchange", lambda communicator, rank, size, deadline_s: tuple(range(size)))
+
+
+def _record(store: dist.Store, token: str) -> None:
+    store.set(bootstrap.KEY, json.dumps({"address": "127.0.0.1:1", "token": token}))
+
+
+def _meets(store: dist.Store, rank: int, limit_s: float = LIMIT_S) -> Callable[[], bootstrap.Meeting]:
+    """Have a rank meet others in a thread. Return a function that waits for its meeting."""
+    found: list[bootstrap.Meeting] = []
+    thread = threading.Thread(
+        target=lambda: found.append(bootstrap.meet(store, rank, 3, limit_s, is_default=False)), daemon=True
+    )
+    thread.start()
+
+    def meeting() -> bootstrap.Meeting:
+        thread.join(limit_s / 2)
+        assert found, "it has not met the others"
+        return found[0]
+
+    return meeting
+
+
+def test_a_rank_that_tries_again_keeps_its_standby() -> None:
+    """The others may have read its address."""
+    store = dist.HashStore()
+    _record(store, "secret")
+    store.set(f"{bootstrap.KEY}/secret/2", "127.0.0.1:12")
+    _Communicator.failures = [Result.MASTER_CONNECTION_FAILED] * 2
+    meeting = _meets(store, 1)()
+    assert [each.masters for each in _Communicator.made] == ["127.0.0.1:1,127.0.0.1:11,127.0.0.1:12"] * 3
+    assert [each.is_closed for each in _Communicator.made] == [True, True, False]
+    assert [each.is_retired for each in _Hosting.made] == [False]
+    assert meeting.hosting is _Hosting.made[0]
+
+
+def test_the_first_rank_tries_again() -> None:
+    store = dist.HashStore()
+    _Communicator.failures = [Result.MASTER_CONNECTION_FAILED]
+    meeting = _meets(store, 0)
+    store.wait([bootstrap.KEY], timedelta(seconds=LIMIT_S))
+    token = json.loads(store.get(bootstrap.KEY))["token"]
+    for rank in (1, 2):
+        store.set(f"{bootstrap.KEY}/{token}/{rank}", f"127.0.0.1:{10 + rank}")
+    assert meeting().hosting is _Hosting.made[0]
+    assert [each.is_closed for each in _Communicator.made] == [True, False]
+    assert not store.check([bootstrap.KEY])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_time_does_not_mend_is_raised(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+    store = dist.HashStore()
+    _Communicator.failures = [Result.RANK_CONNECTION_FAILED]
+    if rank:
+        _record(store, "secret")
+    for other in (1, 2):
+        store.set(f"{bootstrap.KEY}/secret/{other}", "127.0.0.1:12")
+    monkeypatch.setattr(bootstrap.secrets, "token_hex", lambda _: "secret")
+    with pytest.raises(PCCLError):
+        bootstrap.meet(store, rank, 3, LIMIT_S, is_default=False)
+    assert all(each.is_retired for each in _Hosting.made)
+    assert all(each.is_closed for each in _Communicator.made)
+
+
+def test_a_record_that_a_dead_rank_left_holds_nobody_up() -> None:
+    """Other ranks have read the new one, so their standbys are not those of the old one."""
+    store = dist.HashStore()
+    _record(store, "old")
+    meeting = _meets(store, 1)
+    store.wait([f"{bootstrap.KEY}/old/1"], timedelta(seconds=LIMIT_S))
+    store.set(f"{bootstrap.KEY}/new/2", "127.0.0.1:12")
+    _record(store, "new")
+    meeting()
+    assert [each.is_retired for each in _Hosting.made] == [True, False]
+    assert store.get(f"{bootstrap.KEY}/new/1").decode() == "127.0.0.1:12"
+
+
+def test_whoever_waits_in_vain_for_standbys_is_told_in_time() -> None:
+    store = dist.HashStore()
+    _record(store, "secret")
+    with pytest.raises(dist.DistStoreError):
+        bootstrap.meet(store, 1, 3, 1.5, is_default=False)
+    assert [each.is_retired for each in _Hosting.made] == [True]
