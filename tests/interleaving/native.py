@@ -15,6 +15,7 @@ Every function gives the turn away when it begins and when it ends, as cffi give
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 from collections import deque
@@ -389,7 +390,8 @@ class Engine:
                 op.is_stopped = True
                 op.send = op.recv = 0
                 op.original = b""
-        self.post({"kind": lib.PCCL_EVENT_OP_DETACHED, "id": number})
+        unknown = errno.ENOENT if op is None else 0
+        self.post({"kind": lib.PCCL_EVENT_OP_DETACHED, "id": number, "system_error": unknown})
 
     def stop(self) -> None:
         self._is_stopping = True

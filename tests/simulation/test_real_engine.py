@@ -35,6 +35,11 @@ def test_schedules_with_real_engines_are_replayed_by_their_seeds() -> None:
     assert log(7) == log(7) != log(8)
 
 
+def test_who_is_on_the_fast_path_does_not_take_arrays_back() -> None:
+    """Of several engine threads none knows of an op that was handed over before the machine hears of it."""
+    play_real(Plan.of_seed(2350001655, masters=0))
+
+
 @pytest.mark.parametrize("seed", range(2000, 2010))
 def test_both_kinds_of_engines_come_to_the_same(seed: int) -> None:
     play_both(Plan.of_seed(seed))

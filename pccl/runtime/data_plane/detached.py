@@ -11,7 +11,9 @@ pccl_engine_detach).
 2. A result that comes later is in the private copy. Whoever waits for the op again, and so says that the arrays are
    pccl's once more, has it copied from there, in the thread that waits.
 3. An op that has not begun is copied by the session, which alone begins it.
-4. Arrays on a device are read by staging, which says when it has read them, and written in the waiting thread: such an
+4. A private copy that nothing has come to, because the engine has no such op, is dropped. Such an op is never committed
+   (`runtime.session.reclaims` says why); if it were, its caller would get an error, and never what is in that memory.
+5. Arrays on a device are read by staging, which says when it has read them, and written in the waiting thread: such an
    op goes on in the host memory that it has anyway.
 """
 
@@ -57,6 +59,8 @@ class PrivateCopy:
         self._recv_bytes = recv_bytes
         self._delivering = threading.Lock()
         self._is_delivered = False
+        self.is_filled = False
+        """Whether `fill` was called: then the engine need not bring the content."""
         is_one = buffers.send == buffers.recv
         recv = np.empty(max(1, recv_bytes, send_bytes if is_one else 0), np.uint8)
         send = recv
@@ -71,6 +75,7 @@ class PrivateCopy:
         ctypes.memmove(self.buffers.send, self._callers.send, self._send_bytes)
         if self._callers.recv == self._callers.send:
             ctypes.memmove(self.buffers.recv, self._callers.recv, self._recv_bytes)
+        self.is_filled = True
 
     def deliver(self) -> None:
         """Copy the result of a committed op to where its caller wanted it, once. Any thread."""

@@ -112,6 +112,8 @@ class EngineThreads:
         """Number of threads that have yet to freeze an epoch."""
         self._detaching: dict[int, int] = {}
         """Number of threads that have yet to detach an op, which may have ended meanwhile."""
+        self._unknown: set[int] = set()
+        """Those of these ops that a thread did not have."""
         self._joins: dict[type, Callable[[int, Any], EngineEvent | None]] = {
             OpHandedOver: self._op_handed_over,
             OpDone: self._op_done,
@@ -314,10 +316,14 @@ class EngineThreads:
 
     def _op_detached(self, _: int, event: OpDetached) -> EngineEvent | None:
         self._detaching[event.op] -= 1
+        if not event.is_known:
+            self._unknown.add(event.op)
         if self._detaching[event.op]:
             return None
         del self._detaching[event.op]
-        return event
+        is_known = event.op not in self._unknown
+        self._unknown.discard(event.op)
+        return OpDetached(event.op, is_known)
 
     def _op_ended(self, _: int, event: OpEnded) -> EngineEvent | None:
         sliced = self._ops[event.op]

@@ -94,6 +94,8 @@ class OpDetached:
     Also reported for an op that has ended meanwhile."""
 
     op: int
+    is_known: bool = True
+    """Whether there was such an op, all of it: otherwise nothing has come to the memory that it was to go on with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,7 +293,7 @@ READERS: dict[int, Callable[[Any], EngineEvent]] = {
     lib.PCCL_EVENT_OP_DONE: lambda event: OpDone(event.id, event.tx_bytes, event.rx_bytes),
     lib.PCCL_EVENT_OP_COMPLETED: lambda event: OpCompleted(event.id),
     lib.PCCL_EVENT_OP_FROZEN: lambda event: OpFrozen(event.id),
-    lib.PCCL_EVENT_OP_DETACHED: lambda event: OpDetached(event.id),
+    lib.PCCL_EVENT_OP_DETACHED: lambda event: OpDetached(event.id, event.system_error != errno.ENOENT),
     lib.PCCL_EVENT_OP_ENDED: lambda event: OpEnded(event.id, event.tx_bytes, event.rx_bytes),
     lib.PCCL_EVENT_OP_MISMATCH: _read_mismatch,
     lib.PCCL_EVENT_GROUP_FROZEN: lambda event: GroupFrozen(event.id),

@@ -74,7 +74,7 @@ class Ops(OpLifecycle, Protocol):
 
     def detach_from(self, op: int, copy: PrivateCopy | None) -> None:
         """Take its caller's arrays from an op, which goes on with the copy, or, without one, stops. OpDetached follows,
-        also if there is no such op."""
+        also if there is no such op, and says so."""
 
 
 class Links(Protocol):

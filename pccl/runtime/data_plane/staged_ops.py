@@ -9,7 +9,8 @@ like on all peers in whatever order they come, and the rest of pccl knows one op
     frozen      when all pieces that were submitted are: no further ones will be
     a verdict   goes to all pieces that were submitted; no further ones will be
     ended       when all those have given their memory back
-    detached    when all those are, and nothing is read any more that further ones would be made of
+    detached    when all those are, and nothing is read any more that further ones would be made of; known if all
+                pieces of it were
     mismatch    the first that any piece reports
 
 1. Commit never meets a piece that was not submitted: an op is done only when all its pieces were.
@@ -112,6 +113,8 @@ class StagedOps:
         """Events that no engine reports."""
         self._detaching: dict[int, set[int]] = {}
         """Pieces of an op that are not detached yet."""
+        self._unknown: set[int] = set()
+        """Ops of which the engine did not have every piece when they were detached."""
         self._detaching_op_of: dict[int, int] = {}
         """The op of each piece that is not detached yet, which may have ended meanwhile."""
         # What an event means for the op: of a whole one, of a piece, of a marker. Without an entry: of a whole op it
@@ -294,7 +297,7 @@ class StagedOps:
         if staged is not None:
             self._detach_staged(op, staged, copy.buffers if copy is not None else None)
         elif not self._engine.detach(op, self._division.detach(op, copy)):
-            self._report(OpDetached(op))
+            self._report(OpDetached(op, is_known=False))
 
     def _detach_staged(self, op: int, staged: _Staged, private: Buffers | None) -> None:
         source = staged.spec.source
@@ -307,13 +310,16 @@ class StagedOps:
             for piece in staged.unended
             if self._engine.detach(piece, None if private is None else source.piece(private, staged.places[piece]))
         }
+        if len(left) < source.piece_count:
+            self._unknown.add(op)
         self._detaching_op_of |= dict.fromkeys(left, op)
         self._note_detached(op)
 
     def _note_detached(self, op: int) -> None:
         if not self._detaching[op]:
             del self._detaching[op]
-            self._report(OpDetached(op))
+            self._report(OpDetached(op, op not in self._unknown))
+            self._unknown.discard(op)
 
     # Events.
 
@@ -340,8 +346,8 @@ class StagedOps:
         if number < FIRST_PIECE_OP:
             of_whole = self._whole.get(kind)
             return event if of_whole is None else of_whole(event)
-        if kind is OpDetached:
-            self._piece_detached(number)
+        if isinstance(event, OpDetached):
+            self._piece_detached(event)
             return None
         op = self._op_of.get(number)
         if op is not None:
@@ -349,9 +355,11 @@ class StagedOps:
         of_marker = self._marker.get(kind) if self._markers.op_of(number) is not None else None
         return None if of_marker is None else of_marker(event)
 
-    def _piece_detached(self, piece: int) -> None:
-        op = self._detaching_op_of.pop(piece)
-        self._detaching[op].discard(piece)
+    def _piece_detached(self, event: OpDetached) -> None:
+        op = self._detaching_op_of.pop(event.op)
+        if not event.is_known:
+            self._unknown.add(op)
+        self._detaching[op].discard(event.op)
         self._note_detached(op)
 
     def _piece_done(self, op: int, staged: _Staged, event: OpDone) -> EngineEvent | None:

@@ -67,7 +67,7 @@ class EngineBridge:
             events.OpDone: lambda machine, event: machine.op_done(event.op, event.tx_bytes, event.rx_bytes),
             events.OpCompleted: lambda machine, event: machine.op_completed(event.op),
             events.OpEnded: lambda machine, event: machine.op_ended(event.op, event.tx_bytes, event.rx_bytes),
-            events.OpDetached: lambda _, event: self.detaching.pop(event.op).release(),
+            events.OpDetached: self._op_detached,
             events.OpFrozen: lambda machine, event: machine.op_frozen(event.op),
             events.OpMismatch: self._op_mismatch,
             events.OpRefused: lambda machine, event: machine.op_refused(event.op, Result.INTERNAL_ERROR, event.reason),
@@ -125,6 +125,12 @@ class EngineBridge:
         pair = op.name[1]
         way = None if pair is None else (pair.peer, pair.is_sender)
         machine.op_handed_over(event.op, op.tag, event.sequence, trio.current_time(), way)
+
+    def _op_detached(self, _: ps.Peer, event: events.OpDetached) -> None:
+        op = self.detaching.pop(event.op)
+        if not event.is_known and op.copy is not None and not op.copy.is_filled:
+            op.copy = None
+        op.release()
 
     def _op_mismatch(self, machine: ps.Peer, event: events.OpMismatch) -> None:
         what = "different ops with the same tag" if event.is_other_call else "the same op with different arguments"

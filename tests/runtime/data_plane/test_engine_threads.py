@@ -28,7 +28,9 @@ from pccl import (
 from pccl.runtime.data_plane import engine_threads
 from pccl.runtime.data_plane.engine import Engine, Verdict
 from pccl.runtime.data_plane.engine_threads import EngineThreads
+from pccl.runtime.data_plane.events import EngineEvent, OpDetached
 from pccl.runtime.data_plane.op_request import OpRequest
+from pccl.runtime.data_plane.op_spec import Buffers
 from tests.support.cluster import Cluster, results, until
 
 Array = npt.NDArray[Any]
@@ -205,6 +207,22 @@ def test_verdict_on_an_op_that_was_refused_is_of_no_concern(threads: int) -> Non
         engines.divide(threads)
         engines.end(7, Verdict.ABORT)
         engines.freeze_op(7)
+    finally:
+        engines.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_nothing_goes_on_in_memory_that_an_op_gets_which_the_engine_does_not_have(threads: int) -> None:
+    engines = EngineThreads(0)
+    memory = np.zeros(8, np.uint8)
+    try:
+        engines.divide(threads)
+        if engines.detach(7, Buffers(memory.ctypes.data, memory.ctypes.data, 8, memory)):
+            found: list[EngineEvent] = []
+            until(lambda: found.extend(engines.events()) or bool(found), "it says so")
+            assert found == [OpDetached(7, is_known=False)]
+        else:
+            assert engines.events() == [], "which is what it has said"
     finally:
         engines.close()
 

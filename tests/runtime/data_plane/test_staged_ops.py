@@ -301,7 +301,30 @@ def test_a_detached_op_is_so_when_its_source_has_read_it(ops: StagedOps, engine:
 
 def test_an_unknown_op_is_detached_at_once(ops: StagedOps, engine: Engine) -> None:
     ops.detach_from(99, None)
-    assert heard(ops, engine) == [OpDetached(99)]
+    assert heard(ops, engine) == [OpDetached(99, is_known=False)]
+
+
+def divided(ops: StagedOps, engine: Engine) -> dict[int, int]:
+    """Have an op in memory go on in pieces, and return them by their places."""
+    ops.submit(launch(), spec())
+    heard(ops, engine, OpMismatch(OP, 9, "mine", "theirs", their_piece_bytes=PIECE), OpEnded(OP, 5, 5))
+    ops.events()
+    return engine.pieces_of()
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_an_op_is_as_known_as_its_pieces_when_it_is_detached(ops: StagedOps, engine: Engine, is_known: bool) -> None:
+    first, second, last = divided(ops, engine).values()
+    ops.detach_from(OP, None)
+    assert heard(ops, engine, OpDetached(last), OpDetached(first, is_known)) == []
+    assert heard(ops, engine, OpDetached(second)) == [OpDetached(OP, is_known)]
+
+
+def test_an_op_of_which_a_piece_is_over_is_not_known_as_a_whole(ops: StagedOps, engine: Engine) -> None:
+    first, second, last = divided(ops, engine).values()
+    heard(ops, engine, OpEnded(second, 0, 0))
+    ops.detach_from(OP, None)
+    assert heard(ops, engine, OpDetached(last), OpDetached(first)) == [OpDetached(OP, is_known=False)]
 
 
 def test_what_is_no_op_passes(ops: StagedOps, engine: Engine) -> None:

@@ -267,16 +267,17 @@ class RealEngines:
             engine.detaching.discard(op)
 
     def _reclaim(self, node: Node, rng: random.Random) -> None:
-        """Have a caller that does not wait any longer take its arrays back, from an op that goes on."""
+        """Have a caller that does not wait any longer take its arrays back, from an op that goes on. Whose thread is on
+        the fast path still waits, and the machine hears of an op that was handed over before it is asked for arrays."""
         engine = self.of[node]
         ops = [effect.op for effect in node.submitted.values()]
-        ops = [op for op in ops if op in engine.loans and op not in node.fast_path.running and op not in node.results]
+        ops = [op for op in ops if op in engine.loans and op not in node.results]
+        ops = [op for op in ops if op not in engine.untold and op not in engine.fast_path.calls]
         ops = [op for op in ops if op not in engine.detaching and not engine.loans[op].is_returned]
         if ops:
             op = rng.choice(ops)
             engine.detaching.add(op)
-            if not engine.threads.detach(op, engine.loans[op].moved()):
-                engine.detaching.discard(op)
+            assert engine.threads.detach(op, engine.loans[op].moved()), f"the engine of {node} does not have op {op}"
 
     def _detached(self, node: Node, op: int) -> None:
         loan = self.of[node].loans[op]

@@ -38,6 +38,8 @@ class PeerEngine:
         self.loans: dict[int, Loan] = {}
         self.detaching: set[int] = set()
         """Ops that were told to let go of their arrays."""
+        self.untold: set[int] = set()
+        """Ops on the fast path of whose end there it has reported nothing yet."""
         self._slices: dict[int, int] = {}
         """Slices of each op that are not done."""
         self.threads = library.engine_threads.EngineThreads(node.group)
@@ -60,6 +62,7 @@ class PeerEngine:
         threads = len(self.numbers)
         self._slices[effect.op] = 1 if is_fast or threads == 1 else request.slices(threads)
         if is_fast:
+            self.untold.add(effect.op)
             self.fast_path.run(effect, spec)
         else:
             self.threads.submit(effect, spec)
@@ -107,6 +110,8 @@ class PeerEngine:
         return ran + [report for report in reports if report[0] != "ran"]
 
     def _report(self, event: Any) -> list[Report]:
+        if isinstance(event, events.OpHandedOver | events.OpFastCompleted):
+            self.untold.discard(event.op)
         kind = REPORTS.get(type(event))
         if kind is not None:
             return [(kind, event.op)]

@@ -367,4 +367,4 @@ class SimEngine:
             op.recv, op.keep = (private.recv, private.keep) if private is not None else (0, None)
             op.is_stopped = op.is_stopped or private is None
             op.write(now)
-        self._report(OpDetached(number))
+        self._report(OpDetached(number, op is not None))
