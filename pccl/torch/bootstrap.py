@@ -19,16 +19,17 @@ import json
 import os
 import secrets
 import time
-from datetime import timedelta
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch.distributed import DistStoreError
 
 from pccl.communicator import Communicator
 from pccl.errors import PCCLError
 from pccl.runtime.network import addresses
+from pccl.torch.errors import Names
 from pccl.torch.hosting import Hosting, advertised_host, listen_host, token_of
+from pccl.torch.store_waits import wait_for_ranks
 from pccl.types import Result
 
 KEY = "pccl/master"
@@ -41,8 +42,6 @@ LOST_MASTER_S = 5.0
 LOST_PARTNER_S = 1.0
 """The same where there is no standby: in a group of two, whose other rank is lost then."""
 STANDBYS = 2
-LOOK_S = 1.0
-"""Seconds for which a rank waits for the standbys of others before it looks whether the master is still the same."""
 
 
 class _Record(NamedTuple):
@@ -79,13 +78,14 @@ class Meeting(NamedTuple):
             self.hosting.retire()
 
 
-def meet(store: Any, rank: int, size: int, timeout_s: float, is_default: bool) -> Meeting:
+def meet(store: Any, names: Names, size: int, timeout_s: float, is_default: bool) -> Meeting:
     """Connect to the other ranks of a group, and return when all are there.
 
     Raises:
-        DistStoreError: if the first rank has not come in time.
-        PCCLError: if the others have not, or cannot be reached.
+        DistStoreError: if ranks have not come in time whom others meet through the store, as the first one.
+        PCCLError: if others have not, or cannot be reached.
     """
+    rank = names.rank
     deadline_s = time.monotonic() + timeout_s
     known = os.environ.get(MASTER_VARIABLE, "") if is_default else ""
     hosting: Hosting | None = None
@@ -101,15 +101,14 @@ def meet(store: Any, rank: int, size: int, timeout_s: float, is_default: bool) -
             token = secrets.token_hex(16)
             record = _Record(hosting.found(size, token), token)
             store.set(KEY, json.dumps(record._asdict()))
-            if keys := _standby_keys(token, size):
-                store.wait(keys, timedelta(seconds=_left_s(deadline_s)))
+            wait_for_ranks(store, _standby_keys(token, size), names, deadline_s)
             masters = _masters(store, record, size)
             while communicator is None:
                 communicator = _connected(masters, token, host, rank, size, deadline_s)
             for key in [KEY, *_standby_keys(token, size)]:
                 store.delete_key(key)
         else:
-            communicator, hosting = _join_first_rank(store, rank, size, deadline_s)
+            communicator, hosting = _join_first_rank(store, names, size, deadline_s)
         return Meeting(communicator, exchange(communicator, rank, size, deadline_s), hosting, not known)
     except BaseException:
         if communicator is not None:
@@ -142,8 +141,9 @@ def _standby_ranks(size: int) -> range:
     return range(1, min(STANDBYS, size - 1) + 1) if size > 2 else range(0)
 
 
-def _standby_keys(token: str, size: int) -> list[str]:
-    return [f"{KEY}/{token}/{rank}" for rank in _standby_ranks(size)]
+def _standby_keys(token: str, size: int) -> dict[str, int]:
+    """Return the keys under which standbys are, with the rank of each."""
+    return {f"{KEY}/{token}/{rank}": rank for rank in _standby_ranks(size)}
 
 
 def _masters(store: Any, record: _Record, size: int) -> str:
@@ -151,37 +151,23 @@ def _masters(store: Any, record: _Record, size: int) -> str:
     return ",".join([record.address, *(store.get(key).decode() for key in _standby_keys(record.token, size))])
 
 
-def _await_standbys(store: Any, record: _Record, size: int, deadline_s: float) -> bool:
-    """Wait until the standbys of a group have started. Return False if another first rank has started a master
-    meanwhile. DistStoreError."""
-    keys = _standby_keys(record.token, size)
-    while keys and not store.check(keys):
-        left_s = _left_s(deadline_s)
-        try:
-            store.wait(keys, timedelta(seconds=min(left_s, LOOK_S)))
-        except DistStoreError:
-            if left_s <= LOOK_S:
-                raise
-            if store.check([KEY]) and _Record.read(store) != record:
-                return False
-    return True
+def _is_replaced(store: Any, record: _Record) -> bool:
+    """Return whether another first rank has started a master meanwhile."""
+    return bool(store.check([KEY])) and _Record.read(store) != record
 
 
-def _join_first_rank(store: Any, rank: int, size: int, deadline_s: float) -> tuple[Communicator, Hosting | None]:
+def _join_first_rank(store: Any, names: Names, size: int, deadline_s: float) -> tuple[Communicator, Hosting | None]:
     """Return a communicator that is in the run of the first rank's master, and the standby of this rank, if it has one.
 
     What the store says may be out of date, so it is read again and again. As long as it says the same, the standby
     stays the same, too: the others may have its address already.
     """
+    rank = names.rank
     record: _Record | None = None
     hosting: Hosting | None = None
     try:
         while True:
-            try:
-                store.wait([KEY], timedelta(seconds=_left_s(deadline_s)))
-            except DistStoreError as error:
-                text = f"the first rank of the process group has not started its pccl master in time: {error}"
-                raise DistStoreError(text) from None
+            wait_for_ranks(store, {KEY: 0}, names, deadline_s)
             found = _Record.read(store)
             host = advertised_host(addresses.parse(found.address)[0])
             if found != record:
@@ -191,7 +177,8 @@ def _join_first_rank(store: Any, rank: int, size: int, deadline_s: float) -> tup
                 if rank in _standby_ranks(size):
                     hosting = Hosting(host)
                     store.set(f"{KEY}/{found.token}/{rank}", hosting.stand_by(found.address, found.token))
-            if not _await_standbys(store, found, size, deadline_s):
+            is_replaced = partial(_is_replaced, store, found)
+            if not wait_for_ranks(store, _standby_keys(found.token, size), names, deadline_s, is_replaced):
                 continue
             masters = _masters(store, found, size)
             communicator = _connected(masters, found.token, host, rank, size, deadline_s)

@@ -93,7 +93,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
 
     def _meet(self, store: Any, is_default: bool) -> None:
         try:
-            self._meeting = bootstrap.meet(store, self._rank, self._size, self._timeout_s, is_default)
+            self._meeting = bootstrap.meet(store, self._names, self._size, self._timeout_s, is_default)
         except PCCLError as error:
             raise self._names.failure("init_process_group", error) from None
         self._names.number(self._meeting.peers)

@@ -101,7 +101,7 @@ class ProcessGroupPCCL(_ProcessGroup, _TorchFT):  # type: ignore[misc]
             store.set(f"pccl/name/{rank}", own)
             meeting = None
             if world_size > 1:
-                meeting = bootstrap.meet(store, rank, world_size, self._timeout_s, is_default=False)
+                meeting = bootstrap.meet(store, names, world_size, self._timeout_s, is_default=False)
             processes = [store.get(f"pccl/name/{each}").decode() for each in range(world_size)]
         except PCCLError as error:
             raise self._be_without_world(str(names.failure("configure", error)), error.result) from None

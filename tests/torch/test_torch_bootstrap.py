@@ -18,6 +18,7 @@ pytest.importorskip("torch")
 import torch.distributed as dist
 
 from pccl.torch import bootstrap
+from pccl.torch.errors import Names
 
 LIMIT_S = 30.0
 
@@ -73,11 +74,16 @@ def _record(store: dist.Store, token: str) -> None:
     store.set(bootstrap.KEY, json.dumps({"address": "127.0.0.1:1", "token": token}))
 
 
+def names(rank: int) -> Names:
+    return Names("a group", rank, range(3))
+
+
 def _meets(store: dist.Store, rank: int, limit_s: float = LIMIT_S) -> Callable[[], bootstrap.Meeting]:
     """Have a rank meet others in a thread. Return a function that waits for its meeting."""
     found: list[bootstrap.Meeting] = []
     thread = threading.Thread(
-        target=lambda: found.append(bootstrap.meet(store, rank, 3, limit_s, is_default=False)), daemon=True
+        target=lambda: found.append(bootstrap.meet(store, names(rank), 3, limit_s, is_default=False)),
+        daemon=True,
     )
     thread.start()
 
@@ -125,7 +131,7 @@ def test_what_time_does_not_mend_is_raised(monkeypatch: pytest.MonkeyPatch, rank
         store.set(f"{bootstrap.KEY}/secret/{other}", "127.0.0.1:12")
     monkeypatch.setattr(bootstrap.secrets, "token_hex", lambda _: "secret")
     with pytest.raises(PCCLError):
-        bootstrap.meet(store, rank, 3, LIMIT_S, is_default=False)
+        bootstrap.meet(store, names(rank), 3, LIMIT_S, is_default=False)
     assert all(each.is_retired for each in _Hosting.made)
     assert all(each.is_closed for each in _Communicator.made)
 
@@ -146,6 +152,6 @@ def test_a_record_that_a_dead_rank_left_holds_nobody_up() -> None:
 def test_whoever_waits_in_vain_for_standbys_is_told_in_time() -> None:
     store = dist.HashStore()
     _record(store, "secret")
-    with pytest.raises(dist.DistStoreError):
-        bootstrap.meet(store, 1, 3, 1.5, is_default=False)
+    with pytest.raises(dist.DistStoreError, match=r"a group timed out on rank 1 after .* s: rank 2 has not"):
+        bootstrap.meet(store, names(1), 3, 1.5, is_default=False)
     assert [each.is_retired for each in _Hosting.made] == [True]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from datetime import timedelta
@@ -196,3 +197,14 @@ def test_a_backward_pass_of_ddp_raises_when_a_rank_is_lost() -> None:
         return str(caught.value)
 
     assert "rank 1" in run_ranks(2, script)[0]
+
+
+@pytest.mark.parametrize(("rank", "missing"), [(0, r"rank 11, rank 12"), (1, r"rank 10"), (2, r"rank 10")])
+def test_a_rank_that_waits_for_others_says_for_whom(
+    rank: int, missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pccl.protocol.long_wait.FIRST_S", 0.1)
+    store = dist.HashStore()
+    with pytest.raises(dist.DistStoreError, match=f"process group 7 .*after 0.5 s: {missing} .*not called it"):
+        pccl.torch.ProcessGroupPCCL(store, rank, 3, timedelta(seconds=0.5), global_ranks=[10, 11, 12], name="7")
+    assert re.search(f"process group 7 has waited 0 s for {missing}, which", caplog.text)
