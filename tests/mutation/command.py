@@ -32,9 +32,8 @@ from tests.mutation.stages import Players, Reach, Stages, UnsoundError, end_all
 from tests.mutation.tree import Base
 from tests.support.arguments import positive
 
-SCHEDULES = 5000
-REACH_MUTANTS_MIN = 20
-"""Number of mutants for which it pays to find out first in which schedules they make a difference."""
+SCHEDULES = 3000
+CHILDREN = 2000
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "pccl-mutation"
 
 
@@ -46,7 +45,10 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=positive, default=1, metavar="J", help="mutants at a time (default 1)")
     parser.add_argument(
-        "--schedules", type=positive, default=SCHEDULES, metavar="N", help=f"at most (default {SCHEDULES})"
+        "--schedules", type=positive, default=SCHEDULES, metavar="N", help=f"by seed, at most (default {SCHEDULES})"
+    )
+    parser.add_argument(
+        "--children", type=int, default=CHILDREN, metavar="N", help=f"of these, at most (default {CHILDREN})"
     )
     parser.add_argument("--sample", type=positive, metavar="N", help="so many of them, by chance")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the sample (default 1)")
@@ -76,10 +78,9 @@ def main() -> int:
         remembered = Cache(options.cache)
         simulated = [mutant for mutant in chosen if mutant.is_simulated]
         players = stack.enter_context(Players(base.root))
-        reach = (
-            Reach(base, remembered, simulated, options.jobs, players) if len(simulated) >= REACH_MUTANTS_MIN else None
-        )
-        stages = Stages(base, remembered, killers, options.schedules, options.stage, options.fresh, reach, players)
+        reach = Reach(base, remembered, simulated, options.jobs, players)
+        numbers = (options.schedules, options.children)
+        stages = Stages(base, remembered, killers, numbers, options.stage, options.fresh, reach, players)
         try:
             outcomes = _run_all(stages, chosen, options.jobs, options.equivalent)
         except UnsoundError as error:

@@ -57,13 +57,19 @@ def instrument(text: str, mutants: Iterable[Mutant]) -> tuple[str, list[str]]:
     return ast.unparse(ast.fix_missing_locations(_Notes(expressions, statements).visit(tree))), everywhere
 
 
+def reached(name: str) -> str:
+    return f"{name}?"
+
+
 def noter(noted: set[str]) -> Callable[..., object]:
-    """Return what an instrumented text calls."""
+    """Return what an instrumented text calls. It notes the name of a mutant that makes a difference, `reached(name)` of
+    one whose line is run."""
 
     def note(
         name: str, value: object = None, mutated: Callable[[], object] | None = None, kind: str = "statement"
     ) -> object:
         if name not in noted:
+            noted.add(reached(name))
             try:
                 is_same = mutated is not None and _is_same(value, mutated(), kind)
             except Exception:

@@ -4,12 +4,14 @@ To import all that a schedule needs takes longer than to play twenty. So this pr
 for each request, which comes as a line of JSON on standard input. The child has the mutant in it: the functions of the
 mutated module get the code that its text compiles to. The answer is a line of JSON, too.
 
-    {"path": ..., "text": ..., "seeds": [...]}      play these schedules with this text of a module
-        {"played": 40}                              all are well
-        {"seed": 7, "what": ..., "is_hang": false}  this one failed, and how
-        {"unfit": ...}                              the mutant is in no function
-    {"texts": {...}, "seeds": [...]}                in which schedules do mutants make a difference, see `reach`
+    {"path": ..., "text": ..., "schedules": [...]}      play these schedules with this text of a module
+        {"played": 40}                                  all are well
+        {"failed": 2, "what": ..., "is_hang": false}    the third failed, and how
+        {"unfit": ...}                                  the mutant is in no function
+    {"texts": {...}, "seeds": [...]}                    in which do mutants make a difference, see `reach`
         {"reached": {...}}
+
+A schedule is `[seed]`, or `[seed, n]`: the n-th child of that one, see `child`.
 
 A schedule that takes much processor time hangs; the machine may be busy, so real time says nothing.
 """
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import resource
 import signal
 import sys
@@ -29,9 +32,12 @@ from typing import Any
 from tests.mutation.reach import reached
 from tests.mutation.transplant import UnfitError, transplant
 from tests.simulation.plan import Plan
+from tests.simulation.plan_mutations import mutate
 from tests.simulation.schedule import play
 
 SCHEDULE_CPU_S = 40.0
+OTHERS = 5000
+"""The seeds of plans of which children may have parts."""
 MEMORY_BYTES = 6 * 2**30
 
 
@@ -57,26 +63,32 @@ def _answer(request: dict[str, Any]) -> dict[str, object]:
         if "texts" in request:
             return {"reached": reached(request["texts"], request["seeds"])}
         transplant(request["path"], request["text"])
-        return _play_all(request["seeds"])
+        return _play_all(request["schedules"])
     except UnfitError as error:
         return {"unfit": str(error)}
     except Exception:
         return {"died": traceback.format_exc()}
 
 
-def _play_all(seeds: Sequence[int]) -> dict[str, object]:
-    for seed in seeds:
+def child(seed: int, number: int) -> Plan:
+    """Return a plan that is made of a seed's, and of a part of another one's at times."""
+    rng = random.Random(f"{seed} {number}")
+    return mutate(Plan.of_seed(seed), Plan.of_seed(rng.randint(1, OTHERS)), rng)
+
+
+def _play_all(schedules: Sequence[Sequence[int]]) -> dict[str, object]:
+    for at, (seed, *numbers) in enumerate(schedules):
         signal.setitimer(signal.ITIMER_PROF, SCHEDULE_CPU_S)
         try:
-            play(Plan.of_seed(seed))
+            play(child(seed, *numbers) if numbers else Plan.of_seed(seed))
         except HangError:
-            return {"seed": seed, "is_hang": True, "what": f"more than {SCHEDULE_CPU_S:g} s of processor time"}
+            return {"failed": at, "is_hang": True, "what": f"more than {SCHEDULE_CPU_S:g} s of processor time"}
         except Exception as error:
             lines = str(error).splitlines() or [""]
-            return {"seed": seed, "is_hang": False, "what": f"{type(error).__name__}: {lines[0][:160]}"}
+            return {"failed": at, "is_hang": False, "what": f"{type(error).__name__}: {lines[0][:160]}"}
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
-    return {"played": len(seeds)}
+    return {"played": len(schedules)}
 
 
 def _hang(number: int, frame: FrameType | None) -> None:

@@ -16,8 +16,8 @@ from tests.simulation.schedule import play
 
 
 def reached(texts: Mapping[str, str], seeds: Sequence[int]) -> dict[str, list[int]]:
-    """Return the seeds of the schedules in which something is noted, by the name of the mutant. `texts` has the
-    instrumented text of each module's path."""
+    """Return the seeds of the schedules in which something is noted, by what is. `texts` has the instrumented text of
+    each module's path."""
     noted: set[str] = set()
     for path, text in texts.items():
         vars(transplant(path, text))[NOTE] = noter(noted)

@@ -20,22 +20,29 @@ class Outcome:
     stage: str = ""
     """The stage in which it was killed; empty: it survived."""
     killer: str = ""
-    """The schedule (`seed 17`) or the test that has killed it."""
+    """The schedule (`seed 17`, `child 3 of seed 17`) or the test that has killed it."""
     what: str = ""
     """What failed there."""
     is_hang: bool = False
     seconds: float = 0.0
     """Time until then, in all stages."""
     schedules: int = 0
-    """Number of schedules that were played, up to the one that failed."""
+    """Number of schedules by seed that were played, up to the one that failed."""
+    children: int = 0
+    """Number of children of these that were played, likewise."""
     survived: str = ""
     """The stages that it has survived."""
 
     def after(self, earlier: Outcome) -> Outcome:
         """Return what became of a mutant that had survived another stage before."""
         survived = ", ".join(filter(None, [earlier.survived, self.survived]))
-        seconds, schedules = earlier.seconds + self.seconds, earlier.schedules + self.schedules
-        return replace(self, seconds=seconds, schedules=schedules, survived=survived)
+        return replace(
+            self,
+            seconds=earlier.seconds + self.seconds,
+            schedules=earlier.schedules + self.schedules,
+            children=earlier.children + self.children,
+            survived=survived,
+        )
 
     def __str__(self) -> str:
         if not self.stage:

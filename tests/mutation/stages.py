@@ -1,6 +1,7 @@
 """What is tried on a mutant, in the order of cost, until something kills it.
 
-    simulation   schedules, for the machines of the protocol: those of the seeds from 1 on
+    simulation   schedules, for the machines of the protocol: those of the seeds from 1 on, and then children of those
+                 in which the mutant makes a difference, or that come nearest to that
     native       the engine's own tests, for C
     unit         the tests that mirror its module, and those that its entry names
     tests        the tests of its folder, then all that run through what it changes
@@ -21,14 +22,14 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.mutation.instruments import instrument
+from tests.mutation.instruments import instrument, reached
 from tests.mutation.mutants import ROOT, Mutant
 from tests.mutation.results import Cache, Killers, Outcome
 from tests.mutation.tree import Base, environment
@@ -161,25 +162,25 @@ class Stages:
         base: Base,
         cache: Cache,
         killers: Killers,
-        schedules: int,
+        numbers: tuple[int, int],
         stage: str = "",
         is_fresh: bool = False,
         reach: Reach | None = None,
         players: Players | None = None,
     ) -> None:
-        """`stage` is the only one to run; empty: all. With `is_fresh` nothing that is remembered is used. `reach` tells
-        which schedules need be played; None: all."""
+        """`numbers` of schedules by seed, and of children of these. `stage` is the only one to run; empty: all. With
+        `is_fresh` nothing that is remembered is used. `reach` tells which schedules need be played; None: all."""
         self._reach = reach
         self._players = players or Players(base.root)
         self._base = base
         self._cache = cache
         self._killers = killers
-        self._schedules = schedules
+        self._schedules, self._children = numbers
         self._stage = stage
         self._is_fresh = is_fresh
         self._build_lock = threading.Lock()
         self._is_built = False
-        self._sound: set[int] = set()
+        self._sound: set[str] = set()
         """Schedules that are known to be well without a mutant."""
 
     def run(self, mutant: Mutant) -> Outcome:
@@ -198,12 +199,12 @@ class Stages:
     def _cached(self, mutant: Mutant, stage: str) -> Outcome:
         sources = self._base.digest(*(SIMULATION_SOURCES if stage == "simulation" else TEST_SOURCES))
         found = None if self._is_fresh else self._cache.find(mutant, stage, sources)
-        played = found.schedules if found is not None else 0
-        if found is not None and (found.stage or stage != "simulation" or played >= self._schedules):
+        is_enough = found is not None and found.schedules >= self._schedules and found.children >= self._children
+        if found is not None and (found.stage or stage != "simulation" or is_enough):
             return found
         begun_at = time.monotonic() - (found.seconds if found is not None else 0.0)
         if stage == "simulation":
-            found = self._simulation(mutant, played)
+            found = self._simulation(mutant, found or Outcome())
         else:
             with self._base.with_mutant(mutant) as copy:
                 found = self._native(mutant, copy) if stage == "native" else self._tests(mutant, stage, copy)
@@ -213,56 +214,65 @@ class Stages:
 
     # Schedules.
 
-    def _simulation(self, mutant: Mutant, played: int) -> Outcome:
+    def _simulation(self, mutant: Mutant, earlier: Outcome) -> Outcome:
         """Play schedules, after those that it has survived before."""
-        seeds = list(range(played + 1, self._schedules + 1))
-        hint = "" if self._is_fresh or played else self._killers.of(mutant, "simulation")
-        hints = [int(hint.removeprefix("seed "))] if hint.startswith("seed ") else []
-        first = [*hints, *seeds[: max(0, SCHEDULES_FIRST - played)]]
-        rest = seeds[len(first) - len(hints) :]
-        outcome = self._play(mutant, first)
-        if outcome.stage or not rest:
-            return outcome if outcome.stage else self._survivor(f"{self._schedules} schedules")
+        seeds = list(range(earlier.schedules + 1, self._schedules + 1))
+        hint = "" if self._is_fresh or earlier.schedules else self._killers.of(mutant, "simulation")
+        first = seeds[: max(0, SCHEDULES_FIRST - earlier.schedules)]
+        outcome = self._play(mutant, [*_parsed(hint), *([seed] for seed in first)])
+        rest = seeds[len(first) :]
+        if rest and not outcome.stage:
+            if self._reach is not None:
+                rest = self._reach.of(mutant, rest[0], rest[-1])
+            outcome = self._play(mutant, [[seed] for seed in rest])
+        if self._reach is not None and not outcome.stage and self._children > earlier.children:
+            parents = self._reach.near(mutant, self._schedules)
+            numbers = range(earlier.children, self._children)
+            outcome = self._play(mutant, [[parents[at % len(parents)], at // len(parents)] for at in numbers])
+        if outcome.stage:
+            return replace(outcome, schedules=outcome.schedules or self._schedules)
+        told = f"{self._schedules} schedules"
         if self._reach is not None:
-            rest = self._reach.of(mutant, rest[0], rest[-1])
-        outcome = self._play(mutant, rest)
-        reached = f", in {len(rest)} of those from {SCHEDULES_FIRST + 1} on it differs" if self._reach else ""
-        return outcome if outcome.stage else self._survivor(f"{self._schedules} schedules{reached}")
+            differs = len(self._reach.of(mutant, 1, self._schedules))
+            told += f", in {differs} of which it differs, and {self._children} children"
+        return Outcome(survived=told, schedules=self._schedules, children=self._children)
 
-    def _play(self, mutant: Mutant, seeds: Sequence[int]) -> Outcome:
+    def _play(self, mutant: Mutant, schedules: Sequence[Sequence[int]]) -> Outcome:
         """Play schedules with a mutant until one fails."""
         path = self._base.root / mutant.path
         text = mutant.apply(path.read_text(encoding="utf-8"))
-        if not seeds:
+        if not schedules:
             return Outcome()
-        told = self._ask(mutant, path, text, seeds)
+        told = self._ask(mutant, path, text, schedules)
         if "died" in told:
-            told = self._ask(mutant, path, text, seeds)  # it may have been the machine
+            told = self._ask(mutant, path, text, schedules)  # it may have been the machine
         if "died" in told:
-            self._check_without(path, seeds[0])
+            self._check_without(path, schedules[0])
             return Outcome("simulation", "the process", f"it ended: {told['died']}"[-160:], schedules=1)
-        if "seed" not in told:
+        if "failed" not in told:
             return Outcome()
-        self._check_without(path, told["seed"])
-        return Outcome("simulation", f"seed {told['seed']}", told["what"], told["is_hang"], schedules=told["seed"])
+        failed = schedules[told["failed"]]
+        self._check_without(path, failed)
+        if len(failed) > 1:
+            return Outcome("simulation", _said(failed), told["what"], told["is_hang"], children=told["failed"] + 1)
+        return Outcome("simulation", _said(failed), told["what"], told["is_hang"], schedules=failed[0])
 
-    def _ask(self, mutant: Mutant, path: Path, text: str, seeds: Sequence[int]) -> dict[str, Any]:
-        told = self._players.ask({"path": str(path), "text": text, "seeds": seeds})
+    def _ask(self, mutant: Mutant, path: Path, text: str, schedules: Sequence[Sequence[int]]) -> dict[str, Any]:
+        told = self._players.ask({"path": str(path), "text": text, "schedules": schedules})
         if "unfit" in told:
             with self._base.with_mutant(mutant) as copy, Players(copy) as players:
-                told = players.ask({"path": str(copy / mutant.path), "text": text, "seeds": seeds})
+                told = players.ask({"path": str(copy / mutant.path), "text": text, "schedules": schedules})
         return told
 
-    def _check_without(self, path: Path, seed: int) -> None:
+    def _check_without(self, path: Path, schedule: Sequence[int]) -> None:
         """Raise UnsoundError if a schedule fails without a mutant."""
-        if seed not in self._sound:
-            told = self._players.ask({"path": str(path), "text": path.read_text(encoding="utf-8"), "seeds": [seed]})
+        name = _said(schedule)
+        if name not in self._sound:
+            text = path.read_text(encoding="utf-8")
+            told = self._players.ask({"path": str(path), "text": text, "schedules": [schedule]})
             if "played" not in told:
-                raise UnsoundError(f"the schedule of seed {seed} fails without a mutant, so mend that first: {told}")
-            self._sound.add(seed)
-
-    def _survivor(self, what: str) -> Outcome:
-        return Outcome(survived=what, schedules=self._schedules)
+                raise UnsoundError(f"the schedule of {name} fails without a mutant, so mend that first: {told}")
+            self._sound.add(name)
 
     # Python tests.
 
@@ -388,6 +398,18 @@ def mirrors(path: str) -> list[str]:
     return [str(folder / name) for name in names]
 
 
+def _said(schedule: Sequence[int]) -> str:
+    """Return the name of a schedule."""
+    seed, *child = schedule
+    return f"child {child[0]} of seed {seed}" if child else f"seed {seed}"
+
+
+def _parsed(name: str) -> list[list[int]]:
+    """Return the schedule of a name, if it is one."""
+    found = re.fullmatch(r"(?:child (\d+) of )?seed (\d+)", name)
+    return [[int(each) for each in (found[2], found[1]) if each]] if found else []
+
+
 class Players:
     """Processes that play schedules in a copy, see `play`: one for each thread that asks."""
 
@@ -445,6 +467,7 @@ class Reach:
         self._jobs = jobs
         self._texts: dict[str, str] = {}
         self._everywhere: set[str] = set()
+        self._mutants = mutants
         for path in {mutant.path for mutant in mutants}:
             text = (base.root / path).read_text(encoding="utf-8")
             ours = [mutant for mutant in mutants if mutant.path == path]
@@ -458,10 +481,24 @@ class Reach:
         """Return the seeds from `first` to `last` whose schedules need be played with a mutant."""
         if mutant.name in self._everywhere:
             return list(range(first, last + 1))
+        return self._seeds([mutant.name], first, last)
+
+    def near(self, mutant: Mutant, last: int) -> list[int]:
+        """Return seeds up to `last`, at least one, of schedules in which a mutant makes a difference. Where there are
+        none: in which its line is run, or in which its function, module, or anything is."""
+        function = [other for other in self._mutants if (other.path, other.within) == (mutant.path, mutant.within)]
+        module = [other for other in self._mutants if other.path == mutant.path]
+        for names in ([mutant.name], [reached(mutant.name)], _reached(function), _reached(module)):
+            if found := self._seeds(names, 1, last):
+                return found
+        return list(range(1, last + 1))
+
+    def _seeds(self, names: Iterable[str], first: int, last: int) -> list[int]:
         blocks = range((first - 1) // REACH_BLOCK, (last - 1) // REACH_BLOCK + 1)
         with self._lock, ThreadPoolExecutor(self._jobs) as pool:
-            found = list(pool.map(self._block, blocks))
-        return [seed for block in found for seed in block.get(mutant.name, ()) if first <= seed <= last]
+            noted = list(pool.map(self._block, blocks))
+        found = {seed for block in noted for name in names for seed in block.get(name, ()) if first <= seed <= last}
+        return sorted(found)
 
     def _block(self, number: int) -> dict[str, list[int]]:
         path = self._folder / f"{number}.json"
@@ -474,6 +511,10 @@ class Reach:
             path.write_text(json.dumps(told["reached"]))
         found: dict[str, list[int]] = json.loads(path.read_text())
         return found
+
+
+def _reached(mutants: Iterable[Mutant]) -> list[str]:
+    return [reached(mutant.name) for mutant in mutants]
 
 
 def pytest(copy: Path, *arguments: str) -> dict[str, object] | None:

@@ -52,10 +52,10 @@ class Scripted(Players):
 def made(folder: Path, stage: str, players: Players | None = None) -> Stages:
     tree = Tree(folder / "tree")
     killers = Killers(folder / "killers.json")
-    return Stages(tree, Cache(folder / "cache"), killers, 10, stage, players=players or Scripted([], {}))
+    return Stages(tree, Cache(folder / "cache"), killers, (10, 0), stage, players=players or Scripted([], {}))
 
 
-FAILS = {"seed": 7, "is_hang": False, "what": "AssertionError: x"}
+FAILS = {"failed": 6, "is_hang": False, "what": "AssertionError: x"}
 DIES = {"died": "it does not begin"}
 PLAYED = {"played": 10}
 
