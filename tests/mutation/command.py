@@ -76,7 +76,7 @@ def main() -> int:
         scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="pccl-mutation-"))
         base = Base(ROOT, Path(scratch))
         remembered = Cache(options.cache)
-        simulated = [mutant for mutant in chosen if mutant.is_simulated]
+        simulated = [mutant for mutant in known if mutant.is_simulated]
         players = stack.enter_context(Players(base.root))
         reach = Reach(base, remembered, simulated, options.jobs, players)
         numbers = (options.schedules, options.children)

@@ -463,24 +463,29 @@ class Reach:
     remembered."""
 
     def __init__(self, base: Base, cache: Cache, mutants: Sequence[Mutant], jobs: int, players: Players) -> None:
-        self._players = players
+        self._base = base
+        self._cache = cache
+        self._mutants = mutants
         self._jobs = jobs
+        self._players = players
         self._texts: dict[str, str] = {}
         self._everywhere: set[str] = set()
-        self._mutants = mutants
-        for path in {mutant.path for mutant in mutants}:
-            text = (base.root / path).read_text(encoding="utf-8")
-            ours = [mutant for mutant in mutants if mutant.path == path]
-            self._texts[str(base.root / path)], everywhere = instrument(text, ours)
-            self._everywhere.update(everywhere)
-        told = json.dumps([base.digest(*SIMULATION_SOURCES), sorted(self._texts.values())])
-        self._folder = cache.folder / "reach" / hashlib.sha256(told.encode()).hexdigest()[:16]
+        self._folder: Path | None = None
         self._lock = threading.Lock()
+
+    def _prepare(self) -> None:
+        if self._folder is not None:
+            return
+        for path in {mutant.path for mutant in self._mutants}:
+            text = (self._base.root / path).read_text(encoding="utf-8")
+            ours = [mutant for mutant in self._mutants if mutant.path == path]
+            self._texts[str(self._base.root / path)], everywhere = instrument(text, ours)
+            self._everywhere.update(everywhere)
+        told = json.dumps([self._base.digest(*SIMULATION_SOURCES), sorted(self._texts.values())])
+        self._folder = self._cache.folder / "reach" / hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def of(self, mutant: Mutant, first: int, last: int) -> list[int]:
         """Return the seeds from `first` to `last` whose schedules need be played with a mutant."""
-        if mutant.name in self._everywhere:
-            return list(range(first, last + 1))
         return self._seeds([mutant.name], first, last)
 
     def near(self, mutant: Mutant, last: int) -> list[int]:
@@ -493,14 +498,18 @@ class Reach:
                 return found
         return list(range(1, last + 1))
 
-    def _seeds(self, names: Iterable[str], first: int, last: int) -> list[int]:
+    def _seeds(self, names: Sequence[str], first: int, last: int) -> list[int]:
         blocks = range((first - 1) // REACH_BLOCK, (last - 1) // REACH_BLOCK + 1)
         with self._lock, ThreadPoolExecutor(self._jobs) as pool:
+            self._prepare()
+            if self._everywhere.intersection(names):
+                return list(range(first, last + 1))
             noted = list(pool.map(self._block, blocks))
         found = {seed for block in noted for name in names for seed in block.get(name, ()) if first <= seed <= last}
         return sorted(found)
 
     def _block(self, number: int) -> dict[str, list[int]]:
+        assert self._folder is not None
         path = self._folder / f"{number}.json"
         if not path.exists():
             seeds = list(range(number * REACH_BLOCK + 1, (number + 1) * REACH_BLOCK + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tests.simulation.node import Node
 from tests.simulation.uses import Uses
 
 DELIVERIES_MEANWHILE = 60
@@ -118,6 +119,40 @@ class Faults(Uses):
         """All that concerns a peer happens late, while everything else goes on."""
         if node := self._some():
             self.world.network.slow_machines.add(node.name)
+
+    def late_engines(self) -> None:
+        """Some hear late of what engines have done, theirs or others', so that verdicts come before, while callers
+        give up."""
+        if (first := self.one()) and len(first.view.ring) > 1:
+            ring = self.world.ring_nodes(first)
+            late = self.rng.choice([node for node in ring if node is not first])
+            for node in ring:
+                if node not in (first, late):
+                    self.world.network.slow.add((node.name, node.name))
+                if self.chance(0.5):
+                    self.world.network.slow.add((node.name, late.name))
+        self.launch_all()
+        self.between = self._disturb_ops
+
+    def _disturb_ops(self) -> None:
+        if self.chance(0.3):
+            for node in self.world.alive:
+                for op in node.open_ops:
+                    if self._is_over_elsewhere(node, op) and not node.is_frozen:
+                        self.world.cancel(node, op)
+                        if self.chance(0.3):
+                            self.break_link()
+                        return
+        elif self.chance(0.02):
+            self.rng.choice((self.cancel, self.break_link, self.kill))()
+
+    def _is_over_elsewhere(self, node: Node, op: int) -> bool:
+        """Whether another node has nothing any more of an op of which this one does not know that all are done."""
+        key = node.keys.get(op)
+        if key not in node.submitted or ("agreed", op) in node.reports:
+            return False
+        others = [other for other in self.world.ring_nodes(node) if other is not node and other.is_alive]
+        return any(key in other.keys.values() and key not in other.submitted for other in others)
 
     def slow_master(self) -> None:
         self.world.network.slow_machines.add(self._host().name)

@@ -94,7 +94,11 @@ FAILOVERS = {
 """What happens to masters, where peers outlive them."""
 REROUTES = {"reroute": 4.0, "reroute_all": 1.0}
 """What happens to the name behind which there are several masters."""
-ACTIONS = tuple(dict.fromkeys((*USES, *FAULTS, *FAILOVERS, *REROUTES)))
+SCENES = {"late_engines": 1}
+"""Several things at once that rarely meet by chance."""
+SCENE_SHARE = 0.25
+SCENES_MAX = 4
+ACTIONS = tuple(dict.fromkeys((*USES, *FAULTS, *FAILOVERS, *REROUTES, *SCENES)))
 
 DRIFT = "drift"
 """The clocks of nodes and masters go at different rates."""
@@ -153,6 +157,7 @@ class Plan(NamedTuple):
             names, weights = faults if rng.random() > calm else uses
             steps.append(Step(rng.choices(names, weights)[0], rng.randrange(SEEDS), rng.choice(DELIVERIES)))
         groups = rng.choice((1, 1, 1, 2, 2, GROUPS_MAX))
+        _put_in_scenes(steps, random.Random(f"scenes of {seed}"))
         return cls(rng.randrange(SEEDS), groups, peers, rng.random() < 0.9, tuple(steps), masters, traits)
 
     def dumps(self) -> str:
@@ -163,3 +168,10 @@ class Plan(NamedTuple):
         parts = json.loads(text)
         seed, groups, peers, is_admitted, steps, masters, traits = parts + [0, []][len(parts) - 5 :]
         return cls(seed, groups, peers, is_admitted, tuple(Step(*step) for step in steps), masters, tuple(traits))
+
+
+def _put_in_scenes(steps: list[Step], rng: random.Random) -> None:
+    if rng.random() < SCENE_SHARE:
+        for _ in range(rng.randint(1, SCENES_MAX)):
+            action = rng.choices(list(SCENES), list(SCENES.values()))[0]
+            steps.insert(rng.randint(0, len(steps)), Step(action, rng.randrange(SEEDS), rng.choice(DELIVERIES)))
