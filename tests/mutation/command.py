@@ -81,17 +81,21 @@ def main() -> int:
         reach = Reach(base, remembered, simulated, options.jobs, players)
         numbers = (options.schedules, options.children)
         stages = Stages(base, remembered, killers, numbers, options.stage, options.fresh, reach, players)
+        found: dict[Mutant, Outcome] = {}
+        ended_by = 0
         try:
-            outcomes = _run_all(stages, chosen, options.jobs, options.equivalent)
+            _run_all(stages, chosen, found, options.jobs, options.equivalent)
         except UnsoundError as error:
             print(error)
-            return 1
+            ended_by = 1
         except KeyboardInterrupt:
-            print("interrupted: what has an outcome is remembered", file=sys.stderr)
-            return 130
+            print("interrupted: this is what has an outcome", file=sys.stderr)
+            ended_by = 130
+    outcomes = [(mutant, found[mutant]) for mutant in chosen if mutant in found]
     if options.record:
         killers.record(outcomes, known)
-    return _report(outcomes, options.report)
+    status = _report(outcomes, options.report)
+    return ended_by or status
 
 
 def _interrupt(*_: object) -> NoReturn:
@@ -127,9 +131,11 @@ def choose(known: list[Mutant], killers: Killers, options: argparse.Namespace, r
     return chosen
 
 
-def _run_all(stages: Stages, chosen: list[Mutant], jobs: int, equivalent: bool) -> list[tuple[Mutant, Outcome]]:
+def _run_all(
+    stages: Stages, chosen: list[Mutant], outcomes: dict[Mutant, Outcome], jobs: int, equivalent: bool
+) -> None:
+    """Run mutants, and fill in what becomes of each."""
     begun_at = time.monotonic()
-    outcomes: dict[Mutant, Outcome] = {}
     with ThreadPoolExecutor(jobs) as pool:
         running = {}
         for mutant in chosen:
@@ -147,7 +153,6 @@ def _run_all(stages: Stages, chosen: list[Mutant], jobs: int, equivalent: bool) 
             pool.shutdown(wait=False, cancel_futures=True)
             end_all()
             raise
-    return [(mutant, outcomes[mutant]) for mutant in chosen]
 
 
 def _report(outcomes: list[tuple[Mutant, Outcome]], path: Path | None) -> int:
