@@ -98,6 +98,7 @@ def test_nothing_is_due_while_an_absent_peer_is_waited_for() -> None:
     rig.hear(2, m.LinkFailed(rig.master.state.view, 1, "no answer"))
     assert rig.master.evidence_due_at is not None
     rig.effects = rig.master.detached(2, "reset", rig.now)
+    assert rig.master.evidence_due_at is None
     until = rig.now + rig.master.state.options.peer_timeout_s
     while (due := rig.master.deadline()) is not None and due < until:
         assert due > rig.now

@@ -88,6 +88,23 @@ def test_an_offer_that_is_stated_again_says_what_is_there(is_fetched: bool) -> N
     assert (offer.revision, offer.root) == ((9, b"theirs") if is_fetched else (3, b"")), "half of it is overwritten"
 
 
+def test_who_was_brought_up_and_then_a_donor_offers_what_it_has() -> None:
+    rig = Rig()
+    rig.enter(1, Kind.SYNC, OFFER)
+    rig.calls.on_plan(m.SyncPlan(5, 9, b"theirs", [3], True, False))
+    rig.calls.fetched(5, True)
+    rig.calls.restate()
+    rig.calls.on_plan(m.SyncPlan(6, 9, b"theirs", [2, 3], False, False))
+    rig.outbox.drain()
+    rig.calls.restate()
+    (effect,) = rig.outbox.drain()
+    assert isinstance(effect, ToMaster)
+    assert isinstance(effect.message, m.JointCall)
+    offer = effect.message.offer
+    assert offer is not None
+    assert (offer.revision, offer.root) == (9, b"theirs")
+
+
 def test_an_admission_that_is_in_force_ends_without_the_master() -> None:
     rig = Rig()
     rig.calls.end_admission()
