@@ -3,10 +3,10 @@
 Theory of operation. An all_reduce is divided into *pieces* of PIECE_BYTES, in the same way on all peers. A piece is an
 op of the engine's own, which begins when the piece has been copied from the device; so the device copies the later
 pieces while the network works on the earlier ones. To everybody else the pieces are one op: one launch, one tag, one
-verdict; peers with arrays in memory join in pieces when they hear of it (`runtime.data_plane.staged_ops`). The other
-collectives are one piece each, which is the whole op; so on the wire they are what they are for arrays in memory, and
-both kinds of peers can share them. Results are copied to the device when the verdict is there and is commit, so an
-abort leaves the device's arrays as they were, in place or not.
+verdict; peers with arrays in memory join in pieces when they hear of it, and where they could not hear of it, there are
+no pieces (`runtime.data_plane.staged_ops`). The other collectives are one piece each, which is the whole op; so on the
+wire they are what they are for arrays in memory, and both kinds of peers can share them. Results are copied to the
+device when the verdict is there and is commit, so an abort leaves the device's arrays as they were, in place or not.
 
 *Order.* What the launching thread had given to its current stream comes before the first copy: gradients may
 still be in the making when their reduce is launched. The way back goes through the current stream of the thread that
@@ -39,7 +39,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -108,6 +108,14 @@ def divided(send: Any, recv: Any, count: int, item_bytes: int) -> Cargo:
     return Cargo(send, lambda: recv, pieces)
 
 
+def undivided(cargo: Cargo) -> Cargo:
+    """Return the cargo of an all_reduce as one piece."""
+    spans = [piece.read for piece in cargo.pieces if piece.read is not None]
+    span = Span(spans[0].start_byte, sum(each.size_bytes for each in spans))
+    count = sum(piece.count for piece in cargo.pieces)
+    return replace(cargo, pieces=[Piece(count, span, span, is_in_place=True)])
+
+
 class Staging:
     """One launch of an op. Create it in the thread that launches the op: the copies follow that thread's stream.
 
@@ -119,6 +127,7 @@ class Staging:
         self.piece_count = piece_count
         self._device = device
         self._load = load
+        self._is_divided = True
         self._cargo: Cargo | None = None
         self._launched = device.mark()
         self._blocks: dict[int, _Blocks] = {}
@@ -133,9 +142,14 @@ class Staging:
         `ready` is called for each piece once it is in its block, in order; `failed`, with the reason, if no more will
         come. Both are called in another thread.
         """
-        self._cargo = cargo = self._load()
+        cargo = self._load()
+        self._cargo = cargo = cargo if self._is_divided else undivided(cargo)
         assert len(cargo.pieces) == self.piece_count
         helper_of(self._device).run(lambda helper: self._read(cargo, helper.pool, ready, failed))
+
+    def undivide(self) -> None:
+        """Have the whole op be one piece. To be called before `begin`."""
+        self._is_divided, self.piece_count = False, 1
 
     def abandon(self) -> None:
         """Stop copying: the op has been aborted."""

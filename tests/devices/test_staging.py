@@ -26,8 +26,9 @@ from pccl import (
 )
 from pccl.devices import host_memory
 from pccl.devices.staging import divided, helper_of
+from pccl.protocol.master.run_state import Group
 from pccl.runtime.data_plane import pieces as op_pieces
-from tests.support.cluster import Background, Cluster, outcomes, reduce_once, results, until
+from tests.support.cluster import Background, Cluster, outcomes, reduce_once, results, together, until
 from tests.support.fake_device import FakeArray, FakeDevice
 from tests.support.interrupts import interrupted_at
 
@@ -268,6 +269,28 @@ def test_who_is_no_neighbour_of_a_device_hears_of_its_pieces(
             for i, array in enumerate(held):
                 found = array.settled() if i == 0 else array
                 np.testing.assert_array_equal(found, total(world=world))
+        cluster.close_all()
+
+
+@pytest.mark.parametrize("on_device", [(0,), (1, 3), (0, 1, 2, 3, 4)])
+def test_devices_and_cpus_share_ops_where_two_of_them_lack_a_link(
+    devices: list[FakeDevice], on_device: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one connection that was refused keeps them apart until somebody joins or is lost."""
+    world = 5
+    monkeypatch.setattr(Group, "is_meshed", False)
+    with MasterNode("127.0.0.1:0") as master:
+        cluster = Cluster(master.address)
+        cluster.join(world)
+        for found in reduced(cluster, mixed(devices, on_device, world)):
+            np.testing.assert_array_equal(found, total(world=world))
+        sent, received = devices[0].array(values(0)), devices[0].array(np.zeros(COUNT, np.float32))
+        others = [values(i) for i in range(1, world)]
+        calls = [partial(cluster[0].all_reduce, sent, received, op=SUM)]
+        calls += [partial(cluster[i].all_reduce, others[i - 1], op=SUM) for i in range(1, world)]
+        together(calls)
+        np.testing.assert_array_equal(received.settled(), total(world=world))
+        np.testing.assert_array_equal(sent.settled(), values(0))
         cluster.close_all()
 
 

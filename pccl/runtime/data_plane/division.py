@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from pccl.protocol.peer import SubmitOp
+from pccl.protocol.topology import MESH_PEERS_MAX
 from pccl.runtime.data_plane.detached import PrivateCopy
 from pccl.runtime.data_plane.engine import Verdict
 from pccl.runtime.data_plane.events import EngineEvent, OpEnded, OpMismatch, OpRefused
@@ -34,6 +35,11 @@ class _TakenBack:
     is_detached: bool = False
     """Whether its caller has its arrays back, so that it goes on with the copy, or not at all."""
     copy: PrivateCopy | None = None
+
+
+def can_be_in_pieces(launch: SubmitOp) -> bool:
+    """Return whether an op of the group may be in pieces. All peers come to the same."""
+    return launch.is_mutual or launch.world_size > MESH_PEERS_MAX
 
 
 def can_divide(launch: SubmitOp, spec: OpSpec) -> bool:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pccl.protocol.topology import MESH_PEERS_MAX
 from pccl.runtime.data_plane.op_description import describe, size_bytes
 from pccl.runtime.data_plane.pieces import piece_bytes_of
 from pccl.runtime.extension import lib, text
@@ -130,7 +131,8 @@ class OpMismatch:
             return ""
         return (
             "; where arrays are on devices they are reduced in pieces, which all peers can do if PCCL_PIECE_BYTES is "
-            "the same for all and no two of them lack a link: else start those with devices with PCCL_PIECE_BYTES=0"
+            f"the same for all and they are {MESH_PEERS_MAX} at most: else start those with devices with "
+            "PCCL_PIECE_BYTES=0"
         )
 
 

@@ -46,6 +46,9 @@ class Source(Protocol):
     def piece_count(self) -> int:
         """Number of pieces, at least 1; the same on all peers."""
 
+    def undivide(self) -> None:
+        """Have all come as one piece. Before `begin`."""
+
     def begin(self, ready: Callable[[int, Buffers], None], failed: Callable[[BaseException], None]) -> None:
         """Start to bring the pieces into memory. Called once. `ready` is called from any thread with each piece that is
         there, `failed` if no more will come."""

@@ -38,6 +38,9 @@ class InMemory:
         self._length = piece_elements(self._item_bytes)
         self.piece_count = -(-self._whole.count // self._length)
 
+    def undivide(self) -> None:
+        raise AssertionError("what is in memory is divided only where others have pieces")
+
     def begin(self, ready: Callable[[int, Buffers], None], failed: Callable[[BaseException], None]) -> None:
         for number in range(self.piece_count):
             ready(number, self.piece(self._whole, number))

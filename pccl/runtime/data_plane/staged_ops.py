@@ -24,7 +24,10 @@ does not know that others have a source.
 2. A peer with a whole all_reduce that can be divided, and a link to every peer of the group, takes it back and joins in
    pieces (`division`); later ops in that epoch it divides from the beginning, and has markers for them.
 3. What cannot be divided is a mismatch in truth, which all peers are told.
-4. Nobody waits for markers, and no result depends on them. A committed op leaves its own behind until all peers have
+4. In a group in which two peers lack a link, a marker would not get to all. All know whether it is such a group, so a
+   source is not divided there: the whole op is one piece. Only where the group is too large for a mesh, and so never
+   has one, are sources divided although nobody else can join.
+5. Nobody waits for markers, and no result depends on them. A committed op leaves its own behind until all peers have
    sent theirs, which may come last, or the epoch is over.
 
 A first piece that is the whole op has no marker, and looks on the wire as if there were no pieces.
@@ -164,6 +167,8 @@ class StagedOps:
         """Start an op, as `Ops.submit`."""
         if spec.source is not None:
             assert launch.sequence < 1 << PIECE_SHIFT
+            if spec.source.piece_count > 1 and not division.can_be_in_pieces(launch):
+                spec.source.undivide()
             self._engine.check(launch, spec)  # what would be refused later
             self._stage(launch, spec, has_marker=spec.source.piece_count > 1)
         elif not division.can_divide(launch, spec):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from pccl.protocol.peer import SubmitOp
+from pccl.protocol.topology import MESH_PEERS_MAX
 from pccl.runtime.data_plane import pieces
 from pccl.runtime.data_plane.engine import Verdict
 from pccl.runtime.data_plane.events import (
@@ -105,10 +106,14 @@ class Source:
 
     def __init__(self, piece_count: int = PIECES) -> None:
         self.piece_count = piece_count
+        self.is_undivided = False
         self.is_abandoned = False
         self.ready: Callable[[int, Buffers], None] = lambda place, buffers: None
         self.failed: Callable[[BaseException], None] = lambda error: None
         self.released: list[Callable[[], None]] = []
+
+    def undivide(self) -> None:
+        self.is_undivided, self.piece_count = True, 1
 
     def begin(self, ready: Callable[[int, Buffers], None], failed: Callable[[BaseException], None]) -> None:
         self.ready, self.failed = ready, failed
@@ -280,6 +285,18 @@ def test_a_whole_op_that_cannot_be_divided_is_a_mismatch(
     assert isinstance(told, OpMismatch)
     assert told.theirs == (f"an op in pieces of {2 * PIECE} bytes" if their_piece_bytes else "theirs")
     assert engine.ended == {}
+
+
+@pytest.mark.parametrize("world", [4, MESH_PEERS_MAX, MESH_PEERS_MAX + 1])
+def test_a_source_is_whole_where_two_of_the_peers_lack_a_link(ops: StagedOps, engine: Engine, world: int) -> None:
+    source = Source()
+    links = tuple(range(world))
+    ops.submit(SubmitOp(OP, EPOCH, TAG, 1, 0, world, links, is_meshed=False, is_mutual=False), spec(source))
+    assert source.is_undivided == (world <= MESH_PEERS_MAX), "a larger group has no mesh to begin with"
+    source.come(0)
+    ops.events()
+    assert len(engine.pieces_of()) == (0 if source.is_undivided else 1)
+    assert len(engine.markers()) == 1, "the op by its own name, or its marker"
 
 
 def test_a_verdict_on_an_op_that_is_taken_back_ends_it(ops: StagedOps, engine: Engine) -> None:
