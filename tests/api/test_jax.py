@@ -133,6 +133,65 @@ def test_reduce_scatter(three_peers: Cluster) -> None:
     three_peers.each(scatter)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "float8_e4m3fn"])
+def test_exchanges(three_peers: Cluster, dtype: str) -> None:
+    kind = jnp.dtype(dtype)
+
+    def part(source: int, target: int) -> np.ndarray[Any, Any]:
+        return np.asarray((jnp.arange(4).reshape(2, 2) + 4 * source + target).astype(kind))
+
+    def exchange(peer: Communicator, _: int) -> None:
+        rank = peer.membership.rank
+        given = jnp.concatenate([jnp.asarray(part(rank, target)) for target in range(3)])
+        found = peer.all_to_all(given).array
+        assert isinstance(found, jax.Array)
+        assert np.array_equal(np.asarray(found), np.concatenate([part(source, rank) for source in range(3)]))
+        gathered = peer.gather(jnp.asarray(part(rank, 0)), root=1).array
+        if rank == 1:
+            assert isinstance(gathered, jax.Array)
+            assert np.array_equal(np.asarray(gathered), np.stack([part(source, 0) for source in range(3)]))
+        else:
+            assert gathered is None
+        rows = jnp.stack([jnp.asarray(part(0, target)) for target in range(3)]) if rank == 0 else None
+        own = peer.scatter(rows, jnp.zeros((2, 2), kind), root=0).array
+        assert isinstance(own, jax.Array)
+        assert np.array_equal(np.asarray(own), part(0, rank))
+
+    three_peers.each(exchange)
+
+
+def test_all_to_all_of_unequal_parts(three_peers: Cluster) -> None:
+    counts = [[1, 2, 3], [3, 0, 1], [2, 2, 2]]
+
+    def exchange(peer: Communicator, _: int) -> None:
+        rank = peer.membership.rank
+        given = jnp.arange(2.0 * sum(counts[rank])).reshape(-1, 2) + 100 * rank
+        takes = [counts[source][rank] for source in range(3)]
+        found = peer.all_to_all(given, send_counts=counts[rank], recv_counts=takes).array
+        wanted = [
+            np.arange(2.0 * sum(row)).reshape(-1, 2)[sum(row[:rank]) : sum(row[: rank + 1])] + 100 * source
+            for source, row in enumerate(counts)
+        ]
+        assert isinstance(found, jax.Array)
+        assert np.array_equal(np.asarray(found), np.concatenate(wanted))
+
+    three_peers.each(exchange)
+
+
+def test_reduce(three_peers: Cluster) -> None:
+    def reduce(peer: Communicator, _: int) -> None:
+        given = _of_rank(peer)
+        found = peer.reduce(given, op=SUM, root=2).array
+        if peer.membership.rank == 2:
+            assert isinstance(found, jax.Array)
+            assert np.array_equal(np.asarray(found), _sum_of_three())
+        else:
+            assert found is None
+        assert np.array_equal(np.asarray(given), np.asarray(_of_rank(peer)))
+
+    three_peers.each(reduce)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bool", "bfloat16"])
 def test_broadcast(three_peers: Cluster, dtype: str) -> None:
     def broadcast(peer: Communicator, _: int) -> None:
