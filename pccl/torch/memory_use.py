@@ -4,12 +4,16 @@ torch's users expect calls on one tensor to have an order: two all_reduces in a 
 waits for the first. Calls of different lanes overlap, and where an op writes what another one is sending, neither has a
 result. So a call that would do so is not begun before the earlier one is over. All ranks make the calls of a group in
 one order, so the earlier one ends without the later.
+
+Hundreds of calls may be in flight, so their spans are kept in order, and only those near a new one are looked at.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import itertools
+from bisect import bisect_left, insort
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 import torch
 
@@ -25,9 +29,10 @@ class Use(NamedTuple):
     reads: Sequence[Span] = ()
     writes: Sequence[Span] = ()
 
-    def is_disturbed_by(self, other: Use) -> bool:
-        """Return whether one of the two writes what the other one uses."""
-        return _meet(self.writes, other.writes) or _meet(self.writes, other.reads) or _meet(self.reads, other.writes)
+    def spans(self) -> Iterator[tuple[Span, bool]]:
+        """Yield each span, and whether it is written."""
+        yield from ((span, False) for span in self.reads)
+        yield from ((span, True) for span in self.writes)
 
 
 def use_of(reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Use:
@@ -47,5 +52,47 @@ def _span(tensor: Tensor) -> Span:
     return start, start + (last + 1) * tensor.element_size()
 
 
-def _meet(some: Sequence[Span], others: Sequence[Span]) -> bool:
-    return any(start < end and first < behind for first, end in some for start, behind in others)
+Owner = TypeVar("Owner", bound=Hashable)
+Entry = tuple[int, int, int, bool]
+"""Where a span begins and ends, a number of its own, and whether it is written."""
+
+
+class Uses(Generic[Owner]):
+    """The memory that the calls of a group use which are not over. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._entries: list[Entry] = []
+        self._owners: dict[int, Owner] = {}
+        self._numbers = itertools.count()
+        self._entries_of: dict[Owner, list[Entry]] = {}
+        self._longest = 0
+
+    def add(self, owner: Owner, use: Use) -> None:
+        """Note what a call uses."""
+        for (start, end), is_written in use.spans():
+            entry = (start, end, next(self._numbers), is_written)
+            insort(self._entries, entry)
+            self._owners[entry[2]] = owner
+            self._entries_of.setdefault(owner, []).append(entry)
+            self._longest = max(self._longest, end - start)
+
+    def remove(self, owner: Owner) -> None:
+        """Forget a call, of which nothing need be known."""
+        for entry in self._entries_of.pop(owner, ()):
+            del self._entries[bisect_left(self._entries, entry)]
+            del self._owners[entry[2]]
+        if not self._entries:
+            self._longest = 0
+
+    def disturbed_by(self, use: Use) -> list[Owner]:
+        """Return the calls of which one writes what the other one uses, if memory is used in this way."""
+        found: dict[Owner, None] = {}
+        for (start, end), is_written in use.spans():
+            place = bisect_left(self._entries, (start - self._longest,))
+            for index in range(place, len(self._entries)):
+                first, behind, number, writes = self._entries[index]
+                if first >= end:
+                    break
+                if behind > start and (is_written or writes):
+                    found[self._owners[number]] = None
+        return list(found)

@@ -34,7 +34,7 @@ from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.torch.deadlines import Deadlines
 from pccl.torch.errors import FATAL, BackendError, Names
-from pccl.torch.memory_use import Use
+from pccl.torch.memory_use import Use, Uses
 from pccl.torch.progress import Progress
 from pccl.torch.work import PCCLWork
 from pccl.types import Result
@@ -69,6 +69,7 @@ class Scheduler:
         self._lanes: dict[Hashable, deque[PCCLWork]] = {}
         self._open: set[PCCLWork] = set()
         """The works that are not over."""
+        self._uses: Uses[PCCLWork] = Uses()
         self._due: deque[PCCLWork] = deque()
         """The works whose turn has come, and which somebody is about to start."""
         self._starting = threading.local()
@@ -96,6 +97,7 @@ class Scheduler:
         with self._lock:
             lane = self._lanes.get(work.lane)
             self._open.add(work)
+            self._uses.add(work, work.use)
             work.blockers = len(after) + 1
             if lane is None:
                 self._lanes[work.lane] = deque((work,))
@@ -153,7 +155,8 @@ class Scheduler:
 
     def users(self, use: Use) -> list[PCCLWork]:
         """Return the collectives that are not over and must be, before memory is used in this way."""
-        return [work for work in self.open_collectives() if use.is_disturbed_by(work.use)]
+        with self._lock:
+            return self._uses.disturbed_by(use)
 
     def fail(self, error: BackendError) -> None:
         """Let all later calls raise `error`."""
@@ -257,6 +260,7 @@ class Scheduler:
     def finished(self, work: PCCLWork) -> None:
         with self._lock:
             self._open.discard(work)
+            self._uses.remove(work)
             lane = self._lanes.get(work.lane)
             if lane is None or work not in lane:
                 return
