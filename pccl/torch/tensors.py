@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from pccl.torch.errors import ArgumentError
 from pccl.types import DataType
@@ -114,6 +115,16 @@ def fail(what: str, message: str) -> ArgumentError:
     return ArgumentError(f"ProcessGroupPCCL::{what}: {message}")
 
 
+def has_memory(tensor: Tensor) -> bool:
+    """Return whether a tensor's elements, if it has any, lie where its data pointer says."""
+    if isinstance(tensor, FakeTensor):
+        return False
+    try:
+        return bool(tensor.data_ptr()) or not tensor.numel()
+    except RuntimeError:  # it wraps another one
+        return False
+
+
 def require_dense(what: str, tensors: Sequence[Tensor], hint: str = "") -> None:
     """Raise ArgumentError unless all are dense tensors of one dtype, of the host or of a CUDA device.
 
@@ -132,6 +143,10 @@ def require_dense(what: str, tensors: Sequence[Tensor], hint: str = "") -> None:
             raise fail(what, f"unsupported device type {tensor.device.type}: pass tensors of the CPU or of a CUDA GPU")
         if tensor.device.type != first.device.type:
             raise fail(what, f"tensors must be on one device, not on {first.device} and {tensor.device}")
+        if not has_memory(tensor):
+            kind = type(tensor).__name__
+            text = "pass the tensor within it, of a DTensor to_local(), of an AsyncCollectiveTensor wait()"
+            raise fail(what, f"a {kind} at index {index} has no memory of its own, or has given it back: {text}")
 
 
 def require_apart(what: str, tensors: Sequence[Tensor]) -> None:

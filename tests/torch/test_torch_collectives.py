@@ -11,7 +11,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.distributed import ReduceOp  # noqa: E402
+from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 
 import pccl.torch  # noqa: E402
 from tests.torch.ranks import run_ranks, worlds  # noqa: E402
@@ -413,3 +415,22 @@ def test_an_all_to_all_may_have_its_result_where_its_parts_are() -> None:
         return tensor.tolist()
 
     assert run_ranks(2, script) == [[0.0, 1.0, 2.0, 10.0, 11.0, 12.0], [3.0, 4.0, 5.0, 13.0, 14.0, 15.0]]
+
+
+def test_tensors_without_memory_are_refused_with_what_to_pass() -> None:
+    def script(rank: int) -> list[str]:
+        freed = torch.ones(3)
+        freed.untyped_storage().resize_(0)
+        with FakeTensorMode():
+            fake = torch.ones(3)
+        refused = []
+        for tensor in (TwoTensor(torch.ones(3), torch.ones(3)), fake, freed):
+            for call in (dist.all_reduce, dist.broadcast, dist.isend):
+                with pytest.raises(ValueError, match="has no memory of its own") as caught:
+                    call(tensor) if call is dist.all_reduce else call(tensor, 1 - rank)
+                refused.append(str(caught.value))
+        dist.all_reduce(torch.ones(3))
+        return refused
+
+    texts = run_ranks(2, script)[0]
+    assert all(name in "".join(texts) for name in ("a TwoTensor", "a FakeTensor", "a Tensor", "to_local()"))
