@@ -46,6 +46,8 @@ ADVICE = {
 _PEER = r"\d+\b(?: \([^()]*\))?"
 _PEERS = re.compile(rf"\b(?:peer (?P<one>{_PEER})|peers (?P<all>{_PEER}(?:(?:, | and ){_PEER})*))")
 """One peer, or a list of peers, each perhaps with its process behind it in parentheses."""
+_OWN_LIMIT = re.compile(r"\. master_timeout is less than .* outlive masters")
+"""What is said of a limit that the backend sets, and no caller of torch.distributed."""
 _ONE_OF = re.compile(r"(?:^|(?<=, )|(?<= and ))(\d+)( \([^()]*\))?")
 
 
@@ -105,7 +107,7 @@ class Names:
 
     def failure(self, what: str, error: PCCLError, lost: Sequence[int] = ()) -> BackendError:
         """Return what the caller of an operation is to get for a failure of pccl."""
-        reason = self.ranks_in(error.message)
+        reason = _OWN_LIMIT.sub("", self.ranks_in(error.message))
         if error.result is Result.MASTER_CONNECTION_FAILED and self.is_first_rank_master:
             reason = f"{self.of(0)} is lost or cannot be reached, in whose process the group's master ran: {reason}"
             lost = lost or [0]

@@ -39,3 +39,17 @@ def test_a_timeout_has_the_words_that_programs_look_for() -> None:
     error = names().failure("barrier", PCCLError(Result.TIMEOUT, "barrier", "peer 5 has not called it"))
     assert re.search(" (Timed out|closed|timeout) ", str(error))
     assert "rank 11 has not called it" in str(error)
+
+
+def test_limits_that_no_caller_has_set_are_not_spoken_of() -> None:
+    group = names()
+    group.is_first_rank_master = True
+    said = (
+        "lost the master: Connection reset by peer; no master has taken over within 1 s. Tried 127.0.0.1:7: Connection "
+        "refused. master_timeout is less than the run's peer_timeout of 5 s, in which peers find out that their master "
+        "is silent; give it more for runs that shall outlive masters"
+    )
+    error = group.failure("allreduce", PCCLError(Result.MASTER_CONNECTION_FAILED, "allreduce", said))
+    assert "rank 10 is lost or cannot be reached" in str(error)
+    assert "Tried 127.0.0.1:7: Connection refused; this process group cannot be used" in str(error)
+    assert "master_timeout" not in str(error)
