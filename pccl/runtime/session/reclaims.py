@@ -7,7 +7,8 @@ An op that goes on with a copy is one that the engine has, or one that is never 
 1. It is detached in a turn of its own, when all effects of earlier ones have been carried out. So one that has an epoch
    was submitted, and one that is committed because all participants are done has its result, and is not detached.
 2. Its caller asks for it after it has left the fast path, and the engine is heard before the request is taken
-   (`launches`). So one that was handed over is in the table, and known to all threads of the engine.
+   (`launches`). So one that was handed over is in the table, and known to all threads of the engine. Besides, only
+   handles have ops go on, and these are launched past the fast path.
 3. One whose verdict is known is not detached: the engine gives its arrays back anyway.
 4. That leaves those that the engine has refused. They are never done here, and so committed nowhere.
 """
