@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from pccl.protocol import messages as m
 from pccl.protocol.failover import Failover
 from pccl.protocol.gathering import GATHER_TIMEOUTS
@@ -16,8 +18,8 @@ def _hello() -> m.Hello:
     return m.Hello(m.PROTOCOL_VERSION, "test", 0, [], 1000, 2, "peer", may_found=True)
 
 
-def _resume(run: str, peer: int = 1, term: int = 1) -> m.Resume:
-    return m.Resume(m.PROTOCOL_VERSION, run, term, peer)
+def _resume(run: str, peer: int = 1, term: int = 1, masters: int = 1) -> m.Resume:
+    return m.Resume(m.PROTOCOL_VERSION, run, term, peer, masters=masters)
 
 
 def _told(effects: list[Effect], connection: int) -> list[m.FromMaster]:
@@ -49,11 +51,12 @@ def test_an_evicted_peer_is_told_so_although_nobody_is_left_and_holds_nobody_up(
     assert any(isinstance(each, m.Welcome) for each in _say(machine, NEWCOMER, _hello(), 6.0))
 
 
-def test_a_peer_that_followed_only_an_earlier_term_is_told_that_the_run_has_ended_without_it() -> None:
+@pytest.mark.parametrize("masters", [1, 2])
+def test_a_peer_that_followed_only_an_earlier_term_is_told_that_the_run_has_ended_without_it(masters: int) -> None:
     machine = _founded()
     machine.master.state.term = 2
     machine.received(CONTROL, m.JointCall(1, "none that there is"), TIMEOUT_S)
-    (answer,) = _say(machine, AGAIN, _resume("run", peer=7, term=1), 6.0)
+    (answer,) = _say(machine, AGAIN, _resume("run", peer=7, term=1, masters=masters), 6.0)
     assert isinstance(answer, m.Goodbye)
     assert answer.reason == "evicted: run 'run' has ended without peer 7; connect again"
 

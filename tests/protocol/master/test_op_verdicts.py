@@ -141,6 +141,17 @@ def test_who_does_not_answer_is_evicted() -> None:
     assert (prepare.commits, prepare.aborts) == ([], [m.Aborted(TAG, 0, Result.TIMEOUT, "late")])
 
 
+def test_what_a_survivor_has_committed_is_not_aborted_for_the_vote_that_was_open() -> None:
+    rig = Rig(0, 0, 0)
+    give_up(rig, 1)
+    rig.lose(3)
+    rig.hear(1, m.FlushReply(flush_of(rig), [OpRef(TAG, 0)]))
+    rig.hear(2, m.FlushReply(flush_of(rig), [], [OpRef(TAG, 0)]))
+    (prepare,) = rig.told(1)
+    assert isinstance(prepare, m.Prepare)
+    assert (prepare.commits, prepare.aborts) == ([OpRef(TAG, 0)], [])
+
+
 def test_what_a_survivor_has_committed_is_told_to_those_who_have_not() -> None:
     """Nothing else of the many ops that it has committed is told."""
     rig = Rig(0, 0, 0)
