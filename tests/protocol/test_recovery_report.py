@@ -194,6 +194,36 @@ def test_verdicts_that_some_have_heard_are_known() -> None:
     assert group.aborts == {OpRef(2, 0): abort}
 
 
+def test_verdicts_and_ops_of_an_earlier_epoch_are_about_others() -> None:
+    lagging = report_of(2, view(3, 1, 2), commits=[OpRef(5, 0)], aborts=[m.Aborted(6, 0, Result.TIMEOUT, "late")])
+    (group,) = rebuild({1: report_of(1, view(4, 1, 2), commits=[OpRef(1, 3)]), 2: lagging}).groups
+    assert (group.commits, group.aborts, group.is_steady) == ({OpRef(1, 3)}, {}, False)
+
+
+def test_a_run_of_which_a_newer_view_is_known_does_not_go_on_as_it_stands() -> None:
+    """It leaves all rings as they are, so all ops run."""
+    installed = view(4, 1, 2, 3)
+    here = {peer: report_of(peer, installed) for peer in (1, 2)}
+    here[3] = report_of(3, installed, m.PreparedView(5, installed.rings, False))
+    found = rebuild(here)
+    assert [group.is_steady for group in found.groups] == [True]
+    assert not found.is_unchanged
+    assert found.view_heard == 5
+
+
+def test_who_was_told_that_a_group_is_no_mesh_is_believed() -> None:
+    mesh = view(4, 1, 2, 3)
+    no_mesh = m.InstalledView(4, mesh.rings, False)
+
+    def missing(*reports: m.RecoveryReport) -> set[tuple[int, int]]:
+        (group,) = rebuild({report.me.peer: report for report in reports}).groups
+        return set(group.missing)
+
+    assert missing(*(report_of(peer, mesh, unlinked=[3]) for peer in (1, 2))) == set(), "it is told anew"
+    assert missing(report_of(1, mesh), report_of(2, no_mesh, unlinked=[3])) == {(2, 3)}
+    assert missing(report_of(1, no_mesh), report_of(2, no_mesh)) == {(1, 2)}, "all wait for the master's verdicts"
+
+
 def test_the_end_of_a_call_is_told_to_who_waits_in_it() -> None:
     outcome = m.JointOutcome(Kind.UPDATE_TOPOLOGY, 9, Result.SUCCESS, "", 0)
     here = {
