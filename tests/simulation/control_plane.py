@@ -14,6 +14,8 @@ from pccl.protocol import peer as ps
 from pccl.protocol.codec import ProtocolError, encode
 from pccl.protocol.control_session import ControlSession
 from pccl.protocol.master.effects import Close, Send
+from pccl.runtime.network.master_addresses import FIRST_SHARE, LEAD_TIMEOUTS, OTHER_SHARE
+from pccl.runtime.session.control import WELCOME_TIMEOUT_S
 from pccl.types import Result
 from tests.simulation.connections import Control
 from tests.simulation.heartbeats import Heartbeats
@@ -42,6 +44,7 @@ class ControlPlane:
     def connect(self, node: Node, host: MasterHost) -> None:
         number = len(self._scene.controls) + 1
         control = node.control = self._scene.controls[number] = Control(number, node, host, self._scene.now)
+        node.leaves_at = self._scene.now + WELCOME_TIMEOUT_S / node.rate
         if not (host.is_away or host.is_wedged):
             self.accept(control)
 
@@ -148,6 +151,7 @@ class ControlPlane:
                 node.machine.received(message)
                 if isinstance(message, m.OpAbort) and node.machine.ops.uses.is_overtaken(message.tag):
                     node.uses[message.epoch, message.tag] = node.machine.uses_of(message.tag)
+                node.leaves_at = self._leaves_at(node, message)
                 if isinstance(message, m.Welcome | m.Resumed):
                     node.masterless_since = None
                     node.tried.clear()
@@ -156,6 +160,17 @@ class ControlPlane:
                 break
         self._peers.settle(node)
         node.resume_deferred()
+
+    def _leaves_at(self, node: Node, message: m.FromMaster) -> float | None:
+        """Return the time until which a node waits at a master that has said this, as `MasterAddresses.patience_s`."""
+        if not isinstance(message, m.PreVoteRequest | m.VoteRequest) or self._scene.addresses == 1:
+            return None
+        timeouts = OTHER_SHARE if node.has_waited else FIRST_SHARE
+        if isinstance(message, m.VoteRequest):
+            timeouts = LEAD_TIMEOUTS
+        else:
+            node.has_waited = True
+        return self._scene.now + timeouts * self._scene.peer_timeout_s / node.rate
 
     def may_reattach(self, control: Control) -> bool:
         host, node = control.host, control.node
@@ -187,6 +202,7 @@ class ControlPlane:
         scene = self._scene
         if len(node.tried) >= scene.addresses:
             node.tried.clear()
+            node.has_waited = False
         host = next(host for host in scene.hosts_of(node) if host.name not in node.tried)
         node.tried.add(host.name)
         node.asked += 1
@@ -237,13 +253,16 @@ class ControlPlane:
             if (scene.now - since) * node.rate >= MASTER_TIMEOUT_S:
                 node.machine.give_up("no master")
                 self._peers.settle(node)
-            elif (
-                control is not None
-                and scene.addresses > 1
-                and (scene.now - control.opened_at) * node.rate >= 2 * scene.peer_timeout_s
-            ):
+            elif control is not None and scene.addresses > 1 and self._is_impatient(node, control):
                 node.machine.master_lost("no answer")
                 self._peers.settle(node)
+
+    def _is_impatient(self, node: Node, control: Control) -> bool:
+        """Whether a node waits no longer at a master that leads nothing."""
+        scene = self._scene
+        if scene.options.founders > 1:
+            return node.leaves_at is not None and scene.now >= node.leaves_at
+        return (scene.now - control.opened_at) * node.rate >= 2 * scene.peer_timeout_s
 
     def _lose_master(self, node: Node, reason: str) -> None:
         self._peers.take_over(node)

@@ -45,6 +45,10 @@ class Node:
     site_size: int = 0
     tried: set[str] = field(default_factory=set)
     """Masters that it has asked in vain, at this moment."""
+    leaves_at: float | None = None
+    """The time when it asks another master, as the one that it is at leads nothing."""
+    has_waited: bool = False
+    """It has waited at a master in this round."""
     masterless_since: float | None = None
     reattaching_since: float | None = None
     """The time since which it dials its master again to go on in its session."""

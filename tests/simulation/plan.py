@@ -107,6 +107,8 @@ ONE_NAME = "one name"
 TRAITS = (DRIFT, ONE_NAME)
 DRIFT_SHARE = 0.3
 ONE_NAME_SHARE = 0.3
+FOUNDERS_SHARE = 0.3
+"""The probability that several peers found the run together."""
 
 
 class Step(NamedTuple):
@@ -127,6 +129,8 @@ class Plan(NamedTuple):
     """0: there is one, and the peers end with it. Otherwise there are so many, and others after them."""
     traits: tuple[str, ...] = ()
     """Those of `TRAITS` that the run's world has."""
+    founders: int = 1
+    """The number of peers that found a run together, unless a name leads each of them to another master."""
 
     @classmethod
     def of_seed(cls, seed: int, masters: int | None = None, traits: tuple[str, ...] | None = None) -> Plan:
@@ -158,7 +162,9 @@ class Plan(NamedTuple):
             steps.append(Step(rng.choices(names, weights)[0], rng.randrange(SEEDS), rng.choice(DELIVERIES)))
         groups = rng.choice((1, 1, 1, 2, 2, GROUPS_MAX))
         _put_in_scenes(steps, random.Random(f"scenes of {seed}"))
-        return cls(rng.randrange(SEEDS), groups, peers, rng.random() < 0.9, tuple(steps), masters, traits)
+        chance = random.Random(f"founders {seed}")  # a stream of its own, so that this changes nothing else
+        founders = chance.randint(2, peers) if chance.random() < FOUNDERS_SHARE else 1
+        return cls(rng.randrange(SEEDS), groups, peers, rng.random() < 0.9, tuple(steps), masters, traits, founders)
 
     def dumps(self) -> str:
         return json.dumps(self, separators=(",", ":"))
@@ -166,8 +172,9 @@ class Plan(NamedTuple):
     @classmethod
     def loads(cls, text: str) -> Plan:
         parts = json.loads(text)
-        seed, groups, peers, is_admitted, steps, masters, traits = parts + [0, []][len(parts) - 5 :]
-        return cls(seed, groups, peers, is_admitted, tuple(Step(*step) for step in steps), masters, tuple(traits))
+        seed, groups, peers, is_admitted, steps, masters, traits, founders = parts + [0, [], 1][len(parts) - 5 :]
+        steps = tuple(Step(*step) for step in steps)
+        return cls(seed, groups, peers, is_admitted, steps, masters, tuple(traits), founders)
 
 
 def _put_in_scenes(steps: list[Step], rng: random.Random) -> None:

@@ -29,6 +29,10 @@ SETTLED_AFTER_S = 30.0
 """All that faults have left behind is over by then."""
 DEAD_S = 2.5
 """A peer whose process has ended is lost by then: its links say so, and nobody waits for a peer timeout."""
+FOUNDED_S = 45.0
+"""As many newcomers as found a run together have founded it by then."""
+SHORT_S = 0.3
+"""A time in which no peer waits for long at a master that leads nothing."""
 CATCH_UPS_MAX = 30
 """Rounds in which everybody does what others wait for. Each may end only one of several waits of each peer."""
 
@@ -38,9 +42,13 @@ class Schedule(Faults):
         """`is_real`: with the engine that ships. `is_calm`: the oldest thing happens first, there is no fast path,
         and connections fail only where a step says so."""
         rng = random.Random(plan.seed)
+        self._founders = 1 if ONE_NAME in plan.traits else plan.founders
         world = World(
             None if is_calm else rng,
-            options=MasterOptions(engine_threads=plan.seed // 6 % 3 + 1) if is_real else None,
+            options=MasterOptions(
+                engine_threads=plan.seed // 6 % 3 + 1 if is_real else 1,
+                founders=self._founders,
+            ),
             masters=plan.masters,
             has_fast_path=plan.seed % 2 == 1,
             memory=(Memory.NONE, Memory.DISK, Memory.WAIVED)[plan.seed // 2 % 3],
@@ -98,6 +106,8 @@ class Schedule(Faults):
         world.checks.agreement()
         if self.plan.masters:
             self._give_up()
+        if self._founders > 1:
+            self._found()
         if all(host.is_dead for host in world.hosts) or (self.plan.masters and not world.accepted):
             assert not world.alive or self.plan.masters, "they have not noticed that the master is gone"
             self._nobody_waits()
@@ -167,6 +177,23 @@ class Schedule(Faults):
             world.restart_master(left)
         for node in world.nodes:
             node.route = world.hosts.index(left)
+
+    def _found(self) -> None:
+        """Where nobody is in a run, as many come as found one together, and they do, soon."""
+        world = self.world
+        host = next((host for host in world.hosts if not host.is_dead and not host.machine.is_standby), None)
+        if world.accepted or host is None:
+            return
+        # A master waits for peers of a run that was in force, for as long as they may look for one.
+        before_s = MASTER_TIMEOUT_S if any(node.views for node in world.nodes) else 0.0
+        end_at = world.now + (before_s + FOUNDED_S) * self._slack
+        while not world.accepted:
+            for _ in range(self._founders - len([node for node in world.alive if not node.site])):
+                world.add()
+            world.run()
+            assert world.now < end_at, f"{len(world.alive)} newcomers found no run, {self._founders} of them could"
+            world.wait(SHORT_S)
+            world.run()
 
     def _give_up(self) -> None:
         """Wait until one of several masters leads, and until all who have found none or have no majority have given

@@ -60,5 +60,7 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         yield plan._replace(groups=plan.groups - 1)
     if plan.peers > 2:
         yield plan._replace(peers=plan.peers - 1)
+    if plan.founders > 1:
+        yield plan._replace(founders=plan.founders - 1)
     for trait in plan.traits:
         yield plan._replace(traits=tuple(each for each in plan.traits if each != trait))

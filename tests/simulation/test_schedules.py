@@ -61,6 +61,7 @@ plans = st.builds(
     st.lists(steps, max_size=STEPS_MAX).map(tuple),
     st.integers(0, MASTERS_MAX),
     st.just(()),
+    st.integers(1, 2),
 )
 
 

@@ -183,7 +183,7 @@ class World(Scene):
     def admit_all(self) -> None:
         """Have all accepted peers call update_topology until nobody waits any more but for others of its site."""
         self.run()
-        while self.master.admissible:
+        while self.master.admissible and self.accepted:
             calls = [(node, self.joint(node, m.Kind.UPDATE_TOPOLOGY)) for node in self.accepted]
             self.run()
             assert all(node.call(call) is Result.SUCCESS for node, call in calls if node.is_reachable)

@@ -126,6 +126,8 @@ class Schedule:
         chance = self._random = random.Random(f"schedule {seed}")
         self.masters = chance.choice([1, 1, 2, 3])
         self.peers = chance.choice([2, 2, 3, 3, 4])
+        founders = random.Random(f"founders {seed}").choice([1, 1, 1, 2, 3, 4])  # a stream of its own
+        self.founders = min(founders, self.peers)
         self.is_calm = not faults
         kinds = [fault for fault, _ in FAULTS]
         self._kinds = [fault for fault in kinds if chance.random() < 0.6] or kinds
@@ -140,7 +142,7 @@ class Schedule:
         )
 
     def world(self) -> World:
-        world = World(self.seed, self.masters)
+        world = World(self.seed, self.masters, founders=self.founders)
         chance = self._random
         world.network.weather = self.weather
         world.plan.token = chance.choice(["", "a token that is long enough"])
@@ -172,3 +174,5 @@ class Schedule:
             if not process.is_alive:
                 await process.ended.wait()
                 _revive(world, host)
+        while len(world.alive) < self.founders:
+            world.start_peer()
