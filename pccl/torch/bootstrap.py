@@ -62,6 +62,8 @@ class Meeting(NamedTuple):
     communicator: Communicator
     peers: tuple[int, ...]
     """The peer number of each rank."""
+    ring: tuple[int, ...]
+    """The peers in the order of the run when they met; some may have left since."""
     hosting: Hosting | None
     """The masters that this process hosts for the group."""
     is_own_run: bool = False
@@ -109,7 +111,7 @@ def meet(store: Any, names: Names, size: int, timeout_s: float, is_default: bool
                 store.delete_key(key)
         else:
             communicator, hosting = _join_first_rank(store, names, size, deadline_s)
-        return Meeting(communicator, exchange(communicator, rank, size, deadline_s), hosting, not known)
+        return Meeting(communicator, *exchange(communicator, rank, size, deadline_s), hosting, not known)
     except BaseException:
         if communicator is not None:
             communicator.close()
@@ -198,15 +200,18 @@ def _await_all(communicator: Communicator, size: int, deadline_s: float) -> None
         raise PCCLError(Result.INVALID_USAGE, "init_process_group", text)
 
 
-def exchange(communicator: Communicator, rank: int, size: int, deadline_s: float) -> tuple[int, ...]:
-    """Return the peer number of each rank."""
+def exchange(
+    communicator: Communicator, rank: int, size: int, deadline_s: float
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the peer number of each rank, and the order of these peers in the run."""
     info = communicator.all_gather(np.array([rank, size]), timeout=_left_s(deadline_s))
     said = [(int(one), int(its_size)) for one, its_size in info.array]
     if sorted(said) != [(each, size) for each in range(size)]:
         found = ", ".join(f"rank {one} of {its_size}" for one, its_size in said)
         text = f"the run has {found}, and not each of {size} ranks once: is another job in it?"
         raise PCCLError(Result.INVALID_USAGE, "init_process_group", text)
-    return tuple(peer for _, peer in sorted(zip(said, info.membership.peers, strict=True)))
+    ring = info.membership.peers
+    return tuple(peer for _, peer in sorted(zip(said, ring, strict=True))), ring
 
 
 def host_of(store: Any) -> str:

@@ -142,13 +142,13 @@ class FaultTolerance:
         else:
             names.number(meeting.peers)
             scheduler = self._new_scheduler(meeting, names)
-            specs = Specs(meeting.peers, world.rank, meeting.communicator.membership.peers)
+            specs = Specs(meeting.peers, world.rank, meeting.ring)
         with self._order:
             self._rank, self._size = world.rank, world.size
             self._names, self._specs, self._scheduler, self._meeting = names, specs, scheduler, meeting
 
     def _new_scheduler(self, meeting: Meeting, names: Names) -> Scheduler:
-        return Scheduler(meeting.communicator, meeting.peers, names, self._abort_hooks.call)
+        return Scheduler(meeting.communicator, meeting.peers, meeting.ring, names, self._abort_hooks.call)
 
     def _await_world(self, what_to_do: str) -> None:
         """Be without a world, until there is a first one."""

@@ -98,7 +98,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
             raise self._names.failure("init_process_group", error) from None
         self._names.number(self._meeting.peers)
         self._names.is_first_rank_master = self._rank == 1 and self._size == 2 and self._meeting.is_own_run
-        self._specs = Specs(self._meeting.peers, self._rank, self._meeting.communicator.membership.peers)
+        self._specs = Specs(self._meeting.peers, self._rank, self._meeting.ring)
         self._scheduler = self._new_scheduler(self._meeting, self._names)
 
     def _names_of(self, rank: int) -> str:

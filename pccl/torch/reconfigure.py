@@ -115,7 +115,7 @@ class Reconfigurer:
         )
         try:
             communicator.connect(timeout=_left_s(deadline_s))
-            return Meeting(communicator, bootstrap.exchange(communicator, rank, size, deadline_s), hosting)
+            return Meeting(communicator, *bootstrap.exchange(communicator, rank, size, deadline_s), hosting)
         except BaseException:
             communicator.close(reason="the new world has not come about")
             raise

@@ -52,17 +52,18 @@ class Scheduler:
         self,
         communicator: Communicator,
         peers: Sequence[int],
+        ring: tuple[int, ...],
         names: Names,
         in_trouble: Callable[[], None] = lambda: None,
     ) -> None:
-        """`peers` has the peer number of each rank. `in_trouble` is called in the progress thread when a rank was lost
-        or a call has timed out for the first time."""
+        """`peers` has the peer number of each rank, and `ring` their order in the run when they met. `in_trouble` is
+        called in the progress thread when a rank was lost or a call has timed out for the first time."""
         self._in_trouble = in_trouble
         self._trouble: BackendError | None = None
         self._has_left = False
         self._communicator = communicator
         self._names = names
-        self._ring = communicator.membership.peers
+        self._ring = ring
         self._peers = peers
         self._lock = threading.Lock()
         self._calls = 0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,8 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-import pccl.torch  # noqa: E402
+import pccl  # noqa: E402
+import pccl.torch.bootstrap  # noqa: E402
 from tests.torch.ranks import run_ranks, worlds  # noqa: E402
 
 
@@ -208,3 +211,26 @@ def test_a_rank_that_waits_for_others_says_for_whom(
     with pytest.raises(dist.DistStoreError, match=f"process group 7 .*after 0.5 s: {missing} .*not called it"):
         pccl.torch.ProcessGroupPCCL(store, rank, 3, timedelta(seconds=0.5), global_ranks=[10, 11, 12], name="7")
     assert re.search(f"process group 7 has waited 0 s for {missing}, which", caplog.text)
+
+
+def test_a_rank_that_leaves_at_once_is_lost_and_keeps_nobody_from_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its view may be gone before others have looked at it."""
+    exchange = pccl.torch.bootstrap.exchange
+
+    def slow(communicator: pccl.Communicator, rank: int, size: int, deadline_s: float) -> Any:
+        found = exchange(communicator, rank, size, deadline_s)
+        while rank == 0 and len(communicator.membership.peers) == size:
+            time.sleep(0.001)
+        return found
+
+    monkeypatch.setattr(pccl.torch.bootstrap, "exchange", slow)
+
+    def script(rank: int) -> str:
+        if rank == 1:
+            return ""
+        with pytest.raises(pccl.torch.BackendError) as caught:
+            dist.all_reduce(torch.ones(3))
+        assert caught.value.lost == (1,)
+        return str(caught.value)
+
+    assert "rank 1 lost" in run_ranks(2, script)[0]
