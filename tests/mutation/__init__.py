@@ -20,8 +20,8 @@ What a run relies on:
     2  A mutant whose line is not found, or found twice, is an error with its name: the list must not rot. A test of the
        default run says so.
     3  A mutant is killed when a schedule or a test fails in its copy. A hang counts as killed, and is said to be one. A
-       test that touches sockets or processes may fail for another reason: it counts if it fails again, and passes
-       without the mutant.
+       test that touches sockets or processes may fail for another reason: it counts if it fails again and again, and
+       passes without the mutant in between.
     4  A mutant that no test could find is equivalent. It carries the argument for that, and counts apart.
     5  Results are remembered by the mutant and all sources that they depend on. `killers.json` has the schedule or the
        test that killed a mutant last: that one is tried first, so what is known already is found again in seconds.

@@ -139,3 +139,23 @@ def test_a_name_that_nobody_has_is_an_error_also_among_others(tmp_path: Path) ->
     assert chosen(tmp_path, MUTANT, only=["name"]) == [MUTANT]
     with pytest.raises(MutantError, match="misspelt"):
         chosen(tmp_path, MUTANT, only=["name", "misspelt"])
+
+
+@pytest.mark.parametrize(
+    ("with_mutant", "without", "is_killed"),
+    [("fff", "ppp", True), ("ffp", "ppp", False), ("fff", "fpp", False), ("fff", "pfp", False), ("p", "", False)],
+)
+def test_a_test_kills_that_fails_with_the_mutant_each_time_and_never_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_mutant: str, without: str, is_killed: bool
+) -> None:
+    left = {"mutated": list(with_mutant), "base": list(without)}
+
+    def run(copy: Path, *arguments: str) -> dict[str, object] | None:
+        fails = left[copy.name].pop(0) == "f" if left[copy.name] else False
+        return {"test": "tests/test_x.py::test", "is_hang": False, "what": "assert"} if fails else None
+
+    monkeypatch.setattr(stages, "pytest", run)
+    (tmp_path / "tree/mutated/tests").mkdir(parents=True)
+    (tmp_path / "tree/mutated/tests/test_x.py").touch()
+    mutant = Mutant("a", "n", MUTANT.path, MUTANT.line, MUTANT.becomes, "It.", tests=("tests/test_x.py",))
+    assert bool(made(tmp_path, "unit").run(mutant).stage) == is_killed
