@@ -116,6 +116,12 @@ def test_an_oversized_frame_is_refused_by_its_length_alone() -> None:
         encode(m.Leave("x" * MESSAGE_BYTES_MAX))
 
 
+def test_a_frame_of_the_largest_size_is_allowed_and_an_empty_one_named() -> None:
+    assert frame_length(MESSAGE_BYTES_MAX.to_bytes(LENGTH_BYTES, "big"), MESSAGE_BYTES_MAX) == MESSAGE_BYTES_MAX
+    with pytest.raises(ProtocolError, match="an empty message"):
+        frame_length(bytes(LENGTH_BYTES), MESSAGE_BYTES_MAX)
+
+
 @pytest.mark.parametrize(
     "frame",
     [
@@ -150,6 +156,8 @@ def test_older_and_newer_versions_understand_each_other() -> None:
     """A field added at the end is ignored by who does not know it, and filled in by who misses it."""
     assert decode_body(msgpack.packb(["Flush", 1, 2, "something new"]), m.FromMaster) == m.Flush(1, 2)
     assert decode_body(msgpack.packb(["Leave"]), m.FromPeer) == m.Leave("")
+    with pytest.raises(ProtocolError, match="not msgpack"):
+        decode_body(msgpack.packb(["Flush", 1, 2, msgpack.ExtType(5, b"of another format")]), m.FromMaster)
 
 
 def test_ops_come_back_as_refs() -> None:
