@@ -218,6 +218,20 @@ def test_a_majority_and_patience_or_all_of_them() -> None:
     assert "has gone on without peer 3" in goodbye.reason
 
 
+@pytest.mark.parametrize(("followers", "newest"), [((1,), 7), ((1, 2), 9)], ids=["too few", "of an older view"])
+def test_who_has_come_and_does_not_follow_may_follow_another(followers: tuple[int, ...], newest: int) -> None:
+    rig = Rig()
+    for peer in (1, 2, 3):
+        report = report_of(peer, view(newest if peer == 3 else 7, 1, 2, 3))
+        rig.resume(peer)
+        rig.reports |= {peer: report} if peer in followers else {}
+        rig.quorum_of(report)
+        rig.answer()
+    for _ in range(6):
+        rig.wait(1.0)
+        assert not rig.machine.is_leading
+
+
 def test_all_are_back_and_their_ops_run_on() -> None:
     rig = Rig()
     rig.recover(1, 2, commits=[OpRef(4, 1)])
