@@ -47,6 +47,8 @@ FORMER_FORMAT = 1
 MANIFEST = "pccl"
 REST = "rest"
 """The name of the state beside its tensors."""
+LISTINGS_MAX = 100
+"""Times that a folder is listed in which others save and remove meanwhile."""
 NAME = re.compile(r"step-(\d{9,})(?:\.rank-(\d{5,})-of-(\d{5,}))?\.safetensors")
 ONE_FILE = (".safetensors", ".npz")
 """A path that ends so is the file itself."""
@@ -135,9 +137,17 @@ def _save_of(path: Path) -> str | None:
 
 
 def pieces(folder: Path, site: Site | None = None) -> list[Piece]:
-    """This rank's checkpoints in `folder`, oldest first. FileNotFoundError."""
-    named = [(path, revision, _save_of(path)) for revision, path in reversed(_named(folder, site))]
-    return [Piece(path, revision, save) for path, revision, save in named if save is not None]
+    """This rank's checkpoints in `folder`, oldest first. FileNotFoundError.
+
+    A save may remove those that were listed before they are looked at, once it has written a newer one: then the folder
+    is listed again.
+    """
+    for _ in range(LISTINGS_MAX):
+        named = list(reversed(_named(folder, site)))
+        found = [Piece(path, revision, save) for revision, path in named if (save := _save_of(path)) is not None]
+        if found or all(path.exists() for _, path in named):
+            break
+    return found
 
 
 def piece_at(path: Path) -> Piece:
@@ -151,10 +161,10 @@ def piece_at(path: Path) -> Piece:
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     """Return the newest checkpoint in `folder` that is no piece of a site's, or None."""
     try:
-        named = _named(Path(folder), None)
+        found = pieces(Path(folder))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return next((path for _, path in named if _save_of(path) is not None), None)
+    return found[-1].path if found else None
 
 
 def _manifest(metadata: Mapping[str, str], path: Path) -> dict[str, Any] | None:

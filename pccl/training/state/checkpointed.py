@@ -113,7 +113,12 @@ class Checkpointed(ABC):
             if missing_ok and not any(accounts):
                 return False
             piece = found[accounts[self._site.rank].index(_newest_common(accounts, path))]
-        loaded = self._loaded(piece)
+        try:
+            loaded = self._loaded(piece)
+        except FileNotFoundError:
+            if self._site is not None or piece.path == Path(path) or not self._found(Path(path)):
+                raise
+            return self.load(path, missing_ok=missing_ok)  # a save has removed it, once there was a newer one
         self._restore(loaded.state, loaded.revision)
         logger.info("loaded %s, revision %d", piece.path, loaded.revision)
         return True

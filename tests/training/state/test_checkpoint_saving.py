@@ -68,6 +68,40 @@ def test_steps_go_on_while_the_disk_is_busy(
     peer.close()
 
 
+@pytest.mark.parametrize("looked_at_before", ["read_metadata", "read"])
+def test_a_checkpoint_that_is_removed_while_it_is_looked_at_has_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_at_before: str
+) -> None:
+    """Another process saves with `keep=1` meanwhile."""
+    at(1).save(tmp_path, keep=1)
+    newer = at(2)
+    look, saves = getattr(tensor_file, looked_at_before), [partial(newer.save, tmp_path, keep=1)]
+
+    def after_a_save(*arguments: Any) -> Any:
+        if saves:
+            saves.pop()()
+        return look(*arguments)
+
+    monkeypatch.setattr(tensor_file, looked_at_before, after_a_save)
+    again = new()
+    again.load(tmp_path)
+    assert again.digest() == newer.digest()
+    assert names(tmp_path) == steps(2)
+
+
+def test_the_latest_is_found_while_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at(1).save(tmp_path, keep=1)
+    look, saves = tensor_file.read_metadata, [partial(at(2).save, tmp_path, keep=1)]
+
+    def after_a_save(path: Path) -> Any:
+        if saves:
+            saves.pop()()
+        return look(path)
+
+    monkeypatch.setattr(tensor_file, "read_metadata", after_a_save)
+    assert latest_checkpoint(tmp_path) == tmp_path / steps(2)[0]
+
+
 def test_what_is_written_is_the_state_of_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
     monkeypatch.setattr("os.fsync", gate)
