@@ -18,14 +18,14 @@ AGAIN_S = 1.0
 SLEEP_S_MAX = 3600.0
 
 
-class Mortal(Protocol):
+class Expiring(Protocol):
     """A work, as its deadline is watched."""
 
     deadline_s: float
     """When its time has passed, by the monotonic clock."""
 
 
-Work = TypeVar("Work", bound=Mortal)
+Work = TypeVar("Work", bound=Expiring)
 
 
 class Deadlines(Generic[Work]):

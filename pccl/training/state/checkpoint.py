@@ -25,7 +25,7 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -136,18 +136,27 @@ def _save_of(path: Path) -> str | None:
     return str(manifest.get("save", "")) if manifest is not None else None
 
 
-def pieces(folder: Path, site: Site | None = None) -> list[Piece]:
-    """This rank's checkpoints in `folder`, oldest first. FileNotFoundError.
+def _newest_first(folder: Path, site: Site | None) -> Iterator[Piece]:
+    """Yield this rank's checkpoints in `folder`. FileNotFoundError.
 
-    A save may remove those that were listed before they are looked at, once it has written a newer one: then the folder
+    A save may remove all that were listed before they are looked at, once it has written a newer one: then the folder
     is listed again.
     """
     for _ in range(LISTINGS_MAX):
-        named = list(reversed(_named(folder, site)))
-        found = [Piece(path, revision, save) for revision, path in named if (save := _save_of(path)) is not None]
-        if found or all(path.exists() for _, path in named):
-            break
-    return found
+        named = _named(folder, site)
+        is_empty = True
+        for revision, path in named:
+            save = _save_of(path)
+            if save is not None:
+                is_empty = False
+                yield Piece(path, revision, save)
+        if not is_empty or all(path.exists() for _, path in named):
+            return
+
+
+def pieces(folder: Path, site: Site | None = None) -> list[Piece]:
+    """This rank's checkpoints in `folder`, oldest first. FileNotFoundError."""
+    return list(_newest_first(folder, site))[::-1]
 
 
 def piece_at(path: Path) -> Piece:
@@ -161,10 +170,10 @@ def piece_at(path: Path) -> Piece:
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     """Return the newest checkpoint in `folder` that is no piece of a site's, or None."""
     try:
-        found = pieces(Path(folder))
+        newest = next(_newest_first(Path(folder), None), None)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found[-1].path if found else None
+    return newest.path if newest is not None else None
 
 
 def _manifest(metadata: Mapping[str, str], path: Path) -> dict[str, Any] | None:

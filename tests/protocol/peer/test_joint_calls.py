@@ -72,6 +72,17 @@ def test_what_was_cancelled_is_cancelled_with_the_next_master_too() -> None:
     assert rig.outbox.drain() == [ToMaster(m.JointCall(1, Kind.UPDATE_TOPOLOGY)), ToMaster(m.JointCancel(1))]
 
 
+def offered_again(rig: Rig) -> tuple[int, bytes]:
+    """What the call offers when it is said again: the revision and its root."""
+    rig.calls.restate()
+    (effect,) = rig.outbox.drain()
+    assert isinstance(effect, ToMaster)
+    assert isinstance(effect.message, m.JointCall)
+    offer = effect.message.offer
+    assert offer is not None
+    return offer.revision, offer.root
+
+
 @pytest.mark.parametrize("is_fetched", [True, False])
 def test_an_offer_that_is_stated_again_says_what_is_there(is_fetched: bool) -> None:
     rig = Rig()
@@ -79,13 +90,7 @@ def test_an_offer_that_is_stated_again_says_what_is_there(is_fetched: bool) -> N
     rig.calls.on_plan(m.SyncPlan(5, 9, b"theirs", [3], True, False))
     rig.calls.fetched(5, is_fetched)
     rig.calls.fetched(6, not is_fetched)
-    rig.calls.restate()
-    (effect,) = rig.outbox.drain()
-    assert isinstance(effect, ToMaster)
-    assert isinstance(effect.message, m.JointCall)
-    offer = effect.message.offer
-    assert offer is not None
-    assert (offer.revision, offer.root) == ((9, b"theirs") if is_fetched else (3, b"")), "half of it is overwritten"
+    assert offered_again(rig) == ((9, b"theirs") if is_fetched else (3, b"")), "half of it is overwritten"
 
 
 def test_who_was_brought_up_and_then_a_donor_offers_what_it_has() -> None:
@@ -96,13 +101,7 @@ def test_who_was_brought_up_and_then_a_donor_offers_what_it_has() -> None:
     rig.calls.restate()
     rig.calls.on_plan(m.SyncPlan(6, 9, b"theirs", [2, 3], False, False))
     rig.outbox.drain()
-    rig.calls.restate()
-    (effect,) = rig.outbox.drain()
-    assert isinstance(effect, ToMaster)
-    assert isinstance(effect.message, m.JointCall)
-    offer = effect.message.offer
-    assert offer is not None
-    assert (offer.revision, offer.root) == (9, b"theirs")
+    assert offered_again(rig) == (9, b"theirs")
 
 
 def test_an_admission_that_is_in_force_ends_without_the_master() -> None:
