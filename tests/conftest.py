@@ -25,6 +25,10 @@ settings.load_profile("pccl")
 # Processes that tests start keep their bytecode: to compile all of pccl takes each longer than to import it.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# What a script runs in its background ignores Ctrl-C, and so would all processes that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # A test that stops its master as a rule wants to see what becomes of peers that find no other.
 os.environ.setdefault("PCCL_MASTER_TIMEOUT", "0.2")
 
