@@ -35,7 +35,7 @@
  *     ops that other ranks have begun earlier; 16 bytes per segment; and the system's socket buffers.
  *
  * Threads: every function may be called from any thread, but create and destroy must not race with others. No call
- * blocks on the network, but for pccl_fast_path_run; calls are queued to the engine thread in order.
+ * blocks on the network, but for pccl_fast_path_run and _wait; calls are queued to the engine thread in order.
  *
  * Errors: functions that can fail return 0 or a negative PCCL_E_ value. Nothing aborts the process except a violated
  * invariant of the engine itself.
@@ -54,7 +54,7 @@ extern "C" {
 
 /* The number of this interface, which rises with every change of it. The binding compares it with the number that it
  * was built for, so that a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 26 };
+enum { PCCL_NATIVE_ABI = 28 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -200,6 +200,10 @@ typedef struct {
     /* ALL_TO_ALL: how many elements this rank gives to each, and gets from each; copied. Both NULL: count / W. */
     const uint64_t *send_counts;
     const uint64_t *recv_counts;
+    /* ALL_TO_ALL and the root of SCATTER: where the parts for each rank are, instead of one after the other in send,
+     * which then is the first of them that is not NULL; those of length 0 may be NULL. Copied. NULL: in send. Once
+     * detached, such an op stops. */
+    const void *const *send_parts;
     const void *send;
     void *recv; /* may be `send` where enum pccl_collective says so; must not overlap it otherwise */
 } pccl_op_request;
@@ -459,6 +463,20 @@ enum pccl_fast_path_outcome {
  * error as pccl_engine_submit does. */
 int pccl_fast_path_run(pccl_fast_path *path, uint64_t number, const pccl_op_request *request, uint64_t *sequence,
     uint32_t wait_ms, pccl_fast_path_result *result);
+
+/* An op that was started on the fast path by a caller who waits for it later, or not at all. */
+typedef struct pccl_fast_path_call pccl_fast_path_call;
+
+/* As pccl_fast_path_run, but does not wait: 0 with the call, PCCL_FAST_PATH_CLOSED, or an error. If nobody waits for
+ * the op when it is completed, OP_FAST_COMPLETED wakes the owner. It is handed over when wait_ms have passed. */
+int pccl_fast_path_start(pccl_fast_path *path, uint64_t number, const pccl_op_request *request, uint64_t *sequence,
+    uint32_t wait_ms, pccl_fast_path_call **call);
+
+/* Waits until the op is completed or handed over. Any thread, several at once. */
+int pccl_fast_path_wait(pccl_fast_path *path, pccl_fast_path_call *call, pccl_fast_path_result *result);
+
+/* The caller is done with the call: nobody waits for it, or will. */
+void pccl_fast_path_forget(pccl_fast_path *path, pccl_fast_path_call *call);
 
 /* Heartbeats over connected stream sockets, from a thread of their own, which reports peers that have fallen silent.
  * They have nothing to do with an engine; heartbeat.c says how they work. Functions may be called from any thread, but

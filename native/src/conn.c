@@ -85,6 +85,7 @@ pccl_conn *pccl_conn_create(int fd, pccl_records *records)
     pccl_list_init(&conn->in_resend);
     pccl_list_init(&conn->in_lost);
     pccl_list_init(&conn->in_starved);
+    pccl_list_init(&conn->in_ending);
     return conn;
 }
 
@@ -146,6 +147,7 @@ void pccl_conn_lose(pccl_conn *conn, int system_error, const char *format, ...)
     }
     conn->is_lost = 1;
     pccl_list_remove(&conn->in_starved);
+    pccl_list_remove(&conn->in_ending);
     conn->link->host->on_retract(conn->link->host, conn);
     pccl_conn_rx_expect_header(conn);
     pccl_conn_tx_drop(conn);
@@ -222,7 +224,30 @@ void pccl_conn_fail_call(pccl_conn *conn, const char *what, int system_error, un
         pccl_host_fail(conn->link->host, system_error, what);
         return;
     }
+    if (direction == PCCL_POLL_OUT) {
+        conn->send_error = system_error;
+        if (!pccl_list_is_member(&conn->in_ending))
+            pccl_list_append(&conn->link->host->ending_conns, &conn->in_ending);
+        return;
+    }
     pccl_conn_lose(conn, system_error, "%s: %s", what, strerror(system_error));
+}
+
+int pccl_host_read_rest(pccl_conn_host *host)
+{
+    int has_read = 0;
+    while (!pccl_list_is_empty(&host->ending_conns) && !host->fault.is_set) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(host->ending_conns.next, pccl_conn, in_ending);
+        pccl_list_remove(&conn->in_ending);
+        has_read = 1;
+        uint64_t before;
+        do {
+            before = host->counters.rx_wire_bytes;
+            pccl_conn_receive(conn);
+        } while (!pccl_conn_is_over(conn) && host->counters.rx_wire_bytes != before);
+        pccl_conn_lose(conn, conn->send_error, "send: %s", strerror(conn->send_error));
+    }
+    return has_read;
 }
 
 /* What the system knows of it */

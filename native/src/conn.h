@@ -126,6 +126,7 @@ typedef struct pccl_conn {
     pccl_list in_resend; /* of the link: lost, with frames to send again */
     pccl_list in_lost; /* of the host: lost, to be closed */
     pccl_list in_starved; /* of the host: the system had no memory for it */
+    pccl_list in_ending; /* of the host: nothing can be sent any more, what has come is to be read yet */
     pccl_records *records; /* NULL: frames travel as they are */
     uint8_t is_local; /* the other end is on this machine */
     uint32_t number; /* within its link, from 1 */
@@ -143,6 +144,7 @@ typedef struct pccl_conn {
     uint8_t has_peer_notice; /* the other end's LOST has come: what it has received */
     uint8_t is_notice_queued; /* our LOST was queued, once or more often */
     uint8_t is_notice_acked; /* the other end has our LOST */
+    int send_error; /* 0: none; with that nothing can be sent any more */
     int system_error;
     char detail[sizeof((pccl_event *)0)->detail];
 
@@ -224,6 +226,10 @@ int64_t pccl_host_retry_ms(const pccl_conn_host *host);
 
 /* Tries those again whose time has come. */
 void pccl_host_retry(pccl_conn_host *host, int64_t now_ms);
+
+/* Reads what has come on connections on which sending has failed, and gives them up. The other end may have said that it
+ * is done, and left: what it has said before counts. Nonzero if there were any. */
+int pccl_host_read_rest(pccl_conn_host *host);
 
 /* Gives up the connection; the link too if it is the last one. system_error as in pccl_link_fail. */
 void pccl_conn_lose(pccl_conn *conn, int system_error, const char *format, ...) PCCL_PRINTF(3, 4);

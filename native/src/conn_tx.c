@@ -229,7 +229,7 @@ static int tx_gather_records(pccl_conn *conn, struct iovec *iov, size_t *bytes)
 
 int pccl_conn_flush(pccl_conn *conn)
 {
-    if (conn->starved & PCCL_POLL_OUT)
+    if (conn->starved & PCCL_POLL_OUT || conn->send_error != 0)
         return 0;
     while (!pccl_conn_is_drained(conn)) {
         struct iovec iov[2 * TX_FRAMES_MAX];

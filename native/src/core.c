@@ -56,6 +56,7 @@ pccl_core *pccl_core_create(pccl_poller *poller, pccl_fd_registry *fds, pccl_eve
     pccl_list_init(&host->failed_links);
     pccl_list_init(&host->lost_conns);
     pccl_list_init(&host->starved_conns);
+    pccl_list_init(&host->ending_conns);
     pccl_list_init(&host->pending_links);
     pccl_egress_init(&host->egress, pace_bytes_per_s);
     pccl_links_init(&core->links, host, fds, events);
@@ -311,10 +312,33 @@ void pccl_core_on_poll(pccl_core *core, const pccl_poll_event *event)
 int pccl_core_settle(pccl_core *core)
 {
     int is_more = core_send(core);
+    while (pccl_host_read_rest(&core->receiver.host))
+        is_more |= core_send(core);
+    pccl_open_ops_complete_reached(&core->ops);
     while (!pccl_list_is_empty(&core->ops.ran))
         pccl_open_ops_end(&core->ops, PCCL_CONTAINER_OF(core->ops.ran.next, pccl_op, in_ran), PCCL_COMMIT_BY_ALL);
     pccl_links_close_lost(&core->links, &core->ops);
     return is_more;
+}
+
+int pccl_core_is_idle(const pccl_core *core)
+{
+    return pccl_list_is_empty(&core->ops.open) && pccl_core_is_drained(core);
+}
+
+int pccl_core_is_drained(const pccl_core *core)
+{
+    const pccl_conn_host *host = &core->receiver.host;
+    if (!pccl_list_is_empty(&host->pending_links) || !pccl_list_is_empty(&host->starved_conns) ||
+        !pccl_list_is_empty(&host->lost_conns))
+        return 0;
+    for (const pccl_list *node = core->links.all.next; node != &core->links.all; node = node->next) {
+        const pccl_link *link = PCCL_CONTAINER_OF(node, const pccl_link, in_links);
+        for (const pccl_list *at = link->conns.next; at != &link->conns; at = at->next)
+            if (!pccl_conn_is_drained(PCCL_CONTAINER_OF(at, const pccl_conn, in_conns)))
+                return 0;
+    }
+    return 1;
 }
 
 static int timeout_to(int64_t at_ms, int64_t now_ms) { return at_ms <= now_ms ? 0 : (int)(at_ms - now_ms); }

@@ -1,5 +1,5 @@
-/* core.h: everything that the engine thread owns: links, ops, groups. It knows nothing of threads; engine.c calls it
- * from one. Here are its commands and its loop; its parts are
+/* core.h: everything that an engine's driver owns: links, ops, groups. It knows nothing of threads; engine.c calls it
+ * from one at a time. Here are its commands and its loop; its parts are
  *
  *     links.h      links and their connections, and how they are taken away
  *     open_ops.h   ops, and how they stop, become done and end
@@ -57,6 +57,10 @@ void pccl_core_on_poll(pccl_core *core, const pccl_poll_event *event);
 
 /* Between batches: closes failed links, sends what can be sent. Nonzero if more can be sent at once. */
 int pccl_core_settle(pccl_core *core);
+
+/* Nonzero if nothing is under way: no op is open, and nothing waits to be sent. */
+int pccl_core_is_idle(const pccl_core *core);
+int pccl_core_is_drained(const pccl_core *core); /* the latter alone */
 
 /* Returns what this machine has failed with; NULL: nothing. After that nothing is read or sent any more. */
 const pccl_host_fault *pccl_core_fault(const pccl_core *core);

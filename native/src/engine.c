@@ -1,18 +1,19 @@
 /* engine.c: the public functions, and the thread behind them.
  *
- * All state is the core's and the core is the thread's. A caller's call becomes a command in a queue, which
- * the thread empties when woken; the answers come back through the event queue. Whatever can fail for want
- * of memory or for a wrong argument does so in the call: ops, connections and events are allocated there,
- * the thread only links them in.
+ * All state is the core's, and the core belongs to the thread that drives the engine (driver.h): its own one, or for
+ * the time of an op the caller of that. A caller's call becomes a command in a queue, which the driver empties when
+ * woken; the answers come back through the event queue. Whatever can fail for want of memory or for a wrong argument
+ * does so in the call: ops, connections and events are allocated there, the driver only links them in.
  *
- * What the thread cannot go on without, its descriptors or memory for what a peer has sent, ends it: it says so in an
- * event, and leaves the commands to come, and all ops, to whoever destroys the engine.
+ * What the engine cannot go on without, its descriptors or memory for what a peer has sent, ends it: the driver says so
+ * in an event, and leaves the commands to come, and all ops, to whoever destroys the engine.
  *
  * Ops come from whoever polls the events, or from any thread on the fast path: see fast_path.h. */
 #include "pccl_native.h"
 
 #include "completion.h"
 #include "core.h"
+#include "driver.h"
 #include "event_queue.h"
 #include "fd_registry.h"
 #include "fpenv.h"
@@ -74,6 +75,12 @@ struct pccl_engine {
     pccl_core *core;
     pccl_fast_path *fast_path;
 
+    pccl_driver driver; /* for what follows */
+    int64_t looked_ms; /* for commands */
+    int has_more; /* to send */
+    int is_stopping;
+    int is_over;
+
     pthread_mutex_t mutex; /* for what follows */
     command *first_command;
     command *last_command;
@@ -95,7 +102,7 @@ void pccl_engine_options_default(pccl_engine_options *options)
 
 uint32_t pccl_native_abi(void) { return PCCL_NATIVE_ABI; }
 
-/* The thread */
+/* The driver */
 
 static void command_run(pccl_engine *engine, command *todo)
 {
@@ -183,39 +190,81 @@ static int engine_run_commands(pccl_engine *engine)
     return is_stopping;
 }
 
+/* Deals with what has happened, and sends what can be sent. */
+static void engine_work(pccl_engine *engine, const pccl_poll_event *events, int count, int has_commands)
+{
+    int64_t now_ns = pccl_now_ns();
+    pccl_core_set_clock(engine->core, now_ns);
+    for (int i = 0; i < count; i++) {
+        if (events[i].entry == &engine->wake_entry)
+            has_commands = 1;
+        else
+            pccl_core_on_poll(engine->core, &events[i]);
+    }
+    if (has_commands) {
+        engine->looked_ms = now_ns / NS_PER_MS;
+        engine->is_stopping |= engine_run_commands(engine);
+    }
+    pccl_core_tick(engine->core, now_ns / NS_PER_MS);
+    engine->is_over = engine_is_over(engine); /* before peers are blamed for what follows from it */
+    if (!engine->is_over)
+        engine->has_more = pccl_core_settle(engine->core);
+}
+
+/* Waits until something happens, for so long at most, and deals with it. */
+static void engine_turn(pccl_engine *engine, int timeout_ms_max)
+{
+    pccl_poll_event events[EVENTS_PER_BATCH_MAX];
+    int64_t begin_ms = pccl_now_ms();
+    int has_commands = begin_ms - engine->looked_ms >= IDLE_MS_MAX;
+    int timeout_ms = pccl_core_timeout_ms(engine->core, begin_ms);
+    int expiry_ms = pccl_fast_path_expire(engine->fast_path);
+    if (timeout_ms < 0 || timeout_ms > timeout_ms_max)
+        timeout_ms = timeout_ms_max;
+    if (expiry_ms >= 0 && expiry_ms < timeout_ms)
+        timeout_ms = expiry_ms;
+    int count = pccl_poller_wait(engine->poller, events, EVENTS_PER_BATCH_MAX, engine->has_more ? 0 : timeout_ms);
+    engine_work(engine, events, count, has_commands);
+}
+
+static int engine_has_ended(const pccl_engine *engine) { return engine->is_stopping || engine->is_over; }
+
+static int engine_is_idle(const pccl_engine *engine)
+{
+    return !engine->has_more && !engine_has_ended(engine) && pccl_core_is_idle(engine->core);
+}
+
 static void *engine_main(void *argument)
 {
     pccl_engine *engine = argument;
     (void)pccl_fpenv_enter();
-    pccl_poll_event events[EVENTS_PER_BATCH_MAX];
-    int is_stopping = 0;
-    int has_more = 0;
-    int64_t looked_ms = pccl_now_ms();
-    while (!is_stopping) {
-        int64_t begin_ms = pccl_now_ms();
-        int is_woken = begin_ms - looked_ms >= IDLE_MS_MAX;
-        int timeout_ms = pccl_core_timeout_ms(engine->core, begin_ms);
-        if (timeout_ms < 0 || timeout_ms > IDLE_MS_MAX)
-            timeout_ms = IDLE_MS_MAX;
-        int count = pccl_poller_wait(engine->poller, events, EVENTS_PER_BATCH_MAX, has_more ? 0 : timeout_ms);
-        int64_t now_ns = pccl_now_ns();
-        pccl_core_set_clock(engine->core, now_ns);
-        for (int i = 0; i < count; i++) {
-            if (events[i].entry == &engine->wake_entry)
-                is_woken = 1;
-            else
-                pccl_core_on_poll(engine->core, &events[i]);
-        }
-        if (is_woken) {
-            looked_ms = begin_ms;
-            is_stopping = engine_run_commands(engine);
-        }
-        pccl_core_tick(engine->core, now_ns / NS_PER_MS);
-        if (engine_is_over(engine)) /* before peers are blamed for what follows from it */
-            break;
-        has_more = pccl_core_settle(engine->core);
+    engine->looked_ms = pccl_now_ms();
+    while (!engine_has_ended(engine)) {
+        engine_turn(engine, IDLE_MS_MAX);
+        if (engine_is_idle(engine))
+            pccl_driver_rest(&engine->driver);
     }
     return NULL;
+}
+
+static int engine_take(void *engine) { return pccl_driver_take(&((pccl_engine *)engine)->driver); }
+
+/* A caller drives while it waits, until that clock shows end_ns; or, if that is 0, without waiting. It then comes back
+ * to wait as a rule, so the thread may go on resting for its time unless there is something to be sent. */
+static void engine_drive(void *argument, const pccl_fast_path_call *call, int64_t end_ns)
+{
+    pccl_engine *engine = argument;
+    uint64_t fpenv = pccl_fpenv_enter();
+    int64_t left_ns = 1;
+    engine_work(engine, NULL, 0, 1);
+    while (!pccl_fast_path_call_is_over(call) && !engine_has_ended(engine) && left_ns > 0) {
+        left_ns = end_ns - pccl_now_ns();
+        engine_turn(engine, left_ns > 0 ? (int)((left_ns + NS_PER_MS - 1) / NS_PER_MS) : 0);
+    }
+    pccl_fpenv_leave(fpenv);
+    int may_rest = end_ns == 0 ? !engine->has_more && !engine_has_ended(engine) && pccl_core_is_drained(engine->core)
+                               : engine_is_idle(engine);
+    pccl_driver_leave(&engine->driver, may_rest);
 }
 
 /* Commands from the callers */
@@ -228,7 +277,7 @@ static command *command_create(enum command_kind kind)
     return made;
 }
 
-static void engine_command(pccl_engine *engine, command *todo)
+static void engine_queue(pccl_engine *engine, command *todo, int wakes)
 {
     pthread_mutex_lock(&engine->mutex);
     if (engine->last_command != NULL)
@@ -236,11 +285,17 @@ static void engine_command(pccl_engine *engine, command *todo)
     else
         engine->first_command = todo;
     engine->last_command = todo;
-    if (!engine->is_woken) {
+    if (wakes && !engine->is_woken) {
         engine->is_woken = 1;
         engine_note_wake(engine, pccl_wake_signal(&engine->wake));
     }
     pthread_mutex_unlock(&engine->mutex);
+}
+
+static void engine_command(pccl_engine *engine, command *todo)
+{
+    engine_queue(engine, todo, 1);
+    pccl_driver_need(&engine->driver);
 }
 
 /* `call`: of the fast path, if it came on that, or NULL. */
@@ -272,10 +327,14 @@ static int engine_submit(pccl_engine *engine, const pccl_op_request *request, pc
         op->call = call;
         call->op = op;
         call->launched_ns = op->launched_ns;
+        call->drives = call->may_drive && pccl_driver_take(&engine->driver);
     }
     todo->op = op;
     todo->spare_group = spare;
-    engine_command(engine, todo);
+    if (call != NULL && call->drives)
+        engine_queue(engine, todo, 0);
+    else
+        engine_command(engine, todo);
     return 0;
 }
 
@@ -294,6 +353,7 @@ static void engine_free(pccl_engine *engine)
     pccl_wake_close(&engine->wake);
     pccl_event_queue_destroy(engine->events);
     pccl_fd_registry_destroy(engine->fds);
+    pccl_driver_free(&engine->driver);
     pthread_mutex_destroy(&engine->mutex);
     free(engine);
 }
@@ -323,6 +383,12 @@ pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error,
         free(engine);
         return engine_create_failed(NULL, "pthread_mutex_init", rc, error, error_bytes);
     }
+    rc = pccl_driver_init(&engine->driver);
+    if (rc != 0) {
+        pthread_mutex_destroy(&engine->mutex);
+        free(engine);
+        return engine_create_failed(NULL, "pthread_cond_init", rc, error, error_bytes);
+    }
     engine->fds = pccl_fd_registry_create();
     engine->pool = pccl_pool_create(options->pool_bytes_max);
     engine->op_scratch_bytes_max = options->op_scratch_bytes_max;
@@ -344,7 +410,8 @@ pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error,
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
     if (pccl_event_queue_promise(engine->events, 1) != 0) /* ENGINE_FAILED */
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
-    engine->fast_path = pccl_fast_path_create(engine, engine_submit_fast, engine->events);
+    const pccl_fast_path_engine calls = {engine_submit_fast, engine_take, engine_drive};
+    engine->fast_path = pccl_fast_path_create(engine, &calls, engine->events);
     if (engine->fast_path == NULL)
         return engine_create_failed(engine, "fast path", errno, error, error_bytes);
     rc = pccl_thread_start(&engine->thread, "pccl-engine", engine_main, engine);

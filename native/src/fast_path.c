@@ -1,10 +1,13 @@
 #include "fast_path.h"
 
+#include "dtype.h"
 #include "thread.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum { NS_PER_MS = 1000000, SMALL_BYTES = 64 << 10 };
 
 struct pccl_fast_path {
     pthread_mutex_t mutex;
@@ -12,12 +15,13 @@ struct pccl_fast_path {
     uint64_t number; /* of this opening; 0: closed */
     uint64_t last_number;
     void *engine; /* NULL: no more */
-    pccl_fast_path_submit *submit;
+    pccl_fast_path_engine call;
     pccl_event_queue *events;
     pccl_list calls;
+    unsigned started; /* of them; atomic */
 };
 
-pccl_fast_path *pccl_fast_path_create(void *engine, pccl_fast_path_submit *submit, pccl_event_queue *events)
+pccl_fast_path *pccl_fast_path_create(void *engine, const pccl_fast_path_engine *calls, pccl_event_queue *events)
 {
     pccl_fast_path *path = calloc(1, sizeof *path);
     if (path == NULL)
@@ -30,7 +34,7 @@ pccl_fast_path *pccl_fast_path_create(void *engine, pccl_fast_path_submit *submi
     }
     path->references = 1;
     path->engine = engine;
-    path->submit = submit;
+    path->call = *calls;
     path->events = events;
     pccl_list_init(&path->calls);
     return path;
@@ -60,28 +64,46 @@ static void call_post(const pccl_fast_path *path, const pccl_fast_path_call *cal
     event.rx_bytes = call->result.rx_bytes;
     PCCL_ASSERT(call->op->events_promised > 0);
     call->op->events_promised--;
-    if (kind == PCCL_EVENT_OP_FAST_COMPLETED)
+    int is_heard = !call->is_started || call->waiting > 0;
+    if (kind == PCCL_EVENT_OP_FAST_COMPLETED && is_heard)
         pccl_event_queue_post_quietly(path->events, &event);
     else
         pccl_event_queue_post(path->events, &event);
 }
 
-/* With the mutex. */
-static void call_end(pccl_fast_path_call *call)
+static void call_free(pccl_fast_path_call *call)
+{
+    pthread_cond_destroy(&call->changed);
+    free(call);
+}
+
+/* With the mutex. May free the call. */
+static void call_end(pccl_fast_path *path, pccl_fast_path_call *call)
 {
     call->op->call = NULL;
     call->op = NULL;
     pccl_list_remove(&call->in_calls);
-    pthread_cond_signal(&call->changed);
+    if (call->is_started)
+        __atomic_fetch_sub(&path->started, 1, __ATOMIC_RELAXED);
+    __atomic_store_n(&call->is_over, 1, __ATOMIC_RELEASE);
+    if (call->is_forgotten)
+        call_free(call);
+    else
+        pthread_cond_signal(&call->changed);
+}
+
+int pccl_fast_path_call_is_over(const pccl_fast_path_call *call)
+{
+    return __atomic_load_n(&call->is_over, __ATOMIC_ACQUIRE);
 }
 
 /* With the mutex. */
-static void call_hand_over(const pccl_fast_path *path, pccl_fast_path_call *call)
+static void call_hand_over(pccl_fast_path *path, pccl_fast_path_call *call)
 {
     call_post(path, call, PCCL_EVENT_OP_HANDED_OVER);
     if (call->is_done)
         call_post(path, call, PCCL_EVENT_OP_DONE);
-    call_end(call);
+    call_end(path, call);
 }
 
 /* With the mutex. */
@@ -121,42 +143,150 @@ void pccl_fast_path_shut(pccl_fast_path *path)
     pthread_mutex_unlock(&path->mutex);
 }
 
-/* With the mutex. Waits for its end here, which comes after wait_ms at the latest. */
-static void call_wait(pccl_fast_path *path, pccl_fast_path_call *call, uint32_t wait_ms)
+/* With the mutex, which it leaves and takes again. */
+static void call_drive(pccl_fast_path *path, const pccl_fast_path_call *call, int64_t end_ns)
 {
-    int64_t end_ns = call->launched_ns + (int64_t)wait_ms * 1000000;
+    void *engine = path->engine;
+    pthread_mutex_unlock(&path->mutex);
+    path->call.drive(engine, call, end_ns);
+    pthread_mutex_lock(&path->mutex);
+}
+
+/* With the mutex. Waits for its end, which comes in time: the call is handed over then. */
+static void call_wait(pccl_fast_path *path, pccl_fast_path_call *call)
+{
+    if (call->drives)
+        call_drive(path, call, call->end_ns);
     while (call->op != NULL)
-        if (pccl_cond_wait(&call->changed, &path->mutex, end_ns) != 0 && call->op != NULL)
+        if (pccl_cond_wait(&call->changed, &path->mutex, call->end_ns) != 0 && call->op != NULL)
             call_hand_over(path, call);
+}
+
+static int call_outcome(const pccl_fast_path_call *call, pccl_fast_path_result *result)
+{
+    *result = call->result;
+    return call->is_completed ? PCCL_FAST_PATH_COMPLETED : PCCL_FAST_PATH_HANDED_OVER;
+}
+
+static int call_init(pccl_fast_path_call *call)
+{
+    memset(call, 0, sizeof *call);
+    pccl_list_init(&call->in_calls);
+    return pccl_cond_init(&call->changed);
+}
+
+/* With the mutex. Returns 0, PCCL_FAST_PATH_CLOSED or an error. */
+static int call_submit(pccl_fast_path *path, pccl_fast_path_call *call, uint64_t number, const pccl_op_request *request,
+    uint64_t *sequence, uint32_t wait_ms)
+{
+    if (number == 0 || path->number != number)
+        return PCCL_FAST_PATH_CLOSED;
+    pccl_op_request numbered = *request;
+    numbered.key.sequence = *sequence;
+    int status = path->call.submit(path->engine, &numbered, call);
+    if (status != 0)
+        return status;
+    ++*sequence;
+    call->end_ns = call->launched_ns + (int64_t)wait_ms * NS_PER_MS;
+    pccl_list_append(&path->calls, &call->in_calls);
+    return 0;
 }
 
 int pccl_fast_path_run(pccl_fast_path *path, uint64_t number, const pccl_op_request *request, uint64_t *sequence,
     uint32_t wait_ms, pccl_fast_path_result *result)
 {
     pccl_fast_path_call call;
-    pccl_op_request numbered = *request;
     if (!request->awaits_completion)
         return PCCL_E_INVALID;
-    memset(&call, 0, sizeof call);
-    pccl_list_init(&call.in_calls);
-    if (pccl_cond_init(&call.changed) != 0)
+    if (call_init(&call) != 0)
         return PCCL_E_MEMORY;
-    int outcome = PCCL_FAST_PATH_CLOSED;
+    call.may_drive = wait_ms > 0;
     pthread_mutex_lock(&path->mutex);
-    if (number != 0 && path->number == number) {
-        numbered.key.sequence = *sequence;
-        outcome = path->submit(path->engine, &numbered, &call);
-        if (outcome == 0) {
-            ++*sequence;
-            pccl_list_append(&path->calls, &call.in_calls);
-            call_wait(path, &call, wait_ms);
-            outcome = call.is_completed ? PCCL_FAST_PATH_COMPLETED : PCCL_FAST_PATH_HANDED_OVER;
-            *result = call.result;
-        }
+    int outcome = call_submit(path, &call, number, request, sequence, wait_ms);
+    if (outcome == 0) {
+        call_wait(path, &call);
+        outcome = call_outcome(&call, result);
     }
     pthread_mutex_unlock(&path->mutex);
     pthread_cond_destroy(&call.changed);
     return outcome;
+}
+
+int pccl_fast_path_start(pccl_fast_path *path, uint64_t number, const pccl_op_request *request, uint64_t *sequence,
+    uint32_t wait_ms, pccl_fast_path_call **started)
+{
+    if (!request->awaits_completion)
+        return PCCL_E_INVALID;
+    pccl_fast_path_call *call = malloc(sizeof *call);
+    if (call == NULL || call_init(call) != 0) {
+        free(call);
+        return PCCL_E_MEMORY;
+    }
+    call->is_started = 1;
+    call->may_drive = request->shape.count * pccl_dtype_bytes(request->shape.dtype) <= SMALL_BYTES;
+    pthread_mutex_lock(&path->mutex);
+    int outcome = call_submit(path, call, number, request, sequence, wait_ms);
+    if (outcome == 0) {
+        __atomic_fetch_add(&path->started, 1, __ATOMIC_RELAXED);
+        if (call->drives)
+            call_drive(path, call, 0);
+    }
+    pthread_mutex_unlock(&path->mutex);
+    if (outcome != 0)
+        call_free(call);
+    else
+        *started = call;
+    return outcome;
+}
+
+int pccl_fast_path_wait(pccl_fast_path *path, pccl_fast_path_call *call, pccl_fast_path_result *result)
+{
+    pthread_mutex_lock(&path->mutex);
+    call->waiting++;
+    while (call->op != NULL) {
+        if (path->call.take(path->engine))
+            call_drive(path, call, call->end_ns);
+        else
+            (void)pccl_cond_wait(&call->changed, &path->mutex, call->end_ns);
+        if (call->op != NULL && pccl_now_ns() >= call->end_ns)
+            call_hand_over(path, call);
+    }
+    if (--call->waiting > 0)
+        pthread_cond_signal(&call->changed);
+    int outcome = call_outcome(call, result);
+    pthread_mutex_unlock(&path->mutex);
+    return outcome;
+}
+
+void pccl_fast_path_forget(pccl_fast_path *path, pccl_fast_path_call *call)
+{
+    pthread_mutex_lock(&path->mutex);
+    int is_over = call->op == NULL;
+    call->is_forgotten = 1;
+    pthread_mutex_unlock(&path->mutex);
+    if (is_over)
+        call_free(call);
+}
+
+int pccl_fast_path_expire(pccl_fast_path *path)
+{
+    if (__atomic_load_n(&path->started, __ATOMIC_RELAXED) == 0)
+        return -1;
+    int64_t now_ns = pccl_now_ns();
+    int64_t next_ns = INT64_MAX;
+    pthread_mutex_lock(&path->mutex);
+    for (pccl_list *node = path->calls.next, *next; node != &path->calls; node = next) {
+        pccl_fast_path_call *call = PCCL_CONTAINER_OF(node, pccl_fast_path_call, in_calls);
+        next = node->next;
+        if (!call->is_started)
+            continue;
+        if (call->end_ns <= now_ns)
+            call_hand_over(path, call);
+        else if (call->end_ns < next_ns)
+            next_ns = call->end_ns;
+    }
+    pthread_mutex_unlock(&path->mutex);
+    return next_ns == INT64_MAX ? -1 : (int)((next_ns - now_ns) / NS_PER_MS) + 1;
 }
 
 int pccl_fast_path_note_done(pccl_fast_path *path, pccl_op *op, const pccl_event *done)
@@ -180,7 +310,7 @@ int pccl_fast_path_complete(pccl_fast_path *path, pccl_op *op)
         PCCL_ASSERT(call->is_done);
         call_post(path, call, PCCL_EVENT_OP_FAST_COMPLETED);
         call->is_completed = 1;
-        call_end(call);
+        call_end(path, call);
     }
     pthread_mutex_unlock(&path->mutex);
     return call != NULL;

@@ -23,6 +23,13 @@
  *   4. An op that becomes a mismatch, or takes longer than its caller waits here, is handed over at that point: what
  *      follows is for the owner to decide.
  *
+ * A caller that waits does the engine's work meanwhile, if nobody else does (driver.h): it then finds out by itself what
+ * becomes of its op. Rules 1 to 4 do not depend on who drives the engine.
+ *
+ * A caller may also start an op and go on. Who waits for it later does so as if it had waited from the beginning. If
+ * nobody waits when it is completed, the owner is woken, who ends it for the caller; so somebody learns of it in any
+ * case. What is not over after some time is handed over by the engine's driver, since the caller may be anywhere.
+ *
  * A fast path lives as long as anybody refers to it; when its engine is destroyed it is closed for ever. The mutex is
  * held for moments only, by callers, owner and engine thread. It protects everything in this file, and the `call` of
  * each op that came on the fast path. */
@@ -37,27 +44,55 @@
 #include <pthread.h>
 
 /* The caller of an op that has neither been completed nor handed over. */
-typedef struct pccl_fast_path_call {
+struct pccl_fast_path_call {
     pccl_list in_calls;
     pccl_op *op;
     pccl_fast_path_result result;
     int64_t launched_ns;
     uint8_t is_done;
     uint8_t is_completed;
+    uint8_t is_over; /* atomic: completed or handed over */
+    uint8_t may_drive; /* the engine, if it can have it */
+    uint8_t drives; /* it has it, from the submit on */
+    uint8_t is_started; /* by pccl_fast_path_start; these are for such a call */
+    uint8_t is_forgotten;
+    uint32_t waiting; /* callers */
+    int64_t end_ns; /* when it is handed over */
     pthread_cond_t changed;
-} pccl_fast_path_call;
+};
 
 /* Submits an op for this call to the engine behind the fast path. 0 or an error. */
 typedef int pccl_fast_path_submit(void *engine, const pccl_op_request *request, pccl_fast_path_call *call);
 
+/* Nonzero if the caller drives the engine from now on. */
+typedef int pccl_fast_path_take(void *engine);
+
+/* Drives the engine until the call is over, or the clock shows end_ns; 0: only as far as it goes without waiting. The
+ * caller drives it, which therefore outlives that. */
+typedef void pccl_fast_path_drive(void *engine, const pccl_fast_path_call *call, int64_t end_ns);
+
+/* What a fast path needs of its engine. */
+typedef struct {
+    pccl_fast_path_submit *submit;
+    pccl_fast_path_take *take;
+    pccl_fast_path_drive *drive;
+} pccl_fast_path_engine;
+
 /* Returns a closed fast path with one reference, or NULL with errno set. */
-pccl_fast_path *pccl_fast_path_create(void *engine, pccl_fast_path_submit *submit, pccl_event_queue *events);
+pccl_fast_path *pccl_fast_path_create(void *engine, const pccl_fast_path_engine *calls, pccl_event_queue *events);
 void pccl_fast_path_retain(pccl_fast_path *path);
 
 /* Closes the fast path for ever: its engine is about to go. */
 void pccl_fast_path_shut(pccl_fast_path *path);
 
-/* For the engine thread, about ops that came on the fast path. */
+/* Nonzero if the op was completed or handed over. Any thread. */
+int pccl_fast_path_call_is_over(const pccl_fast_path_call *call);
+
+/* For the engine's driver, about ops that came on the fast path. */
+
+/* Hands started calls over whose time has passed. Returns in how many milliseconds that has to be looked at again; -1:
+ * there is none. */
+int pccl_fast_path_expire(pccl_fast_path *path);
 
 /* This rank is done. Returns zero if the op has been handed over, so that OP_DONE has to be posted. */
 int pccl_fast_path_note_done(pccl_fast_path *path, pccl_op *op, const pccl_event *done);

@@ -38,6 +38,7 @@ typedef struct pccl_conn_host {
     uint8_t wants_tick;
     pccl_host_fault fault; /* at first none */
     pccl_list starved_conns; /* pccl_conn.in_starved */
+    pccl_list ending_conns; /* pccl_conn.in_ending */
     pccl_list pending_links; /* pccl_link.in_pending */
     pccl_egress egress;
 

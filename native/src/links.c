@@ -44,6 +44,7 @@ static void conn_destroy(pccl_conn *conn)
     pccl_list_remove(&conn->in_notices);
     pccl_list_remove(&conn->in_resend);
     pccl_list_remove(&conn->in_starved);
+    pccl_list_remove(&conn->in_ending);
     pccl_conn_destroy(conn);
 }
 

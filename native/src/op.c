@@ -105,6 +105,19 @@ static int request_divide(const pccl_op_request *request, pccl_tiling *out, pccl
     return 0;
 }
 
+/* 0 or a status. */
+static int op_take_send_parts(pccl_op *op)
+{
+    size_t world = op->request.shape.world_size;
+    if (op->request.send_parts == NULL)
+        return 0;
+    op->exchange.send_parts = malloc(world * sizeof *op->exchange.send_parts);
+    if (op->exchange.send_parts == NULL)
+        return PCCL_E_MEMORY;
+    memcpy(op->exchange.send_parts, op->request.send_parts, world * sizeof *op->exchange.send_parts);
+    return 0;
+}
+
 int pccl_op_create(const pccl_op_request *request, pccl_pool *pool, uint64_t scratch_bytes_max, pccl_op **result)
 {
     const pccl_op_shape *shape = &request->shape;
@@ -155,6 +168,8 @@ int pccl_op_create(const pccl_op_request *request, pccl_pool *pool, uint64_t scr
         op->algorithm = op_algorithm(shape);
         status = op_take_peers(op);
         if (status == 0)
+            status = op_take_send_parts(op);
+        if (status == 0)
             status = op_take_result(op);
         if (status == 0)
             status = pccl_op_measure_slots(op);
@@ -169,6 +184,7 @@ int pccl_op_create(const pccl_op_request *request, pccl_pool *pool, uint64_t scr
     }
     op->request.rank_links = NULL;
     op->request.send_counts = op->request.recv_counts = NULL;
+    op->request.send_parts = NULL;
     *result = op;
     return 0;
 }
@@ -181,6 +197,7 @@ void pccl_op_destroy(pccl_op *op)
     pccl_pool_give(op->pool, &op->backup_block);
     pccl_pool_give(op->pool, &op->scratch);
     free(op->exchange.parts);
+    free(op->exchange.send_parts);
     free(op->peers);
     free(op);
 }

@@ -78,6 +78,7 @@ typedef struct {
     uint64_t out_left; /* segments that have not been taken to be sent */
     uint64_t in_left; /* segments that have not come */
     uint32_t own_copied; /* segments of the rank's part for itself */
+    const void **send_parts; /* as requested; NULL: they are in send */
 } pccl_op_exchange;
 
 struct pccl_relayed;
@@ -114,7 +115,7 @@ typedef struct {
 } pccl_op_peer;
 
 typedef struct pccl_op {
-    pccl_op_request request; /* without rank_links, send_counts and recv_counts */
+    pccl_op_request request; /* without what is copied: links, counts and parts of each rank */
     const struct pccl_op_algorithm *algorithm; /* NULL with one rank */
     pccl_tiling tiling; /* the same; of what goes out */
     const pccl_tiling *in_tiling; /* of what comes in: the same one, but for an exchange */
@@ -154,7 +155,7 @@ typedef struct pccl_op {
     struct pccl_completion *completion; /* NULL: ranks do not tell each other when they are done */
     struct pccl_fast_path *fast_path; /* through which it came; NULL: none */
     struct pccl_fast_path_call *call; /* the fast path's */
-    pccl_list in_ran; /* of the open ops: completed on the fast path, to be ended */
+    pccl_list in_ran; /* of the open ops: to be completed; later, completed on the fast path and to be ended */
     uint8_t is_timed; /* pccl_open_ops.times counts it */
     uint8_t is_released; /* no connection knows of it any more */
     unsigned events_promised;

@@ -31,6 +31,14 @@ static uint32_t exchange_segments_for(const pccl_op_peer *target)
     return (uint32_t)pccl_tiling_chunk_segments(&target->op->tiling, target->rank);
 }
 
+const uint8_t *pccl_exchange_send_at(const pccl_op *op, uint32_t rank, pccl_range range)
+{
+    if (op->exchange.send_parts == NULL)
+        return pccl_op_send_at(op, range);
+    uint64_t first = range.first - pccl_tiling_chunk_first(&op->tiling, rank);
+    return (const uint8_t *)op->exchange.send_parts[rank] + first * op->element_bytes;
+}
+
 static void exchange_copy_own(pccl_op *op, uint32_t segments)
 {
     uint32_t rank = op->request.rank;
@@ -40,8 +48,9 @@ static void exchange_copy_own(pccl_op *op, uint32_t segments)
         pccl_range from = pccl_tiling_range(&op->tiling, rank, segment);
         pccl_range to = pccl_tiling_range(op->in_tiling, rank, segment);
         PCCL_ASSERT(from.count == to.count);
-        if (pccl_op_send_at(op, from) != pccl_op_recv_at(op, to))
-            memcpy(pccl_op_recv_at(op, to), pccl_op_send_at(op, from), (size_t)to.count * op->element_bytes);
+        const uint8_t *own = pccl_exchange_send_at(op, rank, from);
+        if (own != pccl_op_recv_at(op, to))
+            memcpy(pccl_op_recv_at(op, to), own, (size_t)to.count * op->element_bytes);
         pccl_op_note_final(op, (uint32_t)pccl_tiling_index(op->in_tiling, rank, segment));
     }
 }
@@ -103,7 +112,7 @@ static const uint8_t *exchange_take_sendable(pccl_op_peer *target, pccl_frame *f
     pccl_range range = pccl_tiling_range(&op->tiling, target->rank, frame->segment);
     frame->payload_bytes = range.count * op->element_bytes;
     pccl_exchange_note_out(op);
-    return pccl_op_send_at(op, range);
+    return pccl_exchange_send_at(op, target->rank, range);
 }
 
 int pccl_exchange_is_bare(const pccl_op *op, uint32_t chunk, uint32_t hop)

@@ -12,6 +12,9 @@ void pccl_exchange_begin(pccl_op *op);
 void pccl_exchange_note_out(pccl_op *op);
 void pccl_exchange_note_in(pccl_op *op);
 
+/* Where elements are that this rank has for a rank, a range of `tiling`. */
+const uint8_t *pccl_exchange_send_at(const pccl_op *op, uint32_t rank, pccl_range range);
+
 /* Nothing is reduced. */
 void pccl_exchange_reduce(
     pccl_op *op, const pccl_op_inbound *inbound, size_t first, pccl_reduction *reduction, size_t elements);

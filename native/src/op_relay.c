@@ -133,7 +133,7 @@ static const uint8_t *relay_take_sendable(pccl_op_peer *target, pccl_frame *fram
     if (frame->segment < pccl_tiling_chunk_segments(&op->tiling, destination)) {
         pccl_range range = pccl_tiling_range(&op->tiling, destination, frame->segment);
         frame->payload_bytes = range.count * op->element_bytes;
-        payload = pccl_op_send_at(op, range);
+        payload = pccl_exchange_send_at(op, destination, range);
         pccl_exchange_note_out(op);
     }
     relay_skip_sent(op);

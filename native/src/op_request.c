@@ -85,11 +85,39 @@ void pccl_op_request_buffers(const pccl_op_request *request, uint64_t *send, uin
     }
 }
 
+static int are_apart(uintptr_t a, size_t a_bytes, uintptr_t b, size_t b_bytes)
+{
+    return a < b ? b - a >= a_bytes : a - b >= b_bytes;
+}
+
+/* The same as op_buffers_are_apart for parts, each of which has to be there, too. */
+static int parts_are_right(const pccl_op_request *request, size_t send_bytes, size_t recv_bytes)
+{
+    const pccl_op_shape *shape = &request->shape;
+    size_t element_bytes = pccl_dtype_bytes(shape->dtype);
+    size_t part_bytes = (size_t)(shape->count / shape->world_size) * element_bytes;
+    int is_scatter = shape->collective == PCCL_SCATTER;
+    if (shape->world_size == 1 || send_bytes == 0 || (!is_scatter && shape->collective != PCCL_ALL_TO_ALL))
+        return 0;
+    for (uint32_t rank = 0; rank < shape->world_size; rank++) {
+        uintptr_t part = (uintptr_t)request->send_parts[rank];
+        size_t bytes = request->send_counts != NULL ? (size_t)request->send_counts[rank] * element_bytes : part_bytes;
+        int is_own = is_scatter && rank == request->rank && part == (uintptr_t)request->recv;
+        if (bytes == 0)
+            continue;
+        if (part == 0 || (!is_own && !are_apart(part, bytes, (uintptr_t)request->recv, recv_bytes)))
+            return 0;
+    }
+    return 1;
+}
+
 /* Nonzero if the buffers do not overlap where the op could not bear it. */
 static int op_buffers_are_apart(const pccl_op_request *request, size_t send_bytes, size_t recv_bytes)
 {
     uintptr_t send = (uintptr_t)request->send;
     uintptr_t recv = (uintptr_t)request->recv;
+    if (request->send_parts != NULL)
+        return parts_are_right(request, send_bytes, recv_bytes);
     if (send_bytes == 0 || recv_bytes == 0)
         return 1;
     uint8_t collective = request->shape.collective;
@@ -99,7 +127,7 @@ static int op_buffers_are_apart(const pccl_op_request *request, size_t send_byte
         return 1;
     if ((collective == PCCL_ALL_REDUCE || collective == PCCL_REDUCE) && send == recv)
         return 1;
-    return send < recv ? recv - send >= send_bytes : send - recv >= recv_bytes;
+    return are_apart(send, send_bytes, recv, recv_bytes);
 }
 
 int pccl_op_request_check(const pccl_op_request *request)

@@ -14,6 +14,7 @@ int pccl_open_ops_init(pccl_open_ops *ops, pccl_event_queue *events, uint32_t ea
     pccl_table_init(&ops->by_id);
     pccl_table_init(&ops->by_key);
     pccl_list_init(&ops->open);
+    pccl_list_init(&ops->reached);
     pccl_list_init(&ops->ran);
     pccl_unexpected_init(&ops->unexpected);
     ops->events = events;
@@ -305,7 +306,17 @@ void pccl_open_ops_note_done(pccl_open_ops *ops, pccl_op *op)
     if (op->fast_path == NULL || !pccl_fast_path_note_done(op->fast_path, op, &event))
         op_post_quietly(ops, op, &event);
     pccl_completion_send_done(op->completion);
-    pccl_open_ops_look_if_complete(ops, op);
+    if (pccl_completion_is_reached(op->completion))
+        pccl_list_append(&ops->reached, &op->in_ran);
+}
+
+void pccl_open_ops_complete_reached(pccl_open_ops *ops)
+{
+    while (!pccl_list_is_empty(&ops->reached)) {
+        pccl_op *op = PCCL_CONTAINER_OF(ops->reached.next, pccl_op, in_ran);
+        pccl_list_remove(&op->in_ran);
+        pccl_open_ops_look_if_complete(ops, op);
+    }
 }
 
 /* A link between two ranks of an op of two is visited twice, for its source and its target: what has been moved lies in
@@ -313,7 +324,8 @@ void pccl_open_ops_note_done(pccl_open_ops *ops, pccl_op *op)
 void pccl_open_ops_detach(pccl_open_ops *ops, pccl_op *op, void *send, void *recv)
 {
     int can_be_done = op->is_done || !op->is_stopped;
-    if (can_be_done && (send != NULL || recv != NULL)) {
+    int may_move = (send != NULL || recv != NULL) && op->exchange.send_parts == NULL;
+    if (can_be_done && may_move) {
         pccl_op_move move = pccl_op_move_to(op, send, recv);
         op_visit_conns(op, &move);
         return;

@@ -33,6 +33,7 @@ typedef struct {
     pccl_table by_key;
     pccl_ops_time times[2]; /* of whole ops, of slices */
     pccl_list open; /* pccl_op.in_ops */
+    pccl_list reached; /* pccl_op.in_ran: all ranks are done, this one last, and the others are to be told first */
     pccl_list ran; /* pccl_op.in_ran: completed on the fast path, to be ended */
     uint64_t count; /* read by any thread */
     pccl_unexpected_queue unexpected;
@@ -72,6 +73,10 @@ void pccl_open_ops_note_done(pccl_open_ops *ops, pccl_op *op);
 
 /* If all ranks have said DONE: all that any rank had to send has been received. */
 void pccl_open_ops_look_if_complete(pccl_open_ops *ops, pccl_op *op);
+
+/* What this rank was done with last has been said to the others, as far as sockets take it: completes that. A caller
+ * that is told before may end its process before the others are. */
+void pccl_open_ops_complete_reached(pccl_open_ops *ops);
 
 /* Takes the caller's buffers from the op; what it then works on, if it can go on at all. */
 void pccl_open_ops_detach(pccl_open_ops *ops, pccl_op *op, void *send, void *recv);

@@ -125,7 +125,7 @@ static const char *receiver_on_done(pccl_conn_host *host, pccl_conn *conn, const
         pccl_participant *participant = pccl_completion_find(op->completion, conn->link);
         if (participant == NULL)
             continue;
-        if (op->is_stopped)
+        if (op->is_stopped && !op->is_done)
             return NULL;
         if (participant->is_heard)
             return "the same op done twice";

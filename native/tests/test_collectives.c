@@ -4,6 +4,8 @@
 
 #include "proxy.h"
 
+#include <errno.h>
+
 enum { STALL_MS = 60000, RANDOM_RUNS = 60 * THOROUGHNESS };
 
 /* One op on all ranks. Buffers of ranks that have none are empty. */
@@ -165,8 +167,27 @@ static void job_close(job *j)
     }
 }
 
-static pccl_op_request job_request(const job *j, const world *w, uint32_t rank, uint64_t *recv_counts)
+/* What goes with a request, until it is submitted. */
+typedef struct {
+    uint64_t recv_counts[WORLD_RANKS_MAX];
+    const void *send_parts[WORLD_RANKS_MAX];
+} job_lists;
+
+/* Names the parts one by one, though they lie one after the other: those in other places are the same to the engine. */
+static void job_name_parts(const job *j, uint32_t rank, pccl_op_request *request, job_lists *lists)
 {
+    const uint8_t *at = j->send[rank];
+    for (uint32_t to = 0; to < j->shape.world_size; to++) {
+        size_t bytes = (size_t)part_elements(j, rank, to) * j->element_bytes;
+        lists->send_parts[to] = bytes > 0 ? at : NULL;
+        at += bytes;
+    }
+    request->send_parts = lists->send_parts;
+}
+
+static pccl_op_request job_request(const job *j, const world *w, uint32_t rank, job_lists *lists)
+{
+    uint64_t *recv_counts = lists->recv_counts;
     pccl_op_request request = request_for(w, rank, j->number, &j->shape);
     request.send = j->send[rank];
     request.recv = j->recv[rank];
@@ -178,13 +199,17 @@ static pccl_op_request job_request(const job *j, const world *w, uint32_t rank, 
         request.send_counts = j->counts[rank];
         request.recv_counts = recv_counts;
     }
+    int has_parts =
+        j->shape.collective == PCCL_ALL_TO_ALL || (j->shape.collective == PCCL_SCATTER && rank == j->shape.root);
+    if (has_parts && j->shape.world_size > 1 && j->send_bytes[rank] > 0 && random_below(2))
+        job_name_parts(j, rank, &request, lists);
     return request;
 }
 
 static void job_submit(const job *j, world *w, uint32_t rank)
 {
-    uint64_t recv_counts[WORLD_RANKS_MAX];
-    pccl_op_request request = job_request(j, w, rank, recv_counts);
+    job_lists lists;
+    pccl_op_request request = job_request(j, w, rank, &lists);
     CHECK(pccl_engine_submit(w->nodes[rank].engine, &request) == 0);
 }
 
@@ -478,8 +503,8 @@ static void a_ring_needs_no_other_links(void)
         shape.algorithm = PCCL_RING;
         job_open(&j, &shape, run % 2);
         for (uint32_t rank = 0; rank < 4; rank++) {
-            uint64_t recv_counts[WORLD_RANKS_MAX];
-            pccl_op_request request = job_request(&j, &w, rank, recv_counts);
+            job_lists lists;
+            pccl_op_request request = job_request(&j, &w, rank, &lists);
             request.rank_links = NULL;
             request.awaits_completion = 0;
             CHECK(pccl_engine_submit(w.nodes[rank].engine, &request) == 0);
@@ -687,6 +712,15 @@ static void invalid_requests_are_refused(void)
     GIVES(PCCL_OK, exchange, changed.shape.collective = PCCL_GATHER);
     GIVES(PCCL_OK, exchange, changed.shape.collective = PCCL_SCATTER);
     GIVES(PCCL_OK, exchange, changed.shape.collective = PCCL_REDUCE);
+    static const void *const parts[] = {buffer + 200, buffer + 300};
+    static const void *const lacking[] = {buffer + 200, NULL};
+    static const void *const overlapping[] = {buffer + 200, buffer + 49};
+    GIVES(PCCL_OK, exchange, changed.send_parts = parts);
+    GIVES(PCCL_E_INVALID, exchange, changed.send_parts = lacking);
+    GIVES(PCCL_E_INVALID, exchange, changed.send_parts = overlapping);
+    GIVES(PCCL_E_INVALID, exchange, (changed.send_parts = parts, changed.shape.collective = PCCL_GATHER));
+    GIVES(PCCL_E_INVALID, exchange, (changed.send_parts = parts, changed.shape.collective = PCCL_SCATTER));
+    GIVES(PCCL_OK, exchange, (changed.send_parts = parts, changed.shape.collective = PCCL_SCATTER, changed.rank = 0));
     GIVES(PCCL_E_INVALID, exchange, changed.send_counts = counts);
     GIVES(PCCL_E_INVALID, exchange, (changed.send_counts = changed.recv_counts = counts, changed.shape.count = 101));
     GIVES(PCCL_E_INVALID, exchange, (changed.send_counts = others, changed.recv_counts = counts));
@@ -705,8 +739,34 @@ static void invalid_requests_are_refused(void)
 #undef GIVES
 }
 
+/* Parts in several places have no copy to go on with. */
+static void named_parts_stop_when_taken_back(void)
+{
+    world w;
+    world_open(&w, 2, 1, 1, 0);
+    pccl_op_shape shape = shape_of(PCCL_ALL_TO_ALL, 5000, PCCL_FLOAT32, 4096, 2);
+    job j;
+    job_open(&j, &shape, 0);
+    job_lists lists;
+    pccl_op_request request = request_for(&w, 0, j.number, &j.shape);
+    request.send = j.send[0];
+    request.recv = j.recv[0];
+    job_name_parts(&j, 0, &request, &lists);
+    CHECK(pccl_engine_submit(w.nodes[0].engine, &request) == 0);
+    memset(&lists, 0, sizeof lists);
+    uint8_t *copy = malloc(j.send_bytes[0] + j.recv_bytes[0]);
+    CHECK(pccl_engine_detach(w.nodes[0].engine, j.number, copy, copy + j.send_bytes[0]) == 0);
+    CHECK(node_wait(&w.nodes[0], PCCL_EVENT_OP_DETACHED, j.number).system_error == ECANCELED);
+    job_end(&j, &w, 0, PCCL_ABORT);
+    job_check_inputs_kept(&j, 0);
+    free(copy);
+    job_close(&j);
+    world_close(&w);
+}
+
 int main(void)
 {
+    RUN(named_parts_stop_when_taken_back);
     RUN(all_worlds_counts_and_segments);
     RUN(little_scratch_is_enough);
     RUN(many_at_once_in_any_order);

@@ -340,8 +340,187 @@ static void paths_outlive_their_engines(void)
     }
 }
 
+/* A caller that drives the engine does all that is asked of it meanwhile. Whether it drives is chance. */
+static void callers_serve_the_owner(void)
+{
+    enum { OPS = 50 };
+    fast_world g;
+    fast_world_open(&g, 2);
+    for (int i = 0; i < OPS * THOROUGHNESS; i++) {
+        trial t;
+        caller callers[2];
+        trial_open_small(&t, &g, random_below(3000));
+        for (uint32_t rank = 0; rank < 2; rank++)
+            callers[rank] = caller_of(&g, &t, rank, LONG_WAIT_MS);
+        caller_start(&callers[0]);
+        if (random_below(2)) { /* nothing comes of its op before this is answered */
+            CHECK(pccl_engine_request_link_metrics(g.w.nodes[0].engine, callers[0].request.link_next) == 0);
+            node_wait(&g.w.nodes[0], PCCL_EVENT_LINK_METRICS, callers[0].request.link_next);
+        }
+        caller_start(&callers[1]);
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            CHECK(caller_join(&callers[rank]) == PCCL_FAST_PATH_COMPLETED);
+            g.sequences[rank]++;
+        }
+        trial_check_results(&t);
+        trial_close(&t);
+    }
+    fast_world_close(&g);
+}
+
+/* Several callers at once: one of them drives at most, and leaves nothing behind for which the others wait. */
+static void callers_take_turns(void)
+{
+    enum { AT_ONCE = 3, ROUNDS = 30 };
+    fast_world g;
+    fast_world_open(&g, 2);
+    for (int round = 0; round < ROUNDS * THOROUGHNESS; round++) {
+        trial trials[AT_ONCE];
+        caller callers[AT_ONCE][2];
+        for (int i = 0; i < AT_ONCE; i++) {
+            trial_open_small(&trials[i], &g, random_below(2000));
+            for (uint32_t rank = 0; rank < 2; rank++) {
+                callers[i][rank] = caller_of(&g, &trials[i], rank, LONG_WAIT_MS);
+                callers[i][rank].request.key.tag = (uint64_t)i;
+                callers[i][rank].sequence = (uint64_t)round;
+            }
+        }
+        for (int i = 0; i < AT_ONCE; i++)
+            caller_start(&callers[i][0]);
+        for (int i = AT_ONCE - 1; i >= 0; i--)
+            caller_start(&callers[i][1]);
+        for (int i = 0; i < AT_ONCE; i++) {
+            for (uint32_t rank = 0; rank < 2; rank++)
+                CHECK(caller_join(&callers[i][rank]) == PCCL_FAST_PATH_COMPLETED);
+            trial_check_results(&trials[i]);
+            trial_close(&trials[i]);
+        }
+    }
+    fast_world_close(&g);
+}
+
+static pccl_fast_path_call *start_call(fast_world *g, const trial *t, uint32_t rank, uint32_t wait_ms)
+{
+    caller c = caller_of(g, t, rank, wait_ms);
+    pccl_fast_path_call *call = NULL;
+    CHECK(pccl_fast_path_start(c.path, c.opening, &c.request, &c.sequence, wait_ms, &call) == 0);
+    CHECK(c.sequence == ++g->sequences[rank]);
+    return call;
+}
+
+/* One thread starts ops on all ranks, and waits for them in any order. */
+static void started_ops_are_waited_for(void)
+{
+    for (int run = 0; run < 60 * THOROUGHNESS; run++) {
+        fast_world g;
+        trial t;
+        pccl_fast_path_call *calls[WORLD_RANKS_MAX];
+        uint32_t size = 2 + random_below(3);
+        fast_world_open(&g, size);
+        for (int i = 0; i < 5; i++) {
+            trial_open_small(&t, &g, random_below(30000));
+            for (uint32_t rank = 0; rank < size; rank++)
+                calls[rank] = start_call(&g, &t, rank, LONG_WAIT_MS);
+            uint32_t first = random_below(size);
+            for (uint32_t k = 0; k < size; k++) {
+                uint32_t rank = (first + k) % size;
+                pccl_fast_path_result result;
+                CHECK(pccl_fast_path_wait(g.paths[rank], calls[rank], &result) == PCCL_FAST_PATH_COMPLETED);
+                CHECK(pccl_fast_path_wait(g.paths[rank], calls[rank], &result) == PCCL_FAST_PATH_COMPLETED);
+                pccl_fast_path_forget(g.paths[rank], calls[rank]);
+            }
+            trial_check_results(&t);
+            for (uint32_t rank = 0; rank < size; rank++) {
+                node_collect(&g.w.nodes[rank]);
+                CHECK(node_has_event(&g.w.nodes[rank], PCCL_EVENT_OP_FAST_COMPLETED, t.number));
+            }
+            trial_close(&t);
+        }
+        fast_world_close(&g);
+    }
+}
+
+/* Where nobody waits the owner is woken, be it in the end. */
+static void started_ops_end_without_anybody(void)
+{
+    for (int run = 0; run < 60 * THOROUGHNESS; run++) {
+        fast_world g;
+        trial t;
+        fast_world_open_trial(&g, &t, 2, random_below(30000));
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            pccl_fast_path_call *call = start_call(&g, &t, rank, LONG_WAIT_MS);
+            pccl_fast_path_forget(g.paths[rank], call);
+        }
+        for (uint32_t rank = 0; rank < 2; rank++)
+            CHECK(node_wait(&g.w.nodes[rank], PCCL_EVENT_OP_FAST_COMPLETED, t.number).sequence == 0);
+        trial_check_results(&t);
+        fast_world_close_trial(&g, &t);
+    }
+}
+
+/* What takes longer is the owner's, whether or not its caller waits. */
+static void started_ops_are_handed_over(void)
+{
+    for (int run = 0; run < 20 * THOROUGHNESS; run++) {
+        fast_world g;
+        trial t;
+        fast_world_open_trial(&g, &t, 2, 1 + random_below(30000));
+        int is_closed = (int)random_below(2);
+        pccl_fast_path_call *call = start_call(&g, &t, 0, is_closed ? LONG_WAIT_MS : random_below(10));
+        pccl_fast_path_result result;
+        if (is_closed)
+            pccl_fast_path_close(g.paths[0]);
+        if (random_below(2))
+            CHECK(pccl_fast_path_wait(g.paths[0], call, &result) == PCCL_FAST_PATH_HANDED_OVER);
+        node_wait(&g.w.nodes[0], PCCL_EVENT_OP_HANDED_OVER, t.number);
+        CHECK(pccl_fast_path_wait(g.paths[0], call, &result) == PCCL_FAST_PATH_HANDED_OVER);
+        pccl_fast_path_forget(g.paths[0], call);
+        if (random_below(2)) {
+            trial_submit_by_owner(&t, &g, 1);
+            trial_leave(&t, &g, 0);
+            trial_leave(&t, &g, 1);
+            trial_check_results(&t);
+        } else {
+            CHECK(pccl_engine_freeze_op(g.w.nodes[0].engine, t.number) == 0);
+            node_wait(&g.w.nodes[0], PCCL_EVENT_OP_FROZEN, t.number);
+            trial_abort(&t, &g.w, 0);
+        }
+        fast_world_close_trial(&g, &t);
+    }
+}
+
+/* The engine goes while a call is started, and perhaps waited for. */
+static void started_calls_outlive_their_engines(void)
+{
+    for (int run = 0; run < 20 * THOROUGHNESS; run++) {
+        fast_world g;
+        trial t;
+        fast_world_open_trial(&g, &t, 2, 1000);
+        pccl_fast_path_call *call = start_call(&g, &t, 0, LONG_WAIT_MS);
+        int is_forgotten = (int)random_below(2);
+        if (is_forgotten)
+            pccl_fast_path_forget(g.paths[0], call);
+        world_close(&g.w);
+        trial_check_inputs_kept(&t, 0);
+        pccl_fast_path_result result;
+        if (!is_forgotten) {
+            CHECK(pccl_fast_path_wait(g.paths[0], call, &result) == PCCL_FAST_PATH_HANDED_OVER);
+            pccl_fast_path_forget(g.paths[0], call);
+        }
+        for (uint32_t rank = 0; rank < 2; rank++)
+            pccl_fast_path_release(g.paths[rank]);
+        trial_close(&t);
+    }
+}
+
 int main(void)
 {
+    RUN(started_ops_are_waited_for);
+    RUN(started_ops_end_without_anybody);
+    RUN(started_ops_are_handed_over);
+    RUN(started_calls_outlive_their_engines);
+    RUN(callers_serve_the_owner);
+    RUN(callers_take_turns);
     RUN(callers_are_completed);
     RUN(callers_and_owners_share_ops);
     RUN(a_long_op_is_handed_over);

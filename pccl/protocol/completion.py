@@ -17,11 +17,13 @@ Three facts carry all that follows:
 
 Hence all peers that live on come to the same end, whatever happens:
 
-    4  A peer is lost. A flush has each survivor stop its ops, after which nothing becomes done and the machine commits
-       nothing by itself, and say which open ops are done and which it has committed by itself in this epoch. The master
-       commits what any survivor has committed, or what all surviving participants are done with, and aborts the rest.
-       If a lost peer had committed an op, all survivors are done with it (2), hence it is committed. If nobody had, the
-       verdict is the same for all because it is the master's.
+    4  A peer is lost. A flush has each survivor stop its ops, after which nothing becomes done, and say which open ops
+       are done and which it has committed by itself in this epoch. The master commits what any survivor has committed,
+       or what all surviving participants are done with, and aborts the rest. If a lost peer had committed an op, all
+       survivors are done with it (2), hence it is committed. If nobody had, the verdict is the same for all because it
+       is the master's. A survivor that has heard DONE from all participants commits even after it has answered, unless
+       it has promised not to: whoever is left has answered that it is done, or will, so the master can only commit. It
+       must not wait for that verdict, for the master may leave with the others, once they have committed their last op.
     5  A commit of the master's own (6) may reach a peer before its engine has said that it is done. The survivor names
        it among those that it has committed, so no flush turns it into an abort.
     6  A participant gives an op up: its caller may, or its engine may refuse the op or find that others call something
@@ -49,7 +51,9 @@ What the master does not hear of such ops it learns otherwise:
     who waits for long      `OpsStalled`; a peer that has said it also says when that op is done, and over (`OpsOver`)
     broken links            `LinkLost` says whether ops were committed since the link was made
     very many tags          a peer that has used them in one epoch starts nothing new once nothing is in flight, and
-                            says so (`TagsUsed`): a new epoch begins, as a rule between two ops
+                            says so (`TagsUsed`): a new epoch begins, as a rule between two ops. Ops of two count at
+                            these two only, so one peer may come to the bound alone: then what others have launched
+                            is aborted, and their next call meets the op that waits for the new epoch
 """
 
 from __future__ import annotations

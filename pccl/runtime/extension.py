@@ -57,7 +57,7 @@ if _is_missing:
     _import_installed()
     from pccl._native import ffi, lib
 
-ABI = 26
+ABI = 28
 
 if lib.pccl_native_abi() != ABI or lib.PCCL_NATIVE_ABI != ABI:
     raise ImportError(

@@ -170,13 +170,11 @@ inline machine_done(p) {
     fi
 }
 
-/* Ops.completed. What keeps a machine from committing by itself: */
+/* Ops.completed. What keeps a machine from committing by itself, also when its ops are stopped: */
 #if defined(WITHOUT_PROMISE)
-#define BOUND(p) HAS(halted, p)
-#elif defined(WITHOUT_HALT)
-#define BOUND(p) HAS(promised, p)
+#define BOUND(p) 0
 #else
-#define BOUND(p) HAS(promised | halted, p)
+#define BOUND(p) HAS(promised, p)
 #endif
 
 inline machine_agreed(p) {

@@ -190,6 +190,28 @@ class EngineFastPath:
         outcome = lib.pccl_fast_path_run(self._native, opening, request.native, uses, wait_ms, result)
         return outcome, result.tx_bytes, result.rx_bytes
 
+    def start(self, opening: int, request: OpRequest, uses: Any, wait_ms: int) -> EngineCall | None:
+        """Submit an op. None if the path has been closed since this opening, and nothing was submitted. When nobody
+        waits for it, its end comes with the engine's events; after `wait_ms` it is handed over."""
+        call = ffi.new("pccl_fast_path_call **")
+        outcome = lib.pccl_fast_path_start(self._native, opening, request.native, uses, wait_ms, call)
+        return EngineCall(self._native, call[0]) if outcome == lib.PCCL_OK else None
+
+
+class EngineCall:
+    """An op that was started on the fast path. Thread-safe."""
+
+    def __init__(self, path: Any, native: Any) -> None:
+        self._path = path
+        self._native = ffi.gc(native, lambda call: lib.pccl_fast_path_forget(path, call))
+
+    def wait(self) -> tuple[int, int, int]:
+        """Wait until the op is over here, and return COMPLETED or HANDED_OVER, and the bytes sent and received. As in
+        `EngineFastPath.run` no signal handler runs meanwhile."""
+        result = ffi.new("pccl_fast_path_result *")
+        outcome = lib.pccl_fast_path_wait(self._path, self._native, result)
+        return outcome, result.tx_bytes, result.rx_bytes
+
 
 def use_counter(uses: int) -> Any:
     """Return a count of a tag's uses that `EngineFastPath.run` reads and advances; the count itself is at index 0."""

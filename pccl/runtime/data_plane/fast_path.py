@@ -14,7 +14,10 @@ until all participants are done, and has its result; the session hears of it lat
    direction.
 3. A tag's first op in an epoch is the machine's. What is launched after an op that came through the fast path finds
    that one counted: see the order in which `engine_bridge` hears of both.
-4. A signal handler may raise at any moment in the caller's thread: before the one call that submits, the op is not
+4. An op may also be started here by a caller that waits later, or never (`start`). Who waits for it is there when the
+   engine completes it; otherwise the session hears of it at once, and ends it. A caller that gives it up asks the
+   session, which takes over before it deals with that: then the op is the session's, if it is not over.
+5. A signal handler may raise at any moment in the caller's thread: before the one call that submits, the op is not
    there; after it, the session hears of it like of any other.
 """
 
@@ -22,10 +25,11 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from pccl.protocol.peer import OpResult, Peer, SubmitOp, pair_start
-from pccl.runtime.data_plane.engine import COMPLETED, HANDED_OVER, EngineFastPath, use_counter
+from pccl.runtime.data_plane.engine import COMPLETED, HANDED_OVER, EngineCall, EngineFastPath, use_counter
 from pccl.runtime.data_plane.engine_threads import first_thread
 from pccl.runtime.data_plane.events import OpFastCompleted, OpHandedOver
 from pccl.runtime.data_plane.interfaces import SessionEngine
@@ -35,9 +39,9 @@ from pccl.runtime.data_plane.pending import OpName, PendingOp
 from pccl.runtime.data_plane.pieces import piece_elements
 from pccl.types import Result
 
-WAIT_MS = 5
+WAIT_MS = 20
 """Time that a caller waits on the fast path, where no signal ends its wait; a longer op becomes the session's."""
-BYTES_MAX = 8 << 20
+BYTES_MAX = 16 << 20
 """Larger ops take longer anyway."""
 
 
@@ -123,9 +127,9 @@ class FastPath:
     def running(self) -> list[PendingOp]:
         return list(self._running.values())
 
-    def run(self, op: PendingOp) -> bool:
+    def run(self, op: PendingOp, waits: bool = True) -> bool:
         """Run an op that nobody else knows yet, and whose tag is the caller's. True: it is committed and over, or the
-        session's from now on. False: it has to be launched."""
+        session's from now on; or, without `waits`, it is started. False: it has to be launched."""
         opening = self._opening
         spec = op.spec
         assert spec is not None
@@ -145,7 +149,7 @@ class FastPath:
             request = self._requests.pop()
         except IndexError:
             request = self._engine.new_request()
-        has_run = self._suits(request, start, op, spec) and self._run(request, opening, op, uses)
+        has_run = self._suits(request, start, op, spec) and self._run(request, opening, op, uses, waits)
         self._requests.append(request)
         return has_run
 
@@ -172,11 +176,13 @@ class FastPath:
         threads = len(self._paths)
         return threads == 1 or request.slices(threads) == 1
 
-    def _run(self, request: OpRequest, opening: _Opening, op: PendingOp, uses: Any) -> bool:
+    def _run(self, request: OpRequest, opening: _Opening, op: PendingOp, uses: Any, waits: bool) -> bool:
         start = opening.start
         thread = first_thread(op.shared_tag, uses[0], len(self._paths))
         op.epoch, op.ring, op.rank = start.epoch, start.ring, start.rank
         self._running[op.op] = op
+        if not waits:
+            return self._start(request, opening.numbers[thread], thread, op, uses)
         outcome, tx_bytes, rx_bytes = self._paths[thread].run(opening.numbers[thread], request, uses, WAIT_MS)
         if outcome == COMPLETED:
             op.finish(_result(op, tx_bytes, rx_bytes))
@@ -185,6 +191,24 @@ class FastPath:
             self.drop(op)
             return False
         return True
+
+    def _start(self, request: OpRequest, opening: int, thread: int, op: PendingOp, uses: Any) -> bool:
+        call = self._paths[thread].start(opening, request, uses, WAIT_MS)
+        if call is None:
+            op.epoch = None
+            self.drop(op)
+            return False
+        op.join = partial(_join, op, call)
+        return True
+
+
+def _join(op: PendingOp, call: EngineCall) -> None:
+    """Wait for an op that was started, until it is over or the session's."""
+    outcome, tx_bytes, rx_bytes = call.wait()
+    if outcome == COMPLETED:
+        op.finish(_result(op, tx_bytes, rx_bytes))
+    else:
+        op.join = None
 
 
 def _result(op: PendingOp, tx_bytes: int, rx_bytes: int) -> OpResult:

@@ -24,6 +24,7 @@ class OpRequest:
         self._segment_bytes = segment_bytes
         self._rank_links: Any = ffi.NULL
         self._counts: tuple[Any, Any] = ffi.NULL, ffi.NULL
+        self._send_parts: Any = ffi.NULL
         self._spread_count = 0
         self.count = 0
         """Elements of the op that it was filled for."""
@@ -92,6 +93,10 @@ class OpRequest:
         if buffers.parts is not None:
             self._counts = ffi.new("uint64_t[]", buffers.parts[0]), ffi.new("uint64_t[]", buffers.parts[1])
         request.send_counts, request.recv_counts = self._counts
+        self._send_parts = ffi.NULL
+        if buffers.send_parts is not None:
+            self._send_parts = ffi.new("void *[]", [ffi.cast("void *", part) for part in buffers.send_parts])
+        request.send_parts = self._send_parts
         request.send = ffi.cast("void *", buffers.send)
         request.recv = ffi.cast("void *", buffers.recv)
 

@@ -29,6 +29,9 @@ class Buffers:
     keep: Any
     parts: tuple[Sequence[int], Sequence[int]] | None = None
     """The elements of an all_to_all that this peer gives to each rank, and those that it gets from each."""
+    send_parts: Sequence[int] | None = None
+    """The addresses of what this peer has for each rank, if that does not lie one behind the other at `send`. Whoever
+    gives up such an op does not have it go on."""
 
 
 class Placement(Protocol):

@@ -63,6 +63,10 @@ class PendingOp:
         self.ring: tuple[int, ...] = ()
         """The participants, once the op has started."""
         self.rank = 0
+        self.join: Callable[[], None] | None = None
+        """Waits, some milliseconds at most, for an op that was started on the fast path; None: there is none."""
+        self.before_over: Callable[[], None] | None = None
+        """Called before anybody sees that the op is over, perhaps more than once."""
         self._buffers: Buffers | None = None
         self._over = Latch()
         self._released = Latch()
@@ -73,7 +77,14 @@ class PendingOp:
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until the op is over. Return False if the time passed first. A signal handler that raises (Ctrl-C) ends
         the wait."""
+        self.join_started()
         return self._over.wait(timeout_s)
+
+    def join_started(self) -> None:
+        """Wait for the op within the engine, if that is possible: it is over then, unless it takes long."""
+        join = self.join
+        if join is not None and not self._over.is_set():
+            join()
 
     async def async_wait(self, timeout_s: float | None = None, *, is_shielded: bool = False) -> None:
         """Wait until the op is over or the time has passed. For coroutines of trio or asyncio, in any thread."""
@@ -154,6 +165,7 @@ class PendingOp:
         assert spec is not None
         buffers = spec.buffers if isinstance(spec.buffers, Buffers) else self._buffers
         assert buffers is not None
+        assert buffers.send_parts is None
         is_root = spec.root is not None and spec.root.peer == peer
         if spec.pair is not None:
             is_root = spec.pair.is_sender
@@ -172,6 +184,9 @@ class PendingOp:
             self.release()
         elif self.is_released:
             self._drop_copy()
+        if self.before_over is not None:
+            self.before_over()
+        self.join = None
         self._over.set()
         self._call_back()
         _wake(self._wakers)

@@ -26,6 +26,7 @@ from pccl.protocol import peer as ps
 from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
+from pccl.protocol.names import peers_named
 from pccl.runtime.network import addresses, handshake
 from pccl.runtime.network.conversation import recognizing
 from pccl.runtime.network.master_addresses import DIAL_S, LEAD_TIMEOUTS, MasterAddresses
@@ -46,6 +47,8 @@ REATTACH_SHARE = 0.5
 REATTACH_PAUSE_S_MIN = 0.02
 """The first pause between two attempts to make a control connection anew."""
 REATTACH_PAUSE_S_MAX = 0.5
+GIVING_UP_S = 0.3
+"""Seconds within which peers that have lost their master together give up."""
 
 _jitter = random.SystemRandom()
 """A source of chance that leaves alone the program's own stream of random numbers, which it may have seeded."""
@@ -91,6 +94,8 @@ class Control:
         """Holds the search for a master. Cancelled when one takes this peer in; its deadline is when the search
         ends."""
         self._heard = trio.Event()
+        self._gone: dict[int, float] = {}
+        """Peers whose links were found lost during the search, and when."""
         self.handlers: Handlers = {ps.SeekMaster: self._seek_master}
         lifetime.at_end(lambda _: self.answered.set())
 
@@ -183,6 +188,9 @@ class Control:
             if isinstance(message, m.Goodbye) and not (machine.run or self._masters.are_all_asked_again):
                 return f"refused: {message.reason}"
             machine.received(message)
+            if isinstance(message, m.StartOver):
+                # A newcomer again: what was asked as a peer of the run does not show that no master leads one.
+                self._masters = self._masters.anew()
             if isinstance(message, m.Elsewhere | m.StartOver | m.Goodbye):
                 refused = "refused: " if isinstance(message, m.Goodbye) else ""
                 self._masters.failed(self._master.address, f"{refused}{message.reason}")
@@ -336,20 +344,40 @@ class Control:
             limit_s = self._options.master_timeout_s
             self._patience = trio.CancelScope(deadline=trio.current_time() + limit_s)
             self._masters = self._masters.anew()
+            self._gone.clear()
             self._lifetime.spawn(self._be_patient, self._patience, effect.reason)
 
     async def _be_patient(self, patience: trio.CancelScope, reason: str) -> None:
         with patience:
-            await trio.sleep_forever()
+            while True:
+                with self._driver.hearing as machine:
+                    self._note_gone(machine)
+                await trio.sleep(GIVING_UP_S)
         if trio.current_time() >= patience.deadline:
             limit_s = self._options.master_timeout_s
             with self._driver.taking_over as machine:
                 tried = self._masters.account()
                 machine.give_up(
                     f"{reason}; no master has taken over within {limit_s:g} s. "
-                    f"{f'Tried {tried}' if tried else 'No attempt at one has ended in that time'}{self._haste(limit_s)}"
+                    f"{f'Tried {tried}' if tried else 'No attempt at one has ended in that time'}"
+                    f"{self._others_lost(machine)}{self._haste(limit_s)}"
                 )
                 self._attending.cancel()
+
+    def _note_gone(self, machine: ps.Peer) -> None:
+        for peer in machine.links.gone:
+            self._gone.setdefault(peer, trio.current_time())
+
+    def _others_lost(self, machine: ps.Peer) -> str:
+        """Return which peers this one has lost besides the master; empty: it has links with all. Links that have just
+        broken are rather those of others who give up as this one does."""
+        self._note_gone(machine)
+        until = trio.current_time() - GIVING_UP_S
+        gone = {peer: why for peer, why in machine.links.gone.items() if self._gone[peer] <= until}
+        if not gone:
+            return ""
+        whom = peers_named(sorted(gone), machine.name_of)
+        return f". The links with {whom} were lost, too: {gone[min(gone)]}"
 
     def _haste(self, limit_s: float) -> str:
         timeout_s = self._driver.facts.peer_timeout_s

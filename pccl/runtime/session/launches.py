@@ -83,17 +83,26 @@ class Launches:
     def launch_waiting(self, op: PendingOp) -> None:
         """Launch an op from a thread that will do nothing but wait for it. It may be over already on return."""
         self._claim_tag(op)
-        try:
-            has_run = self._fast_path.run(op)
-        except Exception as error:
-            # The op may have been submitted: its caller waits for the session, which ends now and restores its buffers.
-            has_run = self._fast_path.has(op)
-            with suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._lifetime.break_off, error)
-        if not has_run:
+        if not self._has_run(op, waits=True):
             self._enqueue(op)
         else:
             self.let_go(op)
+
+    def _has_run(self, op: PendingOp, waits: bool) -> bool:
+        try:
+            return self._fast_path.run(op, waits)
+        except Exception as error:
+            # The op may have been submitted: its caller waits for the session, which ends now and restores its buffers.
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._lifetime.break_off, error)
+            return self._fast_path.has(op)
+
+    def start(self, op: PendingOp) -> None:
+        """Launch an op from a thread that goes on, and will wait for it soon as a rule (`PendingOp.join_started`)."""
+        self._claim_tag(op)
+        op.before_over = lambda: self._table.release_tag(op)
+        if not self._has_run(op, waits=False):
+            self._enqueue(op)
 
     def let_go(self, op: PendingOp) -> None:
         """Free the tag of an op that is over. For the thread that has launched it by `launch_waiting`."""
@@ -204,6 +213,7 @@ class Launches:
             if self._lifetime.failure is None:
                 with self._lifetime.contain:
                     self._driver.hear()
+            self._have_given_up_handed_over()
             with self._driver.after_hearing as machine:
                 for _ in range(launches):
                     self._take_launch(machine)
@@ -212,6 +222,13 @@ class Launches:
             for _ in range(reclaims):
                 with self._driver.after_hearing as machine:
                     self._reclaims.take(machine, *self._reclaimed.popleft())
+
+    def _have_given_up_handed_over(self) -> None:
+        """Have ops handed over that were started on the fast path, and whose callers do not want them any more."""
+        given_up = [*(op for op, _, _ in self._cancelled), *(op for op, _ in self._reclaimed)]
+        if self._lifetime.failure is None and any(map(self._fast_path.has, given_up)):
+            with self._lifetime.contain, self._driver.taking_over:
+                pass
 
     def _take_launch(self, machine: ps.Peer) -> None:
         op = self._next()

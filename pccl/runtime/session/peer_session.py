@@ -75,6 +75,9 @@ ENGINE_DRAIN_S = 5.0
 FAREWELL_S = 1.0
 COUNTING_S = 0.02
 """Time that the engine has to count what links have carried."""
+LOSSES_MAX = 1000
+"""Number of lost peers that are remembered, with the reasons."""
+NO_ANSWER_MEANS = "a firewall drops it, the host is down, or the address is wrong"
 
 
 class PeerSession:
@@ -95,8 +98,8 @@ class PeerSession:
         self.view: ps.View | None = None
         """The installed view. Replaced as a whole: any thread may read it."""
         self.losses: dict[int, str] = {}
-        """The peers that views have left out since this one was accepted, each with the reason. Only grows: any thread
-        may read it."""
+        """The last LOSSES_MAX peers that views have left out since this one was accepted, each with the reason, oldest
+        first. Any thread may copy it."""
         self.is_forgotten = False
         """Whether it belongs to the parent of this process."""
         self.installed = trio.Event()
@@ -400,6 +403,8 @@ class PeerSession:
             self.losses[peer] = reason
             self._logger.info("%s was lost: %s", self.named(peer), reason, extra={"other": peer})
             self._state_sync.lost(peer, reason)
+        for oldest in list(self.losses)[:-LOSSES_MAX]:
+            del self.losses[oldest]
         view = effect.view
         self.view = view
         self._logger.info("view %d: peer %d of group %d, ring %s", view.view, view.peer, view.group, list(view.ring))
@@ -416,10 +421,7 @@ async def _dial_master(address: Address, options: SessionOptions, dial_s: float)
         with trio.fail_after(dial_s):
             return await dial_control(*address, m.SaidByMaster, options.system.dial)
     except trio.TooSlowError:
-        raise ConnectionLost(
-            f"no answer to a connection within {dial_s:.2g} s: a firewall drops it, the host is down, or the address "
-            f"is wrong"
-        ) from None
+        raise ConnectionLost(f"no answer to a connection within {dial_s:.2g} s: {NO_ANSWER_MEANS}") from None
 
 
 async def open_session(

@@ -11,7 +11,7 @@ from pccl.protocol import peer as ps
 from pccl.protocol.messages import OpRef
 from pccl.protocol.peer.ops import STALL_AFTER_S
 from pccl.types import Result
-from tests.protocol.peer.rig import ME, TAG, Rig, commit, completed, meshed, of, said
+from tests.protocol.peer.rig import ME, TAG, Rig, commit, completed, meshed, of, prepare, said
 
 COMMITTED = [ps.OpResult(1, Result.SUCCESS, "", 3, 1, 2), ps.ForgetOp(1)]
 
@@ -34,9 +34,45 @@ def test_own_commits_are_told_at_a_flush(mesh: Rig) -> None:
     mesh.launch(4)
     mesh.done(4)
     mesh.hear(m.Flush(8, 1))
-    assert completed(mesh, 4) == [], "it comes too late to be committed by itself"
     mesh.machine.frozen(1)
     assert said(mesh.effects()) == [m.FlushReply(8, [OpRef(TAG, 3)], [OpRef(TAG, 2)])]
+
+
+@pytest.mark.parametrize("has_answered", [False, True])
+def test_what_all_are_done_with_is_committed_while_ops_are_stopped(mesh: Rig, has_answered: bool) -> None:
+    """The others may have committed it and left, and no master may come any more: nobody else will say so."""
+    mesh.launch(1)
+    mesh.done(1)
+    mesh.hear(m.Flush(8, 1))
+    if has_answered:
+        mesh.machine.frozen(1)
+        assert said(mesh.effects()) == [m.FlushReply(8, [OpRef(TAG, 0)])]
+    assert completed(mesh, 1) == COMMITTED
+    if not has_answered:
+        mesh.machine.frozen(1)
+        assert said(mesh.effects()) == [m.FlushReply(8, [], [OpRef(TAG, 0)])]
+    mesh.hear(prepare([1, 2], 2, commits=[OpRef(TAG, 0)]))
+    assert of(ps.OpResult, mesh.effects()) == []
+
+
+def test_a_promise_is_kept_while_ops_are_stopped(mesh: Rig) -> None:
+    mesh.launch(1)
+    mesh.done(1)
+    mesh.hear(ABORT_VOTE_REQUEST)
+    mesh.hear(m.Flush(8, 1))
+    assert completed(mesh, 1) == []
+
+
+def test_what_a_master_has_committed_is_committed_though_the_session_ends(mesh: Rig) -> None:
+    """Its engine was done while ops were stopped, and the master is lost before the next view."""
+    mesh.launch(1)
+    mesh.hear(ABORT_VOTE_REQUEST)
+    mesh.hear(m.OpsCommit(1, [OpRef(TAG, 0)]))
+    mesh.hear(m.Flush(8, 1))
+    mesh.done(1)
+    mesh.machine.give_up("no master")
+    assert of(ps.EndOp, mesh.effects()) == [ps.EndOp(1, True)]
+    assert [result.code for result in of(ps.OpResult, mesh.ended(1))] == [Result.SUCCESS]
 
 
 def test_a_promise_not_to_commit_is_kept(mesh: Rig) -> None:
