@@ -269,7 +269,8 @@ class CommunicatorMethods(
 
     @property
     def losses(self) -> dict[int, str]:
-        """The peers that have been lost or have left since this one was accepted, by number, each with the reason."""
+        """The peers that have been lost or have left since this one was accepted, by number, each with the reason: the
+        last thousand of them, oldest first."""
         return dict(self._inner.session("losses").losses)
 
     @property

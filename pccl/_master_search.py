@@ -16,12 +16,14 @@ import trio
 
 from pccl.runtime.network.master_addresses import DIAL_S
 from pccl.runtime.session.options import SessionError
+from pccl.runtime.session.peer_session import NO_ANSWER_MEANS
 from pccl.types import Result
 
 REACH_S = 30.0
 """Seconds for which `connect` looks for a master, unless its caller gives a time, or wants more attempts than fit: each
 counts for two intervals."""
 ATTEMPT_INTERVAL_S = 1.0
+TAKEN_ONLY = "a connection is taken there, and nothing is answered"
 
 
 class MasterSearch:
@@ -39,7 +41,8 @@ class MasterSearch:
         self._shared_until = self._began_at + (float("inf") if reach_s is None else reach_s)
         self.ends_at = self._shared_until if is_bound else float("inf")
         """The time at which a master must have answered."""
-        self._last = ""
+        self._standing = f"no answer to a connection so far: {NO_ANSWER_MEANS}"
+        """How far the present attempt has come, or how the last one has ended."""
 
     def begin(self) -> float:
         """Begin an attempt. Return the seconds in which each address must take a connection."""
@@ -51,7 +54,11 @@ class MasterSearch:
 
     def has_failed(self, reason: str) -> None:
         """Note how an attempt has ended."""
-        self._last = reason
+        self._standing = reason
+
+    def has_connected(self) -> None:
+        """Note that something has taken a connection."""
+        self._standing = TAKEN_ONLY
 
     @property
     def is_over(self) -> bool:
@@ -60,8 +67,7 @@ class MasterSearch:
 
     def account(self) -> str:
         """Return in words how it stands."""
-        last = f": {self._last}" if self._last else ""
-        return f"the master at {self._address}, attempt {self.attempts} of {self._attempts_max}{last}"
+        return f"the master at {self._address}, attempt {self.attempts} of {self._attempts_max}: {self._standing}"
 
     def failure(self, reason: str) -> SessionError:
         """Return the error for a search that is over: what was tried, how often, and what to do."""

@@ -17,7 +17,7 @@ import trio
 from pccl import _timeouts
 from pccl._collectives import AsyncCollectiveHandle, CallOf
 from pccl._giving_up import gave_up
-from pccl._master_search import ATTEMPT_INTERVAL_S, REACH_S, MasterSearch
+from pccl._master_search import ATTEMPT_INTERVAL_S, REACH_S, TAKEN_ONLY, MasterSearch
 from pccl._reduce import AsyncReduceHandle
 from pccl._timeouts import Default, Timeout
 from pccl.errors import PCCLError
@@ -67,12 +67,13 @@ class SessionErrors:
 
 
 class _Limit:
-    """A context that is left after a time. Right before, `whom` is asked for whom the call in it waits."""
+    """A context that is left after a time. Right before, `account` is asked for whom the call in it waits, and where to
+    look."""
 
-    def __init__(self, limit_s: float, whom: Callable[[], Awaitable[str]]) -> None:
-        self.whom = ""
+    def __init__(self, limit_s: float, account: Callable[[], Awaitable[tuple[str, str]]]) -> None:
+        self.whom = self.where = ""
         self._limit_s = limit_s
-        self._ask = whom
+        self._ask = account
         self._scope = trio.CancelScope(deadline=trio.current_time() if limit_s <= 0 else float("inf"))
         self._expiry = trio.CancelScope()
 
@@ -93,7 +94,7 @@ class _Limit:
             await trio.sleep(self._limit_s)
             ask_s = ASK_S if self._limit_s > SHORT_S else self._limit_s
             with suppress(Exception), trio.move_on_after(ask_s):  # the text may lack it
-                self.whom = await self._ask()
+                self.whom, self.where = await self._ask()
             self._scope.cancel()
 
 
@@ -166,6 +167,8 @@ class SessionHolder:
             self._obstacle = search.account()
             try:
                 session = await open_session(self._masters, self._options, dial_s)
+                search.has_connected()
+                self._obstacle = search.account()
                 await self._join(session, search)
                 return
             except SessionError as error:
@@ -202,7 +205,7 @@ class SessionHolder:
         if bound.cancelled_caught:
             with trio.CancelScope(shield=True):
                 await session.close()
-            raise search.failure(f"{self.address}: a connection is taken there, and nothing is answered")
+            raise search.failure(f"{self.address}: {TAKEN_ONLY}")
         failure = session.failure
         if failure is not None:
             await session.over.wait()
@@ -303,7 +306,7 @@ class SessionHolder:
         where: str | Callable[[], str],
     ) -> T:
         """Await `call()` for as long as `timeout` allows, then raise TIMEOUT. `whom()` is asked for whom it waits, for
-        the text of that and of the warnings on the way; `where` says where to look."""
+        the texts of that and of the warnings on the way, which `where` ends with where to look."""
         limit_s = self.timeout_s(timeout, func_name)
 
         async def account() -> tuple[str, str]:
@@ -312,10 +315,10 @@ class SessionHolder:
         with waiting(func_name, account, logger):
             if limit_s is None:
                 return await call()
-            with _Limit(limit_s, whom) as limit:
+            with _Limit(limit_s, account) as limit:
                 return await call()
-        text = f"not finished within {limit_s:g} s; it waited for {limit.whom}" if limit.whom else ""
-        raise PCCLError(Result.TIMEOUT, func_name, text or f"not finished within {limit_s:g} s")
+        whom_it_waited_for = f"; it waited for {limit.whom}; {limit.where}" if limit.whom else ""
+        raise PCCLError(Result.TIMEOUT, func_name, f"not finished within {limit_s:g} s{whom_it_waited_for}")
 
     async def joint(self, func_name: str, kind: str, timeout: Timeout) -> int:
         """Make a joint call of `kind` and return its number, whose meaning depends on the kind."""

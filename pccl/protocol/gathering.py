@@ -162,8 +162,11 @@ class Gathering:
     # When it may be led.
 
     def doubts_until(self) -> float:
-        """Return the time until which a majority is needed in any case."""
-        return self.since + DOUBT_TIMEOUTS * self._timeout_s
+        """Return the time until which a majority is needed in any case: those who can go on wait for each other. Who
+        was left out and has waited for longer hurries nobody. inf: none of those who can go on is here."""
+        expected = self.quorum().expected
+        since = next((claim.since for claim in self.claims.values() if claim.peer in expected), inf)
+        return since + DOUBT_TIMEOUTS * self._timeout_s
 
     def needs_majority(self, now: float, is_fenced: bool) -> bool:
         return not is_fenced or now < self.doubts_until()

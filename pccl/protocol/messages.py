@@ -697,8 +697,8 @@ class Prepare(Message, frozen=True):
 
 
 class Trial(Message, frozen=True):
-    """The receiver is a newcomer that was evicted for its links before. It is let in once it can connect to these
-    peers. The answer is Tried."""
+    """The receiver is a newcomer that was evicted for its links before, and is let in once it can connect to these
+    peers; or it is accepted and has no links with them, and these are tried again. The answer is Tried."""
 
     members: list[PeerInfo]
 

@@ -3,7 +3,8 @@
 Rules, in order:
 
 1. Peers must offer the same tensors (names, dtypes, shapes, looseness), else the call fails on all.
-2. RECEIVE_ONLY offers are no candidates. Without any candidate nobody can provide the state.
+2. RECEIVE_ONLY offers are no candidates. Without any candidate nobody can provide the state. A peer whose content was
+   being overwritten when a master was lost offers so, too, with an empty root, whatever its caller has asked for.
 3. While a candidate is an incumbent (it was in the group's last sync), the revision is the highest that an incumbent
    offers: a newcomer cannot outvote incumbents by inventing a revision. It must not be below the revision of the last
    sync: an elected revision never goes back.
@@ -18,7 +19,7 @@ Rules, in order:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from pccl.protocol.messages import SyncOffer, TensorOffer
@@ -26,6 +27,7 @@ from pccl.types import Result, SharedStateSyncStrategy
 
 RECEIVE_ONLY = SharedStateSyncStrategy.RECEIVE_ONLY.value
 SEND_ONLY = SharedStateSyncStrategy.SEND_ONLY.value
+LOST_NAMED_MAX = 4
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,16 @@ class NotElected:
     reason: str
 
 
-def elect(offers: Mapping[int, SyncOffer], incumbents: Collection[int], floor: int | None) -> Elected | NotElected:
+def elect(
+    offers: Mapping[int, SyncOffer],
+    incumbents: Collection[int],
+    floor: int | None,
+    lost: Sequence[tuple[int, str]] = (),
+) -> Elected | NotElected:
     """Elect among the offers of all peers of a group, keyed by peer number (lower: longer accepted).
 
     `incumbents` are the peers of the group's last sync that are still in the group, `floor` is the revision it elected
-    (None before the first).
+    (None before the first), `lost` are the last peers that the group has lost, and why.
     """
     assert offers
     difference = _schema_difference(offers)
@@ -65,10 +72,7 @@ def elect(offers: Mapping[int, SyncOffer], incumbents: Collection[int], floor: i
     by_age = sorted(offers.items(), key=lambda each: (each[0] not in incumbents, each[0]))
     candidates = {peer: offer for peer, offer in by_age if offer.strategy != RECEIVE_ONLY}
     if not candidates:
-        return NotElected(
-            Result.NO_SHARED_STATE_AVAILABLE,
-            "all peers called with RECEIVE_ONLY; at least one must be able to send",
-        )
+        return NotElected(Result.NO_SHARED_STATE_AVAILABLE, _nobody_sends(offers, lost))
     seniors = [peer for peer in candidates if peer in incumbents]
     voters = seniors or list(candidates)
     revision = max(candidates[peer].revision for peer in voters)
@@ -99,6 +103,17 @@ def elect(offers: Mapping[int, SyncOffer], incumbents: Collection[int], floor: i
         content_receivers=frozenset(peer for peer, offer in offers.items() if offer.root != root),
         loose_receivers=frozenset(peer for peer, offer in offers.items() if offer.revision < revision),
         reason=reason,
+    )
+
+
+def _nobody_sends(offers: Mapping[int, SyncOffer], lost: Sequence[tuple[int, str]]) -> str:
+    overwritten = sorted(peer for peer, offer in offers.items() if not offer.root)
+    if not overwritten:
+        return "all peers called with RECEIVE_ONLY; at least one must be able to send"
+    gone = "; ".join(f"peer {peer} is lost: {reason}" for peer, reason in lost[-LOST_NAMED_MAX:])
+    return (
+        f"nobody is left who could send the state: the contents of peers {overwritten} were being overwritten when "
+        f"those who sent it were lost{f' ({gone})' if gone else ''}; load it anew on one of them, and call again"
     )
 
 

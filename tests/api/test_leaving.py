@@ -10,6 +10,7 @@ from functools import partial
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
+from pccl.runtime.session import peer_session
 from tests.support.cluster import SUM, WAIT_S, Background, ones, refusal, run_of, until, waits_at_master
 
 
@@ -29,6 +30,17 @@ def test_who_leaves_says_why() -> None:
             assert error.result is Result.RANK_CONNECTION_LOST
             assert "its disk is full" in str(error)
             assert until(partial(_losses, peer), "the loss is known") == {number: "left: its disk is full"}
+
+
+def test_only_the_last_losses_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer_session, "LOSSES_MAX", 2)
+    with run_of(1) as cluster:
+        for reason in ("first", "second", "third"):
+            (going,) = cluster.join(1)
+            cluster.peers.remove(going)
+            going.close(reason=reason)
+            until(lambda reason=reason: f"left: {reason}" in cluster[0].losses.values(), "the loss is known")
+        assert list(cluster[0].losses.values()) == ["left: second", "left: third"]
 
 
 def test_founders_begin_in_one_view() -> None:

@@ -333,7 +333,7 @@ def test_user_signals_are_passed_on(launch: Launch, number: signal.Signals) -> N
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
 def test_ending_signals_are_passed_on(launch: Launch, number: signal.Signals) -> None:
-    run = launch()
+    run = launch("--grace", "1000")  # on a busy machine it may take Python long to end
     run.process.send_signal(number)
     assert run.wait() == 128 + number
     summary = run.stderr.rest()[-1].removeprefix("pccl launch: 2 of 2 failed: ")

@@ -95,6 +95,32 @@ def test_a_port_that_drops_packets_is_given_up(monkeypatch: pytest.MonkeyPatch, 
     assert f"pccl doctor {address}" in str(error)
 
 
+@pytest.mark.parametrize("attempts", [1, 5])
+def test_a_short_timeout_at_such_a_port_says_where_what_was_tried_and_what_to_do(attempts: int) -> None:
+    with black_hole() as address:
+        error = refusal(partial(Communicator(address).connect, attempts, timeout=0.3))
+    text = str(error)
+    if error.result is Result.TIMEOUT:
+        assert f"not finished within 0.3 s; it waited for the master at {address}, attempt 1 of {attempts}: " in text
+    else:  # the only attempt ends at the same time, and may be first
+        assert error.result is Result.MASTER_CONNECTION_FAILED
+        assert attempts == 1
+        assert f"cannot reach a master at {address}" in text
+    assert "no answer to a connection" in text
+    assert "a firewall drops it, the host is down, or the address is wrong" in text
+    assert f"`pccl doctor {address}` looks for the reason" in text
+
+
+def test_a_short_timeout_at_a_port_that_says_nothing_tells_that_it_takes_connections() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        error = refusal(partial(Communicator(address).connect, timeout=0.3))
+    assert f"the master at {address}, attempt 1 of 5: a connection is taken there, and nothing is answered" in str(
+        error
+    )
+    assert f"`pccl doctor {address}` looks for the reason" in str(error)
+
+
 def test_an_address_that_drops_packets_takes_no_time_from_the_next(
     monkeypatch: pytest.MonkeyPatch, master: MasterNode
 ) -> None:

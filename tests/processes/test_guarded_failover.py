@@ -38,13 +38,19 @@ def _listen(start: Start, address: str = "127.0.0.1:0", standby_of: str = "") ->
     return master, found
 
 
-def _go_on(peers: list[Worker], newcomer: Worker, addresses: str) -> None:
-    """They reduce and sync, and a further peer is let in."""
-    newcomer.begin("connect", master=addresses)
+def _meet(peers: list[Worker], newcomer: Worker) -> None:
+    """They let it in. If it has failed, they wait for ever, so it is heard first."""
     for peer in peers:
         peer.begin("gather", world=len(peers) + 1)
-    for worker in (*peers, newcomer):
-        assert not worker.answer().error
+    for worker in (newcomer, *peers):
+        answer = worker.answer()
+        assert not answer.error, answer.text
+
+
+def _go_on(peers: list[Worker], newcomer: Worker, addresses: str) -> None:
+    """They reduce and sync, and a further peer is let in. It has patience, too: it may be here before them."""
+    newcomer.begin("connect", master=addresses, master_timeout=MASTER_TIMEOUT_S)
+    _meet(peers, newcomer)
     everybody = [*peers, newcomer]
     for seed, worker in enumerate(everybody):
         worker.do("array", name="x", count=COUNT, seed=seed)
@@ -71,6 +77,24 @@ def test_a_standby_takes_over(start: Start, run: Run) -> None:
     peers = run(2, f"{first},{second}", master_timeout=MASTER_TIMEOUT_S)
     primary.kill()
     _go_on(peers, *start(1), f"{first},{second}")
+
+
+def test_a_newcomer_may_come_to_the_standby_before_the_peers(
+    start: Start, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PCCL_LOG_LEVEL", "INFO")
+    primary, first = _listen(start)
+    _, second = _listen(start, standby_of=first)
+    peers = run(2, f"{first},{second}", master_timeout=MASTER_TIMEOUT_S)
+    for peer in peers:
+        peer.stop()
+    primary.kill()
+    (newcomer,) = start(1)
+    newcomer.begin("connect", master=f"{first},{second}", master_timeout=MASTER_TIMEOUT_S)
+    until(lambda: "a standby, which leads no run" in newcomer.stderr, "it is sent away")
+    for peer in peers:
+        peer.resume()
+    _meet(peers, newcomer)
 
 
 @pytest.mark.parametrize(

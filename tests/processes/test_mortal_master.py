@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -148,3 +149,20 @@ def test_a_master_that_was_stopped_for_long_goes_on(start: Start, run: Run) -> N
         _hear_iteration(peer, 0)
     master.resume()
     assert [_ends(peer) for peer in peers] == [_sums(2)] * 2
+
+
+def test_those_who_find_no_master_name_the_peers_that_were_lost_with_it(start: Start, run: Run) -> None:
+    (master,) = start(1)
+    address = master.do("listen", peer_timeout=PEER_TIMEOUT_S)
+    peers = run(4, address, master_timeout=2.0)
+    for lost in (master, peers[0], peers[3]):
+        lost.process.kill()
+    for peer in peers[1:3]:
+        peer.begin("update_topology")
+    for peer in peers[1:3]:
+        answer = peer.answer()
+        assert answer.error == "MASTER_CONNECTION_FAILED"
+        assert "no master has taken over within 2 s" in answer.text
+        _, _, links = answer.text.partition("The links with peers ")
+        for number, lost in ((1, peers[0]), (4, peers[3])):
+            assert re.search(rf"\b{number} \(\S+:{lost.process.pid}\)", links), answer.text

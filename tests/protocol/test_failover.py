@@ -264,6 +264,48 @@ def test_an_end_that_one_has_heard_is_told_to_the_other_and_to_nobody_twice() ->
     assert rig.told(2) == [m.JointResult(4, Result.SUCCESS, call_number=6)]
 
 
+def test_when_all_who_had_the_state_are_lost_with_the_master_the_error_says_who() -> None:
+    """Peers 2 and 3 were fetching it from peer 1. Their callers have offered to send, and what they had is gone."""
+    rig = Rig()
+    for peer in (2, 3):
+        rig.resume(peer)
+        rig.deliver(report_of(peer, view(7, 1, 2, 3)))
+    rig.wait(3 * OPTIONS.peer_timeout_s)
+    flushes = [each for each in rig.effects if isinstance(each, Send) and isinstance(each.message, m.Flush)]
+    rig.answer()
+    for each in flushes:
+        assert isinstance(each.message, m.Flush)
+        rig.say(each.connection, m.FlushReply(each.message.flush, []))
+    for peer in (2, 3):
+        rig.say(peer, m.LinksReady(rig.machine.master.state.view))
+    for peer in (2, 3):
+        rig.say(peer, m.JointCall(1, Kind.SYNC, m.SyncOffer("receive_only", 3, b"", [])))
+    (result,) = rig.told(3)
+    assert isinstance(result, m.JointResult)
+    assert result.code == Result.NO_SHARED_STATE_AVAILABLE
+    assert "RECEIVE_ONLY" not in result.reason
+    assert "peers [2, 3] were being overwritten" in result.reason
+    assert "peer 1 is lost: did not come back" in result.reason
+
+
+def test_who_has_not_heard_yet_that_it_is_accepted_is_not_admitted_again() -> None:
+    """Whoever had heard it is lost: now nobody in the run is accepted, and a view that has the rest is under way."""
+    rig = Rig()
+    for peer in (1, 2, 3):
+        rig.resume(peer, is_accepted=peer == 1)
+    rig.deliver(report_of(1, view(7, 1, 2, 3)))
+    for peer in (2, 3):
+        rig.deliver(report_of(peer, None, prepared(7, 1, 2, 3)))
+    for peer in (2, 3):
+        rig.heartbeat(10 + peer, peer)
+    rig.say(1, m.Leave())
+    views = [message for message in rig.told(2) if isinstance(message, m.Prepare)]
+    assert [ring.peers for message in views for ring in message.rings] == [[2, 3]]
+    for peer in (2, 3):
+        rig.say(peer, m.LinksReady(rig.machine.master.state.view))
+    assert rig.machine.master.accepted == [2, 3]
+
+
 @pytest.mark.parametrize("kind", [Kind.SYNC, Kind.ARE_PEERS_PENDING])
 def test_no_call_ends_without_those_who_have_not_heard_yet_that_they_are_accepted(kind: str) -> None:
     """Whoever has heard it calls, and expects them in the call."""

@@ -141,7 +141,7 @@ class JointCalls:
 
     def _finish_all(self, kind: str, value: int = 0) -> None:
         for group in self._state.groups.values() if kind in Kind.EXCLUSIVE else ():
-            self._verdicts.renew_if_full(group, is_idle=True)
+            self._verdicts.renew_at_rest(group)
         self._waits.finish(self._state.members.values(), kind, value=value)
 
     # Hopeless calls.

@@ -11,6 +11,8 @@ not stand. A pair that fails says nothing about which of the two is ill: that is
     3  The fewest peers are evicted that leave no failed pair, see `topology.fewest_evictions`.
     4  A pair is not judged while one of the two is absent: its return decides.
     5  A peer that was evicted for its links waits for a delay that grows (`probation`).
+    6  A lost link is logged when it has been made anew, or could not be. A peer that leaves closes its links, and often
+       that is heard from the others before its goodbye is.
 """
 
 from __future__ import annotations
@@ -52,6 +54,8 @@ class LinkFailures:
         """The time when it is settled who is evicted for these, whatever is known by then."""
         self._relink: set[Pair] = set()
         """Pairs whose link must be made anew by the next Prepare."""
+        self._untold: dict[Pair, tuple[str, dict[str, int]]] = {}
+        """Lines for the log about lost links, and what these are about, by pair (rule 6)."""
         self._relinks: dict[Pair, int] = {}
         """Number of times that the link of a pair was made anew since an op was committed."""
 
@@ -68,6 +72,7 @@ class LinkFailures:
         """Note that a peer cannot make its link with `other`."""
         group = self._state.group_of(member)
         pair = topology.pair(member.peer, other)
+        self._tell_lost([pair])
         if pair in topology.linked_pairs(group.ring):
             self._liveness.link_cut(member.peer, other)
         if pair in topology.ring_pairs(group.ring):
@@ -99,16 +104,17 @@ class LinkFailures:
         if pair not in topology.linked_pairs(group.ring):
             return
         self._liveness.link_cut(member.peer, message.peer)
+        if message.has_committed:
+            self.ops_committed(group)
+            if pair in self._relink and pair in self._relinks:
+                self._relinks[pair] = 1  # the end that reported this break first had not committed yet
         if pair in self._relink or self._liveness.is_dead(other):
             return
         is_needed = pair in topology.ring_pairs(group.ring)
         if not is_needed and pair in group.linkless:
             return
-        state.log(
-            "warning", f"{member} lost its link to {other}: {message.reason}", {**member.about, "other": message.peer}
-        )
-        if message.has_committed:
-            self.ops_committed(group)
+        text = f"{member} lost its link to {other}: {message.reason}"
+        self._untold[pair] = text, {**member.about, "other": message.peer}
         self._relinks[pair] = self._relinks.get(pair, 0) + 1
         if self._relinks[pair] > RELINKS_MAX and not is_needed:
             group.unreliable.add(pair)
@@ -157,6 +163,15 @@ class LinkFailures:
             if not suspects.isdisjoint(pair)
         )
         return sorted(self._relink.union(others))
+
+    def installed(self) -> None:
+        """Note that the prepared view is in force."""
+        self._tell_lost(self._untold)
+
+    def _tell_lost(self, pairs: Iterable[Pair]) -> None:
+        """Log the links of these pairs that were lost (rule 6)."""
+        for pair in [pair for pair in pairs if pair in self._untold]:
+            self._state.log("warning", *self._untold.pop(pair))
 
     def waits_for_absent(self) -> bool:
         """Whether rule 4 holds a judgement up: an absent peer of a failed pair is not back, and not lost."""
@@ -230,6 +245,7 @@ class LinkFailures:
     def forget(self, peer: int) -> None:
         """Forget a peer that is gone."""
         self._relink = {pair for pair in self._relink if peer not in pair}
+        self._untold = {pair: line for pair, line in self._untold.items() if peer not in pair}
         self._failed = {pair: why for pair, why in self._failed.items() if peer not in pair}
         for pair in [pair for pair in self._relinks if peer in pair]:
             del self._relinks[pair]

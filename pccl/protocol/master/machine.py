@@ -33,6 +33,7 @@ from pccl.protocol.master.joint_calls import JointCalls
 from pccl.protocol.master.leadership import Leadership
 from pccl.protocol.master.link_failures import LinkFailures
 from pccl.protocol.master.liveness import Liveness
+from pccl.protocol.master.missing_links import MissingLinks
 from pccl.protocol.master.op_verdicts import OpVerdicts
 from pccl.protocol.master.ring_change import RingChange
 from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState
@@ -71,7 +72,10 @@ class Master:
         if sites_broken_by:
             self._admission.break_incomplete_sites(sites_broken_by)
         self._links = LinkFailures(state, self._liveness, probation, self._evict)
-        self._verdicts = OpVerdicts(state, self._evict, self._links.ops_committed, self._abort_hopeless)
+        self._missing = MissingLinks(state)
+        self._verdicts = OpVerdicts(
+            state, self._evict, self._links.ops_committed, self._abort_hopeless, self._missing.may_stand
+        )
         waits = Waits(state)
         state_sync = StateSync(state, waits, self._verdicts, self._links)
         self._waits = waits
@@ -79,14 +83,14 @@ class Master:
         self._calls = JointCalls(
             state, waits, self._admission, self._verdicts, state_sync, self._ring_change, self._evict, unheard
         )
-        self._stages = ViewStages(state, self.leadership, self._liveness, self._links, self._calls)
+        self._stages = ViewStages(state, self.leadership, self._liveness, self._links, self._missing, self._calls)
         self._handlers: dict[type[m.Message], Callable[[Member, Any], None]] = {
             m.Leave: self._on_leave,
             m.JointCall: self._calls.enter,
             m.JointCancel: self._calls.cancel,
             m.LinksReady: self._stages.links_ready,
             m.LinkFailed: self._links.link_failed,
-            m.Tried: self._admission.tried,
+            m.Tried: self._on_tried,
             m.LinkLost: self._links.link_lost,
             m.OpsDone: self._verdicts.ops_done,
             m.OpFailed: self._verdicts.op_failed,
@@ -204,6 +208,7 @@ class Master:
             if self.deposed:
                 return state.drain()
         self._admission.begin_trials()
+        self._missing.try_again()
         self._ring_change.expire()
         self._waits.log_long()
         return self._advance()
@@ -214,7 +219,7 @@ class Master:
             return None
         answer_limit_s = self.state.options.answer_limit_s
         times = [asked_at + answer_limit_s for asked_at in islice(self.state.asked_at.values(), 1)]
-        for part in (self._admission, self._liveness, self._waits, self._ring_change):
+        for part in (self._admission, self._liveness, self._missing, self._waits, self._ring_change):
             times += part.deadlines()
         times += [self.evidence_due_at] if self.evidence_due_at is not None else []
         return min(times, default=None)
@@ -373,6 +378,7 @@ class Master:
         self._liveness.forget(member)
         self._admission.forget(member, reason, is_leaving)
         self._links.forget(peer)
+        self._missing.forget(peer)
         self._ring_change.forget(peer)
         how = "lost" if member.accepted else "gone before it was accepted"
         state.log("info", f"{member} {how}: {reason}", member.about)
@@ -413,9 +419,12 @@ class Master:
         return self.state.drain()
 
     def _admit_first(self) -> bool:
-        """Admit whoever waits where nobody is accepted: there is nobody to call update_topology."""
+        """Admit whoever waits where nobody is accepted: there is nobody to call update_topology. Those of a ring that a
+        master before this one has announced are accepted by the view that is under way."""
         change = self.state.change
         if self.state.accepted_count or change.admitting or change.is_preparing:
+            return False
+        if any(group.ring for group in self.state.groups.values()):
             return False
         waiting = self.admissible
         if len(waiting) < self.state.options.founders:
@@ -428,6 +437,12 @@ class Master:
     def _on_leave(self, member: Member, message: m.Leave) -> None:
         self.state.close(member.connection)
         self._remove(member.peer, f"left{': ' + message.reason if message.reason else ''}", is_leaving=True)
+
+    def _on_tried(self, member: Member, message: m.Tried) -> None:
+        if member.accepted:
+            self._missing.tried(member, message)
+        else:
+            self._admission.tried(member, message)
 
     def _on_report(self, member: Member, message: m.Report) -> None:
         state = self.state

@@ -43,13 +43,16 @@ class OpVerdicts:
         evict: Callable[[int, str, Result], None],
         committed: Callable[[Group], None],
         abort_hopeless: Callable[[Group, OpRef, OpenAbortVote], None],
+        may_be_meshed: Callable[[Group], bool],
     ) -> None:
         """`committed` is called with every group in which ops go through. `abort_hopeless` concludes an abort vote that
-        was called for the sake of joint calls."""
+        was called for the sake of joint calls. `may_be_meshed` says whether a group that is no mesh would be one in a
+        new epoch."""
         self._state = state
         self._evict = evict
         self._committed = committed
         self._abort_hopeless = abort_hopeless
+        self._may_be_meshed = may_be_meshed
 
     # What peers say.
 
@@ -116,7 +119,7 @@ class OpVerdicts:
     def tags_used(self, member: Member, message: m.TagsUsed) -> None:
         group = self._running_group(member, message.epoch)
         if group is not None:
-            self._renew(group, message.tags)
+            self._renew(group, f"{message.tags} tags were used in the last one")
 
     def _group(self, member: Member, epoch: int) -> Group | None:
         """Return the peer's group, if the peer means its present epoch."""
@@ -235,12 +238,14 @@ class OpVerdicts:
         known to be in flight, so that as a rule none is aborted by it."""
         tags = group.ledger.tags
         if group.running and completion.is_full(tags, is_idle or not group.ledger.entries):
-            self._renew(group, tags)
+            self._renew(group, f"{tags} tags were used in the last one")
 
-    def _renew(self, group: Group, tags: int) -> None:
-        self._state.log(
-            "info",
-            f"group {group.number} begins a new epoch: {tags} tags were used in the last one",
-            {"group": group.number},
-        )
+    def renew_at_rest(self, group: Group) -> None:
+        """Do as `renew_if_full` while no op is in flight, and also if the group becomes a mesh by that."""
+        self.renew_if_full(group, is_idle=True)
+        if self._may_be_meshed(group):
+            self._renew(group, "its peers can make the links that they have gone without")
+
+    def _renew(self, group: Group, reason: str) -> None:
+        self._state.log("info", f"group {group.number} begins a new epoch: {reason}", {"group": group.number})
         self._state.stop(group)

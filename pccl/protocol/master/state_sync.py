@@ -77,7 +77,9 @@ class StateSync:
             if member.accepted and member.wait is not None and member.wait.offer is not None
         }
         assert len(offers) == group.accepted
-        elected = elect(offers, group.synced, group.revision)
+        losses = self._state.history.losses(self._state.now)
+        lost = [(loss.peer, loss.reason) for loss in losses if loss.group == group.number]
+        elected = elect(offers, group.synced, group.revision, lost)
         if isinstance(elected, NotElected):
             self._waits.finish(members, Kind.SYNC, elected.code, elected.reason)
             return True
@@ -106,5 +108,5 @@ class StateSync:
         waiting = [member for member in members if member.wait is not None]
         group.revision = revision
         group.synced = {member.peer for member in waiting}
-        self._verdicts.renew_if_full(group, is_idle=True)
+        self._verdicts.renew_at_rest(group)
         self._waits.finish(waiting, Kind.SYNC, value=revision)

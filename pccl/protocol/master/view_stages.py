@@ -15,7 +15,8 @@ others cannot take part in. So a change of view runs through three stages, as in
        an older ring is never taken for one of the present.
     3  A small group makes links between all pairs. If they all stand it is a mesh, and ops may take the direct
        algorithm (`Install.is_meshed`), up to a size that depends on the links' speeds (`direct_limit`) as they are
-       known when the ring is installed. A link that is not needed and does not stand costs nothing but that.
+       known when the ring is installed. A link that is not needed and does not stand costs nothing but that. It is
+       tried again (`missing_links`).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from pccl.protocol.master.joint_calls import JointCalls
 from pccl.protocol.master.leadership import Leadership
 from pccl.protocol.master.link_failures import LinkFailures
 from pccl.protocol.master.liveness import Liveness
+from pccl.protocol.master.missing_links import MissingLinks
 from pccl.protocol.master.run_state import Group, Member, RunState
 
 
@@ -39,12 +41,19 @@ class ViewStages:
     """The change of one run to its next view."""
 
     def __init__(
-        self, state: RunState, leadership: Leadership, liveness: Liveness, links: LinkFailures, calls: JointCalls
+        self,
+        state: RunState,
+        leadership: Leadership,
+        liveness: Liveness,
+        links: LinkFailures,
+        missing: MissingLinks,
+        calls: JointCalls,
     ) -> None:
         self._state = state
         self._leadership = leadership
         self._liveness = liveness
         self._links = links
+        self._missing = missing
         self._calls = calls
 
     def step(self) -> bool:
@@ -147,6 +156,7 @@ class ViewStages:
         state.lost.clear()
         self._leadership.installed()
         sizes = ", ".join(f"group {group.number}: {group.ring}" for group in state.groups.values())
+        self._links.installed()
         state.log("info", f"view {state.view} installed; {sizes or 'nobody left'}")
         self._calls.view_installed()
 
@@ -154,6 +164,7 @@ class ViewStages:
         """Let ops start in a group whose ring is in force."""
         group.running = True
         self._liveness.links_made(group)
+        self._missing.formed(group)
         group.linked = topology.linked_pairs(group.ring) - group.linkless
         group.direct_limit = direct_limit(group.ring, self._state.link_metrics)
         group.is_local = self._state.link_metrics.are_on_one_host(group.ring)

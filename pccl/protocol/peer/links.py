@@ -130,6 +130,11 @@ class Links:
             if is_meshed or lost.peer in neighbours(ring, self._own):
                 yield lost
 
+    @property
+    def gone(self) -> dict[int, str]:
+        """The peers whose links were lost since the view was installed, and why."""
+        return {lost.peer: lost.reason for lost in self._broken.values()}
+
     # Views.
 
     def aim(self, view: int, ring: Sequence[int], members: Mapping[int, m.PeerInfo]) -> None:

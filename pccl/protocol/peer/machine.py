@@ -223,8 +223,8 @@ class Peer:
         return "the session is over" if self.is_over else self.links.offered(peer, made_in)
 
     def tried(self, failed: list[tuple[int, str]]) -> None:
-        """Tell the master with whom `TryLinks` did not work, and why."""
-        for _, reason in failed[:1]:
+        """Tell the master with whom `TryLinks` did not work, and why. A newcomer is not let in for it."""
+        for _, reason in failed[:1] if self.view is None else ():
             self.obstacle = f"this peer was evicted for its links before, and they still fail: {reason}"
             self._outbox.act(PeerLog("warning", self.obstacle))
         self._outbox.say(m.Tried([(peer, reason[: m.REASON_CHARACTERS_MAX]) for peer, reason in failed]))
@@ -470,7 +470,7 @@ class Peer:
             self._outbox.say(answer)
 
     def _on_trial(self, message: m.Trial) -> None:
-        if not self.views.last:
+        if self.view is not None or not self.views.last:
             self._outbox.act(TryLinks(message.members, max(LINK_TIMEOUT_S_MIN, self.peer_timeout_s)))
 
     def _on_install(self, message: m.Install) -> None:

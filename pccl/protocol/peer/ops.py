@@ -369,14 +369,17 @@ class Ops:
                 self._outbox.report_done(entry.ref)
 
     def completed(self, op: int) -> None:
-        """Commit an op because all participants are done, unless this peer has promised not to."""
+        """Commit an op because all participants are done, unless this peer has promised not to. Ops may have been
+        stopped meanwhile."""
         entry = self._ops.get(op)
-        if entry is None or entry.verdict is not None or entry.has_voted_abort or not self.is_running:
+        if entry is None or entry.verdict is not None or entry.has_voted_abort:
+            return
+        if entry.state is OpState.SETTLED:
             return
         assert entry.state is OpState.DONE
         assert entry.ref is not None
         self.has_committed = True
-        if entry.stall_reported:
+        if entry.stall_reported and self.is_running:
             self._outbox.report_over(entry.ref)
         self._commit(entry)
 
@@ -493,12 +496,16 @@ class Ops:
             self._outbox.say(m.OpFailed(view.epoch, *ref, *failure, may_be_done=True))
 
     def end(self, code: Result, reason: str) -> None:
-        """End all ops: the session is over. What the engine has comes back later."""
+        """End all ops: the session is over. What the engine has comes back later. What a master has committed, and is
+        done here, is committed."""
         self._halt()
         for op in self._queued:
             self._finish(op, code, reason)
         self._queued.clear()
         for op in list(self._undecided.values()):
-            self._decide(op, code, reason)
+            if op.state is OpState.SETTLED:
+                self._decide(op, Result.SUCCESS, "")
+            else:
+                self._decide(op, code, reason)
         for op in list(self._ops.values()):
             self._stop_awaiting(op)

@@ -85,6 +85,23 @@ def test_links_that_ops_go_through_may_break_any_number_of_times() -> None:
     assert rig.master.accepted == [1, 2]
 
 
+def test_what_the_second_end_has_committed_counts_too() -> None:
+    """An op is not committed at all peers at the same time: the end that reports first may not have it yet."""
+    rig = Rig(0, 0, 0)
+    for _ in range(3 * RELINKS_MAX):
+        view = rig.master.state.view
+        rig.hear(1, m.LinkLost(view, 2, "reset"))
+        rig.answer()
+        view = rig.master.state.view
+        rig.hear(2, m.LinkLost(view, 3, "reset"))
+        flushes = rig.effects
+        rig.hear(3, m.LinkLost(view, 2, "reset", has_committed=True))
+        rig.effects = flushes + rig.effects
+        rig.answer()
+        assert rig.master.state.view == view + 1
+    assert rig.master.accepted == [1, 2, 3]
+
+
 def test_nothing_is_due_while_an_absent_peer_is_waited_for() -> None:
     """Two say that they cannot be linked, and one of them loses its control connection before more is known."""
     rig = Rig(0, 0, 0, 0)
@@ -106,3 +123,23 @@ def test_nothing_is_due_while_an_absent_peer_is_waited_for() -> None:
     assert 2 in rig.master.accepted
     rig.tick(until)
     assert 2 not in rig.master.accepted
+
+
+def test_links_that_end_with_a_goodbye_are_not_reported_as_lost() -> None:
+    """The others notice that it closes its links before the master reads its goodbye."""
+    rig = Rig(0, 0, 0)
+    rig.hear(2, m.LinkLost(rig.master.state.view, 1, "closed by the other side"))
+    asked = rig.effects
+    rig.hear(1, m.Leave(""))
+    rig.effects = asked + rig.effects
+    rig.answer()
+    assert rig.master.ring(0) == [2, 3]
+    assert not rig.master.is_changing
+    assert not [text for text in rig.logged if "lost its link" in text]
+
+
+def test_lost_links_of_peers_that_stay_are_reported() -> None:
+    rig = Rig(0, 0, 0)
+    rig.hear(2, m.LinkLost(rig.master.state.view, 1, "reset"))
+    rig.answer()
+    assert "peer 2 (n2) lost its link to peer 1 (n1): reset" in rig.logged

@@ -7,7 +7,7 @@ import pytest
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.peer.links import GROWN_CONNECTIONS_MAX, LINK_CONNECTIONS_MAX
-from tests.protocol.peer.rig import ME, Rig, of, prepare, said
+from tests.protocol.peer.rig import ME, Rig, member, of, prepare, said
 
 
 def test_offer_from_the_future_is_asked_for_again() -> None:
@@ -201,3 +201,19 @@ def test_op_whose_link_has_just_been_lost_has_none(rig: Rig) -> None:
     rig.effects()
     (submitted,) = of(ps.SubmitOp, rig.launch(1))
     assert (submitted.link_prev, submitted.link_next) == (rig.links[1], 0)
+
+
+def test_accepted_peer_tries_the_links_that_it_lacks_when_it_is_asked() -> None:
+    rig = Rig()
+    rig.join([1, 2, 3])
+    (trial,) = of(ps.TryLinks, rig.hear(m.Trial([member(3)])))
+    assert [each.peer for each in trial.members] == [3]
+    rig.machine.tried([(3, "refused")])
+    assert said(rig.effects()) == [m.Tried([(3, "refused")])]
+    assert rig.machine.obstacle == "", "nothing holds it up"
+
+
+def test_newcomer_that_is_being_admitted_tries_no_links() -> None:
+    rig = Rig()
+    rig.hear(prepare([1, 2, 3], 1))
+    assert of(ps.TryLinks, rig.hear(m.Trial([member(3)]))) == []

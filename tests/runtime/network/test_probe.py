@@ -5,13 +5,15 @@ from __future__ import annotations
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import cast
 
 import pytest
 import trio
+import trio.testing
 
 from pccl.runtime.network import probe
 from pccl.runtime.network.links import LinkError
-from pccl.runtime.network.probe import ProbeError, measure, steady_rate
+from pccl.runtime.network.probe import Measured, ProbeError, measure, steady_rate
 
 
 def arrivals(rates: list[float], step_s: float = 0.05) -> list[tuple[float, int]]:
@@ -69,15 +71,56 @@ async def acceptor(
             nursery.cancel_scope.cancel()
 
 
+class Wire:
+    """One end of a connection in memory, for a clock that jumps: what is sent takes time to leave, and to arrive."""
+
+    def __init__(self, bytes_per_s: float, latency_s: float) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._latency_s = latency_s
+        self._sends, self._arriving = trio.open_memory_channel[tuple[float, bytes]](10**6)
+        self._came = b""
+        self.other = self
+
+    async def send(self, data: bytes | memoryview) -> int:
+        await trio.sleep(len(data) / self._bytes_per_s)
+        self.other._sends.send_nowait((trio.current_time() + self._latency_s, bytes(data)))
+        return len(data)
+
+    async def recv_into(self, buffer: bytearray | memoryview) -> int:
+        if not self._came:
+            arrives_at, self._came = await self._arriving.receive()
+            await trio.sleep_until(arrives_at)
+        count = min(len(buffer), len(self._came))
+        buffer[:count], self._came = self._came[:count], self._came[count:]
+        return count
+
+    def setsockopt(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
 @pytest.mark.parametrize("pulls", [False, True])
 def test_measure(pulls: bool) -> None:
-    async def main() -> None:
-        async with acceptor(lambda sock: probe.serve(sock, pulls)) as dial:
-            found = await measure(dial, 3, pulls)
-        assert found.bytes_per_s > 1e6
-        assert 0 < found.round_trip_s < 1
+    bytes_per_s, latency_s, connections = 1e8, 5e-3, 3
 
-    trio.run(main)
+    async def main() -> Measured:
+        async with trio.open_nursery() as nursery:
+
+            async def dial() -> trio.socket.SocketType:
+                near, far = Wire(bytes_per_s, latency_s), Wire(bytes_per_s, latency_s)
+                near.other, far.other = far, near
+                nursery.start_soon(probe.serve, far, pulls)
+                return cast(trio.socket.SocketType, near)
+
+            found = await measure(dial, connections, pulls)
+            nursery.cancel_scope.cancel()
+        return found
+
+    found = trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    assert found.bytes_per_s == pytest.approx(connections * bytes_per_s, rel=0.1)
+    assert found.round_trip_s == pytest.approx(2 * latency_s, rel=0.1)
 
 
 @pytest.mark.parametrize("pulls", [False, True])
