@@ -5,7 +5,8 @@ imported when the first process group is made.
 
 Some functions of torch.distributed are wrapped, and do what they did for the groups of other backends.
 `monitored_barrier` and `split_group` ask for one of torch's own backends by name, or for a GPU, before they ask the
-group. `send` and `recv` do not tell the group that they wait, which makes a small one cost twice its time.
+group. `send` and `recv` do not tell the group that they wait, which makes a small one cost twice its time. In torch 2.6
+`destroy_process_group` and `_abort_process_group` end groups of NCCL only: what they call for each group is wrapped.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ def register() -> None:
         _extend(distributed, "split_group", _split_group)
         _extend(distributed, "send", _send)
         _extend(distributed, "recv", _recv)
+        _extend(distributed, "_shutdown_backend", _shutdown_backend)
+        _extend(distributed, "_abort_backend", _abort_backend)
     except Exception as error:
         warnings.warn(f"torch.distributed does not take pccl as a backend: {error!r}", RuntimeWarning, stacklevel=2)
 
@@ -107,6 +110,14 @@ def _recv(theirs: Any, tensor: Any, src: Any = None, group: Any = None, tag: int
     rank = c10d._canonicalize_group_rank(ours, src, group_src)
     ours.recv([tensor], rank, tag, waits=True).wait()
     return c10d.get_global_rank(ours, rank) if src is None else src
+
+
+def _shutdown_backend(theirs: Any, group: Any) -> Any:
+    return group.shutdown() if getattr(group, "is_of_pccl", False) else theirs(group)
+
+
+def _abort_backend(theirs: Any, group: Any) -> Any:
+    return group.abort() if getattr(group, "is_of_pccl", False) else theirs(group)
 
 
 def _c10d() -> Any:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from torch._C import _distributed_c10d as c10d
+
 from pccl.torch import profiling
 from pccl.torch.alone import Alone
 from pccl.torch.coalescing import Coalesced, Coalescing
@@ -41,6 +43,11 @@ class Caller:
         self._order = threading.Lock()
         """Held while a call takes its place, so that those of several threads have one order."""
         self._coalescing = Coalescing()
+        self._times = False
+
+    def _enable_collectives_timing(self) -> None:
+        """Measure how long later collectives take, for `Work._get_duration`."""
+        self._times = True
 
     def _call(
         self,
@@ -52,10 +59,12 @@ class Caller:
         is_barrier: bool = False,
         inputs: Sequence[Tensor] | None = None,
         outputs: Sequence[Tensor] | None = None,
-    ) -> PCCLWork | None:
-        """Make a collective, whose plan depends on its lane. None if it was one of several that are waited for
-        together, and its caller would wait for it alone. It reads `inputs` and writes `outputs`; both are `tensors` if
-        they are left out."""
+    ) -> PCCLWork | Coalesced:
+        """Make a collective, whose plan depends on its lane.
+
+        It reads `inputs` and writes `outputs`; both are `tensors` if they are left out. Returns a work of nothing if it
+        was one of several that are waited for together, and its caller would wait for it alone.
+        """
         scheduler = self._scheduler
         waits = not is_async(options)
         use = Use()
@@ -68,14 +77,18 @@ class Caller:
             if profiling.is_on():
                 made = profiling.recorded(title, made, tensors if inputs is None else inputs)
             work = self._work(title, lane, made, tensors, getattr(options, "timeout", timeout))
-            work.use = use
+            work.use, work.number = use, scheduler.calls
+            if self._times:
+                work.be_timed()
             after = scheduler.open_collectives() if is_barrier else ()
             scheduler.enter(work, after)
+        if not waits and c10d._allow_inflight_collective_as_graph_input():
+            work.register(tensors if outputs is None else outputs)
         batch = self._coalescing.batch
         if batch is not None:
             scheduler.go(work, False, after)
             batch.append(work)
-            return None if waits else work
+            return Coalesced([]) if waits else work  # torch 2.6 waits for what each call returns
         scheduler.go(work, waits, after)
         return work
 

@@ -27,6 +27,7 @@ from torch.distributed import ReduceOp as TorchOp
 
 from pccl.torch import collectives, exchanges, sparse
 from pccl.torch.caller import Caller
+from pccl.torch.coalescing import Coalesced
 from pccl.torch.reductions import reduction
 from pccl.torch.tensors import (
     Tensor,
@@ -48,7 +49,7 @@ class CollectiveMethods(Caller):
 
     def allreduce(
         self, tensors: Any, opts: Any = None, op: Any = TorchOp.SUM, timeout: timedelta | None = None
-    ) -> PCCLWork | None:
+    ) -> PCCLWork | Coalesced:
         """Reduce a tensor of each rank, in place. Sparse tensors can be summed up."""
         what = "allreduce"
         opts, op = _options(opts, op, AllreduceOptions, timeout)
@@ -62,7 +63,7 @@ class CollectiveMethods(Caller):
         how = reduction(what, op, given[0].dtype)
         return self._call(what, opts, lambda lane: collectives.all_reduce(self._specs, lane, given, how), given)
 
-    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> PCCLWork | None:
+    def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> PCCLWork | Coalesced:
         """Reduce several tensors of each rank, in place."""
         what = "allreduce_coalesced"
         opts = opts if opts is not None else AllreduceCoalescedOptions()
@@ -83,7 +84,7 @@ class CollectiveMethods(Caller):
         timeout: timedelta | None = None,
         *,
         root: int = 0,
-    ) -> PCCLWork | None:
+    ) -> PCCLWork | Coalesced:
         """Reduce a tensor of each rank into the root's. The others' tensors stay as they are."""
         what = "reduce"
         is_bare = opts is None or isinstance(opts, int)
@@ -104,7 +105,7 @@ class CollectiveMethods(Caller):
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, op: Any = TorchOp.SUM, timeout: timedelta | None = None
-    ) -> PCCLWork | None:
+    ) -> PCCLWork | Coalesced:
         """Reduce lists of tensors, one tensor for each rank."""
         what = "reduce_scatter"
         opts, op = _options(opts, op, ReduceScatterOptions, timeout)
@@ -129,7 +130,7 @@ class CollectiveMethods(Caller):
             inputs=given,
         )
 
-    def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> PCCLWork | None:
+    def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> PCCLWork | Coalesced:
         """Reduce a tensor that has a part for each rank."""
         what = "reduce_scatter_single"
         opts = opts if opts is not None else ReduceScatterOptions()
@@ -147,7 +148,7 @@ class CollectiveMethods(Caller):
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
-    ) -> PCCLWork | None:
+    ) -> PCCLWork | Coalesced:
         """Do several `reduce_scatter_single` at once."""
         what = "reduce_scatter_single_coalesced"
         opts = opts if opts is not None else ReduceScatterOptions()
@@ -186,7 +187,7 @@ class CollectiveMethods(Caller):
 
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int = 0
-    ) -> PCCLWork | None:
+    ) -> PCCLWork | Coalesced:
         """Give all ranks the root's tensor, in place."""
         what = "broadcast"
         opts = _with_root(opts, BroadcastOptions, root, timeout)
@@ -204,7 +205,7 @@ class CollectiveMethods(Caller):
 
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
-    ) -> PCCLWork | None:
+    ) -> PCCLWork | Coalesced:
         """Give all ranks the tensors of all, in lists."""
         what = "allgather"
         opts = _with_timeout(opts, AllgatherOptions, timeout)
@@ -234,7 +235,7 @@ class CollectiveMethods(Caller):
             outputs=flat,
         )
 
-    def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> PCCLWork | None:
+    def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> PCCLWork | Coalesced:
         """Give all ranks the tensors of all, one behind the other."""
         what = "all_gather_single"
         opts = opts if opts is not None else AllgatherOptions()
@@ -247,7 +248,7 @@ class CollectiveMethods(Caller):
 
     def allgather_coalesced(
         self, output_lists: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any = None
-    ) -> PCCLWork | None:
+    ) -> PCCLWork | Coalesced:
         """Give all ranks several tensors of all: a list for each rank."""
         what = "allgather_coalesced"
         opts = opts if opts is not None else AllgatherOptions()
@@ -280,7 +281,7 @@ class CollectiveMethods(Caller):
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
-    ) -> PCCLWork | None:
+    ) -> PCCLWork | Coalesced:
         """Do several `all_gather_single` at once."""
         what = "all_gather_single_coalesced"
         opts = opts if opts is not None else AllgatherOptions()
@@ -304,7 +305,7 @@ class CollectiveMethods(Caller):
         timeout: timedelta | None = None,
         *,
         root: int = 0,
-    ) -> PCCLWork | None:
+    ) -> PCCLWork | Coalesced:
         """Give the root the tensors of all, in a list."""
         what = "gather"
         opts = _with_root(opts, GatherOptions, root, timeout)
@@ -335,7 +336,7 @@ class CollectiveMethods(Caller):
         timeout: timedelta | None = None,
         *,
         root: int = 0,
-    ) -> PCCLWork | None:
+    ) -> PCCLWork | Coalesced:
         """Give each rank a tensor of the root's list."""
         what = "scatter"
         opts = _with_root(opts, ScatterOptions, root, timeout)
@@ -377,7 +378,7 @@ class CollectiveMethods(Caller):
         input_splits: Sequence[int],
         opts: Any = None,
         timeout: timedelta | None = None,
-    ) -> PCCLWork | None:
+    ) -> PCCLWork | Coalesced:
         """Send each rank a part of a tensor, and receive one from each: parts along the first dimension."""
         what = "all_to_all_single"
         opts = _with_timeout(opts, AllToAllOptions, timeout)
@@ -400,7 +401,7 @@ class CollectiveMethods(Caller):
 
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None, timeout: timedelta | None = None
-    ) -> PCCLWork | None:
+    ) -> PCCLWork | Coalesced:
         """Send each rank a tensor of a list, and receive one from each."""
         what = "alltoall"
         opts = _with_timeout(opts, AllToAllOptions, timeout)
@@ -414,7 +415,7 @@ class CollectiveMethods(Caller):
             what, opts, lambda lane: exchanges.all_to_all(self._specs, lane, whole, given), whole, inputs=given
         )
 
-    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> PCCLWork | None:
+    def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> PCCLWork | Coalesced:
         """Wait for all ranks, and for all earlier collectives of this one."""
         opts = _with_timeout(opts, BarrierOptions, timeout)
         return self._call("barrier", opts, lambda lane: collectives.barrier(self._specs, lane), is_barrier=True)

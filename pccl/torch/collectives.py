@@ -179,14 +179,16 @@ def all_gather_lists(specs: Specs, tag: int, outputs: Sequence[Sequence[Tensor]]
     first, count = outputs[0], send.numel() // len(given)
     is_one = len(outputs) == 1 and is_one_array(first)
     rows = len(first), count
-    host = as_one_array(first, rows) if is_one else torch.empty(rows, dtype=send.dtype, device="cpu")
 
     def script() -> Script:
-        yield from all_gathered(specs, tag, send, host)
-        if not is_one:
-            for tensors in outputs:
-                for part, output in zip(host, tensors, strict=True):
-                    put_back(output, part.view(output.shape))
+        if is_one:
+            yield from all_gathered(specs, tag, send, as_one_array(first, rows))
+        else:
+            with specs.scratch.rows(rows, send.dtype) as host:
+                yield from all_gathered(specs, tag, send, host)
+                for tensors in outputs:
+                    for part, output in zip(host, tensors, strict=True):
+                        put_back(output, part.view(output.shape))
         return list(first) if len(outputs) == 1 else [list(tensors) for tensors in outputs]
 
     return Plan(script(), is_one and not specs.positions)

@@ -8,13 +8,31 @@ pccl names processes by peer numbers. A process group knows which rank has which
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from torch.distributed import DistBackendError
 
 from pccl.errors import PCCLError
 from pccl.types import Result
+
+if TYPE_CHECKING:
+    ErrorType = Any
+else:
+    try:
+        from torch._C._distributed_c10d import ErrorType
+    except ImportError:  # torch 2.6
+
+        class ErrorType(enum.Enum):
+            """What has happened to a group, as later versions of torch call it."""
+
+            SUCCESS = 0
+            TIMEOUT = 1
+            COMM_ERROR = 2
+            REMOTE_ERROR = 3
+
 
 FATAL = frozenset(
     {

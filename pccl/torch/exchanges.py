@@ -1,7 +1,7 @@
 """Collectives in which ranks get different parts: gather, scatter and all-to-all, as scripts of ops.
 
-The engine has the parts of an array in the order of the ring. Lists of tensors are joined into one array, unless they
-lie in one already.
+The engine has the parts of an array in the order of the ring. A scatter gives it the root's tensors where they are;
+other lists of tensors are joined into one array, unless they lie in one already.
 """
 
 from __future__ import annotations
@@ -35,21 +35,23 @@ def gather(specs: Specs, lane: int, outputs: Sequence[Tensor], given: Tensor, ro
     """Give the root a tensor of each rank."""
     host = stand_in(given)
     is_root, is_one = specs.rank == root, is_one_array(outputs)
-    whole = host
-    if is_root:
-        rows = specs.size, host.numel()
-        whole = as_one_array(outputs, rows) if is_one else torch.empty(rows, dtype=host.dtype, device="cpu")
+    rows = specs.size, host.numel()
 
     def script() -> Script:
         if not host.numel():
             yield [specs.barrier(lane)]
-            return list(outputs)
-        yield [specs.gather(lane, memory(host), memory(whole), root)]
-        if is_root:
+        elif not is_root:
+            yield [specs.gather(lane, memory(host), memory(host), root)]
+        elif is_one:
+            whole = as_one_array(outputs, rows)
+            yield [specs.gather(lane, memory(host), memory(whole), root)]
             if specs.positions:
                 whole.copy_(whole[specs.positions])
-            if not is_one:
-                for part, output in zip(whole, outputs, strict=True):
+        else:
+            with specs.scratch.rows(rows, host.dtype) as whole:
+                yield [specs.gather(lane, memory(host), memory(whole), root)]
+                for place, part in enumerate(whole):
+                    output = outputs[specs.order[place] if specs.order else place]
                     put_back(output, part.view(output.shape))
         return list(outputs)
 
@@ -59,15 +61,15 @@ def gather(specs: Specs, lane: int, outputs: Sequence[Tensor], given: Tensor, ro
 def scatter(specs: Specs, lane: int, output: Tensor, given: Sequence[Tensor], root: int) -> Plan:
     """Give each rank one of the root's tensors."""
     host = room_for(output)
-    whole = host
-    if specs.rank == root:
-        rows = specs.size, host.numel()
-        whole = as_one_array(given, rows) if is_one_array(given) else joined(given).view(rows)
-        whole = whole[specs.order] if specs.order else whole
+    parts = [stand_in(each) for each in given] if specs.rank == root else []
+    for rank, part in enumerate(parts):
+        if overlap(part, host) and (rank != root or part.data_ptr() != host.data_ptr()):
+            parts[rank] = part.clone()
 
     def script() -> Script:
         count = host.numel()
-        yield [specs.scatter(lane, memory(whole), memory(host), root) if count else specs.barrier(lane)]
+        sent = [memory(each) for each in parts]
+        yield [specs.scatter(lane, sent, memory(host), root) if count else specs.barrier(lane)]
         put_back(output, host)
         return [output]
 

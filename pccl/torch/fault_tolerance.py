@@ -26,7 +26,7 @@ from pccl.errors import PCCLError
 from pccl.torch import ranks_elsewhere
 from pccl.torch.alone import Alone
 from pccl.torch.bootstrap import Meeting
-from pccl.torch.errors import ArgumentError, BackendError, Names
+from pccl.torch.errors import ArgumentError, BackendError, ErrorType, Names
 from pccl.torch.reconfigure import Reconfigurer, World, result_of, why
 from pccl.torch.rendezvous import RendezvousError
 from pccl.torch.scheduler import Scheduler
@@ -166,8 +166,6 @@ class FaultTolerance:
 
     def get_error(self) -> Any:
         """Return what has happened to the group, as an `ErrorType` of c10d."""
-        from torch._C._distributed_c10d import ErrorType
-
         trouble = self._scheduler.trouble()
         if trouble is None or trouble.result is Result.NOT_INITIALIZED:
             return ErrorType.SUCCESS

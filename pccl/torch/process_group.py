@@ -190,6 +190,15 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
     def _has_hooks(self) -> bool:
         return False
 
+    def register_pre_hook(self, hook_id: int, hook: Any) -> None:
+        """Refuse a hook of torch 2.15, which only groups written in C++ can call."""
+        raise NotImplementedError(
+            "a process group of pccl does not call pre-hooks and post-hooks; pccl.torch.PCCLWork and pccl's flight "
+            "recorder show its calls"
+        )
+
+    register_post_hook = register_pre_hook
+
     def __repr__(self) -> str:
         return f"<ProcessGroupPCCL {self._names.group}: rank {self._rank} of {self._size}>"
 

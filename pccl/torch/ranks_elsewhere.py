@@ -34,5 +34,11 @@ def _forget_shardings() -> None:
     for cached in caches:
         if hasattr(cached, "cache_clear"):
             cached.cache_clear()
-    clear = getattr(debug, "_clear_sharding_prop_cache", None) or debug._clear_python_sharding_prop_cache
-    clear()
+    for name, cached in list(vars(propagator).items()):
+        if hasattr(cached, "cache_info") and not hasattr(cached, "cache_clear"):
+            # Its caches, one for each thread, can only be replaced all at once (torch 2.6).
+            setattr(propagator, name, type(cached)(cached.cache.__wrapped__))
+    for name in ("_clear_sharding_prop_cache", "_clear_python_sharding_prop_cache"):
+        if hasattr(debug, name):
+            getattr(debug, name)()
+            break

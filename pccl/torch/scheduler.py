@@ -217,7 +217,10 @@ class Scheduler:
         session = self._communicator._inner.session(title)
         op = session.ops.new(spec)
         with SessionErrors(title):
-            session.ops.launch(op)
+            if spec.pair is not None:
+                session.ops.start(op)
+            else:
+                session.ops.launch(op)
         op.when_over(over)
         return op
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from pccl.protocol.point_to_point import PAIR_TAG_MAX
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair, Root
+from pccl.torch.scratch import Scratch
 from pccl.torch.tensors import Memory
 from pccl.types import Collective, DataType, ReduceOp
 
@@ -46,6 +47,7 @@ class Specs:
         """The rank of each place in the ring; empty: they are the same."""
         self.positions = [] if is_in_order else [tuple(ring).index(peer) for peer in peers]
         """The place in the ring of each rank; empty: they are the same."""
+        self.scratch = Scratch()
 
     def _spec(
         self,
@@ -101,13 +103,19 @@ class Specs:
         count = self.size * send.count
         return self._spec(tag, Collective.GATHER, send, send.address, to, count, keep, root=named)
 
-    def scatter(self, tag: int, send: Memory, recv: Memory, root: int) -> OpSpec:
-        """`send` is the root's, of whom alone it is used."""
-        from_ = send.address if root == self.rank else 0
-        keep = send.owner, recv.owner
+    def scatter(self, tag: int, send: Sequence[Memory], recv: Memory, root: int) -> OpSpec:
+        """`send` has a part for each rank, in their order, and is empty on all ranks but the root."""
+        parts = [send[rank] for rank in self.order] if self.order else send
         named = Root(root, self.peers[root])
-        count = self.size * recv.count
-        return self._spec(tag, Collective.SCATTER, recv, from_, recv.address, count, keep, root=named)
+        addresses = [part.address for part in parts]
+        keep = [part.owner for part in parts], recv.owner
+        first = addresses[0] if addresses else 0
+        buffers = Buffers(first, recv.address, self.size * recv.count, keep, None, addresses or None)
+        fixed = Fixed(buffers, self.size)
+        bytes_of = recv.bytes_of
+        return OpSpec(
+            tag, recv.dtype, ReduceOp.SUM, None, fixed, None, Collective.SCATTER, named, shape=None, bytes_of=bytes_of
+        )
 
     def all_to_all(
         self, tag: int, send: Memory, recv: Memory, outgoing: Sequence[int], incoming: Sequence[int]

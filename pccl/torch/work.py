@@ -19,21 +19,26 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Hashable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
+from torch._C import _distributed_c10d as c10d
 from torch.distributed import Work as TorchWork
 
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.threads.latch import Latch
+from pccl.torch import held_works
 from pccl.torch.errors import BackendError
 from pccl.torch.memory_use import Use
 from pccl.torch.options import seconds
 from pccl.types import Result
 
+WORK_SUCCESS, WORK_TIMEOUT, WORK_COMM_ERROR, WORK_UNKNOWN = 0, 1, 2, 100
+"""c10d's numbers for how a work ended."""
 EXPIRY_S = 1.0
 """Seconds between two attempts to give up a work whose time has passed."""
 
@@ -86,6 +91,8 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         super().__init__()
         self.title = title
         self.lane = lane
+        self.number = 0
+        """Its number among the collectives of its group, from 1 on; 0 if it is none."""
         self.source = -1
         """The rank from which a recv got its tensor; -1 if it is no recv."""
         self.blockers = 0
@@ -111,6 +118,11 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         self._devices = devices
         self._futures: list[Any] = []
         self._callbacks: list[Callable[[], None]] = []
+        self._registered: Sequence[Any] = ()
+        self.is_timed = False
+        self._began_s = self._ended_s = 0.0
+        if held_works.IS_NEEDED:
+            held_works.HELD.hold(self)
 
     # Driving.
 
@@ -145,6 +157,8 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
     def _run_together(self, batch: Sequence[OpSpec]) -> list[PendingOp]:
         over = Latch()
         self._launch(batch, over.set)
+        for op in tuple(self._batch):
+            op.join_started()
         if not over.wait(self._left_s()):
             self._driver.give_up(self._batch, self.title, self._timeout_s)
         if self._failed_launch is not None:
@@ -216,6 +230,8 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         with self._lock:
             if self._done.is_set():
                 return
+            if self.is_timed:
+                self._ended_s = time.monotonic()
             self._value, self._error = value, error
             futures, self._futures = self._futures, []
             callbacks, self._callbacks = self._callbacks, []
@@ -236,6 +252,24 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
                 self._callbacks.append(callback)
                 return
         callback()
+
+    def be_timed(self) -> None:
+        """Measure how long it takes from now on."""
+        self.is_timed, self._began_s = True, time.monotonic()
+
+    def register(self, tensors: Sequence[Any]) -> None:
+        """Let `wait_tensor` of one of the tensors wait for this work: graphs may take them while it is under way."""
+        held_works.HELD.hold(self)
+        self._registered = tensors
+        for tensor in tensors:
+            c10d._register_work(tensor, self)
+
+    def _unregister(self) -> None:
+        tensors, self._registered = self._registered, ()
+        held_works.HELD.let_go(self)
+        for tensor in tensors:
+            with suppress(Exception):  # a failure is for the caller of `wait` to raise
+                torch.ops._c10d_functional.wait_tensor(tensor)  # the only way to have c10d forget it
 
     def _left_s(self) -> float:
         return max(0.0, self.deadline_s - time.monotonic())
@@ -267,6 +301,8 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
             BackendError: as the call failed; or TIMEOUT if `timeout` has passed, and the work goes on.
         """
         done = self._done
+        for op in () if done.is_set() else tuple(self._batch):
+            op.join_started()
         if not done.is_set():
             limit_s = seconds(timeout, 0.0)
             left_s = self._left_s()
@@ -277,6 +313,10 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
             elif not done.wait(left_s):
                 while not done.wait(EXPIRY_S):  # as a rule the scheduler gives it up
                     self.expire()
+        if held_works.IS_NEEDED:
+            held_works.HELD.let_go(self)
+        if self._registered:
+            self._unregister()
         if self._error is not None:
             raise self._error
         return True
@@ -310,12 +350,43 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         """
         over: Any = torch.futures.Future(devices=list(self._devices) or None)
         future = over.then(lambda _: self._delivered())
+        self._complete_later(over)
+        return future
+
+    def get_future_result(self) -> Any:
+        """Return a torch.futures.Future of an integer that says how it ended, as c10d's `WorkResult` numbers it."""
+        over: Any = torch.futures.Future()
+        future = over.then(lambda _: self._how_it_ended())
+        self._complete_later(over)
+        return future
+
+    def _complete_later(self, over: Any) -> None:
+        """Complete a future when the work is over."""
+        if held_works.IS_NEEDED:
+            held_works.HELD.let_go(self)
         with self._lock:
             if not self._done.is_set():
                 self._futures.append(over)
-                return future
+                return
         _complete([over])
-        return future
+
+    def _how_it_ended(self) -> int:
+        if self._error is None:
+            return WORK_SUCCESS
+        if not isinstance(self._error, BackendError):
+            return WORK_UNKNOWN
+        return WORK_TIMEOUT if self._error.result is Result.TIMEOUT else WORK_COMM_ERROR
+
+    def _get_sequence_number(self) -> int:
+        return self.number
+
+    def _get_duration(self) -> float:
+        """Return how many milliseconds it took. RuntimeError if it is not over, or was not to be timed."""
+        if not self.is_timed:
+            raise RuntimeError(f"{self.title} was not timed: call _enable_collectives_timing of its group before it")
+        if not self._done.is_set():
+            raise RuntimeError(f"{self.title} is not over: wait for it first")
+        return (self._ended_s - self._began_s) * 1e3
 
     def _delivered(self) -> Any:
         if self._error is not None:

@@ -6,8 +6,15 @@
 Each process has a group of either backend over all ranks. For each call and size the backends take turns, some dozens
 of rounds; a round is a block of calls one after the other, as many as take about 20 ms, whose time is that of the rank
 that took longest. Shown are the medians of a call in microseconds, and pccl's divided by Gloo's: below 1, pccl is
-faster. The size is that of the whole tensor: what a rank gets from all_gather_into_tensor, and puts into
-reduce_scatter_tensor and all_to_all_single.
+faster. The size is that of the whole tensor: what a rank gets from all_gather, and puts into reduce_scatter_tensor and
+all_to_all_single; what the root of gather gets, and that of scatter gives.
+
+The point-to-point cases are of a tensor of the size between the ranks 0 and 1, and 2 and 3:
+
+    one_way              send on one side, recv on the other
+    ping_pong            there and back
+    isend_irecv          both ways at once, and both are waited for
+    batch_isend_irecv    every rank sends to the next one and receives from the one before
 """
 
 import argparse
@@ -27,7 +34,10 @@ import pccl.torch  # noqa: F401  (registers the backend)
 
 SIZES = ["4KiB", "16KiB", "64KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB"]
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "B": 1}
-CALLS = ["all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_to_all_single", "barrier"]
+COLLECTIVES = ["all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "broadcast", "all_to_all_single"]
+ROOTED = ["reduce", "gather", "scatter", "all_gather"]
+PAIRS = ["one_way", "ping_pong", "isend_irecv", "batch_isend_irecv"]
+CALLS = [*COLLECTIVES, *ROOTED, *PAIRS, "barrier"]
 BACKENDS = ("gloo", "pccl")
 BLOCK_S = 0.02
 
@@ -42,18 +52,60 @@ def size_of(text: str) -> int:
 
 def calls(size_bytes: int) -> dict[str, Call]:
     """The calls to be measured, on float32 tensors of that many bytes."""
-    ranks = dist.get_world_size()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
     whole = torch.ones(size_bytes // 4)
     other = torch.empty_like(whole)
     part = torch.ones(whole.numel() // ranks)
+    parts = [torch.ones_like(part) for _ in range(ranks)]
+    of_root = parts if rank == 0 else None
     return {
         "all_reduce": lambda group: dist.all_reduce(whole, dist.ReduceOp.MAX, group=group),
         "all_gather_into_tensor": lambda group: dist.all_gather_into_tensor(whole, part, group=group),
         "reduce_scatter_tensor": lambda group: dist.reduce_scatter_tensor(part, whole, group=group),
         "broadcast": lambda group: dist.broadcast(whole, src=0, group=group),
         "all_to_all_single": lambda group: dist.all_to_all_single(other, whole, group=group),
+        "reduce": lambda group: dist.reduce(whole, 0, dist.ReduceOp.MAX, group=group),
+        "gather": lambda group: dist.gather(part, of_root, 0, group=group),
+        "scatter": lambda group: dist.scatter(part, of_root, 0, group=group),
+        "all_gather": lambda group: dist.all_gather(parts, part, group=group),
+        **pair_calls(whole, other),
         "barrier": lambda group: dist.barrier(group=group),
     }
+
+
+def pair_calls(whole: torch.Tensor, other: torch.Tensor) -> dict[str, Call]:
+    """The calls between pairs of ranks."""
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    peer, is_first = rank ^ 1, rank % 2 == 0
+
+    def one_way(group: dist.ProcessGroup) -> None:
+        if is_first:
+            dist.send(whole, peer, group)
+        else:
+            dist.recv(other, peer, group)
+
+    def ping_pong(group: dist.ProcessGroup) -> None:
+        if is_first:
+            dist.send(whole, peer, group)
+            dist.recv(other, peer, group)
+        else:
+            dist.recv(other, peer, group)
+            dist.send(whole, peer, group)
+
+    def both_ways(group: dist.ProcessGroup) -> None:
+        works = dist.isend(whole, peer, group), dist.irecv(other, peer, group)
+        for work in works:
+            work.wait()
+
+    def in_a_batch(group: dist.ProcessGroup) -> None:
+        ops = [
+            dist.P2POp(dist.isend, whole, (rank + 1) % ranks, group),
+            dist.P2POp(dist.irecv, other, (rank - 1) % ranks, group),
+        ]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+
+    return {"one_way": one_way, "ping_pong": ping_pong, "isend_irecv": both_ways, "batch_isend_irecv": in_a_batch}
 
 
 def block(call: Call, group: dist.ProcessGroup, times: int) -> float:

@@ -140,6 +140,26 @@ def test_what_only_moves_may_be_of_any_dtype(size: int) -> None:
     on_all(script, size)
 
 
+@pytest.mark.parametrize("count", [3, 300_000])
+def test_scatter_gives_tensors_from_wherever_they_are(count: int) -> None:
+    def script(rank: int) -> bool:
+        spread = torch.arange(2.0 * count)[::2]
+        own = torch.full((count,), 7.0)
+        memory = torch.arange(2.0 * count)
+        given_by_root = [own, spread, *(torch.full((count,), float(each)) for each in range(2, SIZE))]
+        output = own if rank == 0 else torch.empty(count)
+        dist.scatter(output, given_by_root if rank == 0 else None, src=0)
+        expected = [torch.full((count,), 7.0), spread, *given_by_root[2:]]
+        assert equal(output, expected[rank])
+        output = memory[1 : count + 1] if rank == 0 else torch.empty(count)
+        parts = [memory[:count] for _ in range(SIZE)] if rank == 0 else None
+        dist.scatter(output, parts, src=0)
+        assert equal(output, torch.arange(1.0 * count))
+        return True
+
+    on_all(script)
+
+
 @pytest.mark.parametrize("size", [1, SIZE])
 def test_parts_of_a_reduction(size: int) -> None:
     def script(rank: int) -> bool:

@@ -19,9 +19,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-from torch._C._distributed_c10d import ErrorType  # noqa: E402
 
 from pccl.torch import ArgumentError, BackendError, ProcessGroupPCCL  # noqa: E402
+from pccl.torch.errors import ErrorType  # noqa: E402
 from tests.support.cluster import WAIT_S, Background, together, until  # noqa: E402
 from tests.torch.ranks import run_ranks, worlds  # noqa: E402
 
@@ -265,6 +265,7 @@ def test_a_group_of_a_store_can_be_reconfigured(ranks: Ranks) -> None:
                 pg.shutdown()
 
 
+@pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")  # torch 2.6
 def test_tensors_of_a_mesh_have_their_new_place_after_a_reconfigure() -> None:
     """torch keeps what it knows of a mesh, and takes a mesh of as many ranks for the same one."""
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh

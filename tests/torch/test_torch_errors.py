@@ -35,6 +35,14 @@ def test_a_process_is_named_once() -> None:
     assert names("a:1", "b:2", "c:3").ranks_in("peers 5 (vm:70), 4 (vm:71)") == "rank 11 (b:2), rank 12 (c:3)"
 
 
+def test_ranks_lost_with_the_master_are_named() -> None:
+    said = "no master has taken over within 5 s. The links with peers 4 (vm:70), 5 (vm:71) were lost, too: reset"
+    error = names("a:1", "b:2", "c:3").failure(
+        "allreduce", PCCLError(Result.MASTER_CONNECTION_FAILED, "allreduce", said)
+    )
+    assert "The links with rank 12 (c:3), rank 11 (b:2) were lost, too: reset; this process group" in str(error)
+
+
 def test_a_timeout_has_the_words_that_programs_look_for() -> None:
     error = names().failure("barrier", PCCLError(Result.TIMEOUT, "barrier", "peer 5 has not called it"))
     assert re.search(" (Timed out|closed|timeout) ", str(error))

@@ -85,7 +85,7 @@ def test_a_call_that_others_do_not_make_fails_when_its_time_is_over() -> None:
             return ""
         try:
             with pytest.raises(pccl.torch.BackendError) as caught:
-                dist.barrier(timeout=timedelta(seconds=0.3))
+                dist.group.WORLD.barrier(timeout=timedelta(seconds=0.3)).wait()
         finally:
             is_over.set()
         return str(caught.value)
@@ -97,6 +97,8 @@ def test_a_call_that_others_do_not_make_fails_when_its_time_is_over() -> None:
 
 
 def test_a_lost_rank_is_named_and_ends_the_group() -> None:
+    both_have_failed = threading.Barrier(2)
+
     def script(rank: int) -> list[str]:
         if rank == 1:
             dist.destroy_process_group()
@@ -107,6 +109,7 @@ def test_a_lost_rank_is_named_and_ends_the_group() -> None:
             with pytest.raises(pccl.torch.BackendError) as caught:
                 dist.all_reduce(tensor)
             texts.append(str(caught.value))
+        both_have_failed.wait(timeout=30)  # the first to leave would be lost to the other, too
         assert caught.value.lost == (1,)
         assert tensor.tolist() == [1, 1, 1]
         return texts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 
@@ -151,3 +152,48 @@ def test_a_rank_that_leaves_does_not_disturb_two_others() -> None:
         return [found[0].item(), late[0].item()]
 
     assert run_ranks(size, script)[0] == [1.0, 2.0]
+
+
+def test_a_recv_that_was_just_started_can_be_given_up() -> None:
+    """Also while it is on the fast path, which takes the later ops of a tag."""
+    is_over = threading.Event()
+
+    def script(rank: int) -> str:
+        tensor = torch.zeros(4)
+        for number in range(4):
+            if rank == 0:
+                dist.irecv(tensor, 1).wait()
+                assert tensor.tolist() == [float(number)] * 4
+            else:
+                dist.isend(torch.full((4,), float(number)), 0).wait()
+        if rank == 1:
+            assert is_over.wait(60)
+            return ""
+        work = dist.irecv(tensor, 1)
+        work.limit(0.0)
+        work.expire()
+        try:
+            with pytest.raises(pccl.torch.BackendError) as caught:
+                work.wait()
+        finally:
+            is_over.set()
+        assert tensor.tolist() == [3.0] * 4
+        return str(caught.value)
+
+    assert "gave up" in run_ranks(2, script)[0]
+
+
+def test_a_started_send_ends_for_whoever_only_looks() -> None:
+    def script(rank: int) -> list[float]:
+        got = []
+        for number in range(6):
+            tensor = torch.full((4,), float(number))
+            work = dist.isend(tensor, 1) if rank == 0 else dist.irecv(tensor, 0)
+            if number % 2:
+                work.get_future().wait()
+            while not work.is_completed():
+                time.sleep(0)
+            got.append(tensor[0].item())
+        return got
+
+    assert run_ranks(2, script)[1] == [float(number) for number in range(6)]

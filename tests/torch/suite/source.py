@@ -9,6 +9,7 @@ import ast
 import importlib.machinery
 import importlib.util
 import sys
+import threading
 from types import CodeType, ModuleType
 
 MODULE = "torch.testing._internal.distributed.distributed_test"
@@ -87,6 +88,19 @@ def load(backend: str) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[MODULE] = module
     loader.exec_module(module)
-    for table in ("PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS"):
-        getattr(module, table).append(dist.Backend(backend))
+    if _are_events_kept():
+        for table in ("PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS"):
+            getattr(module, table).append(dist.Backend(backend))
     return module
+
+
+def _are_events_kept() -> bool:
+    """Whether the profiler has what began in one thread and ended in another: in torch 2.6 and 2.7 it is lost."""
+    import torch
+
+    with torch.autograd.profiler.profile() as profile:
+        handle = torch.autograd._record_function_with_args_enter("event")
+        thread = threading.Thread(target=torch.autograd._record_function_with_args_exit, args=(handle,))
+        thread.start()
+        thread.join()
+    return any(event.name == "event" for event in profile.function_events)

@@ -1,0 +1,141 @@
+"""What c10d asks a work besides whether it is over: its number, its time, how it ended, and who else waits for it."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+from torch._C import _distributed_c10d as c10d  # noqa: E402
+
+from pccl.torch import BackendError, held_works  # noqa: E402
+from tests.torch.ranks import run_ranks, worlds  # noqa: E402
+
+
+def test_works_have_the_numbers_of_their_calls() -> None:
+    def script(rank: int) -> list[int]:
+        group = dist.distributed_c10d._get_default_group()
+        works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(3)]
+        numbers = [work._get_sequence_number() for work in works]
+        assert group._get_sequence_number_for_group() == 3
+        for work in works:
+            work.wait()
+        return numbers
+
+    with worlds():
+        assert run_ranks(2, script) == [[1, 2, 3]] * 2
+
+
+def test_works_tell_how_long_they_took_if_they_were_to_be_timed() -> None:
+    def script(rank: int) -> float:
+        untimed = dist.all_reduce(torch.ones(1), async_op=True)
+        untimed.wait()
+        dist.distributed_c10d._get_default_group()._enable_collectives_timing()
+        with pytest.raises(RuntimeError, match="_enable_collectives_timing"):
+            untimed._get_duration()
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        work.wait()
+        return float(work._get_duration())
+
+    with worlds():
+        for duration_ms in run_ranks(2, script):
+            assert math.isfinite(duration_ms)
+            assert duration_ms > 0
+
+
+def test_a_future_tells_how_a_work_ended() -> None:
+    def script(rank: int) -> list[int]:
+        good = dist.all_reduce(torch.ones(1), async_op=True).get_future_result().wait()
+        dist.barrier()
+        if rank == 1:
+            return [good]
+        group = dist.distributed_c10d._get_default_group()
+        group.set_timeout(timedelta(seconds=0.3))
+        late = dist.all_reduce(torch.ones(1), async_op=True)
+        return [good, late.get_future_result().wait()]
+
+    with worlds():
+        assert run_ranks(2, script, ends=False) == [[0, 1], [0]]
+
+
+def test_a_work_in_flight_is_registered_where_graphs_take_its_tensor() -> None:
+    tensor = torch.ones(2)
+
+    def script(rank: int) -> bool:
+        if rank == 1:
+            dist.all_reduce(torch.ones(2))
+            return True
+        c10d._set_allow_inflight_collective_as_graph_input(True)
+        try:
+            before = c10d._get_work_registry_size()
+            work = dist.all_reduce(tensor, async_op=True)
+            assert c10d._get_work_registry_size() == before + 1
+            work.wait()
+            assert c10d._get_work_registry_size() == before
+            return bool((tensor == 2).all())
+        finally:
+            c10d._set_allow_inflight_collective_as_graph_input(False)
+
+    held = len(held_works.HELD)
+    with worlds():
+        assert run_ranks(2, script) == [True, True]
+    assert len(held_works.HELD) == held
+
+
+def test_waiting_for_the_tensor_waits_for_its_work() -> None:
+    def script(rank: int) -> list[float]:
+        tensor = torch.ones(2)
+        if rank == 1:
+            dist.all_reduce(tensor)
+            return [float(each) for each in tensor]
+        c10d._set_allow_inflight_collective_as_graph_input(True)
+        try:
+            dist.all_reduce(tensor, async_op=True)  # nobody holds the work
+        finally:
+            c10d._set_allow_inflight_collective_as_graph_input(False)
+        torch.ops._c10d_functional.wait_tensor(tensor)
+        return [float(each) for each in tensor]
+
+    with worlds():
+        assert run_ranks(2, script) == [[2.0, 2.0]] * 2
+
+
+def test_hooks_that_would_not_be_called_are_refused() -> None:
+    def script(rank: int) -> bool:
+        group = dist.distributed_c10d._get_default_group()
+        for register in (group.register_pre_hook, group.register_post_hook):
+            with pytest.raises(NotImplementedError, match="hooks"):
+                register(1, print)
+        return True
+
+    with worlds():
+        assert run_ranks(2, script) == [True, True]
+
+
+def test_a_failure_is_a_failure_also_where_graphs_take_the_tensors() -> None:
+    """All of the tensors are forgotten then, and the error is the one that `wait` raises anywhere."""
+
+    def script(rank: int) -> str:
+        dist.barrier()
+        if rank == 1:
+            return ""
+        group = dist.distributed_c10d._get_default_group()
+        group.set_timeout(timedelta(seconds=0.3))
+        before = c10d._get_work_registry_size()
+        c10d._set_allow_inflight_collective_as_graph_input(True)
+        try:
+            work = group.allreduce_coalesced([torch.ones(1), torch.ones(2)])
+        finally:
+            c10d._set_allow_inflight_collective_as_graph_input(False)
+        assert c10d._get_work_registry_size() == before + 2
+        with pytest.raises(BackendError, match=r"[Tt]imed out") as caught:
+            work.wait()
+        assert c10d._get_work_registry_size() == before
+        return str(caught.value)
+
+    with worlds():
+        assert "rank 0" in run_ranks(2, script, ends=False)[0]
