@@ -51,7 +51,7 @@ class ControlPlane:
     def accept(self, control: Control) -> None:
         control.is_known = True
         connected = control.host.machine.connected(
-            control.number, f"10.0.0.{control.number}", self._scene.clock(control.host)
+            control.number, control.node.host or f"10.0.0.{control.number}", self._scene.clock(control.host)
         )
         self._masters.carry_out(control.host, connected)
 
@@ -112,6 +112,8 @@ class ControlPlane:
         """Have the master find a connection closed whose session may go on."""
         if control.has_opened and not control.is_over:
             host = control.host
+            if control is control.node.control:
+                self._scene.checks.absent.add(control.node)
             detached = host.machine.detached(control.number, "connection reset", self._scene.clock(host))
             self._masters.carry_out(host, detached)
         else:
@@ -152,6 +154,9 @@ class ControlPlane:
                 if isinstance(message, m.OpAbort) and node.machine.ops.uses.is_overtaken(message.tag):
                     node.uses[message.epoch, message.tag] = node.machine.uses_of(message.tag)
                 node.leaves_at = self._leaves_at(node, message)
+                if isinstance(message, m.StartOver):
+                    node.asked = 0
+                    node.tried.clear()
                 if isinstance(message, m.Welcome | m.Resumed):
                     node.masterless_since = None
                     node.tried.clear()
@@ -159,6 +164,7 @@ class ControlPlane:
             if is_sent_away:
                 break
         self._peers.settle(node)
+        self._scene.checks.has_heard(node)
         node.resume_deferred()
 
     def _leaves_at(self, node: Node, message: m.FromMaster) -> float | None:
@@ -174,7 +180,7 @@ class ControlPlane:
 
     def may_reattach(self, control: Control) -> bool:
         host, node = control.host, control.node
-        if host.is_wedged:
+        if host.is_wedged or node.is_walled_in:
             return False
         return host.is_dead or (self._scene.reaches(node, host) and self._scene.network.passes(host.name, node.name))
 
@@ -189,6 +195,7 @@ class ControlPlane:
             self._lose_master(node, "the master does not know the session")
             return
         control.reattach()
+        self._scene.checks.absent.discard(node)
         self._masters.carry_out(host, host.machine.reattached(control.number, self._scene.clock(host)))
 
     def may_dial(self, node: Node) -> bool:
@@ -225,7 +232,7 @@ class ControlPlane:
             [],
             node.port,
             node.machine.connections,
-            node.name,
+            node.alias or node.name,
             masters=scene.addresses,
             may_found=node.asked >= scene.addresses,
             site=node.site,
@@ -237,7 +244,11 @@ class ControlPlane:
         """Have those without a master try all again, and give up in the end."""
         scene = self._scene
         for node in scene.nodes:
-            node.tried.clear()
+            if not scene.searches_in_turn:
+                node.tried.clear()
+            elif len(node.tried) >= scene.addresses:
+                node.tried.clear()
+                node.has_waited = False
         for node in scene.alive:
             since, control = node.masterless_since, node.control
             if node.is_frozen:
@@ -260,7 +271,7 @@ class ControlPlane:
     def _is_impatient(self, node: Node, control: Control) -> bool:
         """Whether a node waits no longer at a master that leads nothing."""
         scene = self._scene
-        if scene.options.founders > 1:
+        if scene.options.founders > 1 or scene.searches_in_turn:
             return node.leaves_at is not None and scene.now >= node.leaves_at
         return (scene.now - control.opened_at) * node.rate >= 2 * scene.peer_timeout_s
 
@@ -273,6 +284,8 @@ class ControlPlane:
 
     def _to_master(self, node: Node, effect: ps.ToMaster) -> None:
         message = effect.message
+        if node.control is not None:
+            self._scene.checks.says(node, message)
         self.send(node, message)
         if isinstance(message, m.JointCall):
             assert node.in_call is None or node.machine.term > 1

@@ -169,7 +169,7 @@ class Engines:
             assert effect is not None or key in node.keys.values(), (
                 f"{node} hears that {key} is done and has no such op"
             )
-            if effect is not None and not self._is_stopped(node, key):
+            if effect is not None and (key in node.held or not self._is_stopped(node, key)):
                 self._note_done(node, effect, frame.done)
             return
         if effect is None:

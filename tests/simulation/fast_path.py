@@ -28,6 +28,8 @@ class FastPath:
     """The ops that run here, and whether their results are there."""
     submissions: dict[int, ps.SubmitOp] = field(default_factory=dict)
     """The submission of each op that ever came through."""
+    ran: set[tuple[int, int, int]] = field(default_factory=set)
+    """Epoch, tag and sequence of the ops of which the machine has heard that they were completed here."""
 
     def submission(self, machine: ps.Peer, op: int, tag: int) -> ps.SubmitOp | None:
         """Let an op with this tag through, if it may. None: it may not."""
@@ -65,5 +67,6 @@ class FastPath:
         made = self.submissions[op]
         if kind == "ran":
             machine.op_fast_completed(made.tag, made.sequence)
+            self.ran.add((made.epoch, made.tag, made.sequence))
         else:
             machine.op_handed_over(op, made.tag, made.sequence, now)

@@ -102,6 +102,7 @@ class Heartbeats:
 
     def reset(self, node: Node) -> None:
         """Reset a node's connection. It makes another when time passes."""
+        self.note()
         host = node.heartbeat_host
         if node.heartbeat and host is not None:
             connection = node.heartbeat
@@ -118,7 +119,7 @@ class Heartbeats:
 
     def _dial(self, node: Node) -> None:
         scene, host = self._scene, node.heartbeat_host
-        if node.heartbeat or not node.is_reachable or host is None:
+        if node.heartbeat or node.is_walled_in or not node.is_reachable or host is None:
             return
         if scene.is_one_name:
             host = scene.hosts[node.route]

@@ -168,6 +168,10 @@ class Links:
         if node.is_reachable and node.machine.link_connected(number) and number in node.links:
             wire.ends[node.name] = number
             link = node.links[number]
+            other = wire.other(node)
+            theirs = other.links.get(wire.ends.get(other.name, 0))
+            made_in = theirs.effect.made_in if theirs is not None else link.effect.made_in
+            assert made_in == link.effect.made_in, f"a link of {node} and {other} has ends of different views"
             link.wires.append(wire)
             link.is_complete = link.is_complete or len(link.wires) == link.effect.connections
             if wire.closed_by:

@@ -38,6 +38,10 @@ class Node:
     """The seconds of its own clock in a second."""
     route: int = 0
     """The master behind the name, where there is one name for all."""
+    host: str = ""
+    """The address of its host, if several have the same."""
+    alias: str = ""
+    """The name that it gives, if it is another one."""
     asked: int = 0
     """The number of masters that it has asked in its present search."""
     group: int = 0
@@ -57,6 +61,8 @@ class Node:
     """Stopped, as by SIGSTOP: what it has sent still travels."""
     unfinished: list[ps.Effect] = field(default_factory=list)
     """The effects of its machine that it was stopped before."""
+    is_walled_in: bool = False
+    """It can open no connection to its master. Those that it has go on."""
     is_hung: bool = False
     """It is frozen but for its heartbeat, as by code that lets no other thread into Python."""
     heartbeat: int = 0

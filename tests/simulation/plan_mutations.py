@@ -22,6 +22,8 @@ from tests.simulation.plan import (
 MUTATIONS_MAX = 4
 """The number of mutations of one plan, at most."""
 STEPS_MAX = 200
+NEW_TRIAL_SHARE = 0.7
+"""The probability that another trial follows."""
 FAILOVER_SHARE = 0.4
 """The probability that a step which is put in is one that happens to masters."""
 
@@ -32,7 +34,8 @@ def mutate(plan: Plan, other: Plan, rng: random.Random) -> Plan:
     """Return a plan like this one, for which parts of another one may be taken."""
     for _ in range(rng.randint(1, MUTATIONS_MAX)):
         plan = rng.choice(_MUTATIONS)(plan, other, rng)
-    return plan._replace(steps=plan.steps[:STEPS_MAX])
+    trial = rng.randrange(1, SEEDS) if rng.random() < NEW_TRIAL_SHARE else plan.trial
+    return plan._replace(steps=plan.steps[:STEPS_MAX], trial=trial)
 
 
 def _on_steps(change: Callable[[Steps, random.Random], Steps]) -> Callable[[Plan, Plan, random.Random], Plan]:

@@ -60,6 +60,9 @@ class Scene:
         """All masters are behind one name, which leads each node to one of them."""
         self.addresses = 1 if is_one_name else max(1, masters)
         """The number of master addresses that nodes know."""
+        self.searches_in_turn = False
+        """Nodes that look for a master stay at each for as long as those do that ship, and then ask the next one.
+        Otherwise they stay for longer, begin with the first again when time passes, and so miss each other more."""
         self._clocks = clocks
         self.hosts = [MasterHost(name, Failover("run-1", options)) for name in MASTERS[: max(1, masters)]]
         for host in self.hosts:
@@ -70,7 +73,9 @@ class Scene:
         self.network = Network()
         self.events = Events(self.network)
         is_fenced = memory is Memory.DISK and len(self.hosts) == 1
-        self.checks = Checks(self.nodes, self.addresses, is_one_name, is_fenced)
+        self.checks = Checks(
+            self.nodes, self.addresses, is_one_name, is_fenced, lambda: self.now, self.options.founders
+        )
         self.dooms: dict[str, Doom] = {}
         """Processes that will be stopped or killed between two effects of their machines, by the names of nodes and
         masters."""

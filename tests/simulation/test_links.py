@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol.master.link_failures import RELINKS_MAX
+from pccl.protocol.master.missing_links import RETRY_S
 from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
@@ -167,6 +169,28 @@ def test_pair_without_a_link_costs_the_mesh_and_nobody_a_place(world: World) -> 
     assert all(len(node.view.ring) == 4 for node in (*nodes, fourth))
     assert not any(node.view.is_meshed for node in (*nodes, fourth))
     assert world.reduce([*nodes, fourth]) == [Result.SUCCESS] * 4
+
+
+def test_pair_without_a_link_makes_it_with_a_joint_call_once_it_can(world: World) -> None:
+    nodes = world.join(0, 0, 0)
+    nodes += [world.add()]
+    world.run()
+    ring = nodes[0].view.ring
+    world.network.unreachable = {frozenset((nodes[3].name, f"n{ring[1]}"))}
+    world.admit_all()
+    view = nodes[0].view
+    world.wait(RETRY_S)
+    world.run()
+    assert world.reduce(nodes) == [Result.SUCCESS] * 4
+    world.network.unreachable = set()
+    world.wait(2 * RETRY_S)
+    world.run()
+    assert world.reduce(nodes) == [Result.SUCCESS] * 4
+    assert [node.view for node in nodes] == [dataclasses.replace(view, peer=node.number) for node in nodes]
+    assert world.call_all(nodes, Kind.UPDATE_TOPOLOGY) == [Result.SUCCESS] * 4
+    world.run()
+    assert all(node.view.is_meshed and node.view.ring == view.ring for node in nodes)
+    assert world.reduce(nodes) == [Result.SUCCESS] * 4
 
 
 def test_link_that_did_not_last_is_watched_again_once_it_is_needed(world: World) -> None:

@@ -251,6 +251,26 @@ def test_any_number_of_tags_that_never_pause(world: World, monkeypatch: pytest.M
     assert nodes[0].view.epoch > 10
 
 
+def test_two_that_have_used_many_tags_by_themselves_begin_an_epoch_for_all(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third has launched the op already, which is aborted. Its next call meets those of the two."""
+    monkeypatch.setattr("pccl.protocol.completion.TAGS_MAX", 20)
+    a, b, c = world.join(0, 0, 0)
+    for tag in range(11):
+        ops = [(a, world.launch(a, tag, pair=(b, True))), (b, world.launch(b, tag, pair=(a, False)))]
+        world.run()
+        assert [node.result(op) for node, op in ops] == [Result.SUCCESS] * 2
+    early = world.launch(c, 99)
+    ops = [(node, world.launch(node, 99)) for node in (a, b)]
+    world.run()
+    assert c.result(early) is Result.RANK_CONNECTION_LOST
+    assert a.view.world_size == 3
+    ops.append((c, world.launch(c, 99)))
+    world.run()
+    assert [node.result(op) for node, op in ops] == [Result.SUCCESS] * 3
+
+
 # Of two.
 
 

@@ -62,6 +62,7 @@ plans = st.builds(
     st.integers(0, MASTERS_MAX),
     st.just(()),
     st.integers(1, 2),
+    st.integers(0, 100),
 )
 
 

@@ -45,8 +45,8 @@ def test_plans_made_of_others_play(seed: int) -> None:
 
 def test_a_plan_without_traits_is_read_as_it_was_written() -> None:
     plan = Plan.of_seed(5, masters=2, traits=(DRIFT,))
-    *shorter, _, _ = plan.dumps().rsplit(",", 2)
-    assert Plan.loads(f"{','.join(shorter)}]") == plan._replace(traits=(), founders=1)
+    *shorter, _, _, _ = plan.dumps().rsplit(",", 3)
+    assert Plan.loads(f"{','.join(shorter)}]") == plan._replace(traits=(), founders=1, trial=0)
 
 
 def test_steering_keeps_the_plans_that_reach_something_new(monkeypatch: pytest.MonkeyPatch) -> None:

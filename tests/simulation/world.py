@@ -102,11 +102,13 @@ class World(Scene):
         self.send(node, self.control_plane.hello(node))
         return node
 
-    def connect(self, group: int = 0, connections: int = 2) -> Node:
-        """Add a peer that is connected and has not said Hello yet."""
+    def connect(self, group: int = 0, connections: int = 2, host: str = "", alias: str = "") -> Node:
+        """Add a peer that is connected and has not said Hello yet. `host` and `alias` are its host's address and the
+        name that it gives, if it is not to have some of its own."""
         number = len(self.nodes) + 1
         machine = ps.Peer(group, connections, may_grow=self.real is not None, outlives_masters=self.masters > 0)
         node = Node(f"n{number}", 1000 + number, machine, group=group)
+        node.host, node.alias = host, alias
         node.rate = self.draw_rate()
         node.route = self.pick(list(range(len(self.hosts)))) if self.is_one_name else 0
         if self.real is not None:
@@ -126,6 +128,8 @@ class World(Scene):
 
     def send(self, node: Node, message: m.Message | bytes) -> None:
         """Send a message to its master in a peer's name."""
+        if not isinstance(message, m.Hello) or node.number:
+            self.checks.strangers.add(node)
         self.control_plane.send(node, message)
 
     def launch(
@@ -226,6 +230,13 @@ class World(Scene):
                     return
                 self.wait(max(0.0, min(due + self.heartbeats.due()) - self.now))
         raise AssertionError("the run does not come to rest")
+
+    def run_while_any(self, steps_max: int = 100_000) -> None:
+        """Deliver until nothing is left to deliver now, though time would bring more."""
+        for _ in range(steps_max):
+            if not self.step():
+                return
+        raise AssertionError("there is always something to deliver")
 
     def run_until(self, condition: Callable[[], object], steps_max: int = 100_000) -> None:
         """Deliver until something is so."""

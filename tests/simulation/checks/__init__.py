@@ -9,6 +9,8 @@ which are the simulation's own. It raises AssertionError for what must not be.
     verdicts      how ops end
     joint_calls   how joint calls end, and the contents after syncs
     rings         rings that searches find
+    testimony     what peers say of themselves
+    conduct       what masters say, and why
     rest          waits that nothing will end
 
 What cannot be judged from outside is left to the tests of the machines: whether a master that could go on waits for
@@ -18,13 +20,18 @@ that happens only inside of one turn of a machine.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from pccl.protocol import messages as m
+from pccl.protocol import peer as ps
 from pccl.types import Result
+from tests.simulation.checks.conduct import Conduct
 from tests.simulation.checks.facts import Facts, IsLinked, Leader
 from tests.simulation.checks.joint_calls import JointCalls
 from tests.simulation.checks.leaders import Leaders, speaks
 from tests.simulation.checks.rest import Rest
 from tests.simulation.checks.rings import check_ring
+from tests.simulation.checks.testimony import Testimony
 from tests.simulation.checks.verdicts import Verdicts
 from tests.simulation.checks.views import Views
 from tests.simulation.connections import Control
@@ -34,28 +41,41 @@ __all__ = ["Checks", "check_ring"]
 
 
 class Checks:
-    def __init__(self, nodes: list[Node], addresses: int, is_one_name: bool, is_fenced: bool) -> None:
-        """`is_fenced`: there is one master at a time, and it keeps on disk what it did."""
+    def __init__(
+        self,
+        nodes: list[Node],
+        addresses: int,
+        is_one_name: bool,
+        is_fenced: bool,
+        now: Callable[[], float] = lambda: 0.0,
+        founders: int = 1,
+    ) -> None:
+        """`is_fenced`: there is one master at a time, and it keeps on disk what it did. `now` tells the time."""
         self._facts = Facts(nodes, addresses, is_one_name)
         self._leaders = Leaders(self._facts, is_fenced)
         self._views = Views(self._facts)
         self._verdicts = Verdicts(self._facts)
         self._calls = JointCalls(self._facts)
         self._rest = Rest(self._facts, self._verdicts)
+        self._testimony = Testimony(self._facts)
+        self._conduct = Conduct(self._facts, now, founders)
+        self.absent, self.strangers = self._conduct.absent, self._conduct.strangers
         self._taking_over: Leader | None = None
         """The master that is just taking a run over."""
         self._accepted: list[Node] = []
         """The peers that the master whose turn it is led before its turn, but for those that it has let go of."""
         self._results: list[tuple[Node, m.JointResult]] = []
         """The joint results of this turn."""
-        self.op_result = self._verdicts.result
         self.installed = self._views.installed
         self.agreement = self._verdicts.agreement
+        self.says = self._testimony.says
+        self.has_heard = self._testimony.turn_ends
 
     # Masters.
 
     def turn_begins(self, process: int) -> None:
         """Note that a master is about to say what one event has led to."""
+        self._conduct.turn_begins()
         self._accepted = [
             node
             for node in self._facts.nodes
@@ -64,6 +84,7 @@ class Checks:
 
     def turn_ends(self, is_whole: bool) -> None:
         """Check what a master has said in its turn. `is_whole`: it was not stopped before it had said all."""
+        self._conduct.turn_ends(is_whole)
         if self._taking_over is not None:
             leader, self._taking_over = self._taking_over, None
             self._accepted = [node for node, _ in leader.followers if node.is_accepted and node.is_known]
@@ -83,6 +104,8 @@ class Checks:
                 self._accepted = [each for each in self._accepted if each is not node]
             return
         speaks(node, process, message)
+        if isinstance(message, m.Welcome | m.Resumed):
+            self.absent.discard(node)
         if isinstance(message, m.Welcome):
             self._welcome(node, control, process, message)
         elif isinstance(message, m.Resumed):
@@ -102,6 +125,7 @@ class Checks:
             self._results.append((node, message))
             # Whom the master lets go of after that, as when it is deposed by a further loss, has its result.
             self._accepted = [each for each in self._accepted if each.is_known]
+        self._conduct.says(node, process, message)
 
     def _welcome(self, node: Node, control: Control, process: int, message: m.Welcome) -> None:
         node.former_numbers.append(node.number)
@@ -112,6 +136,7 @@ class Checks:
 
     def _resumed(self, node: Node, control: Control, process: int, message: m.Resumed) -> None:
         leader, is_new = self._facts.led(node, control, process, node.run, message.term)
+        self._conduct.resumed(node, process)
         self._leaders.takes_on(node, leader)
         self._facts.has_failed_over = True
         if is_new and not self._facts.is_one_name:
@@ -122,6 +147,9 @@ class Checks:
 
     def received(self, node: Node, process: int, message: m.Message) -> None:
         """Note what a master hears."""
+        self._conduct.received(node, process, message)
+        if isinstance(message, m.Vote):
+            self._conduct.reported(node, process, message.report)
         if isinstance(message, m.FlushReply):
             self._verdicts.replied(node, process, message)
         elif isinstance(message, m.JointCall) and message.offer is not None:
@@ -129,6 +157,7 @@ class Checks:
 
     def gone(self, control: Control) -> None:
         """Note that a connection is over at a master: it has lost its peer, evicted it or let it go."""
+        self.absent.discard(control.node)
         if control is control.node.led_over:
             control.node.is_known = False
             self._verdicts.note_survivors()
@@ -137,6 +166,7 @@ class Checks:
 
     def heard(self, node: Node, message: m.Message) -> None:
         """Note what a peer hears."""
+        self._testimony.heard(node, message)
         if isinstance(message, m.Prepare):
             node.prepared_epoch = next(
                 (ring.epoch for ring in message.rings if node.number in ring.peers), node.prepared_epoch
@@ -152,6 +182,12 @@ class Checks:
         elif isinstance(message, m.JointResult):
             node.call_heard = max(node.call_heard, message.call_number)
 
+    def op_result(self, node: Node, effect: ps.OpResult, end: ps.Ended | None) -> None:
+        """Check a result that a caller hears. `end` is the end of the session where that comes at once with it."""
+        if effect.code is Result.SUCCESS and effect.op in node.keys:
+            self._testimony.succeeds(node, node.keys[effect.op])
+        self._verdicts.result(node, effect, end)
+
     def commit(self, node: Node, key: Key) -> None:
         """Check an op that a peer commits."""
         self._verdicts.commit(node, key)
@@ -160,6 +196,11 @@ class Checks:
 
     def rest(self, accepted: list[Node], is_linked: IsLinked, may_ops_wait: bool) -> None:
         self._rest.check(accepted, is_linked, may_ops_wait)
+
+    @property
+    def largest_view(self) -> int:
+        """The number of peers of the largest view that was announced."""
+        return max(map(len, self._facts.listed.values()), default=0)
 
     @property
     def verdicts(self) -> dict[Key, dict[str, Result]]:

@@ -36,6 +36,8 @@ class Views:
         if before is None or view.epoch != before.epoch:
             assert node.ready == view.view, f"{node} is in view {view.view} and has not said LinksReady"
         node.views.append(view)
+        again = {peer for peer, _ in effect.lost} & {peer for peer, _ in node.lost}
+        assert not again, f"{node} is told again that {again} are lost"
         node.lost += effect.lost
 
     def puts_in_force(self, message: m.Install) -> None:

@@ -432,6 +432,10 @@ class RealEngines:
         for report in reports:
             if report[0] == "detached":
                 self._detached(node, report[1])
+            elif report[0] == "stopped":
+                node.stopped.add(node.keys[report[1]])
+            elif report[0] == "refused":
+                node.refuses.add(report[1])
         return [report for report in reports if report[0] != "detached"]
 
     def _hear_done(self) -> None:

@@ -1,0 +1,79 @@
+"""A newcomer that has to start over joins the run that is there, with the sessions that ship."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from pccl.protocol.founding import Beginning
+from tests.simulation.session.program import Caller
+from tests.simulation.session.world import World, play
+
+PEERS = 2
+SOON_S = 40.0
+
+
+class _Calm(Caller):
+    """It joins once, and lets others in when it is told to."""
+
+    is_in = False
+    lets_in = False
+    world_size = 0
+
+    async def run(self) -> None:
+        comm = self._process.communicator(self._plan.masters, SOON_S, "", 1)
+        await comm.connect(timeout=SOON_S)
+        self.is_in = True
+        while not self._plan.is_over:
+            if self.lets_in:
+                await comm.update_topology()
+            self.world_size = comm.world_size
+            self.progress += 1
+            await trio.sleep(0.1)
+        await comm.close()
+
+
+def test_who_is_to_start_over_founds_no_run_beside_the_one_that_is_led_on() -> None:
+    """The standby that leads says that the view was never in force which was to accept it. The other master, begun
+    anew, knows of no run, and may be asked to found one only by who has heard from the standby that it leads none."""
+    world = World(seed=1, masters=2, new_caller=_Calm)
+    primary, standby = world.master_hosts
+
+    async def faults(world: World) -> None:
+        world.start_master(primary, Beginning.FOUND, is_standby=False)
+        world.start_master(standby, Beginning.FOUND, is_standby=True)
+        members = [_caller(world) for _ in range(PEERS)]
+        members[0].lets_in = True
+        await _until(lambda: all(member.world_size == PEERS for member in members))
+        members[0].lets_in = False
+        newcomer = _caller(world)
+        await trio.sleep(1.0)
+        world.network.cut("10.0.0.3", standby)
+        world.network.cut(standby, "10.0.0.3")
+        world.masters[primary].kill()
+        await trio.sleep(8.0)
+        world.network.mend()
+        world.start_master(primary, Beginning.UNKNOWN, is_standby=False)
+        await trio.sleep(12.0)
+        assert not newcomer.is_in, "it is in a run that nobody has let it into"
+        for member in members:
+            member.lets_in = True
+        await _until(lambda: newcomer.is_in)
+        newcomer.lets_in = True
+        await _until(lambda: all(caller.world_size == PEERS + 1 for caller in [*members, newcomer]))
+
+    play(world, faults)
+
+
+def _caller(world: World) -> _Calm:
+    caller = world.callers[world.start_peer()]
+    assert isinstance(caller, _Calm)
+    return caller
+
+
+async def _until(condition: Callable[[], bool]) -> None:
+    end_s = trio.current_time() + SOON_S
+    while not condition():
+        assert trio.current_time() < end_s
+        await trio.sleep(0.05)

@@ -1,0 +1,91 @@
+"""Trials: with all else well, a few things happen of which it is known exactly what must come of them.
+
+After a random schedule little more can be asked than that everybody agrees, and goes on in the end. So when faults have
+stopped, and the run is whole again, a trial of a kind drawn by chance follows. Its world is known, so promises can be
+held to the letter:
+
+    nobody to whom nothing happens is told to start over, or put out of the run
+    whoever is lost is named, and nobody else is
+    what all take part in succeeds, though its master has died in the middle of it
+    who waits for a master is led within the time that the documents give
+
+Each trial leaves the run whole.
+"""
+
+from __future__ import annotations
+
+import random
+from copy import copy
+
+from tests.simulation.trials.base import Trial
+from tests.simulation.trials.founders import Founders, OtherVersion
+from tests.simulation.trials.founding import Heirs, Newcomers
+from tests.simulation.trials.interruptions import Departures, Few, Outage, Standstill
+from tests.simulation.trials.membership import (
+    AbsentNewcomer,
+    BrokenConnections,
+    Deaths,
+    NoHeartbeats,
+    SilentNewcomer,
+    SilentNewcomers,
+    Sites,
+    Strangers,
+)
+from tests.simulation.trials.ousted import Ousted
+from tests.simulation.trials.probation import Probation
+from tests.simulation.trials.renewal import Renewal
+from tests.simulation.trials.split_vote import SplitVote
+from tests.simulation.trials.succession import Succession
+from tests.simulation.trials.torn import TornView
+from tests.simulation.world import World
+
+__all__ = ["MEMBERSHIP", "OUTLIVING", "Trial", "play_trial"]
+
+OUTLIVING: tuple[type[Trial], ...] = (
+    Succession,
+    Standstill,
+    Outage,
+    Few,
+    Departures,
+    Newcomers,
+    Heirs,
+    TornView,
+    Ousted,
+    OtherVersion,
+    SplitVote,
+)
+"""Trials of runs that outlive their masters."""
+MEMBERSHIP: tuple[type[Trial], ...] = (
+    BrokenConnections,
+    BrokenConnections,
+    Deaths,
+    Deaths,
+    NoHeartbeats,
+    SilentNewcomer,
+    SilentNewcomers,
+    AbsentNewcomer,
+    Sites,
+    Strangers,
+    Strangers,
+    Probation,
+    Renewal,
+)
+"""Trials of any run."""
+MEMBERSHIP_SHARE = 0.6
+"""The probability that one of these follows in a run that outlives its masters."""
+
+
+def play_trial(world: World, rng: random.Random, slack: float, groups: int) -> None:
+    """Play one trial in a run that is whole. The slowest clock may take `slack` seconds for one of its own."""
+    chance = random.Random(f"members {copy(rng).random()}")  # whatever the trials before draw
+    trials = OUTLIVING if world.masters else ()
+    if trials and world.options.founders > 1:
+        trials = (*trials, Founders)
+    if trials:
+        trial = rng.choices(trials, [2 if trial is Succession else 1 for trial in trials])[0](world, rng, slack, groups)
+        if trial.gather():
+            trial.play()
+    if world.real is None and (not world.masters or chance.random() < MEMBERSHIP_SHARE):
+        trial = chance.choice(MEMBERSHIP)(world, chance, slack, groups)
+        if world.accepted and trial.gather():
+            trial.play()

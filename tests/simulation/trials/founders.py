@@ -1,0 +1,111 @@
+"""Founders whose master stands still or dies before the run is founded, and masters of another version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pccl.protocol import messages as m
+from pccl.protocol.failover import Failover
+from pccl.protocol.founding import BIRTH_MARGIN_S, HOLD_S
+from pccl.protocol.master.effects import Close, Effect, Send
+from pccl.types import Result
+from tests.simulation.trials.base import MARGIN_S, SEARCH_TIMEOUTS, Trial
+
+
+class Founders(Trial):
+    """All have left, and several newcomers found a run together. Their master stands still or dies before all are
+    there: who need not start over does not, and who must is told so soon."""
+
+    def play(self) -> None:
+        world, rng = self._world, self._rng
+        host = world.hosts[0]
+        for each in world.hosts[1:]:
+            if not each.is_dead and each.is_leading:
+                return  # a standby founds no run
+        for node in world.alive:
+            world.leave(node)
+        world.run()
+        if not host.is_dead:
+            world.kill_master(host)
+        world.restart_master(host)  # in a run that had a view in force others might lead
+        self._pass(self._timeout_s + BIRTH_MARGIN_S)
+        count = world.options.founders
+        founders = [world.add(rng.randrange(self._groups)) for _ in range(count - 1)]
+        self._until(lambda: all(node.number for node in founders))
+        numbers = {node: node.number for node in founders}
+        if rng.random() < 0.6:
+            world.freeze_master(host)
+            self._pass(rng.choice((0.6, 0.8)) * self._timeout_s / self._slack**2)
+            world.thaw_master(host)
+            self._drain()
+            self._pass(0.2 * self._timeout_s)
+            for node in founders:
+                assert node.number == numbers[node], f"{node} has to start over, and its master stood still only"
+                assert node.masterless_since is None, f"{node} has lost its master, which stood still only"
+        else:
+            said = len(world.from_masters)
+            world.kill_master(host)
+            others = [each for each in world.hosts if each is not host and not each.is_dead]
+            if others:
+                self._pass((2 + SEARCH_TIMEOUTS / 3) * self._timeout_s * self._slack)
+                told = {name for name, message in world.from_masters[said:] if isinstance(message, m.StartOver)}
+                for node in founders:
+                    assert node.name in told, f"{node} was never accepted, and nobody has it start over"
+            world.restart_master(host)
+        world.add(rng.randrange(self._groups))
+        self._until(lambda: bool(world.accepted))
+        self._be_whole()
+
+    def _until(self, condition: Callable[[], bool]) -> None:
+        """Wait for what must come about where nothing stands in its way."""
+        world = self._world
+        end_at = world.now + (4 * self._timeout_s + BIRTH_MARGIN_S + HOLD_S + 2 * MARGIN_S) * self._slack
+        self._drain()
+        while not condition():
+            assert world.now <= end_at, f"{world.alive} do not found a run"
+            self._let_time_pass()
+
+
+class OtherVersion(Trial):
+    """The master has died, and something of another version is at its address for a while. It sends all away, in words
+    that end nobody's session, since it does not know the run."""
+
+    def play(self) -> None:
+        world, rng = self._world, self._rng
+        peers = world.accepted
+        run = peers[0].run
+        host = next(host for host in world.hosts if host.is_leading)
+        world.kill_master(host, rng.choice((0, 1)))
+        others = [each for each in world.hosts if each is not host]
+        for each in others:
+            if not each.is_dead:
+                world.kill_master(each)
+        strange = [host, *(each for each in others if rng.random() < 0.5)]
+        for each in strange:
+            world.restart_master(each)
+            each.machine = _Stranger("strange")
+            each.seen = each.machine.master
+        self._pass(rng.choice((0.5, 2.0, 4.0)) * self._timeout_s)
+        for node in peers:
+            assert node.ended is None, f"{node} believes a stranger: {node.ended}"
+        for each in strange:
+            world.kill_master(each)
+        for each in world.hosts:
+            if each.is_dead:
+                world.restart_master(each)
+        bound_s = MARGIN_S + self._timeout_s + (SEARCH_TIMEOUTS * self._timeout_s if world.addresses > 1 else 0.0)
+        self._all_are_led(peers, run, bound_s * self._slack)
+        self._be_whole()
+
+
+class _Stranger(Failover):
+    """It refuses everybody, as a master of another version does."""
+
+    def received(self, connection: int, message: m.FromPeer, now: float) -> list[Effect]:
+        if isinstance(message, m.HeartbeatHello):
+            return super().received(connection, message, now)
+        if self.master.host_of(connection) is None:
+            return []
+        self.master.disconnected(connection, "refused", now)
+        text = "this master speaks protocol 1; install the same version of pccl on both"
+        return [Send(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text)), Close(connection)]

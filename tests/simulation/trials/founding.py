@@ -1,0 +1,100 @@
+"""Newcomers find masters before the peers of a run are back, or in their place. One run must not become two."""
+
+from __future__ import annotations
+
+from pccl.protocol.founding import BIRTH_MARGIN_S, END_TIMEOUTS, HOLD_S
+from tests.simulation.master_host import Memory
+from tests.simulation.node import Node
+from tests.simulation.scene import MASTER_TIMEOUT_S
+from tests.simulation.trials.base import MARGIN_S, SEARCH_TIMEOUTS, Trial
+
+FLAP_S = 1.0
+"""Seconds for which a peer is there that goes again."""
+
+
+class Newcomers(Trial):
+    """All masters have ended and begin anew, and newcomers are there before the peers: those go on all the same."""
+
+    def play(self) -> None:
+        world, rng = self._world, self._rng
+        peers = world.accepted
+        n, run = len(peers), peers[0].run
+        safe_s = self._timeout_s + BIRTH_MARGIN_S  # a master without a record lets nobody found a run for so long
+        if self._is_fenced:
+            safe_s = END_TIMEOUTS * self._timeout_s
+        count = rng.randint(1, n + 1)
+        if self._is_fenced and count < n:
+            safe_s = MASTER_TIMEOUT_S  # it knows of more peers than those that have come
+        away_s = rng.choice((0.2, 0.6, 0.85)) * safe_s / self._slack**2
+        for host in world.hosts:
+            if not host.is_dead:
+                world.kill_master(host)
+        flapping = rng.random() < 0.5
+        stays = flapping and not self._is_fenced and n > 2 and rng.random() < 0.5
+        if stays:
+            # While one of them is here nobody founds a run, however long the others take.
+            away_s = rng.choice((0.85, 2.0, 4.0)) * safe_s / self._slack**2
+        for node in peers:
+            self._cut_off(node, away_s)
+        if flapping and away_s > 2 * FLAP_S:
+            back_s = min(away_s - 2 * FLAP_S, 0.8 * safe_s / self._slack**2)
+            self._heals_at[peers[0]] = world.now + rng.uniform(0.3, 0.9) * back_s
+        self._drain()
+        for host in world.hosts:
+            world.restart_master(host)
+        newcomers = [world.add(rng.randrange(self._groups)) for _ in range(count)]
+        end_at = world.now + away_s
+        was_back = False
+        while world.now < end_at:
+            self._let_time_pass()
+            assert not any(node.views for node in newcomers), f"{newcomers} found a run, and there is one"
+            if flapping and not stays and not was_back and peers[0] not in self._heals_at:
+                was_back = True
+                self._pass(FLAP_S)
+                if not any(host.is_leading for host in world.hosts):
+                    # It goes again, and is waited for as the others are.
+                    for host in world.hosts:
+                        world.block(host.name, peers[0])
+                    world.sever(peers[0])
+                    self._drain()
+                    end_at = max(end_at, world.now + 0.7 * self._timeout_s / self._slack**2)
+                    for node in peers:
+                        self._cut_off(node, end_at - world.now)
+        for node in peers:
+            self._heals_at.setdefault(node, world.now)
+        bound_s = 2 * MARGIN_S + (SEARCH_TIMEOUTS + 2) * self._timeout_s
+        self._all_are_led(peers, run, bound_s * self._slack)
+        self._be_whole()
+        for node in newcomers:
+            assert node.run == run, f"{node} is in {node.run}, and the others are in {run}"
+
+
+class Heirs(Trial):
+    """All of a run have died, and its masters with them: newcomers found another one, within the time that is told."""
+
+    def play(self) -> None:
+        world, rng = self._world, self._rng
+        peers = world.accepted
+        n = len(peers)
+        for host in world.hosts:
+            if not host.is_dead:
+                world.kill_master(host)
+        for node in peers:
+            world.kill(node)
+        self._drain()
+        for host in world.hosts:
+            world.restart_master(host)
+        is_recorded = world.memory is Memory.DISK
+        count = rng.randint(n, n + 1) if is_recorded else rng.randint(1, n + 1)
+        count = max(count, world.options.founders)
+        if is_recorded and world.addresses > 1:
+            count = max(count, world.checks.largest_view)  # one of them may know of an earlier view only
+        newcomers: list[Node] = [world.add(rng.randrange(self._groups)) for _ in range(count)]
+        bound_s = self._timeout_s + BIRTH_MARGIN_S
+        if is_recorded:
+            bound_s = END_TIMEOUTS * self._timeout_s
+        end_at = world.now + (bound_s + HOLD_S + MARGIN_S) * self._slack
+        while not world.accepted:
+            assert world.now <= end_at, f"{newcomers} found no run, and all of the one before have died"
+            self._let_time_pass()
+        self._be_whole()
