@@ -15,9 +15,15 @@
 enum {
     STACK_BYTES = 256 << 10,
     IDLE_MS = 1000, /* an engine that waits for so long looks for commands only */
+    MOMENT_MS = 1, /* between any two turns of threads, as far as these can tell */
+    NS_PER_MS = 1000000,
+    WAKES_ALL_ONE_IN = 8,
     PREEMPTED_ONE_IN = 16,
     TURNS_MAX = 1 << 16 /* of all threads at one point of time */
 };
+
+/* What a fiber calls: that of the fast path, or what an engine runs as a thread. */
+enum fiber_role { FIBER_OF_ENGINE, FIBER_RUNS, FIBER_STARTS, FIBER_JOINS };
 
 enum fiber_state { FIBER_READY, FIBER_POLLING, FIBER_WAITING, FIBER_LOCKING, FIBER_OVER };
 
@@ -26,6 +32,8 @@ typedef struct {
     uint64_t number;
     pccl_op_request request;
     uint64_t sequence;
+    uint32_t wait_ms;
+    pccl_fast_path_call *started;
     pccl_fast_path_result result;
     int outcome;
 } fiber_call;
@@ -35,6 +43,7 @@ typedef struct {
     uint8_t *stack; /* NULL: it is over */
     void *(*run)(void *);
     void *argument;
+    enum fiber_role role;
     enum fiber_state state;
     int is_frozen;
     int is_idle; /* polling, for commands only */
@@ -56,6 +65,7 @@ static int fibers_capacity;
 static int current; /* 0: none */
 static ucontext_t main_context;
 static int64_t now_ms;
+static int drives; /* turns of pollers in callers */
 static uint8_t **spare_stacks;
 static int spare_stacks_count;
 #if defined(__SANITIZE_ADDRESS__)
@@ -84,7 +94,7 @@ int64_t pccl_sim_now_ms(void) { return now_ms; }
 
 int64_t pccl_now_ms(void) { return now_ms; }
 
-int64_t pccl_now_ns(void) { return now_ms * 1000000; }
+int64_t pccl_now_ns(void) { return now_ms * NS_PER_MS; }
 
 void pccl_say_system_error(char *error, size_t error_bytes, const char *what, int system_error)
 {
@@ -196,6 +206,14 @@ static int fiber_is_ready(const fiber *of)
     return 0;
 }
 
+/* Has the moment pass after which a wait ends by itself. */
+static void fiber_await_due(const fiber *of)
+{
+    int has_due = of->state == FIBER_POLLING || of->state == FIBER_WAITING;
+    if (has_due && !fiber_is_ready(of) && of->due_ms != INT64_MAX)
+        now_ms = of->due_ms;
+}
+
 int pccl_sim_threads(void) { return fibers_count; }
 
 int pccl_sim_is_over(int thread) { return fiber_at(thread)->state == FIBER_OVER; }
@@ -213,12 +231,31 @@ int pccl_sim_ready(int32_t *threads, int threads_max)
     return count;
 }
 
+int pccl_sim_resting(int32_t *threads, int threads_max)
+{
+    int count = 0;
+    for (int thread = 1; thread <= fibers_count && count < threads_max; thread++) {
+        const fiber *of = fibers[thread - 1];
+        int is_resting = of->state == FIBER_WAITING && of->due_ms <= now_ms + MOMENT_MS && !fiber_is_ready(of);
+        if (is_resting && !of->is_frozen)
+            threads[count++] = thread;
+    }
+    return count;
+}
+
+void pccl_sim_wake(int thread)
+{
+    fiber_await_due(fiber_at(thread));
+    pccl_sim_run(thread);
+}
+
 int64_t pccl_sim_due_ms(void)
 {
     int64_t due_ms = INT64_MAX;
     for (int i = 0; i < fibers_count; i++) {
         const fiber *of = fibers[i];
-        if (of->state == FIBER_POLLING && !of->is_frozen && !of->is_idle && of->due_ms < due_ms)
+        int has_due = of->state == FIBER_WAITING || (of->state == FIBER_POLLING && !of->is_idle);
+        if (has_due && !of->is_frozen && of->due_ms < due_ms)
             due_ms = of->due_ms;
     }
     return due_ms == INT64_MAX ? -1 : due_ms;
@@ -260,6 +297,7 @@ void sim_reset_fibers(void)
     failure[0] = '\0';
     fibers_count = 0;
     now_ms = 0;
+    drives = 0;
 }
 
 /* What the engine calls of thread.h */
@@ -275,14 +313,23 @@ int pccl_sim_join(pthread_t thread)
 {
     fiber *joined = fiber_at((int)thread);
     joined->is_frozen = 0;
-    while (joined->state != FIBER_OVER)
+    while (joined->state != FIBER_OVER) {
+        /* Callers that drive the engine have to leave it before its thread goes on. */
+        for (int other = 1; other <= fibers_count && joined->state == FIBER_WAITING; other++)
+            if (fibers[other - 1]->role != FIBER_OF_ENGINE && fiber_is_ready(fibers[other - 1]))
+                run_or_holder(other);
+        fiber_await_due(joined);
         run_or_holder((int)thread);
+    }
     return 0;
 }
 
 void sim_wait_for_poll(pccl_poller *poller, int timeout_ms)
 {
     fiber *self = fiber_at(current);
+    for (int i = 0; i < fibers_count; i++)
+        PCCL_ASSERT(fibers[i]->state != FIBER_POLLING || fibers[i]->poller != poller); /* one drives at a time */
+    drives += self->role != FIBER_OF_ENGINE;
     self->poller = poller;
     self->state = FIBER_POLLING;
     self->is_idle = timeout_ms >= IDLE_MS;
@@ -334,11 +381,10 @@ int pccl_cond_init(pthread_cond_t *cond)
 int pccl_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t end_ns)
 {
     fiber *self = fiber_at(current);
-    (void)end_ns; /* pccl_sim_expire says when */
     self->state = FIBER_WAITING;
     self->awaits = cond;
     self->is_signaled = 0;
-    self->due_ms = INT64_MAX;
+    self->due_ms = (end_ns + NS_PER_MS - 1) / NS_PER_MS;
     pccl_sim_mutex_unlock(mutex);
     fiber_yield(self);
     self->state = FIBER_READY;
@@ -348,9 +394,19 @@ int pccl_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t end_ns)
 
 int pccl_sim_cond_signal(pthread_cond_t *cond)
 {
-    for (int i = 0; i < fibers_count; i++)
-        if (fibers[i]->state == FIBER_WAITING && fibers[i]->awaits == cond)
-            fibers[i]->is_signaled = 1;
+    int wakes_all = sim_happens(WAKES_ALL_ONE_IN);
+    uint32_t waiting = 0;
+    fiber *chosen = NULL;
+    for (int i = 0; i < fibers_count; i++) {
+        fiber *of = fibers[i];
+        if (of->state != FIBER_WAITING || of->awaits != cond || of->is_signaled)
+            continue;
+        of->is_signaled = wakes_all;
+        if (sim_draw(++waiting) == 0)
+            chosen = of;
+    }
+    if (chosen != NULL)
+        chosen->is_signaled = 1;
     return 0;
 }
 
@@ -367,31 +423,77 @@ static void run_or_holder(int thread)
 
 /* Callers on the fast path */
 
-static void *call_main(void *argument)
+static void *call_run(void *argument)
 {
     fiber_call *call = argument;
-    call->outcome = pccl_fast_path_run(call->path, call->number, &call->request, &call->sequence, 0, &call->result);
+    call->outcome =
+        pccl_fast_path_run(call->path, call->number, &call->request, &call->sequence, call->wait_ms, &call->result);
     return NULL;
 }
 
-int pccl_sim_call(pccl_fast_path *path, uint64_t number, const pccl_op_request *request, uint64_t sequence)
+static void *call_start(void *argument)
 {
-    int thread = fiber_start(call_main, NULL);
+    fiber_call *call = argument;
+    call->outcome =
+        pccl_fast_path_start(call->path, call->number, &call->request, &call->sequence, call->wait_ms, &call->started);
+    return NULL;
+}
+
+static void *call_join(void *argument)
+{
+    fiber_call *call = argument;
+    call->outcome = pccl_fast_path_wait(call->path, call->started, &call->result);
+    return NULL;
+}
+
+/* Begins a thread that does this, up to where it waits. */
+static int caller_start(enum fiber_role role, void *(*run)(void *), const fiber_call *call)
+{
+    int thread = fiber_start(run, NULL);
     fiber *caller = fiber_at(thread);
+    caller->role = role;
+    caller->call = *call;
     caller->argument = &caller->call;
-    caller->call.path = path;
-    caller->call.number = number;
-    caller->call.request = *request;
-    caller->call.sequence = sequence;
     while (caller->state == FIBER_READY || caller->state == FIBER_LOCKING)
         run_or_holder(thread);
     return thread;
 }
 
+int pccl_sim_call(
+    pccl_fast_path *path, uint64_t number, const pccl_op_request *request, uint64_t sequence, uint32_t wait_ms)
+{
+    const fiber_call call = {
+        .path = path, .number = number, .request = *request, .sequence = sequence, .wait_ms = wait_ms};
+    return caller_start(FIBER_RUNS, call_run, &call);
+}
+
+int pccl_sim_start(
+    pccl_fast_path *path, uint64_t number, const pccl_op_request *request, uint64_t sequence, uint32_t wait_ms)
+{
+    const fiber_call call = {
+        .path = path, .number = number, .request = *request, .sequence = sequence, .wait_ms = wait_ms};
+    return caller_start(FIBER_STARTS, call_start, &call);
+}
+
+pccl_fast_path_call *pccl_sim_started(int thread)
+{
+    const fiber *caller = fiber_at(thread);
+    PCCL_ASSERT(caller->state == FIBER_OVER && caller->role == FIBER_STARTS && caller->call.outcome == 0);
+    return caller->call.started;
+}
+
+int pccl_sim_join_call(pccl_fast_path *path, pccl_fast_path_call *started)
+{
+    const fiber_call call = {.path = path, .started = started};
+    return caller_start(FIBER_JOINS, call_join, &call);
+}
+
 void pccl_sim_finish(int thread)
 {
-    while (fiber_at(thread)->state != FIBER_OVER)
+    while (fiber_at(thread)->state != FIBER_OVER) {
+        fiber_await_due(fiber_at(thread));
         run_or_holder(thread);
+    }
 }
 
 int pccl_sim_call_outcome(int thread, pccl_fast_path_result *result)
@@ -402,9 +504,4 @@ int pccl_sim_call_outcome(int thread, pccl_fast_path_result *result)
     return caller->call.outcome;
 }
 
-void pccl_sim_expire(int thread)
-{
-    fiber *caller = fiber_at(thread);
-    if (caller->state == FIBER_WAITING)
-        caller->due_ms = now_ms;
-}
+int pccl_sim_drives(void) { return drives; }

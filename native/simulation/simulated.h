@@ -43,6 +43,10 @@ void pccl_sim_run(int thread); /* a turn, whether it has waited for it or not */
 /* Lists threads that would do something with a turn; returns how many. */
 int pccl_sim_ready(int32_t *threads, int threads_max);
 
+/* Lists threads that wait for no longer than a moment: any time may pass between two turns. Returns how many. */
+int pccl_sim_resting(int32_t *threads, int threads_max);
+void pccl_sim_wake(int thread); /* has that moment pass, and gives it a turn */
+
 /* Returns when a thread has something to do if nothing happens before, other than to look for commands; -1: never. */
 int64_t pccl_sim_due_ms(void);
 
@@ -51,11 +55,17 @@ int64_t pccl_sim_due_ms(void);
  * them. */
 int pccl_sim_pass(int64_t until_ms, int is_carrying);
 
-/* A thread that calls pccl_fast_path_run, up to where it waits. Returns its number. */
-int pccl_sim_call(pccl_fast_path *path, uint64_t number, const pccl_op_request *request, uint64_t sequence);
+/* Threads that call pccl_fast_path_run, _start and _wait, up to where they wait: for others, or, driving an engine, in
+ * its poller. Each returns its number. What a thread has started is known when it is over. */
+int pccl_sim_call(
+    pccl_fast_path *path, uint64_t number, const pccl_op_request *request, uint64_t sequence, uint32_t wait_ms);
+int pccl_sim_start(
+    pccl_fast_path *path, uint64_t number, const pccl_op_request *request, uint64_t sequence, uint32_t wait_ms);
+pccl_fast_path_call *pccl_sim_started(int thread);
+int pccl_sim_join_call(pccl_fast_path *path, pccl_fast_path_call *started);
 int pccl_sim_call_outcome(int thread, pccl_fast_path_result *result); /* it is over */
-void pccl_sim_expire(int thread); /* has it wait no longer */
-void pccl_sim_finish(int thread); /* gives it turns until it is over, which it will be by itself */
+void pccl_sim_finish(int thread); /* gives it turns until it is over, and lets time pass where it waits */
+int pccl_sim_drives(void); /* how often callers have polled for an engine since the last reset */
 
 /* Nonzero if a descriptor that wakes is readable, such as that of an engine's events. */
 int pccl_sim_is_readable(int fd);

@@ -85,7 +85,7 @@ def main() -> int:
     masters, traits = options.masters, None
     if options.one_name:
         masters, traits = max(2, masters or 0), (ONE_NAME,)
-    draw = partial(Plan.of_seed, masters=masters, traits=traits)
+    draw = partial(_draw, engine == "real", masters, traits)
     schedules = options.schedules or (1000 if options.minutes is None else None)
     if options.steer:
         return _steer(Steering(options.seed, masters, traits), options.jobs, schedules, options.minutes)
@@ -108,6 +108,11 @@ def main() -> int:
             print(_account(played, reported_at - begun_at), flush=True)
     print(f"{_account(played, time.monotonic() - begun_at)}, {f'{failures} failed' if failures else 'all well'}")
     return 1 if failures else 0
+
+
+def _draw(is_real: bool, masters: int | None, traits: tuple[str, ...] | None, seed: int) -> Plan:
+    plan = Plan.of_seed(seed, masters, traits)
+    return plan.with_streams() if is_real else plan
 
 
 def _plan(text: str) -> Plan:

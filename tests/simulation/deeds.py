@@ -20,6 +20,8 @@ class Deeds:
         """A pair whose link breaks again and again."""
         self.between: Callable[[], None] | None = None
         """Something that may happen between any two deliveries that follow a step."""
+        self.is_streaming = False
+        """It does not depend on anything being under way."""
 
     def one(self) -> Node | None:
         nodes = self.world.accepted

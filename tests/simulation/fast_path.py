@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from pccl.protocol import peer as ps
+from pccl.protocol.point_to_point import callers_tag
 
 OPS = ("started", "ran", "done", "agreed", "ended")
 """Reports that tell of nothing but ops."""
@@ -23,23 +24,45 @@ class FastPath:
     start: ps.SubmitOp | None = None
     """The submission that ops which come through are made after; None: it is closed."""
     uses: dict[int, int] = field(default_factory=dict)
-    """Use counts of the tags that came through since it was opened."""
+    """Use counts of the tags that came through since it was opened, by the names that all participants know."""
     running: dict[int, bool] = field(default_factory=dict)
     """The ops that run here, and whether their results are there."""
     submissions: dict[int, ps.SubmitOp] = field(default_factory=dict)
     """The submission of each op that ever came through."""
+    pairs: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    """The other peer's number of each of these that is point-to-point, and whether this one sends."""
     ran: set[tuple[int, int, int]] = field(default_factory=set)
     """Epoch, tag and sequence of the ops of which the machine has heard that they were completed here."""
 
-    def submission(self, machine: ps.Peer, op: int, tag: int) -> ps.SubmitOp | None:
-        """Let an op with this tag through, if it may. None: it may not."""
-        sequence = self.uses.get(tag) or machine.uses_of(tag)
-        if self.start is None or sequence == 0:
+    def submission(
+        self, machine: ps.Peer, op: int, tag: int, pair: tuple[int, bool] | None = None
+    ) -> ps.SubmitOp | None:
+        """Let an op with this tag through, if it may. None: it may not. `pair`: as in `Node.pairs`."""
+        start = self.start if self.start is None or pair is None else ps.pair_start(self.start, pair)
+        if start is None:
             return None
-        self.uses[tag] = sequence + 1
+        shared_tag = start.tag | tag
+        sequence = self.uses.get(shared_tag) or machine.uses_of(shared_tag)
+        if sequence == 0:
+            return None
+        submission = replace(start, op=op, tag=shared_tag, sequence=sequence)
+        if not self.suits(submission):
+            return None
+        self.uses[shared_tag] = sequence + 1
         self.running[op] = False
-        self.submissions[op] = replace(self.start, op=op, tag=tag, sequence=sequence)
-        return self.submissions[op]
+        self.submissions[op] = submission
+        if pair is not None:
+            self.pairs[op] = pair
+        return submission
+
+    def suits(self, submission: ps.SubmitOp) -> bool:
+        """Whether an op is small enough and of the right kind."""
+        return True
+
+    @property
+    def waiting(self) -> list[int]:
+        """The ops that run here and have a caller who waits."""
+        return list(self.running)
 
     @property
     def closes_to_hear(self) -> bool:
@@ -53,6 +76,10 @@ class FastPath:
             yield "started", op
             if self.running.pop(op):
                 yield "done", op
+
+    def time_out(self, op: int) -> Iterator[Report]:
+        """Yield what the machine is to hear of an op for which its caller has waited for long enough."""
+        return self.hand_over(op)
 
     def close(self) -> Iterator[Report]:
         """Close the path, and yield what the machine is to hear of the ops that run here."""
@@ -69,4 +96,4 @@ class FastPath:
             machine.op_fast_completed(made.tag, made.sequence)
             self.ran.add((made.epoch, made.tag, made.sequence))
         else:
-            machine.op_handed_over(op, made.tag, made.sequence, now)
+            machine.op_handed_over(op, callers_tag(made.tag), made.sequence, now, self.pairs.get(op))

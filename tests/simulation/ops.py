@@ -14,6 +14,8 @@ FAST_PATH_SHARE = 0.7
 """The probability that an op takes the fast path where it may."""
 IMPATIENCE = 0.3
 """The probability that its caller may leave the fast path before time passes."""
+REAL_IMPATIENCE = 0.05
+"""The same with engines that ship, in which an op takes many more deliveries."""
 
 
 class Ops:
@@ -37,18 +39,20 @@ class Ops:
         node.buffers[op] = frozenset(((node.name, op),))
         if is_refused:
             node.refuses.add(op)
-        if pair is None and not is_refused and self._takes_fast_path():
-            submission = node.fast_path.submission(node.machine, op, tag)
+        suits_fast_path = not is_refused and (pair is None or self._peers.is_real)
+        if suits_fast_path and self._takes_fast_path():
+            submission = node.fast_path.submission(node.machine, op, tag, node.pairs.get(op))
             if submission is not None:
                 self._engines.submit(node, submission)
                 assert self._scene.rng is not None
-                if self._scene.rng.random() < IMPATIENCE:
+                if self._scene.rng.random() < (REAL_IMPATIENCE if self._peers.is_real else IMPATIENCE):
                     hand_over = node.fast_path.hand_over
                     self._scene.events.later(node, lambda: node.reports.extend(hand_over(op)))
                 return op
         self._peers.hear_all(node)
-        if pair is None:
-            node.fast_path.uses.pop(tag, None)
+        shared_tag = node.tag_of(op)
+        if shared_tag is not None:
+            node.fast_path.uses.pop(shared_tag, None)
         node.machine.launch(op, tag, self._scene.clock(node), node.pairs.get(op))
         self._peers.settle(node)
         return op
@@ -80,7 +84,7 @@ class Ops:
         """Give a caller on the fast path its result."""
         checks = self._scene.checks
         checks.commit(node, node.keys[effect.op])
-        checks.op_result(node, ps.OpResult(effect.op, Result.SUCCESS, "", effect.world_size, 10, 20), None)
+        checks.op_result(node, ps.OpResult(effect.op, Result.SUCCESS, "", len(effect.ring), 10, 20), None)
 
     # What machines decide.
 

@@ -106,11 +106,11 @@ class Peers:
         self.settle(node)
 
     def hand_over_all(self) -> bool:
-        """Have the callers of all ops on fast paths wait no longer there. Whether there were any."""
+        """Have the callers who wait on fast paths wait no longer there. Whether there were any."""
         were_any = False
         for node in self._scene.nodes:
-            for op in list(node.fast_path.running) if not node.is_frozen else ():
-                node.reports.extend(node.fast_path.hand_over(op))
+            for op in node.fast_path.waiting if not node.is_frozen else ():
+                node.reports.extend(node.fast_path.time_out(op))
                 were_any = True
         return were_any
 

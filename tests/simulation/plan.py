@@ -98,6 +98,12 @@ SCENES = {"late_engines": 1}
 """Several things at once that rarely meet by chance."""
 SCENE_SHARE = 0.25
 SCENES_MAX = 4
+STREAM = "stream"
+"""Callers launch op after op for a while, as most of a real run does: so they come while engines rest."""
+STREAM_DELIVERIES = (100, 300, 1000)
+STREAMS_MAX = 8
+STREAMS_SHARE = 0.5
+"""The share of plans for the engine that ships in which callers do little else."""
 ACTIONS = tuple(dict.fromkeys((*USES, *FAULTS, *FAILOVERS, *REROUTES, *SCENES)))
 
 DRIFT = "drift"
@@ -172,6 +178,18 @@ class Plan(NamedTuple):
         trial = chance.randrange(1, SEEDS) if chance.random() < TRIAL_SHARE else 0
         own_seed, is_admitted = rng.randrange(SEEDS), rng.random() < 0.9
         return cls(own_seed, groups, peers, is_admitted, tuple(steps), masters, traits, founders, trial)
+
+    def with_streams(self) -> Plan:
+        """Return this plan, or one of streams of ops with some of its steps between them. Only the engine that ships
+        does more in streams than in single ops: then callers come back while it rests."""
+        rng = random.Random(f"streams of {self.seed}")
+        if rng.random() >= STREAMS_SHARE:
+            return self
+        steps = []
+        for _ in range(rng.randint(1, STREAMS_MAX)):
+            steps.append(Step(STREAM, rng.randrange(SEEDS), rng.choice(STREAM_DELIVERIES)))
+            steps.extend(rng.sample(self.steps, min(len(self.steps), rng.choice((0, 0, 1, 1, 2)))))
+        return self._replace(steps=tuple(steps), seed=self.seed | 1)  # with a fast path
 
     def dumps(self) -> str:
         return json.dumps(self, separators=(",", ":"))

@@ -72,19 +72,25 @@ class Schedule(Faults):
             self.world.admit_all()
         for step in self.plan.steps:
             self.rng.seed(step.seed)
-            self.between = None
+            self.between, self.is_streaming = None, False
             getattr(self, step.action)()
             if at_rest is not None:
                 self.world.run()
                 at_rest()
                 continue
             for _ in range(step.deliveries):
-                if not self.world.step():
+                if not self.world.step() and not self._goes_on_streaming():
                     break
                 if self.between is not None:
                     self.between()
         self.rng.seed(self.plan.seed)
         self.close()
+
+    def _goes_on_streaming(self) -> bool:
+        """Whether callers do more though nothing is left to deliver. Then a moment passes."""
+        if self.is_streaming and self.world.real is not None:
+            self.world.real.rest()
+        return self.is_streaming
 
     # The end.
 

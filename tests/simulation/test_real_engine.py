@@ -13,7 +13,7 @@ import pytest
 from pccl.types import Result
 from tests.simulation.plan import Plan
 from tests.simulation.real.play import play_both, play_real
-from tests.simulation.world import World
+from tests.simulation.world import TAG, World
 
 pytestmark = pytest.mark.slow
 
@@ -28,9 +28,30 @@ def test_two_peers_reduce_over_any_division_of_bytes(seed: int) -> None:
     world.close()
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_callers_who_come_back_drive_engines_and_start_ops(seed: int) -> None:
+    world = World(random.Random(seed), engine_seed=seed, connections_fail=False, has_fast_path=True)
+    nodes = world.join(0, 0)
+    assert world.real is not None
+    while min(len(node.results) for node in nodes) < 40:
+        node = world.pick(nodes)
+        if not node.open_ops:
+            other = next(each for each in nodes if each is not node)
+            pair = (other, node is nodes[0]) if len(node.launched) % 4 == 0 else None
+            world.launch(node, TAG, pair=pair)
+        if not world.step():
+            world.real.rest()
+    world.run()
+    assert {result.code for node in nodes for result in node.results.values()} == {Result.SUCCESS}
+    assert world.real.drives > 0
+    assert any(node.fast_path.pairs for node in nodes)
+    world.check_rest()
+    world.close()
+
+
 def test_schedules_with_real_engines_are_replayed_by_their_seeds() -> None:
     def log(seed: int) -> list[str]:
-        return play_real(Plan.of_seed(seed)).log
+        return play_real(Plan.of_seed(seed).with_streams()).log
 
     assert log(7) == log(7) != log(8)
 

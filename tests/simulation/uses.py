@@ -60,6 +60,23 @@ class Uses(Deeds):
             if self.chance(0.95):
                 self._launch(node, tag)
 
+    def stream(self) -> None:
+        """For a while all launch one op after the other, and so do two of them with each other."""
+        tag, pair_tag = self.rng.choice(TAGS), self.rng.choice(TAGS)
+        nodes = self.world.accepted
+        pair = self.rng.sample(nodes, 2) if len(nodes) > 1 and self.chance(0.5) else []
+
+        def launch_next() -> None:
+            if node := self.one():
+                self._launch(node, tag, is_sound=True)
+            if pair and all(each in self.world.accepted for each in pair):
+                at = self.rng.randrange(2)
+                node, other = pair[at], pair[1 - at]
+                if other.number in node.view.ring:
+                    self._launch(node, pair_tag, True, (other, at == 0))
+
+        self.between, self.is_streaming = launch_next, True
+
     def catch_up(self, is_sound: bool = False) -> None:
         """Everybody launches and calls what others wait for."""
         for node in self.world.accepted:

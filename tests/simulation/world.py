@@ -274,6 +274,8 @@ class World(Scene):
         """Check, at rest and with nobody frozen, that nobody waits for something that nobody else could bring about."""
         if self.real is not None:
             self.real.check()
+        for node in self.accepted:
+            assert not node.fast_path.running, f"{node} leaves ops on its fast path: {list(node.fast_path.running)}"
         self.checks.rest(self.accepted, self.links.is_up, bool(self.engines.held_back))
 
     # What becomes of peers.

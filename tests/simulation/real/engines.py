@@ -41,6 +41,8 @@ MOMENTS_MAX = 4
 """Moments that engines get in a row where nothing else happens."""
 GOES_ON = 0.7
 """The probability that more happens among engines before anything else does."""
+RESTS = (0.02, 0.2, 1.0)
+"""How often a thread that has nothing to do for a moment is among those that may go on, by the seed."""
 LONG_S = 0.5
 """A time in which the network carries what it has."""
 
@@ -102,13 +104,15 @@ class RealEngines:
         self._reclaims = chance.choice(RATES) if connections_fail else 0.0
         """How often a caller takes its arrays back when something is carried to it."""
         self._capacities = [chance.choice(CAPACITIES) for _ in range(3)]
+        self._rests = chance.choice(RESTS)
         self._ahead_ms = 0
         self._moments = 0
         self._numbers = self._library.ffi.new("int32_t[]", CHOICES_MAX)
         self._done_ops = self._library.ffi.new("uint64_t[]", CHOICES_MAX)
         self.of: dict[Node, PeerEngine] = {}
         self._node_of_thread: dict[int, Node] = {}
-        self._node_of_call: dict[int, Node] = {}
+        self._node_of_caller: dict[int, Node] = {}
+        """By thread: whose caller it is on the fast path."""
         self.ends: dict[int, tuple[Node, Node]] = {}
         """By descriptor: who sends from it, and to whom."""
         self._pairs: dict[int, int] = {}
@@ -147,7 +151,9 @@ class RealEngines:
 
     def start(self, node: Node, threads: int) -> None:
         assert node not in self.of
-        engine = self.of[node] = PeerEngine(self._library, node, threads)
+        engine = self.of[node] = PeerEngine(self._library, node, threads, self._scene.rng or self._chance)
+        engine.fast_path.on_thread = lambda thread: self._node_of_caller.update({thread: node})
+        engine.fast_path.later = lambda action: self._scene.events.later(node, action)
         engine.fast_path.after = lambda: self._after(node)
         engine.fast_path.poll = lambda: self._reports(node)
         self._node_of_thread.update(dict.fromkeys(engine.numbers, node))
@@ -155,8 +161,9 @@ class RealEngines:
     def freeze_node(self, node: Node) -> None:
         """Note that a node is frozen, or is so no more. Engines of one that only hangs go on."""
         if node in self.of:
-            for thread in self.of[node].numbers:
+            for thread in (*self.of[node].numbers, *self.of[node].fast_path.threads):
                 self._lib.pccl_sim_freeze(thread, node.is_frozen and not node.is_hung)
+            self._after(node)
 
     def kill(self, node: Node) -> None:
         """Have a node's process die: its system closes the connections, and not all that it sent arrives."""
@@ -272,7 +279,7 @@ class RealEngines:
         engine = self.of[node]
         ops = [effect.op for effect in node.submitted.values()]
         ops = [op for op in ops if op in engine.loans and op not in node.results]
-        ops = [op for op in ops if op not in engine.untold and op not in engine.fast_path.calls]
+        ops = [op for op in ops if op not in engine.untold and not engine.fast_path.is_waited_for(op)]
         ops = [op for op in ops if op not in engine.detaching and not engine.loans[op].is_returned]
         if ops:
             op = rng.choice(ops)
@@ -293,6 +300,11 @@ class RealEngines:
                 assert has_result, f"{node} lacks the result of op {op}, which went on without its arrays"
                 loan.private = None
 
+    @property
+    def drives(self) -> int:
+        """How often callers have polled for their engines."""
+        return int(self._lib.pccl_sim_drives())
+
     # What happens next.
 
     def choices(self) -> list[Choice]:
@@ -300,11 +312,11 @@ class RealEngines:
         lib, ffi, numbers = self._lib, self._library.ffi, self._numbers
         offered: list[Choice] = []
         for thread in ffi.unpack(numbers, lib.pccl_sim_ready(numbers, CHOICES_MAX)):
-            if thread not in self._node_of_thread:
-                caller = self._caller(thread)
-                if caller is None or caller.is_frozen:
-                    continue
             offered.append((self._take_turn, thread))
+        resting = ffi.unpack(numbers, lib.pccl_sim_resting(numbers, CHOICES_MAX))
+        rng = self._scene.rng
+        if resting and (not offered or rng is None or rng.random() < self._rests):
+            offered.extend((self._take_moment, thread) for thread in resting)
         blocked = self._scene.network.blocked
         for fd in ffi.unpack(numbers, lib.pccl_sim_sending(numbers, CHOICES_MAX)):
             if not blocked or not self._is_blocked(fd):
@@ -315,6 +327,11 @@ class RealEngines:
     def _take_turn(self, thread: int) -> None:
         self._turn(thread)
         self._go_on()
+
+    def _take_moment(self, thread: int) -> None:
+        """Have a moment pass in which nobody but this thread had anything to do."""
+        self._lib.pccl_sim_wake(thread)
+        self._heed_turn(thread)
 
     def _take_bytes(self, fd: int) -> None:
         self._carry(fd)
@@ -328,14 +345,8 @@ class RealEngines:
             if deliver == self._take_turn:
                 if not self._lib.pccl_sim_is_over(number):
                     self._turn(number)
-            else:
+            elif deliver == self._take_bytes:
                 self._carry(number)
-
-    def _caller(self, thread: int) -> Node | None:
-        for node, engine in self.of.items():
-            if thread in engine.fast_path.calls.values():
-                return node
-        return None
 
     def _is_blocked(self, fd: int) -> bool:
         network = self._scene.network
@@ -354,11 +365,15 @@ class RealEngines:
         self._sync_clock()
         self.turns += 1
         self._lib.pccl_sim_run(thread)
+        self._heed_turn(thread)
+
+    def _heed_turn(self, thread: int) -> None:
         self._look_for_failure()
-        node = self._node_of_thread.get(thread) or self._caller(thread)
         self._hear_done()
-        if node is not None:
-            self._after(node)
+        self._after(self._node_of(thread))
+
+    def _node_of(self, thread: int) -> Node:
+        return self._node_of_thread.get(thread) or self._node_of_caller[thread]
 
     def _carry(self, fd: int) -> None:
         self._moments = 0
@@ -393,18 +408,21 @@ class RealEngines:
     # Time.
 
     def _sync_clock(self) -> None:
-        now_ms = round(self._scene.now * 1000) + self._ahead_ms
-        if now_ms > self._lib.pccl_sim_now_ms():
-            self._lib.pccl_sim_set_now_ms(now_ms)
+        now_ms = self._lib.pccl_sim_now_ms()
+        self._ahead_ms = max(self._ahead_ms, now_ms - round(self._scene.now * 1000))
+        now_ms = max(now_ms, round(self._scene.now * 1000) + self._ahead_ms)
+        self._lib.pccl_sim_set_now_ms(now_ms)
 
     def rest(self) -> bool:
         """Give engines a moment for which one of them waits. Return whether there was one."""
         due_ms = self._lib.pccl_sim_due_ms()
-        if due_ms < 0 or self._moments >= MOMENTS_MAX:
+        engines = self.of.items()
+        is_any_alone = any(engine.fast_path.is_left_alone for node, engine in engines if not node.is_frozen)
+        if due_ms < 0 or (self._moments >= MOMENTS_MAX and not is_any_alone):
             return False
         self._moments += 1
-        now_ms = self._lib.pccl_sim_now_ms()
-        self._ahead_ms += max(0, due_ms - max(now_ms, round(self._scene.now * 1000) + self._ahead_ms))
+        self._sync_clock()
+        self._ahead_ms += max(0, due_ms - self._lib.pccl_sim_now_ms())
         self._sync_clock()
         return True
 
@@ -413,7 +431,7 @@ class RealEngines:
         for fd in self.ends:
             self._lib.pccl_sim_block(fd, bool(self._scene.network.blocked) and self._is_blocked(fd))
         self._moments = 0
-        now_ms = round(self._scene.now * 1000) + self._ahead_ms
+        now_ms = max(self._lib.pccl_sim_now_ms(), round(self._scene.now * 1000) + self._ahead_ms)
         assert self._lib.pccl_sim_pass(now_ms, seconds > LONG_S) >= 0, "engines spin"
         self._look_for_failure()
         self._hear_done()
@@ -436,6 +454,9 @@ class RealEngines:
                 node.stopped.add(node.keys[report[1]])
             elif report[0] == "refused":
                 node.refuses.add(report[1])
+            elif report[0] in ("ran", "started"):
+                for effect in self.of[node].fast_path.heard(report[1], report[0] == "ran"):
+                    self._complete_fast(node, effect)
         return [report for report in reports if report[0] != "detached"]
 
     def _hear_done(self) -> None:
@@ -444,17 +465,25 @@ class RealEngines:
             ffi = self._library.ffi
             pairs = zip(ffi.unpack(self._done_ops, count), ffi.unpack(self._numbers, count), strict=True)
             for op, thread in dict.fromkeys(pairs):
-                node = self._node_of_thread.get(thread)
-                if node is not None and node.keys[op] not in node.held and self.of[node].note_done(op):
+                if thread == 0:
+                    continue  # who closes the fast path says once more what a thread has found
+                node = self._node_of(thread)
+                if node.keys[op] not in node.held and self.of[node].note_done(op):
                     node.held.add(node.keys[op])
 
     def _after(self, node: Node) -> None:
         """Have callers go on whose ops are over on the fast path."""
+        if node.is_frozen:
+            return
+        self._hear_done()
         for effect, is_completed in self.of[node].fast_path.ended():
             if is_completed and node.is_alive:
-                assert self._complete is not None
-                node.submitted.pop(node.keys[effect.op], None)
-                self._complete(node, effect)
+                self._complete_fast(node, effect)
+
+    def _complete_fast(self, node: Node, effect: ps.SubmitOp) -> None:
+        assert self._complete is not None
+        node.submitted.pop(node.keys[effect.op], None)
+        self._complete(node, effect)
 
     # What callers find.
 

@@ -3,6 +3,7 @@ words."""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from pccl.protocol import peer as ps
@@ -31,7 +32,8 @@ REPORTS: dict[type, str] = {
 class PeerEngine:
     """The engine of a node, from the start of its threads to the node's end."""
 
-    def __init__(self, library: Library, node: Node, threads: int) -> None:
+    def __init__(self, library: Library, node: Node, threads: int, rng: random.Random) -> None:
+        """`rng` draws what callers on the fast path do."""
         lib = library.lib
         self._library = library
         self._node = node
@@ -49,7 +51,7 @@ class PeerEngine:
         self._event_fds: list[int] = self.threads.event_fds
         assert isinstance(node.fast_path, RealFastPath)
         self.fast_path = node.fast_path
-        self.fast_path.attach(self.threads)
+        self.fast_path.attach(self.threads, rng)
         self.is_closed = False
 
     # What the machine and callers want of it.
@@ -135,6 +137,4 @@ class PeerEngine:
         self.is_closed = True
         self.fast_path.shut()
         self.threads.close()
-        for thread in self.fast_path.calls.values():
-            self._library.lib.pccl_sim_finish(thread)
-        self.fast_path.calls.clear()
+        self.fast_path.end()
