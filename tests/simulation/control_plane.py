@@ -94,7 +94,7 @@ class ControlPlane:
                     _acknowledge(control, control.at_master, control.inbox)
                 control.has_opened = True
                 self._scene.from_peers.append((node.name, message))
-                self._scene.checks.received(node, host.process, message)
+                self._scene.checks.received(control, host.process, message)
                 if isinstance(message, m.Resume):
                     self._heartbeats.note_quiet(host)
                 received = host.machine.received(control.number, message, self._scene.clock(host))

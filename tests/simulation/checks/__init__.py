@@ -7,6 +7,7 @@ which are the simulation's own. It raises AssertionError for what must not be.
     leaders       who leads, and who is led on
     views         membership, as callers see it
     verdicts      how ops end
+    takeover      what a master does with a run that it takes over
     joint_calls   how joint calls end, and the contents after syncs
     rings         rings that searches find
     testimony     what peers say of themselves
@@ -31,6 +32,7 @@ from tests.simulation.checks.joint_calls import JointCalls
 from tests.simulation.checks.leaders import Leaders, speaks
 from tests.simulation.checks.rest import Rest
 from tests.simulation.checks.rings import check_ring
+from tests.simulation.checks.takeover import Takeovers
 from tests.simulation.checks.testimony import Testimony
 from tests.simulation.checks.verdicts import Verdicts
 from tests.simulation.checks.views import Views
@@ -58,6 +60,7 @@ class Checks:
         self._calls = JointCalls(self._facts)
         self._rest = Rest(self._facts, self._verdicts)
         self._testimony = Testimony(self._facts)
+        self._takeovers = Takeovers(self._facts, is_fenced)
         self._conduct = Conduct(self._facts, now, founders)
         self.absent, self.strangers = self._conduct.absent, self._conduct.strangers
         self._taking_over: Leader | None = None
@@ -76,6 +79,7 @@ class Checks:
     def turn_begins(self, process: int) -> None:
         """Note that a master is about to say what one event has led to."""
         self._conduct.turn_begins()
+        self._takeovers.turn_begins(process)
         self._accepted = [
             node
             for node in self._facts.nodes
@@ -85,6 +89,7 @@ class Checks:
     def turn_ends(self, is_whole: bool) -> None:
         """Check what a master has said in its turn. `is_whole`: it was not stopped before it had said all."""
         self._conduct.turn_ends(is_whole)
+        self._takeovers.turn_ends(is_whole)
         if self._taking_over is not None:
             leader, self._taking_over = self._taking_over, None
             self._accepted = [node for node, _ in leader.followers if node.is_accepted and node.is_known]
@@ -99,6 +104,7 @@ class Checks:
     def sent(self, control: Control, process: int, message: m.Message, company: list[Node]) -> None:
         """Note what a master sends over a connection. `company` are the peers that are connected to it."""
         node = control.node
+        self._takeovers.says(control, process, message)
         if control is not node.control:  # it has come again over another connection, and is nobody here
             if isinstance(message, m.JointResult):
                 self._accepted = [each for each in self._accepted if each is not node]
@@ -145,8 +151,10 @@ class Checks:
                     other.is_known = False
         self._taking_over = leader
 
-    def received(self, node: Node, process: int, message: m.Message) -> None:
-        """Note what a master hears."""
+    def received(self, control: Control, process: int, message: m.Message) -> None:
+        """Note what a master hears over a connection."""
+        node = control.node
+        self._takeovers.received(control, process, message)
         self._conduct.received(node, process, message)
         if isinstance(message, m.Vote):
             self._conduct.reported(node, process, message.report)
@@ -158,6 +166,7 @@ class Checks:
     def gone(self, control: Control) -> None:
         """Note that a connection is over at a master: it has lost its peer, evicted it or let it go."""
         self.absent.discard(control.node)
+        self._takeovers.gone(control)
         if control is control.node.led_over:
             control.node.is_known = False
             self._verdicts.note_survivors()
@@ -196,6 +205,7 @@ class Checks:
 
     def rest(self, accepted: list[Node], is_linked: IsLinked, may_ops_wait: bool) -> None:
         self._rest.check(accepted, is_linked, may_ops_wait)
+        self._takeovers.rest(accepted)
 
     @property
     def largest_view(self) -> int:
