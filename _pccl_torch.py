@@ -77,10 +77,8 @@ def _extend(distributed: Any, name: str, ours: Callable[..., Any]) -> None:
 
 def _of_pccl(group: Any) -> Any:
     """Return the group, or the default one if it is None, if it is one of pccl; else None."""
-    from torch import distributed
-
-    if group is None and distributed.is_initialized():
-        group = distributed.distributed_c10d._get_default_group()
+    if group is None and (c10d := _c10d()).is_initialized():
+        group = c10d._get_default_group()
     return group if hasattr(group, "monitored_barrier") and getattr(group, "is_of_pccl", False) else None
 
 
@@ -96,9 +94,9 @@ def _send(theirs: Any, tensor: Any, dst: Any = None, group: Any = None, tag: int
     if ours is None or not _is_plain(tensor):
         return theirs(tensor, dst, group, tag, group_dst)
     c10d = _c10d()
-    rank = c10d._canonicalize_group_rank(ours, dst, group_dst)
+    rank = _rank_in(c10d, ours, dst, group_dst)
     c10d._check_not_self_rank(ours, rank, "destination")
-    ours.send([tensor], rank, tag, waits=True).wait()
+    ours.send_and_wait(tensor, rank, tag)
     return None
 
 
@@ -107,9 +105,18 @@ def _recv(theirs: Any, tensor: Any, src: Any = None, group: Any = None, tag: int
     if ours is None or not _is_plain(tensor) or (src is None and group_src is None):
         return theirs(tensor, src, group, tag, group_src)
     c10d = _c10d()
-    rank = c10d._canonicalize_group_rank(ours, src, group_src)
-    ours.recv([tensor], rank, tag, waits=True).wait()
+    rank = _rank_in(c10d, ours, src, group_src)
+    ours.recv_and_wait(tensor, rank, tag)
     return c10d.get_global_rank(ours, rank) if src is None else src
+
+
+def _rank_in(c10d: Any, group: Any, global_rank: Any, group_rank: Any) -> Any:
+    """Return the rank within a group that one of its callers means, as torch works it out."""
+    if group_rank is None:
+        known = c10d._world.pg_group_ranks.get(group, {}).get(global_rank)
+        if known is not None:
+            return known
+    return c10d._canonicalize_group_rank(group, global_rank, group_rank)
 
 
 def _shutdown_backend(theirs: Any, group: Any) -> Any:
@@ -120,17 +127,23 @@ def _abort_backend(theirs: Any, group: Any) -> Any:
     return group.abort() if getattr(group, "is_of_pccl", False) else theirs(group)
 
 
+@functools.cache
 def _c10d() -> Any:
     from torch.distributed import distributed_c10d
 
     return distributed_c10d
 
 
+@functools.cache
+def _seen_by_others() -> Any:
+    from torch.overrides import has_torch_function_unary
+
+    return has_torch_function_unary
+
+
 def _is_plain(tensor: Any) -> bool:
     """Whether no other code wants to see what is done with a tensor."""
-    from torch.overrides import has_torch_function
-
-    return hasattr(tensor, "data_ptr") and not has_torch_function((tensor,))
+    return hasattr(tensor, "data_ptr") and not _seen_by_others()(tensor)
 
 
 def _split_group(theirs: Any, parent_pg: Any = None, split_ranks: Any = None, *args: Any, **keywords: Any) -> Any:

@@ -16,7 +16,6 @@ bound to its peer when the call is made (`Root`).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -274,7 +273,7 @@ def _pair_spec(
     if view.ring[rank] == view.peer:
         raise fail(f"{role} {rank} is this peer itself")
     spec = spec_of(Collective.SEND, operand, buffers, tag, None, step, func_name, tag_max=PAIR_TAG_MAX)
-    return _one_way(replace(spec, pair=Pair(view.ring[rank], is_sender)), operand, is_sender)
+    return _one_way(spec._replace(pair=Pair(view.ring[rank], is_sender)), operand, is_sender)
 
 
 def barrier(tag: int, step: int | None) -> CallOf:
@@ -323,7 +322,7 @@ def target_of(recv: Any, func_name: str, source: Operand) -> Operand | None:
 
 def staged(spec: OpSpec, device: Device | None, cargo: Callable[[], Cargo]) -> OpSpec:
     """Return the op, staged through this machine's memory if its arrays are on a device."""
-    return spec if device is None else replace(spec, new_source=partial(Staging, device, 1, cargo))
+    return spec if device is None else spec._replace(new_source=partial(Staging, device, 1, cargo))
 
 
 def _one_way(spec: OpSpec, operand: Operand, is_giver: bool) -> OpSpec:

@@ -21,6 +21,8 @@ def checked_s(timeout: Any, func_name: str) -> float | None:
     """
     if timeout is None:
         return None
+    if type(timeout) is float and 0 <= timeout <= TIMEOUT_S_MAX:
+        return timeout
     if isinstance(timeout, bool) or not isinstance(timeout, Real) or timeout != timeout:
         what = f"timeout {timeout!r} is no number of seconds; None waits as long as it takes"
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)

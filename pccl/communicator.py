@@ -182,7 +182,8 @@ class Communicator(CommunicatorMethods[None, bool, int, SharedStateSyncInfo, Red
             raise
         finally:  # where signals have ended even that
             pending.reclaim()
-        require_outcome(session, [pending], func_name)
+        if not pending.is_over or pending.is_detached:
+            require_outcome(session, [pending], func_name)
         return pending
 
     def _run_retry(self, retry: Retry, timeout: Timeout, func_name: str) -> ReduceInfo:

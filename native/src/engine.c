@@ -247,6 +247,14 @@ static void *engine_main(void *argument)
     return NULL;
 }
 
+/* The first turn of a caller that drives. What has come is dealt with before its op begins, and most often the others
+ * have announced theirs: the op is then done with what it sends at once, and says so in the same breath. */
+static void engine_begin(pccl_engine *engine)
+{
+    pccl_poll_event events[EVENTS_PER_BATCH_MAX];
+    engine_work(engine, events, pccl_poller_wait(engine->poller, events, EVENTS_PER_BATCH_MAX, 0), 1);
+}
+
 static int engine_take(void *engine) { return pccl_driver_take(&((pccl_engine *)engine)->driver); }
 
 /* A caller drives while it waits, until that clock shows end_ns; or, if that is 0, without waiting. It then comes back
@@ -256,7 +264,7 @@ static void engine_drive(void *argument, const pccl_fast_path_call *call, int64_
     pccl_engine *engine = argument;
     uint64_t fpenv = pccl_fpenv_enter();
     int64_t left_ns = 1;
-    engine_work(engine, NULL, 0, 1);
+    engine_begin(engine);
     while (!pccl_fast_path_call_is_over(call) && !engine_has_ended(engine) && left_ns > 0) {
         left_ns = end_ns - pccl_now_ns();
         engine_turn(engine, left_ns > 0 ? (int)((left_ns + NS_PER_MS - 1) / NS_PER_MS) : 0);

@@ -7,7 +7,7 @@ leaves things as they are, or copies what is given to where the result goes.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
@@ -38,6 +38,9 @@ class Alone:
 
     def go(self, work: PCCLWork, waits: bool, after: Sequence[PCCLWork] = ()) -> None:
         work.run()
+
+    def run_here(self, lane: Hashable, spec: OpSpec, title: str, timeout_s: float) -> bool:
+        return False
 
     def watch(self, work: PCCLWork) -> None:
         return
@@ -89,10 +92,9 @@ class Alone:
             ctypes.memmove(placed.recv, placed.send, placed.count * spec.dtype.itemsize)
         return PendingOp(0, spec, _NOBODY)
 
-    def launch(self, spec: OpSpec, title: str, over: Callable[[], None]) -> PendingOp:
-        op = self.run(spec, title, 0.0)
+    def launch(self, spec: OpSpec, title: str, over: Callable[[], None], ops: list[PendingOp]) -> None:
+        ops.append(self.run(spec, title, 0.0))
         over()
-        return op
 
     def outcome(self, op: PendingOp, title: str) -> None:
         return

@@ -13,7 +13,7 @@ from pccl.torch import profiling
 from pccl.torch.alone import Alone
 from pccl.torch.coalescing import Coalesced, Coalescing
 from pccl.torch.collectives import Plan
-from pccl.torch.memory_use import Use, use_of
+from pccl.torch.memory_use import UNUSED, use_of
 from pccl.torch.options import is_async, seconds
 from pccl.torch.scheduler import Scheduler
 from pccl.torch.specs import Specs
@@ -67,7 +67,7 @@ class Caller:
         """
         scheduler = self._scheduler
         waits = not is_async(options)
-        use = Use()
+        use = UNUSED
         if not (waits and scheduler.is_idle()):
             use = use_of(inputs or (), tensors if outputs is None else outputs)
             _wait_for(scheduler.users(use))

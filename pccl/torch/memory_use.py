@@ -35,6 +35,10 @@ class Use(NamedTuple):
         yield from ((span, True) for span in self.writes)
 
 
+UNUSED = Use()
+"""That of a call of which nobody need know what memory it uses."""
+
+
 def use_of(reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Use:
     """Return the memory of dense tensors. That of a tensor with gaps includes them."""
     return Use(_spans(reads), _spans(writes))

@@ -22,6 +22,7 @@ A small number of lanes is right: the first op of a tag is dearer than later one
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 
@@ -34,7 +35,7 @@ from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.torch.deadlines import Deadlines
 from pccl.torch.errors import FATAL, BackendError, Names
-from pccl.torch.memory_use import Use, Uses
+from pccl.torch.memory_use import UNUSED, Use, Uses
 from pccl.torch.progress import Progress
 from pccl.torch.work import PCCLWork
 from pccl.types import Result
@@ -43,6 +44,12 @@ LANES = 8
 LEAVING = "left"
 """How the reason begins why a peer that has left on purpose is no more in the run."""
 LEFT = f"({LEAVING}"
+
+
+class _Caller:
+    """The thread that runs an op of a lane by itself, without a work. It stands in the lane as a work would."""
+
+    __slots__ = ()
 
 
 class Scheduler:
@@ -67,7 +74,7 @@ class Scheduler:
         self._peers = peers
         self._lock = threading.Lock()
         self._calls = 0
-        self._lanes: dict[Hashable, deque[PCCLWork]] = {}
+        self._lanes: dict[Hashable, deque[PCCLWork | _Caller]] = {}
         self._open: set[PCCLWork] = set()
         """The works that are not over."""
         self._uses: Uses[PCCLWork] = Uses()
@@ -98,7 +105,8 @@ class Scheduler:
         with self._lock:
             lane = self._lanes.get(work.lane)
             self._open.add(work)
-            self._uses.add(work, work.use)
+            if work.use is not UNUSED:
+                self._uses.add(work, work.use)
             work.blockers = len(after) + 1
             if lane is None:
                 self._lanes[work.lane] = deque((work,))
@@ -117,6 +125,28 @@ class Scheduler:
         self.watch(work)
         if is_free:
             work.start()
+
+    def run_here(self, lane: Hashable, spec: OpSpec, title: str, timeout_s: float) -> bool:
+        """Run the only op of a call in this thread, without a work. Return False, and do nothing, if there are calls
+        before it in its lane. BackendError as the call failed."""
+        place = _Caller()
+        with self._lock:
+            if lane in self._lanes:
+                return False
+            self._lanes[lane] = deque((place,))
+        end_s = time.monotonic() + timeout_s
+        try:
+            while True:
+                try:
+                    op = self.run(spec, title, timeout_s)
+                    self.outcome(op, title)
+                    return True
+                except PCCLError as error:
+                    if not self.may_repeat((spec,), error):
+                        raise self.failure(title, error) from None
+                    timeout_s = max(0.0, end_s - time.monotonic())
+        finally:
+            self._leave_lane(lane, place)
 
     def watch(self, work: PCCLWork) -> None:
         """Have a work given up when its time has passed, whether or not somebody waits for it."""
@@ -212,17 +242,17 @@ class Scheduler:
             return False
         return all(self._is_undisturbed(spec) for spec in batch)
 
-    def launch(self, spec: OpSpec, title: str, over: Callable[[], None]) -> PendingOp:
+    def launch(self, spec: OpSpec, title: str, over: Callable[[], None], ops: list[PendingOp]) -> None:
         self._require_membership(title, spec)
         session = self._communicator._inner.session(title)
         op = session.ops.new(spec)
+        ops.append(op)
         with SessionErrors(title):
             if spec.pair is not None:
                 session.ops.start(op)
             else:
                 session.ops.launch(op)
         op.when_over(over)
-        return op
 
     def outcome(self, op: PendingOp, title: str) -> None:
         delivered(op, title)
@@ -265,16 +295,20 @@ class Scheduler:
         with self._lock:
             self._open.discard(work)
             self._uses.remove(work)
-            lane = self._lanes.get(work.lane)
-            if lane is None or work not in lane:
+        self._leave_lane(work.lane, work)
+
+    def _leave_lane(self, key: Hashable, who: PCCLWork | _Caller) -> None:
+        with self._lock:
+            lane = self._lanes.get(key)
+            if lane is None or who not in lane:
                 return
-            was_first = lane[0] is work
-            lane.remove(work)
+            was_first = lane[0] is who
+            lane.remove(who)
             if not lane:
-                del self._lanes[work.lane]
+                del self._lanes[key]
                 return
             following = lane[0] if was_first else None
-        if following is not None:
+        if isinstance(following, PCCLWork):
             self._unblock(following)
 
     def _start_due(self) -> None:

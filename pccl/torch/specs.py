@@ -47,6 +47,7 @@ class Specs:
         """The rank of each place in the ring; empty: they are the same."""
         self.positions = [] if is_in_order else [tuple(ring).index(peer) for peer in peers]
         """The place in the ring of each rank; empty: they are the same."""
+        self._pairs = {False: [Pair(peer, False) for peer in peers], True: [Pair(peer, True) for peer in peers]}
         self.scratch = Scratch()
 
     def _spec(
@@ -134,7 +135,7 @@ class Specs:
         return self._pair(tag, array, Buffers(0, array.address, array.count, array.owner), from_, False)
 
     def _pair(self, tag: int, array: Memory, buffers: Buffers, other: int, is_sender: bool) -> OpSpec:
-        pair = Pair(self.peers[other], is_sender)
+        pair = self._pairs[is_sender][other]
         return OpSpec(
             tag, array.dtype, ReduceOp.SUM, None, buffers, None, Collective.SEND, pair=pair, bytes_of=array.bytes_of
         )

@@ -33,7 +33,7 @@ from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.threads.latch import Latch
 from pccl.torch import held_works
 from pccl.torch.errors import BackendError
-from pccl.torch.memory_use import Use
+from pccl.torch.memory_use import UNUSED
 from pccl.torch.options import seconds
 from pccl.types import Result
 
@@ -51,8 +51,9 @@ class Driver(Protocol):
     def run(self, spec: OpSpec, title: str, timeout_s: float) -> PendingOp:
         """Run an op and wait for it. PCCLError."""
 
-    def launch(self, spec: OpSpec, title: str, over: Callable[[], None]) -> PendingOp:
-        """Launch an op, and have `over` called when it is over. PCCLError."""
+    def launch(self, spec: OpSpec, title: str, over: Callable[[], None], ops: list[PendingOp]) -> None:
+        """Put an op into `ops`, launch it, and have `over` called when it is over. PCCLError, and then it is not
+        called: the op has not been launched."""
 
     def outcome(self, op: PendingOp, title: str) -> None:
         """Raise PCCLError if an op that is over has failed, or had other participants than the group."""
@@ -80,7 +81,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         self,
         driver: Driver,
         title: str,
-        script: Script,
+        script: Script | None,
         lane: Hashable,
         timeout_s: float,
         is_light: bool,
@@ -101,7 +102,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         self._script: Script | None = script
         self._timeout_s = timeout_s
         self.deadline_s = time.monotonic() + timeout_s
-        self.use = Use()
+        self.use = UNUSED
         """The memory that it uses, by which later works may wait for it."""
         self.is_watched = False
         """Whether it is given up at its deadline, though nobody may wait for it. The scheduler's."""
@@ -203,10 +204,10 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
             if is_last:
                 over()
 
-        self._batch = []
+        ops = self._batch = []
         for spec in batch:
             try:
-                self._batch.append(self._driver.launch(spec, self.title, one_over))
+                self._driver.launch(spec, self.title, one_over, ops)
             except PCCLError as error:
                 self._failed_launch = error
                 one_over()
@@ -392,6 +393,40 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         if self._error is not None:
             raise self._error
         return self._value
+
+
+class OpWork(PCCLWork):
+    """A call that is one op, whose result is where its caller wants it, and for which its caller does not wait here."""
+
+    def __init__(
+        self, driver: Driver, title: str, spec: OpSpec, lane: Hashable, timeout_s: float, tensor: Any, source: int
+    ) -> None:
+        super().__init__(driver, title, None, lane, timeout_s, True)
+        self._spec = spec
+        self._tensor = tensor
+        self.source = source
+
+    def start(self) -> None:
+        ops: list[PendingOp] = []
+        self._batch = ops
+        try:
+            self._driver.launch(self._spec, self.title, self._op_over, ops)
+        except PCCLError as error:
+            self._fail_or_repeat(error)
+
+    def _op_over(self) -> None:
+        try:
+            self._driver.outcome(self._batch[0], self.title)
+        except PCCLError as error:
+            self._fail_or_repeat(error)
+        else:
+            self._end([self._tensor], None)
+
+    def _fail_or_repeat(self, error: PCCLError) -> None:
+        if self._driver.may_repeat((self._spec,), error):
+            self._driver.later(self.start)
+        else:
+            self._end(None, self._driver.failure(self.title, error))
 
 
 def _complete(futures: Sequence[Any]) -> None:

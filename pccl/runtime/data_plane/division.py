@@ -10,7 +10,7 @@ While an op is being taken back, verdicts, freezes and detaches are only noted: 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pccl.protocol.peer import SubmitOp
 from pccl.protocol.topology import MESH_PEERS_MAX
@@ -102,7 +102,7 @@ class Division:
         if op in self._divisible:
             launch, spec = self._divisible.pop(op)
             if private is not None:
-                self._divisible[op] = launch, replace(spec, buffers=private)
+                self._divisible[op] = launch, spec._replace(buffers=private)
         return private
 
     # Events of whole ops.
@@ -128,7 +128,7 @@ class Division:
             if taken_back.copy is None:
                 return OpRefused(event.op, "its caller has given it up")
             taken_back.copy.fill()
-            spec = replace(spec, buffers=taken_back.copy.buffers)
+            spec = spec._replace(buffers=taken_back.copy.buffers)
         self._go_on(taken_back.launch, spec, taken_back.is_frozen)
         return None
 

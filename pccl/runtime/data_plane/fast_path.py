@@ -23,7 +23,6 @@ until all participants are done, and has its result; the session hears of it lat
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -34,7 +33,7 @@ from pccl.runtime.data_plane.engine_threads import first_thread
 from pccl.runtime.data_plane.events import OpFastCompleted, OpHandedOver
 from pccl.runtime.data_plane.interfaces import SessionEngine
 from pccl.runtime.data_plane.op_request import OpRequest
-from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair, RootLostError
+from pccl.runtime.data_plane.op_spec import OpSpec, Pair, RootLostError
 from pccl.runtime.data_plane.pending import OpName, PendingOp
 from pccl.runtime.data_plane.pieces import piece_elements
 from pccl.types import Result
@@ -45,6 +44,19 @@ BYTES_MAX = 16 << 20
 """Larger ops take longer anyway."""
 
 
+class _Tag:
+    """A tag that has come through. The claim of its op in flight protects it."""
+
+    __slots__ = ("is_suited", "request", "uses")
+
+    def __init__(self, uses: int, request: OpRequest) -> None:
+        self.uses = use_counter(uses)
+        self.request = request
+        """That of the last op: most often the next one is of the same kind."""
+        self.is_suited = False
+        """Whether ops of that kind may take the fast path."""
+
+
 @dataclass(slots=True)
 class _Opening:
     """An opening of the fast path, until it is closed."""
@@ -52,8 +64,8 @@ class _Opening:
     numbers: list[int]
     """The opening's number in each engine thread."""
     start: SubmitOp
-    uses: dict[OpName, Any] = field(default_factory=dict)
-    """The counters of tags that have come through, see `use_counter`."""
+    tags: dict[OpName, _Tag] = field(default_factory=dict)
+    """The tags whose uses are counted here."""
     pairs: dict[Pair, SubmitOp | None] = field(default_factory=dict)
     """The starts of point-to-point ops."""
 
@@ -69,7 +81,6 @@ class FastPath:
         self._opening: _Opening | None = None
         self._running: dict[int, PendingOp] = {}
         """Ops whose callers are on the way, and those of which the session has not heard yet."""
-        self._requests: deque[OpRequest] = deque()
 
     def attach(self) -> None:
         """Make the ways into the engine threads, whose number is set by now. They are closed one after the other, which
@@ -103,7 +114,7 @@ class FastPath:
     def forget_uses(self, name: OpName) -> None:
         """Stop counting a tag: the machine is about to launch an op with it, and has heard of all before it."""
         if self._opening is not None:
-            self._opening.uses.pop(name, None)
+            self._opening.tags.pop(name, None)
 
     def handed_over(self, event: OpHandedOver) -> PendingOp:
         """Return an op that was handed over."""
@@ -139,19 +150,13 @@ class FastPath:
         if start is None:
             return False
         op.shared_tag = start.tag | op.tag
-        uses = opening.uses.get(op.name)
-        if uses is None:
+        tag = opening.tags.get(op.name)
+        if tag is None:
             uses_before = self._machine.uses_of(op.shared_tag)
             if uses_before == 0:
                 return False
-            uses = opening.uses.setdefault(op.name, use_counter(uses_before))
-        try:
-            request = self._requests.pop()
-        except IndexError:
-            request = self._engine.new_request()
-        has_run = self._suits(request, start, op, spec) and self._run(request, opening, op, uses, waits)
-        self._requests.append(request)
-        return has_run
+            tag = opening.tags.setdefault(op.name, _Tag(uses_before, self._engine.new_request()))
+        return self._suits(tag, start, op, spec) and self._run(opening, op, tag, waits)
 
     @staticmethod
     def _pair_start(opening: _Opening, pair: Pair) -> SubmitOp | None:
@@ -160,25 +165,29 @@ class FastPath:
             opening.pairs[pair] = pair_start(opening.start, (pair.peer, pair.is_sender))
         return opening.pairs[pair]
 
-    def _suits(self, request: OpRequest, start: SubmitOp, op: PendingOp, spec: OpSpec) -> bool:
-        """Fill the request. Return whether it is for a small op, in one engine thread, which no peer may have in
+    def _suits(self, tag: _Tag, start: SubmitOp, op: PendingOp, spec: OpSpec) -> bool:
+        """Fill the tag's request. Return whether it is for a small op, in one engine thread, which no peer may have in
         pieces."""
+        request = tag.request
         try:
-            if not isinstance(spec.buffers, Buffers):
-                spec = op.placed(spec, start.rank, start.world_size)
-            request.fill(start, spec)
+            if request.refill(start, spec, op.place(spec, start.rank, start.world_size)):
+                tag.is_suited = self._is_suited(request, spec.dtype.itemsize)
         except (ValueError, RootLostError):
             return False  # as the session will say
         request.rename(op.op, op.shared_tag)
-        count, item_bytes = request.count, spec.dtype.itemsize
+        return tag.is_suited
+
+    def _is_suited(self, request: OpRequest, item_bytes: int) -> bool:
+        count = request.count
         if count * item_bytes > BYTES_MAX or count > (piece_elements(item_bytes) or count):
             return False
         threads = len(self._paths)
         return threads == 1 or request.slices(threads) == 1
 
-    def _run(self, request: OpRequest, opening: _Opening, op: PendingOp, uses: Any, waits: bool) -> bool:
-        start = opening.start
-        thread = first_thread(op.shared_tag, uses[0], len(self._paths))
+    def _run(self, opening: _Opening, op: PendingOp, tag: _Tag, waits: bool) -> bool:
+        start, request, uses = opening.start, tag.request, tag.uses
+        threads = len(self._paths)
+        thread = first_thread(op.shared_tag, uses[0], threads) if threads > 1 else 0
         op.epoch, op.ring, op.rank = start.epoch, start.ring, start.rank
         self._running[op.op] = op
         if not waits:

@@ -26,19 +26,49 @@ class OpRequest:
         self._counts: tuple[Any, Any] = ffi.NULL, ffi.NULL
         self._send_parts: Any = ffi.NULL
         self._spread_count = 0
+        self._launch: SubmitOp | None = None
+        self._kind: tuple[Any, ...] = ()
+        """What the op that it was filled for has alike with those that differ in their memory only."""
         self.count = 0
         """Elements of the op that it was filled for."""
         self.native = ffi.new("pccl_op_request *")
         self.native.key.group = group
 
-    def fill(self, launch: SubmitOp, spec: OpSpec) -> None:
-        """Describe the op that the machine launches so. ValueError for an algorithm that the links leave no way for,
-        and as in `Placement.place` and `Root.rank_in`."""
+    def refill(self, launch: SubmitOp, spec: OpSpec, buffers: Buffers) -> bool:
+        """Do as `fill`. Return False if the last op that was described so was launched alike and differs in nothing but
+        its memory: then nothing else is looked at, which takes a tenth of the time."""
+        kind = (
+            spec.collective,
+            buffers.count,
+            spec.dtype,
+            spec.reduce_op,
+            spec.root,
+            spec.quantization,
+            spec.algorithm,
+            spec.segment_bytes,
+            spec.step,
+            spec.shape,
+            spec.bytes_of,
+        )
+        is_plain = buffers.parts is None and buffers.send_parts is None
+        if is_plain and launch is self._launch and kind == self._kind:
+            self.native.send = ffi.cast("void *", buffers.send)
+            self.native.recv = ffi.cast("void *", buffers.recv)
+            return False
+        self.fill(launch, spec, buffers)
+        if is_plain:
+            self._launch, self._kind = launch, kind
+        return True
+
+    def fill(self, launch: SubmitOp, spec: OpSpec, buffers: Buffers | None = None) -> None:
+        """Describe the op that the machine launches so, whose `buffers` are those of the spec unless they are given.
+        ValueError for an algorithm that the links leave no way for, and as in `Placement.place` and `Root.rank_in`."""
         request = self.native
         rank, world_size, links = launch.rank, launch.world_size, launch.links
-        buffers = spec.buffers
-        if not isinstance(buffers, Buffers):
-            buffers = buffers.place(rank, world_size)
+        self._launch, self._kind = None, ()
+        if buffers is None:
+            given = spec.buffers
+            buffers = given if isinstance(given, Buffers) else given.place(rank, world_size)
         request.op = launch.op
         request.key.epoch = launch.epoch
         request.key.tag = launch.tag

@@ -13,8 +13,8 @@ that are asked later:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from pccl.types import Collective, DataType, QuantizationOptions, ReduceAlgorithm, ReduceOp
 
@@ -70,8 +70,7 @@ class RootLostError(Exception):
     """The root of an op has left the group."""
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
+class Root(NamedTuple):
     """The root of an op, as its caller saw the group."""
 
     rank: int
@@ -88,16 +87,14 @@ class Root:
         return ring.index(self.peer)
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(NamedTuple):
     """The other peer of a point-to-point op, and whether this peer sends."""
 
     peer: int
     is_sender: bool
 
 
-@dataclass(frozen=True, slots=True)
-class OpSpec:
+class OpSpec(NamedTuple):
     """An op as its caller describes it: what all peers must have alike, and this peer's buffers."""
 
     tag: int
@@ -129,9 +126,4 @@ class OpSpec:
 
     def launched(self) -> OpSpec:
         """Return the spec for one launch, with a source of its own where it needs one."""
-        return self if self.new_source is None else replace(self, source=self.new_source(), new_source=None)
-
-    def placed(self, rank: int, world_size: int) -> OpSpec:
-        """Return the spec with buffers for this many peers. ValueError as in `Placement.place`."""
-        buffers = self.buffers
-        return self if isinstance(buffers, Buffers) else replace(self, buffers=buffers.place(rank, world_size))
+        return self if self.new_source is None else self._replace(source=self.new_source(), new_source=None)

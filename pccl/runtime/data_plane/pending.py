@@ -154,10 +154,16 @@ class PendingOp:
     def placed(self, spec: OpSpec, rank: int, world_size: int) -> OpSpec:
         """Return the spec with buffers for these participants, and remember the buffers. ValueError as in
         `Placement.place`."""
-        placed = spec.placed(rank, world_size)
-        assert isinstance(placed.buffers, Buffers)
-        self._buffers = placed.buffers
-        return placed
+        buffers = self.place(spec, rank, world_size)
+        return spec if spec.buffers is buffers else spec._replace(buffers=buffers)
+
+    def place(self, spec: OpSpec, rank: int, world_size: int) -> Buffers:
+        """Return the buffers for these participants, and remember them. ValueError as in `Placement.place`."""
+        buffers = spec.buffers
+        if not isinstance(buffers, Buffers):
+            buffers = buffers.place(rank, world_size)
+        self._buffers = buffers
+        return buffers
 
     def copied(self, peer: int) -> PrivateCopy:
         """Return memory to go on with, for an op whose buffers are known. MemoryError."""
@@ -188,6 +194,7 @@ class PendingOp:
             self.before_over()
         self.join = None
         self._over.set()
+        self.before_over = None  # it refers to the op as a rule
         self._call_back()
         _wake(self._wakers)
 

@@ -174,7 +174,7 @@ class StagedOps:
         elif not division.can_divide(launch, spec):
             self._engine.submit(launch, spec)
         elif self._division.is_due(launch):
-            self._stage(launch, replace(spec, source=InMemory(spec)), has_marker=True)
+            self._stage(launch, spec._replace(source=InMemory(spec)), has_marker=True)
         else:
             self._division.submit(launch, spec)
 
@@ -196,7 +196,7 @@ class StagedOps:
 
     def _go_on_in_pieces(self, launch: SubmitOp, spec: OpSpec, is_frozen: bool) -> None:
         """Launch an op anew that was taken back. Other peers have sent markers for it already."""
-        self._stage(launch, replace(spec, source=InMemory(spec)), has_marker=False)
+        self._stage(launch, spec._replace(source=InMemory(spec)), has_marker=False)
         if is_frozen:
             self._staged[launch.op].unfrozen = set()
 
@@ -211,7 +211,7 @@ class StagedOps:
         upper = place + 1 if staged.spec.source.piece_count > 1 else 0
         launch = replace(staged.launch, op=piece, sequence=staged.launch.sequence + (upper << PIECE_SHIFT))
         try:
-            self._engine.submit(launch, replace(staged.spec, buffers=buffers, source=None))
+            self._engine.submit(launch, staged.spec._replace(buffers=buffers, source=None))
         except MemoryError as error:
             self._refuse(op, f"out of memory: {error}")
             return

@@ -16,7 +16,6 @@ An op that goes on with a copy is one that the engine has, or one that is never 
 from __future__ import annotations
 
 import select
-from dataclasses import replace
 
 import trio
 
@@ -103,7 +102,7 @@ class Reclaims:
             copy = self._copied(machine, op)
             if copy is not None:
                 copy.fill()
-                op.spec = replace(spec, buffers=copy.buffers)
+                op.spec = spec._replace(buffers=copy.buffers)
                 op.copy, op.is_detached = copy, True
                 op.release()
                 return
