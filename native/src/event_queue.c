@@ -122,6 +122,14 @@ void pccl_event_queue_post_quietly(pccl_event_queue *queue, const pccl_event *ev
     pthread_mutex_unlock(&queue->mutex);
 }
 
+void pccl_event_queue_wake(pccl_event_queue *queue)
+{
+    pthread_mutex_lock(&queue->mutex);
+    if (queue->count > 0)
+        queue_signal(queue);
+    pthread_mutex_unlock(&queue->mutex);
+}
+
 int pccl_event_queue_error(pccl_event_queue *queue)
 {
     pthread_mutex_lock(&queue->mutex);

@@ -20,6 +20,9 @@ void pccl_event_queue_post(pccl_event_queue *queue, const pccl_event *event);
 /* Posts an event that wakes nobody: it is found with the next one, or when there are many. */
 void pccl_event_queue_post_quietly(pccl_event_queue *queue, const pccl_event *event);
 
+/* Wakes whoever polls, if there is something to be polled. */
+void pccl_event_queue_wake(pccl_event_queue *queue);
+
 /* Returns 0, or an errno: nobody can be woken any more. */
 int pccl_event_queue_error(pccl_event_queue *queue);
 

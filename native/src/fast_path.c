@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { NS_PER_MS = 1000000, SMALL_BYTES = 64 << 10 };
+enum { NS_PER_MS = 1000000, SMALL_BYTES = 64 << 10, HEARD_MS_MAX = 1 };
 
 struct pccl_fast_path {
     pthread_mutex_t mutex;
@@ -19,6 +19,10 @@ struct pccl_fast_path {
     pccl_event_queue *events;
     pccl_list calls;
     unsigned started; /* of them; atomic */
+    unsigned driving; /* callers */
+    unsigned unheard; /* completed calls of which nobody knows yet; atomic */
+    unsigned wakes; /* how often the owner was woken for them */
+    int64_t unheard_ns; /* since when there are any */
 };
 
 pccl_fast_path *pccl_fast_path_create(void *engine, const pccl_fast_path_engine *calls, pccl_event_queue *events)
@@ -65,10 +69,30 @@ static void call_post(const pccl_fast_path *path, const pccl_fast_path_call *cal
     PCCL_ASSERT(call->op->events_promised > 0);
     call->op->events_promised--;
     int is_heard = !call->is_started || call->waiting > 0;
-    if (kind == PCCL_EVENT_OP_FAST_COMPLETED && is_heard)
+    if (kind == PCCL_EVENT_OP_FAST_COMPLETED && (is_heard || path->driving > 0))
         pccl_event_queue_post_quietly(path->events, &event);
     else
         pccl_event_queue_post(path->events, &event);
+}
+
+/* With the mutex. Whoever drives may be the one who will ask for it. */
+static void call_note_unheard(pccl_fast_path *path, pccl_fast_path_call *call)
+{
+    if (!call->is_started || call->waiting > 0 || path->driving == 0)
+        return;
+    call->is_unheard = 1;
+    call->wakes = path->wakes;
+    if (path->unheard == 0)
+        path->unheard_ns = pccl_now_ns();
+    __atomic_fetch_add(&path->unheard, 1, __ATOMIC_RELAXED);
+}
+
+/* With the mutex. */
+static void call_note_heard(pccl_fast_path *path, pccl_fast_path_call *call)
+{
+    if (call->is_unheard && call->wakes == path->wakes)
+        __atomic_fetch_sub(&path->unheard, 1, __ATOMIC_RELAXED);
+    call->is_unheard = 0;
 }
 
 static void call_free(pccl_fast_path_call *call)
@@ -147,9 +171,11 @@ void pccl_fast_path_shut(pccl_fast_path *path)
 static void call_drive(pccl_fast_path *path, const pccl_fast_path_call *call, int64_t end_ns)
 {
     void *engine = path->engine;
+    path->driving++;
     pthread_mutex_unlock(&path->mutex);
     path->call.drive(engine, call, end_ns);
     pthread_mutex_lock(&path->mutex);
+    path->driving--;
 }
 
 /* With the mutex. Waits for its end, which comes in time: the call is handed over then. */
@@ -253,6 +279,7 @@ int pccl_fast_path_wait(pccl_fast_path *path, pccl_fast_path_call *call, pccl_fa
     }
     if (--call->waiting > 0)
         pthread_cond_signal(&call->changed);
+    call_note_heard(path, call);
     int outcome = call_outcome(call, result);
     pthread_mutex_unlock(&path->mutex);
     return outcome;
@@ -263,18 +290,32 @@ void pccl_fast_path_forget(pccl_fast_path *path, pccl_fast_path_call *call)
     pthread_mutex_lock(&path->mutex);
     int is_over = call->op == NULL;
     call->is_forgotten = 1;
-    pthread_mutex_unlock(&path->mutex);
+    pthread_mutex_unlock(&path->mutex); /* nobody has asked for an unheard one: the owner is woken for it in time */
     if (is_over)
         call_free(call);
 }
 
+/* With the mutex. Returns when that has to be looked at again. */
+static int64_t fast_path_have_heard(pccl_fast_path *path, int64_t now_ns)
+{
+    int64_t end_ns = path->unheard_ns + (int64_t)HEARD_MS_MAX * NS_PER_MS;
+    if (path->unheard == 0)
+        return INT64_MAX;
+    if (now_ns < end_ns)
+        return end_ns;
+    __atomic_store_n(&path->unheard, 0, __ATOMIC_RELAXED);
+    path->wakes++;
+    pccl_event_queue_wake(path->events);
+    return INT64_MAX;
+}
+
 int pccl_fast_path_expire(pccl_fast_path *path)
 {
-    if (__atomic_load_n(&path->started, __ATOMIC_RELAXED) == 0)
+    if (__atomic_load_n(&path->started, __ATOMIC_RELAXED) + __atomic_load_n(&path->unheard, __ATOMIC_RELAXED) == 0)
         return -1;
     int64_t now_ns = pccl_now_ns();
-    int64_t next_ns = INT64_MAX;
     pthread_mutex_lock(&path->mutex);
+    int64_t next_ns = fast_path_have_heard(path, now_ns);
     for (pccl_list *node = path->calls.next, *next; node != &path->calls; node = next) {
         pccl_fast_path_call *call = PCCL_CONTAINER_OF(node, pccl_fast_path_call, in_calls);
         next = node->next;
@@ -310,6 +351,7 @@ int pccl_fast_path_complete(pccl_fast_path *path, pccl_op *op)
         PCCL_ASSERT(call->is_done);
         call_post(path, call, PCCL_EVENT_OP_FAST_COMPLETED);
         call->is_completed = 1;
+        call_note_unheard(path, call);
         call_end(path, call);
     }
     pthread_mutex_unlock(&path->mutex);

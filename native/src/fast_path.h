@@ -28,7 +28,9 @@
  *
  * A caller may also start an op and go on. Who waits for it later does so as if it had waited from the beginning. If
  * nobody waits when it is completed, the owner is woken, who ends it for the caller; so somebody learns of it in any
- * case. What is not over after some time is handed over by the engine's driver, since the caller may be anywhere.
+ * case. The owner is woken a moment later if a caller drives then, who most often has started this op, too, and is about
+ * to wait for it: to wake the owner costs more than the op. What is not over after some time is handed over by the
+ * engine's driver, since the caller may be anywhere.
  *
  * A fast path lives as long as anybody refers to it; when its engine is destroyed it is closed for ever. The mutex is
  * held for moments only, by callers, owner and engine thread. It protects everything in this file, and the `call` of
@@ -56,6 +58,8 @@ struct pccl_fast_path_call {
     uint8_t drives; /* it has it, from the submit on */
     uint8_t is_started; /* by pccl_fast_path_start; these are for such a call */
     uint8_t is_forgotten;
+    uint8_t is_unheard; /* completed while a caller drove, and nobody waited for it */
+    unsigned wakes; /* of the owner, before that */
     uint32_t waiting; /* callers */
     int64_t end_ns; /* when it is handed over */
     pthread_cond_t changed;
@@ -90,8 +94,8 @@ int pccl_fast_path_call_is_over(const pccl_fast_path_call *call);
 
 /* For the engine's driver, about ops that came on the fast path. */
 
-/* Hands started calls over whose time has passed. Returns in how many milliseconds that has to be looked at again; -1:
- * there is none. */
+/* Hands started calls over whose time has passed, and wakes the owner for those that nobody has asked for. Returns in
+ * how many milliseconds that has to be looked at again; -1: there is none. */
 int pccl_fast_path_expire(pccl_fast_path *path);
 
 /* This rank is done. Returns zero if the op has been handed over, so that OP_DONE has to be posted. */

@@ -15,7 +15,7 @@ from pccl.runtime.data_plane.pending import PendingOp
 from pccl.torch.errors import BackendError, Names
 from pccl.torch.memory_use import Use
 from pccl.torch.specs import Fixed
-from pccl.torch.work import PCCLWork
+from pccl.torch.work import PCCLWork, Script
 from pccl.types import Collective, Result
 
 
@@ -33,14 +33,23 @@ class Alone:
         self.calls += 1
         return 0
 
-    def enter(self, work: PCCLWork, after: Sequence[PCCLWork] = ()) -> None:
+    def enter(self, work: PCCLWork, after: Sequence[object] = ()) -> None:
         return
 
-    def go(self, work: PCCLWork, waits: bool, after: Sequence[PCCLWork] = ()) -> None:
+    def go(self, work: PCCLWork, waits: bool, after: Sequence[object] = ()) -> None:
         work.run()
 
-    def run_here(self, lane: Hashable, spec: OpSpec, title: str, timeout_s: float) -> bool:
-        return False
+    def claim(self, lane: Hashable, is_collective: bool = False) -> None:
+        return None
+
+    def leave_lane(self, who: object) -> None:
+        return
+
+    def run_op(self, spec: OpSpec, title: str, timeout_s: float) -> None:
+        raise AssertionError("there is no lane to be claimed")
+
+    def run_script(self, script: Script, title: str, timeout_s: float) -> None:
+        raise AssertionError("there is no lane to be claimed")
 
     def watch(self, work: PCCLWork) -> None:
         return

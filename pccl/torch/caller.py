@@ -28,6 +28,10 @@ def _wait_for(works: Sequence[PCCLWork]) -> None:
             work.wait()
 
 
+OVER = Coalesced([])
+"""What a call returns that was waited for: a work that is over."""
+
+
 class Caller:
     """The state of a process group that its methods work with."""
 
@@ -63,34 +67,50 @@ class Caller:
         """Make a collective, whose plan depends on its lane.
 
         It reads `inputs` and writes `outputs`; both are `tensors` if they are left out. Returns a work of nothing if it
-        was one of several that are waited for together, and its caller would wait for it alone.
+        has been waited for, or was one of several that are waited for together and its caller would wait for it alone.
         """
         scheduler = self._scheduler
         waits = not is_async(options)
-        use = UNUSED
-        if not (waits and scheduler.is_idle()):
+        use, caller = UNUSED, None
+        is_first = waits and scheduler.is_idle()
+        if not is_first:
             use = use_of(inputs or (), tensors if outputs is None else outputs)
             _wait_for(scheduler.users(use))
+        limit = getattr(options, "timeout", timeout)
         with self._order:
             lane = scheduler.next_lane()
             made = plan(lane)
-            if profiling.is_on():
-                made = profiling.recorded(title, made, tensors if inputs is None else inputs)
-            work = self._work(title, lane, made, tensors, getattr(options, "timeout", timeout))
-            work.use, work.number = use, scheduler.calls
-            if self._times:
-                work.be_timed()
-            after = scheduler.open_collectives() if is_barrier else ()
-            scheduler.enter(work, after)
+            if is_first and self._needs_no_work() and scheduler.is_idle():
+                caller = scheduler.claim(lane, is_collective=True)
+            if caller is None:
+                if profiling.is_on():
+                    made = profiling.recorded(title, made, tensors if inputs is None else inputs)
+                work = self._work(title, lane, made, tensors, limit)
+                work.use, work.number = use, scheduler.calls
+                if self._times:
+                    work.be_timed()
+                after = scheduler.open_collectives() if is_barrier else ()
+                scheduler.enter(work, after)
+        if caller is not None:
+            try:
+                scheduler.run_script(made.script, title, seconds(limit, self._timeout_s))
+            finally:
+                scheduler.leave_lane(caller)
+            return OVER
         if not waits and c10d._allow_inflight_collective_as_graph_input():
             work.register(tensors if outputs is None else outputs)
         batch = self._coalescing.batch
         if batch is not None:
             scheduler.go(work, False, after)
             batch.append(work)
-            return Coalesced([]) if waits else work  # torch 2.6 waits for what each call returns
+            return OVER if waits else work  # torch 2.6 waits for what each call returns
         scheduler.go(work, waits, after)
         return work
+
+    def _needs_no_work(self) -> bool:
+        """Return whether nobody wants to see more of a call than its end."""
+        is_usual = self._work_type is PCCLWork and not self._times
+        return is_usual and self._coalescing.batch is None and not profiling.is_on()
 
     def _work(self, title: str, lane: Hashable, plan: Plan, tensors: Sequence[Tensor], timeout: Any = None) -> PCCLWork:
         devices = {tensor.device for tensor in tensors if tensor.device.type != "cpu"}

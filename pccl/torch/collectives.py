@@ -16,7 +16,7 @@ import torch
 
 from pccl.torch.reductions import Reduction, arithmetic, folded, premultiplied
 from pccl.torch.specs import Specs
-from pccl.torch.tensors import Tensor, is_one_array, memory, put_back, room_for, stand_in
+from pccl.torch.tensors import Tensor, is_one_array, memory, put_back, put_into, room_for, stand_in
 from pccl.torch.work import Script
 from pccl.types import ReduceOp
 
@@ -188,7 +188,7 @@ def all_gather_lists(specs: Specs, tag: int, outputs: Sequence[Sequence[Tensor]]
                 yield from all_gathered(specs, tag, send, host)
                 for tensors in outputs:
                     for part, output in zip(host, tensors, strict=True):
-                        put_back(output, part.view(output.shape))
+                        put_into(output, part)
         return list(first) if len(outputs) == 1 else [list(tensors) for tensors in outputs]
 
     return Plan(script(), is_one and not specs.positions)

@@ -12,7 +12,7 @@ import torch
 
 from pccl.torch.collectives import Plan, as_one_array, joined, overlap
 from pccl.torch.specs import Specs
-from pccl.torch.tensors import Tensor, fail, is_one_array, memory, put_back, room_for, stand_in
+from pccl.torch.tensors import Tensor, fail, is_one_array, memory, put_back, put_into, room_for, stand_in
 from pccl.torch.work import Script
 
 
@@ -51,8 +51,7 @@ def gather(specs: Specs, lane: int, outputs: Sequence[Tensor], given: Tensor, ro
             with specs.scratch.rows(rows, host.dtype) as whole:
                 yield [specs.gather(lane, memory(host), memory(whole), root)]
                 for place, part in enumerate(whole):
-                    output = outputs[specs.order[place] if specs.order else place]
-                    put_back(output, part.view(output.shape))
+                    put_into(outputs[specs.order[place] if specs.order else place], part)
         return list(outputs)
 
     return Plan(script(), not is_root or (is_one and not specs.positions))

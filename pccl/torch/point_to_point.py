@@ -131,20 +131,28 @@ class PointToPointMethods(Caller):
     def _run_here(self, tensor: Tensor, other: int, tag: int, is_sender: bool) -> bool:
         """Send or receive, and wait, without a work. Return False, and do nothing, if the call has to take the usual
         way."""
-        if self._coalescing.batch is not None:
+        if not self._needs_no_work():
             return False
         spec = self._usual_spec(tensor, other, tag, is_sender)
         if spec is None:
             return False
         lane, title = ((other, "to", tag), "send") if is_sender else ((other, "from", tag), "recv")
-        return self._scheduler.run_here(lane, spec, title, self._timeout_s)
+        scheduler = self._scheduler
+        caller = scheduler.claim(lane)
+        if caller is None:
+            return False
+        try:
+            scheduler.run_op(spec, title, self._timeout_s)
+        finally:
+            scheduler.leave_lane(caller)
+        return True
 
     def _started(self, tensors: Sequence[Tensor], other: int, tag: int, is_sender: bool) -> PCCLWork | None:
         """Start to send or receive. Return None, and do nothing, if the call has to take the usual way."""
         if len(tensors) != 1 or self._work_type is not PCCLWork:
             return None
         tensor, scheduler = tensors[0], self._scheduler
-        spec = self._usual_spec(tensor, other, tag, is_sender)
+        spec = None if self._times or profiling.is_on() else self._usual_spec(tensor, other, tag, is_sender)
         if spec is None:
             return None
         lane, title = ((other, "to", tag), "send") if is_sender else ((other, "from", tag), "recv")
@@ -168,8 +176,6 @@ class PointToPointMethods(Caller):
             or not 0 <= other < self._size
             or other == self._rank
             or not 0 <= tag < INNER_PAIR_TAG
-            or self._times
-            or profiling.is_on()
         ):
             return None
         dtype, address = REDUCIBLE.get(tensor.dtype), tensor.data_ptr()

@@ -37,7 +37,7 @@ from pccl.torch.deadlines import Deadlines
 from pccl.torch.errors import FATAL, BackendError, Names
 from pccl.torch.memory_use import UNUSED, Use, Uses
 from pccl.torch.progress import Progress
-from pccl.torch.work import PCCLWork
+from pccl.torch.work import PCCLWork, Script
 from pccl.types import Result
 
 LANES = 8
@@ -47,9 +47,31 @@ LEFT = f"({LEAVING}"
 
 
 class _Caller:
-    """The thread that runs an op of a lane by itself, without a work. It stands in the lane as a work would."""
+    """A thread that goes through the script of a call by itself, in place of a work."""
 
-    __slots__ = ()
+    __slots__ = ("_callbacks", "is_over", "lane")
+    is_watched = False
+
+    def __init__(self, lane: Hashable) -> None:
+        self.lane = lane
+        self.is_over = False
+        self._callbacks: list[Callable[[], None]] = []
+
+    def when_over(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called once when the call is over, or now."""
+        self._callbacks.append(callback)
+        if self.is_over:
+            self.end()
+
+    def end(self) -> None:
+        """Note that the call is over."""
+        self.is_over = True
+        while self._callbacks:
+            try:
+                callback = self._callbacks.pop()
+            except IndexError:
+                return  # another thread was faster
+            callback()
 
 
 class Scheduler:
@@ -75,8 +97,8 @@ class Scheduler:
         self._lock = threading.Lock()
         self._calls = 0
         self._lanes: dict[Hashable, deque[PCCLWork | _Caller]] = {}
-        self._open: set[PCCLWork] = set()
-        """The works that are not over."""
+        self._open: set[PCCLWork | _Caller] = set()
+        """The works that are not over, and the threads that make collectives by themselves."""
         self._uses: Uses[PCCLWork] = Uses()
         self._due: deque[PCCLWork] = deque()
         """The works whose turn has come, and which somebody is about to start."""
@@ -100,7 +122,7 @@ class Scheduler:
         """The number of collectives that this rank has called."""
         return self._calls
 
-    def enter(self, work: PCCLWork, after: Sequence[PCCLWork] = ()) -> None:
+    def enter(self, work: PCCLWork, after: Sequence[PCCLWork | _Caller] = ()) -> None:
         """Put a work into its lane, where it waits for the earlier ones and for those of `after`."""
         with self._lock:
             lane = self._lanes.get(work.lane)
@@ -114,7 +136,7 @@ class Scheduler:
                 lane.append(work)
                 work.blockers += 1
 
-    def go(self, work: PCCLWork, waits: bool, after: Sequence[PCCLWork] = ()) -> None:
+    def go(self, work: PCCLWork, waits: bool, after: Sequence[PCCLWork | _Caller] = ()) -> None:
         """Run a work that has entered, or start it if its caller does not wait. Others start in their turn."""
         for each in after:
             each.when_over(lambda: self._unblock(work))
@@ -126,27 +148,68 @@ class Scheduler:
         if is_free:
             work.start()
 
-    def run_here(self, lane: Hashable, spec: OpSpec, title: str, timeout_s: float) -> bool:
-        """Run the only op of a call in this thread, without a work. Return False, and do nothing, if there are calls
-        before it in its lane. BackendError as the call failed."""
-        place = _Caller()
+    # Calls that a thread makes by itself. A work, which others could ask for, would take longer than a small op.
+
+    def claim(self, lane: Hashable, is_collective: bool = False) -> _Caller | None:
+        """Let this thread be the first in a lane, until it calls `leave_lane`. None if there are calls before it."""
+        caller = _Caller(lane)
         with self._lock:
             if lane in self._lanes:
-                return False
-            self._lanes[lane] = deque((place,))
+                return None
+            self._lanes[lane] = deque((caller,))
+            if is_collective:
+                self._open.add(caller)
+        return caller
+
+    def leave_lane(self, who: PCCLWork | _Caller) -> None:
+        """Let the next call of a lane begin."""
+        with self._lock:
+            self._open.discard(who)
+            lane = self._lanes.get(who.lane)
+            if lane is None or who not in lane:
+                return
+            was_first = lane[0] is who
+            lane.remove(who)
+            if not lane:
+                del self._lanes[who.lane]
+            following = lane[0] if was_first and lane else None
+        if isinstance(who, _Caller):
+            who.end()
+        if isinstance(following, PCCLWork):
+            self._unblock(following)
+
+    def run_op(self, spec: OpSpec, title: str, timeout_s: float) -> None:
+        """Run the only op of a call in this thread, which has claimed its lane. BackendError as the call failed."""
+        end_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                self.outcome(self.run(spec, title, timeout_s), title)
+                return
+            except PCCLError as error:
+                if not self.may_repeat((spec,), error):
+                    raise self.failure(title, error) from None
+                timeout_s = max(0.0, end_s - time.monotonic())
+
+    def run_script(self, script: Script, title: str, timeout_s: float) -> None:
+        """Go through the script of a collective in this thread, which has claimed its lane. BackendError as the call
+        failed."""
         end_s = time.monotonic() + timeout_s
         try:
+            batch = next(script)
             while True:
-                try:
-                    op = self.run(spec, title, timeout_s)
+                if len(batch) == 1:
+                    ops = [self.run(batch[0], title, max(0.0, end_s - time.monotonic()))]
+                else:
+                    ops = PCCLWork(self, title, None, None, end_s - time.monotonic(), True).run_together(batch)
+                for op in ops:
                     self.outcome(op, title)
-                    return True
-                except PCCLError as error:
-                    if not self.may_repeat((spec,), error):
-                        raise self.failure(title, error) from None
-                    timeout_s = max(0.0, end_s - time.monotonic())
+                batch = script.send(ops)
+        except StopIteration:
+            return
+        except PCCLError as error:
+            raise self.failure(title, error) from None
         finally:
-            self._leave_lane(lane, place)
+            script.close()
 
     def watch(self, work: PCCLWork) -> None:
         """Have a work given up when its time has passed, whether or not somebody waits for it."""
@@ -155,7 +218,7 @@ class Scheduler:
 
     def _watched(self) -> list[PCCLWork]:
         with self._lock:
-            return [work for work in self._open if work.is_watched]
+            return [work for work in self._open if isinstance(work, PCCLWork) and work.is_watched]
 
     def _expire(self, works: Sequence[PCCLWork]) -> None:
         def one_by_one() -> None:  # the end of one starts the next of its lane, which can then be aborted everywhere
@@ -175,7 +238,7 @@ class Scheduler:
             self._due.append(work)
             self._start_due()
 
-    def open_collectives(self) -> list[PCCLWork]:
+    def open_collectives(self) -> list[PCCLWork | _Caller]:
         """Return the collectives that are not over."""
         with self._lock:
             return [work for work in self._open if isinstance(work.lane, int)]
@@ -293,23 +356,8 @@ class Scheduler:
 
     def finished(self, work: PCCLWork) -> None:
         with self._lock:
-            self._open.discard(work)
             self._uses.remove(work)
-        self._leave_lane(work.lane, work)
-
-    def _leave_lane(self, key: Hashable, who: PCCLWork | _Caller) -> None:
-        with self._lock:
-            lane = self._lanes.get(key)
-            if lane is None or who not in lane:
-                return
-            was_first = lane[0] is who
-            lane.remove(who)
-            if not lane:
-                del self._lanes[key]
-                return
-            following = lane[0] if was_first else None
-        if isinstance(following, PCCLWork):
-            self._unblock(following)
+        self.leave_lane(work)
 
     def _start_due(self) -> None:
         """Start the works whose turn has come: one after the other, though each may be over at once."""

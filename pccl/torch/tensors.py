@@ -9,6 +9,7 @@ Elements that are only moved may be of any dtype: those that the engine cannot r
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +95,18 @@ def put_back(tensor: Tensor, host: Tensor) -> None:
     if tensor.device.type == "cuda":
         # Whoever waits for the work may use the tensor in any stream.
         torch.cuda.current_stream(tensor.device).synchronize()
+
+
+MOVED_BYTES_MAX = 256 << 10
+"""More is copied by torch, which may use several threads, and takes a few microseconds to begin."""
+
+
+def put_into(tensor: Tensor, host: Tensor) -> None:
+    """Copy contiguous elements of the host into a tensor of as many, of whatever shape."""
+    if is_plain(tensor) and host.numel() * host.element_size() <= MOVED_BYTES_MAX:
+        ctypes.memmove(tensor.data_ptr(), host.data_ptr(), host.numel() * host.element_size())
+    else:
+        put_back(tensor, host)
 
 
 def is_one_array(tensors: Sequence[Tensor]) -> bool:

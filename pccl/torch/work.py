@@ -135,10 +135,8 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
             batch = next(self._script)
             while True:
                 try:
-                    if len(batch) == 1:
-                        ops = [driver.run(batch[0], title, self._left_s())]
-                    else:
-                        ops = self._run_together(batch)
+                    is_one = len(batch) == 1
+                    ops = [driver.run(batch[0], title, self._left_s())] if is_one else self.run_together(batch)
                     for op in ops:
                         driver.outcome(op, title)
                 except PCCLError as error:
@@ -155,7 +153,8 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
             if not isinstance(error, Exception):
                 raise
 
-    def _run_together(self, batch: Sequence[OpSpec]) -> list[PendingOp]:
+    def run_together(self, batch: Sequence[OpSpec]) -> list[PendingOp]:
+        """Run the ops of a batch and wait for them."""
         over = Latch()
         self._launch(batch, over.set)
         for op in tuple(self._batch):
