@@ -458,6 +458,36 @@ static void started_ops_end_without_anybody(void)
     }
 }
 
+/* A caller that drives completes others' ops, too. Who has started these may never ask: then the owner is woken. */
+static void what_a_waiting_caller_completes_is_not_forgotten(void)
+{
+    for (int run = 0; run < 60 * THOROUGHNESS; run++) {
+        fast_world g;
+        trial asked, unasked;
+        fast_world_open(&g, 2);
+        trial_open_small(&asked, &g, random_below(3000));
+        trial_open_small(&unasked, &g, random_below(3000));
+        const trial *trials[] = {&asked, &unasked};
+        pccl_fast_path_call *calls[2][2];
+        for (uint32_t rank = 0; rank < 2; rank++)
+            for (int i = 0; i < 2; i++)
+                calls[rank][i] = start_call(&g, trials[i], rank, LONG_WAIT_MS);
+        pccl_fast_path_result result;
+        for (uint32_t rank = 0; rank < 2; rank++)
+            CHECK(pccl_fast_path_wait(g.paths[rank], calls[rank][0], &result) == PCCL_FAST_PATH_COMPLETED);
+        for (uint32_t rank = 0; rank < 2; rank++) {
+            CHECK(node_wait(&g.w.nodes[rank], PCCL_EVENT_OP_FAST_COMPLETED, unasked.number).sequence == 1);
+            for (int i = 0; i < 2; i++)
+                pccl_fast_path_forget(g.paths[rank], calls[rank][i]);
+        }
+        trial_check_results(&asked);
+        trial_check_results(&unasked);
+        trial_close(&asked);
+        trial_close(&unasked);
+        fast_world_close(&g);
+    }
+}
+
 /* What takes longer is the owner's, whether or not its caller waits. */
 static void started_ops_are_handed_over(void)
 {
@@ -517,6 +547,7 @@ int main(void)
 {
     RUN(started_ops_are_waited_for);
     RUN(started_ops_end_without_anybody);
+    RUN(what_a_waiting_caller_completes_is_not_forgotten);
     RUN(started_ops_are_handed_over);
     RUN(started_calls_outlive_their_engines);
     RUN(callers_serve_the_owner);

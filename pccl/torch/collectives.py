@@ -16,7 +16,7 @@ import torch
 
 from pccl.torch.reductions import Reduction, arithmetic, folded, premultiplied
 from pccl.torch.specs import Specs
-from pccl.torch.tensors import Tensor, is_one_array, memory, put_back, put_into, room_for, stand_in
+from pccl.torch.tensors import Tensor, as_pairs, is_one_array, memory, put_back, put_into, room_for, stand_in
 from pccl.torch.work import Script
 from pccl.types import ReduceOp
 
@@ -320,7 +320,7 @@ def send(specs: Specs, tag: int, tensor: Tensor, to: int) -> Plan:
     host = stand_in(tensor)
 
     def script() -> Script:
-        yield [specs.send(tag, memory(host), to)]
+        yield [specs.send(tag, memory(as_pairs(host)), to)]
         return [tensor]
 
     return Plan(script(), True)
@@ -330,7 +330,7 @@ def recv(specs: Specs, tag: int, tensor: Tensor, from_: int) -> Plan:
     host = room_for(tensor)
 
     def script() -> Script:
-        yield [specs.recv(tag, memory(host), from_)]
+        yield [specs.recv(tag, memory(as_pairs(host)), from_)]
         put_back(tensor, host)
         return [tensor]
 

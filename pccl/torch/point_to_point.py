@@ -216,8 +216,7 @@ class PointToPointMethods(Caller):
             raise fail(what, f"invalid {role} rank: {other} is this rank itself")
         if not 0 <= tag < INNER_PAIR_TAG:
             raise fail(what, f"invalid tag: {tag} is not within [0, {INNER_PAIR_TAG})")
-        tensor = given[0]
-        return torch.view_as_real(tensor) if tensor.is_complex() and not tensor.is_conj() else tensor
+        return given[0]
 
     def _require_alive(self) -> None:
         if self._scheduler.failed is not None:

@@ -73,6 +73,11 @@ def is_plain(tensor: Tensor) -> bool:
     return bool(tensor.is_contiguous() and tensor.device.type == "cpu" and not tensor.is_conj() and not tensor.is_neg())
 
 
+def as_pairs(tensor: Tensor) -> Tensor:
+    """Return a plain tensor, with pairs of reals in place of complex numbers."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
 def stand_in(tensor: Tensor) -> Tensor:
     """Return a contiguous tensor on the host with the same contents: this one, if it is one."""
     if is_plain(tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterator
@@ -51,6 +52,107 @@ def test_a_batch_of_sends_and_recvs() -> None:
         return found[0].item()
 
     assert run_ranks(3, script) == [2.0, 0.0, 1.0]
+
+
+def test_tensors_of_all_kinds_arrive_as_they_are() -> None:
+    kinds = [
+        torch.arange(6.0),
+        torch.arange(6.0).reshape(2, 3).t(),
+        torch.arange(4).to(torch.complex64) * 1j,
+        (torch.arange(4).to(torch.complex64) * 1j).conj(),
+        torch.tensor([True, False, True]),
+        torch.arange(4.0).to(torch.float8_e4m3fn),
+        torch.nn.Parameter(torch.arange(3.0)),
+        torch.zeros(0),
+        torch.arange(8.0)[1::3],
+        torch.tensor(7),
+    ]
+
+    def script(rank: int) -> list[bool]:
+        same = []
+        for _, is_blocking in itertools.product(range(2), (True, False)):  # a tag's first op goes another way
+            for given in kinds:
+                kind = given.detach()
+                found = torch.empty_strided(kind.size(), kind.stride(), dtype=kind.dtype).zero_()
+                if is_blocking or kind.is_conj():  # which torch's isend refuses
+                    dist.send(given, 1) if rank == 0 else dist.recv(found, 0)
+                else:
+                    (dist.isend(kind, 1) if rank == 0 else dist.irecv(found, 0)).wait()
+                same.append(rank == 0 or torch.equal(found.to(torch.complex64), kind.to(torch.complex64)))
+        return same
+
+    assert all(run_ranks(2, script)[1])
+
+
+def test_threads_may_send_with_one_tag_at_the_same_time() -> None:
+    each, threads = 20, 4
+
+    def script(rank: int) -> list[float]:
+        def send(number: int) -> None:
+            for count in range(each):
+                group.send_and_wait(torch.full((3,), float(number * each + count)), 1, 0)
+
+        group = dist.distributed_c10d._get_default_group()
+        if rank == 0:
+            senders = [threading.Thread(target=send, args=(number,)) for number in range(threads)]
+            for sender in senders:
+                sender.start()
+            for sender in senders:
+                sender.join(30)
+            return []
+        found = []
+        for _ in range(each * threads):
+            tensor = torch.zeros(3)
+            dist.recv(tensor, 0)
+            found.append(tensor[1].item())
+        return found
+
+    assert sorted(run_ranks(2, script)[1]) == [float(number) for number in range(each * threads)]
+
+
+def test_blocking_calls_follow_those_that_were_started() -> None:
+    def script(rank: int) -> list[float]:
+        numbers = range(12)
+        if rank == 0:
+            works = []
+            for number in numbers:
+                tensor = torch.full((2,), float(number))
+                works.append(dist.isend(tensor, 1) if number % 3 else dist.send(tensor, 1))
+            for work in works:
+                if work is not None:
+                    work.wait()
+            return []
+        tensors = [torch.zeros(2) for _ in numbers]
+        works = [dist.irecv(tensor, 0) if number % 2 else dist.recv(tensor, 0) for number, tensor in enumerate(tensors)]
+        for work in works:
+            if isinstance(work, dist.Work):
+                work.wait()
+        return [tensor[0].item() for tensor in tensors]
+
+    assert run_ranks(2, script)[1] == [float(number) for number in range(12)]
+
+
+def test_a_lost_rank_ends_blocking_calls_from_then_on() -> None:
+    has_sent = threading.Event()
+
+    def script(rank: int) -> list[str]:
+        if rank == 1:
+            for _ in range(3):
+                dist.recv(torch.zeros(2), 0)
+            assert has_sent.wait(30)
+            dist.destroy_process_group()
+            return []
+        for _ in range(3):
+            dist.send(torch.zeros(2), 1)
+        has_sent.set()
+        texts = []
+        for call in (dist.send, dist.recv, dist.send):
+            with pytest.raises(pccl.torch.BackendError) as caught:
+                call(torch.zeros(2), 1)
+            texts.append(str(caught.value))
+        return texts
+
+    assert all("rank 1" in text for text in run_ranks(2, script)[0])
 
 
 def test_a_recv_from_any_rank_says_who_it_was() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl import Communicator, MasterNode, PCCLError, Result
+from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result
 from pccl.runtime.threads import portal
 from tests.support.cluster import SUM, WAIT_S, Background, Cluster, ones, outcomes, reduce_once, results, until
 from tests.support.interrupts import interrupted_at
@@ -87,6 +87,26 @@ def test_other_collectives_may_go_the_same_way(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("patience")
+@pytest.mark.usefixtures("patience")
+def test_ops_of_one_tag_may_differ_from_one_to_the_next(cluster: Cluster) -> None:
+    kinds = list(itertools.product((np.float32, np.int64), (3, 1000), (ReduceOp.SUM, ReduceOp.MAX), (False, True)))
+
+    def reduce_as(peer: Communicator, rank: int, kind: tuple[Any, int, ReduceOp, bool]) -> None:
+        dtype, size, op, is_in_place = kind
+        given = np.full(size, rank + 1, dtype)
+        found = given if is_in_place else np.zeros(size, dtype)
+        peer.all_reduce(given, found, op=op)
+        assert np.all(found == (3 if op is ReduceOp.SUM else 2))
+        assert np.all(given == (found if is_in_place else rank + 1))
+
+    cluster.join(2)
+    cluster.each(reduce_once)
+    random.Random(1).shuffle(kinds)
+    with session_held_up():
+        for kind in [kind for kind in kinds for _ in range(2)]:
+            cluster.each(partial(reduce_as, kind=kind))
+
+
 def test_a_new_tag_waits_for_the_session(cluster: Cluster) -> None:
     cluster.join(2)
     cluster.each(reduce_once)
