@@ -79,6 +79,10 @@ class Engines:
             node.machine.op_refused(effect.op, Result.INVALID_ARGUMENT, "the engine refuses")
             return
         node.submitted[key] = effect
+        for other in self._participants(node, effect):
+            theirs = other.submitted.get(key, effect)
+            chosen_by = (effect.direct_limit, effect.is_local), (theirs.direct_limit, theirs.is_local)
+            assert chosen_by[0] == chosen_by[1], f"{node} and {other} choose algorithms by {chosen_by}"
         self._announce(node, key)
         owner = self._owner(effect)
         if effect.rank == owner and not _goes_direct(effect):
@@ -259,11 +263,14 @@ class Engines:
 
     def _announce(self, node: Node, key: Key) -> None:
         """Neighbours in the ring compare what they were called with."""
-        ring = [self._node_of(peer) for peer in _ring(node, node.submitted[key])]
+        ring = self._participants(node, node.submitted[key])
         at = ring.index(node)
         for a, b in ((ring[at - 1], node), (node, ring[(at + 1) % len(ring)])):
             if key in a.submitted and key in b.submitted and _differ(a, b, key):
                 self._later(a, lambda a=a: self._find_mismatch(a, key), b, False)  # type: ignore[misc]
+
+    def _participants(self, node: Node, effect: ps.SubmitOp) -> list[Node]:
+        return [self._node_of(peer) for peer in _ring(node, effect)]
 
     def _find_mismatch(self, node: Node, key: Key) -> None:
         effect = node.submitted.get(key)

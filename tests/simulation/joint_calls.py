@@ -44,6 +44,7 @@ class JointCalls:
 
     def _ended(self, node: Node, effect: ps.CallResult) -> None:
         assert effect.call not in node.calls
+        self._scene.checks.call_ends(node, effect.call, effect.code)
         node.calls[effect.call] = effect
         kind = node.kinds[effect.call]
         if node.in_call == kind:

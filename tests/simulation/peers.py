@@ -134,6 +134,7 @@ class Peers:
             if kind in ("ran", "started"):
                 node.fast_path.report((kind, number), node.machine, self._scene.clock(node))
             elif kind == "done":
+                self._scene.checks.finds_done(node, number)
                 node.machine.op_done(number, 10, 20)
             elif kind == "mismatch":
                 node.machine.op_mismatch(number, "different arguments")

@@ -222,3 +222,27 @@ def test_a_link_that_is_gone(world: World) -> None:
     a.links.clear()
     with pytest.raises(AssertionError):
         world.check_rest()
+
+
+def test_a_report_of_what_no_master_decides(world: World) -> None:
+    a, _ = world.join(0, 0)
+    op = m.OpRef(TAG, 0)
+    world.checks.says(a, m.OpsDone(a.view.epoch, [op]))
+    with pytest.raises(AssertionError, match="of which no master decides"):
+        world.checks.says(a, m.OpsStalled(a.view.epoch, [m.OpRef(TAG, 1)]))
+
+
+def test_a_wait_whose_end_is_not_told(world: World) -> None:
+    a, _ = world.join(0, 0)
+    op = world.launch(a, TAG)
+    world.checks.says(a, m.OpsStalled(a.view.epoch, [m.OpRef(*a.keys[op][2:])]))
+    world.checks.finds_done(a, op)
+    with pytest.raises(AssertionError, match="does not tell its master of"):
+        world.checks.has_heard(a)
+
+
+def test_an_update_that_ends_by_itself(world: World) -> None:
+    a, _ = world.join(0, 0)
+    call = world.joint(a, Kind.UPDATE_TOPOLOGY)
+    with pytest.raises(AssertionError, match="its master has not ended"):
+        world.checks.call_ends(a, call, Result.SUCCESS)

@@ -73,6 +73,8 @@ class Checks:
         self.agreement = self._verdicts.agreement
         self.says = self._testimony.says
         self.has_heard = self._testimony.turn_ends
+        self.finds_done = self._testimony.finds_done
+        self.call_ends = self._testimony.call_ends
 
     # Masters.
 

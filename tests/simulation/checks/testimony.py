@@ -6,6 +6,8 @@ says are done
 the outcomes of joint calls that it tells are those that it has heard
 a state that it offers is the one that it has
 a vote for a commit, or that an op is not done, is true
+of ops that no master decides it says that they are done where it has said that it waits for them, and else not
+an update_topology ends without the master's word only if newcomers came by that very call
 the next master hears of all that was promised, given up or lost under the last one
 """
 
@@ -57,6 +59,14 @@ class _Known:
     synced: tuple[int, int] | None = None
     owed: set[str] = field(default_factory=set)
     """What it has yet to say to a master that goes on with it."""
+    stalled: set[Ref] = field(default_factory=set)
+    """The ops of this epoch for which it has told this master that it waits."""
+    done_unasked: set[Ref] = field(default_factory=set)
+    """Those that it has just said are done, though it had not said that it waits for them. It may say so next."""
+    admission: int = 0
+    """The update_topology that was under way when newcomers last came."""
+    told_ends: set[int] = field(default_factory=set)
+    """The joint calls of whose end a master has told."""
 
 
 class Testimony:
@@ -85,20 +95,27 @@ class Testimony:
             known.tenure += 1
             known.answered &= set(message.in_force)
             known.has_answered = known.has_answered and known.prepared in message.in_force
+            known.stalled.clear()
             self._owe(node, known)
         elif isinstance(message, m.StartOver):
             self._known[node] = _Known(known.tenure)
         elif isinstance(message, m.Flush):
             known.is_stopped = True
+            self._forgive_done(known)
         elif isinstance(message, m.Prepare):
             self._prepare(node, known, message)
         elif isinstance(message, m.Install):
-            self._install(known, message)
+            self._install(node, known, message)
         elif isinstance(message, m.OpsCommit):
             known.commits |= {(op.tag, op.sequence) for op in message.ops}
         elif isinstance(message, m.OpAbort):
             self._abort(node, known, (message.tag, message.sequence))
-        elif isinstance(message, m.JointResult) and message.call_number:
+        elif isinstance(message, m.JointResult):
+            self._joint_result(node, known, message)
+
+    def _joint_result(self, node: Node, known: _Known, message: m.JointResult) -> None:
+        known.told_ends.add(message.call)
+        if message.call_number:
             kind = node.kinds[message.call]
             known.outcomes[kind] = message.call_number, message.code, message.value
             if kind == m.Kind.SYNC and message.code == Result.SUCCESS:
@@ -118,10 +135,14 @@ class Testimony:
             for op in message.aborts:
                 self._abort(node, known, (op.tag, op.sequence))
 
-    def _install(self, known: _Known, message: m.Install) -> None:
+    def _install(self, node: Node, known: _Known, message: m.Install) -> None:
+        listed = self._facts.listed
+        if known.installed and listed.get(message.view, set()) - listed.get(known.installed, set()):
+            known.admission = next(iter(node.open_calls), 0)
         known.installed = message.view
         if known.epoch != known.prepared_epoch:
             known.is_stopped = False
+            known.stalled.clear()
             known.commits.clear()
             known.aborts.clear()
             known.promised.clear()
@@ -131,7 +152,7 @@ class Testimony:
 
     def _abort(self, node: Node, known: _Known, ref: Ref) -> None:
         known.promised.discard(ref)
-        known.owed.discard(_promise(ref))
+        known.owed -= {_promise(ref), _done(ref)}
         key = node.group, known.epoch, *ref
         if not any(node.keys.get(op) == key for op in node.results):
             known.aborts.add(ref)
@@ -141,6 +162,11 @@ class Testimony:
     def says(self, node: Node, message: m.Message) -> None:
         """Check what a peer says to its master."""
         known = self._of(node)
+        if isinstance(message, m.OpsStalled):
+            known.stalled |= {(op.tag, op.sequence) for op in message.ops}
+            known.done_unasked -= known.stalled
+        unasked = known.done_unasked
+        assert not unasked, f"{node} says that {unasked} are done, of which no master decides"
         if isinstance(message, m.LinksReady):
             known.has_answered = known.has_answered or message.view == known.prepared
         elif isinstance(message, m.PreVote):
@@ -157,6 +183,8 @@ class Testimony:
             known.owed.discard(f"call {message.call}")
             if message.offer is not None:
                 self._offer(node, message.offer)
+        elif isinstance(message, m.OpsDone):
+            self._done(node, known, message)
         elif isinstance(message, m.JointCancel):
             known.owed.discard(f"the end of call {message.call}")
         elif isinstance(message, m.LinkLost):
@@ -169,12 +197,27 @@ class Testimony:
             ]
             assert not stands, f"{node} says that it has lost its link with peer {message.peer}, which stands"
 
+    def finds_done(self, node: Node, op: int) -> None:
+        """Note that a peer is about to find an op done."""
+        known = self._of(node)
+        key = node.keys[op]
+        is_led = node.control is not None and node.control is node.led_over and node.masterless_since is None
+        is_running = key[1] == known.epoch and not known.is_stopped and is_led
+        if is_running and key[2:] in known.stalled - known.aborts - known.commits and op not in node.results:
+            known.owed.add(_done(key[2:]))
+
+    def call_ends(self, node: Node, call: int, code: Result) -> None:
+        """Check a joint call that ends at its caller."""
+        known = self._of(node)
+        if node.kinds[call] == m.Kind.UPDATE_TOPOLOGY and code is Result.SUCCESS and call not in known.told_ends:
+            assert call == known.admission, f"{node} ends an update_topology that its master has not ended"
+
     def turn_ends(self, node: Node) -> None:
         """Check that a peer has said what it had to say at once."""
         if node.is_reachable and not node.unfinished and not node.is_frozen and node.control is not None:
             known = self._of(node)
             known.was_stopped, owed = known.is_stopped, known.owed
-            assert not owed, f"{node} does not tell its next master of {owed}"
+            assert not owed, f"{node} does not tell its master of {owed}"
 
     def succeeds(self, node: Node, key: Key) -> None:
         """Check an op that ends with success at a peer."""
@@ -183,6 +226,19 @@ class Testimony:
         is_stopped = known.is_stopped and known.was_stopped and not is_over and key[:2] == (node.group, known.epoch)
         has_promised = key[2:] in known.promised
         assert not (is_stopped and has_promised), f"{node} commits {key}, which it has promised not to"
+
+    def _done(self, node: Node, known: _Known, message: m.OpsDone) -> None:
+        for op in message.ops:
+            ref = op.tag, op.sequence
+            known.owed.discard(_done(ref))
+            is_mutual = bool(op.tag & PAIR_BIT) or node.view.is_meshed
+            if is_mutual and ref not in known.stalled:
+                known.done_unasked.add(ref)
+
+    @staticmethod
+    def _forgive_done(known: _Known) -> None:
+        """A flush asks for all that is done."""
+        known.owed -= {_done(ref) for ref in known.stalled}
 
     def _views(self, node: Node, known: _Known, said: m.PreVote | m.RecoveryReport) -> None:
         installed = said.installed.view if said.installed is not None else 0
@@ -272,6 +328,10 @@ class Testimony:
 
 def _promise(ref: Ref) -> str:
     return f"the promise not to commit {ref}"
+
+
+def _done(ref: Ref) -> str:
+    return f"the end of its wait for {ref}"
 
 
 def _check_told(

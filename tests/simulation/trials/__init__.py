@@ -37,9 +37,10 @@ from tests.simulation.trials.renewal import Renewal
 from tests.simulation.trials.split_vote import SplitVote
 from tests.simulation.trials.succession import Succession
 from tests.simulation.trials.torn import TornView
+from tests.simulation.trials.weak_links import HopelessLink, MissingLink, WeakLink
 from tests.simulation.world import World
 
-__all__ = ["MEMBERSHIP", "OUTLIVING", "Trial", "play_trial"]
+__all__ = ["LINKS", "MEMBERSHIP", "OUTLIVING", "Trial", "play_trial"]
 
 OUTLIVING: tuple[type[Trial], ...] = (
     Succession,
@@ -73,11 +74,16 @@ MEMBERSHIP: tuple[type[Trial], ...] = (
 """Trials of any run."""
 MEMBERSHIP_SHARE = 0.6
 """The probability that one of these follows in a run that outlives its masters."""
+LINKS: tuple[type[Trial], ...] = (MissingLink, MissingLink, WeakLink, HopelessLink)
+"""Trials of links, for any run."""
+LINKS_SHARE = 0.5
+"""The probability that one of these follows in the end."""
 
 
 def play_trial(world: World, rng: random.Random, slack: float, groups: int) -> None:
     """Play one trial in a run that is whole. The slowest clock may take `slack` seconds for one of its own."""
-    chance = random.Random(f"members {copy(rng).random()}")  # whatever the trials before draw
+    seed = copy(rng).random()
+    chance = random.Random(f"members {seed}")  # whatever the trials before draw
     trials = OUTLIVING if world.masters else ()
     if trials and world.options.founders > 1:
         trials = (*trials, Founders)
@@ -88,4 +94,9 @@ def play_trial(world: World, rng: random.Random, slack: float, groups: int) -> N
     if world.real is None and (not world.masters or chance.random() < MEMBERSHIP_SHARE):
         trial = chance.choice(MEMBERSHIP)(world, chance, slack, groups)
         if world.accepted and trial.gather():
+            trial.play()
+    chance = random.Random(f"links {seed}")
+    if world.real is None and chance.random() < LINKS_SHARE and world.accepted:
+        trial = chance.choice(LINKS)(world, chance, slack, groups)
+        if trial.gather():
             trial.play()
