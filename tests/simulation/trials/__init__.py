@@ -26,10 +26,19 @@ from tests.simulation.trials.membership import (
     BrokenConnections,
     Deaths,
     NoHeartbeats,
+    SilentMixture,
     SilentNewcomer,
     SilentNewcomers,
     Sites,
     Strangers,
+)
+from tests.simulation.trials.ops import (
+    CancelledSync,
+    GivenUp,
+    LateReport,
+    LostWord,
+    PromisedForNobody,
+    TwoQuestions,
 )
 from tests.simulation.trials.ousted import Ousted
 from tests.simulation.trials.probation import Probation
@@ -40,7 +49,7 @@ from tests.simulation.trials.torn import TornView
 from tests.simulation.trials.weak_links import HopelessLink, MissingLink, WeakLink
 from tests.simulation.world import World
 
-__all__ = ["LINKS", "MEMBERSHIP", "OUTLIVING", "Trial", "play_trial"]
+__all__ = ["LATER", "MEMBERSHIP", "OUTLIVING", "Trial", "play_trial"]
 
 OUTLIVING: tuple[type[Trial], ...] = (
     Succession,
@@ -74,9 +83,21 @@ MEMBERSHIP: tuple[type[Trial], ...] = (
 """Trials of any run."""
 MEMBERSHIP_SHARE = 0.6
 """The probability that one of these follows in a run that outlives its masters."""
-LINKS: tuple[type[Trial], ...] = (MissingLink, MissingLink, WeakLink, HopelessLink)
-"""Trials of links, for any run."""
-LINKS_SHARE = 0.5
+LATER: tuple[type[Trial], ...] = (
+    MissingLink,
+    MissingLink,
+    WeakLink,
+    HopelessLink,
+    GivenUp,
+    TwoQuestions,
+    PromisedForNobody,
+    LateReport,
+    LostWord,
+    CancelledSync,
+    SilentMixture,
+)
+"""Trials of links and ops, for any run."""
+LATER_SHARE = 0.6
 """The probability that one of these follows in the end."""
 
 
@@ -95,8 +116,8 @@ def play_trial(world: World, rng: random.Random, slack: float, groups: int) -> N
         trial = chance.choice(MEMBERSHIP)(world, chance, slack, groups)
         if world.accepted and trial.gather():
             trial.play()
-    chance = random.Random(f"links {seed}")
-    if world.real is None and chance.random() < LINKS_SHARE and world.accepted:
-        trial = chance.choice(LINKS)(world, chance, slack, groups)
+    chance = random.Random(f"later {seed}")
+    if world.real is None and chance.random() < LATER_SHARE and world.accepted:
+        trial = chance.choice(LATER)(world, chance, slack, groups)
         if trial.gather():
             trial.play()

@@ -181,6 +181,30 @@ class SilentNewcomers(Membership):
         world.run()
 
 
+class SilentMixture(Membership):
+    def play(self) -> None:
+        """More newcomers than there are peers stop, and one of these: most peers are there, and keep their master."""
+        world = self._world
+        nodes = self._company_of(3)
+        gone = self._rng.choice(nodes)
+        if any(node.site for node in world.accepted):
+            return
+        leaders = {node: node.leader for node in world.accepted if node is not gone}
+        silent = [world.add(gone.group) for _ in range(min(len(world.accepted) + 1, PENDING_MAX))]
+        world.run()
+        for node in [gone, *silent]:
+            world.freeze(node)
+        self._pass((self._timeout_s + MARGIN_S) * self._slack)
+        for node, leader in leaders.items():
+            is_led = node.leader is leader and node.masterless_since is None
+            assert is_led, f"one peer of many has fallen silent, and {node} has lost its master"
+            assert gone.number not in node.view.ring, f"{gone} is silent, and {node} does not know"
+        for node in [gone, *silent]:
+            world.kill(node)
+        world.run()
+        self._be_whole()
+
+
 class Sites(Membership):
     def play(self) -> None:
         """A peer that leaves its site on purpose leaves alone; when one dies the rest of its site goes."""

@@ -23,6 +23,8 @@ RESETS_MAX = 40
 """More resets of all its connections than a link outlives."""
 EVIDENCE_S = 0.5
 """The time for which failures are gathered before somebody is put out for them."""
+LED_TIMEOUTS = 20.0
+"""Number of peer timeouts in which all are led again for whom nothing is in the way."""
 TAG = 18
 
 
@@ -78,6 +80,9 @@ class MissingLink(_WeakLinks):
         assert not one.view.is_meshed, f"{one} and {other} have no link, and a mesh"
         if rng.random() < 0.3:
             self._break_what_is_needed(nodes)
+        if rng.random() < 0.2:
+            self._one_dies(nodes)
+            return
         tries, begun_at = len(self._tries()), world.now
         self._last(rng.choice(APART_S), nodes)
         delay_s = world.now - begun_at
@@ -92,6 +97,25 @@ class MissingLink(_WeakLinks):
         for node in nodes:
             assert node.view.is_meshed, f"{node} lacks a mesh, and {self._pair} can connect since long"
         self._nobody_is_lost(nodes)
+        self._be_whole()
+
+    def _one_dies(self, nodes: list[Node]) -> None:
+        """One of the two dies, and is missed at once: the other cannot tell, and is not waited for."""
+        world, gone = self._world, self._rng.choice(self._pair)
+        if world.masters:
+            for host in world.hosts:
+                if not host.is_dead:
+                    world.kill_master(host)
+            self._drain()
+            for host in world.hosts:
+                world.restart_master(host)
+            self._all_are_led(world.accepted, gone.run, LED_TIMEOUTS * self._timeout_s * self._slack)
+        world.kill(gone)
+        self._drain()
+        for node in nodes:
+            assert node is gone or gone.number not in node.view.ring, f"{gone} is dead, and {node} does not know"
+        world.network.unreachable.clear()
+        world.run()
         self._be_whole()
 
     def _tries(self) -> list[str]:
