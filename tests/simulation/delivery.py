@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tests.simulation.control_plane import ControlPlane
 from tests.simulation.heartbeats import Heartbeats
-from tests.simulation.network import Direction
+from tests.simulation.network import Direction, end_of_heartbeats
 from tests.simulation.node import Node
 from tests.simulation.peers import Peers
 from tests.simulation.scene import Scene
@@ -38,6 +38,7 @@ class Delivery:
         self._to_master = control_plane.deliver_to_master
         self._to_peer = control_plane.deliver_to_peer
         self._reports = peers.hear_some
+        self._closed_heartbeat = self._find_closed_heartbeat
 
     def step(self) -> bool:
         """Deliver one pending thing: a random one, or without chance the oldest of the first connection or node that
@@ -76,7 +77,7 @@ class Delivery:
             if control.outbox and scene.reaches(control.node, control.host) and not control.host.is_wedged:
                 yield self._to_master, control
         for host_and_connection in self._heartbeats.closed():
-            yield self._find_closed_heartbeat, host_and_connection
+            yield self._closed_heartbeat, host_and_connection
         for node in scene.nodes:
             if node.is_frozen or not node.is_alive:
                 continue
@@ -117,6 +118,9 @@ class Delivery:
             return what.name, what.name
         if deliver is self._to_peer:
             return what.control.host.name, what.name
+        if deliver is self._closed_heartbeat:
+            host, connection = what
+            return end_of_heartbeats(host.heartbeats[connection])
         return None
 
 

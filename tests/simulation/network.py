@@ -55,3 +55,8 @@ class Network:
 def large_packets(node: Node) -> str:
     """The name under which a node sends large packets, in `Network.blocked`."""
     return f"large packets of {node}"
+
+
+def end_of_heartbeats(node: Node) -> Direction:
+    """What stands for the end of a node's heartbeats in `Network.slow`, which gets to any master."""
+    return f"heartbeats of {node}", ""

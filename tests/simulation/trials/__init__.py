@@ -25,6 +25,7 @@ from tests.simulation.trials.membership import (
     AbsentNewcomer,
     BrokenConnections,
     Deaths,
+    LastHeartbeat,
     NoHeartbeats,
     SilentMixture,
     SilentNewcomer,
@@ -95,6 +96,7 @@ LATER: tuple[type[Trial], ...] = (
     LostWord,
     CancelledSync,
     SilentMixture,
+    LastHeartbeat,
 )
 """Trials of links and ops, for any run."""
 LATER_SHARE = 0.6

@@ -12,6 +12,7 @@ from pccl.protocol.master.effects import Close, Effect, Send, TakeHeartbeats
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.master_host import MasterHost
+from tests.simulation.network import end_of_heartbeats
 from tests.simulation.node import Node
 from tests.simulation.trials.base import MARGIN_S, TICK_S, Trial
 
@@ -179,6 +180,24 @@ class SilentNewcomers(Membership):
             assert node.control.is_over, f"{node} is silent, and is kept"
             world.kill(node)
         world.run()
+
+
+class LastHeartbeat(Membership):
+    def play(self) -> None:
+        """A process dies, and its heartbeats are the last thing to end: it is missed at once all the same."""
+        world = self._world
+        nodes = self._company_of(3)
+        gone = self._rng.choice(nodes)
+        if any(node.site for node in nodes):
+            return
+        world.network.slow.add(end_of_heartbeats(gone))
+        world.kill(gone)
+        self._drain()
+        world.network.slow.discard(end_of_heartbeats(gone))
+        for node in nodes:
+            assert node is gone or gone.number not in node.view.ring, f"{gone} is dead, and {node} does not know"
+        world.run()
+        self._be_whole()
 
 
 class SilentMixture(Membership):
