@@ -183,6 +183,18 @@ class ControlConnection(Generic[M]):
         self.finish()
         await self._sender_ended.wait()
 
+    async def part(self) -> None:
+        """Do as `flush`, and wait for the other side to end the connection, too. No task may be in `receive`.
+
+        What is closed while something waits to be read there, or comes a moment later, is reset: whatever is lost on
+        the way then is sent no more, and the other side may hear of a broken connection in place of the last words.
+        """
+        await self.flush()
+        with suppress(OSError, ConnectionLost):
+            self._sock.shutdown(socket.SHUT_WR)
+            while await self._receive_raw():
+                pass
+
     async def receive(self) -> list[M]:
         """Return the next messages, at least one. ConnectionLost or ProtocolError end the connection."""
         data = b""

@@ -36,7 +36,7 @@ class MasterConnection:
         await self.connection.flush()
         self.connection.close()
 
-    async def flush(self, limit_s: float) -> None:
-        """Send what there is to send, for `limit_s` at most."""
+    async def part(self, limit_s: float, *, is_heard: bool) -> None:
+        """Send what there is to send, and part from a master that hears it, for `limit_s` at most."""
         with trio.move_on_after(limit_s):
-            await self.connection.flush()
+            await (self.connection.part() if is_heard else self.connection.flush())

@@ -314,7 +314,7 @@ class PeerSession:
                     with trio.move_on_after(FAREWELL_S):
                         await control.attached.wait()
                 nursery.cancel_scope.cancel()
-            await self._master.flush(FAREWELL_S)
+            await self._master.part(FAREWELL_S, is_heard=self.hears_master and not lifetime.is_broken)
             senders.cancel_scope.cancel()
 
     def abandon(self, error: BaseException) -> None:

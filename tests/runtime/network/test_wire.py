@@ -80,6 +80,36 @@ def test_flush_sends_what_waits_and_then_nothing_more() -> None:
     run(body)
 
 
+def test_who_parts_waits_for_the_other_side_whatever_it_still_says() -> None:
+    async def body() -> None:
+        a, b = tcp_pair()
+        leaver: ControlConnection[m.FromMaster] = ControlConnection(a, m.FromMaster, OPENING_BYTES_MAX)
+        stayer: ControlConnection[m.FromPeer] = ControlConnection(b, m.FromPeer, OPENING_BYTES_MAX)
+        has_parted = trio.Event()
+
+        async def part() -> None:
+            await leaver.part()
+            has_parted.set()
+            leaver.close()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leaver.run_sender)
+            nursery.start_soon(stayer.run_sender)
+            leaver.send([m.Leave("last words")])
+            nursery.start_soon(part)
+            stayer.send([m.Leave("x" * 3000)] * 100)
+            assert await stayer.receive() == [m.Leave("last words")]
+            with pytest.raises(ConnectionLost, match="closed by the other side"):
+                await stayer.receive()
+            assert not has_parted.is_set()
+            await stayer.flush()
+            assert not has_parted.is_set()
+            stayer.close()
+            await has_parted.wait()
+
+    run(body)
+
+
 def test_a_reset_is_a_lost_connection() -> None:
     async def body() -> None:
         a, b = tcp_pair()
