@@ -127,3 +127,8 @@ class OpSpec(NamedTuple):
     def launched(self) -> OpSpec:
         """Return the spec for one launch, with a source of its own where it needs one."""
         return self if self.new_source is None else self._replace(source=self.new_source(), new_source=None)
+
+    def placed(self, rank: int, world_size: int) -> OpSpec:
+        """Return the spec with buffers for this many peers. ValueError as in `Placement.place`."""
+        buffers = self.buffers
+        return self if isinstance(buffers, Buffers) else self._replace(buffers=buffers.place(rank, world_size))

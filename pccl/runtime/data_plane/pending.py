@@ -154,8 +154,10 @@ class PendingOp:
     def placed(self, spec: OpSpec, rank: int, world_size: int) -> OpSpec:
         """Return the spec with buffers for these participants, and remember the buffers. ValueError as in
         `Placement.place`."""
-        buffers = self.place(spec, rank, world_size)
-        return spec if spec.buffers is buffers else spec._replace(buffers=buffers)
+        placed = spec.placed(rank, world_size)
+        assert isinstance(placed.buffers, Buffers)
+        self._buffers = placed.buffers
+        return placed
 
     def place(self, spec: OpSpec, rank: int, world_size: int) -> Buffers:
         """Return the buffers for these participants, and remember them. ValueError as in `Placement.place`."""
