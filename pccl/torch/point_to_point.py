@@ -28,7 +28,17 @@ from pccl.torch.collectives import Plan
 from pccl.torch.errors import BackendError
 from pccl.torch.options import seconds
 from pccl.torch.specs import INNER_PAIR_TAG
-from pccl.torch.tensors import REDUCIBLE, Memory, Tensor, fail, put_back, require_apart, require_dense, require_one
+from pccl.torch.tensors import (
+    REDUCIBLE,
+    Memory,
+    Tensor,
+    fail,
+    has_memory,
+    put_back,
+    require_apart,
+    require_dense,
+    require_one,
+)
 from pccl.torch.work import Driver, OpWork, PCCLWork, Script
 from pccl.types import Result
 
@@ -179,7 +189,7 @@ class PointToPointMethods(Caller):
         ):
             return None
         dtype, address = REDUCIBLE.get(tensor.dtype), tensor.data_ptr()
-        if dtype is None or not address:
+        if dtype is None or not address or (tensor.storage_offset() and not has_memory(tensor)):
             return None
         self._scheduler.require_pair(other)
         array = Memory(address, tensor.numel(), dtype, "", tensor)

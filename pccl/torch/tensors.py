@@ -134,13 +134,15 @@ def fail(what: str, message: str) -> ArgumentError:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Return whether a tensor's elements, if it has any, lie where its data pointer says."""
+    """Return whether a tensor's elements, if it has any, lie where its data pointer says. That of a view of freed
+    memory is the view's offset alone."""
     if isinstance(tensor, FakeTensor):
         return False
     try:
-        return bool(tensor.data_ptr()) or not tensor.numel()
+        is_somewhere = bool(tensor.data_ptr()) or not tensor.numel()
     except RuntimeError:  # it wraps another one
         return False
+    return is_somewhere and not (tensor.numel() and tensor.storage_offset() and not tensor.untyped_storage().nbytes())
 
 
 def require_dense(what: str, tensors: Sequence[Tensor], hint: str = "") -> None:

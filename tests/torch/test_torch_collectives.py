@@ -440,11 +440,12 @@ def test_an_all_to_all_may_have_its_result_where_its_parts_are() -> None:
 def test_tensors_without_memory_are_refused_with_what_to_pass() -> None:
     def script(rank: int) -> list[str]:
         freed = torch.ones(3)
+        part = freed[1:]
         freed.untyped_storage().resize_(0)
         with FakeTensorMode():
             fake = torch.ones(3)
         refused = []
-        for tensor in (TwoTensor(torch.ones(3), torch.ones(3)), fake, freed):
+        for tensor in (TwoTensor(torch.ones(3), torch.ones(3)), fake, freed, part):
             for call in (dist.all_reduce, dist.broadcast, dist.isend):
                 with pytest.raises(ValueError, match="has no memory of its own") as caught:
                     call(tensor) if call is dist.all_reduce else call(tensor, 1 - rank)
