@@ -7,7 +7,7 @@ leaves things as they are, or copies what is given to where the result goes.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
@@ -39,8 +39,8 @@ class Alone:
     def go(self, work: PCCLWork, waits: bool, after: Sequence[object] = ()) -> None:
         work.run()
 
-    def claim(self, lane: Hashable, is_collective: bool = False) -> None:
-        return None
+    def claim(self, call: object, is_collective: bool = False) -> bool:
+        return False
 
     def leave_lane(self, who: object) -> None:
         return

@@ -15,7 +15,7 @@ from pccl.torch.coalescing import Coalesced, Coalescing
 from pccl.torch.collectives import Plan
 from pccl.torch.memory_use import UNUSED, use_of
 from pccl.torch.options import is_async, seconds
-from pccl.torch.scheduler import Scheduler
+from pccl.torch.scheduler import DirectCall, Scheduler
 from pccl.torch.specs import Specs
 from pccl.torch.tensors import Tensor
 from pccl.torch.work import PCCLWork
@@ -71,34 +71,48 @@ class Caller:
         """
         scheduler = self._scheduler
         waits = not is_async(options)
-        use, caller = UNUSED, None
+        use, call, work, is_direct = UNUSED, None, None, False
         is_first = waits and scheduler.is_idle()
         if not is_first:
             use = use_of(inputs or (), tensors if outputs is None else outputs)
             _wait_for(scheduler.users(use))
         limit = getattr(options, "timeout", timeout)
-        with self._order:
-            lane = scheduler.next_lane()
-            made = plan(lane)
-            if is_first and self._needs_no_work() and scheduler.is_idle():
-                caller = scheduler.claim(lane, is_collective=True)
-            if caller is None:
-                if profiling.is_on():
-                    made = profiling.recorded(title, made, tensors if inputs is None else inputs)
-                work = self._work(title, lane, made, tensors, limit)
-                work.use, work.number = use, scheduler.calls
-                if self._times:
-                    work.be_timed()
-                after = scheduler.open_collectives() if is_barrier else ()
-                scheduler.enter(work, after)
-        if caller is not None:
-            try:
+        try:
+            with self._order:
+                lane = scheduler.next_lane()
+                made = plan(lane)
+                if is_first and self._needs_no_work() and scheduler.is_idle():
+                    call = DirectCall(lane)
+                    is_direct = scheduler.claim(call, is_collective=True)
+                if not is_direct:
+                    if profiling.is_on():
+                        made = profiling.recorded(title, made, tensors if inputs is None else inputs)
+                    work = self._work(title, lane, made, tensors, limit)
+                    work.use, work.number = use, scheduler.calls
+                    if self._times:
+                        work.be_timed()
+                    after = scheduler.open_collectives() if is_barrier else ()
+                    scheduler.enter(work, after)
+            if is_direct:
                 scheduler.run_script(made.script, title, seconds(limit, self._timeout_s))
-            finally:
-                scheduler.leave_lane(caller)
-            return OVER
+                return OVER
+            assert work is not None
+            return self._go_on(work, waits, after, tensors if outputs is None else outputs)
+        except BaseException as error:
+            if work is not None:
+                work.interrupted(error)
+            raise
+        finally:
+            if call is not None:
+                scheduler.leave_lane(call)
+
+    def _go_on(
+        self, work: PCCLWork, waits: bool, after: Sequence[Any], outputs: Sequence[Tensor]
+    ) -> PCCLWork | Coalesced:
+        """Run a work that has entered its lane, or start it, as its caller waits or not."""
+        scheduler = self._scheduler
         if not waits and c10d._allow_inflight_collective_as_graph_input():
-            work.register(tensors if outputs is None else outputs)
+            work.register(outputs)
         batch = self._coalescing.batch
         if batch is not None:
             scheduler.go(work, False, after)

@@ -27,6 +27,7 @@ from pccl.torch.caller import Caller
 from pccl.torch.collectives import Plan
 from pccl.torch.errors import BackendError
 from pccl.torch.options import seconds
+from pccl.torch.scheduler import DirectCall
 from pccl.torch.specs import INNER_PAIR_TAG
 from pccl.torch.tensors import (
     REDUCIBLE,
@@ -147,14 +148,13 @@ class PointToPointMethods(Caller):
         if spec is None:
             return False
         lane, title = ((other, "to", tag), "send") if is_sender else ((other, "from", tag), "recv")
-        scheduler = self._scheduler
-        caller = scheduler.claim(lane)
-        if caller is None:
-            return False
+        scheduler, call = self._scheduler, DirectCall(lane)
         try:
+            if not scheduler.claim(call):
+                return False
             scheduler.run_op(spec, title, self._timeout_s)
         finally:
-            scheduler.leave_lane(caller)
+            scheduler.leave_lane(call)
         return True
 
     def _started(self, tensors: Sequence[Tensor], other: int, tag: int, is_sender: bool) -> PCCLWork | None:
@@ -167,9 +167,13 @@ class PointToPointMethods(Caller):
             return None
         lane, title = ((other, "to", tag), "send") if is_sender else ((other, "from", tag), "recv")
         work = OpWork(scheduler, title, spec, lane, self._timeout_s, tensor, -1 if is_sender else other)
-        with self._order:
-            scheduler.enter(work)
-        scheduler.go(work, False)
+        try:
+            with self._order:
+                scheduler.enter(work)
+            scheduler.go(work, False)
+        except BaseException as error:
+            work.interrupted(error)
+            raise
         batch = self._coalescing.batch
         if batch is not None:
             batch.append(work)
@@ -245,12 +249,16 @@ class PointToPointMethods(Caller):
         self._scheduler.require_pair(lane[0])
         if profiling.is_on():
             plan = profiling.recorded(title, plan, [tensor])
-        with self._order:
-            work = self._work(title, lane, plan, [tensor], timeout)
-            work.source = source
-            self._scheduler.enter(work)
+        work = self._work(title, lane, plan, [tensor], timeout)
+        work.source = source
         batch = self._coalescing.batch
-        self._scheduler.go(work, waits and batch is None)
+        try:
+            with self._order:
+                self._scheduler.enter(work)
+            self._scheduler.go(work, waits and batch is None)
+        except BaseException as error:
+            work.interrupted(error)
+            raise
         if batch is not None:
             batch.append(work)
         return work

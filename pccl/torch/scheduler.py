@@ -46,13 +46,14 @@ LEAVING = "left"
 LEFT = f"({LEAVING}"
 
 
-class _Caller:
-    """A thread that goes through the script of a call by itself, in place of a work."""
+class DirectCall:
+    """A call that its thread makes by itself, without a work."""
 
     __slots__ = ("_callbacks", "is_over", "lane")
     is_watched = False
 
     def __init__(self, lane: Hashable) -> None:
+        """Make one for `Scheduler.claim`."""
         self.lane = lane
         self.is_over = False
         self._callbacks: list[Callable[[], None]] = []
@@ -96,8 +97,8 @@ class Scheduler:
         self._peers = peers
         self._lock = threading.Lock()
         self._calls = 0
-        self._lanes: dict[Hashable, deque[PCCLWork | _Caller]] = {}
-        self._open: set[PCCLWork | _Caller] = set()
+        self._lanes: dict[Hashable, deque[PCCLWork | DirectCall]] = {}
+        self._open: set[PCCLWork | DirectCall] = set()
         """The works that are not over, and the threads that make collectives by themselves."""
         self._uses: Uses[PCCLWork] = Uses()
         self._due: deque[PCCLWork] = deque()
@@ -122,7 +123,7 @@ class Scheduler:
         """The number of collectives that this rank has called."""
         return self._calls
 
-    def enter(self, work: PCCLWork, after: Sequence[PCCLWork | _Caller] = ()) -> None:
+    def enter(self, work: PCCLWork, after: Sequence[PCCLWork | DirectCall] = ()) -> None:
         """Put a work into its lane, where it waits for the earlier ones and for those of `after`."""
         with self._lock:
             lane = self._lanes.get(work.lane)
@@ -136,7 +137,7 @@ class Scheduler:
                 lane.append(work)
                 work.blockers += 1
 
-    def go(self, work: PCCLWork, waits: bool, after: Sequence[PCCLWork | _Caller] = ()) -> None:
+    def go(self, work: PCCLWork, waits: bool, after: Sequence[PCCLWork | DirectCall] = ()) -> None:
         """Run a work that has entered, or start it if its caller does not wait. Others start in their turn."""
         for each in after:
             each.when_over(lambda: self._unblock(work))
@@ -150,19 +151,21 @@ class Scheduler:
 
     # Calls that a thread makes by itself. A work, which others could ask for, would take longer than a small op.
 
-    def claim(self, lane: Hashable, is_collective: bool = False) -> _Caller | None:
-        """Let this thread be the first in a lane, until it calls `leave_lane`. None if there are calls before it."""
-        caller = _Caller(lane)
-        with self._lock:
-            if lane in self._lanes:
-                return None
-            self._lanes[lane] = deque((caller,))
-            if is_collective:
-                self._open.add(caller)
-        return caller
+    def claim(self, call: DirectCall, is_collective: bool = False) -> bool:
+        """Let a call be the first in its lane, until `leave_lane`. False if there are calls before it.
 
-    def leave_lane(self, who: PCCLWork | _Caller) -> None:
-        """Let the next call of a lane begin."""
+        A signal handler may raise at any moment, so whoever calls this leaves the lane in a `finally` around it.
+        """
+        with self._lock:
+            if call.lane in self._lanes:
+                return False
+            self._lanes[call.lane] = deque((call,))
+            if is_collective:
+                self._open.add(call)
+        return True
+
+    def leave_lane(self, who: PCCLWork | DirectCall) -> None:
+        """Let the next call of a lane begin, if this one is in it."""
         with self._lock:
             self._open.discard(who)
             lane = self._lanes.get(who.lane)
@@ -173,7 +176,7 @@ class Scheduler:
             if not lane:
                 del self._lanes[who.lane]
             following = lane[0] if was_first and lane else None
-        if isinstance(who, _Caller):
+        if isinstance(who, DirectCall):
             who.end()
         if isinstance(following, PCCLWork):
             self._unblock(following)
@@ -238,7 +241,7 @@ class Scheduler:
             self._due.append(work)
             self._start_due()
 
-    def open_collectives(self) -> list[PCCLWork | _Caller]:
+    def open_collectives(self) -> list[PCCLWork | DirectCall]:
         """Return the collectives that are not over."""
         with self._lock:
             return [work for work in self._open if isinstance(work.lane, int)]

@@ -218,6 +218,15 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         else:
             self._driver.later(lambda: self._resume(self._batch))
 
+    def interrupted(self, error: BaseException) -> None:
+        """End a work whose caller was interrupted while it made the call: nobody has it. What has been launched is
+        aborted on all ranks."""
+        try:
+            with suppress(PCCLError):  # the caller gets `error`
+                self._driver.give_up(list(self._batch), self.title, self._timeout_s)
+        finally:
+            self._end(None, error)
+
     def fail(self, error: BaseException) -> None:
         """End a work that is not started by itself."""
         self._end(None, error)
@@ -414,8 +423,11 @@ class OpWork(PCCLWork):
             self._fail_or_repeat(error)
 
     def _op_over(self) -> None:
+        ops = self._batch
+        if not ops:
+            return  # the work has ended before: nobody could say what became of the op
         try:
-            self._driver.outcome(self._batch[0], self.title)
+            self._driver.outcome(ops[0], self.title)
         except PCCLError as error:
             self._fail_or_repeat(error)
         else:
