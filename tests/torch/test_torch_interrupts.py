@@ -1,7 +1,8 @@
-"""Calls of a process group whose caller is interrupted (Ctrl-C), and those that nobody could say anything of."""
+"""Calls of a process group that end early: by Ctrl-C, with their group, or before anybody knows what became of them."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from pccl.torch.errors import BackendError, Names  # noqa: E402
 from pccl.torch.scheduler import LANES  # noqa: E402
 from pccl.torch.work import OpWork  # noqa: E402
 from pccl.types import Result  # noqa: E402
-from tests.torch.ranks import run_ranks, worlds  # noqa: E402
+from tests.torch.ranks import LIMIT_S, run_ranks, worlds  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -113,3 +114,35 @@ def test_an_op_may_end_after_its_work_has_ended_with_an_unknown_outcome() -> Non
     group.over()
     with pytest.raises(BackendError, match="nobody says what became of it"):
         work.wait()
+
+
+def test_a_monitored_barrier_that_ends_with_its_group_blames_no_rank() -> None:
+    is_over = threading.Event()
+
+    def script(rank: int) -> str:
+        if rank == 1:
+            assert is_over.wait(LIMIT_S)
+            return ""
+        group = dist.distributed_c10d._get_default_group()
+        scheduler = group._scheduler
+        texts: list[str] = []
+
+        def call() -> None:
+            with pytest.raises(BackendError) as caught:
+                group.monitored_barrier()
+            texts.append(str(caught.value))
+
+        caller = threading.Thread(target=call)
+        caller.start()
+        while not scheduler._lanes:
+            caller.join(0.001)
+        try:
+            group.abort()
+        finally:
+            is_over.set()
+        caller.join(LIMIT_S)
+        return texts[0]
+
+    text = run_ranks(2, script)[0]
+    assert "was aborted on rank 0" in text
+    assert "failed to pass" not in text
