@@ -36,6 +36,8 @@ from tests.simulation.trials.membership import (
 from tests.simulation.trials.ops import (
     CancelledSync,
     GivenUp,
+    HalfFetched,
+    HeardOfNoEnd,
     LateReport,
     LostWord,
     PromisedForNobody,
@@ -47,7 +49,7 @@ from tests.simulation.trials.renewal import Renewal
 from tests.simulation.trials.split_vote import SplitVote
 from tests.simulation.trials.succession import Succession
 from tests.simulation.trials.torn import TornView
-from tests.simulation.trials.weak_links import HopelessLink, MissingLink, WeakLink
+from tests.simulation.trials.weak_links import DeadDialer, HopelessLink, MissingLink, WeakLink
 from tests.simulation.world import World
 
 __all__ = ["LATER", "MEMBERSHIP", "OUTLIVING", "Trial", "play_trial"]
@@ -97,6 +99,9 @@ LATER: tuple[type[Trial], ...] = (
     CancelledSync,
     SilentMixture,
     LastHeartbeat,
+    DeadDialer,
+    HalfFetched,
+    HeardOfNoEnd,
 )
 """Trials of links and ops, for any run."""
 LATER_SHARE = 0.6

@@ -205,6 +205,9 @@ class LostWord(_Ops):
         world.block(one, other)
         ops = self._launch(nodes)
         self._drain()
+        if rng.random() < 0.5 and ops[one] in one.results:
+            self._word_comes(one, other, next(node for node in nodes if node not in (one, other)), ops)
+            return
         world.break_link(one, other) if rng.random() < 0.5 else world.break_link(other, nodes[0])
         self._deliver(rng.choice((0, 5, 20)))
         world.network.blocked.discard((one.name, other.name))
@@ -213,6 +216,27 @@ class LostWord(_Ops):
         world.run()
         assert len(self._all_end(ops)) == 1, f"the op ends in different ways: {ops}"
         world.check_rest()
+        self._be_whole()
+
+    def _word_comes(self, one: Node, other: Node, third: Node, ops: dict[Node, int]) -> None:
+        """The word comes when ops have been stopped, and before the master knows what has become of them: it need not
+        be waited for."""
+        world = self._world
+        for host in world.hosts:
+            world.block(third, host.name)
+        epoch = other.view.epoch
+        world.break_link(other, third)
+        self._drain()
+        world.network.blocked.discard((one.name, other.name))
+        self._drain()
+        assert other.view.epoch == epoch
+        for node in (one, other):
+            assert ops[node] in node.results, f"{node} waits for a master, though all have said that they are done"
+            assert node.result(ops[node]) is Result.SUCCESS, f"{node}: {node.results[ops[node]]}"
+        for host in world.hosts:
+            world.network.blocked.discard((third.name, host.name))
+        world.run()
+        assert self._all_end(ops) == {Result.SUCCESS}
         self._be_whole()
 
     def _give_up_first(self, nodes: list[Node], one: Node) -> None:
@@ -228,6 +252,72 @@ class LostWord(_Ops):
         world.run()
         self._launch([node for node in nodes if node is not one])
         world.run()
+
+
+class _WithoutMaster(_Ops):
+    """All masters die, at once and for good, until some begin anew."""
+
+    def _kill_all(self, lost: int = LOST) -> None:
+        for host in self._world.hosts:
+            if not host.is_dead:
+                self._world.kill_master(host, lost)
+        self._drain()
+
+    def _begin_anew(self) -> None:
+        world = self._world
+        for host in world.hosts:
+            world.restart_master(host)
+        self._all_are_led(world.accepted, world.accepted[0].run, LED_TIMEOUTS * self._timeout_s * self._slack)
+        world.run()
+
+
+class HalfFetched(_WithoutMaster):
+    """A master dies in a sync, when somebody has half of the state that was elected: nobody is given that half."""
+
+    def play(self) -> None:
+        world, rng = self._world, self._rng
+        nodes = self._company_of(rng.choice((3, 4)))
+        if not world.masters or any(node.site for node in nodes):
+            return
+        behind = rng.choice(nodes)
+        revision = max(node.revision for node in nodes) + 1
+        for node in nodes:
+            node.strategy, node.fails_to_fetch = "enforce_popular", False
+            if node is not behind:
+                node.revision, node.root = revision, b"new"
+        calls = {node: world.joint(node, Kind.SYNC) for node in nodes}
+        while not behind.root.startswith(b"half"):
+            if not world.step():
+                break
+        behind.fails_to_fetch = True
+        self._kill_all()
+        behind.fails_to_fetch = False
+        self._begin_anew()
+        for node, call in calls.items():
+            assert call in node.calls, f"{node} waits in a sync, which all have called"
+            if node.call(call) is Result.SUCCESS:
+                assert node.root == b"new", f"{node} has {node.root!r} after a sync"
+        self._be_whole()
+
+
+class HeardOfNoEnd(_WithoutMaster):
+    """A master dies when newcomers have come, before it tells that the call is over by which they came."""
+
+    def play(self) -> None:
+        world = self._world
+        if not world.masters or any(node.site for node in world.alive):
+            return
+        self._newcomers()
+        world.run()
+        before = {node: len(node.views) for node in world.accepted}
+        calls = {node: world.joint(node, Kind.UPDATE_TOPOLOGY) for node in before}
+        self._until_said(m.Install)
+        self._kill_all(1)
+        for node, call in calls.items():
+            if len(node.views) > before[node]:
+                assert call in node.calls, f"{node} waits in update_topology, and newcomers have come by it"
+        self._begin_anew()
+        self._be_whole()
 
 
 class CancelledSync(_Ops):

@@ -157,6 +157,35 @@ class MissingLink(_WeakLinks):
             self._drain()
 
 
+class DeadDialer(_WeakLinks):
+    """The two ends of a link make all of theirs anew. One dies that is to dial them, and is missed at once: whoever
+    waits for it to dial cannot tell."""
+
+    def play(self) -> None:
+        world, rng = self._world, self._rng
+        nodes = self._company_of(4)
+        if not nodes[0].view.is_meshed or any(node.site for node in nodes):
+            return
+        gone = max(nodes, key=lambda node: node.number)
+        one, other, *_ = rng.sample([node for node in nodes if node is not gone], 3)
+        said = len(world.from_masters)
+        for _ in range(RESETS_MAX):
+            if any(isinstance(message, m.Prepare) for _, message in world.from_masters[said:]):
+                break
+            world.break_link(one, other)
+            while world.step():
+                if isinstance(world.from_masters[-1][1], m.Prepare):
+                    break
+        for _ in range(rng.choice((0, 2, 5, 10, 20))):
+            world.step()
+        world.kill(gone)
+        self._drain()
+        for node in nodes:
+            assert node is gone or gone.number not in node.view.ring, f"{gone} is dead, and {node} does not know"
+        world.run()
+        self._be_whole()
+
+
 class WeakLink(_WeakLinks):
     """A link that no ring needs breaks again and again, without an op in between: the group goes without it."""
 
