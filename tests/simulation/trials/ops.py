@@ -199,16 +199,18 @@ class LostWord(_Ops):
         nodes = self._mesh_of(3)
         if len(nodes) != 3:
             return
-        one, other = rng.sample(nodes, 2)
         if rng.random() < 0.7:
-            self._give_up_first(nodes, one)
+            self._give_up_first(nodes, nodes[0])
+        use = nodes[0].uses[nodes[0].view.epoch, TAG]
+        third = nodes[use % len(nodes)]  # which has all numbers first, so that the two need nothing but word
+        one, other = rng.sample([node for node in nodes if node is not third], 2)
         world.block(one, other)
         ops = self._launch(nodes)
         self._drain()
         if rng.random() < 0.5 and ops[one] in one.results:
-            self._word_comes(one, other, next(node for node in nodes if node not in (one, other)), ops)
+            self._word_comes(one, other, third, ops)
             return
-        world.break_link(one, other) if rng.random() < 0.5 else world.break_link(other, nodes[0])
+        world.break_link(one, other) if rng.random() < 0.5 else world.break_link(other, third)
         self._deliver(rng.choice((0, 5, 20)))
         world.network.blocked.discard((one.name, other.name))
         world.run()
