@@ -351,7 +351,7 @@ class PointToPointMethods(Caller):
 
         Raises:
             BackendError: on rank 0 with the first rank that has not come in time, or with `wait_all_ranks` with all
-                that have not; on the others if rank 0 does not answer. On any rank if the group has failed, or was left.
+                that have not; on the others if rank 0 does not answer; on any if the group has failed or was left.
         """
         limit_s = seconds(timeout, self._timeout_s)
         if timeout is not None and self._rank == 0 and not timeout:
