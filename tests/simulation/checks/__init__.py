@@ -112,6 +112,8 @@ class Checks:
                 self._accepted = [each for each in self._accepted if each is not node]
             return
         speaks(node, process, message)
+        if node.leader is not None:
+            self._leaders.numbers(node.leader, message)
         if isinstance(message, m.Welcome | m.Resumed):
             self.absent.discard(node)
         if isinstance(message, m.Welcome):

@@ -3,6 +3,7 @@
 no peer is taken on twice in one term of a run
 where peers know several masters, one process leads a run in a term, whenever that is
 where masters keep on disk what they did, nobody is led on whom a view in force has left out
+no two leaders of a run ever announce a view of the same number, nor ask for a flush of the same number in another term
 where peers know several masters, one asks to be followed only with a majority of the run's last view
 """
 
@@ -19,6 +20,10 @@ class Leaders:
         self._is_fenced = is_fenced
         self._led: set[tuple[Node, int, str, int]] = set()
         """Peers by node and number, with each run and term in which they were led."""
+        self._views: dict[tuple[str, int], Leader] = {}
+        """The leaders that have announced views, by run and number."""
+        self._flushes: dict[tuple[str, int], int] = {}
+        """The terms in which flushes were asked for, by run and number."""
 
     def leads(self, node: Node, leader: Leader) -> None:
         """Check a master that takes a peer in or on."""
@@ -51,6 +56,15 @@ class Leaders:
         peers = self._facts.listed.get(last, set())
         here = {each.number for each in company if each.run == node.run}
         assert 2 * len(peers & here) > len(peers), f"{node} is asked to follow by few of view {last}"
+
+    def numbers(self, leader: Leader, message: m.Message) -> None:
+        """Check that a number is that of one leader: an answer to another, or its view, must not be taken for its."""
+        if isinstance(message, m.Prepare):
+            other = self._views.setdefault((leader.run, message.view), leader)
+            assert other is leader, f"view {message.view} is announced by {leader}, and was by {other}"
+        elif isinstance(message, m.Flush):
+            term = self._flushes.setdefault((leader.run, message.flush), leader.term)
+            assert term == leader.term, f"flush {message.flush} is asked for by {leader}, and was in term {term}"
 
 
 SPEAKS_TO_ALL = (m.Welcome, m.PreVoteRequest, m.VoteRequest, m.Resumed, m.Elsewhere, m.StartOver, m.Goodbye)

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pccl.protocol import messages as m
 from tests.simulation.checks.facts import Facts
 from tests.simulation.connections import Control
-from tests.simulation.node import Node
+from tests.simulation.node import Key, Node
 
 Ref = tuple[int, int]
 """The name of an op within its epoch: tag and sequence."""
@@ -57,6 +57,7 @@ class _Takeover:
     """What a master has heard as it took a run over, and has said in that turn."""
 
     process: int
+    run: str
     term: int
     reports: dict[int, m.RecoveryReport]
     """Those of all who follow."""
@@ -76,6 +77,8 @@ class _Takeover:
     announced: list[tuple[int, m.Prepare]] = field(default_factory=list)
     has_announced: bool = False
     must_announce: bool = False
+    decided: set[Key] = field(default_factory=set)
+    """The ops of steady groups that had a verdict."""
     stopped: dict[int, _Stopped] = field(default_factory=dict)
     """The groups whose ring changes with the next view."""
     ends: dict[int, tuple[str, m.JointOutcome]] = field(default_factory=dict)
@@ -102,8 +105,12 @@ class Takeovers:
         """The processes that have led a run."""
         self._last: dict[int, _Takeover] = {}
         """The last takeover of each process."""
+        self._here: dict[int, dict[Control, int]] = {}
+        """The views in force of all who have come to each process."""
         self._voters: dict[Control, m.Vote] = {}
-        """Those of the master whose turn it is."""
+        """Those who follow the master whose turn it is."""
+        self._company: dict[Control, int] = {}
+        """The views in force of all who have come to it."""
         self._torn: set[tuple[int, int]] = set()
         """The takeovers in the middle of which a master was stopped, by its process and the term."""
         self._now: _Takeover | None = None
@@ -116,6 +123,7 @@ class Takeovers:
         if isinstance(message, m.PreVote | m.Vote):
             summary = message.report if isinstance(message, m.Vote) else message
             if summary.installed is not None:
+                self._here.setdefault(process, {})[control] = summary.installed.view
                 key = process, control.node.run
                 if summary.installed.view > self._heard_of.get(key, (0, frozenset()))[0]:
                     self._heard_of[key] = summary.installed.view, _peers(summary.installed.rings)
@@ -129,6 +137,7 @@ class Takeovers:
     def gone(self, control: Control) -> None:
         """Note that a connection is over at its master."""
         self._votes.get(control.host.process, {}).pop(control, None)
+        self._here.get(control.host.process, {}).pop(control, None)
 
     def _of(self, control: Control | None) -> _Takeover | None:
         """Return the takeover by which a master has taken on whoever is at a connection."""
@@ -148,6 +157,7 @@ class Takeovers:
         """Note that a master is about to say what one event has led to. It lets go of some before it says the rest."""
         self._now = None
         self._voters = dict(self._votes.get(process, {}))
+        self._company = dict(self._here.get(process, {}))
 
     def says(self, control: Control, process: int, message: m.Message) -> None:
         """Note what a master says over a connection, and check it."""
@@ -156,6 +166,7 @@ class Takeovers:
             return
         if isinstance(message, m.Elsewhere):
             self._voters.pop(control, None)
+            self._company.pop(control, None)
         elif isinstance(message, m.Welcome):
             self._has_led.add((process, message.run))
         found = self._of(control)
@@ -174,7 +185,9 @@ class Takeovers:
             self._ends(found, peer, control.node.kinds[message.call], message)
         elif isinstance(message, m.Goodbye):
             found.loses = True
-        elif found is self._now:
+        elif found is not self._now:
+            self._decides(found, control.node.group, message)
+        else:
             told = found.told.setdefault(peer, {})
             if isinstance(message, m.Flush):
                 found.flushed[peer] = message
@@ -197,7 +210,7 @@ class Takeovers:
             is_informed = self._is_fenced or self._facts.is_one_name or key in self._has_led
             self._has_led.add(key)
             self._now = _Takeover(
-                process, message.term, reports, self._heard_of.pop(key, (0, frozenset())), is_informed
+                process, run, message.term, reports, self._heard_of.pop(key, (0, frozenset())), is_informed
             )
             self._last[process] = self._now
         vote = votes.get(control)
@@ -219,6 +232,8 @@ class Takeovers:
             return
         last = _last_installed(found.reports.values())
         assert last is not None, "a run is led on in which nobody was ever accepted"
+        known = max(view for control, view in self._company.items() if control.node.run == found.run)
+        assert known <= last.view, f"a run is led on from view {last.view}, and somebody here tells of view {known}"
         if not found.is_informed:
             self._check_members(found, last)
         if found.loses:
@@ -282,10 +297,14 @@ class Takeovers:
                 due = {ref: verdict for ref, verdict in heard.items() if self._concerns(ring, ref, peer)}
                 assert told == due, f"peer {peer} is told {told} of its ops, and some have heard {due}"
                 assert peer not in found.flushed, f"the ops of peer {peer} are stopped, and its group is whole"
+            found.decided |= {(ring.group, ring.epoch, *ref) for ref in heard}
             return True
         asked = {
             peer: _epoch(each) for peer, each in ours.items() if each.installed is not None and not each.is_settled
         }
+        late = [peer for peer, each in ours.items() if each.is_running and _epoch(each) != ring.epoch]
+        late += [peer for peer, epoch in asked.items() if epoch != ring.epoch]
+        assert not late, f"the ops of {late} are open, and the last view, which they have answered, has another ring"
         told_to = {peer: found.flushed[peer].epoch for peer in ours if peer in found.flushed}
         assert told_to == asked, f"ops are stopped of {told_to}, by peer and epoch, and are open with {asked}"
         is_settled = any(each.is_settled and _epoch(each) == ring.epoch for each in ours.values())
@@ -319,6 +338,17 @@ class Takeovers:
             assert told.get(ref) == verdict, (
                 f"peer {peer} hears {told.get(ref)} of op {ref} of {old}, and not {verdict}"
             )
+
+    def _decides(self, found: _Takeover, group: int, message: m.Message) -> None:
+        """Check that what had a verdict gets no other one."""
+        if isinstance(message, m.OpsCommit):
+            refs = [(op.tag, op.sequence) for op in message.ops]
+        elif isinstance(message, m.OpAbort | m.AbortVoteRequest):
+            refs = [(message.tag, message.sequence)]
+        else:
+            return
+        again = {(group, message.epoch, *ref) for ref in refs} & found.decided
+        assert not again, f"{message} is about what had a verdict when this master took over: {again}"
 
     # Joint calls.
 

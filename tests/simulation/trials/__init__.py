@@ -18,6 +18,7 @@ import random
 from copy import copy
 
 from tests.simulation.trials.base import Trial
+from tests.simulation.trials.chain import Chain
 from tests.simulation.trials.founders import Founders, OtherVersion
 from tests.simulation.trials.founding import Heirs, Newcomers
 from tests.simulation.trials.interruptions import Departures, Few, Outage, Standstill
@@ -46,13 +47,15 @@ from tests.simulation.trials.ops import (
 from tests.simulation.trials.ousted import Ousted
 from tests.simulation.trials.probation import Probation
 from tests.simulation.trials.renewal import Renewal
+from tests.simulation.trials.slow_voters import SlowVoters
 from tests.simulation.trials.split_vote import SplitVote
 from tests.simulation.trials.succession import Succession
 from tests.simulation.trials.torn import TornView
+from tests.simulation.trials.verdicts import TornVerdicts
 from tests.simulation.trials.weak_links import DeadDialer, HopelessLink, MissingLink, WeakLink
 from tests.simulation.world import World
 
-__all__ = ["LATER", "MEMBERSHIP", "OUTLIVING", "Trial", "play_trial"]
+__all__ = ["CHAINS", "LATER", "MEMBERSHIP", "OUTLIVING", "Trial", "play_trial"]
 
 OUTLIVING: tuple[type[Trial], ...] = (
     Succession,
@@ -106,6 +109,10 @@ LATER: tuple[type[Trial], ...] = (
 """Trials of links and ops, for any run."""
 LATER_SHARE = 0.6
 """The probability that one of these follows in the end."""
+CHAINS: tuple[type[Trial], ...] = (Chain, Chain, TornVerdicts, SlowVoters)
+"""Trials in which masters die one after the other."""
+CHAINS_SHARE = 0.4
+"""The probability that one of these follows in a run that outlives its masters."""
 
 
 def play_trial(world: World, rng: random.Random, slack: float, groups: int) -> None:
@@ -126,5 +133,10 @@ def play_trial(world: World, rng: random.Random, slack: float, groups: int) -> N
     chance = random.Random(f"later {seed}")
     if world.real is None and chance.random() < LATER_SHARE and world.accepted:
         trial = chance.choice(LATER)(world, chance, slack, groups)
+        if trial.gather():
+            trial.play()
+    chance = random.Random(f"chains {seed}")
+    if world.masters and chance.random() < CHAINS_SHARE and world.accepted:
+        trial = chance.choice(CHAINS)(world, chance, slack, groups)
         if trial.gather():
             trial.play()

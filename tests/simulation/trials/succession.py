@@ -32,8 +32,7 @@ class Succession(Trial):
         self._work(kind, [node for node in peers if node not in absent], ops, calls)
         victims: list[Node] = []
         may_lose = n - 1 if self._is_fenced else (n - 1) // 2
-        is_out_of_time = self._slack > 1 and world.memory is Memory.NONE and world.addresses == 1
-        if may_lose and not is_out_of_time and not is_parted and rng.random() < 0.4:
+        if may_lose and not self._is_out_of_time and not is_parted and rng.random() < 0.4:
             victims = self._some(peers, rng.randint(1, may_lose))
             if not self._is_fenced and len(newcomers) + len(victims) > (n + len(newcomers)) // 2:
                 victims = []  # a view may be in force that needs one of them
