@@ -286,7 +286,8 @@ class Testimony:
     def _vote(self, node: Node, known: _Known, vote: m.AbortVote) -> None:
         ref = vote.tag, vote.sequence
         if not vote.is_committed:
-            known.promised.add(ref)
+            if ref not in known.aborts:  # otherwise it has heard the verdict in the same turn
+                known.promised.add(ref)
             known.owed.discard(_promise(ref))
             return
         key = node.group, vote.epoch, *ref
