@@ -230,7 +230,7 @@ FAULTS: dict[str, Known] = {
         "turns",
         fast_path.FastPath,
         "run",
-        ("uses = opening.uses.get(op.name)", "uses = opening.uses.pop(op.name, None)"),
+        ("tag = opening.tags.get(op.name)", "tag = opening.tags.pop(op.name, None)"),
     ),
     "over-before-released": _fault(
         "an op is over for its caller before its arrays are its own",

@@ -107,6 +107,9 @@ class Connection:
     async def flush(self) -> None:
         await trio.lowlevel.checkpoint()
 
+    async def part(self) -> None:
+        await trio.lowlevel.checkpoint()
+
     def forget_after_fork(self) -> None:
         pass
 

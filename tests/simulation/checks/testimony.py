@@ -201,8 +201,7 @@ class Testimony:
         """Note that a peer is about to find an op done."""
         known = self._of(node)
         key = node.keys[op]
-        is_led = node.control is not None and node.control is node.led_over and node.masterless_since is None
-        is_running = key[1] == known.epoch and not known.is_stopped and is_led
+        is_running = key[1] == known.epoch and not known.is_stopped and self._is_led(node)
         if is_running and key[2:] in known.stalled - known.aborts - known.commits and op not in node.results:
             known.owed.add(_done(key[2:]))
 
@@ -216,6 +215,8 @@ class Testimony:
         """Check that a peer has said what it had to say at once."""
         if node.is_reachable and not node.unfinished and not node.is_frozen and node.control is not None:
             known = self._of(node)
+            if not self._is_led(node):
+                self._forgive_done(known)
             known.was_stopped, owed = known.is_stopped, known.owed
             assert not owed, f"{node} does not tell its master of {owed}"
 
@@ -236,8 +237,13 @@ class Testimony:
                 known.done_unasked.add(ref)
 
     @staticmethod
+    def _is_led(node: Node) -> bool:
+        """Whether a master hears what a peer says."""
+        return node.control is not None and node.control is node.led_over and node.masterless_since is None
+
+    @staticmethod
     def _forgive_done(known: _Known) -> None:
-        """A flush asks for all that is done."""
+        """A flush asks for all that is done, and so does the next master."""
         known.owed -= {_done(ref) for ref in known.stalled}
 
     def _views(self, node: Node, known: _Known, said: m.PreVote | m.RecoveryReport) -> None:
