@@ -119,7 +119,9 @@ class Takeovers:
     # What masters hear.
 
     def received(self, control: Control, process: int, message: m.Message) -> None:
-        """Note what a master hears over a connection."""
+        """Note what a master hears over a connection, if it has not closed that before."""
+        if control.is_over:
+            return
         if isinstance(message, m.PreVote | m.Vote):
             summary = message.report if isinstance(message, m.Vote) else message
             if summary.installed is not None:
