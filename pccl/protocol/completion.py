@@ -49,7 +49,7 @@ What the master does not hear of such ops it learns otherwise:
 
     how much was done       `Report`, every few seconds
     who waits for long      `OpsStalled`; a peer that has said it also says when that op is done, and over (`OpsOver`)
-    broken links            `LinkLost` says whether ops were committed since the link was made
+    broken links            the flush that follows tells whether ops were committed since the link was made
     very many tags          a peer that has used them in one epoch starts nothing new once nothing is in flight, and
                             says so (`TagsUsed`): a new epoch begins, as a rule between two ops. Ops of two count at
                             these two only, so one peer may come to the bound alone: then what others have launched

@@ -436,8 +436,6 @@ class LinkLost(Message, frozen=True):
     peer: int
     """The peer at the other end."""
     reason: Reason
-    has_committed: bool = False
-    """Whether the sender has committed ops by itself in this epoch: the link did carry something."""
 
 
 class OpsDone(Message, frozen=True):

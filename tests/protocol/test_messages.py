@@ -38,7 +38,7 @@ WIRE = {
     "LinksReady": "view failed= missing=",
     "LinkFailed": "view peer reason",
     "Tried": "failed=",
-    "LinkLost": "made_in peer reason has_committed=",
+    "LinkLost": "made_in peer reason",
     "OpsDone": "epoch ops",
     "OpFailed": "epoch tag sequence code reason may_be_done=",
     "AbortVoteRequest": "epoch tag sequence code reason",

@@ -5,7 +5,8 @@ not stand. A pair that fails says nothing about which of the two is ill: that is
 
     1  A link that breaks between two live peers is made anew (`Prepare.relink`), and with it all links of both ends,
        which tries them. After RELINKS_MAX times without an op committed in between the pair counts as failed; if the
-       group can do without the link, it does.
+       group can do without the link, it does. The flush that follows a break tells what was committed before it, so
+       nothing is decided until that is answered: the ends that report the break may not have committed yet.
     2  Nobody is evicted for a pair before all that was tried is known, or EVIDENCE_SHARE of the peer timeout has passed
        since the first failure was known: what fails for one reason fails at one time.
     3  The fewest peers are evicted that leave no failed pair, see `topology.fewest_evictions`.
@@ -58,6 +59,8 @@ class LinkFailures:
         """Lines for the log about lost links, and what these are about, by pair (rule 6)."""
         self._relinks: dict[Pair, int] = {}
         """Number of times that the link of a pair was made anew since an op was committed."""
+        self._worn: dict[Pair, str] = {}
+        """Pairs whose link broke once more than it may be made anew, and why, unless the flush tells of a commit."""
 
     @property
     def evidence_due_at(self) -> float | None:
@@ -92,7 +95,7 @@ class LinkFailures:
             self.note_failed(member, message.peer, message.reason)
 
     def link_lost(self, member: Member, message: m.LinkLost) -> None:
-        """Hear that a link broke: it is made anew, gone without, or its pair counts as failed (rule 1)."""
+        """Hear that a link broke: it is made anew, unless the group goes without it (rule 1)."""
         state = self._state
         other = state.members.get(message.peer)
         if other is None or other.hello.group != member.hello.group or other is member:
@@ -104,31 +107,27 @@ class LinkFailures:
         if pair not in topology.linked_pairs(group.ring):
             return
         self._liveness.link_cut(member.peer, message.peer)
-        if message.has_committed:
-            self.ops_committed(group)
-            if pair in self._relink and pair in self._relinks:
-                self._relinks[pair] = 1  # the end that reported this break first had not committed yet
         if pair in self._relink or self._liveness.is_dead(other):
             return
-        is_needed = pair in topology.ring_pairs(group.ring)
-        if not is_needed and pair in group.linkless:
+        if pair in group.linkless and pair not in topology.ring_pairs(group.ring):
             return
         text = f"{member} lost its link to {other}: {message.reason}"
         self._untold[pair] = text, {**member.about, "other": message.peer}
         self._relinks[pair] = self._relinks.get(pair, 0) + 1
-        if self._relinks[pair] > RELINKS_MAX and not is_needed:
-            group.unreliable.add(pair)
-        elif self._relinks[pair] > RELINKS_MAX:
-            why = f"their link broke {self._relinks[pair]} times in a row: {message.reason}"
-            self._resolve({pair: why})
-            return
+        if self._relinks[pair] > RELINKS_MAX:
+            self._worn[pair] = message.reason
         self._relink.add(pair)
         state.stop(group)
 
     def ops_committed(self, group: Group) -> None:
-        """Note that ops go through a group: its links count as sound again, but for those that broke since."""
-        for pair in topology.linked_pairs(group.ring) - self._relink if self._relinks else ():
-            self._relinks.pop(pair, None)
+        """Note that ops went through a group in this epoch: its links count as sound again, and those that broke at its
+        end have broken once."""
+        for pair in topology.linked_pairs(group.ring).intersection(self._relinks) if self._relinks else ():
+            if pair in self._relink:
+                self._relinks[pair] = 1
+                self._worn.pop(pair, None)
+            else:
+                del self._relinks[pair]
 
     def doubt_links(self, member: Member) -> None:
         """Have all links of a peer made anew, which tries them. If they fail it is evicted, and the others need not
@@ -140,6 +139,21 @@ class LinkFailures:
             self._state.stop(group)
 
     # The stages of a view.
+
+    def give_up_worn(self) -> bool:
+        """Go without links that broke too often, or evict peers if they are needed (rule 1). Called once all flushes
+        are answered. Return False if nobody is evicted."""
+        needed: dict[Pair, str] = {}
+        for pair, reason in self._worn.items():
+            group = self._state.group_of(self._state.members[pair[0]])
+            if pair in topology.ring_pairs(group.ring):
+                needed[pair] = f"their link broke {self._relinks[pair]} times in a row: {reason}"
+            else:
+                group.unreliable.add(pair)
+        self._worn.clear()
+        if needed:
+            self._resolve(needed)
+        return bool(needed)
 
     def prepare(self) -> list[Pair]:
         """Return the pairs whose links the prepared view makes anew. All that was heard under an earlier one is
@@ -246,6 +260,7 @@ class LinkFailures:
         """Forget a peer that is gone."""
         self._relink = {pair for pair in self._relink if peer not in pair}
         self._untold = {pair: line for pair, line in self._untold.items() if peer not in pair}
+        self._worn = {pair: why for pair, why in self._worn.items() if peer not in pair}
         self._failed = {pair: why for pair, why in self._failed.items() if peer not in pair}
         for pair in [pair for pair in self._relinks if peer in pair]:
             del self._relinks[pair]

@@ -219,9 +219,11 @@ class OpVerdicts:
         settled = False
         for group in self._state.groups.values():
             if group.changed and not group.running and not group.awaiting_flush and group.ledger.ring:
+                decided = group.ledger.settle(group.ring)
+                if group.commits or decided:
+                    self._committed(group)
                 # Of what was heard to be committed, the rest is over for everybody.
-                group.commits = [op for op in group.commits if op in group.open_ops]
-                group.commits += group.ledger.settle(group.ring)
+                group.commits = [op for op in group.commits if op in group.open_ops] + decided
                 committed = set(group.commits)
                 for op, vote in group.votes.items():
                     if op not in committed:

@@ -62,7 +62,8 @@ class ViewStages:
         if any(group.awaiting_flush for group in groups):
             return False
         if change.is_renewing or change.admitting or any(group.changed for group in groups):
-            self._prepare()
+            if not self._links.give_up_worn():
+                self._prepare()
             return True
         if not change.is_preparing or self._links.waits_for_absent():
             return False

@@ -179,7 +179,7 @@ class Links:
 
     # What the engine and the makers of links report.
 
-    def lost(self, link: int, reason: str, has_committed: bool) -> m.LinkLost | None:
+    def lost(self, link: int, reason: str) -> m.LinkLost | None:
         """Note that an established link broke. Return what the master is told of it, if anything."""
         found = self._find(link)
         if found is None:
@@ -187,7 +187,7 @@ class Links:
         self._drop(found.peer)
         if found.peer not in self._members or not self._is_wanted(found.peer):
             return None
-        lost = m.LinkLost(found.made_in, found.peer, reason[: m.REASON_CHARACTERS_MAX], has_committed)
+        lost = m.LinkLost(found.made_in, found.peer, reason[: m.REASON_CHARACTERS_MAX])
         self._broken[found.peer] = lost
         # The master answers with another Prepare, unless the group may go on without this link.
         self._give_up(found.peer, reason)

@@ -197,7 +197,7 @@ class Peer:
 
     def link_lost(self, link: int, reason: str) -> None:
         """Note that an established link broke."""
-        lost = self.links.lost(link, reason, self.ops.has_committed)
+        lost = self.links.lost(link, reason)
         if lost is not None:
             self._outbox.say(lost)
             self._answer_prepare()

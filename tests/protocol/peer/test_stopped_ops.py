@@ -56,7 +56,6 @@ def test_a_commit_of_the_fast_path_is_one_of_its_own(mesh: Rig) -> None:
     mesh.machine.link_lost(mesh.links[3], "reset")
     (lost,) = said(mesh.effects())
     assert isinstance(lost, m.LinkLost)
-    assert lost.has_committed
     mesh.hear(m.Flush(8, 1))
     mesh.machine.frozen(1)
     assert said(mesh.effects()) == [m.FlushReply(8, [], [REF])]

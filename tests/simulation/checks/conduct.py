@@ -69,6 +69,14 @@ class _Reign:
     """The view in which a link was last made anew."""
     admits: bool = False
     """The view in force has newcomers."""
+    broken: set[Pair] = field(default_factory=set)
+    """Those whose link the last view makes anew because it was lost."""
+    flushed: set[int] = field(default_factory=set)
+    """Groups that were flushed since that view was announced."""
+    settled: set[int] = field(default_factory=set)
+    """Groups whose ops the last view ends, and that have heard of no commit in it."""
+    put_out: set[int] = field(default_factory=set)
+    """The peers that it has sent away."""
     left: set[int] = field(default_factory=set)
     """The peers that have said that they leave."""
     waits: dict[int, m.JointCall] = field(default_factory=dict)
@@ -91,6 +99,8 @@ class Conduct:
         self.strangers: set[Node] = set()
         """Those in whose name something is said that a peer does not say."""
         self._founded: set[str] = set()
+        self._worn: set[Pair] = set()
+        """The pairs whose link is made anew in this turn though it has broken too often."""
         self._stale: str = ""
         """What this turn may not stop ops for."""
         self._reported: dict[tuple[Node, int], int] = {}
@@ -123,8 +133,11 @@ class Conduct:
 
     def turn_ends(self, is_whole: bool) -> None:
         self._stale = ""
+        worn = set(self._worn)
+        self._worn.clear()
         if not is_whole:
             return
+        assert not worn, f"the links of {worn} are made more than {RELINKS_MAX} times"
         for node, abort in self._made.items():
             ended = self._ended.get(node)
             assert ended is not None, f"{node} hears that {abort} counts as made, and its call goes on"
@@ -149,6 +162,10 @@ class Conduct:
             self._note_failed(reign, node.number, message.peer)
         elif isinstance(message, m.LinkLost):
             self._link_lost(node, reign, message)
+        elif isinstance(message, m.FlushReply):
+            epoch = self._flushes.get((process, message.flush))
+            if message.commits and epoch in {(ring.group, ring.epoch) for ring in reign.rings.values()}:
+                self._went_through(reign, node)
         elif isinstance(message, m.Leave):
             reign.left.add(node.number)
         elif isinstance(message, m.JointCall):
@@ -164,16 +181,21 @@ class Conduct:
         if message.made_in < reign.made_in.get(pair, 0):
             self._stale = f"{node} lost a link that was made anew since: {message}"
             return
-        ring = reign.rings[node.group].peers if node.group in reign.rings else []
-        is_linked = message.peer in ring and (len(ring) <= MESH_PEERS_MAX or pair in _neighbours(ring))
-        if message.has_committed and is_linked and self._is_here(message.peer):
-            self._goes_through(reign, ring)
-            reign.relinks.pop(pair, None)  # not this break, of which the other end may have told
         reign.lost.add(pair)
 
     def _goes_through(self, reign: _Reign, ring: Iterable[int]) -> None:
         for pair in [pair for pair in reign.relinks if pair not in reign.lost and {*pair} <= {*ring}]:
             del reign.relinks[pair]
+
+    def _went_through(self, reign: _Reign, node: Node) -> None:
+        """Note that ops of a peer's group were committed in the epoch that ends: its links broke after that."""
+        ring = {*reign.rings[node.group].peers}
+        if node.number in ring - reign.put_out:
+            for pair in [pair for pair in reign.relinks if {*pair} <= ring]:
+                del reign.relinks[pair]
+                if pair in reign.broken:
+                    reign.relinks[pair] = 1
+                    self._worn.discard(pair)
 
     def _note_ops(self, node: Node, process: int, message: m.Message) -> None:
         if isinstance(message, m.OpsDone | m.OpsStalled | m.OpsOver):
@@ -215,6 +237,8 @@ class Conduct:
             assert not self._stale, f"ops are stopped though {self._stale}"
             self._changes(reign)
             reign.stopped.add(node.group)
+            reign.flushed.add(node.group)
+            reign.broken.clear()
         elif isinstance(message, m.Prepare):
             self._prepare(node, leader, reign, message)
         elif isinstance(message, m.Install):
@@ -256,11 +280,16 @@ class Conduct:
                 assert any({*pair} <= {*ring.peers} for ring in message.rings), f"a link with a stranger: {pair}"
                 reign.made_in[pair] = message.view
             self._count_relinks(reign, message, needed)
-            reign.lost.clear()
+            reign.broken, reign.lost = reign.lost, set()
+            reign.settled, reign.flushed = reign.flushed, set()
             if leader.run not in self._founded:
                 self._founded.add(leader.run)
                 size = len(self._facts.listed[message.view])
                 assert size >= self._founders or self._facts.has_failed_over, f"{size} of {self._founders} found a run"
+        if message.commits and node.group in reign.settled:
+            # All who are left are done with these, whether or not one has committed them.
+            reign.settled.discard(node.group)
+            self._went_through(reign, node)
         epoch = self._epochs.get(node)
         if epoch is not None and rings[node.group].epoch != epoch:
             told = {(op.tag, op.sequence) for op in [*message.commits, *message.aborts]}
@@ -271,7 +300,8 @@ class Conduct:
         """Count how often links are made anew that were lost. One that was ever gone without is made again together
         with others of its ends, or once it is needed, any number of times. `needed`: those of the last view."""
         given_up, others = [], 0
-        for pair in reign.lost.intersection(message.relink):
+        reign.lost.intersection_update(message.relink)
+        for pair in reign.lost:
             reign.relinks[pair] += 1
             if pair not in needed or not any(pair in _neighbours(ring.peers) for ring in message.rings):
                 reign.optional.add(pair)
@@ -279,7 +309,8 @@ class Conduct:
                 others += 1
             else:
                 given_up.append(pair)
-        assert not given_up or others, f"the links of {given_up} are made more than {RELINKS_MAX} times"
+        if not others:
+            self._worn.update(given_up)
 
     def _is_last(self, node: Node, epoch: int) -> bool:
         """Whether no peer of a node's group is in a later epoch than it."""
@@ -335,6 +366,7 @@ class Conduct:
 
     def _goodbye(self, node: Node, leader: Leader, reign: _Reign, message: m.Goodbye) -> None:
         assert message.code != Result.INVALID_USAGE or node in self.strangers, f"{node} is sent away: {message.reason}"
+        reign.put_out.add(node.number)
         found = BROKEN.match(message.reason)
         if found is None:
             return
