@@ -54,7 +54,7 @@ extern "C" {
 
 /* The number of this interface, which rises with every change of it. The binding compares it with the number that it
  * was built for, so that a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 28 };
+enum { PCCL_NATIVE_ABI = 29 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -204,6 +204,9 @@ typedef struct {
      * which then is the first of them that is not NULL; those of length 0 may be NULL. Copied. NULL: in send. Once
      * detached, such an op stops. */
     const void *const *send_parts;
+    /* ALL_TO_ALL and the root of GATHER: where the parts of each rank go, instead of one after the other to recv, which
+     * then is the first of them that is not NULL; as send_parts. */
+    void *const *recv_parts;
     const void *send;
     void *recv; /* may be `send` where enum pccl_collective says so; must not overlap it otherwise */
 } pccl_op_request;

@@ -106,15 +106,21 @@ static int request_divide(const pccl_op_request *request, pccl_tiling *out, pccl
 }
 
 /* 0 or a status. */
-static int op_take_send_parts(pccl_op *op)
+static int op_take_parts(pccl_op *op)
 {
-    size_t world = op->request.shape.world_size;
-    if (op->request.send_parts == NULL)
-        return 0;
-    op->exchange.send_parts = malloc(world * sizeof *op->exchange.send_parts);
-    if (op->exchange.send_parts == NULL)
-        return PCCL_E_MEMORY;
-    memcpy(op->exchange.send_parts, op->request.send_parts, world * sizeof *op->exchange.send_parts);
+    size_t bytes = op->request.shape.world_size * sizeof(void *);
+    if (op->request.send_parts != NULL) {
+        op->exchange.send_parts = malloc(bytes);
+        if (op->exchange.send_parts == NULL)
+            return PCCL_E_MEMORY;
+        memcpy(op->exchange.send_parts, op->request.send_parts, bytes);
+    }
+    if (op->request.recv_parts != NULL) {
+        op->exchange.recv_parts = malloc(bytes);
+        if (op->exchange.recv_parts == NULL)
+            return PCCL_E_MEMORY;
+        memcpy(op->exchange.recv_parts, op->request.recv_parts, bytes);
+    }
     return 0;
 }
 
@@ -168,7 +174,7 @@ int pccl_op_create(const pccl_op_request *request, pccl_pool *pool, uint64_t scr
         op->algorithm = op_algorithm(shape);
         status = op_take_peers(op);
         if (status == 0)
-            status = op_take_send_parts(op);
+            status = op_take_parts(op);
         if (status == 0)
             status = op_take_result(op);
         if (status == 0)
@@ -185,6 +191,7 @@ int pccl_op_create(const pccl_op_request *request, pccl_pool *pool, uint64_t scr
     op->request.rank_links = NULL;
     op->request.send_counts = op->request.recv_counts = NULL;
     op->request.send_parts = NULL;
+    op->request.recv_parts = NULL;
     *result = op;
     return 0;
 }
@@ -198,6 +205,7 @@ void pccl_op_destroy(pccl_op *op)
     pccl_pool_give(op->pool, &op->scratch);
     free(op->exchange.parts);
     free(op->exchange.send_parts);
+    free(op->exchange.recv_parts);
     free(op->peers);
     free(op);
 }

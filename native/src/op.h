@@ -79,6 +79,7 @@ typedef struct {
     uint64_t in_left; /* segments that have not come */
     uint32_t own_copied; /* segments of the rank's part for itself */
     const void **send_parts; /* as requested; NULL: they are in send */
+    void **recv_parts; /* the same of recv */
 } pccl_op_exchange;
 
 struct pccl_relayed;

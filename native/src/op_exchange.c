@@ -39,6 +39,14 @@ const uint8_t *pccl_exchange_send_at(const pccl_op *op, uint32_t rank, pccl_rang
     return (const uint8_t *)op->exchange.send_parts[rank] + first * op->element_bytes;
 }
 
+uint8_t *pccl_exchange_recv_at(const pccl_op *op, uint32_t rank, pccl_range range)
+{
+    if (op->exchange.recv_parts == NULL)
+        return pccl_op_recv_at(op, range);
+    uint64_t first = range.first - pccl_tiling_chunk_first(op->in_tiling, rank);
+    return (uint8_t *)op->exchange.recv_parts[rank] + first * op->element_bytes;
+}
+
 static void exchange_copy_own(pccl_op *op, uint32_t segments)
 {
     uint32_t rank = op->request.rank;
@@ -49,8 +57,9 @@ static void exchange_copy_own(pccl_op *op, uint32_t segments)
         pccl_range to = pccl_tiling_range(op->in_tiling, rank, segment);
         PCCL_ASSERT(from.count == to.count);
         const uint8_t *own = pccl_exchange_send_at(op, rank, from);
-        if (own != pccl_op_recv_at(op, to))
-            memcpy(pccl_op_recv_at(op, to), own, (size_t)to.count * op->element_bytes);
+        uint8_t *recv = pccl_exchange_recv_at(op, rank, to);
+        if (own != recv)
+            memcpy(recv, own, (size_t)to.count * op->element_bytes);
         pccl_op_note_final(op, (uint32_t)pccl_tiling_index(op->in_tiling, rank, segment));
     }
 }
@@ -130,7 +139,7 @@ static const char *exchange_accept(pccl_op_peer *source, const pccl_frame *frame
         return "the same segment twice";
     *state |= PCCL_SEGMENT_FINAL_IN;
     inbound->is_final = 1;
-    inbound->store = pccl_op_recv_at(source->op, inbound->range);
+    inbound->store = pccl_exchange_recv_at(source->op, source->rank, inbound->range);
     return NULL;
 }
 

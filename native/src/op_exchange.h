@@ -15,6 +15,15 @@ void pccl_exchange_note_in(pccl_op *op);
 /* Where elements are that this rank has for a rank, a range of `tiling`. */
 const uint8_t *pccl_exchange_send_at(const pccl_op *op, uint32_t rank, pccl_range range);
 
+/* Where elements go that come from a rank, a range of `in_tiling`. */
+uint8_t *pccl_exchange_recv_at(const pccl_op *op, uint32_t rank, pccl_range range);
+
+/* Nonzero if what the op sends or receives does not lie one after the other. */
+static inline int pccl_exchange_has_parts(const pccl_op *op)
+{
+    return op->exchange.send_parts != NULL || op->exchange.recv_parts != NULL;
+}
+
 /* Nothing is reduced. */
 void pccl_exchange_reduce(
     pccl_op *op, const pccl_op_inbound *inbound, size_t first, pccl_reduction *reduction, size_t elements);

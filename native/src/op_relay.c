@@ -192,7 +192,7 @@ static const char *relay_accept(pccl_op_peer *source, const pccl_frame *frame, p
     if (*state & PCCL_SEGMENT_FINAL_IN)
         return "the same segment twice";
     *state |= PCCL_SEGMENT_FINAL_IN;
-    inbound->store = pccl_op_recv_at(op, inbound->range);
+    inbound->store = pccl_exchange_recv_at(op, frame->chunk, inbound->range);
     return NULL;
 }
 

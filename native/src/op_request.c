@@ -90,23 +90,51 @@ static int are_apart(uintptr_t a, size_t a_bytes, uintptr_t b, size_t b_bytes)
     return a < b ? b - a >= a_bytes : a - b >= b_bytes;
 }
 
-/* The same as op_buffers_are_apart for parts, each of which has to be there, too. */
+typedef struct {
+    uintptr_t at;
+    size_t bytes;
+} memory_range;
+
+/* The i-th place where one side of an op is: all of it, or where parts are named the one of a rank. */
+static memory_range place_of(const pccl_op_request *request, const void *const *parts, const uint64_t *counts,
+    const void *whole, size_t whole_bytes, uint32_t i)
+{
+    const pccl_op_shape *shape = &request->shape;
+    memory_range place = {(uintptr_t)whole, whole_bytes};
+    if (parts == NULL)
+        return place;
+    place.at = (uintptr_t)parts[i];
+    place.bytes = (size_t)(counts != NULL ? counts[i] : shape->count / shape->world_size);
+    place.bytes *= pccl_dtype_bytes(shape->dtype);
+    return place;
+}
+
+/* The same as op_buffers_are_apart where parts are named, each of which has to be there, too. */
 static int parts_are_right(const pccl_op_request *request, size_t send_bytes, size_t recv_bytes)
 {
     const pccl_op_shape *shape = &request->shape;
-    size_t element_bytes = pccl_dtype_bytes(shape->dtype);
-    size_t part_bytes = (size_t)(shape->count / shape->world_size) * element_bytes;
-    int is_scatter = shape->collective == PCCL_SCATTER;
-    if (shape->world_size == 1 || send_bytes == 0 || (!is_scatter && shape->collective != PCCL_ALL_TO_ALL))
+    const void *const *recv_parts = (const void *const *)request->recv_parts;
+    int is_exchange = shape->collective == PCCL_ALL_TO_ALL;
+    if (shape->world_size == 1)
         return 0;
-    for (uint32_t rank = 0; rank < shape->world_size; rank++) {
-        uintptr_t part = (uintptr_t)request->send_parts[rank];
-        size_t bytes = request->send_counts != NULL ? (size_t)request->send_counts[rank] * element_bytes : part_bytes;
-        int is_own = is_scatter && rank == request->rank && part == (uintptr_t)request->recv;
-        if (bytes == 0)
-            continue;
-        if (part == 0 || (!is_own && !are_apart(part, bytes, (uintptr_t)request->recv, recv_bytes)))
+    if (request->send_parts != NULL && (send_bytes == 0 || (!is_exchange && shape->collective != PCCL_SCATTER)))
+        return 0;
+    if (recv_parts != NULL && (recv_bytes == 0 || (!is_exchange && shape->collective != PCCL_GATHER)))
+        return 0;
+    uint32_t sends = request->send_parts != NULL ? shape->world_size : 1;
+    uint32_t recvs = recv_parts != NULL ? shape->world_size : 1;
+    for (uint32_t i = 0; i < sends; i++) {
+        memory_range send = place_of(request, request->send_parts, request->send_counts, request->send, send_bytes, i);
+        if (send.bytes > 0 && send.at == 0)
             return 0;
+        for (uint32_t k = 0; k < recvs; k++) {
+            memory_range recv = place_of(request, recv_parts, request->recv_counts, request->recv, recv_bytes, k);
+            if (recv.bytes > 0 && recv.at == 0)
+                return 0;
+            int is_own = !is_exchange && (sends > 1 ? i : k) == request->rank && send.at == recv.at;
+            if (send.bytes > 0 && recv.bytes > 0 && !is_own && !are_apart(send.at, send.bytes, recv.at, recv.bytes))
+                return 0;
+        }
     }
     return 1;
 }
@@ -116,7 +144,7 @@ static int op_buffers_are_apart(const pccl_op_request *request, size_t send_byte
 {
     uintptr_t send = (uintptr_t)request->send;
     uintptr_t recv = (uintptr_t)request->recv;
-    if (request->send_parts != NULL)
+    if (request->send_parts != NULL || request->recv_parts != NULL)
         return parts_are_right(request, send_bytes, recv_bytes);
     if (send_bytes == 0 || recv_bytes == 0)
         return 1;

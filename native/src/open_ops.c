@@ -2,6 +2,7 @@
 
 #include "completion.h"
 #include "fast_path.h"
+#include "op_exchange.h"
 
 #include <errno.h>
 #include <string.h>
@@ -324,7 +325,7 @@ void pccl_open_ops_complete_reached(pccl_open_ops *ops)
 void pccl_open_ops_detach(pccl_open_ops *ops, pccl_op *op, void *send, void *recv)
 {
     int can_be_done = op->is_done || !op->is_stopped;
-    int may_move = (send != NULL || recv != NULL) && op->exchange.send_parts == NULL;
+    int may_move = (send != NULL || recv != NULL) && !pccl_exchange_has_parts(op);
     if (can_be_done && may_move) {
         pccl_op_move move = pccl_op_move_to(op, send, recv);
         op_visit_conns(op, &move);

@@ -171,6 +171,7 @@ static void job_close(job *j)
 typedef struct {
     uint64_t recv_counts[WORLD_RANKS_MAX];
     const void *send_parts[WORLD_RANKS_MAX];
+    void *recv_parts[WORLD_RANKS_MAX];
 } job_lists;
 
 /* Names the parts one by one, though they lie one after the other: those in other places are the same to the engine. */
@@ -183,6 +184,17 @@ static void job_name_parts(const job *j, uint32_t rank, pccl_op_request *request
         at += bytes;
     }
     request->send_parts = lists->send_parts;
+}
+
+static void job_name_recv_parts(const job *j, uint32_t rank, pccl_op_request *request, job_lists *lists)
+{
+    uint8_t *at = j->recv[rank];
+    for (uint32_t from = 0; from < j->shape.world_size; from++) {
+        size_t bytes = (size_t)part_elements(j, from, rank) * j->element_bytes;
+        lists->recv_parts[from] = bytes > 0 ? at : NULL;
+        at += bytes;
+    }
+    request->recv_parts = lists->recv_parts;
 }
 
 static pccl_op_request job_request(const job *j, const world *w, uint32_t rank, job_lists *lists)
@@ -203,6 +215,10 @@ static pccl_op_request job_request(const job *j, const world *w, uint32_t rank, 
         j->shape.collective == PCCL_ALL_TO_ALL || (j->shape.collective == PCCL_SCATTER && rank == j->shape.root);
     if (has_parts && j->shape.world_size > 1 && j->send_bytes[rank] > 0 && random_below(2))
         job_name_parts(j, rank, &request, lists);
+    int has_recv_parts =
+        j->shape.collective == PCCL_ALL_TO_ALL || (j->shape.collective == PCCL_GATHER && rank == j->shape.root);
+    if (has_recv_parts && j->shape.world_size > 1 && j->recv_bytes[rank] > 0 && random_below(2))
+        job_name_recv_parts(j, rank, &request, lists);
     return request;
 }
 
@@ -721,6 +737,21 @@ static void invalid_requests_are_refused(void)
     GIVES(PCCL_E_INVALID, exchange, (changed.send_parts = parts, changed.shape.collective = PCCL_GATHER));
     GIVES(PCCL_E_INVALID, exchange, (changed.send_parts = parts, changed.shape.collective = PCCL_SCATTER));
     GIVES(PCCL_OK, exchange, (changed.send_parts = parts, changed.shape.collective = PCCL_SCATTER, changed.rank = 0));
+    static void *const to[] = {buffer, buffer + 100};
+    static void *const to_nowhere[] = {buffer, NULL};
+    static void *const to_sent[] = {buffer, buffer + 200};
+    static void *const to_own[] = {buffer + 200, buffer};
+    GIVES(PCCL_OK, exchange, changed.recv_parts = to);
+    GIVES(PCCL_OK, exchange, (changed.recv_parts = to, changed.send_parts = parts));
+    GIVES(PCCL_E_INVALID, exchange, changed.recv_parts = to_nowhere);
+    GIVES(PCCL_E_INVALID, exchange, changed.recv_parts = to_sent);
+    GIVES(PCCL_E_INVALID, exchange, (changed.recv_parts = to_sent, changed.send_parts = parts));
+    GIVES(PCCL_E_INVALID, exchange, (changed.recv_parts = to, changed.shape.collective = PCCL_SCATTER));
+    GIVES(PCCL_E_INVALID, exchange, (changed.recv_parts = to, changed.shape.collective = PCCL_GATHER));
+    GIVES(PCCL_OK, exchange, (changed.recv_parts = to, changed.shape.collective = PCCL_GATHER, changed.rank = 0));
+    GIVES(PCCL_OK, exchange, (changed.recv_parts = to_own, changed.shape.collective = PCCL_GATHER, changed.rank = 0));
+    GIVES(PCCL_E_INVALID, exchange,
+        (changed.recv_parts = to_sent, changed.shape.collective = PCCL_GATHER, changed.rank = 0));
     GIVES(PCCL_E_INVALID, exchange, changed.send_counts = counts);
     GIVES(PCCL_E_INVALID, exchange, (changed.send_counts = changed.recv_counts = counts, changed.shape.count = 101));
     GIVES(PCCL_E_INVALID, exchange, (changed.send_counts = others, changed.recv_counts = counts));
@@ -740,7 +771,7 @@ static void invalid_requests_are_refused(void)
 }
 
 /* Parts in several places have no copy to go on with. */
-static void named_parts_stop_when_taken_back(void)
+static void stops_when_taken_back(int names_what_comes)
 {
     world w;
     world_open(&w, 2, 1, 1, 0);
@@ -751,7 +782,10 @@ static void named_parts_stop_when_taken_back(void)
     pccl_op_request request = request_for(&w, 0, j.number, &j.shape);
     request.send = j.send[0];
     request.recv = j.recv[0];
-    job_name_parts(&j, 0, &request, &lists);
+    if (names_what_comes)
+        job_name_recv_parts(&j, 0, &request, &lists);
+    else
+        job_name_parts(&j, 0, &request, &lists);
     CHECK(pccl_engine_submit(w.nodes[0].engine, &request) == 0);
     memset(&lists, 0, sizeof lists);
     uint8_t *copy = malloc(j.send_bytes[0] + j.recv_bytes[0]);
@@ -762,6 +796,12 @@ static void named_parts_stop_when_taken_back(void)
     free(copy);
     job_close(&j);
     world_close(&w);
+}
+
+static void named_parts_stop_when_taken_back(void)
+{
+    stops_when_taken_back(0);
+    stops_when_taken_back(1);
 }
 
 int main(void)

@@ -1,7 +1,7 @@
 """Collectives in which ranks get different parts: gather, scatter and all-to-all, as scripts of ops.
 
-The engine has the parts of an array in the order of the ring. A scatter gives it the root's tensors where they are;
-other lists of tensors are joined into one array, unless they lie in one already.
+The engine has the parts of an array in the order of the ring. Lists of tensors that the root of a scatter or gather
+has are named to it one by one, where they are; those of an all-to-all are joined into one array.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import torch
 
-from pccl.torch.collectives import Plan, as_one_array, joined, overlap
+from pccl.torch.collectives import Plan, joined, overlap
 from pccl.torch.specs import Specs
-from pccl.torch.tensors import Tensor, fail, is_one_array, memory, put_back, put_into, room_for, stand_in
+from pccl.torch.tensors import Tensor, fail, memory, put_back, room_for, stand_in
 from pccl.torch.work import Script
 
 
@@ -34,27 +34,20 @@ def parts(what: str, tensor: Tensor, splits: Sequence[int], size: int) -> list[i
 def gather(specs: Specs, lane: int, outputs: Sequence[Tensor], given: Tensor, root: int) -> Plan:
     """Give the root a tensor of each rank."""
     host = stand_in(given)
-    is_root, is_one = specs.rank == root, is_one_array(outputs)
-    rows = specs.size, host.numel()
+    hosts = [room_for(each) for each in outputs] if specs.rank == root else []
+    if any(
+        overlap(each, host) and (rank != root or each.data_ptr() != host.data_ptr()) for rank, each in enumerate(hosts)
+    ):
+        host = host.clone()
 
     def script() -> Script:
-        if not host.numel():
-            yield [specs.barrier(lane)]
-        elif not is_root:
-            yield [specs.gather(lane, memory(host), memory(host), root)]
-        elif is_one:
-            whole = as_one_array(outputs, rows)
-            yield [specs.gather(lane, memory(host), memory(whole), root)]
-            if specs.positions:
-                whole.copy_(whole[specs.positions])
-        else:
-            with specs.scratch.rows(rows, host.dtype) as whole:
-                yield [specs.gather(lane, memory(host), memory(whole), root)]
-                for place, part in enumerate(whole):
-                    put_into(outputs[specs.order[place] if specs.order else place], part)
+        into = [memory(each) for each in hosts]
+        yield [specs.gather(lane, memory(host), into, root) if host.numel() else specs.barrier(lane)]
+        for output, each in zip(outputs, hosts, strict=True):
+            put_back(output, each)
         return list(outputs)
 
-    return Plan(script(), not is_root or (is_one and not specs.positions))
+    return Plan(script(), all(each is output for each, output in zip(hosts, outputs, strict=True)))
 
 
 def scatter(specs: Specs, lane: int, output: Tensor, given: Sequence[Tensor], root: int) -> Plan:

@@ -96,26 +96,28 @@ class Specs:
         named = Root(root, self.peers[root])
         return self._spec(tag, Collective.REDUCE, send, send.address, to, send.count, keep, op, named)
 
-    def gather(self, tag: int, send: Memory, recv: Memory, root: int) -> OpSpec:
-        """`recv` is the root's, of whom alone it is used."""
-        to = recv.address if root == self.rank else 0
-        keep = send.owner, recv.owner
-        named = Root(root, self.peers[root])
-        count = self.size * send.count
-        return self._spec(tag, Collective.GATHER, send, send.address, to, count, keep, root=named)
+    def gather(self, tag: int, send: Memory, recv: Sequence[Memory], root: int) -> OpSpec:
+        """`recv` has a part for each rank, in their order, and is empty on all ranks but the root."""
+        parts = [recv[rank] for rank in self.order] if self.order else recv
+        addresses = [part.address for part in parts]
+        keep = send.owner, [part.owner for part in parts]
+        first = addresses[0] if addresses else 0
+        buffers = Buffers(send.address, first, self.size * send.count, keep, recv_parts=addresses or None)
+        return self._rooted(tag, Collective.GATHER, send, buffers, root)
 
     def scatter(self, tag: int, send: Sequence[Memory], recv: Memory, root: int) -> OpSpec:
         """`send` has a part for each rank, in their order, and is empty on all ranks but the root."""
         parts = [send[rank] for rank in self.order] if self.order else send
-        named = Root(root, self.peers[root])
         addresses = [part.address for part in parts]
         keep = [part.owner for part in parts], recv.owner
         first = addresses[0] if addresses else 0
-        buffers = Buffers(first, recv.address, self.size * recv.count, keep, None, addresses or None)
-        fixed = Fixed(buffers, self.size)
-        bytes_of = recv.bytes_of
+        buffers = Buffers(first, recv.address, self.size * recv.count, keep, send_parts=addresses or None)
+        return self._rooted(tag, Collective.SCATTER, recv, buffers, root)
+
+    def _rooted(self, tag: int, collective: Collective, like: Memory, buffers: Buffers, root: int) -> OpSpec:
+        fixed, named = Fixed(buffers, self.size), Root(root, self.peers[root])
         return OpSpec(
-            tag, recv.dtype, ReduceOp.SUM, None, fixed, None, Collective.SCATTER, named, shape=None, bytes_of=bytes_of
+            tag, like.dtype, ReduceOp.SUM, None, fixed, None, collective, named, shape=None, bytes_of=like.bytes_of
         )
 
     def all_to_all(

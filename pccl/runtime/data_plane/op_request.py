@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pccl.protocol.direct_limit import UNKNOWN
@@ -24,7 +25,7 @@ class OpRequest:
         self._segment_bytes = segment_bytes
         self._rank_links: Any = ffi.NULL
         self._counts: tuple[Any, Any] = ffi.NULL, ffi.NULL
-        self._send_parts: Any = ffi.NULL
+        self._named_parts: tuple[Any, Any] = ffi.NULL, ffi.NULL
         self._spread_count = 0
         self._launch: SubmitOp | None = None
         self._kind: tuple[Any, ...] = ()
@@ -50,7 +51,7 @@ class OpRequest:
             spec.shape,
             spec.bytes_of,
         )
-        is_plain = buffers.parts is None and buffers.send_parts is None
+        is_plain = buffers.parts is None and buffers.send_parts is None and buffers.recv_parts is None
         if is_plain and launch is self._launch and kind == self._kind:
             self.native.send = ffi.cast("void *", buffers.send)
             self.native.recv = ffi.cast("void *", buffers.recv)
@@ -123,10 +124,8 @@ class OpRequest:
         if buffers.parts is not None:
             self._counts = ffi.new("uint64_t[]", buffers.parts[0]), ffi.new("uint64_t[]", buffers.parts[1])
         request.send_counts, request.recv_counts = self._counts
-        self._send_parts = ffi.NULL
-        if buffers.send_parts is not None:
-            self._send_parts = ffi.new("void *[]", [ffi.cast("void *", part) for part in buffers.send_parts])
-        request.send_parts = self._send_parts
+        self._named_parts = _addresses(buffers.send_parts), _addresses(buffers.recv_parts)
+        request.send_parts, request.recv_parts = self._named_parts
         request.send = ffi.cast("void *", buffers.send)
         request.recv = ffi.cast("void *", buffers.recv)
 
@@ -155,3 +154,7 @@ class OpRequest:
         """Make it one slice of the op, or, with one slice, the whole op again."""
         self.native.shape.slice = number
         self.native.shape.last_slice = slices - 1
+
+
+def _addresses(parts: Sequence[int] | None) -> Any:
+    return ffi.NULL if parts is None else ffi.new("void *[]", [ffi.cast("void *", part) for part in parts])

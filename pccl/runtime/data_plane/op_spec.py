@@ -32,6 +32,13 @@ class Buffers:
     send_parts: Sequence[int] | None = None
     """The addresses of what this peer has for each rank, if that does not lie one behind the other at `send`. Whoever
     gives up such an op does not have it go on."""
+    recv_parts: Sequence[int] | None = None
+    """The same of what it gets from each rank, and `recv`."""
+
+    @property
+    def are_whole(self) -> bool:
+        """Nothing but one array each is sent and received."""
+        return self.send_parts is None and self.recv_parts is None
 
 
 class Placement(Protocol):

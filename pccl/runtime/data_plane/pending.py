@@ -173,7 +173,7 @@ class PendingOp:
         assert spec is not None
         buffers = spec.buffers if isinstance(spec.buffers, Buffers) else self._buffers
         assert buffers is not None
-        assert buffers.send_parts is None
+        assert buffers.are_whole
         is_root = spec.root is not None and spec.root.peer == peer
         if spec.pair is not None:
             is_root = spec.pair.is_sender
