@@ -46,8 +46,7 @@ class Ops:
                 self._engines.submit(node, submission)
                 assert self._scene.rng is not None
                 if self._scene.rng.random() < (REAL_IMPATIENCE if self._peers.is_real else IMPATIENCE):
-                    hand_over = node.fast_path.hand_over
-                    self._scene.events.later(node, lambda: node.reports.extend(hand_over(op)))
+                    self._scene.events.later(node, lambda: self._lose_patience(node, op))
                 return op
         self._peers.hear_all(node)
         shared_tag = node.tag_of(op)
@@ -56,6 +55,15 @@ class Ops:
         node.machine.launch(op, tag, self._scene.clock(node), node.pairs.get(op))
         self._peers.settle(node)
         return op
+
+    def _lose_patience(self, node: Node, op: int) -> None:
+        """Have nobody wait for an op on the fast path any more. Who has to close the path for that has the machine hear
+        of all ops, as in `Peers.take_over`."""
+        was_open = node.fast_path.start is not None
+        node.reports.extend(node.fast_path.hand_over(op))
+        if was_open and node.fast_path.start is None:
+            self._peers.hear_all(node)
+            self._peers.settle(node)
 
     def cancel(self, node: Node, op: int) -> None:
         node.reports.extend(node.fast_path.hand_over(op))

@@ -61,6 +61,10 @@ def test_who_is_on_the_fast_path_does_not_take_arrays_back() -> None:
     play_real(Plan.of_seed(2350001655, masters=0))
 
 
+def test_who_gives_up_an_op_that_was_started_has_the_machine_hear_of_it_before_anything_else() -> None:
+    play_real(Plan.of_seed(88116, masters=1).with_streams())
+
+
 @pytest.mark.parametrize("seed", range(2000, 2010))
 def test_both_kinds_of_engines_come_to_the_same(seed: int) -> None:
     play_both(Plan.of_seed(seed))
