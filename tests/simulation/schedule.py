@@ -70,6 +70,8 @@ class Schedule(Faults):
         self.add()
         if self.plan.is_admitted:
             self.world.admit_all()
+        if self.world.real is not None:
+            self.world.real.unsettle()
         for step in self.plan.steps:
             self.rng.seed(step.seed)
             self.between, self.is_streaming = None, False

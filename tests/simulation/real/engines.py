@@ -83,7 +83,7 @@ class RealEngines:
     """The engines of the run before: there is one library, and so one run at a time."""
 
     def __init__(self, scene: Scene, seed: int, connections_fail: bool) -> None:
-        """`connections_fail`: by themselves, as the seed has it."""
+        """`connections_fail`: by themselves, as the seed has it, once `unsettle` is called."""
         if RealEngines._last is not None:
             RealEngines._last.close()
         RealEngines._last = self
@@ -95,9 +95,9 @@ class RealEngines:
         self._lib = self._library.lib
         chance = self._chance = random.Random(f"engines {seed}")
         """For what is part of a step, and for all where the scene leaves nothing to chance."""
-        self._faults = ConnectionFaults(chance.choice(RATES), chance.choice(RATES))
-        if not connections_fail:
-            self.calm()
+        faults = ConnectionFaults(chance.choice(RATES), chance.choice(RATES))
+        self._faults_to_come = faults if connections_fail else ConnectionFaults()
+        self._faults = ConnectionFaults()
         self._tune(chance)
         self._lib.pccl_sim_reset(seed, True)
         self._is_encrypted = chance.random() < ENCRYPTED
@@ -400,6 +400,11 @@ class RealEngines:
         if failure:
             self._is_broken = True
             raise AssertionError(failure.decode())
+
+    def unsettle(self) -> None:
+        """From now on connections fail by themselves, if they are to. Before, all peers come to be members: a newcomer
+        that is evicted for its links could not make the call in which the others wait for it."""
+        self._faults = self._faults_to_come
 
     def calm(self) -> None:
         """No more faults come by themselves."""
