@@ -3,18 +3,23 @@
 `optimization` decides what is measured and which ring is better; this part asks the peers, and carries the decision
 out. What comes of it changes a ring as a loss does. Otherwise a ring keeps its order: a lost peer is left out, and
 newcomers come where they hurt least.
+
+A pair that its group goes without a link for may have been measured while it had one. It counts as unreachable all the
+same, and no ring is adopted that needs its link: one of the two would be evicted if it cannot be made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from pccl.protocol import messages as m
-from pccl.protocol import optimization
+from pccl.protocol import optimization, topology
 from pccl.protocol.direct_limit import direct_limit, is_outdated
 from pccl.protocol.master.effects import FindRings
-from pccl.protocol.master.run_state import Member, RunState
+from pccl.protocol.master.run_state import Group, Member, Pair, RunState
 from pccl.protocol.optimization import Optimization
+from pccl.protocol.ring_problem import RingProblem
 
 
 class RingChange:
@@ -53,8 +58,14 @@ class RingChange:
             told = [(receiver, False) if sender == peer else (sender, True) for sender, receiver in links]
             state.tell(peer, m.Probe(number, told))
         if not asked:
-            state.outbox.append(FindRings(number, course.search(number, rings)))
+            problems = course.search(number, rings)
+            state.outbox.append(FindRings(number, {at: self._with_linkless(at, each) for at, each in problems.items()}))
         return False
+
+    def _with_linkless(self, group: int, problem: RingProblem) -> RingProblem:
+        """Return the problem of a group in which pairs without a link are unreachable."""
+        pairs = _kept_apart(self._state.groups[group])
+        return replace(problem, unreachable=problem.unreachable | pairs | {(high, low) for low, high in pairs})
 
     def _decide(self, course: Optimization, rings: Mapping[int, Sequence[int]]) -> None:
         """Adopt the rings that are better by enough."""
@@ -64,6 +75,8 @@ class RingChange:
         cost = f"{course.measured} links measured, {course.failed} not measurable, {seconds:.1f} s"
         for group in state.groups.values():
             found = rings.get(group.number, group.ring)
+            if topology.ring_pairs(found) & _kept_apart(group):
+                found = group.ring
             ring, group.decision = optimization.decide(group.ring, found, state.link_metrics)
             state.log("info", f"group {group.number}: {group.decision}; {cost}", {"group": group.number})
             limit = direct_limit(ring, state.link_metrics)
@@ -103,3 +116,8 @@ class RingChange:
         """Forget a peer that is gone."""
         if self._course is not None:
             self._course.lost(peer)
+
+
+def _kept_apart(group: Group) -> set[Pair]:
+    """Return the pairs that have no link and are no neighbours."""
+    return group.linkless - topology.ring_pairs(group.ring)

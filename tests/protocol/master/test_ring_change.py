@@ -6,6 +6,7 @@ from pccl.protocol import messages as m
 from pccl.protocol.link_metrics import FAILURE_FRESH_S
 from pccl.protocol.messages import Kind
 from pccl.protocol.optimization import ROUND_S_MAX
+from pccl.protocol.topology import ring_pairs
 from pccl.types import Result
 from tests.protocol.master.rig import Rig, flush_of, measure
 
@@ -41,6 +42,28 @@ def test_rings_found_for_an_earlier_call_do_not_count() -> None:
     assert rig.told(1) == [m.JointResult(1, Result.SUCCESS)]
     assert rig.master.rings_found(searches[0].search, {0: [1, 3, 2]}, rig.now) == []
     assert rig.master.ring(0) == [1, 2, 3]
+
+
+def test_a_pair_that_goes_without_a_link_is_not_put_next_to_each_other() -> None:
+    """What was measured while they had one is still known, and is not measured again so soon."""
+    rig = Rig(0, 0, 0, 0)
+    for call in (1, 2):
+        for peer in (1, 2, 3, 4):
+            rig.hear(peer, m.JointCall(call, Kind.OPTIMIZE_TOPOLOGY))
+        rig.effects = list(measure(rig, lambda sender, receiver: 1e9))
+        rig.answer()
+        if call == 2:
+            break
+        rig.hear(3, m.LinkLost(rig.master.state.view, 1, "reset"))
+        for peer in (1, 2, 3, 4):
+            rig.hear(peer, m.FlushReply(flush_of(rig), []))
+        for peer in (1, 2, 3, 4):
+            rig.hear(peer, m.LinksReady(rig.master.state.view, [], [(1, "refused")] if peer == 3 else []))
+        assert rig.master.state.groups[0].missing == {(1, 3)}
+        for pair in ((1, 2), (2, 1)):
+            rig.master.state.link_metrics.measured(pair, 1e6, 0.001, rig.now)
+    assert (1, 3) not in ring_pairs(rig.master.ring(0))
+    assert rig.master.accepted == [1, 2, 3, 4]
 
 
 def test_a_ring_is_made_anew_where_its_links_favour_another_algorithm() -> None:
