@@ -16,7 +16,7 @@ import torch
 
 from pccl.torch.reductions import Reduction, arithmetic, folded, premultiplied
 from pccl.torch.specs import Specs
-from pccl.torch.tensors import Tensor, as_pairs, is_one_array, memory, put_back, put_into, room_for, stand_in
+from pccl.torch.tensors import Tensor, as_bytes, as_pairs, is_one_array, memory, put_back, put_into, room_for, stand_in
 from pccl.torch.work import Script
 from pccl.types import ReduceOp
 
@@ -227,7 +227,7 @@ def all_gather_wholes(specs: Specs, tag: int, outputs: Sequence[Tensor], given: 
     Those of different dtypes travel as bytes.
     """
     is_one_dtype = all(each.dtype is given[0].dtype for each in given)
-    parts = list(given) if is_one_dtype else [stand_in(each).reshape(-1).view(torch.uint8) for each in given]
+    parts = list(given) if is_one_dtype else [as_bytes(each) for each in given]
     send = joined(parts)
     host = torch.empty((specs.size, send.numel()), dtype=send.dtype, device="cpu")
 
@@ -235,8 +235,8 @@ def all_gather_wholes(specs: Specs, tag: int, outputs: Sequence[Tensor], given: 
         yield from all_gathered(specs, tag, send, host)
         first = 0
         for output, part in zip(outputs, parts, strict=True):
-            gathered = host[:, first : first + part.numel()].reshape(-1)
-            put_back(output, gathered.view(output.dtype).reshape(output.shape))
+            gathered = host[:, first : first + part.numel()].clone(memory_format=torch.contiguous_format)
+            put_back(output, gathered.view(-1).view(output.dtype).view(output.shape))
             first += part.numel()
         return list(outputs)
 

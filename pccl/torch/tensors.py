@@ -78,6 +78,15 @@ def as_pairs(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
+def as_bytes(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor on the host, as a flat tensor.
+
+    torch has no bytes of a tensor with a stride other than 1, which one element can have and be contiguous.
+    """
+    host = stand_in(tensor).detach()
+    return host.as_strided((host.numel(),), (1,)).view(torch.uint8)
+
+
 def stand_in(tensor: Tensor) -> Tensor:
     """Return a contiguous tensor on the host with the same contents: this one, if it is one."""
     if is_plain(tensor):

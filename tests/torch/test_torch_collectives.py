@@ -287,6 +287,20 @@ def test_several_tensors_at_once() -> None:
     on_all(script)
 
 
+@pytest.mark.parametrize("size", [1, 2])
+def test_tensors_of_several_dtypes_are_gathered_together(size: int) -> None:
+    column = torch.arange(1.0, 3.0)[::2]  # contiguous to torch, since there is but one element
+
+    def script(rank: int) -> bool:
+        inputs = [torch.ones(3, dtype=torch.uint8), torch.ones(0), torch.ones(2), column, torch.ones(1).bool()]
+        outputs = [torch.zeros(size * each.numel(), dtype=each.dtype) for each in inputs]
+        group = dist.distributed_c10d._get_default_group()
+        group.allgather_into_tensor_coalesced(outputs, inputs).wait()
+        return all(map(equal, outputs, [torch.cat([each] * size) for each in inputs]))
+
+    on_all(script, size)
+
+
 def test_sparse_tensors_are_summed_up() -> None:
     def script(rank: int) -> bool:
         tensor = torch.sparse_coo_tensor([[rank, 0]], torch.tensor([1.0, rank + 1.0]), (5,))
