@@ -98,7 +98,7 @@ class Specs:
 
     def gather(self, tag: int, send: Memory, recv: Sequence[Memory], root: int) -> OpSpec:
         """`recv` has a part for each rank, in their order, and is empty on all ranks but the root."""
-        parts = [recv[rank] for rank in self.order] if self.order else recv
+        parts = self._as_in_ring(recv)
         addresses = [part.address for part in parts]
         keep = send.owner, [part.owner for part in parts]
         first = addresses[0] if addresses else 0
@@ -107,12 +107,16 @@ class Specs:
 
     def scatter(self, tag: int, send: Sequence[Memory], recv: Memory, root: int) -> OpSpec:
         """`send` has a part for each rank, in their order, and is empty on all ranks but the root."""
-        parts = [send[rank] for rank in self.order] if self.order else send
+        parts = self._as_in_ring(send)
         addresses = [part.address for part in parts]
         keep = [part.owner for part in parts], recv.owner
         first = addresses[0] if addresses else 0
         buffers = Buffers(first, recv.address, self.size * recv.count, keep, send_parts=addresses or None)
         return self._rooted(tag, Collective.SCATTER, recv, buffers, root)
+
+    def _as_in_ring(self, parts: Sequence[Memory]) -> Sequence[Memory]:
+        """Return the parts of ranks in the order of the ring; none if there are none."""
+        return [parts[rank] for rank in self.order] if parts and self.order else parts
 
     def _rooted(self, tag: int, collective: Collective, like: Memory, buffers: Buffers, root: int) -> OpSpec:
         fixed, named = Fixed(buffers, self.size), Root(root, self.peers[root])

@@ -16,6 +16,8 @@ from torch.distributed import ReduceOp  # noqa: E402
 from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 
 import pccl.torch  # noqa: E402
+from pccl import Communicator  # noqa: E402
+from pccl.torch import bootstrap  # noqa: E402
 from tests.torch.ranks import run_ranks, worlds  # noqa: E402
 
 # torch has other names for two of them, which its older versions lack.
@@ -283,6 +285,39 @@ def test_several_tensors_at_once() -> None:
             dist.broadcast(works[1], 1)
         manager.wait()
         return equal(works[0], given(0)) and equal(works[1], given(1))
+
+    on_all(script)
+
+
+def test_ranks_may_have_another_order_in_their_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They come in any order where PCCL_MASTER names a run."""
+
+    def turned(*args: Any, place: int, **options: Any) -> Communicator:
+        return Communicator(*args, place=SIZE - 1 - place, **options)
+
+    monkeypatch.setattr(bootstrap, "Communicator", turned)
+
+    def script(rank: int) -> bool:
+        tensors = [given(each) for each in range(SIZE)]
+        for root in range(SIZE):
+            lists = [torch.empty(2, 3) for _ in range(SIZE)] if rank == root else None
+            dist.gather(tensors[rank], lists, dst=root)
+            assert lists is None or all(map(equal, lists, tensors))
+            output = torch.empty(2, 3)
+            dist.scatter(output, tensors if rank == root else None, src=root)
+            assert equal(output, tensors[rank])
+            dist.broadcast(output, root)
+            assert equal(output, tensors[root])
+        gathered = [torch.empty(2, 3) for _ in range(SIZE)]
+        dist.all_gather(gathered, tensors[rank])
+        assert all(map(equal, gathered, tensors))
+        output = torch.empty(2, 3)
+        dist.reduce_scatter(output, tensors)
+        assert equal(output, SIZE * tensors[rank])
+        parts = [torch.full((rank + each,), rank) for each in range(SIZE)]
+        exchanged = [torch.empty(rank + each, dtype=torch.int64) for each in range(SIZE)]
+        dist.all_to_all(exchanged, parts)
+        return all(map(equal, exchanged, [torch.full((rank + each,), each) for each in range(SIZE)]))
 
     on_all(script)
 
