@@ -17,7 +17,7 @@ from torch.testing._internal.two_tensor import TwoTensor  # noqa: E402
 
 import pccl.torch  # noqa: E402
 from pccl import Communicator  # noqa: E402
-from pccl.torch import bootstrap  # noqa: E402
+from pccl.torch import BackendError, bootstrap  # noqa: E402
 from tests.torch.ranks import run_ranks, worlds  # noqa: E402
 
 # torch has other names for two of them, which its older versions lack.
@@ -287,6 +287,16 @@ def test_several_tensors_at_once() -> None:
         return equal(works[0], given(0)) and equal(works[1], given(1))
 
     on_all(script)
+
+
+@pytest.mark.parametrize("dtypes", [(torch.float8_e4m3fn, torch.float8_e5m2), (torch.bool, torch.uint8)])
+def test_ranks_that_move_other_dtypes_are_told(dtypes: tuple[Any, Any]) -> None:
+    def script(rank: int) -> bool:
+        with pytest.raises(BackendError, match=f"of {dtypes[0]}"):
+            dist.broadcast(torch.ones(2).to(dtypes[rank]), 0)
+        return True
+
+    on_all(script, 2)
 
 
 def test_ranks_may_have_another_order_in_their_run(monkeypatch: pytest.MonkeyPatch) -> None:

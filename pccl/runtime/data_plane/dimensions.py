@@ -4,10 +4,10 @@ Two shapes have the same number only if they are the same. Nearly all shapes can
 peer can say what another one's array is like; those of many or huge dimensions, and those with a dtype, have a digest
 instead.
 
-    0              no shape
+    0              neither shape nor dtype
     bit 63 clear   from the lowest bits on, for each dimension from the last to the first: how many bits it has, in six,
                    and these; then a 1
-    bit 63 set     63 bits of a BLAKE2b of the dimensions and the dtype
+    bit 63 set     63 bits of a BLAKE2b of the dimensions, if there are any, and the dtype
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ WIDTH_BITS = 6
 DIGEST_FLAG = 1 << 63
 REMEMBERED_MAX = 4096
 
-_number_of: dict[tuple[tuple[int, ...], str], int] = {}
+_number_of: dict[tuple[tuple[int, ...] | None, str], int] = {}
 """The numbers of shapes that were asked for, so that a small op does not compute its own again."""
-_digested: dict[int, tuple[tuple[int, ...], str]] = {}
+_digested: dict[int, tuple[tuple[int, ...] | None, str]] = {}
 """The shapes and dtypes whose numbers are digests, by these numbers."""
 
 
 def number_of(shape: tuple[int, ...] | None, dtype: str = "") -> int:
-    """Return the number of a shape; 0 for None. Thread-safe."""
-    if shape is None:
+    """Return the number of a shape, of a dtype or of both; 0 for neither. Thread-safe."""
+    if shape is None and not dtype:
         return 0
     known = _number_of.get((shape, dtype))
     return _remembered(shape, dtype) if known is None else known
@@ -53,15 +53,17 @@ def described(number: int) -> str:
         return ""
     dtype = _digested.get(number, ((), ""))[1]
     shape = shape_of(number)
-    return (f" of shape {shape}" if shape is not None else " of another shape or dtype") + (dtype and f" of {dtype}")
+    if shape is None and not dtype:
+        return " of another shape or dtype"
+    return (f" of shape {shape}" if shape is not None else "") + (dtype and f" of {dtype}")
 
 
-def _remembered(shape: tuple[int, ...], dtype: str) -> int:
+def _remembered(shape: tuple[int, ...] | None, dtype: str) -> int:
     if len(_number_of) >= REMEMBERED_MAX:
         _number_of.clear()
         _digested.clear()
     number = 1
-    for dimension in shape:
+    for dimension in shape or ():
         width = dimension.bit_length()
         number = (number << width | dimension) << WIDTH_BITS | width
     if number >= DIGEST_FLAG or dtype:
