@@ -277,7 +277,8 @@ class Testimony:
         held = {key[2:] for key in node.held if key[:2] == (node.group, known.epoch)}
         assert done <= held, f"{node} says that {done - held} are done"
         open_ones = {node.keys[op][2:] for op in node.open_ops if op in node.keys and node.keys[op][1] == known.epoch}
-        silent = (held & open_ones) - done - known.aborts
+        told = {(op.tag, op.sequence) for op in reply.commits}  # perhaps before its caller hears of it
+        silent = (held & open_ones) - done - told - known.aborts
         assert not silent, f"{node} does not say that {silent} are done"
 
     def _verdicts(self, node: Node, known: _Known, is_without_master: bool) -> tuple[set[Ref], set[Ref]]:
