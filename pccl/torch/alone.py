@@ -111,7 +111,7 @@ class Alone:
     def give_up(self, ops: Sequence[PendingOp], title: str, timeout_s: float) -> None:
         return
 
-    def failure(self, title: str, error: PCCLError) -> BackendError:
+    def failure(self, title: str, error: PCCLError, specs: Sequence[OpSpec] = ()) -> BackendError:
         return self._names.failure(title, error)
 
     def later(self, call: Callable[[], None]) -> None:

@@ -76,7 +76,9 @@ class ArgumentError(RuntimeError, ValueError):
 class BackendError(DistBackendError):  # type: ignore[misc]
     """An operation of a process group that did not succeed, on this rank and on all others that called it.
 
-    `result` is the kind of failure, a `pccl.Result`, and `lost` has the global ranks that are known to be lost.
+    `result` is the kind of failure, a `pccl.Result`, and `lost` has the global ranks that are known to be lost: on all
+    ranks the same, where one after the other hears of it and leaves the group. A rank that left on purpose is among
+    them if nobody was lost before.
     """
 
     def __init__(self, message: str, result: Result, lost: Sequence[int] = ()) -> None:

@@ -13,7 +13,10 @@ calls are dealt out to a fixed number of *lanes* in turn, on every rank alike, a
     5  A rank that leaves on purpose, because it has nothing left to do, must not disturb a send and its recv of two
        others. The change of view aborts them for both, and both repeat them (`may_repeat`). Where a rank was lost
        otherwise, they fail: whoever is waited for may have met that loss, and come no more.
-    6  A work that is never launched leaves the others of its lane waiting for this rank, so a group in which one
+    6  All ranks must hear of the same loss, for they make the next group without those who are lost; and whoever has
+       heard of it leaves this one, perhaps before others have looked. So of those who left on purpose only the first
+       count, besides all who were lost otherwise (`_lost`).
+    7  A work that is never launched leaves the others of its lane waiting for this rank, so a group in which one
        expires in the queue has failed.
 
 A small number of lanes is right: the first op of a tag is dearer than later ones, which may take the fast path.
@@ -190,7 +193,7 @@ class Scheduler:
                 return
             except PCCLError as error:
                 if not self.may_repeat((spec,), error):
-                    raise self.failure(title, error) from None
+                    raise self.failure(title, error, (spec,)) from None
                 timeout_s = max(0.0, end_s - time.monotonic())
 
     def run_script(self, script: Script, title: str, timeout_s: float) -> None:
@@ -336,11 +339,11 @@ class Scheduler:
             op.reclaim()
         require_outcome(session, given_up, title)
 
-    def failure(self, title: str, error: PCCLError) -> BackendError:
+    def failure(self, title: str, error: PCCLError, specs: Sequence[OpSpec] = ()) -> BackendError:
         if self._has_left and self._failure is not None:
             return self._failure
         ring = self._present_ring()
-        lost = [] if ring is None else self._names.lost(ring)
+        lost = [] if ring is None else self._lost(ring, specs)
         if lost and error.result is Result.INVALID_ARGUMENT:  # `Fixed` has refused to go on with those who are left
             error = PCCLError(Result.RANK_CONNECTION_LOST, title, self._why_lost(lost))
         is_fatal = error.result in FATAL
@@ -405,7 +408,23 @@ class Scheduler:
         if ring is not self._ring and ring is not None and ring != self._ring:
             if spec is not None and self._is_undisturbed(spec):
                 return
-            raise PCCLError(Result.RANK_CONNECTION_LOST, title, self._why_lost(self._names.lost(ring)))
+            lost = self._lost(ring, () if spec is None else (spec,))
+            raise PCCLError(Result.RANK_CONNECTION_LOST, title, self._why_lost(lost))
+
+    def _lost(self, ring: Sequence[int], specs: Sequence[OpSpec]) -> list[int]:
+        """Return the ranks that are lost, where `ring` is what is left, to ops of these specs. Rule 6."""
+        session = self._communicator._inner._session
+        if session is None:
+            return self._names.lost(ring)
+        views = {peer: session.left_out_by.get(peer, 0) for peer in self._peers if peer not in ring}
+        first = min(views.values(), default=0)
+        partners = {spec.pair.peer for spec in specs if spec.pair is not None}
+
+        def counts(peer: int) -> bool:
+            is_leaving = session.losses.get(peer, "").startswith(LEAVING)
+            return views[peer] == first or peer in partners or not is_leaving
+
+        return [rank for rank in self._names.lost(ring) if counts(self._peers[rank])]
 
     def _why_lost(self, ranks: Sequence[int]) -> str:
         losses = self._communicator.losses

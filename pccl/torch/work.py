@@ -64,8 +64,8 @@ class Driver(Protocol):
     def give_up(self, ops: Sequence[PendingOp], title: str, timeout_s: float) -> None:
         """Have ops aborted on all ranks, and wait until they are. PCCLError OUTCOME_UNKNOWN if nobody says so."""
 
-    def failure(self, title: str, error: PCCLError) -> BackendError:
-        """Return the exception of a call that failed with `error`."""
+    def failure(self, title: str, error: PCCLError, specs: Sequence[OpSpec] = ()) -> BackendError:
+        """Return the exception of a call that failed with `error`, in ops of these specs."""
 
     def later(self, call: Callable[[], None]) -> None:
         """Have `call` made in the progress thread."""
@@ -130,6 +130,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
     def run(self) -> None:
         """Go through the script in this thread, and return when it has ended, in whatever way."""
         title, driver = self.title, self._driver
+        batch: Sequence[OpSpec] = ()
         try:
             assert self._script is not None
             batch = next(self._script)
@@ -147,7 +148,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         except StopIteration as stop:
             self._end(stop.value, None)
         except PCCLError as error:
-            self._end(None, driver.failure(title, error))
+            self._end(None, driver.failure(title, error, batch))
         except BaseException as error:
             self._end(None, error)
             if not isinstance(error, Exception):
@@ -187,7 +188,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
             if self._specs and self._driver.may_repeat(self._specs, error):
                 self._driver.later(lambda: self._launch(self._specs, self._batch_over))
             else:
-                self._end(None, self._driver.failure(self.title, error))
+                self._end(None, self._driver.failure(self.title, error, self._specs))
         except Exception as error:
             self._end(None, error)
 
@@ -437,7 +438,7 @@ class OpWork(PCCLWork):
         if self._driver.may_repeat((self._spec,), error):
             self._driver.later(self.start)
         else:
-            self._end(None, self._driver.failure(self.title, error))
+            self._end(None, self._driver.failure(self.title, error, (self._spec,)))
 
 
 def _complete(futures: Sequence[Any]) -> None:

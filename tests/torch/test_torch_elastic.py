@@ -193,6 +193,20 @@ def test_an_abort_ends_what_is_in_flight_at_once_on_all(ranks: Ranks) -> None:
     form(2, groups)
 
 
+def test_a_rank_that_hears_late_of_a_loss_hears_the_same(ranks: Ranks) -> None:
+    """Ranks that heard of it before have left meanwhile. They are not lost: the next group is made with them."""
+    groups = ranks(4)
+    form(1, groups)
+    groups[3].pg.abort()
+    for group in groups[1:3]:
+        assert group.failure().lost == (3,)
+        group.pg.abort()
+    communicator: Any = groups[0].pg._scheduler._communicator
+    until(lambda: len(communicator.losses) == 3, "that all others have left")
+    assert groups[0].failure().lost == (3,)
+    form(2, groups[:3])
+
+
 def test_a_loss_is_known_while_nothing_is_in_flight(ranks: Ranks) -> None:
     groups = ranks(3)
     form(1, groups)

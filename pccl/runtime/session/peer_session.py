@@ -100,6 +100,8 @@ class PeerSession:
         self.losses: dict[int, str] = {}
         """The last LOSSES_MAX peers that views have left out since this one was accepted, each with the reason, oldest
         first. Any thread may copy it."""
+        self.left_out_by: dict[int, int] = {}
+        """The number of the view that was the first without each peer of `losses`."""
         self.is_forgotten = False
         """Whether it belongs to the parent of this process."""
         self.installed = trio.Event()
@@ -400,11 +402,12 @@ class PeerSession:
 
     def _installed(self, _: ps.Peer, effect: ps.Installed) -> None:
         for peer, reason in effect.lost:
+            self.left_out_by[peer] = effect.view.view
             self.losses[peer] = reason
             self._logger.info("%s was lost: %s", self.named(peer), reason, extra={"other": peer})
             self._state_sync.lost(peer, reason)
         for oldest in list(self.losses)[:-LOSSES_MAX]:
-            del self.losses[oldest]
+            del self.losses[oldest], self.left_out_by[oldest]
         view = effect.view
         self.view = view
         self._logger.info("view %d: peer %d of group %d, ring %s", view.view, view.peer, view.group, list(view.ring))
