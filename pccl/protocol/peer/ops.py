@@ -263,8 +263,9 @@ class Ops:
         assert op.ref is not None
         del self._undecided[op.ref]
         self.heard.commit(op.ref)
-        self._finish(op, Result.SUCCESS, "")
+        # First, so that nothing between the two can have the engine put back what its caller has been told to be there.
         self._outbox.act(ForgetOp(op.op))
+        self._finish(op, Result.SUCCESS, "")
 
     def _release(self, op: Op) -> None:
         """End an op whose verdict is known and of which the engine has nothing any more."""

@@ -13,7 +13,7 @@ from pccl.protocol.peer.ops import STALL_AFTER_S
 from pccl.types import Result
 from tests.protocol.peer.rig import ME, TAG, Rig, commit, completed, meshed, of, prepare, said
 
-COMMITTED = [ps.OpResult(1, Result.SUCCESS, "", 3, 1, 2), ps.ForgetOp(1)]
+COMMITTED = [ps.ForgetOp(1), ps.OpResult(1, Result.SUCCESS, "", 3, 1, 2)]
 
 
 ABORT_VOTE_REQUEST = m.AbortVoteRequest(1, TAG, 0, Result.TIMEOUT, "late")
@@ -163,7 +163,7 @@ def test_what_runs_elsewhere_is_told_as_if_it_had_been_launched(mesh: Rig) -> No
     mesh.machine.op_handed_over(2, TAG, 1, 0.0)
     assert mesh.launch(3, tag=TAG + 1)
     assert mesh.done(2) == []
-    assert completed(mesh, 2) == [ps.OpResult(2, Result.SUCCESS, "", 3, 1, 2), ps.ForgetOp(2)]
+    assert completed(mesh, 2) == [ps.ForgetOp(2), ps.OpResult(2, Result.SUCCESS, "", 3, 1, 2)]
     assert of(ps.SubmitOp, mesh.launch(4))[0].sequence == 2
 
 

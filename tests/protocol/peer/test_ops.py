@@ -18,7 +18,7 @@ def test_op_is_submitted_by_rank_and_use(rig: Rig) -> None:
     assert first == ps.SubmitOp(1, 1, TAG, 0, 1, 3, (rig.links[1], 0, rig.links[3]), False, False)
     rig.done(1)
     effects = rig.hear(m.OpsCommit(1, [OpRef(TAG, 0)]))
-    assert effects == [ps.OpResult(1, Result.SUCCESS, "", 3, 1, 2), ps.ForgetOp(1)]
+    assert effects == [ps.ForgetOp(1), ps.OpResult(1, Result.SUCCESS, "", 3, 1, 2)]
     (second,) = of(ps.SubmitOp, rig.launch(2))
     assert second.sequence == 1
 
