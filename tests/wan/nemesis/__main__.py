@@ -107,6 +107,8 @@ def _todo(options: argparse.Namespace, seed: int) -> Iterator[tuple[Scenario, in
 
 def play(scenario: Scenario, seed: int, options: argparse.Namespace) -> bool:
     """Play one, print what became of it, and say whether every promise was kept."""
+    if options.folder is not None:
+        options.folder.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"pccl-nemesis-{scenario.name}-", dir=options.folder))
     print(f"{scenario.name}: {scenario.text}", flush=True)
     start_s = time.monotonic()
