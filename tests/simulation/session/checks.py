@@ -9,10 +9,13 @@ up the numbers of their calls, the rest is random. So a result tells which calls
     3  Whoever gets no result has its arrays as they were.
     4  Those who end a sync with one revision at the same time hold the same content.
     5  Calls raise PCCLError, and none with INTERNAL_ERROR; nothing is logged as an error.
+
+What a caller hears while its killed process is unwound does not count: a real one is gone at once, and hears nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +72,9 @@ class Synced:
 
 
 class Checker:
-    def __init__(self) -> None:
+    def __init__(self, is_alive: Callable[[int], bool] = lambda caller: True) -> None:
+        """`is_alive` says whether the process of a caller lives."""
+        self._is_alive = is_alive
         self._calls: dict[tuple[int, int], Call] = {}
         self._synced: list[Synced] = []
         self._next_call = 1
@@ -86,6 +91,8 @@ class Checker:
         return call
 
     def committed(self, call: Call, result: Array, world_size: int) -> None:
+        if not self._is_alive(call.caller):
+            return
         self.commits += 1
         call.result = result.tobytes()
         counts, numbers = result[:PEERS_MAX], result[PEERS_MAX : 2 * PEERS_MAX]
@@ -104,23 +111,26 @@ class Checker:
         _require(bool((total == result).all()), f"call {call.number} of caller {call.caller} got a wrong sum")
 
     def failed(self, call: Call, error: PCCLError | Result) -> None:
+        if not self._is_alive(call.caller):
+            return
         self.aborts += 1
         call.code = error if isinstance(error, Result) else error.result
-        self.raised(error)
+        self.raised(call.caller, error)
 
     def unharmed(self, call: Call, array: Array) -> None:
         """Check the caller's array after a call that brought no result."""
         _require(
-            bool((array == call.given).all()),
+            not self._is_alive(call.caller) or bool((array == call.given).all()),
             f"call {call.number} of caller {call.caller} failed and its array differs",
         )
 
-    @staticmethod
-    def raised(error: PCCLError | Result) -> None:
+    def raised(self, caller: int, error: PCCLError | Result) -> None:
         code = error if isinstance(error, Result) else error.result
-        _require(code in EXPECTED, f"an error that nobody expects: {error!r}")
+        _require(code in EXPECTED or not self._is_alive(caller), f"an error that nobody expects: {error!r}")
 
     def synced(self, done: Synced) -> None:
+        if not self._is_alive(done.caller):
+            return
         self.syncs += 1
         for other in self._synced[-2 * PEERS_MAX :]:
             if other.revision == done.revision and other.end_s > done.start_s and other.start_s < done.end_s:

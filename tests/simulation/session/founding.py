@@ -49,7 +49,7 @@ class Founder(Caller):
                     await trio.sleep(AGAIN_S)
                     await comm.update_topology()
             except PCCLError as error:
-                plan.checker.raised(error)
+                plan.checker.raised(self.number, error)
                 self._note(f"is out: {error}")
                 await trio.sleep(AGAIN_S)
             finally:

@@ -51,6 +51,7 @@ class SimHeartbeats:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_quietly, beat)
             while found is None:
+                await trio.lowlevel.checkpoint_if_cancelled()  # the connection may have been removed meanwhile
                 data = b""
                 reason = "closed by the other side"
                 with trio.move_on_at(self._heard_at[connection] + self._timeout_s) as scope:
@@ -58,6 +59,7 @@ class SimHeartbeats:
                         data = await sock.recv(4096)
                     except OSError as error:
                         reason = error.strerror or str(error)
+                await trio.lowlevel.checkpoint_if_cancelled()
                 silent_s = trio.current_time() - self._heard_at[connection]
                 if scope.cancelled_caught:
                     found = Silent(connection, silent_s)

@@ -79,7 +79,7 @@ class Caller:
                 while not plan.is_over and await self._round(comm):
                     pass
             except PCCLError as error:
-                plan.checker.raised(error)
+                plan.checker.raised(self.number, error)
                 self._note(f"is out: {error}")
                 await trio.sleep(0.5)
             finally:
@@ -104,7 +104,7 @@ class Caller:
                 await self._ops(comm)
                 self.progress += 1
         except PCCLError as error:
-            plan.checker.raised(error)
+            plan.checker.raised(self.number, error)
             self._note(f"back to the top: {error}")
             await trio.sleep(PAUSE_S)
             return error.result not in OUT

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import trio
 
 from pccl.protocol.founding import Beginning
+from pccl.types import Result
 from tests.simulation.session.campaign import fingerprint, play_seed
+from tests.simulation.session.checks import Checker, CheckError
 from tests.simulation.session.world import World, play
 
 
@@ -15,6 +18,24 @@ def test_peers_meet_reduce_and_leave_where_nothing_fails(seed: int) -> None:
     world = play_seed(seed, has_faults=False)
     assert world.checker.commits > 0
     assert world.checker.syncs > 0
+
+
+def test_only_callers_that_live_are_judged_by_what_they_hear() -> None:
+    alive = {0, 1}
+    checker = Checker(alive.__contains__)
+    calls = [checker.call(caller, np.arange(3)) for caller in (0, 1)]
+    result = calls[0].given + calls[1].given
+    alive.remove(1)
+    checker.unharmed(calls[1], result)
+    checker.failed(calls[1], Result.RANK_CONNECTION_LOST)
+    checker.committed(calls[0], result, 2)
+    checker.finish()
+    alive.add(1)
+    with pytest.raises(CheckError, match="its array differs"):
+        checker.unharmed(calls[1], result)
+    checker.failed(calls[1], Result.RANK_CONNECTION_LOST)
+    with pytest.raises(CheckError, match="which was told"):
+        checker.finish()
 
 
 @pytest.mark.parametrize("seed", [11, 12])

@@ -50,7 +50,7 @@ class World(logging.Handler):
         self.seed = seed
         self.log: list[str] = []
         self.errors: list[str] = []
-        self.checker = Checker()
+        self.checker = Checker(lambda caller: self.peers[caller].is_alive)
         self.network = Network(seed, self.note)
         self.master_hosts = list(master_hosts) or [f"10.0.1.{number + 1}" for number in range(masters)]
         self.masters: dict[str, Process] = {}
