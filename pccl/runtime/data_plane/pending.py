@@ -58,6 +58,9 @@ class PendingOp:
         self.name: OpName = spec.tag, spec.pair
         """The op's name, which no other op in flight has."""
         self.result: OpResult | None = None
+        self.is_committed = False
+        """Whether the engine was told that the op is committed, and so has its result, whatever its machine says of it
+        later, or no more."""
         self.epoch: int | None = None
         """The epoch in which the op runs; None before it starts."""
         self.ring: tuple[int, ...] = ()

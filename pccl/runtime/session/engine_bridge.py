@@ -83,7 +83,7 @@ class EngineBridge:
             ps.FreezeOps: lambda _, effect: engine.freeze(effect.epoch),
             ps.FreezeOp: lambda _, effect: engine.freeze_op(effect.op),
             ps.EndOp: self._end_op,
-            ps.ForgetOp: lambda _, effect: engine.end(effect.op, Verdict.COMMIT_BY_ALL),
+            ps.ForgetOp: lambda _, effect: self._end(effect.op, Verdict.COMMIT_BY_ALL),
             ps.ForgetUnmade: self._forget_unmade,
             ps.OpResult: self._op_result,
         }
@@ -162,7 +162,13 @@ class EngineBridge:
             machine.op_refused(effect.op, Result.INTERNAL_ERROR, f"out of memory: {error}")
 
     def _end_op(self, _: ps.Peer, effect: ps.EndOp) -> None:
-        self._engine.end(effect.op, Verdict.COMMIT if effect.commit else Verdict.ABORT)
+        self._end(effect.op, Verdict.COMMIT if effect.commit else Verdict.ABORT)
+
+    def _end(self, number: int, verdict: Verdict) -> None:
+        self._engine.end(number, verdict)
+        op = self._table.ops.get(number)
+        if op is not None and verdict is not Verdict.ABORT:
+            op.is_committed = True
 
     def _forget_unmade(self, _: ps.Peer, effect: ps.ForgetUnmade) -> None:
         with suppress(MemoryError):

@@ -3,7 +3,8 @@
 A session shares its thread with other sessions and masters, which outlive its faults: everything of it that others
 call, be it a task, a callback of trio's or a method, is contained (`contain`). An exception that nobody expects ends
 this session alone: its machine is asked nothing any more, the master is told that this peer leaves, the engine is
-closed, which restores the buffers, and callers get INTERNAL_ERROR.
+closed, which restores the buffers, and callers get INTERNAL_ERROR; but those get their results whose ops the engine was
+told to commit before.
 """
 
 from __future__ import annotations

@@ -347,11 +347,14 @@ class PeerSession:
             last.callback(self._master.connection.close)
 
     def _end_all(self) -> None:
-        """End what is in flight. Only after an internal error there is anything."""
+        """End what is in flight. Only after an internal error, or where the trio run ends, there is anything. What was
+        committed has its result, and waited for a view or for the engine, which is closed by now."""
         failure = self._lifetime.failure
         assert failure is not None
         for op in [*self._table.ops.values(), *self._fast_path.running]:
-            self._table.finish(op, ps.OpResult(op.op, failure.result, failure.message, 0))
+            failed = ps.OpResult(op.op, failure.result, failure.message, 0)
+            succeeded = ps.OpResult(op.op, Result.SUCCESS, "", len(op.ring))
+            self._table.finish(op, succeeded if op.is_committed else failed)
         for op in self._bridge.detaching.values():
             op.release()
 

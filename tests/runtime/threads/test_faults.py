@@ -210,6 +210,38 @@ def test_arrays_that_are_given_up_as_a_session_ends_come_back_after_its_engine(
     assert is_closed == [True]
 
 
+@pytest.mark.parametrize("name", ["drain", "received"])
+def test_a_fault_after_a_commit_does_not_make_a_failure_of_it(
+    clusters: tuple[Cluster, Cluster], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A view without a lost peer has committed the op, and its caller is to hear of it when the view is in force."""
+    cluster, _ = clusters
+    sessions = [session_of(peer) for peer in cluster.peers]
+    done = list[int]()
+    for session in sessions:
+        machine = session._machine
+        op_done = machine.op_done
+        monkeypatch.setattr(machine, "op_completed", lambda op: None)
+        monkeypatch.setattr(machine, "op_done", lambda *event, noted=op_done: done.append(noted(*event)))
+    arrays = [ones() for _ in sessions]
+    handles = [peer.all_reduce_async(x, op=SUM) for peer, x in zip(cluster.peers, arrays, strict=True)]
+    until(lambda: len(done) == len(handles), "all have the result, and nobody has committed it")
+    broken = sessions[0]._machine
+    op_ended = broken.op_ended
+
+    def end(*event: int) -> None:
+        monkeypatch.setattr(broken, name, failing(getattr(broken, name), 0))
+        op_ended(*event)
+
+    monkeypatch.setattr(broken, "op_ended", end)
+    portal.current().post(sessions[2]._lifetime.break_off, AssertionError("made up by a test"))
+    found = [handle.wait(WAIT_S) for handle in handles]
+    assert [code for _, code, _ in found] == [Result.SUCCESS, Result.SUCCESS, Result.INTERNAL_ERROR]
+    assert [info.world_size for _, _, info in found[:2] if info is not None] == [3, 3]
+    assert [set(x) for x in arrays] == [{3}, {3}, {1}]
+    assert refusal(partial(cluster[0].all_reduce, ones(), op=SUM)).result is Result.INTERNAL_ERROR
+
+
 def test_a_fault_in_a_users_trio_program_ends_the_communicator_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(address: str) -> None:
         peers = [AsyncCommunicator(address) for _ in range(2)]
