@@ -7,7 +7,8 @@ up the numbers of their calls, the rest is random. So a result tells which calls
     2  Of the calls that a result is made of, none has been told that it was aborted, and all that have a result have
        the same bytes.
     3  Whoever gets no result has its arrays as they were.
-    4  Those who end a sync with one revision at the same time hold the same content.
+    4  Those who end a sync of one run with one revision at the same time hold the same content. Peers that were cut off
+       from all masters but one that leads nothing may found a second run, which never becomes one with the first.
     5  Calls raise PCCLError, and none with INTERNAL_ERROR; nothing is logged as an error.
 
 What a caller hears while its killed process is unwound does not count: a real one is gone at once, and hears nothing.
@@ -69,6 +70,7 @@ class Synced:
     end_s: float
     revision: int
     content: bytes
+    run: str
 
 
 class Checker:
@@ -133,7 +135,8 @@ class Checker:
             return
         self.syncs += 1
         for other in self._synced[-2 * PEERS_MAX :]:
-            if other.revision == done.revision and other.end_s > done.start_s and other.start_s < done.end_s:
+            is_alike = other.run == done.run and other.revision == done.revision
+            if is_alike and other.end_s > done.start_s and other.start_s < done.end_s:
                 _require(
                     other.content == done.content,
                     f"callers {other.caller} and {done.caller} hold different contents of revision {done.revision}",

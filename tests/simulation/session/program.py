@@ -123,6 +123,7 @@ class Caller:
     async def _sync(self, comm: AsyncCommunicator) -> None:
         start_s = trio.current_time()
         before = self._weights.tobytes()
+        run = comm._inner.session("sync")._machine.run
 
         async def sync() -> Any:
             return await comm.sync_shared_state(self._state, SharedStateSyncStrategy.ENFORCE_POPULAR)
@@ -133,7 +134,7 @@ class Caller:
             if self._weights.tobytes() != before:
                 self._state.revision = 0  # it holds a mixture
             raise
-        done = Synced(self.number, start_s, trio.current_time(), info.revision, self._weights.tobytes())
+        done = Synced(self.number, start_s, trio.current_time(), info.revision, self._weights.tobytes(), run)
         self._plan.checker.synced(done)
 
     async def _ops(self, comm: AsyncCommunicator) -> None:
