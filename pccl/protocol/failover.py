@@ -163,8 +163,8 @@ class Failover:
             # The master has known this connection as one that had said nothing.
             self._effects += self.master.disconnected(connection, "it has a run", now)
             self._resume(connection, host, message)
-        elif host is not None and isinstance(message, m.Hello) and not self.is_leading:
-            self._hello(connection, host, message)
+        elif host is not None and isinstance(message, m.Hello):
+            self._newcomer(connection, host, message)
         else:
             self._effects += self.master.received(connection, message, now)
             self._check_deposition()
@@ -505,8 +505,16 @@ class Failover:
 
     # Newcomers.
 
+    def _newcomer(self, connection: int, host: str, message: m.Hello) -> None:
+        """Hear a newcomer: it joins the run that is led, as soon as that has its founders."""
+        if self.is_leading and (message.may_found or not self.master.waits_for_founders):
+            self._effects += self.master.received(connection, message, self._now)
+            self._check_deposition()
+        else:
+            self._hello(connection, host, message)
+
     def _hello(self, connection: int, host: str, message: m.Hello) -> None:
-        """Hear a newcomer while no run is led: hold it, send it away, or let it found a run."""
+        """Hear a newcomer while no run is led that it may join: hold it, send it away, or let it found a run."""
         if self._claims or (self._founding.is_waiting(self._now) and message.may_found and not self.is_standby):
             self._founding.hold(connection, host, message, self._now)
             who = f"a newcomer from {host} is held: this master waits for {self._whom_it_waits_for()}"
@@ -543,10 +551,7 @@ class Failover:
     def _release_held(self) -> None:
         for connection, (host, hello) in self._founding.take_all().items():
             self._effects += self.master.connected(connection, host, self._now)
-            if self.is_leading:
-                self._effects += self.master.received(connection, hello, self._now)
-            else:
-                self._hello(connection, host, hello)
+            self._newcomer(connection, host, hello)
 
     def _release(self, connection: int) -> bool:
         """Forget a peer or a newcomer that waits here. False if this connection is of none."""

@@ -11,8 +11,9 @@ run while another might come back to it.
        look for a master. If nobody has come for END_TIMEOUTS, and as many newcomers are here as peers are missing, it
        is these peers that are cut off, or dead, and not this master: then that run is over.
     4  A standby founds none and tells newcomers to ask elsewhere. A newcomer that knows several masters founds a run
-       only after all of them have said that they lead none (`Hello.may_found`). The machine that holds this part
-       (`failover`) sees to both.
+       only after all of them have said that they lead none (`Hello.may_found`). So does one that would wait with others
+       until a run has all its founders: one of these may not have reached the master that leads a run already, and
+       would have all who come later wait with it. The machine that holds this part (`failover`) sees to both.
     5  A newcomer that has waited for HOLD_S is sent away and may come again, lest it take the silence for that of
        something else than a master.
 """

@@ -34,8 +34,8 @@ class _Master:
         effects += self.machine.received(connection, message, self.now)
         return self._told(effects, connection)
 
-    def hello(self, connection: int) -> list[type]:
-        hello = m.Hello(m.PROTOCOL_VERSION, "test", 0, [], 1000, 2, masters=MASTERS, may_found=True)
+    def hello(self, connection: int, may_found: bool = True) -> list[type]:
+        hello = m.Hello(m.PROTOCOL_VERSION, "test", 0, [], 1000, 2, masters=MASTERS, may_found=may_found)
         return self.say(connection, hello)
 
     def heartbeat(self, peer: int) -> None:
@@ -71,6 +71,28 @@ def test_a_master_that_stood_still_goes_on_with_the_founders_that_wait_there() -
     for peer in (1, 2, 3):
         master.say(peer, m.LinksReady(1, [], []))
     assert master.machine.master.accepted == [1, 2, 3]
+
+
+def test_founders_of_a_run_that_waits_for_others_have_asked_all_masters() -> None:
+    """Else one that could not reach the master of an earlier run would have all who come later wait with it."""
+    master = _Master(founders=2)
+    assert master.hello(1) == [m.Welcome]
+    master.heartbeat(1)
+    assert master.hello(2, may_found=False) == [m.Elsewhere]
+    assert master.machine.master.pending == [1]
+    assert master.hello(AGAIN) == [m.Welcome]
+    master.heartbeat(2)
+    assert master.hello(AGAIN + 1, may_found=False) == [m.Welcome]
+
+
+def test_who_is_held_with_founders_has_asked_all_masters_when_it_is_let_go() -> None:
+    master = _Master(founders=3)
+    assert master.resume(1, peer=1, is_accepted=True) == [m.PreVoteRequest]
+    assert master.hello(2) == []
+    assert master.hello(3, may_found=False) == []
+    master.hang_up(1)
+    assert master.wait(TIMEOUT_S, 3) == [m.Elsewhere]
+    assert master.machine.master.pending == [1]
 
 
 def test_a_founder_that_gave_up_a_master_which_stood_still_begins_anew() -> None:

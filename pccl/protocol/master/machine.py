@@ -421,16 +421,24 @@ class Master:
     def _admit_first(self) -> bool:
         """Admit whoever waits where nobody is accepted: there is nobody to call update_topology. Those of a ring that a
         master before this one has announced are accepted by the view that is under way."""
+        waiting = self.admissible
+        if not self._has_nobody or len(waiting) < self.state.options.founders:
+            return False
+        self.state.change.admitting = set(waiting)
+        return True
+
+    @property
+    def _has_nobody(self) -> bool:
+        """Whether nobody is accepted, or about to be."""
         change = self.state.change
         if self.state.accepted_count or change.admitting or change.is_preparing:
             return False
-        if any(group.ring for group in self.state.groups.values()):
-            return False
-        waiting = self.admissible
-        if len(waiting) < self.state.options.founders:
-            return False
-        change.admitting = set(waiting)
-        return True
+        return not any(group.ring for group in self.state.groups.values())
+
+    @property
+    def waits_for_founders(self) -> bool:
+        """Whether too few are here of those who are to begin the run together."""
+        return self.state.options.founders > 1 and self._has_nobody
 
     # Messages of accepted or pending peers.
 

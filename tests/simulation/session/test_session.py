@@ -38,7 +38,7 @@ def test_only_callers_that_live_are_judged_by_what_they_hear() -> None:
         checker.finish()
 
 
-@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("seed", [11, 12, 10210728])
 def test_callers_are_told_the_same_whatever_fails(seed: int) -> None:
     play_seed(seed)
 
