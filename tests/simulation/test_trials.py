@@ -15,7 +15,7 @@ from tests.simulation.trials import CHAINS, LATER, MEMBERSHIP, OUTLIVING, Trial
 from tests.simulation.trials.membership import CONNECTIONS_MAX, PENDING_MAX
 from tests.simulation.world import MASTER, World
 
-SEEDS = 10
+SEEDS = 6
 TIMEOUT_S = MasterOptions().peer_timeout_s
 
 
