@@ -421,8 +421,10 @@ class Master:
     def _admit_first(self) -> bool:
         """Admit whoever waits where nobody is accepted: there is nobody to call update_topology. Those of a ring that a
         master before this one has announced are accepted by the view that is under way."""
+        if not self._has_nobody:
+            return False
         waiting = self.admissible
-        if not self._has_nobody or len(waiting) < self.state.options.founders:
+        if len(waiting) < self.state.options.founders:
             return False
         self.state.change.admitting = set(waiting)
         return True
