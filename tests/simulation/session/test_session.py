@@ -8,7 +8,7 @@ import trio
 
 from pccl.protocol.founding import Beginning
 from pccl.types import Result
-from tests.simulation.session.campaign import fingerprint, play_seed
+from tests.simulation.session.campaign import play_seed
 from tests.simulation.session.checks import Checker, CheckError
 from tests.simulation.session.world import World, play
 
@@ -49,7 +49,7 @@ def test_founders_meet_whatever_they_go_through_before(seed: int) -> None:
 
 
 def test_a_seed_plays_the_same_run_each_time() -> None:
-    assert fingerprint(play_seed(12)) == fingerprint(play_seed(12))
+    assert play_seed(12).log == play_seed(12).log
 
 
 @pytest.mark.parametrize(("way", "count"), [(0, 0), (0, 3), (0, 40), (1, 0), (1, 5)])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import threading
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -32,7 +33,7 @@ LOG_LINES_SHOWN = 60
 
 
 class World(logging.Handler):
-    """A run under way. It is the handler of pccl's log, too."""
+    """A run under way. It is the handler of pccl's log, too, of the thread that plays it."""
 
     def __init__(
         self,
@@ -47,6 +48,7 @@ class World(logging.Handler):
         self.founders = founders
         """The number of peers that found the run together."""
         self._new_caller = new_caller
+        self._thread = threading.get_ident()
         self.seed = seed
         self.log: list[str] = []
         self.errors: list[str] = []
@@ -66,6 +68,8 @@ class World(logging.Handler):
         self.log.append(f"{trio.current_time():9.4f}  {text}")
 
     def emit(self, record: logging.LogRecord) -> None:
+        if record.thread != self._thread:  # somebody else's, whose peers have a thread of their own
+            return
         text = f"{record.levelname} {record.name} {record.getMessage()}"
         if record.exc_info is not None:
             text += "".join(["\n", *traceback.format_exception(*record.exc_info)])
@@ -139,6 +143,7 @@ class World(logging.Handler):
 
 def play(world: World, faults: Callable[[World], Awaitable[None]]) -> None:
     """Play a run from beginning to end. CheckError, or whatever else was raised where nothing should be."""
+    gc.collect()  # what others have left would say so meanwhile, and close its descriptors
     descriptors = _descriptors()
     tree = logging.getLogger("pccl")
     before = tree.level, tree.propagate
