@@ -11,6 +11,10 @@ nothing by more streams, they only crowd each other. Where engines have several 
 of them by its index, on both sides, and every link begins with a connection for each. A lost one is replaced in its
 thread, and the connections of a thread that windows hold back grow by themselves.
 
+A link whose connections were all lost is lost at both ends. Each notices at its own time, so the dialer may be
+replacing connections of a link that the other end has dropped, with all that was on its way. Such connections are
+refused: the dialer then loses the last of its own, and the next view has a new link.
+
 Silence. A link between two live peers that carries nothing any more is missed by whichever end has something lying on
 it, after half the peer timeout, and made anew. The other half is for that, so that a path that stays dead is known
 after a peer timeout, as a silent peer is. Only the dialer can tell that nothing gets through to the other side; the end
@@ -260,6 +264,9 @@ class Links:
         link = self._links.get(peer)
         if link is not None and link.made_in > made_in:
             return f"the link with peer {peer} was made anew in view {link.made_in}"
+        lost = self._broken.get(peer)
+        if link is None and lost is not None and lost.made_in == made_in:
+            return f"the link with peer {peer} of view {made_in} was lost here"
         if link is None or link.made_in < made_in:
             # The dialer has dropped the link that we still have: its word counts.
             self._drop(peer)

@@ -177,6 +177,15 @@ def test_lost_link_is_reported_and_let_go(rig: Rig) -> None:
     assert rig.effects() == []
 
 
+def test_link_that_was_lost_here_is_not_taken_up_again_by_a_dialer_that_has_lost_connections_only(rig: Rig) -> None:
+    """What was on its way is gone on this side alone, and the master has been told that the link is."""
+    rig.machine.link_lost(rig.links[3], "reset")
+    assert said(rig.effects()) == [m.LinkLost(1, 3, "reset")]
+    assert rig.machine.link_offered(3, 1) == "the link with peer 3 of view 1 was lost here"
+    rig.hear(prepare([1, 2, 3], 2, relink=[(2, 3)]))
+    assert rig.machine.link_offered(3, 2) == rig.links[3]
+
+
 @pytest.mark.usefixtures("no_mesh")
 def test_loss_of_a_link_that_is_not_needed_is_not_reported() -> None:
     rig = Rig()
