@@ -54,7 +54,9 @@ class LinkFailures:
         self._evidence_due_at: float | None = None
         """The time when it is settled who is evicted for these, whatever is known by then."""
         self._relink: set[Pair] = set()
-        """Pairs whose link must be made anew by the next Prepare."""
+        """Pairs whose link broke, and must be made anew by the next Prepare."""
+        self._doubted: set[Pair] = set()
+        """Pairs whose link stands as far as is known, and is to be tried by the next Prepare."""
         self._untold: dict[Pair, tuple[str, dict[str, int]]] = {}
         """Lines for the log about lost links, and what these are about, by pair (rule 6)."""
         self._relinks: dict[Pair, int] = {}
@@ -135,7 +137,7 @@ class LinkFailures:
         group = self._state.group_of(member)
         pairs = {pair for pair in topology.linked_pairs(group.ring) if member.peer in pair}
         if group.running and pairs:
-            self._relink |= pairs
+            self._doubted |= pairs
             self._state.stop(group)
 
     # The stages of a view.
@@ -162,13 +164,15 @@ class LinkFailures:
         for pair in pairs:
             self._state.made_in[pair] = self._state.view
         self._relink.clear()
+        self._doubted.clear()
         self._given_up.clear()
         self._forget_failed()
         return pairs
 
     def _links_to_try(self) -> list[Pair]:
-        """Return the links that broke, and all others of their ends, which tell whose fault it was."""
-        suspects = {peer for pair in self._relink for peer in pair}
+        """Return the links that broke or are doubted, and all others of their ends, which tell whose fault it was."""
+        pairs = self._relink | self._doubted
+        suspects = {peer for pair in pairs for peer in pair}
         others = (
             pair
             for group in self._state.groups.values()
@@ -176,7 +180,7 @@ class LinkFailures:
             for pair in topology.linked_pairs(group.ring)
             if not suspects.isdisjoint(pair)
         )
-        return sorted(self._relink.union(others))
+        return sorted(pairs.union(others))
 
     def installed(self) -> None:
         """Note that the prepared view is in force."""
@@ -259,6 +263,7 @@ class LinkFailures:
     def forget(self, peer: int) -> None:
         """Forget a peer that is gone."""
         self._relink = {pair for pair in self._relink if peer not in pair}
+        self._doubted = {pair for pair in self._doubted if peer not in pair}
         self._untold = {pair: line for pair, line in self._untold.items() if peer not in pair}
         self._worn = {pair: why for pair, why in self._worn.items() if peer not in pair}
         self._failed = {pair: why for pair, why in self._failed.items() if peer not in pair}

@@ -125,6 +125,28 @@ def test_a_group_goes_without_a_link_that_does_not_last_and_that_it_does_not_nee
     assert rig.master.state.groups[0].unreliable == {(2, 4)}
 
 
+def test_a_doubted_link_has_not_broken() -> None:
+    """A state sync that fails has the links of its receiver tried; what the flush for that tells of went through
+    them."""
+    rig = Rig(0, 0, 0)
+    for _ in range(RELINKS_MAX):
+        break_link(rig, 1, 2)
+    for peer in (1, 2, 3):
+        rig.hear(peer, m.JointCall(1, Kind.SYNC, m.SyncOffer("enforce_popular", 0, b"b" if peer == 2 else b"a", [])))
+    (plan,) = [message for message in rig.told(2) if isinstance(message, m.SyncPlan)]
+    view = rig.master.state.view
+    rig.hear(2, m.SyncReport(plan.sync, False, "no donor is left", [(1, "no answer")]))
+    for peer in (1, 2, 3):
+        rig.hear(peer, m.FlushReply(flush_of(rig), [], [OpRef(TAG, 0)]))
+    rig.answer()
+    assert rig.master.state.made_in[1, 2] > view, "the doubted link is not tried"
+    for _ in range(RELINKS_MAX):
+        break_link(rig, 1, 2)
+        assert rig.master.accepted == [1, 2, 3]
+    break_link(rig, 1, 2)
+    assert len(rig.master.accepted) == 2
+
+
 def test_an_op_is_committed_when_all_who_are_left_are_done_with_it() -> None:
     rig = Rig(0, 0)
     for _ in range(3 * RELINKS_MAX):
