@@ -19,8 +19,9 @@ because a connection broke. No single sign can do all three, so there are three:
        first of them would be lost, it is rather this master that hears nobody (`has_lost_sight`). It evicts none of
        them then and is deposed.
 
-Observers can be wrong, when all connections of a living peer are reset at once. That costs what it costs without a
-session: an eviction. The links that observers have lost are forgotten when a view is installed that has made them anew.
+Observers can be wrong, when all connections of a living peer are reset at once, or all to its master and one link, with
+which its others are made anew. That costs what it costs without a session: an eviction. The links that observers have
+lost are forgotten when a view is installed that has made them anew.
 """
 
 from __future__ import annotations

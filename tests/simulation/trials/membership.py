@@ -50,7 +50,11 @@ class Membership(Trial):
 
 class BrokenConnections(Membership):
     def play(self) -> None:
-        """A peer loses connections to others and to its master, but not all. It makes others, and that is all."""
+        """A peer loses connections to others and to its master, but not all. It makes others, and that is all.
+
+        With one link its others are made anew, and until then the word of the one who lost it may count for all: where
+        heartbeats and control connection are gone at the same moment, the peer may be put out (liveness, rule 3).
+        """
         world, rng = self._world, self._rng
         nodes = self._company_of(rng.choice((1, 3, 4)))
         node = rng.choice(nodes)
@@ -58,7 +62,8 @@ class BrokenConnections(Membership):
         members = {each: each.number for each in world.accepted}
         for _ in range(ROUNDS):
             node.is_walled_in = rng.random() < 0.5  # for a moment
-            for step in self._steps(node, others):
+            steps, may_be_put_out = self._steps(node, others)
+            for step in steps:
                 step()
                 self._deliver(rng.choice((0, 0, 1, 3, 10)))
             if node.is_walled_in:
@@ -69,6 +74,11 @@ class BrokenConnections(Membership):
             world.run()
             ops = [(each, world.launch(each, 14)) for each in world.ring_nodes(node)]
             world.run()
+            if may_be_put_out and node.ended is not None:
+                assert [each for each in members if each.ended is not None] == [node], f"not only {node} is put out"
+                world.cancel_all()
+                self._be_whole()
+                return
             for each, op in ops:
                 assert each.result(op) in (Result.SUCCESS, Result.TOO_FEW_PEERS), f"{each}: {each.results[op]}"
         self._pass(self._timeout_s * self._slack + MARGIN_S)
@@ -76,7 +86,8 @@ class BrokenConnections(Membership):
             is_here = each.is_reachable and each.number == number and each in world.accepted
             assert is_here, f"{each} is put out for connections that broke: {each.ended}"
 
-    def _steps(self, node: Node, others: list[Node]) -> list[Callable[[], None]]:
+    def _steps(self, node: Node, others: list[Node]) -> tuple[list[Callable[[], None]], bool]:
+        """Return what breaks, and whether that may look as if the peer had died."""
         world, rng = self._world, self._rng
         ways = rng.choice(("all but links", "all but one", "one link"))
 
@@ -90,7 +101,7 @@ class BrokenConnections(Membership):
         elif ways == "all but one":
             steps = rng.sample([*steps, lambda: break_links(others)], 2)
         rng.shuffle(steps)
-        return steps
+        return steps, ways == "one link" and len(steps) == 3
 
 
 class Deaths(Membership):

@@ -46,14 +46,17 @@ class Renewal(Membership):
             self._without_master(nodes)
 
     def _begin_epoch(self, nodes: list[Node]) -> None:
-        """Have a new epoch begin: a link is made anew. It may outlive that all its connections are reset, if one is
-        replaced before the last is found broken."""
-        epoch = nodes[0].view.epoch
+        """Have a new epoch begin: a link is made anew, of neighbours, for others may be without one. It may outlive
+        that all its connections are reset, if one is replaced before the last is found broken."""
+        node = nodes[0]
+        ring, epoch = node.view.ring, node.view.epoch
+        neighbour = ring[(ring.index(node.number) + 1) % len(ring)]
+        other = next(each for each in nodes if each.number == neighbour)
         for _ in range(BREAKS_MAX):
-            if nodes[0].view.epoch == epoch:
-                self._world.break_link(nodes[0], nodes[1])
+            if node.view.epoch == epoch:
+                self._world.break_link(node, other)
                 self._world.run()
-        assert nodes[0].view.epoch != epoch, f"no link of {nodes[0]} and {nodes[1]} is ever lost"
+        assert node.view.epoch != epoch, f"no link of {node} and {other} is ever lost"
 
     def _reduce(self, nodes: list[Node], tags: list[int]) -> None:
         world = self._world
