@@ -222,9 +222,9 @@ class OpVerdicts:
                 decided = group.ledger.settle(group.ring)
                 if group.commits or decided:
                     self._committed(group)
+                committed = {*group.commits, *decided}
                 # Of what was heard to be committed, the rest is over for everybody.
                 group.commits = [op for op in group.commits if op in group.open_ops] + decided
-                committed = set(group.commits)
                 for op, vote in group.votes.items():
                     if op not in committed:
                         group.aborts[op] = m.Aborted(*op, vote.code, vote.reason)

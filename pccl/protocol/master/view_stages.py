@@ -115,6 +115,7 @@ class ViewStages:
             # Newcomers come with update_topology, during which no op is in flight, or into an empty run.
             group.running = False
             group.ledger = Ledger(())
+            group.votes.clear()
             group.changed = True
             places = {peer: state.members[peer].hello.place for peer in found}
             if not group.ring and min(places.values()) >= 0:

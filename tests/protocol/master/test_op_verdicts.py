@@ -152,6 +152,33 @@ def test_what_a_survivor_has_committed_is_not_aborted_for_the_vote_that_was_open
     assert (prepare.commits, prepare.aborts) == ([OpRef(TAG, 0)], [])
 
 
+def test_what_all_have_committed_is_not_aborted_for_the_vote_that_was_open() -> None:
+    """It is over for everybody, and nobody has to be told; who leads next would hear both verdicts."""
+    rig = Rig(0, 0, 0)
+    give_up(rig, 1)
+    rig.lose(3)
+    for peer in (1, 2):
+        rig.hear(peer, m.FlushReply(flush_of(rig), [], [OpRef(TAG, 0)]))
+    (prepare,) = rig.told(1)
+    assert isinstance(prepare, m.Prepare)
+    assert (prepare.commits, prepare.aborts) == ([], [])
+
+
+def test_a_vote_ends_with_its_epoch_when_newcomers_are_admitted() -> None:
+    """All wait in update_topology, so the op is over for them; one of the next epoch has the same tag and count."""
+    rig = Rig(0, 0)
+    give_up(rig, 1)
+    rig.hello()
+    rig.update()
+    assert rig.peers == [1, 2, 3]
+    rig.hear(1, m.OpFailed(rig.master.state.view, TAG, 0, Result.TIMEOUT, "late again", may_be_done=True))
+    assert [type(message) for message in rig.told(2)] == [m.AbortVoteRequest]
+    rig.lose(3)
+    rig.answer()
+    prepares = [message for message in rig.told(1) if isinstance(message, m.Prepare)]
+    assert [op.reason for op in prepares[0].aborts] == ["late again"]
+
+
 def test_what_a_survivor_has_committed_is_told_to_those_who_have_not() -> None:
     """Nothing else of the many ops that it has committed is told."""
     rig = Rig(0, 0, 0)
