@@ -119,6 +119,8 @@ class Node:
     held: set[Key] = field(default_factory=set)
     """Ops whose engine has reported them done, or is about to."""
     uses: Counter[tuple[int, int]] = field(default_factory=Counter)
+    unmade: set[tuple[int, int, int]] = field(default_factory=set)
+    """Epoch, tag and use of ops that were aborted, and that it had not launched then."""
     frozen: set[int] = field(default_factory=set)
     stopped: set[Key] = field(default_factory=set)
     """Ops that were frozen one by one."""
@@ -208,13 +210,22 @@ class Node:
         return self.group, epoch, tag, sequence
 
     def heard(self, message: m.Message) -> None:
-        """Count a use of a tag: a verdict on an op that this peer has not launched may stand for its own."""
-        if not isinstance(message, m.OpAbort) or not message.counts_as_made:
-            return
-        waiting = [op for op in self.open_ops if op not in self.keys]
-        use = message.epoch, message.tag
-        if self.uses[use] == message.sequence and all(self.tag_of(op) != message.tag for op in waiting):
-            self.uses[use] += 1
+        """Count uses of a tag: a verdict on an op that this peer has not launched may stand for its own, and does once
+        all have passed a barrier."""
+        if isinstance(message, m.JointResult):
+            if self.in_call in m.Kind.EXCLUSIVE and message.code == Result.SUCCESS:
+                for epoch, tag, sequence in sorted(self.unmade):
+                    self.uses[epoch, tag] += self.uses[epoch, tag] == sequence
+                self.unmade.clear()
+        elif isinstance(message, m.OpAbort):
+            waiting = [op for op in self.open_ops if op not in self.keys]
+            use = message.epoch, message.tag
+            if not message.counts_as_made:
+                self.unmade.add((*use, message.sequence))
+            elif self.uses[use] == message.sequence and all(self.tag_of(op) != message.tag for op in waiting):
+                self.uses[use] += 1
+            else:
+                self.unmade.add((*use, message.sequence))
 
     def resume_deferred(self) -> None:
         """Do what others wanted of it in the meantime."""

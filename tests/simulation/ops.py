@@ -75,13 +75,13 @@ class Ops:
 
     def give_up(self, node: Node, op: int) -> None:
         """Cancel an op whose caller does not wait for the verdict: the engine stops it without being told by the
-        machine."""
+        machine, unless the verdict is known and the engine is about to give the arrays back."""
         self.cancel(node, op)
         if node.is_frozen or not node.is_alive:
             return  # it was stopped within that
         node.given_up_ops.add(op)
-        node.machine.hasten(op)
-        self._engines.detach(node, op)
+        if not node.machine.hasten(op):
+            self._engines.detach(node, op)
         self._peers.settle(node)
 
     def _takes_fast_path(self) -> bool:

@@ -161,6 +161,8 @@ class Peer:
         self._calls.enter(call, kind, offer)
 
     def _on_joint_result(self, message: m.JointResult) -> None:
+        if self._calls.is_exclusive and message.code == Result.SUCCESS:
+            self.ops.uses.make_aborted()
         self._calls.on_result(message)
         self.ops.start_queued()
 

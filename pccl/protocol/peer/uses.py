@@ -3,6 +3,11 @@
 The use count of a tag tells one op with it from the next. All peers count alike, for all make the same calls, but not
 at the same time: others may give an op up, and the master may ask for a promise not to commit it, before this peer has
 launched it. Both wait here for the launch.
+
+An exclusive joint call that succeeds is a barrier: nobody has an op in flight there, so all calls that were to be
+paired before it have ended. An abort that waits here then is of a call that its caller has left out: one that has
+heard another reason to give up, while the others waited. It counts as made, or from there on this peer would pair its
+calls with that tag with the next ones of the others.
 """
 
 from __future__ import annotations
@@ -97,6 +102,13 @@ class Uses:
             del self._aborted[OpRef(tag, sequence)]
         self._made[tag] = end
         return given_up
+
+    def make_aborted(self) -> None:
+        """Count uses as made that were aborted before: all peers have come past the calls that they were of."""
+        for op in sorted(self._aborted):
+            if op.sequence == self.made(op.tag):
+                self._made[op.tag] = op.sequence + 1
+                del self._aborted[op]
 
     def is_overtaken(self, tag: int) -> bool:
         """Whether further aborted uses of the tag count as made: very many were aborted since this peer has used it."""

@@ -6,7 +6,7 @@ import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
-from pccl.protocol.messages import OpRef
+from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.peer.ops import STALL_AFTER_S
 from pccl.protocol.point_to_point import pair_tag
 from pccl.types import Result
@@ -104,6 +104,24 @@ def test_who_waits_to_launch_an_op_that_counts_as_made_is_told(rig: Rig) -> None
     effects = rig.hear(m.JointResult(5, Result.INVALID_USAGE, "never"))
     assert of(ps.OpResult, effects) == [ps.OpResult(1, Result.INVALID_USAGE, "never", 3)]
     assert of(ps.SubmitOp, rig.launch(2))[0].sequence == 1
+
+
+@pytest.mark.parametrize(("kind", "code", "sequence"), [
+    (Kind.UPDATE_TOPOLOGY, Result.SUCCESS, 2),
+    (Kind.UPDATE_TOPOLOGY, Result.INVALID_USAGE, None),
+    (Kind.ARE_PEERS_PENDING, Result.SUCCESS, None),
+])  # fmt: skip
+def test_verdicts_on_ops_that_are_not_launched_end_with_the_next_barrier(
+    rig: Rig, kind: str, code: Result, sequence: int | None
+) -> None:
+    """All others have come past these ops. Who would take the verdicts on them for verdicts on later ones counts
+    otherwise than the others from there on."""
+    rig.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))
+    rig.joint(5, kind)
+    rig.hear(m.OpAbort(1, TAG, 1, Result.TIMEOUT, "late"))
+    rig.hear(m.JointResult(5, code, ""))
+    submitted = of(ps.SubmitOp, rig.launch(1))
+    assert [op.sequence for op in submitted] == ([] if sequence is None else [sequence])
 
 
 def test_verdict_that_comes_twice_is_no_verdict_on_the_next_use(rig: Rig) -> None:

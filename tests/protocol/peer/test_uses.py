@@ -33,6 +33,15 @@ def test_one_that_counts_as_made_is_counted() -> None:
     assert (uses.made(TAG), list(uses.aborts)) == (1, [OpRef(TAG, 2)]), "one that comes too early is kept"
 
 
+def test_those_that_are_aborted_are_made_at_once() -> None:
+    uses = Uses()
+    for op in (OpRef(TAG, 1), OpRef(TAG, 0), OpRef(8, 1), OpRef(9, 0)):
+        uses.abort(op, LATE, counts_as_made=False)
+    uses.make_aborted()
+    assert (uses.made(TAG), uses.made(8), uses.made(9)) == (2, 0, 1)
+    assert list(uses.aborts) == [OpRef(8, 1)], "nothing is known of the use before it"
+
+
 def test_too_many_count_as_made_and_are_told_once() -> None:
     uses = Uses()
     given_up = [uses.abort(OpRef(TAG, use), LATE, counts_as_made=False) for use in range(EARLY_KEPT_MAX + 3)]
