@@ -55,7 +55,7 @@ class Standstill(_Interruption):
             # Those who ask the master that stands still, just as the others gather at another one, may come too late.
             self._all_have_an_end()
             late = [node for node in peers if node.ended is not None]
-            assert 2 * len(late) < len(peers), f"{late} are put out, and a master stood still only"
+            assert 2 * len(late) <= len(peers), f"{late} are put out, and a master stood still only"
             if late:
                 self._finish([node for node in peers if node not in late], self._ops, self._calls, kind, late)
                 self._be_whole()
@@ -116,7 +116,7 @@ class Outage(_Interruption):
         if ways == (False, True):
             # They give the master up one by one, and it cannot know of the others when the first of them say so.
             late = [node for node in peers if node.ended is not None]
-            assert 2 * len(late) < n, f"{late} are put out, and most peers heard nothing"
+            assert 2 * len(late) <= n, f"{late} are put out, and most peers heard nothing"
             peers = [node for node in peers if node not in late]
         self._all_are_led(peers, run, bound_s * self._slack)
         self._finish(peers, self._ops, self._calls, kind, late)
