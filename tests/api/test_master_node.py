@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
+from pccl.protocol.failover import Failover
 from pccl.protocol.fence import Fence, FencedView
+from pccl.runtime.master import server
 from pccl.runtime.master.fence_file import FenceFile
 from pccl.runtime.threads import portal
 from pccl.runtime.threads.latch import Latch
@@ -231,3 +233,17 @@ def test_a_master_that_does_not_stop_is_told_of(monkeypatch: pytest.MonkeyPatch)
         assert error.result is Result.TIMEOUT
         assert f"the master at {master.address} has not stopped within 0.01 s" in str(error)
         assert master.wait(WAIT_S)
+
+
+def test_a_fault_of_the_diagnosis_does_not_end_the_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError((2, 1))
+
+    monkeypatch.setattr(server, "DIAGNOSIS_S", 0.01)
+    monkeypatch.setattr(Failover, "diagnose", fail)
+    with MasterNode("127.0.0.1:0") as node:
+        until(lambda: "has ended the diagnosis of this run, which goes on" in caplog.text, "it is logged")
+        with Communicator(node.address) as peer:
+            assert peer.world_size == 1

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pccl.protocol.diagnosis import Diagnosis, GroupScene, Scene
 from pccl.protocol.diagnosis.findings import CLEAR_S, Kind
-from pccl.protocol.messages import PathTrial
-from tests.protocol.diagnosis_world import World
+from pccl.protocol.messages import LinkReport, PathTrial, Report
+from tests.protocol.diagnosis_world import EPOCH, World
 
 SETTLED_S = 8.0
 NAMED_WITHIN_S = 5.0
+TRIALS = [PathTrial.NONE, PathTrial.NOTHING, PathTrial.SMALL_ONLY, PathTrial.CARRIES]
 
 few = settings(max_examples=8, deadline=None, derandomize=True)
 
@@ -155,3 +158,67 @@ def test_whoever_does_not_come_to_a_joint_call_is_named() -> None:
     world.waits = {"sync_shared_state": (31.0, 2, [3])}
     world.run(1.0)
     assert world.names() == [(Kind.ABSENT, 3, None)]
+
+
+def reports(peers: int, chance: Random, holes: float, resent: int, stuck_ms: int) -> Iterator[dict[int, Report]]:
+    """What peers report, round by round, where one way is hot: any report may be missing, and any link in it."""
+    counts = {(a, b): [0] * 6 for a in range(peers) for b in range(peers) if a != b}
+    hot = chance.choice([*counts])
+    for at in range(1, 24):
+        for way, own in counts.items():
+            is_hot = way == hot
+            if chance.random() < 0.02:
+                own[:] = [0] * 6  # the link was made anew
+            steps = (500, 200, 100_000, resent if is_hot else 0, 1_000_000 if is_hot else 1000, 50)
+            for i, most in enumerate(steps):
+                own[i] += chance.randint(most // 2 if is_hot else 0, most)
+        yield {
+            peer: Report(
+                [(EPOCH, at * chance.choice([1, 10]), 0)],
+                0,
+                0,
+                links=[
+                    LinkReport(
+                        way[1],
+                        own[2],
+                        busy_ms=own[0],
+                        receiver_ms=own[5],
+                        delivered=own[1],
+                        resent=own[3],
+                        lying_byte_s=own[4],
+                        full_ms=own[5],
+                        stuck_ms=chance.choice([0, stuck_ms]),
+                        trial=chance.choice(TRIALS),
+                        round_trip_us=chance.choice([0, 100, 1000, 100_000]),
+                    )
+                    for way, own in counts.items()
+                    if way[0] == peer and chance.random() >= holes
+                ],
+                in_ops_ms=490 * at,
+                op_wait_ms=chance.choice([0, 0, 20_000]),
+                at_ms=500 * at,
+                late_ms=chance.choice([0, 100]) * at,
+            )
+            for peer in range(peers)
+            if chance.random() >= holes
+        }
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    peers=st.integers(2, 4),
+    seed=st.integers(0, 2**32),
+    holes=st.sampled_from([0.0, 0.02, 0.05, 0.3]),
+    resent=st.sampled_from([0, 100]),
+    stuck_ms=st.sampled_from([0, 2000]),
+)
+def test_whatever_is_missing_from_reports_they_can_be_judged(
+    peers: int, seed: int, holes: float, resent: int, stuck_ms: int
+) -> None:
+    diagnosis = Diagnosis()
+    scene = Scene([GroupScene(0, list(range(peers)), EPOCH, True, {})], {}, frozenset())
+    for number, round_ in enumerate(reports(peers, Random(seed), holes, resent, stuck_ms)):
+        now = 100 + 0.5 * number
+        for peer, report in round_.items():
+            diagnosis.reported(peer, 0, report, now)
+        diagnosis.judge(scene, now)

@@ -205,9 +205,8 @@ def _loaded_way(group: int, evidence: GroupEvidence, name: Name) -> list[Suspect
         return []
     whole = {way: total(course) for way in rounds[-1] if len(course := [each[way] for each in rounds if way in each])}
     top = max(whole, key=lambda way: whole[way].lying_byte_s, default=None)
-    if top is None:
+    if top is None or (reverse := (top[1], top[0])) not in whole:
         return []
-    reverse = top[1], top[0]
     lying = whole[top].lying_byte_s
     next_most = max((each.lying_byte_s for way, each in whole.items() if way not in (top, reverse)), default=0)
     is_told_apart = lying >= WAY_FACTOR * next_most and lying >= LOADED_FACTOR * whole[reverse].lying_byte_s

@@ -483,7 +483,12 @@ class MasterServer:
             quiet = self._heartbeat_thread.quiet(silent_s) if late else []
             silent_since = {each: silent_since.get(each, now - silent_s) for each in quiet}
             silent = {each: now - since for each, since in silent_since.items()}
-            effects = self._machine.diagnose(late, silent, now)
+            try:
+                effects = self._machine.diagnose(late, silent, now)
+            except Exception:
+                # It advises, and decides nothing: the run must not end with it.
+                logger.exception("a bug of pccl has ended the diagnosis of this run, which goes on; please report it")
+                return
             if effects:
                 self._carry_out(effects)
 
