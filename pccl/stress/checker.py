@@ -60,6 +60,7 @@ class _Peer:
     slot: int
     group: int
     session: int = 0
+    is_admitted: bool = False
     is_partitioned: bool = False
     """Whether the peer may lose its place because some are cut off from others."""
     is_excused: bool = False
@@ -148,7 +149,8 @@ class Checker:
 
     def _joined(self, peer: int, message: Joined) -> None:
         self.counts.sessions += 1
-        self._peers[peer].session = message.session
+        known = self._peers[peer]
+        known.session, known.is_admitted = message.session, True
 
     def _synced(self, peer: int, message: Synced, now: float) -> None:
         known = self._peers[peer]
@@ -214,10 +216,12 @@ class Checker:
         known = self._peers[peer]
         self.counts.evictions += not message.is_own
         self.counts.sessions_left += message.is_own
-        if not known.is_excused and not message.is_own:
+        # A newcomer has no place yet: where all others are gone, it is told to begin anew.
+        if known.is_admitted and not known.is_excused and not message.is_own:
             self._problem(peer, f"lost its place without having been frozen or cut off: {message.reason}")
         self._close(peer, now)
         known.is_excused = known.is_partitioned
+        known.is_admitted = False
         known.synced = known.stepped = None
 
     def _close(self, peer: int, now: float) -> None:

@@ -180,7 +180,7 @@ def test_an_incumbent_is_not_spoiled() -> None:
 def test_who_is_cut_off_may_lose_its_place_until_it_is_not() -> None:
     log = faithful()
     log.entries.append((2, SessionOver("evicted: silent for 5 s")))
-    log.entries.append((2, SessionOver("no answer from the master")))
+    log.entries += [(2, Joined(2, 2)), (2, SessionOver("no answer from the master"))]
     assert not judge(log, split=(2,)).problems
     assert judge(log, frozen=(2,)).problems
     assert judge(log, split=(1,)).problems
@@ -190,7 +190,10 @@ def test_who_is_cut_off_may_lose_its_place_until_it_is_not() -> None:
     checker.partitioned(4, False, 3.0)
     checker.heard(4, SessionOver("evicted: silent for 5 s"), 3.0)
     assert not checker.problems
-    checker.heard(4, SessionOver("evicted: silent for 5 s"), 4.0)
+    checker.heard(4, SessionOver("no master has taken over"), 4.0)
+    assert not checker.problems, "a newcomer has no place to lose"
+    checker.heard(4, Joined(2, 4), 5.0)
+    checker.heard(4, SessionOver("evicted: silent for 5 s"), 5.5)
     assert any("without having been frozen or cut off" in problem for problem in checker.problems)
 
 
