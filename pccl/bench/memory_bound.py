@@ -15,12 +15,17 @@ BARRIER_BYTES_MAX = 4 << 10
 
 
 def memory_bound(case: Case, world_size: int, largest_copy_bytes: int) -> Memory:
-    """Return the bounds of a case. `largest_copy_bytes` is that of the largest op in place so far."""
-    scratch_bytes = BARRIER_BYTES_MAX + case.tensors * _op_scratch_bytes(case, world_size)
+    """Return the bounds of a case. `largest_copy_bytes` is that of the largest op in place so far.
+
+    Of ops in a row, one may begin a moment before the engine has taken back what the last one had.
+    """
+    op_bytes = _op_scratch_bytes(case, world_size)
+    tensor_bytes = -(-case.bytes // case.tensors)
     if _keeps_a_copy(case):
-        scratch_bytes += case.bytes
+        op_bytes += tensor_bytes
     if case.collective == REDUCE:
-        scratch_bytes += -(-case.bytes // world_size)
+        op_bytes += -(-tensor_bytes // world_size)
+    scratch_bytes = BARRIER_BYTES_MAX + (case.tensors + 1) * op_bytes
     return Memory(scratch_bytes, max(scratch_bytes, HELD_BYTES_MAX + largest_copy_bytes))
 
 
