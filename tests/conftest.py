@@ -18,8 +18,9 @@ from tests.support import fake_device
 from tests.support.cluster import Cluster, run_of
 from tests.support.fake_device import FakeDevice
 
-# Examples talk over real sockets, so their time says nothing; a failure prints the blob that reproduces it.
-settings.register_profile("pccl", deadline=None, print_blob=True)
+# Examples talk over real sockets, so their time says nothing; a failure prints the blob that reproduces it. CI has the
+# same ones each time, so that a change is not blamed for what others have left to be found.
+settings.register_profile("pccl", deadline=None, print_blob=True, derandomize="CI" in os.environ)
 settings.load_profile("pccl")
 
 # Processes that tests start keep their bytecode: to compile all of pccl takes each longer than to import it.
