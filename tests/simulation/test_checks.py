@@ -246,3 +246,25 @@ def test_an_update_that_ends_by_itself(world: World) -> None:
     call = world.joint(a, Kind.UPDATE_TOPOLOGY)
     with pytest.raises(AssertionError, match="its master has not ended"):
         world.checks.call_ends(a, call, Result.SUCCESS)
+
+
+def test_what_comes_late_over_a_former_connection_is_not_heard() -> None:
+    """A master has let its peers go, and leads them once more: it takes no notice of that, and need not act on it."""
+    world = World(masters=1)
+    nodes = world.join(0, 0, 0)
+    former, led_first = nodes[0].control, nodes[0].leader
+    assert former is not None
+    world.freeze_master()
+    world.wait(0.9 * world.peer_timeout_s)
+    world.thaw_master()
+    world.run()
+    leader = nodes[0].leader
+    assert leader is not None
+    assert leader is not led_first
+    assert leader.process == former.host.process
+    world.add(1)
+    world.admit_all()
+    world.checks.received(former, leader.process, m.LinkLost(0, nodes[1].number, "connection reset"))
+    world.add(1)
+    world.admit_all()
+    world.check_rest()

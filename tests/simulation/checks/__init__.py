@@ -159,9 +159,11 @@ class Checks:
         """Note what a master hears over a connection."""
         node = control.node
         self._takeovers.received(control, process, message)
-        self._conduct.received(node, process, message)
         if isinstance(message, m.Vote):
             self._conduct.reported(node, process, message.report)
+        if control is not node.led_over:
+            return  # it has come again over another connection, or has yet to be led over this one
+        self._conduct.received(node, process, message)
         if isinstance(message, m.FlushReply):
             self._verdicts.replied(node, process, message)
         elif isinstance(message, m.JointCall) and message.offer is not None:
