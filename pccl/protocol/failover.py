@@ -68,6 +68,13 @@ peer goes on with both masters, and what a stopped master still says must mean n
 leads:
 
    11  Two leaders number peers and views apart, even in one term (`recovery.block`).
+
+A peer that comes back to its master after that has lost it:
+
+   12  It is put out only once a view without it is in force (`Leadership.is_settled_without`), and is sent on until
+       then, to come again. Where nothing gets from a master to its peers, they give it up one by one, and it hears
+       those who have not done so yet. Were each put out as it comes, too few would be left for a majority by the time
+       when so many are lost that the master is deposed.
 """
 
 from __future__ import annotations
@@ -266,11 +273,9 @@ class Failover:
             text = f"evicted: run {message.run!r} is over, since none of its peers came for long; connect again"
             self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text, ended.secret))
             return
-        if self.is_leading and message.run != self.run and not message.is_accepted:
-            self._dismiss(connection, m.StartOver(f"it leads run {self.run!r} and not {message.run!r}"))
-            return
         if self.is_leading and message.run != self.run:
-            self._dismiss(connection, m.Elsewhere(f"it leads run {self.run!r} and not {message.run!r}"))
+            answer = m.Elsewhere if message.is_accepted else m.StartOver
+            self._dismiss(connection, answer(f"it leads run {self.run!r} and not {message.run!r}"))
             return
         if self.is_leading and message.term > self.master.term and self.master.is_accepted(message.peer):
             self._depose(f"{who} has followed another master, in term {message.term}")
@@ -283,6 +288,9 @@ class Failover:
             self._check_deposition()
         if self.is_leading and not message.is_accepted:
             self._dismiss(connection, m.StartOver("the run has gone on without the view that was to accept it"))
+            return
+        if self.is_leading and not self.master.leadership.is_settled_without(message.peer):
+            self._dismiss(connection, m.Elsewhere(f"no view without peer {message.peer} is in force yet"))
             return
         if self.is_leading:
             text = f"evicted: run {message.run!r} has gone on without peer {message.peer}, whose connection was lost"

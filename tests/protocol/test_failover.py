@@ -93,6 +93,15 @@ class Rig:
                 effects.append(effect)
         self.effects = effects
 
+    def settle(self) -> None:
+        """All who are led answer Flush and Prepare, so that the next view comes into force."""
+        state = self.machine.master.state
+        for group in state.groups.values():
+            for peer in sorted(group.awaiting_flush):
+                self.say(state.members[peer].connection, m.FlushReply(group.flush, []))
+        for peer in sorted(state.change.awaiting_ready):
+            self.say(state.members[peer].connection, m.LinksReady(state.view))
+
     def wait(self, seconds: float) -> None:
         self.now += seconds
         deadline = self.machine.deadline()
@@ -212,6 +221,7 @@ def test_a_majority_and_patience_or_all_of_them() -> None:
     assert rig.machine.is_leading
     assert rig.kinds(1) == [m.Resumed, m.Flush]
     assert (rig.machine.run, rig.machine.master.term) == ("old", 2)
+    rig.settle()
     rig.resume(3)
     (goodbye,) = rig.told(3)
     assert isinstance(goodbye, m.Goodbye)
@@ -567,6 +577,7 @@ def test_a_higher_term_of_one_outside_its_view_does_not() -> None:
     rig = Rig()
     rig.recover(1, 2, 3)
     rig.machine.disconnected(3, "reset", rig.now)
+    rig.settle()
     rig.resume(3, term=7)
     assert rig.kinds(3) == [m.Goodbye]
     rig.resume(9, term=7, is_accepted=False)

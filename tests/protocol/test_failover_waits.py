@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from pccl.protocol import messages as m
@@ -9,6 +11,7 @@ from pccl.protocol.failover import Failover
 from pccl.protocol.gathering import GATHER_TIMEOUTS
 from pccl.protocol.master.effects import Close, Effect, Send
 from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.messages import Kind
 
 TIMEOUT_S = 5.0
 CONTROL, HEARTBEATS, AGAIN, NEWCOMER = 1, 2, 3, 4
@@ -84,3 +87,61 @@ def test_who_waits_for_too_few_others_is_sent_away_and_holds_nobody_up_for_ever(
     assert [type(each) for each in _told(effects, AGAIN)] == [m.Elsewhere]
     assert not any(isinstance(each, m.Welcome) for each in _say(machine, NEWCOMER, _hello(), now))  # it may be back
     assert isinstance(_say(machine, NEWCOMER + 1, _hello(), machine.birth_at)[0], m.Welcome)
+
+
+def _run_of_four(masters: int) -> tuple[Failover, Iterator[int]]:
+    """Return a machine that leads peers 1 to 4 over connections of the same numbers, and numbers of further ones."""
+    machine = Failover("run", MasterOptions(peer_timeout_s=TIMEOUT_S))
+    for peer in (1, 2, 3, 4):
+        hello = m.Hello(m.PROTOCOL_VERSION, "test", 0, [], 1000, 2, f"n{peer}", masters=masters, may_found=True)
+        _say(machine, peer, hello, 0.0)
+        _say(machine, 10 + peer, m.HeartbeatHello(m.PROTOCOL_VERSION, "run", peer), 0.0)
+        if peer == 1:
+            _all_answer(machine)
+    machine.received(1, m.JointCall(1, Kind.UPDATE_TOPOLOGY), 0.0)
+    _all_answer(machine)
+    assert machine.master.accepted == [1, 2, 3, 4]
+    return machine, iter(range(100, 200))
+
+
+def _all_answer(machine: Failover) -> None:
+    """All peers that are there answer what stops ops and what announces a view."""
+    state = machine.master.state
+    for group in state.groups.values():
+        for peer in sorted(group.awaiting_flush):
+            machine.received(state.members[peer].connection, m.FlushReply(group.flush, []), 1.0)
+    for peer in sorted(state.change.awaiting_ready):
+        machine.received(state.members[peer].connection, m.LinksReady(state.view), 1.0)
+
+
+@pytest.mark.parametrize("masters", [1, 2])
+def test_who_was_lost_is_put_out_once_a_view_without_it_is_in_force(masters: int) -> None:
+    machine, connections = _run_of_four(masters)
+    resume = _resume("run", peer=4, term=machine.master.term, masters=masters)
+    (answer,) = _say(machine, next(connections), resume, 1.0)
+    assert isinstance(answer, m.Elsewhere)
+    (answer,) = _say(machine, next(connections), resume, 1.0)
+    assert isinstance(answer, m.Elsewhere)
+    _all_answer(machine)
+    assert machine.master.accepted == [1, 2, 3]
+    (answer,) = _say(machine, next(connections), resume, 1.0)
+    assert isinstance(answer, m.Goodbye)
+    assert "has gone on without peer 4" in answer.reason
+
+
+def test_peers_that_lose_their_master_one_by_one_are_all_led_on() -> None:
+    """They hear nothing of it for a while. It hears those who have not noticed yet, so it takes no outage of its own
+    for the reason until a majority is lost. Half of the view would be too few to go on."""
+    machine, connections = _run_of_four(masters=2)
+    term = machine.master.term
+    here: dict[int, int] = {}
+    for peer in (4, 3, 2, 1, 4, 3):
+        here[peer] = next(connections)
+        (answer, *_) = _say(machine, here[peer], _resume("run", peer, term, masters=2), 1.0)
+        assert not isinstance(answer, m.Goodbye)
+    asked: list[m.FromMaster] = []
+    for peer, connection in here.items():
+        view = m.InstalledView(2, [m.Ring(0, 2, [1, 2, 3, 4])], is_meshed=True)
+        asked = _told(machine.received(connection, m.PreVote(view, None, False, []), 1.0), connection)
+        assert peer in machine.master.accepted or not machine.is_leading
+    assert [type(message) for message in asked] == [m.VoteRequest]

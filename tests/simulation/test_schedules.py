@@ -46,6 +46,8 @@ FOUND = (
     # A standby without the only peer that has heard a sync's success is deposed, and the next master leads that peer.
     '[39950,2,5,true,[["cut_master_off",21446,0],["sync",33440,10],["freeze_master",33008,0],["hang",21507,0],'
     '["long_wait",17310,0],["rest",23929,0],["long_wait",10952,0]],2]',
+    # Peers that hear nothing of their masters for a while give theirs up one by one, while newcomers come (`Outage`).
+    '[55249,1,5,true,[],2,["drift"],1,49844]',
 )
 """Plans that found something, made small."""
 STEPS_MAX = 60

@@ -10,6 +10,8 @@ kept as in Viewstamped Replication and Raft, by majorities that intersect:
     3  A peer that leaves on purpose does not count: it follows nobody.
     4  A view that changes no ring of a peer is in force without its answer, but only once no majority of a quorum view
        is left that has not heard of it: that majority could go on elsewhere as if the view had never been.
+    5  A peer that is lost counts until a view without it is in force (`is_settled_without`): if this master is deposed
+       before that, whoever leads next needs a majority of the view that the peer is in.
 """
 
 from __future__ import annotations
@@ -84,6 +86,11 @@ class Leadership:
         return not unaware or all(
             view.lost + len(view.here.intersection(unaware)) < majority(view.size) for view in self._quorum_views
         )
+
+    def is_settled_without(self, peer: int) -> bool:
+        """Whether a view without this peer is in force, or nobody is left who could put one in force (rule 5)."""
+        views = [self._in_force] if self._in_force is not None else []
+        return not self._state.accepted_count or all(peer not in view.peers for view in [*views, *self._possible])
 
     def evict(self, peer: int) -> None:
         """Note that an accepted peer is about to be evicted."""

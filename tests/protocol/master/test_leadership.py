@@ -42,3 +42,13 @@ def test_the_record_names_a_view_before_it_is_announced() -> None:
     state.view = 4
     fence = Leadership(state, FencedView.of(3, (1, 2, 3))).prepare([1, 2])
     assert (fence.installed, fence.prepared) == (FencedView.of(3, (1, 2, 3)), [FencedView.of(4, (1, 2))])
+
+
+def test_a_lost_peer_counts_until_a_view_without_it_is_in_force() -> None:
+    """It may count in a view of the master before, too. Where nobody is left, no view can come into force."""
+    state = RunState("run")
+    leadership = Leadership(state, FencedView.of(3, (1, 2)), [FencedView.of(4, (1, 2, 3))])
+    state.accepted_count = 1
+    assert [leadership.is_settled_without(peer) for peer in (2, 3, 4)] == [False, False, True]
+    state.accepted_count = 0
+    assert leadership.is_settled_without(2)
