@@ -2,7 +2,8 @@
 
 Each end finds that at its own time. A session goes on over the next connection (`ControlSession`, the real one).
 
-A peer that has lost its master asks all of them in turn, once, and again when time has passed.
+A peer that has lost its master asks all of them in turn, once, and again when time has passed. A newcomer asks them in
+turn whatever happens meanwhile, as sessions do: it may found a run once it has asked as many times as there are.
 """
 
 from __future__ import annotations
@@ -244,7 +245,7 @@ class ControlPlane:
         """Have those without a master try all again, and give up in the end."""
         scene = self._scene
         for node in scene.nodes:
-            if not scene.searches_in_turn:
+            if not scene.searches_in_turn and node.machine.peer:
                 node.tried.clear()
             elif len(node.tried) >= scene.addresses:
                 node.tried.clear()

@@ -30,12 +30,13 @@ class Masters:
         """Have what masters decide about heartbeat connections carried out elsewhere."""
         self._answer_heartbeat = answer
 
-    def begin(self, host: MasterHost, hold_s: float) -> None:
-        """Start a master's process, which founds no run for so long."""
+    def begin(self, host: MasterHost, hold_s: float, hold_beside_s: float = 0.0) -> None:
+        """Start a master's process. It founds no run for `hold_s`, nor, if there are other masters, for
+        `hold_beside_s`."""
         scene = self._scene
         self._runs += 1
         is_standby = host.name != MASTER and not scene.is_one_name
-        host.begin(self._runs, scene.options, scene.clock(host), hold_s, is_standby, scene.memory)
+        host.begin(self._runs, scene.options, scene.clock(host), hold_s, hold_beside_s, is_standby, scene.memory)
 
     def carry_out(self, host: MasterHost, effects: list[Effect]) -> None:
         """Carry out what a master's machine has just decided. To be called after each of its calls."""

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
-from pccl.protocol.founding import Beginning, hold_s
+from pccl.protocol.founding import Beginning, hold_beside_s, hold_s
 from pccl.protocol.master.options import MasterOptions
 from pccl.types import Result
 from tests.simulation.control_plane import ControlPlane
@@ -349,9 +349,11 @@ class World(Scene):
         """Begin a new master where one was killed."""
         host = host or self.hosts[0]
         assert host.is_dead
-        self._masters.begin(host, hold_s(Beginning.UNKNOWN, self.options, host.fence, self.memory is Memory.DISK))
+        seconds = hold_s(Beginning.UNKNOWN, self.options, host.fence, self.memory is Memory.DISK)
+        self._masters.begin(host, seconds, hold_beside_s(Beginning.UNKNOWN, self.options))
         for node in self.nodes:
-            node.tried.discard(host.name)
+            if node.machine.peer:
+                node.tried.discard(host.name)
 
     def freeze_master(self, host: MasterHost | None = None) -> None:
         self.heartbeats.note()
