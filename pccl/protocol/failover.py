@@ -138,10 +138,10 @@ class Failover:
 
     # Events.
 
-    def begin(self, now: float, hold_s: float) -> list[Effect]:
-        """Start. For `hold_s` nobody may found a run."""
+    def begin(self, now: float, hold_s: float, hold_beside_s: float = 0.0) -> list[Effect]:
+        """Start. For `hold_s` nobody may found a run, nor, if there are other masters, for `hold_beside_s`."""
         self._now = now
-        self._founding.wait(now, hold_s)
+        self._founding.wait(now, hold_s, hold_beside_s)
         if self._known.fence is not None and not self._known.fence.is_over and not self.is_standby:
             self._log("info", f"waits for {self._whom_it_waits_for()}")
         return self._drain()
@@ -174,14 +174,14 @@ class Failover:
             self._newcomer(connection, host, message)
         else:
             self._effects += self.master.received(connection, message, now)
-            self._check_deposition()
+            self._check_leadership()
         return self._drain()
 
     def disconnected(self, connection: int, reason: str, now: float) -> list[Effect]:
         self._now = now
         if not self._release(connection):
             self._effects += self.master.disconnected(connection, reason, now)
-            self._check_deposition()
+            self._check_leadership()
         return self._drain()
 
     def detached(self, connection: int, reason: str, now: float) -> list[Effect]:
@@ -190,13 +190,13 @@ class Failover:
             self._effects.append(Close(connection))
         else:
             self._effects += self.master.detached(connection, reason, now)
-            self._check_deposition()
+            self._check_leadership()
         return self._drain()
 
     def reattached(self, connection: int, now: float) -> list[Effect]:
         self._now = now
         self._effects += self.master.reattached(connection, now)
-        self._check_deposition()
+        self._check_leadership()
         return self._drain()
 
     def note_quiet(self, connections: Iterable[int]) -> None:
@@ -206,7 +206,7 @@ class Failover:
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
         self._now = now
         self._effects += self.master.silent(connection, silent_s, now)
-        self._check_deposition()
+        self._check_leadership()
         return self._drain()
 
     def diagnose(self, late: Iterable[int], silent: Mapping[int, float], now: float) -> list[Effect]:
@@ -216,7 +216,7 @@ class Failover:
     def rings_found(self, search: int, rings: Mapping[int, Sequence[int]], now: float) -> list[Effect]:
         self._now = now
         self._effects += self.master.rings_found(search, rings, now)
-        self._check_deposition()
+        self._check_leadership()
         return self._drain()
 
     def stood_still(self, seconds: float, now: float) -> list[Effect]:
@@ -230,7 +230,7 @@ class Failover:
     def tick(self, now: float) -> list[Effect]:
         self._now = now
         self._effects += self.master.tick(now)
-        self._check_deposition()
+        self._check_leadership()
         self._consider_all()
         if self._send_away():
             self._consider_all()
@@ -268,14 +268,12 @@ class Failover:
             text = f"{spoken}; install the same version of pccl on both"
             self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
             return
-        ended = self._founding.ended
-        if ended is not None and ended.run == message.run and message.term <= ended.term and message.masters == 1:
-            text = f"evicted: run {message.run!r} is over, since none of its peers came for long; connect again"
-            self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text, ended.secret))
+        if (ended := self._founding.refusal(message)) is not None:
+            self._dismiss(connection, ended)
             return
         if self.is_leading and message.run != self.run:
-            answer = m.Elsewhere if message.is_accepted else m.StartOver
-            self._dismiss(connection, answer(f"it leads run {self.run!r} and not {message.run!r}"))
+            farewell = m.Elsewhere if message.is_accepted else m.StartOver
+            self._dismiss(connection, farewell(f"it leads run {self.run!r} and not {message.run!r}"))
             return
         if self.is_leading and message.term > self.master.term and self.master.is_accepted(message.peer):
             self._depose(f"{who} has followed another master, in term {message.term}")
@@ -285,7 +283,7 @@ class Failover:
         if self.is_leading and old is not None:
             self._effects.append(Close(old))
             self._effects += self.master.disconnected(old, "its connection was lost on its side", self._now)
-            self._check_deposition()
+            self._check_leadership()
         if self.is_leading and not message.is_accepted:
             self._dismiss(connection, m.StartOver("the run has gone on without the view that was to accept it"))
             return
@@ -308,8 +306,7 @@ class Failover:
             text = f"evicted: run {message.run!r} has ended without peer {message.peer}; connect again"
             self._put_out(connection, text)
             return
-        refusal = self._known.refusal(message, is_waiting=self._founding.is_waiting(self._now))
-        if refusal is not None:
+        if (refusal := self._known.refusal(message, is_waiting=self._founding.is_waiting(self._now))) is not None:
             self._dismiss(connection, refusal)
             return
         before = self._gatherings.get(message.run)
@@ -383,15 +380,11 @@ class Failover:
             if run in self._gatherings:
                 self._consider(run)
 
-    def _is_over(self, since: float) -> bool:
-        """Whether a peer timeout that began then has passed."""
-        return self._now >= since + self.options.peer_timeout_s
-
     def _ask(self, run: str) -> None:
         """Ask those who have come to follow, if they are a majority."""
         gathering = self._gatherings[run]
         here = gathering.quorum(gathering.needs_majority(self._now, self._known.is_fenced(gathering)))
-        if not here.peers and self._is_over(gathering.unaccepted_since):
+        if not here.peers and self._now >= gathering.unaccepted_since + self.options.peer_timeout_s:
             self._start_over(run, gathering)
             return
         if not here.has_majority:
@@ -473,9 +466,13 @@ class Failover:
         self._effects += self.master.tick(self._now)
         self._release_held()
 
-    def _check_deposition(self) -> None:
+    def _check_leadership(self) -> None:
+        """Lead no further where this master must not, and lead no newcomers whom nobody will join here."""
         if self.master.deposed:
             self._depose(self.master.deposed)
+        elif self.is_standby and self.is_leading and self.master.waits_for_founders:
+            text = f"run {self.run!r} has ended, and a standby founds none: ask the other masters"
+            self._effects += self.master.dismiss_founders(text)
 
     def _depose(self, reason: str) -> None:
         """Lead no further."""
@@ -517,12 +514,13 @@ class Failover:
         """Hear a newcomer: it joins the run that is led, as soon as that has its founders."""
         if self.is_leading and (message.may_found or not self.master.waits_for_founders):
             self._effects += self.master.received(connection, message, self._now)
-            self._check_deposition()
+            self._check_leadership()
         else:
             self._hello(connection, host, message)
 
     def _hello(self, connection: int, host: str, message: m.Hello) -> None:
         """Hear a newcomer while no run is led that it may join: hold it, send it away, or let it found a run."""
+        self._founding.note_masters(message.masters)
         if self._claims or (self._founding.is_waiting(self._now) and message.may_found and not self.is_standby):
             self._founding.hold(connection, host, message, self._now)
             who = f"a newcomer from {host} is held: this master waits for {self._whom_it_waits_for()}"
@@ -538,11 +536,13 @@ class Failover:
             self._dismiss(connection, m.Elsewhere("it leads no run yet"))
         else:
             self._effects += self.master.received(connection, message, self._now)
-            self._check_deposition()
+            self._check_leadership()
 
     def _found(self) -> None:
-        """Let those who wait found a run, unless peers of one are here."""
+        """Let those who wait found a run, unless peers of one are here, or have them ask the other masters first."""
         if not self._claims and self._founding.may_found(self._known.fence, self._now):
+            for connection in self._founding.take_those_with_others():
+                self._dismiss(connection, m.Elsewhere("it leads no run; another master may do so by now"))
             self._release_held()
 
     def _send_away_held(self) -> None:

@@ -14,7 +14,13 @@ run while another might come back to it.
        only after all of them have said that they lead none (`Hello.may_found`). So does one that would wait with others
        until a run has all its founders: one of these may not have reached the master that leads a run already, and
        would have all who come later wait with it. The machine that holds this part (`failover`) sees to both.
-    5  A newcomer that has waited for HOLD_S is sent away and may come again, lest it take the silence for that of
+    5  What a newcomer has heard from other masters is old once it has waited: peers of a run may have come to one of
+       them since. So one that knows several and has waited here founds none, but asks them once more, and comes again.
+    6  A record shows what its masters have led. Of a run that another one has led it says nothing, so where newcomers
+       know several masters, a master that has no run on record waits as one without a record does.
+    7  Newcomers that joined a run at a standby wait there in vain if the run ends and they are too few to found one:
+       those who come later found it at another master. So they begin anew, as those later ones do.
+    8  A newcomer that has waited for HOLD_S is sent away and may come again, lest it take the silence for that of
        something else than a master.
 """
 
@@ -26,6 +32,7 @@ from math import inf
 from pccl.protocol import messages as m
 from pccl.protocol.fence import Fence
 from pccl.protocol.master.options import MasterOptions
+from pccl.types import Result
 
 BIRTH_MARGIN_S = 2.0
 """Seconds that peers of a run have to dial this master after they have noticed the silence of their own."""
@@ -61,6 +68,12 @@ def hold_s(beginning: Beginning, options: MasterOptions, fence: Fence | None, ha
     return options.peer_timeout_s + BIRTH_MARGIN_S if fence.newest.peers else 0.0
 
 
+def hold_beside_s(beginning: Beginning, options: MasterOptions) -> float:
+    """Return for how many seconds after its start a master lets nobody found a run that knows other masters, whatever
+    is on record (rule 6)."""
+    return options.peer_timeout_s + BIRTH_MARGIN_S if beginning is Beginning.UNKNOWN else 0.0
+
+
 class Founding:
     """The newcomers that wait at one master, and the time when they may found a run."""
 
@@ -70,6 +83,8 @@ class Founding:
         self.ended: Fence | None = None
         """The fence of a run that was taken for over by rule 3, although some of its peers may still come."""
         self._peer_timeout_s = peer_timeout_s
+        self._beside_at = 0.0
+        """The earliest `birth_at` where there are other masters."""
         self._missed_since = inf
         """The time since which the peers of the fence's run could have come here."""
         self._back_by = 0.0
@@ -85,14 +100,22 @@ class Founding:
 
     # When a run may be founded.
 
-    def wait(self, now: float, hold_s: float) -> None:
-        """Let nobody found a run for `hold_s` from now on: the process starts, or leads no further."""
+    def wait(self, now: float, hold_s: float, hold_beside_s: float = 0.0) -> None:
+        """Let nobody found a run for `hold_s` from now on, nor, if there are other masters, for `hold_beside_s`: the
+        process starts, or leads no further."""
         self.birth_at = now + hold_s
+        self._beside_at = now + hold_beside_s
         self._missed_since = now
+
+    def note_masters(self, masters: int) -> None:
+        """Note how many masters somebody knows: one of several waits for what others may have led (rule 6)."""
+        if masters > 1:
+            self.birth_at = max(self.birth_at, self._beside_at)
 
     def allow(self, now: float) -> None:
         """Wait no longer: the run that was waited for is led, or cannot come back."""
         self.birth_at = min(self.birth_at, now)
+        self._beside_at = min(self._beside_at, now)
 
     def peers_have_left(self, now: float) -> None:
         """Note that the last peer of a run that was here has left (rule 2)."""
@@ -142,10 +165,25 @@ class Founding:
         """Forget a newcomer. Return False if this connection is of none that waits."""
         return self._held.pop(connection, None) is not None
 
+    def refusal(self, message: m.Resume) -> m.Goodbye | None:
+        """Return what a peer of a run is told that was taken for over (rule 3)."""
+        ended = self.ended
+        if ended is None or ended.run != message.run or message.term > ended.term or message.masters > 1:
+            return None
+        text = f"evicted: run {message.run!r} is over, since none of its peers came for long; connect again"
+        return m.Goodbye(Result.MASTER_CONNECTION_FAILED, text, ended.secret)
+
     def take_all(self) -> dict[int, tuple[str, m.Hello]]:
         """Forget all newcomers that wait. Return their hosts and Hellos by connection, longest first."""
         held, self._held = self._held, {}
         return {connection: (host, hello) for connection, (host, hello, _) in held.items()}
+
+    def take_those_with_others(self) -> list[int]:
+        """Forget the newcomers that know other masters. Return their connections."""
+        found = [connection for connection, (_, hello, _) in self._held.items() if hello.masters > 1]
+        for connection in found:
+            del self._held[connection]
+        return found
 
     def overdue(self, now: float) -> list[int]:
         """Forget the newcomers that have waited for HOLD_S. Return their connections."""

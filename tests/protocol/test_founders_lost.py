@@ -92,7 +92,9 @@ def test_who_is_held_with_founders_has_asked_all_masters_when_it_is_let_go() -> 
     assert master.hello(3, may_found=False) == []
     master.hang_up(1)
     assert master.wait(TIMEOUT_S, 3) == [m.Elsewhere]
-    assert master.machine.master.pending == [1]
+    assert master.machine.master.pending == []
+    assert master.hello(AGAIN, may_found=False) == [m.Elsewhere]
+    assert master.hello(AGAIN + 1) == [m.Welcome]
 
 
 def test_a_founder_that_gave_up_a_master_which_stood_still_begins_anew() -> None:

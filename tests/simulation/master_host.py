@@ -67,6 +67,7 @@ class MasterHost:
         options: MasterOptions | None,
         now: float,
         hold_s: float,
+        hold_beside_s: float,
         is_standby: bool,
         memory: Memory = Memory.NONE,
     ) -> None:
@@ -80,7 +81,7 @@ class MasterHost:
             persists=memory is Memory.DISK,
             resumes_any=memory is Memory.WAIVED,
         )
-        self.machine.begin(now, hold_s)
+        self.machine.begin(now, hold_s, hold_beside_s)
         self.process = run
         self.unfinished = []
         self.is_dead = self.is_frozen = self.is_wedged = False

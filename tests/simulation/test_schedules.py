@@ -48,6 +48,9 @@ FOUND = (
     '["long_wait",17310,0],["rest",23929,0],["long_wait",10952,0]],2]',
     # Peers that hear nothing of their masters for a while give theirs up one by one, while newcomers come (`Outage`).
     '[55249,1,5,true,[],2,["drift"],1,49844]',
+    # A newcomer waits for founders at a standby whose run has ended, and all others at the master that founds runs.
+    '[33196,2,5,true,[["kill_master_within",2340,0],["leave",65066,100],["kill",38416,0],["add",18370,0],'
+    '["leave",63809,10],["leave",13058,0]],3,[],2,0]',
 )
 """Plans that found something, made small."""
 STEPS_MAX = 60

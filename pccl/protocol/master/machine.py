@@ -224,6 +224,15 @@ class Master:
         times += [self.evidence_due_at] if self.evidence_due_at is not None else []
         return min(times, default=None)
 
+    def dismiss_founders(self, reason: str) -> list[Effect]:
+        """Have those who wait for others to begin a run with begin anew: they ask all masters again."""
+        for peer in self.state.pending:
+            member = self.state.members[peer]
+            self.state.send(member.connection, m.StartOver(reason))
+            self.state.close(member.connection)
+            self._remove(peer, reason)
+        return self._advance()
+
     def abdicate(self, reason: str) -> list[Effect]:
         """Let go of all peers, who may follow another master. No event may come to this one any more."""
         state = self.state

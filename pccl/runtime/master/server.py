@@ -32,7 +32,7 @@ from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, encode, harmless
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
 from pccl.protocol.failover import Failover
-from pccl.protocol.founding import Beginning, hold_s
+from pccl.protocol.founding import Beginning, hold_beside_s, hold_s
 from pccl.protocol.master.effects import Close, Effect, FindRings, MasterLog, Send, TakeHeartbeats
 from pccl.protocol.master.liveness import QUIET_SHARE
 from pccl.protocol.master.options import MasterOptions
@@ -115,6 +115,7 @@ class MasterServer:
         self._beginning = beginning
         fence = state.fence if state is not None and beginning is not Beginning.FOUND else None
         self._hold_s = hold_s(beginning, self._options, fence, state is not None)
+        self._hold_beside_s = hold_beside_s(beginning, self._options)
         self._machine = Failover(
             secrets.token_hex(8),
             self._options,
@@ -165,7 +166,7 @@ class MasterServer:
         self.board.begin()
         self._lived_at = trio.current_time()
         self._tell_memory()
-        self._carry_out(self._machine.begin(self._lived_at, self._hold_s))
+        self._carry_out(self._machine.begin(self._lived_at, self._hold_s, self._hold_beside_s))
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = self._effects.nursery = nursery

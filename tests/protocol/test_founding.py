@@ -1,0 +1,135 @@
+"""Newcomers at a master that leads none: one run must not become two, and nobody waits where nobody else comes."""
+
+from __future__ import annotations
+
+import pytest
+
+from pccl.protocol import messages as m
+from pccl.protocol.failover import Failover
+from pccl.protocol.fence import Fence, FencedView
+from pccl.protocol.founding import BIRTH_MARGIN_S, Beginning, hold_beside_s, hold_s
+from pccl.protocol.master.effects import Close, Effect, Send
+from pccl.protocol.master.options import MasterOptions
+from tests.protocol.test_recovery_report import report_of, view
+
+TIMEOUT_S = 5.0
+MARGIN_S = TIMEOUT_S + BIRTH_MARGIN_S
+HEARTBEATS = 100
+OVER = Fence("old", b"", 1, FencedView(3, frozenset()), is_over=True)
+
+
+class _Master:
+    """A machine, and what it tells each connection."""
+
+    def __init__(
+        self,
+        beginning: Beginning = Beginning.UNKNOWN,
+        has_state: bool = False,
+        fence: Fence | None = None,
+        is_standby: bool = False,
+        founders: int = 1,
+    ) -> None:
+        options = MasterOptions(peer_timeout_s=TIMEOUT_S, founders=founders)
+        self.machine = Failover("new", options, is_standby=is_standby, fence=fence, persists=has_state)
+        self.now = 10.0
+        self.effects: list[Effect] = []
+        seconds = hold_s(beginning, options, fence, has_state)
+        self.machine.begin(self.now, seconds, hold_beside_s(beginning, options))
+
+    def say(self, connection: int, message: m.FromPeer) -> list[type]:
+        """Return what this connection is told."""
+        if isinstance(message, m.Hello | m.Resume | m.HeartbeatHello):
+            self.effects += self.machine.connected(connection, "10.0.0.1", self.now)
+        self.effects += self.machine.received(connection, message, self.now)
+        return self.told(connection)
+
+    def hello(self, connection: int, masters: int = 2, may_found: bool = True) -> list[type]:
+        hello = m.Hello(m.PROTOCOL_VERSION, "test", 0, [], 1000, 2, masters=masters, may_found=may_found)
+        return self.say(connection, hello)
+
+    def wait_until(self, now: float) -> None:
+        self.now = now
+        self.effects += self.machine.tick(now)
+
+    def told(self, connection: int) -> list[type]:
+        return [type(each.message) for each in self.effects if isinstance(each, Send) and each.connection == connection]
+
+
+def test_who_has_waited_asks_the_other_masters_once_more() -> None:
+    """Another one may lead a run by now whose peers had not come to it yet when it was asked."""
+    master = _Master()
+    assert master.hello(1) == []
+    master.wait_until(master.machine.birth_at)
+    assert master.told(1) == [m.Elsewhere]
+    assert Close(1) in master.effects
+    assert not master.machine.is_leading
+    assert master.hello(2) == [m.Welcome]
+
+
+def test_who_knows_this_master_only_has_nobody_else_to_ask() -> None:
+    master = _Master()
+    assert master.hello(1, masters=1) == []
+    master.wait_until(master.machine.birth_at)
+    assert master.told(1) == [m.Welcome]
+
+
+@pytest.mark.parametrize("fence", [None, OVER])
+def test_a_record_says_nothing_about_what_other_masters_have_led(fence: Fence | None) -> None:
+    master = _Master(has_state=True, fence=fence)
+    began_at = master.now
+    assert master.hello(1) == []
+    assert master.machine.birth_at == began_at + MARGIN_S
+    master.wait_until(began_at + MARGIN_S)
+    assert master.hello(2) == [m.Welcome]
+
+
+@pytest.mark.parametrize("fence", [None, OVER])
+def test_where_there_is_no_other_master_a_record_of_no_run_suffices(fence: Fence | None) -> None:
+    assert _Master(has_state=True, fence=fence).hello(1, masters=1) == [m.Welcome]
+
+
+def test_a_master_that_was_told_that_there_is_no_run_waits_for_none() -> None:
+    assert _Master(Beginning.FOUND, has_state=True).hello(1) == [m.Welcome]
+
+
+def test_a_master_that_has_led_the_run_waits_for_no_other() -> None:
+    """It knows who was in it: the wait for peers that another one may have led is over."""
+    master = _Master(has_state=True)
+    resume = m.Resume(m.PROTOCOL_VERSION, "led elsewhere", 1, 1, masters=2)
+    assert master.say(1, resume) == [m.PreVoteRequest]
+    master.say(1, m.PreVote(view(7, 1), None, False))
+    master.say(1, m.Vote(2, report_of(1, view(7, 1))))
+    assert master.machine.is_leading
+    master.now += TIMEOUT_S
+    master.say(1, m.Leave(""))
+    assert not master.machine.is_leading
+    assert master.hello(2) == [m.Welcome]
+
+
+def test_founders_do_not_wait_at_a_standby_whose_run_has_ended() -> None:
+    """Others found theirs elsewhere, since a standby tells them that it founds none."""
+    master = _Master(is_standby=True, founders=2)
+    master.say(1, m.Resume(m.PROTOCOL_VERSION, "old", 1, 1, masters=2))
+    master.say(1, m.PreVote(view(7, 1), None, False))
+    master.say(1, m.Vote(2, report_of(1, view(7, 1))))
+    assert master.machine.is_leading
+    assert master.hello(2, may_found=False) == [m.Welcome]
+    master.say(1, m.Leave(""))
+    assert master.told(2) == [m.Welcome, m.StartOver]
+    assert Close(2) in master.effects
+    assert not master.machine.is_leading
+    assert master.hello(3, may_found=False) == [m.Elsewhere]
+
+
+def test_as_many_as_found_a_run_go_on_at_a_standby_whose_others_have_left() -> None:
+    master = _Master(is_standby=True, founders=2)
+    master.say(1, m.Resume(m.PROTOCOL_VERSION, "old", 1, 1, masters=2))
+    master.say(1, m.PreVote(view(7, 1), None, False))
+    master.say(1, m.Vote(2, report_of(1, view(7, 1))))
+    for connection in (2, 3):
+        assert master.hello(connection, may_found=False) == [m.Welcome]
+        peer = master.machine.master.pending[-1]
+        master.say(HEARTBEATS + connection, m.HeartbeatHello(m.PROTOCOL_VERSION, "old", peer))
+    master.say(1, m.Leave(""))
+    assert master.machine.is_leading
+    assert master.told(2)[:2] == [m.Welcome, m.Prepare]
