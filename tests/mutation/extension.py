@@ -1,7 +1,8 @@
 """Builds the extension where it stands, and compiles only what is newer than its object: `python -m ...extension`.
 
 setup.py compiles all of the engine each time, which takes a minute. Headers are not looked at: with a changed one all
-objects have to be taken away first.
+objects have to be taken away first. pyproject.toml is not read: it is written for the setuptools of a build of its own,
+and the one that is installed here may be older.
 """
 
 from __future__ import annotations
@@ -26,8 +27,15 @@ def compile_newer_alone() -> None:
     compiler._compile = compile_if_newer
 
 
+def read_no_configuration() -> None:
+    """Have setup.py alone say what is built."""
+    distribution: Any = import_module("setuptools").Distribution
+    distribution.parse_config_files = lambda *_, **__: None
+
+
 if __name__ == "__main__":
     compile_newer_alone()
+    read_no_configuration()
     for name in os.listdir("pccl"):
         if name.startswith("_native") and name.endswith(".so"):
             os.remove(os.path.join("pccl", name))  # it may be linked to that of another copy

@@ -78,6 +78,12 @@ NEAREST: Mapping[str, Sequence[str]] = {
         "tests/protocol/peer/test_recovery.py",
     ),
     "pccl/protocol/master/view_stages.py": ("tests/protocol/master/test_views.py",),
+    "pccl/runtime/session/inbound.py": (
+        "tests/runtime/network/test_intruders.py",
+        "tests/runtime/network/test_links.py",
+        "tests/api/test_encryption.py",
+    ),
+    "pccl/runtime/session/outbound.py": ("tests/runtime/session/test_missing_links.py",),
     "pccl/runtime/session/": (
         "tests/api/test_mixed_calls.py",
         "tests/api/test_given_up.py",
@@ -90,6 +96,18 @@ NEAREST: Mapping[str, Sequence[str]] = {
     ),
     "pccl/runtime/data_plane/detached.py": ("tests/api/test_given_up.py", "tests/api/test_giving_up.py"),
     "pccl/runtime/state/receiver.py": ("tests/runtime/state/test_transfer.py",),
+    "pccl/training/data/": (
+        "tests/training/data/test_elastic_sampler.py",
+        "tests/training/data/test_sample_audit.py",
+        "tests/training/data/test_sampler.py",
+    ),
+    "pccl/training/ddp/gradient": (
+        "tests/training/ddp/test_ddp_weights_torch.py",
+        "tests/training/test_ddp_torch.py",
+        "tests/training/ddp/test_ddp_order_torch.py",
+    ),
+    "pccl/training/consistency/": ("tests/training/consistency/test_ending_torch.py",),
+    "pccl/training/spsa/": ("tests/training/test_spsa.py",),
     "pccl/training/diloco/outer": ("tests/training/test_diloco.py", "tests/training/test_async.py"),
 }
 """The tests of modules whose tests have other names."""
