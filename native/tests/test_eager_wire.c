@@ -200,6 +200,34 @@ static void a_ring_of_two_hears_both(void)
     }
 }
 
+/* In a ring of two an op without elements is done by its announcement, but not by that of a link that has failed at its
+ * payload. */
+static void what_a_failed_link_has_announced_does_not_count(void)
+{
+    for (int has_payload = 0; has_payload < 2; has_payload++) {
+        wire w;
+        wire_open_bare(&w, SEGMENT_BYTES);
+        w.request.shape.count = 0;
+        w.request.shape.world_size = 2;
+        w.request.shape.algorithm = PCCL_RING;
+        w.request.rank_links = NULL;
+        w.request.link_prev = w.request.link_next = w.links[2];
+        write_ready(&w, 2);
+        if (has_payload)
+            write_eager(&w, 2, SEGMENT_BYTES);
+        wait_for_wire(&w.n, PCCL_FRAME_BYTES + (uint64_t)has_payload * (PCCL_FRAME_BYTES + SEGMENT_BYTES));
+        wire_submit(&w);
+        if (has_payload) {
+            expect_lost(&w, 2, "no such segment");
+            CHECK(!node_has_event(&w.n, PCCL_EVENT_OP_DONE, w.request.op));
+        } else {
+            node_wait(&w.n, PCCL_EVENT_OP_DONE, w.request.op);
+        }
+        end_op(&w);
+        wire_close(&w);
+    }
+}
+
 /* A peer that does not keep to the window, with payload that waits or is of no use. */
 static void flooding_loses_the_link(void)
 {
@@ -396,6 +424,7 @@ int main(void)
     RUN(a_tail_after_the_last_segment_loses_the_link);
     RUN(broken_eager_frames_lose_the_link);
     RUN(a_ring_of_two_hears_both);
+    RUN(what_a_failed_link_has_announced_does_not_count);
     RUN(flooding_loses_the_link);
     RUN(what_is_dropped_is_credited);
     RUN(credit_opens_the_window);

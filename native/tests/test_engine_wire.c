@@ -570,6 +570,51 @@ static void frames_of_frozen_ops_are_dropped(void)
     }
 }
 
+/* Rank 1 of a ring of three, whose target describes the op in another way when that has been frozen. */
+static void a_frozen_mismatch_is_told_to_nobody(void)
+{
+    wire w;
+    int fds[2];
+    uint8_t payload[40];
+    wire_open_bare(&w);
+    pair_unix(fds);
+    CHECK(pccl_engine_link_add(w.n.engine, LINK + 1, fds[0], NULL) == 0);
+    greet(fds[1], 1);
+    w.values = ramp(COUNT);
+    w.request = wire_request(1, w.values, COUNT, SEGMENT_BYTES);
+    w.request.shape.world_size = 3;
+    w.request.link_next = LINK + 1;
+    CHECK(pccl_engine_submit(w.n.engine, &w.request) == 0);
+    pccl_frame other = op_frame(&w.request, PCCL_FRAME_READY, 0);
+    other.shape.count--;
+    write_frame(w.peer, &other, NULL);
+    node_wait(&w.n, PCCL_EVENT_OP_MISMATCH, 1);
+    CHECK(pccl_engine_freeze(w.n.engine, 0, 1) == 0);
+    node_wait(&w.n, PCCL_EVENT_GROUP_FROZEN, 1);
+    write_frame(fds[1], &other, NULL);
+
+    float *values = ramp(COUNT);
+    pccl_op_request later = wire_request(2, values, COUNT, SEGMENT_BYTES);
+    later.key.epoch = 2;
+    later.link_prev = later.link_next = LINK + 1;
+    CHECK(pccl_engine_submit(w.n.engine, &later) == 0);
+    pccl_frame ready = op_frame(&later, PCCL_FRAME_READY, 0);
+    write_frame(fds[1], &ready, NULL);
+    pccl_frame frame;
+    do {
+        read_frame(fds[1], &frame, payload, sizeof payload);
+        CHECK(frame.key.sequence == 2);
+    } while (frame.type == PCCL_FRAME_READY);
+    CHECK(frame.type == PCCL_FRAME_SEGMENT);
+    for (uint64_t op = 1; op <= 2; op++) {
+        CHECK(pccl_engine_end(w.n.engine, op, 0) == 0);
+        node_wait(&w.n, PCCL_EVENT_OP_ENDED, op);
+    }
+    free(values);
+    close(fds[1]);
+    wire_close(&w);
+}
+
 int main(void)
 {
     RUN(a_correct_peer_is_served);
@@ -592,5 +637,6 @@ int main(void)
     RUN(a_half_sent_frame_is_finished_from_a_copy);
     RUN(a_half_received_frame_is_discarded);
     RUN(frames_of_frozen_ops_are_dropped);
+    RUN(a_frozen_mismatch_is_told_to_nobody);
     return check_summary();
 }

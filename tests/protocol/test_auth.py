@@ -421,6 +421,41 @@ def test_a_proof_before_any_challenge_is_refused() -> None:
             check(m.Proof(b""))
 
 
+def test_a_challenge_is_for_one_proof() -> None:
+    """Who has guessed wrong, or has got through, needs a fresh nonce to try again."""
+    shake = Handshake()
+    answer = shake.answer(shake.challenge())
+    with pytest.raises(AuthError, match="another token"):
+        shake.acceptor.check(m.Proof(b"a guess"))
+    with pytest.raises(AuthError, match="before it was challenged"):
+        shake.accept(answer)
+    shake = Handshake()
+    answer = shake.answer(shake.challenge())
+    shake.accept(answer)
+    with pytest.raises(AuthError, match="before it was challenged"):
+        shake.accept(answer)
+
+
+def test_the_secret_of_both_private_keys_is_wiped_on_both_sides() -> None:
+    made: list[bytearray] = []
+
+    class Watched:
+        def __init__(self, key: bytes) -> None:
+            self._exchange = Exchange(key)
+            self.public_key = self._exchange.public_key
+
+        def secret(self, theirs: bytes) -> bytearray:
+            made.append(self._exchange.secret(theirs))
+            assert any(made[-1])
+            return made[-1]
+
+    shake = Handshake()
+    shake.dialer = Dialer(TOKEN, b"d" * NONCE_BYTES, SEALED_LINK, "run", Watched(b"D" * 32))
+    shake.acceptor = Acceptor(TOKEN, b"a" * NONCE_BYTES, "run", "peer 1", Watched(b"A" * 32))
+    shake.complete()
+    assert made == [bytearray(32)] * 2
+
+
 @pytest.mark.parametrize("count", [1, NONCE_BYTES - 1, NONCE_BYTES + 1, SHARE_BYTES - 1, SHARE_BYTES + 1])
 def test_a_share_has_one_length(count: int) -> None:
     auth = b"x" * count
