@@ -38,9 +38,9 @@ void pccl_completion_end(pccl_completion *completion)
 
 static void participant_queue_done(pccl_participant *participant)
 {
-    if (participant->link == NULL || participant->is_queued)
+    if (participant->link == NULL)
         return;
-    participant->is_queued = 1;
+    PCCL_ASSERT(!pccl_list_is_member(&participant->in_dones));
     participant->completion->waiting++;
     pccl_list_append(&participant->link->dones, &participant->in_dones);
     pccl_link_note_pending(participant->link);

@@ -31,8 +31,7 @@ typedef struct {
     struct pccl_completion *completion;
     uint64_t link_id;
     struct pccl_link *link; /* NULL: unknown or lost */
-    pccl_list in_dones; /* of the link: DONE is to be sent */
-    uint8_t is_queued; /* DONE is in that queue, or was */
+    pccl_list in_dones; /* of the link, which comes once, before the rank is done or after: DONE is to be sent */
     uint8_t is_heard; /* its DONE has come */
 } pccl_participant;
 

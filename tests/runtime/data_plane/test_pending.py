@@ -1,6 +1,10 @@
-"""A caller that has its arrays back may conclude that the op is over."""
+"""How an op ends for its caller: what it may conclude from having its arrays back, and which result stands."""
 
 from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
 
 from pccl.protocol.peer import OpResult
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
@@ -16,9 +20,14 @@ class Nobody:
     def leave_for(self, reason: str) -> None: ...
 
 
+def new_op(source: Any = None) -> PendingOp:
+    spec = OpSpec(0, DataType.UINT8, ReduceOp.SUM, None, Buffers(0, 0, 0, None), source=source)
+    return PendingOp(1, spec, cast(Any, Nobody()))
+
+
 def test_an_op_whose_end_gives_the_arrays_back_is_over_by_then() -> None:
     """Else one who has given it up would take a result for what it had put there."""
-    op = PendingOp(1, OpSpec(0, DataType.UINT8, ReduceOp.SUM, None, Buffers(0, 0, 0, None)), Nobody())
+    op = new_op()
     seen = list[tuple[bool, bool]]()
 
     class Seeing:
@@ -28,3 +37,31 @@ def test_an_op_whose_end_gives_the_arrays_back_is_over_by_then() -> None:
     op._release_wakers.append(Seeing())  # type: ignore[arg-type]
     op.finish(OpResult(1, Result.SUCCESS, "", 2))
     assert seen == [(True, True)]
+
+
+def test_arrays_of_a_detached_op_come_back_when_the_engine_says_so() -> None:
+    op = new_op()
+    op.is_detached = True
+    op.finish(OpResult(1, Result.SUCCESS, "", 2))
+    assert op.is_over
+    assert not op.is_released
+    op.release()
+    assert op.is_released
+
+
+def test_the_first_result_stands() -> None:
+    op = new_op()
+    calls: list[Result] = []
+    for code in (Result.SUCCESS, Result.INTERNAL_ERROR):
+        op.when_over(lambda: calls.append(op.result.code if op.result is not None else Result.TIMEOUT))
+        op.finish(OpResult(1, code, "", 2))
+    assert calls == [Result.SUCCESS] * 2
+    assert op.result == OpResult(1, Result.SUCCESS, "", 2)
+
+
+@pytest.mark.parametrize("code", [Result.SUCCESS, Result.RANK_CONNECTION_LOST])
+def test_a_device_takes_the_result_of_an_op_that_succeeded_alone(code: Result) -> None:
+    source = object()
+    op = new_op(source)
+    op.finish(OpResult(1, code, "", 2))
+    assert op.source is (source if code is Result.SUCCESS else None)

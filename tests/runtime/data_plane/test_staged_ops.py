@@ -307,6 +307,19 @@ def test_a_verdict_on_an_op_that_is_taken_back_ends_it(ops: StagedOps, engine: E
     assert engine.pieces_of() == {}
 
 
+def test_an_op_that_is_frozen_while_it_is_taken_back_goes_on_frozen(ops: StagedOps, engine: Engine) -> None:
+    ops.submit(launch(), spec())
+    heard(ops, engine, OpMismatch(OP, 9, "mine", "theirs", their_piece_bytes=PIECE))
+    ops.freeze_op(OP)
+    assert heard(ops, engine) == [OpFrozen(OP)]
+    assert heard(ops, engine, OpEnded(OP, 5, 5)) == []
+    assert heard(ops, engine) == []
+    assert engine.frozen == []
+    assert engine.pieces_of() == {}
+    ops.end(OP, Verdict.ABORT)
+    assert heard(ops, engine) == [OpEnded(OP, 0, 0)]
+
+
 def test_a_detached_op_is_so_when_its_source_has_read_it(ops: StagedOps, engine: Engine) -> None:
     source = staged(ops)
     ops.detach_from(OP, None)

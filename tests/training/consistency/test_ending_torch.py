@@ -10,11 +10,10 @@ from functools import partial
 
 import pytest
 
-from pccl import MasterNode, PCCLError
+from pccl import MasterNode
 from pccl.training import DDP, AsyncDiLoCo, DiLoCo, DiLoCoOptimizer, DivergenceError
 from pccl.training.consistency import contract
-from pccl.training.consistency.digests import Check, Snapshot
-from tests.support.cluster import Background, Cluster, together, until
+from tests.support.cluster import Background, together
 from tests.support.streams import TIMEOUT_S
 from tests.training.consistency.contract_peers import KINDS, ContractPeer, new_module
 from tests.training.consistency.test_contract_torch import close, cluster_of, diverge
@@ -101,24 +100,6 @@ def test_who_leaves_earlier_compares_with_those_who_go_on(master: MasterNode) ->
         thread.result()
     assert others[0].worlds == [3, 3, 3, 2, 2, 2]
     close(others)
-
-
-def test_who_is_a_step_ahead_compares_another_state_and_goes_on(master: MasterNode) -> None:
-    """The same happens with an average on its way."""
-    ahead, leaver = Cluster(master.address).join(2)
-
-    def leave() -> None:
-        check = Check(leaver, 1, 2, parting_tag=2)
-        with leaver, pytest.raises(PCCLError, match="TIMEOUT"):
-            check.part(lambda: Snapshot(3, [], {}), 1.0)
-
-    leaving = Background(leave)
-    until(lambda: leaver.stats["ops_open"], "the leaver compares")
-    check = Check(ahead, 1, 2, parting_tag=2)
-    check.check(lambda: Snapshot(4, [], {}))
-    leaving.result()
-    assert check.failure is None
-    ahead.close()
 
 
 def test_who_waits_in_vain_at_the_end_says_so_and_leaves(

@@ -11,8 +11,6 @@ import pytest
 
 from pccl import MasterNode, QuantizationOptions, Result
 from pccl.training import comm_hooks
-from pccl.training.ddp.gradient_weights import factor_of, settle, way_of
-from pccl.training.group.membership import Averaged
 from tests.support.cluster import Background, outcomes, refusal, results, together, until
 from tests.training.test_ddp_torch import DDPPeer, close, cluster_of, new_module, new_optimizer, parameters
 
@@ -207,59 +205,3 @@ def test_who_leaves_in_the_middle_takes_its_weight_along(master: MasterNode) -> 
     assert_parity([*peers, leaver])
     assert [peer.worlds for peer in peers] == [[3, 3, 2, 2]] * 2
     close(peers)
-
-
-class Scripted:
-    """A bucket whose averages are of the peers that are said."""
-
-    def __init__(self, values: dict[int, float], worlds: list[int]) -> None:
-        self.values, self.worlds = values, worlds
-        self.weights: dict[int, float] = {}
-        self.exponent: int | None = None
-        self.mean = math.nan
-
-    def land(self) -> Averaged:
-        peers = tuple(range(self.worlds.pop(0)))
-        factors = [1.0 if self.exponent is None else factor_of(self.weights[peer], self.exponent) for peer in peers]
-        self.mean = sum(f * self.values[peer] for f, peer in zip(factors, peers, strict=True))
-        if self.exponent is None:
-            self.mean /= len(peers)
-        elif len(peers) == 1:
-            self.mean = self.values[0]
-        return Averaged(len(peers), 0, 1, 1, peers)
-
-    def divide(self, total: float) -> None:
-        self.mean /= total
-
-    def keep_none(self) -> None:
-        self.mean = 0.0
-
-
-WEIGHTS = {0: 3.0, 1: 5.0, 2: 100.0}
-VALUES = {0: 1.0, 1: 2.0, 2: 7.0}
-
-
-@pytest.mark.parametrize("used", [None, 7, 9])
-@pytest.mark.parametrize(
-    ("worlds", "told", "left"),
-    [([3], 3, 3), ([3, 2], 2, 2), ([2], 3, 2), ([3, 1], 2, 1), ([3, 3, 1], 2, 1)],
-    ids=["no loss", "lost after the sum", "lost after the weights", "both, one after the other", "late"],
-)
-def test_a_loss_between_sums_and_weights_does_not_mix_worlds(
-    worlds: list[int], told: int, left: int, used: int | None
-) -> None:
-    weights = {peer: WEIGHTS[peer] for peer in range(told)}
-    bucket = Scripted(VALUES, [*worlds] if way_of(weights, used) == used else [3, *worlds])
-    bucket.weights, bucket.exponent = WEIGHTS, used
-
-    def launch(number: int, exponent: int | None) -> None:
-        assert number == 0
-        bucket.exponent = exponent
-
-    (averaged,), way = settle([bucket], [bucket.land()], weights, used, launch)
-    assert not bucket.worlds
-    assert averaged.world_size == left
-    expected = sum(WEIGHTS[peer] * VALUES[peer] for peer in range(left)) / sum(WEIGHTS[peer] for peer in range(left))
-    assert bucket.mean == pytest.approx(expected, rel=1e-15)
-    assert way is not None
-    assert max(weights.values()) / 2.0**way < 1
