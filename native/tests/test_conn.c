@@ -1,4 +1,4 @@
-/* One connection without an engine: what it reports as under way. */
+/* One connection without an engine: what it reports as under way, and how much of it may be unacknowledged. */
 #include "check.h"
 #include "conn.h"
 
@@ -90,10 +90,33 @@ static void what_is_under_way_is_counted_once(void)
 
 #endif
 
+static void no_more_than_the_window_is_unacknowledged(void)
+{
+    static uint8_t payload[8];
+    static uint8_t received[64 << 10];
+    wire w;
+    uint32_t sent = 0;
+    REQUIRE(wire_open(&w, sizeof received));
+    while (pccl_conn_is_open(w.conn) && sent < 2 * PCCL_CONN_WINDOW) {
+        pccl_frame frame;
+        memset(&frame, 0, sizeof frame);
+        frame.type = PCCL_FRAME_SEGMENT;
+        frame.payload_bytes = sizeof payload;
+        pccl_conn_add(w.conn, &frame, payload, NULL, 0);
+        sent++;
+        REQUIRE(pccl_conn_flush(w.conn) && read(w.peer, received, sizeof received) > 0);
+    }
+    CHECK(sent == PCCL_CONN_WINDOW);
+    CHECK(pccl_conn_acked(w.conn, sent + 1) != 0 && !pccl_conn_is_open(w.conn));
+    CHECK(pccl_conn_acked(w.conn, 1) == 0 && pccl_conn_is_open(w.conn));
+    wire_close(&w);
+}
+
 int main(void)
 {
 #if defined(SIOCOUTQ)
     RUN(what_is_under_way_is_counted_once);
 #endif
+    RUN(no_more_than_the_window_is_unacknowledged);
     return check_summary();
 }

@@ -102,6 +102,21 @@ static void memory_that_the_system_lacks_is_waited_for(void)
         }
 }
 
+/* A signal may come to any thread. */
+static void interrupted_calls_are_made_again(void)
+{
+    denial *denials[] = {&sendmsg_denial, &readv_denial};
+    for (size_t i = 0; i < 2; i++) {
+        world w;
+        world_open(&w, 2, 1, 0, 0);
+        deny(denials[i], DENIALS, EINTR);
+        reduce_among(&w, 1);
+        expect_sum(&w, 1);
+        CHECK(denials[i]->left == 0);
+        world_close(&w);
+    }
+}
+
 static void other_errors_lose_the_connection(void)
 {
     world w;
@@ -266,6 +281,7 @@ static void descriptors_may_be_closed(void)
 int main(void)
 {
     RUN(memory_that_the_system_lacks_is_waited_for);
+    RUN(interrupted_calls_are_made_again);
     RUN(other_errors_lose_the_connection);
     RUN(memory_for_what_a_peer_sends_is_our_own_affair);
     RUN(memory_for_the_rest_of_a_frame_is_our_own_affair);

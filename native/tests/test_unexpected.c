@@ -95,6 +95,72 @@ static void an_op_that_will_not_be_submitted_is_forgotten(void)
     pccl_link_destroy(link);
 }
 
+typedef struct {
+    pccl_unexpected_queue queue;
+    pccl_conn conn;
+    pccl_link *link;
+    pccl_frame ready;
+} announcements;
+
+static int announcements_open(announcements *a)
+{
+    memset(a, 0, sizeof *a);
+    a->link = a->conn.link = pccl_link_create(7);
+    a->ready.type = PCCL_FRAME_READY;
+    a->ready.key.epoch = 1;
+    a->ready.shape.count = 10;
+    pccl_unexpected_init(&a->queue);
+    return a->link != NULL;
+}
+
+static void announcements_close(announcements *a)
+{
+    pccl_unexpected_forget_link(&a->queue, a->link);
+    pccl_unexpected_free(&a->queue);
+    pccl_link_destroy(a->link);
+}
+
+static void a_peer_does_not_contradict_itself(void)
+{
+    announcements a;
+    REQUIRE(announcements_open(&a));
+    CHECK(pccl_unexpected_add(&a.queue, &a.conn, &a.ready) == NULL);
+    const char *broken_rule = pccl_unexpected_add(&a.queue, &a.conn, &a.ready);
+    CHECK(broken_rule != NULL && strstr(broken_rule, "announced twice") != NULL);
+    a.ready.shape.count++;
+    broken_rule = pccl_unexpected_add(&a.queue, &a.conn, &a.ready);
+    CHECK(broken_rule != NULL && strstr(broken_rule, "described in two ways") != NULL);
+    CHECK(a.link->unexpected_count == 1);
+    announcements_close(&a);
+}
+
+static void what_is_announced_without_being_called_is_bounded(void)
+{
+    announcements a;
+    REQUIRE(announcements_open(&a));
+    for (; a.ready.key.sequence < PCCL_UNEXPECTED_PER_LINK_MAX; a.ready.key.sequence++)
+        REQUIRE(pccl_unexpected_add(&a.queue, &a.conn, &a.ready) == NULL);
+    const char *broken_rule = pccl_unexpected_add(&a.queue, &a.conn, &a.ready);
+    CHECK(broken_rule != NULL && strstr(broken_rule, "too many") != NULL);
+    announcements_close(&a);
+}
+
+static void later_epochs_are_kept(void)
+{
+    announcements a;
+    REQUIRE(announcements_open(&a));
+    for (uint64_t epoch = 1; epoch <= 4; epoch++) {
+        a.ready.key.epoch = epoch;
+        REQUIRE(pccl_unexpected_add(&a.queue, &a.conn, &a.ready) == NULL);
+    }
+    pccl_unexpected_forget_epochs(&a.queue, a.link, 0, 2);
+    for (uint64_t epoch = 1; epoch <= 4; epoch++) {
+        a.ready.key.epoch = epoch;
+        CHECK((pccl_unexpected_find(&a.queue, a.link, &a.ready.key) != NULL) == (epoch > 2));
+    }
+    announcements_close(&a);
+}
+
 /* Frames of ops name them, too. */
 static void chosen_names_of_ops_do_not_collide(void)
 {
@@ -128,6 +194,9 @@ int main(void)
 {
     RUN(chosen_names_do_not_collide);
     RUN(an_op_that_will_not_be_submitted_is_forgotten);
+    RUN(a_peer_does_not_contradict_itself);
+    RUN(what_is_announced_without_being_called_is_bounded);
+    RUN(later_epochs_are_kept);
     RUN(chosen_names_of_ops_do_not_collide);
     RUN(the_hash_is_siphash_1_3);
     return check_summary();

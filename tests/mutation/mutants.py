@@ -68,7 +68,7 @@ class Mutant:
 
     def check(self, text: str) -> None:
         """Raise MutantError if it cannot be applied to the text of its file, or what comes of that is no program: that
-        would be found by whatever is tried. C is left to the compiler."""
+        would be found by whatever is tried. C is left to the compiler, and what that refuses survives."""
         mutated = self.apply(text)
         if not self.is_native:
             try:

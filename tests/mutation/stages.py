@@ -312,7 +312,7 @@ class Stages:
             self._take_builds(mutant, copy)
             status, said = call([sys.executable, "-m", "tests.mutation.extension"], copy)
             if status:
-                return Outcome(stage, "the compiler", (said.strip().splitlines() or [""])[-1][:160])
+                return _refused(said)
         if stage == "unit":
             named = [each for each in mutant.tests if each.startswith("tests/")]
             nearest = next((found for prefix, found in NEAREST.items() if mutant.path.startswith(prefix)), ())
@@ -363,7 +363,7 @@ class Stages:
             status, said = call(["make", "-s", "-C", "native", "check", *run], copy)
             for _ in range(NATIVE_TRIES):
                 outcome = _failure_of_make(said) if status else Outcome()
-                if status and (outcome.killer == "the compiler" or self._fails_again(mutant, outcome.killer, copy)):
+                if status and (not outcome.stage or self._fails_again(mutant, outcome.killer, copy)):
                     return outcome
                 if not status:
                     break
@@ -582,13 +582,20 @@ def _fitting(table: Mapping[str, Sequence[str]], path: str) -> Sequence[str]:
 
 def _failure_of_make(said: str) -> Outcome:
     """Return what the output of a failed `make check` tells."""
-    lines = said.strip().splitlines() or [""]
+    lines = said.strip().splitlines()
     test = re.search(r"\[Makefile:\d+: run_(test_\w+)\] (.*)", said)
     if test is None:
-        return Outcome("native", "the compiler", next((line for line in lines if "error" in line), lines[-1])[:160])
+        return _refused(said)
     is_hang = test[2].strip() == "Error 124"
     what = next((line for line in reversed(lines) if "make" not in line and "build/" not in line), test[2])
     return Outcome("native", test[1], what[:160], is_hang)
+
+
+def _refused(said: str) -> Outcome:
+    """Return the outcome of a mutant that the compiler refuses: nothing that is tried could find it."""
+    lines = said.strip().splitlines() or [""]
+    line = next((line for line in lines if "error" in line), lines[-1])
+    return Outcome(survived=f"the compiler refuses it: {line[:160]}")
 
 
 def call(command: Sequence[str], copy: Path, more: Mapping[str, str] | None = None, said: str = "") -> tuple[int, str]:

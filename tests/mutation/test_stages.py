@@ -118,6 +118,19 @@ def test_a_native_test_that_fails_once_kills_nothing(
     assert (outcome.killer == "test_x") == is_killed
 
 
+@pytest.mark.parametrize("stage", ["native", "unit"])
+def test_what_the_compiler_refuses_is_found_by_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    said = "src/x.c:1: error: suggest braces\nmake: *** [Makefile:74: build/plain/x.o] Error 1\n"
+    monkeypatch.setattr(stages, "call", lambda *_: (2, said))
+    monkeypatch.setattr(Stages, "_build_base", lambda _: None)
+    monkeypatch.setattr(Stages, "_take_builds", lambda *_: None)
+    outcome = made(tmp_path, stage).run(NATIVE)
+    assert not outcome.stage
+    assert outcome.survived == "the compiler refuses it: src/x.c:1: error: suggest braces"
+
+
 def options(**changes: Any) -> argparse.Namespace:
     usual = {"only": [], "stage": "", "known": False, "sample": None, "seed": 1}
     return argparse.Namespace(**{**usual, **changes})
