@@ -43,6 +43,35 @@ static void all_links_together_keep_the_pace(void)
     }
 }
 
+static uint64_t sent_on(world *w, uint32_t from, uint32_t to)
+{
+    CHECK(pccl_engine_request_link_metrics(w->nodes[from].engine, link_number(from, to)) == 0);
+    return node_wait(&w->nodes[from], PCCL_EVENT_LINK_METRICS, link_number(from, to)).tx_bytes;
+}
+
+/* None is served to its end before another one has its turn. */
+static void links_take_turns(void)
+{
+    enum { CHUNK_BYTES = COUNT / SIZE * 4 };
+    world w = paced(1, 0);
+    trial t = open_direct(COUNT);
+    trial_submit_all(&t, &w);
+    uint64_t most, least;
+    do {
+        most = 0;
+        least = UINT64_MAX;
+        for (uint32_t rank = 1; rank < SIZE; rank++) {
+            uint64_t bytes = sent_on(&w, 0, rank);
+            most = bytes > most ? bytes : most;
+            least = bytes < least ? bytes : least;
+        }
+    } while (most < CHUNK_BYTES / 2);
+    CHECK_MSG(least >= most / 4, "%llu and %llu bytes", (unsigned long long)least, (unsigned long long)most);
+    trial_commit_all(&t, &w);
+    trial_close(&t);
+    world_close(&w);
+}
+
 /* While it has segments for which it waits. */
 static void a_link_that_waits_may_be_closed(void)
 {
@@ -80,6 +109,7 @@ static void announcements_need_no_turn(void)
 int main(void)
 {
     RUN(all_links_together_keep_the_pace);
+    RUN(links_take_turns);
     RUN(a_link_that_waits_may_be_closed);
     RUN(announcements_need_no_turn);
     return check_summary();

@@ -615,6 +615,44 @@ static void a_frozen_mismatch_is_told_to_nobody(void)
     wire_close(&w);
 }
 
+/* A ring exchanges no frames with it, but all that it announces is heard. */
+static void a_rank_that_is_no_neighbour_may_have_called_something_else(void)
+{
+    for (int is_early = 0; is_early < 2; is_early++) {
+        uint64_t links[4] = {LINK, 0, LINK + 1, LINK + 2};
+        wire w;
+        int others[2][2];
+        wire_open_bare(&w);
+        for (uint64_t i = 0; i < 2; i++) {
+            pair_unix(others[i]);
+            CHECK(pccl_engine_link_add(w.n.engine, LINK + 1 + i, others[i][0], NULL) == 0);
+            greet(others[i][1], 1);
+        }
+        w.values = ramp(COUNT);
+        w.request = wire_request(1, w.values, COUNT, SEGMENT_BYTES);
+        w.request.shape.world_size = 4;
+        w.request.link_next = LINK + 1;
+        w.request.rank_links = links;
+        w.request.awaits_completion = 1;
+        pccl_frame other = op_frame(&w.request, PCCL_FRAME_READY, 0);
+        other.shape.algorithm = PCCL_DIRECT;
+        if (is_early) {
+            write_frame(others[1][1], &other, NULL);
+            node_await_stat(&w.n, rx_wire_bytes, 4 * PCCL_FRAME_BYTES);
+        }
+        CHECK(pccl_engine_submit(w.n.engine, &w.request) == 0);
+        if (!is_early)
+            write_frame(others[1][1], &other, NULL);
+        pccl_event event = node_wait(&w.n, PCCL_EVENT_OP_MISMATCH, 1);
+        CHECK(event.link == LINK + 2 && event.theirs.algorithm == PCCL_DIRECT);
+        CHECK(pccl_engine_end(w.n.engine, 1, 0) == 0);
+        node_wait(&w.n, PCCL_EVENT_OP_ENDED, 1);
+        for (int i = 0; i < 2; i++)
+            close(others[i][1]);
+        wire_close(&w);
+    }
+}
+
 int main(void)
 {
     RUN(a_correct_peer_is_served);
@@ -638,5 +676,6 @@ int main(void)
     RUN(a_half_received_frame_is_discarded);
     RUN(frames_of_frozen_ops_are_dropped);
     RUN(a_frozen_mismatch_is_told_to_nobody);
+    RUN(a_rank_that_is_no_neighbour_may_have_called_something_else);
     return check_summary();
 }

@@ -7,6 +7,7 @@ import shutil
 import stat
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from pccl.protocol.fence import Fence, FencedView
@@ -24,6 +25,40 @@ def test_a_record_is_read_again(tmp_path: Path) -> None:
     again = FenceFile(directory, "here")
     assert again.fence == FENCE
     again.close()
+
+
+def test_the_next_record_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+    state = FenceFile(str(tmp_path), "here")
+    for term in (3, 4, 5):
+        fence = msgspec.structs.replace(FENCE, term=term)
+        state.write(fence)
+        state.close()
+        assert sorted(os.listdir(tmp_path)) == sorted([LOCK, RECORD])
+        state = FenceFile(str(tmp_path), "here")
+        assert state.fence == fence
+    state.close()
+
+
+def test_a_record_is_on_disk_before_it_has_its_name_and_its_name_before_the_write_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = FenceFile(str(tmp_path), "here")
+    done: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def sync(fd: int) -> None:
+        fsync(fd)
+        done.append("directory" if stat.S_ISDIR(os.fstat(fd).st_mode) else "record")
+
+    def name(old: str, new: str) -> None:
+        rename(old, new)
+        done.append("name")
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "rename", name)
+    state.write(FENCE)
+    state.close()
+    assert done == ["record", "name", "directory"]
 
 
 def test_only_the_owner_reads_it(tmp_path: Path) -> None:

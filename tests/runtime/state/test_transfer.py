@@ -449,6 +449,19 @@ def test_the_only_donor_may_pause_for_long(monkeypatch: pytest.MonkeyPatch) -> N
     assert contents(receiver) == contents(donor)
 
 
+def test_a_donor_that_has_left_before_its_turn_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receiver_module, "DONORS_MAX", 1)
+    donor = transfer_of(state(pattern(5 * BLOCK)))
+    receiver = transfer_of(state(bytes(5 * BLOCK)))
+
+    async def first(sock: trio.socket.SocketType) -> None:
+        receiver.lost(2, "no heartbeat")
+
+    with pytest.raises(TransferError) as caught:
+        fetch(receiver, plan_for(donor), [first, donor.serve], virtual())
+    assert [peer for peer, _ in caught.value.suspects] == [2, 1]
+
+
 def test_a_donor_that_has_left_the_run_is_not_waited_for() -> None:
     donor = transfer_of(state(pattern(5 * BLOCK)))
     receiver = transfer_of(state(bytes(5 * BLOCK)))
@@ -463,6 +476,40 @@ def test_a_donor_that_has_left_the_run_is_not_waited_for() -> None:
     assert caught.value.suspects == [(1, "was lost: no heartbeat")]
 
 
+async def asked_for(sock: trio.socket.SocketType, donor: Transfer) -> m.BlockRequest:
+    """Tell the donor's digests until a block is asked for, and return that."""
+    while True:
+        request: m.DigestRequest | m.BlockRequest = await receive_message(sock, m.StateRequest)
+        if isinstance(request, m.BlockRequest):
+            return request
+        await send_message(sock, m.Digests(request.tensor, BLOCK, donor.own.blocks[request.tensor]))
+
+
+def test_a_rescued_block_is_verified_like_any_other() -> None:
+    """One donor stops within its first block, and what the other sends in its place is wrong."""
+    donor = transfer_of(state(pattern(10 * BLOCK)))
+    receiver = transfer_of(state(bytes(10 * BLOCK)))
+    held: list[int] = []
+
+    async def stuck(sock: trio.socket.SocketType) -> None:
+        request = await asked_for(sock, donor)
+        held.append(request.first)
+        await sock.send(donor.tensors[0].block(request.first)[: BLOCK // 2])
+        await trio.sleep_forever()
+
+    async def liar(sock: trio.socket.SocketType) -> None:
+        while True:
+            number = (await asked_for(sock, donor)).first
+            content = bytes(donor.tensors[0].block(number))
+            await sock.send(bytes(BLOCK) if number in held else content)
+
+    with pytest.raises(TransferError) as caught:
+        fetch(receiver, plan_for(donor), [stuck, liar], virtual())
+    told = dict(caught.value.suspects)
+    assert told[2] == f"block {held[0]} of tensor 't0' is not what its digest says"
+    assert "sent nothing" in told[1]
+
+
 def test_a_block_that_has_landed_is_never_written_again() -> None:
     """The liar begins a block with wrong bytes, pauses until somebody else has landed it, and then goes on."""
     content = pattern(40 * BLOCK)
@@ -471,10 +518,7 @@ def test_a_block_that_has_landed_is_never_written_again() -> None:
     bad = Transfer(state(bytes(b ^ 255 for b in content)), donor.own)
 
     async def liar(sock: trio.socket.SocketType) -> None:
-        request = await receive_message(sock, m.StateRequest)
-        while isinstance(request, m.DigestRequest):
-            await send_message(sock, m.Digests(request.tensor, BLOCK, donor.own.blocks[request.tensor]))
-            request = await receive_message(sock, m.StateRequest)
+        request = await asked_for(sock, donor)
         block = bad.tensors[0].block(request.first)
         await sock.send(block[: BLOCK // 2])
         for _ in range(1000):
