@@ -66,7 +66,8 @@ static void egress_measure(pccl_egress *egress, const pccl_list *links, int64_t 
     }
 }
 
-/* Returns the link that has least under way of those that can take a turn now. NULL: none can. */
+/* Returns the link that has least under way of those that can take a turn now, and waits for longest of those that have
+ * equally much. NULL: none can. */
 static pccl_link *egress_next(pccl_egress *egress)
 {
     pccl_link *next = NULL;
@@ -83,6 +84,13 @@ static pccl_link *egress_next(pccl_egress *egress)
     return next;
 }
 
+static void egress_give_turn(pccl_egress *egress, pccl_link *link)
+{
+    pccl_list_remove(&link->in_waiting);
+    pccl_list_append(&egress->waiting, &link->in_waiting);
+    pccl_link_take_turn(link);
+}
+
 void pccl_egress_send(pccl_egress *egress, const pccl_list *links)
 {
     if (!egress->is_watched && !pccl_egress_is_waiting(egress))
@@ -90,7 +98,7 @@ void pccl_egress_send(pccl_egress *egress, const pccl_list *links)
     egress_measure(egress, links, egress_now_us());
     pccl_link *next = egress_next(egress);
     for (; next != NULL && pccl_pacer_allows(&egress->pacer); next = egress_next(egress))
-        pccl_link_take_turn(next);
+        egress_give_turn(egress, next);
     if (next != NULL)
         pccl_pacer_note_refused(&egress->pacer);
 }

@@ -4,7 +4,9 @@
  * With a limit, all but segments still goes like that. A link that has segments, and a connection free for them, waits
  * for its turns. Whenever the limit allows, the one that has least under way gets the next, on the connection that has
  * least under way, unless the system has not even sent what it was given before. So what is under way is divided
- * evenly, and neither a receiver nor a stream that is slower than others fills the window that they share.
+ * evenly, and neither a receiver nor a stream that is slower than others fills the window that they share. Where the
+ * limit is so low that all has been acknowledged before the next turn, links take turns: one that always has something
+ * to send would keep the others waiting for good.
  *
  * That is only for links that lead far away, where there are several: on shorter ones than a few milliseconds the
  * system's clock is too coarse, and there is little to gain. What waits is come back for every millisecond, and so is
