@@ -120,7 +120,7 @@ def _peers(status: RunStatus) -> Table:
         table.add_row(
             Text(label(member.peer, member.name)),
             *([str(member.group)] if has_groups else []),
-            member.address,
+            Text(member.address),
             Text("; ".join([member.state, *waits(member, names)]), style=STYLES.get(member.state, "")),
             size(member.traffic.tx_bytes_per_s),
             size(member.traffic.rx_bytes_per_s),

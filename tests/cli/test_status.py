@@ -238,13 +238,23 @@ def test_the_table_takes_no_text_for_markup() -> None:
         empty = run_status(master.address)
     odd = "[bold]x[/nonsense]"
     waiting = Waiting("sync_shared_state", 75.0, [3, 4])
-    members = [MemberStatus(1, odd, 0, "10.0.0.1:5", "accepted", 1.0, waiting, [], 12.0, False)]
+    members = [MemberStatus(1, odd, 0, f"{odd}:5", "accepted", 1.0, waiting, [], 12.0, False)]
     values = {name: getattr(empty, name) for name in empty.__struct_fields__}
     values |= {"members": members, "losses": [Loss(100, 2, odd, 0, odd)], "events": [Event(1.0, "warning", odd)]}
     out = io.StringIO()
     Console(file=out, width=200).print(render(RunStatus(**values)))
-    assert out.getvalue().count(odd) == 4
+    assert out.getvalue().count(odd) == 5
     assert "sync_shared_state for peers 3, 4, 75 s; the master waits for its answer, 12 s; gives no" in out.getvalue()
+
+
+def test_addresses_of_version_6_are_shown_whole() -> None:
+    with MasterNode("127.0.0.1:0") as master:
+        empty = run_status(master.address)
+    members = [MemberStatus(1, "a", 0, "[fd00::1]:48150", "accepted", 1.0)]
+    values = {name: getattr(empty, name) for name in empty.__struct_fields__}
+    out = io.StringIO()
+    Console(file=out, width=200).print(render(RunStatus(**values | {"members": members})))
+    assert "[fd00::1]:48150" in out.getvalue()
 
 
 @pytest.mark.parametrize(
