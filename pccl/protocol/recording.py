@@ -185,7 +185,7 @@ def unpack(data: bytes) -> Recording:
         plain = expander.decompress(data, UNPACKED_BYTES_MAX)
         if not expander.eof:
             raise RecordingError("it is cut off, or too large")
-        return msgspec.msgpack.decode(plain, type=Recording)
+        return _checked(msgspec.msgpack.decode(plain, type=Recording))
     except (zlib.error, msgspec.MsgspecError, RecursionError) as error:
         raise RecordingError(f"not a recording: {error}") from None
 
@@ -198,6 +198,13 @@ def to_json(recording: Recording) -> bytes:
 def from_json(text: bytes) -> Recording:
     """Return what a file of `to_json` holds. RecordingError."""
     try:
-        return msgspec.json.decode(text, type=Recording)
+        return _checked(msgspec.json.decode(text, type=Recording))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise RecordingError(f"not a recording: {error}") from None
+
+
+def _checked(recording: Recording) -> Recording:
+    """Return a recording whose ops were launched by threads that it has. RecordingError."""
+    if not all(0 <= op.caller < len(recording.callers) for op in recording.ops):
+        raise RecordingError("not a recording: an op names a thread that it does not have")
+    return recording

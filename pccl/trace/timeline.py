@@ -286,7 +286,7 @@ class _Drawing:
                 if sample.counters.get(name, 0) or before.counters.get(name, 0):
                     args = {word: sample.counters.get(name, 0) * factor}
                     yield self._event("C", f"{lane}: {word}", 0, ts=self._at(sample.at_ns), args=args)
-            if grown.get("resent", 0) or before.counters.get("resent", 0):
+            if "resent" in grown and (grown["resent"] or before.counters.get("resent", 0)):
                 yield self._event(
                     "C", f"{lane}: resent", 0, ts=self._at(sample.at_ns), args={"segments": grown["resent"]}
                 )

@@ -63,6 +63,15 @@ def test_garbage_is_refused() -> None:
             r.from_json(text)
 
 
+def test_a_thread_that_does_not_exist_is_refused() -> None:
+    for caller in (-1, 2):
+        made = recording(op(1_000, 2_000), op(3_000, 4_000, caller=caller))
+        with pytest.raises(r.RecordingError, match="thread"):
+            r.unpack(r.pack(made))
+        with pytest.raises(r.RecordingError, match="thread"):
+            r.from_json(r.to_json(made))
+
+
 def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(r, "UNPACKED_BYTES_MAX", 10_000)
     with pytest.raises(r.RecordingError, match="too large"):
