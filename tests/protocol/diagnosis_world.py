@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from pccl.protocol.diagnosis import Change, Diagnosis, GroupScene, Scene
-from pccl.protocol.messages import LinkReport, Report
+from pccl.protocol.messages import LinkReport, OpRef, Report
 
 REPORT_S = 0.5
 JUDGE_S = 0.25
@@ -46,6 +46,8 @@ class World:
     """Seconds by which a peer's next launch is late."""
     named: list[tuple[float, Change]] = field(default_factory=list)
     waits: Mapping[str, tuple[float, int, list[int]]] = field(default_factory=dict)
+    stalled: Mapping[OpRef, set[int]] = field(default_factory=dict)
+    """Ops that peers wait in, and who does. No op ends meanwhile."""
 
     def __post_init__(self) -> None:
         self.now = 100.0
@@ -92,7 +94,7 @@ class World:
         }
 
     def _op_end(self) -> float:
-        if self.stuck or self.silent:
+        if self.stuck or self.silent or self.stalled:
             return float("inf")
         factor = self.way_factor if self.slow_way is not None else 1.0
         return max(self._launched.values()) + self.op_s * factor
@@ -178,7 +180,7 @@ class World:
             self._silent_since.setdefault(peer, self.now)
         silent_s = {peer: self.now - since for peer, since in self._silent_since.items() if peer in self.silent}
         scene = Scene(
-            [GroupScene(0, self._ring, EPOCH, True, self.waits)],
+            [GroupScene(0, self._ring, EPOCH, True, self.waits, self.stalled)],
             {peer: seconds for peer, seconds in silent_s.items() if seconds >= 2.5},
             frozenset(peer for peer, seconds in silent_s.items() if seconds >= 1.5),
         )

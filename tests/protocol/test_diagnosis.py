@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pccl.protocol.diagnosis import Diagnosis, GroupScene, Scene
 from pccl.protocol.diagnosis.findings import CLEAR_S, Kind
-from pccl.protocol.messages import LinkReport, PathTrial, Report
+from pccl.protocol.messages import LinkReport, OpRef, PathTrial, Report
+from pccl.protocol.point_to_point import PAIR_BIT
 from tests.protocol.diagnosis_world import EPOCH, World
 
 SETTLED_S = 8.0
@@ -70,6 +71,31 @@ def test_whoever_is_slow_is_named(world: World, chance: Random) -> None:
     named_within(world, (Kind.SLOW, peer, None))
     world.factors[peer] = 1.0
     world.run(30.0)
+    assert world.diagnosis.findings(world.now) == []
+
+
+def test_whoever_is_slow_is_named_where_minutes_lie_between_two_ops() -> None:
+    """As outer steps of DiLoCo do."""
+    world = World(2, step_s=30.0, op_s=0.4)
+    world.factors[2] = 3.0
+    world.run(95.0 * 7, until=lambda: (Kind.SLOW, 2, None) in world.names())
+    begun = len(world.named)
+    assert (Kind.SLOW, 2, None) in world.names()
+    world.run(95.0 * 3)
+    assert world.named[begun:] == []
+    world.factors[2] = 1.0
+    world.run(95.0 + 3 * 35.0)
+    assert world.diagnosis.findings(world.now) == []
+
+
+def test_nobody_stays_slow_when_nobody_reduces_any_more() -> None:
+    world = World(2)
+    world.run(SETTLED_S)
+    world.factors[2] = 8.0
+    world.run(20.0)
+    assert [each.kind for each in world.diagnosis.findings(world.now)] == [Kind.SLOW]
+    world.pauses = dict.fromkeys((1, 2), 1000.0)
+    world.run(20.0)
     assert world.diagnosis.findings(world.now) == []
 
 
@@ -138,6 +164,33 @@ def test_whoever_does_not_call_is_named_after_a_while() -> None:
     assert world.names() == [(Kind.ABSENT, 2, None)]
     world.run(60.0)
     assert world.diagnosis.findings(world.now) == []
+
+
+@pytest.mark.parametrize(
+    ("peers", "waits", "named"),
+    [
+        (3, {7: {1, 3}, 8: {2}}, [2]),
+        (4, {7: {1, 3, 4}, 9: {1, 3, 4}, 8: {2}}, [2]),
+        (2, {7: {1}, 8: {2}}, [2, 1]),
+        (20, {tag: {tag} for tag in range(1, 21)}, [2, 3, 4, 5, 6, 7, 8, 9]),
+        (3, {7: {1, 2, 3}, 8: {2}}, []),
+        (3, {7: {1, 3}, PAIR_BIT | 8: {2}}, []),
+        (3, {7: {1, 3}}, []),
+    ],
+    ids=["one", "several in flight", "two peers", "each its own", "all in one", "a send", "not told yet"],
+)
+def test_who_waits_in_another_op_than_most_is_named(peers: int, waits: dict[int, set[int]], named: list[int]) -> None:
+    world = World(peers)
+    world.run(SETTLED_S)
+    world.stalled = {OpRef(tag, 5): waiting for tag, waiting in waits.items()}
+    world.run(9.0)
+    assert world.names() == []
+    world.run(3.0)
+    assert world.names() == [(Kind.ABSENT, peer, None) for peer in named]
+    if named == [2]:
+        text = world.named[0][1].suspect.text
+        assert f"peer 2 has not called the op with tag 7 that {peers - 1} other peers have waited in for" in text
+        assert "and waits in the op with tag 8" in text
 
 
 def test_long_waits_that_ended_by_themselves_are_usual() -> None:

@@ -5,13 +5,13 @@ Whoever owns it calls `reported` for every report, and `judge` a few times a sec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from pccl.protocol.diagnosis import symptoms
 from pccl.protocol.diagnosis.evidence import GroupEvidence
 from pccl.protocol.diagnosis.findings import Change, Findings, Kind, Suspect
-from pccl.protocol.messages import Report
+from pccl.protocol.messages import OpRef, Report
 from pccl.protocol.status import Finding
 
 STOPS_ALL = frozenset({Kind.SILENT, Kind.BLOCKED, Kind.MTU})
@@ -29,6 +29,8 @@ class GroupScene:
     """Whether ops may be in flight."""
     waits: Mapping[str, tuple[float, int, Sequence[int]]] = field(default_factory=dict)
     """Joint calls in which peers wait: for how long the first has, how many do, and who is missing."""
+    stalled: Mapping[OpRef, Set[int]] = field(default_factory=dict)
+    """Ops that peers have waited in for a while, and who does."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class Diagnosis:
             evidence = self._groups.get(each.group)
             if evidence is None or evidence.epoch != each.epoch or evidence.ring != tuple(each.ring):
                 evidence = self._groups[each.group] = GroupEvidence(tuple(each.ring), each.epoch, now)
-            evidence.advance()
+            evidence.advance(now)
             suspects += self._suspects(each, evidence, scene, now)
         return self._findings.note(suspects, now)
 
@@ -98,4 +100,5 @@ class Diagnosis:
         late = symptoms.slow_peers(number, evidence, named, now, name)
         found += late or symptoms.starved_peers(number, evidence, named, name)
         found += symptoms.absent(number, evidence, scene.silent_s, now, name)
+        found += symptoms.astray(number, evidence, group.stalled, now, name)
         return found

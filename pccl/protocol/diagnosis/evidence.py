@@ -44,6 +44,7 @@ class Sample:
 class OpRound:
     """Time that peers have spent in ops and between them."""
 
+    ended_at: float
     seconds: float
     ops: int
     shares: Mapping[int, float]
@@ -125,7 +126,7 @@ class GroupEvidence:
         """Number of ops of this epoch that all peers have ended."""
         return min((sample.ops if (sample := self.last(peer)) else 0 for peer in self.ring), default=0)
 
-    def advance(self) -> None:
+    def advance(self, now: float) -> None:
         """End the rounds that can be ended."""
         last = {peer: sample for peer in self.ring if (sample := self.last(peer)) is not None}
         if len(last) < len(self.ring):
@@ -133,7 +134,7 @@ class GroupEvidence:
         if not self._op_edge:
             self._op_edge = self._link_edge = last
             return
-        if self._has_passed(self._op_edge, last) and (ended := self._op_round(last)).ops > 0:
+        if self._has_passed(self._op_edge, last) and (ended := self._op_round(last, now)).ops > 0:
             self.op_rounds.append(ended)
             self._op_edge = last
         if self._has_passed(self._link_edge, last):
@@ -150,13 +151,13 @@ class GroupEvidence:
     def _has_passed(edge: Mapping[int, Sample], last: Mapping[int, Sample]) -> bool:
         return all(last[peer].own_s - edge[peer].own_s >= ROUND_S_MIN for peer in last)
 
-    def _op_round(self, last: Mapping[int, Sample]) -> OpRound:
+    def _op_round(self, last: Mapping[int, Sample], now: float) -> OpRound:
         spans = {peer: last[peer].own_s - self._op_edge[peer].own_s for peer in last}
         shares = {
             peer: min(1.0, max(0.0, last[peer].in_ops_s - self._op_edge[peer].in_ops_s) / spans[peer]) for peer in last
         }
         ops = min(last[peer].ops - self._op_edge[peer].ops for peer in last)
-        return OpRound(min(spans.values()), max(0, ops), shares)
+        return OpRound(now, min(spans.values()), max(0, ops), shares)
 
     def _link_round(self, last: Mapping[int, Sample]) -> dict[Direction, LinkRound]:
         found: dict[Direction, LinkRound] = {}

@@ -10,12 +10,13 @@ for ways: WAY_FACTOR and BUSY_SHARE. A fleet that differs by more than that is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from itertools import islice
 
 from pccl.protocol.diagnosis.evidence import FRESH_S, Direction, GroupEvidence, LinkRound, OpRound, Sample, total
 from pccl.protocol.diagnosis.findings import Kind, Suspect
-from pccl.protocol.messages import PathTrial
+from pccl.protocol.messages import OpRef, PathTrial
+from pccl.protocol.point_to_point import ranks_of
 
 Named = Callable[[str, int, int | None], bool]
 """Whether somebody is named for something: the kind, the peer, and the receiver of a way."""
@@ -32,6 +33,9 @@ LONG_ROUNDS_MIN = 4
 LONG_ROUNDS_S = 3.0
 """Fewer rounds will do if they are so long together. A single pause shows in two at most: the one in which it begins,
 and the one that ends with the op that was late."""
+ENDED_S, ENDED_FACTOR = 10.0, 3.0
+"""Without another round for so long, and for so many times as long as the longest one, there are no ops any more that
+could be waited for. Between two outer steps lie minutes."""
 WAY_ROUNDS = 4
 WAY_FACTOR = 2.0
 BUSY_SHARE = 0.5
@@ -66,6 +70,8 @@ ABSENT_AT_FIRST_S = 60.0
 ABSENT_FACTOR = 3.0
 """A wait that came to an end by itself says that one of up to so many times its length may, too."""
 CALL_ABSENT_S = 30.0
+ASTRAY_NAMED_MAX = 8
+"""Number of peers that are named where hardly any two wait in the same op."""
 
 
 def silent(group: int, silent_s: Mapping[int, float], evidence: GroupEvidence, name: Name) -> list[Suspect]:
@@ -292,7 +298,7 @@ def slow_peers(group: int, evidence: GroupEvidence, named: Named, now: float, na
     if len(evidence.ring) < 2 or not rounds:
         return []
     last = _latest(rounds[-1])
-    if last is None or rounds[-1].seconds > 60.0:
+    if last is None or now - rounds[-1].ended_at > max(ENDED_S, ENDED_FACTOR * max(each.seconds for each in rounds)):
         return []
     is_named = named(Kind.SLOW, last, None)
     limits = (SLOW_FACTOR_STILL, LOST_SHARE_STILL) if is_named else (SLOW_FACTOR, LOST_SHARE)
@@ -359,11 +365,8 @@ def absent(group: int, evidence: GroupEvidence, silent_s: Mapping[int, float], n
         return []
     if len(missing) + len(waiting) < len(last) or any(peer in silent_s for peer in missing):
         return []
-    limit_s = max(
-        ABSENT_S if evidence.ops >= SETTLED_OPS else ABSENT_AT_FIRST_S, ABSENT_FACTOR * evidence.longest_wait_s
-    )
     waited_s = min(sample.op_wait_s for sample in waiting.values())
-    if waited_s < limit_s:
+    if waited_s < _absent_s(evidence):
         return []
     return [
         Suspect(
@@ -376,6 +379,42 @@ def absent(group: int, evidence: GroupEvidence, silent_s: Mapping[int, float], n
         )
         for peer in missing
     ]
+
+
+def astray(
+    group: int, evidence: GroupEvidence, stalled: Mapping[OpRef, Set[int]], now: float, name: Name
+) -> list[Suspect]:
+    """Return the peers that do not wait in the op in which most do, where all have waited for long in ops that none of
+    them can end: they were called in different orders, or with different tags."""
+    last = {peer: sample for peer in evidence.ring if (sample := evidence.last(peer)) is not None}
+    if len(last) < len(evidence.ring) or not all(_waits(sample, now) for sample in last.values()):
+        return []
+    waited_s = min((sample.op_wait_s for sample in last.values()), default=0.0)
+    if not stalled or waited_s < _absent_s(evidence):
+        return []
+    waiting = {op: peers & last.keys() for op, peers in stalled.items() if ranks_of(op.tag) is None}
+    own = {peer: op for op, peers in waiting.items() for peer in peers}
+    most = max(map(len, waiting.values()), default=0)
+    if len(own) < len(last) or most == len(last):
+        return []
+    found: dict[int, Suspect] = {}
+    for op, peers in waiting.items():
+        for peer in evidence.ring:
+            if len(peers) < most or peer in peers or peer in found or len(found) == ASTRAY_NAMED_MAX:
+                continue
+            text = (
+                f"{name(peer)} has not called the op with tag {op.tag} that {_peers(len(peers))} waited in for "
+                f"{waited_s:.0f} s, and waits in the op with tag {own[peer].tag}: do all call the same ops, in the "
+                "same order?"
+            )
+            found[peer] = Suspect(Kind.ABSENT, group, peer, None, text)
+    return list(found.values())
+
+
+def _absent_s(evidence: GroupEvidence) -> float:
+    """Return for how long others wait before whoever has not called an op is named."""
+    at_first_s = ABSENT_S if evidence.ops >= SETTLED_OPS else ABSENT_AT_FIRST_S
+    return max(at_first_s, ABSENT_FACTOR * evidence.longest_wait_s)
 
 
 def _peers(count: int) -> str:

@@ -44,7 +44,7 @@ def _group_scene(state: RunState, group: Group) -> GroupScene:
         if missing and since:
             waits[kind] = state.now - min(since), len(since), missing
     is_running = group.running and not state.is_changing
-    return GroupScene(group.number, group.ring, group.epoch, is_running, waits)
+    return GroupScene(group.number, group.ring, group.epoch, is_running, waits, group.ledger.stalled)
 
 
 def _log(state: RunState, change: Change) -> None:
