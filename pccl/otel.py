@@ -7,11 +7,13 @@ exporter = pccl.otel.export(comm)
 exporter.close()
 
 A thread of its own reads the flight recorder every few seconds, so no op waits for it, and what it has missed by then
-is missing: the recorder holds 4096 ops. Spans have the times of the recorder, not those of the export.
+is missing: the recorder holds 4096 ops. Spans have the times of the recorder, not those of the export. Each op is given
+to the providers once: if they raise, that one is lost, and the others are exported with the next reading.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -26,6 +28,8 @@ try:
     from opentelemetry.trace import SpanKind, Status, StatusCode, TracerProvider
 except ImportError:
     raise ImportError("pccl.otel needs OpenTelemetry: pip install 'pccl-collectives[otel]'") from None
+
+logger = logging.getLogger("pccl")
 
 OVERLAP_NS = 2 * 10**9
 """How much of the last reading is looked at again: engine threads note an op's end a little later than it was."""
@@ -58,7 +62,7 @@ class Exporter:
         self._seconds = meter.create_histogram("pccl.op.duration", "s", "Time from the launch of an op to its end.")
         self._calls = meter.create_histogram("pccl.call.duration", "s", "Time of joint calls.")
         self._seen: set[Any] = set()
-        """What was exported of the last reading."""
+        """What was exported of the last readings."""
         self._since_ns = 0
         self._reading = threading.Lock()
         self._closed = threading.Event()
@@ -66,7 +70,8 @@ class Exporter:
         self._thread.start()
 
     def flush(self) -> None:
-        """Export what there is by now. Does nothing while the communicator is not connected."""
+        """Export what there is by now. Does nothing while the communicator is not connected. Raises what the providers
+        do."""
         with self._reading:
             try:
                 recording = self._communicator.flight_recorder(self._since_ns)
@@ -82,8 +87,16 @@ class Exporter:
             self.flush()
 
     def _run(self) -> None:
+        is_refused = False
         while not self._closed.wait(self._interval_s):
-            self.flush()
+            try:
+                self.flush()
+                is_refused = False
+            except Exception as error:  # whatever providers raise, the next reading is for them as well
+                if not is_refused:
+                    text = "OpenTelemetry did not take what was exported to it, and is given more later: %s"
+                    logger.warning(text, str(error) or type(error).__name__)
+                is_refused = True
 
     def _export(self, recording: Recording) -> None:
         common = {
@@ -99,13 +112,14 @@ class Exporter:
             for event in recording.events
             if event.kind == "call" and event.at_ns + event.duration_ns > self._since_ns
         }
+        self._seen &= ops.keys() | calls.keys()
         self._export_ops([op for name, op in ops.items() if name not in self._seen], common, unix_ns)
         self._export_calls([call for name, call in calls.items() if name not in self._seen], common, unix_ns)
-        self._seen = ops.keys() | calls.keys()
         self._since_ns = max(self._since_ns, recording.taken_ns - OVERLAP_NS)
 
     def _export_ops(self, ops: Iterable[OpRecord], common: dict[str, Any], unix_ns: int) -> None:
         for op in ops:
+            self._seen.add(op.name)
             kind = {"pccl.op.kind": op.kind}
             self._ops.add(1, {**kind, "pccl.op.result": op.result})
             self._bytes.add(op.tx_bytes, {**kind, "network.io.direction": "transmit"})
@@ -137,6 +151,7 @@ class Exporter:
 
     def _export_calls(self, calls: Iterable[RecordedEvent], common: dict[str, Any], unix_ns: int) -> None:
         for call in calls:
+            self._seen.add((call.at_ns, call.text))
             name, _, failure = call.text.partition(": ")
             self._calls.record(call.duration_ns / 1e9, {"pccl.call": name})
             start_ns = call.at_ns + unix_ns

@@ -11,14 +11,14 @@ pytest.importorskip("opentelemetry.sdk")
 
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
 from pccl import Communicator, PCCLError, ReduceOp
 from pccl.otel import Exporter, export
-from tests.support.cluster import Cluster, ones, reduce_once
+from tests.support.cluster import Cluster, ones, reduce_once, until
 
 
 class Collector:
@@ -105,3 +105,32 @@ def test_it_goes_on_without_a_connection(cluster: Cluster) -> None:
     collector.exporter.close()
     collector.exporter.close()
     assert collector.spans("pccl all_reduce") == []
+
+
+class Moody(SpanProcessor):
+    """A processor that does not take the first spans."""
+
+    def __init__(self, refused: int) -> None:
+        self.refused = refused
+        self.taken: list[Any] = []
+
+    def on_end(self, span: Any) -> None:
+        if self.refused:
+            self.refused -= 1
+            raise RuntimeError("the collector is away")
+        self.taken.append(span.attributes.get("pccl.op.sequence"))
+
+
+def test_a_provider_that_raises_ends_no_export(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    cluster.join(2)
+    for _ in range(4):
+        cluster.each(reduce_once)
+    moody, reader, tracers = Moody(2), InMemoryMetricReader(), TracerProvider()
+    tracers.add_span_processor(moody)
+    exporter = export(cluster[0], tracer_provider=tracers, meter_provider=MeterProvider([reader]), interval=0.001)
+    until(lambda: {2, 3} <= set(moody.taken), "the later ops are exported")
+    exporter.close()
+    assert [each for each in moody.taken if each is not None] == [2, 3]
+    assert [record.message for record in caplog.records if "OpenTelemetry" in record.message] == [
+        "OpenTelemetry did not take what was exported to it, and is given more later: the collector is away"
+    ]
