@@ -109,6 +109,39 @@ def test_a_slow_way_is_named(world: World, chance: Random) -> None:
     named_within(world, (Kind.SLOW_WAY, *world.slow_way))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_slow_way_of_two_peers_is_named(seed: int) -> None:
+    world = World(2, seed, step_s=0.05, op_s=1.3)
+    world.run(30.0)
+    assert world.names() == []
+    world.slow_way, world.way_factor = (2, 1), 4.0
+    world.run(12.0)
+    assert world.names() == [(Kind.SLOW_WAY, 2, 1)]
+
+
+@pytest.mark.parametrize(("lying", "full_ms", "named"), [(1.0, 100, []), (1.6, 0, []), (3.0, 0, [(1, 2)])])
+def test_of_two_ways_that_are_alike_none_is_slow(lying: float, full_ms: int, named: list[tuple[int, int]]) -> None:
+    """Two peers that reduce large vectors without pause have no third way to compare with, and on one of the two always
+    lies a little more. `lying` is how many times as much on the first, and `full_ms` for how long it was found full."""
+    diagnosis = Diagnosis()
+    scene = Scene([GroupScene(0, [1, 2], EPOCH, True)], {}, frozenset())
+    for at in range(1, 24):
+        for peer, more, full in ((1, lying, full_ms), (2, 1.0, 0)):
+            link = LinkReport(
+                3 - peer,
+                2_000_000 * at,
+                busy_ms=485 * at,
+                full_ms=full * at,
+                delivered=1400 * at,
+                lying_byte_s=int(300_000 * more * at),
+                round_trip_us=60_000 if at > 1 else 21_000,
+            )
+            report = Report([(EPOCH, at, 0)], 0, 0, links=[link], in_ops_ms=490 * at, at_ms=500 * at)
+            diagnosis.reported(peer, 0, report, 100 + at / 2)
+        diagnosis.judge(scene, 100 + at / 2)
+    assert [(each.peer, each.to) for each in diagnosis.findings(112.0)] == named
+
+
 @few
 @given(worlds, st.randoms(use_true_random=False), st.floats(0.06, 0.3))
 def test_a_lossy_way_is_named(world: World, chance: Random, loss: float) -> None:

@@ -5,7 +5,8 @@ finding at the edge does not come and go.
 
 What is not said. A peer that takes up to SLOW_FACTOR times as long between ops as the next slowest is no culprit, nor
 is one whom the others wait for in less than LOST_SHARE of their time: fleets are not all of one kind. The same holds
-for ways: WAY_FACTOR and BUSY_SHARE. A fleet that differs by more than that is told so, for as long as it does.
+for ways: WAY_FACTOR and BUSY_SHARE. A fleet that differs by more than that is told so, for as long as it does. Of two
+peers, whose ways have only each other to be compared with, the slow one has to differ by WAY_FACTOR from its reverse.
 """
 
 from __future__ import annotations
@@ -189,14 +190,16 @@ def slow_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) -> 
         return []
     if len(found) > 1 and not all(map(_queues, found.values())):
         return []
-    rest = max((share for way, share in busy.items() if way not in hot and (way[1], way[0]) not in hot), default=0.0)
+    others = [share for way, share in busy.items() if way not in hot and (way[1], way[0]) not in hot]
+    if not others and not all(_outweighs(way, whole) for way in found):
+        return []
+    rest = max(others, default=0.0)
 
     def say(way: Direction) -> str:
         each = found[way]
         rate = each.tx_bytes / each.seconds / each.busy
-        return (
-            f"it is busy {each.busy:.0%} of the time with {_rate(rate)}, and the ops wait; "
-            f"the next busiest way is busy {rest:.0%}"
+        return f"it is busy {each.busy:.0%} of the time with {_rate(rate)}, and the ops wait; " + (
+            f"the next busiest way is busy {rest:.0%}" if others else f"the way back is busy {busy[way[::-1]]:.0%}"
         )
 
     suspects = _gathered(Kind.SLOW_WAY, group, found, rounds[-1], "is slow", say, name)
@@ -214,7 +217,10 @@ def _loaded_way(group: int, evidence: GroupEvidence, name: Name) -> list[Suspect
     if top is None or (reverse := (top[1], top[0])) not in whole:
         return []
     lying = whole[top].lying_byte_s
-    next_most = max((each.lying_byte_s for way, each in whole.items() if way not in (top, reverse)), default=0)
+    others = [each.lying_byte_s for way, each in whole.items() if way not in (top, reverse)]
+    if not others and not _outweighs(top, whole):
+        return []
+    next_most = max(others, default=0)
     is_told_apart = lying >= WAY_FACTOR * next_most and lying >= LOADED_FACTOR * whole[reverse].lying_byte_s
     is_sound = all(_carries(each[top]) for each in rounds if top in each)
     if not lying or whole[top].busy < LOADED_BUSY_SHARE or not is_told_apart or not is_sound or not _queues(whole[top]):
@@ -225,6 +231,15 @@ def _loaded_way(group: int, evidence: GroupEvidence, name: Name) -> list[Suspect
         f"{whole[top].round_trip_ms:.0f} ms, {whole[top].least_round_trip_ms:.0f} ms without load"
     )
     return [Suspect(Kind.SLOW_WAY, group, *top, text)]
+
+
+def _outweighs(way: Direction, whole: Mapping[Direction, LinkRound]) -> bool:
+    """Whether a way stands out from its reverse, where there is no third one: of two that are alike, one always carries
+    or holds a little more."""
+    own, reverse = whole[way], whole.get((way[1], way[0]))
+    if reverse is None:
+        return False
+    return own.busy >= WAY_FACTOR * reverse.busy or own.lying_byte_s > WAY_FACTOR * reverse.lying_byte_s
 
 
 def _queues(round_: LinkRound) -> bool:
