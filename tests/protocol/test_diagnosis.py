@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterator
 from random import Random
 
@@ -308,3 +309,19 @@ def test_whatever_is_missing_from_reports_they_can_be_judged(
         for peer, report in round_.items():
             diagnosis.reported(peer, 0, report, now)
         diagnosis.judge(scene, now)
+
+
+def test_links_to_peers_that_do_not_exist_take_no_memory() -> None:
+    diagnosis = Diagnosis()
+    scene = Scene([GroupScene(0, [1, 2], EPOCH, True)], {}, frozenset())
+    diagnosis.judge(scene, 100.0)
+    tracemalloc.start()
+    for at in range(1, 101):
+        made_up = [LinkReport(1000 * at + other, 1, round_trip_us=7, stuck_ms=9_000) for other in range(500)]
+        diagnosis.reported(1, 0, Report([], 0, 0, links=made_up, at_ms=500 * at), 100 + at / 2)
+        diagnosis.judge(scene, 100 + at / 2)
+    del made_up
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 200_000
+    assert diagnosis.findings(200.0) == []

@@ -88,16 +88,20 @@ class GroupEvidence:
     """Shares of the time of a round of links by which the engine of each peer came too late."""
     longest_wait_s: float = 0.0
     """The longest wait in an op that came to an end."""
+    _members: frozenset[int] = field(init=False)
     _op_edge: dict[int, Sample] = field(default_factory=dict)
     _link_edge: dict[int, Sample] = field(default_factory=dict)
     _least_ms: dict[Direction, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self._members = frozenset(self.ring)
+
     def reported(self, peer: int, report: Report, now: float) -> None:
-        """Take in a report."""
-        if peer not in self.ring:
+        """Take in a report. What it says of links to others than the group's peers does not count."""
+        if peer not in self._members:
             return
         ended = {epoch: committed + aborted for epoch, committed, aborted in report.ops}
-        links = {link.peer: link for link in report.links}
+        links = {link.peer: link for link in report.links if link.peer in self._members}
         wait_s = report.op_wait_ms / 1e3
         sample = Sample(
             now,
@@ -166,7 +170,7 @@ class GroupEvidence:
             span = sample.own_s - before.own_s
             for other, link in sample.links.items():
                 known = before.links.get(other)
-                if known is None or other not in self.ring or link.delivered < known.delivered:
+                if known is None or link.delivered < known.delivered:
                     continue
                 found[peer, other] = LinkRound(
                     span,
