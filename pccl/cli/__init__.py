@@ -7,6 +7,8 @@ whose result is the exit code.
 from __future__ import annotations
 
 import argparse
+import os
+import sys
 from collections.abc import Callable, Sequence
 
 from pccl.cli import bench, completion, demo, doctor, launch, master, status, stress, trace
@@ -43,3 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(arguments)
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:
+        # Whoever read has enough. The interpreter would complain when it empties the stream at its end.
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+        return 141

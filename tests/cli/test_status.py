@@ -233,6 +233,19 @@ def test_watch_goes_on_while_the_run_does() -> None:
     assert ups == sorted(ups)
 
 
+def test_whoever_reads_no_further_ends_it_without_a_word() -> None:
+    """As `| head` does."""
+    with run_of(1) as cluster:
+        command = [sys.executable, "-P", "-m", "pccl", "status", cluster.address, "--json", "--watch", "0.01"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.readline()
+            process.stdout.close()
+            assert process.stderr.read() == ""
+            assert process.wait() == 141
+
+
 def test_the_table_takes_no_text_for_markup() -> None:
     with MasterNode("127.0.0.1:0") as master:
         empty = run_status(master.address)
