@@ -39,6 +39,8 @@ SAMPLES_KEPT = min(4096, RECORDS)
 """Number of link samples that are kept."""
 RINGS_KEPT = 256
 """Number of epochs whose rings are kept."""
+LINKS_KEPT = 256
+"""Number of closed links whose peers are remembered: what was counted on them may still be told."""
 TEXT_CHARACTERS_MAX = 500
 
 Listeners = Mapping[type, Callable[[Any, Any], None]]
@@ -65,6 +67,8 @@ class FlightRecorder:
         self._samples: deque[tuple[int, int, events.LinkCounters]] = deque(maxlen=SAMPLES_KEPT)
         self._peers: dict[int, int] = {}
         """The peer at the other end of each link."""
+        self._closed: deque[int] = deque()
+        """The last links that were closed."""
         self._rings: OrderedDict[int, tuple[int, ...]] = OrderedDict()
         self._listeners: dict[type, Callable[[Any], None]] = {
             ps.SubmitOp: self._submitted,
@@ -73,7 +77,7 @@ class FlightRecorder:
             ps.KeepHeartbeats: lambda _: self.note("master", f"a master leads in term {facts.term}", term=facts.term),
             ps.SeekMaster: lambda effect: self.note("master", f"lost the master: {effect.reason}"),
             ps.MakeLink: self._making_link,
-            ps.CloseLink: lambda effect: self._note_link(effect.link, "the link is closed"),
+            ps.CloseLink: self._closing_link,
             ps.PeerLog: lambda effect: self.note("log", effect.text, **effect.about),
             ps.Ended: lambda effect: self.note("master", f"the session is over: {effect.reason}"),
             events.OpHandedOver: self._handed_over,
@@ -154,6 +158,12 @@ class FlightRecorder:
     def _making_link(self, effect: ps.MakeLink) -> None:
         self._peers[effect.link] = effect.member.peer
         self._note_link(effect.link, "a link is being made")
+
+    def _closing_link(self, effect: ps.CloseLink) -> None:
+        self._note_link(effect.link, "the link is closed")
+        self._closed.append(effect.link)
+        if len(self._closed) > LINKS_KEPT:
+            self._peers.pop(self._closed.popleft(), None)
 
     def _note_link(self, link: int, text: str) -> None:
         peer = self._peers.get(link, 0)
