@@ -11,7 +11,18 @@ from pccl.protocol.master.options import MasterOptions
 from pccl.types import Result
 from tests.simulation.master_host import Memory
 from tests.simulation.scene import CLOCK_RATES
-from tests.simulation.trials import CHAINS, LATER, MEMBERSHIP, OUTLIVING, Trial
+from tests.simulation.trials import (
+    ANY,
+    CHAINS,
+    LATER,
+    MEMBERSHIP,
+    OUTLIVING,
+    RECORDED,
+    RIVALS,
+    WAIVED,
+    WITNESSES,
+    Trial,
+)
 from tests.simulation.trials.membership import CONNECTIONS_MAX, PENDING_MAX
 from tests.simulation.world import MASTER, World
 
@@ -22,8 +33,27 @@ TIMEOUT_S = MasterOptions().peer_timeout_s
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, SEEDS))])
 @pytest.mark.parametrize("memory", Memory)
 @pytest.mark.parametrize("masters", [1, 2, 3])
-@pytest.mark.parametrize("trial", dict.fromkeys(OUTLIVING + MEMBERSHIP + LATER + CHAINS))
+@pytest.mark.parametrize("trial", dict.fromkeys(OUTLIVING + MEMBERSHIP + LATER + CHAINS + ANY + WITNESSES))
 def test_promises_are_held_to_the_letter(trial: type[Trial], masters: int, memory: Memory, seed: int) -> None:
+    _play(trial, masters, memory, seed)
+
+
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, SEEDS))])
+@pytest.mark.parametrize(
+    ("trial", "masters", "memory"),
+    [
+        *((trial, 1, Memory.DISK) for trial in dict.fromkeys(RECORDED)),
+        *((trial, 1, Memory.WAIVED) for trial in dict.fromkeys(WAIVED)),
+        *((trial, 2, memory) for trial in RIVALS for memory in Memory),
+    ],
+)
+def test_promises_are_held_where_masters_are_of_a_kind(
+    trial: type[Trial], masters: int, memory: Memory, seed: int
+) -> None:
+    _play(trial, masters, memory, seed)
+
+
+def _play(trial: type[Trial], masters: int, memory: Memory, seed: int) -> None:
     clocks = random.Random(seed) if seed % 3 == 0 else None
     slack = 1 / CLOCK_RATES[0] if clocks is not None else 1.0
     options = MasterOptions(connections_max=CONNECTIONS_MAX, pending_max=PENDING_MAX)

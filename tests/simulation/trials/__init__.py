@@ -17,10 +17,12 @@ from __future__ import annotations
 import random
 from copy import copy
 
+from tests.simulation.master_host import Memory
 from tests.simulation.trials.base import Trial
 from tests.simulation.trials.chain import Chain
-from tests.simulation.trials.founders import Founders, OtherVersion
-from tests.simulation.trials.founding import Heirs, Newcomers
+from tests.simulation.trials.forged import ForgedMaster, ForgedReport, ForgedResume
+from tests.simulation.trials.founders import Founders, LostFounder, OtherVersion
+from tests.simulation.trials.founding import Heirs, Newcomers, OneIsBack, Unseated
 from tests.simulation.trials.interruptions import Departures, Few, Outage, Standstill
 from tests.simulation.trials.membership import (
     AbsentNewcomer,
@@ -41,21 +43,38 @@ from tests.simulation.trials.ops import (
     HeardOfNoEnd,
     LateReport,
     LostWord,
+    NeverCalled,
     PromisedForNobody,
     TwoQuestions,
 )
 from tests.simulation.trials.ousted import Ousted
 from tests.simulation.trials.probation import Probation
+from tests.simulation.trials.records import LeftOutFirst, OldDisk, SlowHeirs
 from tests.simulation.trials.renewal import Renewal
+from tests.simulation.trials.rivals import Deserted, Farewell, Straggler, TakenApart
 from tests.simulation.trials.slow_voters import SlowVoters
 from tests.simulation.trials.split_vote import SplitVote
 from tests.simulation.trials.succession import Succession
 from tests.simulation.trials.torn import TornView
 from tests.simulation.trials.verdicts import TornVerdicts
+from tests.simulation.trials.waived import CameAndWent, LateVote, Overruled
 from tests.simulation.trials.weak_links import DeadDialer, HopelessLink, MissingLink, WeakLink
+from tests.simulation.trials.witnesses import BroughtUp, HalfHeard, SlowWitness
 from tests.simulation.world import World
 
-__all__ = ["CHAINS", "LATER", "MEMBERSHIP", "OUTLIVING", "Trial", "play_trial"]
+__all__ = [
+    "ANY",
+    "CHAINS",
+    "LATER",
+    "MEMBERSHIP",
+    "OUTLIVING",
+    "RECORDED",
+    "RIVALS",
+    "WAIVED",
+    "WITNESSES",
+    "Trial",
+    "play_trial",
+]
 
 OUTLIVING: tuple[type[Trial], ...] = (
     Succession,
@@ -114,6 +133,23 @@ CHAINS: tuple[type[Trial], ...] = (Chain, Chain, TornVerdicts, SlowVoters)
 CHAINS_SHARE = 0.4
 """The probability that one of these follows in a run that outlives its masters."""
 
+ANY: tuple[type[Trial], ...] = (ForgedMaster, ForgedReport, ForgedResume, NeverCalled)
+"""Trials of any run, in which somebody does what nobody should."""
+ANY_SHARE = 0.3
+"""The probability that one of these follows."""
+WITNESSES: tuple[type[Trial], ...] = (SlowWitness, HalfHeard, BroughtUp, Unseated)
+"""Trials of any run that outlives its masters."""
+WITNESSES_SHARE = 0.3
+"""The probability that one of these follows."""
+RECORDED: tuple[type[Trial], ...] = (OldDisk, LeftOutFirst, LeftOutFirst, SlowHeirs, OneIsBack, Unseated, Unseated)
+"""Trials of runs with one master, which has a record on its disk."""
+WAIVED: tuple[type[Trial], ...] = (CameAndWent, Overruled, Overruled, LateVote)
+"""Trials of runs with one master, which has no record and need not wait for all."""
+RIVALS: tuple[type[Trial], ...] = (Straggler, Deserted, Farewell, TakenApart)
+"""Trials of runs that several masters may lead."""
+KIND_SHARE = 0.6
+"""The probability that one follows of those for which the masters are of the kind."""
+
 
 def play_trial(world: World, rng: random.Random, slack: float, groups: int) -> None:
     """Play one trial in a run that is whole. The slowest clock may take `slack` seconds for one of its own."""
@@ -140,3 +176,22 @@ def play_trial(world: World, rng: random.Random, slack: float, groups: int) -> N
         trial = chance.choice(CHAINS)(world, chance, slack, groups)
         if trial.gather():
             trial.play()
+    for name, share, kinds in (
+        ("any", ANY_SHARE, ANY),
+        ("witnesses", WITNESSES_SHARE, WITNESSES if world.masters else ()),
+        ("kind", KIND_SHARE, _of_kind(world)),
+    ):
+        chance = random.Random(f"{name} {seed}")
+        if kinds and world.real is None and chance.random() < share and world.accepted:
+            trial = chance.choice(kinds)(world, chance, slack, groups)
+            if trial.gather():
+                trial.play()
+
+
+def _of_kind(world: World) -> tuple[type[Trial], ...]:
+    """Return the trials for which the masters of a world are of the kind."""
+    if not world.masters:
+        return ()
+    if world.addresses > 1:
+        return (*RIVALS, LostFounder, LostFounder) if world.options.founders > 1 else RIVALS
+    return {Memory.NONE: (), Memory.DISK: RECORDED, Memory.WAIVED: WAIVED}[world.memory]

@@ -9,6 +9,7 @@ from pccl.protocol.failover import Failover
 from pccl.protocol.founding import BIRTH_MARGIN_S, HOLD_S
 from pccl.protocol.master.effects import Close, Effect, Send
 from pccl.types import Result
+from tests.simulation.master_host import Memory
 from tests.simulation.trials.base import MARGIN_S, SEARCH_TIMEOUTS, Trial
 
 
@@ -64,6 +65,47 @@ class Founders(Trial):
         while not condition():
             assert world.now <= end_at, f"{world.alive} do not found a run"
             self._let_time_pass()
+
+
+class LostFounder(Trial):
+    """A standby leads the run, and the first master has begun anew. Newcomers come there first, one of whom reaches no
+    other: it waits for others to found a run with. Those who do reach the master that leads join that run."""
+
+    def play(self) -> None:
+        world, rng = self._world, self._rng
+        count, run = world.options.founders, world.accepted[0].run
+        if world.addresses == 1 or count < 2 or world.memory is Memory.DISK:
+            return  # a first master with an old record waits for its peers
+        first = world.hosts[0]
+        if first.is_leading:
+            world.kill_master(first)
+        for host in world.hosts[1:]:
+            if host.is_dead:
+                world.restart_master(host)
+        bound_s = (MARGIN_S + (SEARCH_TIMEOUTS + 2) * self._timeout_s) * self._slack
+        self._all_are_led(world.accepted, run, bound_s)
+        if not first.is_dead:
+            world.kill_master(first)
+        world.restart_master(first)
+        self._pass((self._timeout_s + BIRTH_MARGIN_S) * self._slack + MARGIN_S)
+        if first.is_leading:
+            return
+        lost = world.add(rng.randrange(self._groups))
+        for host in world.hosts[1:]:
+            world.cut(lost, host.name)
+        end_at = world.now + (MARGIN_S + 2 * HOLD_S) * self._slack
+        while not lost.number:
+            assert world.now <= end_at, f"{lost} has asked all masters that it reaches, and may not found a run"
+            self._let_time_pass()
+        others = [world.add(rng.randrange(self._groups)) for _ in range(count)]
+        self._drain()
+        self._pass(MARGIN_S)
+        for node in others:
+            assert node.run == run, f"{node} is in {node.run or 'no run'} with {lost}, and reaches the master of {run}"
+        world.leave(lost)
+        world.run()
+        world.heal()
+        self._be_whole()
 
 
 class OtherVersion(Trial):

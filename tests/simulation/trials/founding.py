@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pccl.protocol import messages as m
 from pccl.protocol.founding import BIRTH_MARGIN_S, END_TIMEOUTS, HOLD_S
 from tests.simulation.master_host import Memory
 from tests.simulation.node import Node
@@ -98,3 +99,82 @@ class Heirs(Trial):
             assert world.now <= end_at, f"{newcomers} found no run, and all of the one before have died"
             self._let_time_pass()
         self._be_whole()
+
+
+class _BackLate(Trial):
+    """Peers are back when newcomers have been at their master for a while. Those wait, and are in the same run."""
+
+    def _are_held(self, newcomers: list[Node], seconds: float) -> None:
+        """For so long nobody founds a run."""
+        end_at = self._world.now + seconds
+        while self._world.now < end_at:
+            self._let_time_pass()
+            assert not any(node.views for node in newcomers), f"{newcomers} found a run, and there is one"
+
+    def _all_are_in(self, peers: list[Node], newcomers: list[Node], run: str) -> None:
+        for node in peers:
+            self._heals_at.setdefault(node, self._world.now)
+        bound_s = 2 * MARGIN_S + (SEARCH_TIMEOUTS + 2) * self._timeout_s
+        self._all_are_led(peers, run, bound_s * self._slack)
+        self._be_whole()
+        for node in newcomers:
+            assert node.run == run, f"{node} is in {node.run}, and the others are in {run}"
+
+
+class Unseated(_BackLate):
+    """A master stands still, and so leads no further. It may die when it has asked its peers to follow, and begin anew
+    with its record. Newcomers are there before the peers: the run is not over."""
+
+    def play(self) -> None:
+        world, rng = self._world, self._rng
+        peers = world.accepted
+        n, run, host = len(peers), peers[0].run, world.hosts[0]
+        if not host.is_leading:
+            return  # another one may take what it has not heard of for no run at all
+        dies = self._is_fenced and rng.random() < 0.7
+        count = rng.randint(1, n - 1) if dies else rng.randint(1, n)
+        safe_s = min(2 * self._timeout_s, self._timeout_s + BIRTH_MARGIN_S)
+        if dies:
+            safe_s = MASTER_TIMEOUT_S / 2  # fewer come than its record names
+        away_s = rng.choice((0.4, 0.6, 0.85)) * safe_s / self._slack**2
+        if not dies:
+            for node in peers:
+                self._cut_off(node, MASTER_TIMEOUT_S)
+        world.freeze_master(host)
+        self._pass(0.8 * self._timeout_s)
+        world.thaw_master(host)
+        if dies:
+            self._until_said(m.VoteRequest)
+            world.kill_master(host)
+            for node in peers:
+                self._cut_off(node, MASTER_TIMEOUT_S)
+            self._drain()
+            world.restart_master(host)
+        assert not host.is_leading, "a master stood still, and leads on"
+        newcomers = [world.add(rng.randrange(self._groups)) for _ in range(count)]
+        self._are_held(newcomers, away_s)
+        self._heals_at = dict.fromkeys(peers, world.now)
+        self._all_are_in(peers, newcomers, run)
+
+
+class OneIsBack(_BackLate):
+    """A master begins anew with its record, and as many newcomers come as there were peers. One of these is back before
+    the run would be taken for over, the rest after that: all go on."""
+
+    def play(self) -> None:
+        world, rng = self._world, self._rng
+        peers = world.accepted
+        n, run, host = len(peers), peers[0].run, world.hosts[0]
+        if not self._is_fenced or n < 2:
+            return
+        world.kill_master(host)
+        for node in peers:
+            self._cut_off(node, MASTER_TIMEOUT_S)
+        self._drain()
+        world.restart_master(host)
+        newcomers = [world.add(rng.randrange(self._groups)) for _ in range(rng.randint(n, n + 1))]
+        ends_s = END_TIMEOUTS * self._timeout_s
+        self._heals_at[peers[0]] = world.now + ends_s * rng.uniform(0.7, 0.88)
+        self._are_held(newcomers, ends_s * rng.uniform(1.15, 1.3))
+        self._heals_at = dict.fromkeys(peers, world.now)
+        self._all_are_in(peers, newcomers, run)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pccl.protocol import messages as m
 from pccl.protocol.messages import Kind
+from pccl.protocol.peer.uses import EARLY_KEPT_MAX
 from pccl.types import Result
 from tests.simulation.node import Node
 from tests.simulation.trials.base import MARGIN_S, TICK_S
@@ -254,6 +255,29 @@ class LostWord(_Ops):
         world.run()
         self._launch([node for node in nodes if node is not one])
         world.run()
+
+
+class NeverCalled(_Ops):
+    """Some launch an op again and again and give it up, which another one never launches: it is told of that once, and
+    the next use of the tag is everybody's."""
+
+    def play(self) -> None:
+        world, rng = self._world, self._rng
+        nodes = self._mesh_of(rng.choice((2, 3)))
+        if not nodes:
+            return
+        absent = rng.choice(nodes)
+        others = [node for node in nodes if node is not absent]
+        by = rng.choice(others)
+        for _ in range(EARLY_KEPT_MAX + rng.randint(1, 4)):
+            op = self._launch(others)[by]
+            world.run()
+            world.cancel(by, op)
+            world.run()
+        ops = self._launch(nodes)
+        world.run()
+        assert self._all_end(ops) == {Result.SUCCESS}, f"{absent} has not called what others gave up, and hears of that"
+        self._be_whole()
 
 
 class _WithoutMaster(_Ops):
