@@ -72,6 +72,17 @@ def test_who_says_where_it_stands_follows_nobody_yet() -> None:
     assert rig.machine.term == term + 1
 
 
+@pytest.mark.parametrize("before", [0, 1])
+def test_it_follows_nobody_in_a_term_that_has_had_its_master(before: int) -> None:
+    rig = Rig()
+    rig.machine.outlives_masters = True
+    rig.join([1, 2, 3])
+    rig.machine.master_lost("gone")
+    rig.effects()
+    with pytest.raises(ProtocolError, match="it would lead in term"):
+        rig.hear(m.VoteRequest(rig.machine.term - before))
+
+
 def test_only_who_knows_the_run_can_put_it_out() -> None:
     rig = Rig(secret=b"of the run")
     rig.machine.outlives_masters = True

@@ -1,0 +1,97 @@
+"""Votes that are late, majorities that come and go, and what a master keeps that has led before."""
+
+from __future__ import annotations
+
+from pccl.protocol import messages as m
+from pccl.protocol.master.effects import Persist
+from tests.protocol.test_failover import Rig
+from tests.protocol.test_recovery_report import report_of, view
+
+ALL = (1, 2, 3, 4, 5)
+
+
+def test_a_vote_in_a_lower_term_than_is_asked_for_now_is_none() -> None:
+    rig = Rig()
+    for peer in (1, 2, 3):
+        rig.resume(peer)
+        rig.quorum_of(report_of(peer, view(7, *ALL)))
+    for peer in (2, 3):
+        rig.machine.disconnected(peer, "reset", rig.now)
+    rig.resume(4, term=5)
+    rig.say(1, m.Vote(2, report_of(1, view(7, *ALL))))
+    rig.quorum_of(report_of(4, view(7, *ALL)))
+    rig.resume(5)
+    rig.quorum_of(report_of(5, view(7, *ALL)))
+    assert rig.told(1) == [m.VoteRequest(6)]
+    for peer in (4, 5):
+        rig.say(peer, m.Vote(6, report_of(peer, view(7, *ALL))))
+    rig.wait(4.0)
+    rig.wait(1.0)
+    assert not rig.machine.is_leading
+    rig.say(1, m.Vote(6, report_of(1, view(7, *ALL))))
+    rig.wait(4.0)
+    assert rig.machine.master.accepted == [1, 4, 5]
+
+
+def test_who_comes_when_a_majority_has_left_and_is_there_again_is_as_much_in_time_as_ever() -> None:
+    rig = Rig()
+    for peer in (1, 2, 3):
+        rig.resume(peer)
+        rig.deliver(report_of(peer, view(7, *ALL)))
+    rig.wait(2.0)
+    rig.machine.disconnected(2, "reset", rig.now)
+    rig.wait(9.0)
+    rig.resume(4)
+    rig.deliver(report_of(4, view(7, *ALL)))
+    rig.wait(1.5)
+    assert not rig.machine.is_leading
+    rig.resume(5)
+    rig.deliver(report_of(5, view(7, *ALL)))
+    rig.wait(4.0)
+    assert rig.machine.master.accepted == [1, 3, 4, 5]
+
+
+def test_so_is_who_comes_when_a_majority_has_turned_out_to_be_one_of_an_earlier_view() -> None:
+    rig = Rig()
+    for peer in (1, 2, 3, 4):
+        rig.resume(peer)
+        rig.deliver(report_of(peer, view(6, 1, 2, 3, 4, 5, 6, 7)))
+    rig.wait(2.0)
+    rig.resume(5)
+    rig.deliver(report_of(5, view(7, 5, 6, 7)))
+    rig.wait(9.0)
+    rig.resume(6)
+    rig.deliver(report_of(6, view(7, 5, 6, 7)))
+    rig.wait(1.5)
+    assert not rig.machine.is_leading
+    rig.resume(7)
+    rig.deliver(report_of(7, view(7, 5, 6, 7)))
+    assert rig.machine.master.accepted == [5, 6, 7]
+
+
+def test_a_master_that_leads_no_further_records_a_run_that_is_not_over() -> None:
+    rig = Rig()
+    rig.recover(1, 2)
+    rig.machine.stood_still(9.0, rig.now)
+    for peer in (1, 2):
+        rig.resume(peer, term=2)
+        rig.quorum_of(report_of(peer, view(7, 1, 2)))
+    records = [each.fence for each in rig.effects if isinstance(each, Persist)]
+    assert [(each.term, each.is_over) for each in records] == [(3, False)]
+
+
+def test_who_leads_a_run_in_the_same_term_once_more_numbers_anew() -> None:
+    """It has led another one meanwhile, and its record is of that."""
+    rig = Rig()
+    rig.recover(1, 2, masters=2)
+    before = rig.machine.master.state.view, rig.machine.master.state.next_peer
+    rig.machine.stood_still(9.0, rig.now)
+    for peer in (8, 9):
+        rig.resume(peer, run="other", masters=2)
+        rig.deliver(report_of(peer, view(7, 8, 9)))
+    assert rig.machine.run == "other"
+    rig.machine.stood_still(9.0, rig.now)
+    rig.recover(1, 2, masters=2)
+    assert (rig.machine.run, rig.machine.master.term) == ("old", 2)
+    assert rig.machine.master.state.view != before[0]
+    assert rig.machine.master.state.next_peer != before[1]
