@@ -61,7 +61,8 @@ class Straggler(_Rivals):
             assert world.now <= end_at, f"{late} waits for a run that has ended without it"
             self._let_time_pass()
         assert "evicted" in late.ended.reason, late.ended
-        world.add()
+        for _ in range(world.options.founders):
+            world.add()
         self._admit_first()
 
     def _until_led(self, nodes: list[Node]) -> None:
