@@ -155,6 +155,9 @@ class Links:
             refusal = offered
             later(node, lambda: self._refused(node, number, refusal))
         else:
+            assert (node.number, link.effect.made_in) not in other.lost_links, (
+                f"{other} takes up a link that it has lost"
+            )
             self._attach(wire, other, offered)
             later(node, lambda: self._attach(wire, node, number), other)
 
@@ -195,4 +198,5 @@ class Links:
         del node.links[number]
         for each in link.wires:
             self.close_wire(each, node)
+        node.broken[number] = link.effect.member.peer, link.effect.made_in
         node.reports.append(("lost", number))

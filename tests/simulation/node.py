@@ -99,6 +99,10 @@ class Node:
     has_news: Callable[[], bool] = lambda: False
     """Whether there is any."""
     links: dict[int, Link] = field(default_factory=dict)
+    broken: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Links that its engine has found broken, and its machine has yet to hear of: the peer, and the view of each."""
+    lost_links: set[tuple[int, int]] = field(default_factory=set)
+    """Those of which it has heard."""
     deferred: list[Callable[[], None]] = field(default_factory=list)
     """Requests of others that wait for the next message of the master or for the end of a freeze."""
     commands: deque[Callable[[], None]] = field(default_factory=deque)

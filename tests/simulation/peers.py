@@ -154,6 +154,8 @@ class Peers:
                 node.machine.op_refused(number, Result.INTERNAL_ERROR, "out of memory")
             else:
                 assert kind == "lost"
+                if number in node.broken:
+                    node.lost_links.add(node.broken.pop(number))
                 node.machine.link_lost(number, "connection reset")
 
     def _start_engine(self, node: Node, effect: ps.StartEngine) -> None:

@@ -14,6 +14,7 @@ from tests.simulation.scene import CLOCK_RATES
 from tests.simulation.trials import (
     ANY,
     CHAINS,
+    CLOSE,
     LATER,
     MEMBERSHIP,
     OUTLIVING,
@@ -33,7 +34,7 @@ TIMEOUT_S = MasterOptions().peer_timeout_s
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, SEEDS))])
 @pytest.mark.parametrize("memory", Memory)
 @pytest.mark.parametrize("masters", [1, 2, 3])
-@pytest.mark.parametrize("trial", dict.fromkeys(OUTLIVING + MEMBERSHIP + LATER + CHAINS + ANY + WITNESSES))
+@pytest.mark.parametrize("trial", dict.fromkeys(OUTLIVING + MEMBERSHIP + LATER + CHAINS + CLOSE + ANY + WITNESSES))
 def test_promises_are_held_to_the_letter(trial: type[Trial], masters: int, memory: Memory, seed: int) -> None:
     _play(trial, masters, memory, seed)
 

@@ -2,7 +2,9 @@
 without one.
 
     a view comes into force when all whose ring it changes have answered, and at least half of the view before
-    its verdicts are about ops of the epoch that it ends, its new links are between its peers
+    its verdicts are about ops of the epoch that it ends, its new links are between its peers; it takes the place of
+    one that is not in force only for something that has happened since; no op is told to be both committed and
+    aborted, and nobody is told twice how one ends
     a link that has been made anew since it was lost stops nothing, and one that breaks again and again is given up
     nobody is put out for a link before the end that dials has said so under this view, while one of the two is absent,
     or, while others may still say more, before some time has passed; nor for a newcomer with whom nobody else fails
@@ -81,6 +83,8 @@ class _Reign:
     """The peers that have said that they leave."""
     waits: dict[int, m.JointCall] = field(default_factory=dict)
     """The calls that peers wait in."""
+    decided: set[tuple[Node, int, int, int]] = field(default_factory=set)
+    """The verdicts that it has told by themselves: peer, epoch, tag and use."""
 
 
 class Conduct:
@@ -245,10 +249,14 @@ class Conduct:
             self._install(node, leader, reign, message)
         elif isinstance(message, m.OpsCommit):
             self._mention((node.group, message.epoch), message.ops)
+            self._decides(node, reign, message.epoch, message.ops)
             if node.group in reign.rings:
                 self._goes_through(reign, reign.rings[node.group].peers)
         elif isinstance(message, m.OpAbort | m.AbortVoteRequest):
-            self._mention((node.group, message.epoch), [m.OpRef(message.tag, message.sequence)])
+            op = m.OpRef(message.tag, message.sequence)
+            self._mention((node.group, message.epoch), [op])
+            if isinstance(message, m.OpAbort):
+                self._decides(node, reign, message.epoch, [op])
             if isinstance(message, m.OpAbort) and message.counts_as_made:
                 self._made[node] = message
                 self._is_noted = True
@@ -260,6 +268,13 @@ class Conduct:
         elif isinstance(message, m.Goodbye):
             self._goodbye(node, leader, reign, message)
 
+    @staticmethod
+    def _decides(node: Node, reign: _Reign, epoch: int, ops: Iterable[m.OpRef]) -> None:
+        for op in ops:
+            verdict = node, epoch, op.tag, op.sequence
+            assert verdict not in reign.decided, f"{node} hears a second verdict on {op} in epoch {epoch}"
+            reign.decided.add(verdict)
+
     def _changes(self, reign: _Reign) -> None:
         if not reign.is_changing:
             reign.is_changing, reign.changing_since = True, self._turn
@@ -268,6 +283,7 @@ class Conduct:
         rings = {ring.group: ring for ring in message.rings}
         if message.view != reign.view:
             assert not self._stale, f"view {message.view} is announced though {self._stale}"
+            self._has_reason(leader, reign, message)
             needed = {pair for ring in reign.rings.values() for pair in _neighbours(ring.peers)}
             for ring in message.rings:
                 still = reign.lost & needed & _neighbours(ring.peers)
@@ -293,8 +309,18 @@ class Conduct:
         epoch = self._epochs.get(node)
         if epoch is not None and rings[node.group].epoch != epoch:
             told = {(op.tag, op.sequence) for op in [*message.commits, *message.aborts]}
+            both = {*message.commits} & {m.OpRef(op.tag, op.sequence) for op in message.aborts}
+            assert not both, f"{node} hears that {both} are committed and aborted"
             unknown = told - self._mentioned.get((node.group, epoch), set())
             assert not unknown or not self._is_last(node, epoch), f"{node} hears of ops that never were: {unknown}"
+
+    def _has_reason(self, leader: Leader, reign: _Reign, message: m.Prepare) -> None:
+        """Check that a view takes the place of another one that is not in force because something has happened since
+        that was announced."""
+        if reign.view in (0, reign.in_force) or reign.lost or reign.flushed:
+            return
+        is_same = self._facts.listed[message.view] == self._facts.listed[reign.view]
+        assert not is_same, f"view {message.view} takes the place of view {reign.view} for nothing"
 
     def _count_relinks(self, reign: _Reign, message: m.Prepare, needed: set[Pair]) -> None:
         """Count how often links are made anew that were lost. One that was ever gone without is made again together

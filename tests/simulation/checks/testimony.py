@@ -2,7 +2,8 @@
 
 the views that it tells of are those that it was told of, and it has answered those that it says it has answered
 verdicts that it has heard, or reached without a master, are among those that it tells, and its ops are done that it
-says are done
+says are done; so are commits of a master that has stopped its ops since, and that its engine lags behind
+it answers a view to the master that has announced it
 the outcomes of joint calls that it tells are those that it has heard
 a state that it offers is the one that it has
 a vote for a commit, or that an op is not done, is true
@@ -40,6 +41,8 @@ class _Known:
     """The epoch of its ring in that view."""
     prepared_in: int = 0
     """The tenure in which it was told of that view."""
+    announced: dict[int, int] = field(default_factory=dict)
+    """The tenure in which it was told of each view."""
     has_answered: bool = False
     """It has answered that view, and no master has ruled it out since."""
     answered: set[int] = field(default_factory=set)
@@ -125,6 +128,7 @@ class Testimony:
         if known.has_answered and known.prepared_in != known.tenure:
             known.answered.add(known.prepared)
         known.prepared, known.prepared_in, known.has_answered = message.view, known.tenure, False
+        known.announced[message.view] = known.tenure
         known.prepared_epoch = next(ring.epoch for ring in message.rings if node.number in ring.peers)
         known.is_meshed = False
         if known.prepared_epoch != known.epoch:
@@ -168,6 +172,8 @@ class Testimony:
         unasked = known.done_unasked
         assert not unasked, f"{node} says that {unasked} are done, of which no master decides"
         if isinstance(message, m.LinksReady):
+            is_asked = known.announced.get(message.view) == known.tenure
+            assert is_asked, f"{node} answers view {message.view}, which this master has not announced to it"
             known.has_answered = known.has_answered or message.view == known.prepared
         elif isinstance(message, m.PreVote):
             self._views(node, self._asked[node], message)
@@ -192,7 +198,7 @@ class Testimony:
                 link.effect.link
                 for link in node.links.values()
                 if link.effect.member.peer == message.peer
-                and link.effect.made_in > message.made_in
+                and link.effect.made_in >= message.made_in
                 and link.is_complete
             ]
             assert not stands, f"{node} says that it has lost its link with peer {message.peer}, which stands"
@@ -278,6 +284,8 @@ class Testimony:
         assert done <= held, f"{node} says that {done - held} are done"
         open_ones = {node.keys[op][2:] for op in node.open_ops if op in node.keys and node.keys[op][1] == known.epoch}
         told = {(op.tag, op.sequence) for op in reply.commits}  # perhaps before its caller hears of it
+        unsaid = (open_ones & known.commits) - told
+        assert not unsaid, f"{node} does not say that {unsaid} are committed, which it is about to end"
         silent = (held & open_ones) - done - told - known.aborts
         assert not silent, f"{node} does not say that {silent} are done"
 

@@ -18,6 +18,7 @@ import random
 from copy import copy
 
 from tests.simulation.master_host import Memory
+from tests.simulation.trials.answers import AnsweredViews, AnswerToTheDead, KeptRing
 from tests.simulation.trials.base import Trial
 from tests.simulation.trials.chain import Chain
 from tests.simulation.trials.forged import ForgedMaster, ForgedReport, ForgedResume
@@ -53,10 +54,21 @@ from tests.simulation.trials.records import LeftOutFirst, OldDisk, SlowHeirs
 from tests.simulation.trials.renewal import Renewal
 from tests.simulation.trials.rivals import Deserted, Farewell, Straggler, TakenApart
 from tests.simulation.trials.slow_voters import SlowVoters
+from tests.simulation.trials.sound_links import FailedOnce, NoNeighbours, OrderlyEnd, SoundLink
 from tests.simulation.trials.split_vote import SplitVote
 from tests.simulation.trials.succession import Succession
 from tests.simulation.trials.torn import TornView
+from tests.simulation.trials.torn_calls import DoubtedInVain, GivenUpInSync, LateFetch, NotYetAccepted, Tie, UnheardEnd
 from tests.simulation.trials.verdicts import TornVerdicts
+from tests.simulation.trials.votes import (
+    CommitUnderVote,
+    GivenUpTwice,
+    LaterAbort,
+    LeftOut,
+    OldQuestion,
+    PromisedBeforeLaunch,
+    StoppedAgain,
+)
 from tests.simulation.trials.waived import CameAndWent, LateVote, Overruled
 from tests.simulation.trials.weak_links import DeadDialer, HopelessLink, MissingLink, WeakLink
 from tests.simulation.trials.witnesses import BroughtUp, HalfHeard, SlowWitness
@@ -65,6 +77,7 @@ from tests.simulation.world import World
 __all__ = [
     "ANY",
     "CHAINS",
+    "CLOSE",
     "LATER",
     "MEMBERSHIP",
     "OUTLIVING",
@@ -149,6 +162,32 @@ RIVALS: tuple[type[Trial], ...] = (Straggler, Deserted, Farewell, TakenApart)
 """Trials of runs that several masters may lead."""
 KIND_SHARE = 0.6
 """The probability that one follows of those for which the masters are of the kind."""
+CLOSE: tuple[type[Trial], ...] = (
+    CommitUnderVote,
+    CommitUnderVote,
+    PromisedBeforeLaunch,
+    LeftOut,
+    LaterAbort,
+    StoppedAgain,
+    GivenUpTwice,
+    OldQuestion,
+    AnsweredViews,
+    AnswerToTheDead,
+    KeptRing,
+    UnheardEnd,
+    NotYetAccepted,
+    GivenUpInSync,
+    LateFetch,
+    DoubtedInVain,
+    Tie,
+    SoundLink,
+    FailedOnce,
+    OrderlyEnd,
+    NoNeighbours,
+)
+"""Trials, for any run, of things that come close upon each other: in other orders nothing comes of them."""
+CLOSE_SHARE = 0.8
+"""The probability that one of these follows in the end."""
 
 
 def play_trial(world: World, rng: random.Random, slack: float, groups: int) -> None:
@@ -186,6 +225,11 @@ def play_trial(world: World, rng: random.Random, slack: float, groups: int) -> N
             trial = chance.choice(kinds)(world, chance, slack, groups)
             if trial.gather():
                 trial.play()
+    chance = random.Random(f"close {seed}")
+    if world.real is None and chance.random() < CLOSE_SHARE and world.accepted:
+        trial = chance.choice(CLOSE)(world, chance, slack, groups)
+        if trial.gather():
+            trial.play()
 
 
 def _of_kind(world: World) -> tuple[type[Trial], ...]:

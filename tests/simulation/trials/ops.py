@@ -280,7 +280,7 @@ class NeverCalled(_Ops):
         self._be_whole()
 
 
-class _WithoutMaster(_Ops):
+class WithoutMaster(_Ops):
     """All masters die, at once and for good, until some begin anew."""
 
     def _kill_all(self, lost: int = LOST) -> None:
@@ -297,7 +297,7 @@ class _WithoutMaster(_Ops):
         world.run()
 
 
-class HalfFetched(_WithoutMaster):
+class HalfFetched(WithoutMaster):
     """A master dies in a sync, when somebody has half of the state that was elected: nobody is given that half."""
 
     def play(self) -> None:
@@ -326,7 +326,7 @@ class HalfFetched(_WithoutMaster):
         self._be_whole()
 
 
-class HeardOfNoEnd(_WithoutMaster):
+class HeardOfNoEnd(WithoutMaster):
     """A master dies when newcomers have come, before it tells that the call is over by which they came."""
 
     def play(self) -> None:

@@ -28,7 +28,7 @@ LED_TIMEOUTS = 20.0
 TAG = 18
 
 
-class _WeakLinks(Membership):
+class WeakLinks(Membership):
     def _without_need(self, nodes: list[Node]) -> list[tuple[Node, Node]]:
         """Return the pairs whose link no ring needs, in a group that is a mesh."""
         if not nodes[0].view.is_meshed or any(node.site for node in nodes):
@@ -64,7 +64,7 @@ class _WeakLinks(Membership):
             assert node.ended is None, f"{node} is put out: {node.ended}"
 
 
-class MissingLink(_WeakLinks):
+class MissingLink(WeakLinks):
     """Two peers cannot connect, and no ring needs their link: the pair is tried again, ever more rarely; no epoch
     begins for a link that cannot be made; and once it can be made, one begins at a joint call."""
 
@@ -157,7 +157,7 @@ class MissingLink(_WeakLinks):
             self._drain()
 
 
-class DeadDialer(_WeakLinks):
+class DeadDialer(WeakLinks):
     """The two ends of a link make all of theirs anew. One dies that is to dial them, and is missed at once: whoever
     waits for it to dial cannot tell."""
 
@@ -186,7 +186,7 @@ class DeadDialer(_WeakLinks):
         self._be_whole()
 
 
-class WeakLink(_WeakLinks):
+class WeakLink(WeakLinks):
     """A link that no ring needs breaks again and again, without an op in between: the group goes without it."""
 
     def play(self) -> None:
@@ -204,7 +204,7 @@ class WeakLink(_WeakLinks):
         self._be_whole()
 
 
-class HopelessLink(_WeakLinks):
+class HopelessLink(WeakLinks):
     """Two neighbours lose their link and are refused another one, while nothing is heard of a third one's: one of the
     two is put out before that is known."""
 
