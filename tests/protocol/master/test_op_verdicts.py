@@ -190,6 +190,18 @@ def test_what_a_survivor_has_committed_is_told_to_those_who_have_not() -> None:
     assert prepare.commits == [OpRef(TAG, 4)]
 
 
+def test_an_abort_that_a_survivor_has_heard_stands_though_all_are_done() -> None:
+    rig = Rig(0, 0, 0)
+    for peer in (1, 2):
+        rig.hear(peer, m.OpsDone(2, [OpRef(TAG, 0)]))
+    rig.lose(3)
+    rig.hear(1, m.FlushReply(flush_of(rig), [], [], [m.Aborted(TAG, 0, Result.TIMEOUT, "late")]))
+    rig.hear(2, m.FlushReply(flush_of(rig), [OpRef(TAG, 0)]))
+    (prepare,) = rig.told(2)
+    assert isinstance(prepare, m.Prepare)
+    assert (prepare.commits, [op.reason for op in prepare.aborts]) == ([], ["late"])
+
+
 def test_who_has_used_very_many_tags_is_given_a_new_epoch() -> None:
     rig = Rig(0, 0)
     rig.hear(1, m.TagsUsed(2, 40_000))

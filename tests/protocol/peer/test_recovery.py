@@ -56,6 +56,33 @@ def test_what_was_answered_to_masters_before_the_last_one_is_reported() -> None:
     assert report(6, 40).answered == []
 
 
+def test_an_answer_to_a_view_that_was_ruled_out_is_told_no_more() -> None:
+    """It would need a majority of its own under the next master, though it is in force nowhere."""
+    rig = Rig()
+    rig.machine.outlives_masters = True
+    rig.join([1, 2, 3])
+    rig.hear(prepare([2], 3))
+    rig.machine.master_lost("gone")
+    rig.hear(m.VoteRequest(2), m.Resumed(2, 5.0, [1]))
+    rig.machine.master_lost("gone, too")
+    *_, summary = said(rig.hear(m.PreVoteRequest()))
+    assert isinstance(summary, m.PreVote)
+    assert summary.prepared is not None
+    assert not summary.prepared.answered
+
+
+def test_ops_of_a_ring_that_a_prepared_view_keeps_are_not_settled() -> None:
+    """They run on, and the next master has to flush them if its view changes the ring."""
+    rig = Rig()
+    rig.machine.outlives_masters = True
+    rig.join([1, 2, 3])
+    rig.hear(m.Prepare(2, [], [m.Ring(0, 1, [1, 2, 3])], [], [], [], []))
+    rig.machine.master_lost("gone")
+    *_, summary = said(rig.hear(m.PreVoteRequest()))
+    assert isinstance(summary, m.PreVote)
+    assert (summary.prepared is not None, summary.is_settled) == (True, False)
+
+
 def test_who_says_where_it_stands_follows_nobody_yet() -> None:
     rig = Rig()
     rig.machine.outlives_masters = True
