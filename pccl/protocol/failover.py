@@ -540,7 +540,7 @@ class Failover:
 
     def _found(self) -> None:
         """Let those who wait found a run, unless peers of one are here, or have them ask the other masters first."""
-        if not self._claims and self._founding.may_found(self._known.fence, self._now):
+        if not self._claims and self._founding.try_to_found(self._known.fence, self._now):
             for connection in self._founding.take_those_with_others():
                 self._dismiss(connection, m.Elsewhere("it leads no run; another master may do so by now"))
             self._release_held()

@@ -125,8 +125,8 @@ class Founding:
     def is_waiting(self, now: float) -> bool:
         return now < self.birth_at
 
-    def may_found(self, fence: Fence | None, now: float) -> bool:
-        """Whether newcomers are here that may found a run now. If rule 3 lets them, the fence's run is over."""
+    def try_to_found(self, fence: Fence | None, now: float) -> bool:
+        """Return whether newcomers are here that found a run now. If rule 3 lets them, the fence's run is over."""
         if not self._held or now < self._founds_at(fence):
             return False
         if now < self.birth_at:
