@@ -191,6 +191,27 @@ def test_nothing_is_due_while_an_absent_peer_is_waited_for() -> None:
     assert 2 not in rig.master.accepted
 
 
+def test_nothing_is_due_while_another_group_stops_its_ops() -> None:
+    """Two say that they cannot be linked, and somebody of another group dies before more is known. The rest of that
+    group is slow to stop its ops, and the time passes at which one of the two would have been evicted."""
+    rig = Rig(0, 0, 0, 0, 1, 1)
+    rig.hear(1, m.LinkLost(rig.master.state.view, 2, "reset"))
+    for peer in rig.master.accepted:
+        for flush in [message for message in rig.told(peer) if isinstance(message, m.Flush)]:
+            effects = rig.effects
+            rig.hear(peer, m.FlushReply(flush.flush, []))
+            rig.effects = effects + rig.effects
+    rig.hear(2, m.LinkFailed(rig.master.state.view, 1, "no answer"))
+    due_at = rig.master.evidence_due_at
+    assert due_at is not None
+    rig.lose(6)
+    assert any(isinstance(message, m.Flush) for message in rig.told(5))
+    rig.tick(due_at + 0.5)
+    assert rig.peers == [1, 2, 3, 4, 5]
+    due = rig.master.deadline()
+    assert due is None or due > rig.now
+
+
 def test_links_that_end_with_a_goodbye_are_not_reported_as_lost() -> None:
     """The others notice that it closes its links before the master reads its goodbye."""
     rig = Rig(0, 0, 0)
