@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import signal
 import sys
 import time
 import traceback
@@ -77,6 +78,7 @@ def main() -> int:
     parser.add_argument("--sanitize", metavar="LIST", help="build the real engine so, such as address,undefined")
     parser.add_argument("--plan", type=_plan, help="play this plan only")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the processes that play end with this one
     if options.sanitize:
         sanitized(options.sanitize)
     engine = options.engine
