@@ -39,14 +39,30 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = parser().parse_args(argv)
-    run: Callable[[argparse.Namespace], int] = arguments.run
     try:
-        return run(arguments)
+        return _call(argv)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read has enough. The interpreter would complain when it empties the stream at its end.
+        # Whoever read has enough. The interpreter would complain when it empties the stream again at its end.
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
         return 141
+
+
+def _call(argv: Sequence[str] | None) -> int:
+    """Run the command until what it has printed is written, which may be all at its end."""
+    try:
+        arguments = parser().parse_args(argv)
+        run: Callable[[argparse.Namespace], int] = arguments.run
+        code = run(arguments)
+    except SystemExit:  # after --help or --version
+        _write_out()
+        raise
+    _write_out()
+    return code
+
+
+def _write_out() -> None:
+    if sys.stdout is not None:
+        sys.stdout.flush()
