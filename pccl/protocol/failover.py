@@ -271,6 +271,8 @@ class Failover:
         if (ended := self._founding.refusal(message)) is not None:
             self._dismiss(connection, ended)
             return
+        if message.run != self.run and message.is_accepted and self.is_leading and self.master.waits_for_founders:
+            self._effects += self.master.dismiss_founders(f"peers of run {message.run!r} have come")
         if self.is_leading and message.run != self.run:
             farewell = m.Elsewhere if message.is_accepted else m.StartOver
             self._dismiss(connection, farewell(f"it leads run {self.run!r} and not {message.run!r}"))
@@ -444,8 +446,7 @@ class Failover:
             for peer, claim in gathering.claims.items()
             if peer in recovered.members
         }
-        unidentified = self.master.unidentified
-        name = f"{self._names}-{self._depositions}"
+        unidentified, name = self.master.unidentified, f"{self._names}-{self._depositions}"
         self.master = take_over(run, gathering.term, self.options, recovered, survivors, self._now, name)
         self._gatherings.clear()
         self._known.forget(run)
@@ -528,9 +529,8 @@ class Failover:
             self._effects += self.master.disconnected(connection, "it is held", self._now)
         elif self.is_standby:
             self._effects += self.master.disconnected(connection, "it is sent away", self._now)
-            self._dismiss(
-                connection, m.Elsewhere(f"a standby, which leads no run{'; ' * bool(self.others)}{self.others}")
-            )
+            text = f"a standby, which leads no run{'; ' * bool(self.others)}{self.others}"
+            self._dismiss(connection, m.Elsewhere(text))
         elif not message.may_found:
             self._effects += self.master.disconnected(connection, "it is sent away", self._now)
             self._dismiss(connection, m.Elsewhere("it leads no run yet"))

@@ -6,7 +6,8 @@ run while another might come back to it.
     1  A fresh master at an address where another may have been lets nobody found a run until `birth_at`. Peers of a run
        would have come by then, for they notice the silence of their master after a peer timeout.
     2  Nobody founds a run while peers of one are here, nor for a peer timeout after the last of them has left: they may
-       be back in a moment.
+       be back in a moment. Newcomers that joined to found one with others, who have not come yet, have founded none. So
+       they begin anew when peers of a run come, who would be sent away for good otherwise, and their run be lost.
     3  A master whose fence names a run that is not over lets nobody found another for as long as peers of that run may
        look for a master. If nobody has come for END_TIMEOUTS, and as many newcomers are here as peers are missing, it
        is these peers that are cut off, or dead, and not this master: then that run is over.

@@ -133,3 +133,25 @@ def test_as_many_as_found_a_run_go_on_at_a_standby_whose_others_have_left() -> N
     master.say(1, m.Leave(""))
     assert master.machine.is_leading
     assert master.told(2)[:2] == [m.Welcome, m.Prepare]
+
+
+@pytest.mark.parametrize("masters", [1, 2])
+def test_founders_who_wait_for_others_give_way_to_peers_of_a_run(masters: int) -> None:
+    """They have founded none. Were the peers sent away, theirs would be lost to a newcomer that waits."""
+    master = _Master(Beginning.FOUND, founders=2)
+    assert master.hello(1, masters) == [m.Welcome]
+    assert master.say(2, m.Resume(m.PROTOCOL_VERSION, "old", 1, 1, masters=masters)) == [m.PreVoteRequest]
+    assert master.told(1) == [m.Welcome, m.StartOver]
+    assert Close(1) in master.effects
+    assert master.hello(3, masters) == []
+    master.say(2, m.PreVote(view(7, 1), None, False))
+    master.say(2, m.Vote(2, report_of(1, view(7, 1))))
+    assert master.machine.is_leading
+    assert master.told(3) == [m.Welcome]
+
+
+def test_but_not_to_who_was_never_in_one() -> None:
+    master = _Master(Beginning.FOUND, founders=2)
+    assert master.hello(1) == [m.Welcome]
+    assert master.say(2, m.Resume(m.PROTOCOL_VERSION, "old", 1, 1, masters=2, is_accepted=False)) == [m.StartOver]
+    assert master.told(1) == [m.Welcome]
