@@ -17,7 +17,6 @@ The same contents can be an `.npz`, for programs that read such files.
 from __future__ import annotations
 
 import fcntl
-import io
 import json
 import math
 import os
@@ -33,6 +32,8 @@ from typing import Any, BinaryIO
 import blake3
 import numpy as np
 from numpy.typing import NDArray
+
+from pccl.training.tensors.npz import arrays_of
 
 Bytes = NDArray[np.uint8]
 
@@ -328,8 +329,7 @@ def _read_npz(file: BinaryIO, path: Path) -> Contents:
     """An archive without a header comes back without metadata."""
     content = file.read()
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            arrays = dict(archive)
+        arrays = arrays_of(content)
         header = json.loads(arrays.pop(HEADER).tobytes()) if HEADER in arrays else None
         dtypes = header["dtypes"] if header is not None else {}
         entries = {name: _entry(array, dtypes.get(name)) for name, array in arrays.items()}

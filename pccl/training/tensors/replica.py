@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl._floating_point import default_environment
+from pccl.training.tensors.npz import arrays_of
 from pccl.training.tensors.shards import describe, local_shard
 from pccl.training.tensors.torch_arithmetic import default_torch_arithmetic
 
@@ -152,8 +153,7 @@ class ArrayReplica(ArrayPart):
         return any(parameter is array for array in self._arrays)
 
     def unpack(self, data: bytes) -> Any:
-        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            return dict(archive)
+        return arrays_of(data)
 
 
 class TorchPart:
