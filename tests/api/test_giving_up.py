@@ -92,8 +92,9 @@ class Attempt:
             try:
                 handle.result(timeout_s)
                 return
-            except PCCLError:
-                if timeout_s is None or handle.done():
+            except PCCLError as error:
+                # It may have come to another end since this wait did.
+                if timeout_s is None or error.result is not Result.TIMEOUT:
                     raise
 
     def _many(self, peer: Communicator) -> None:

@@ -27,7 +27,7 @@ from tests.simulation.trials import (
 from tests.simulation.trials.membership import CONNECTIONS_MAX, PENDING_MAX
 from tests.simulation.world import MASTER, World
 
-SEEDS = 6
+SEEDS = 4
 TIMEOUT_S = MasterOptions().peer_timeout_s
 
 
