@@ -70,6 +70,8 @@ class Run:
     def close(self) -> None:
         for each in self._turns:
             each.send(0)
+        self._master.interrupt()
+        self._master.wait()
 
 
 def interval(ratios: list[float], chance: random.Random) -> tuple[float, float]:
