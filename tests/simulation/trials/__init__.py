@@ -219,17 +219,13 @@ def play_trial(world: World, rng: random.Random, slack: float, groups: int) -> N
         ("any", ANY_SHARE, ANY),
         ("witnesses", WITNESSES_SHARE, WITNESSES if world.masters else ()),
         ("kind", KIND_SHARE, _of_kind(world)),
+        ("close", CLOSE_SHARE, CLOSE),
     ):
         chance = random.Random(f"{name} {seed}")
         if kinds and world.real is None and chance.random() < share and world.accepted:
             trial = chance.choice(kinds)(world, chance, slack, groups)
             if trial.gather():
                 trial.play()
-    chance = random.Random(f"close {seed}")
-    if world.real is None and chance.random() < CLOSE_SHARE and world.accepted:
-        trial = chance.choice(CLOSE)(world, chance, slack, groups)
-        if trial.gather():
-            trial.play()
 
 
 def _of_kind(world: World) -> tuple[type[Trial], ...]:

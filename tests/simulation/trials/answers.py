@@ -5,25 +5,12 @@ from __future__ import annotations
 from pccl.protocol import messages as m
 from pccl.protocol.messages import Kind
 from tests.simulation.master_host import MasterHost
-from tests.simulation.node import Node
 from tests.simulation.trials.chain import Chain
-from tests.simulation.trials.ops import RESETS_MAX, TAG, WithoutMaster
+from tests.simulation.trials.ops import TAG, WithoutMaster
 from tests.simulation.trials.weak_links import WeakLinks
 
 
 class _Answers(Chain, WeakLinks):
-    def _begin_view(self, one: Node, other: Node) -> None:
-        """Have two lose their link, until a view is announced for that."""
-        world = self._world
-        said = len(world.from_masters)
-        for _ in range(RESETS_MAX):
-            if any(isinstance(message, m.Prepare) for _, message in world.from_masters[said:]):
-                break
-            world.break_link(one, other)
-            while world.step():
-                if isinstance(world.from_masters[-1][1], m.Prepare):
-                    break
-
     def _dies(self, leader: MasterHost | None) -> None:
         world = self._world
         for host in world.hosts:
@@ -49,7 +36,7 @@ class AnsweredViews(_Answers):
         one, other, *_ = rng.sample([node for node in nodes if node is not away], 3)
         leader = self._until_led()
         assert leader is not None
-        self._begin_view(one, other)
+        self._break_until(one, other, m.Prepare, at_once=True)
         world.block(away, leader.name)
         self._drain()
         is_away = rng.random() < 0.6
@@ -80,7 +67,7 @@ class AnswerToTheDead(_Answers):
         if not world.masters or self._is_out_of_time or any(node.site for node in world.alive):
             return
         one, other = sorted(rng.sample(nodes, 2), key=lambda node: node.number)
-        self._begin_view(one, other)
+        self._break_until(one, other, m.Prepare, at_once=True)
         for host in world.hosts:
             world.block(host.name, one)
         self._drain()

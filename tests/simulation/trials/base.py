@@ -27,6 +27,8 @@ MARGIN_S = 4.0
 """Seconds that whatever is promised may take longer than promised here, where time passes by `TICK_S`."""
 SEARCH_TIMEOUTS = 6.0
 """Number of peer timeouts in which all peers have come to one of several masters."""
+RESETS_MAX = 40
+"""More resets of all its connections than a link outlives."""
 ADMITTED_S = 30.0
 """Seconds in which a newcomer has found the master that leads."""
 
@@ -215,6 +217,22 @@ class Trial:
                 if isinstance(said[at][1], kind):
                     return
                 at += 1
+
+    def _break_until(self, one: Node, other: Node, kind: type[m.Message], at_once: bool = False) -> None:
+        """Have two lose their link, until a master has said this to somebody. It may outlive resets, if one connection
+        is replaced before the last is found broken. `at_once`: the rest of what is under way is not delivered."""
+        world = self._world
+        said = len(world.from_masters)
+        for _ in range(RESETS_MAX):
+            if any(isinstance(message, kind) for _, message in world.from_masters[said:]):
+                break
+            world.break_link(one, other)
+            if not at_once:
+                self._drain()
+                continue
+            while world.step():
+                if isinstance(world.from_masters[-1][1], kind):
+                    break
 
     def _kill_masters(self) -> None:
         """Kill whoever leads, perhaps between two effects of its machine, and others at times."""

@@ -18,8 +18,6 @@ LED_TIMEOUTS = 20.0
 """Number of peer timeouts in which all are led again for whom nothing is in the way."""
 LOST = 9
 """More messages than are under way to a peer."""
-RESETS_MAX = 40
-"""More resets of all its connections than a link outlives."""
 
 
 class _Ops(Membership):
@@ -100,12 +98,7 @@ class TwoQuestions(_Ops):
         if ops[by] not in by.results:
             world.cancel(by, ops[by])
         self._drain()
-        said = len(world.from_masters)
-        for _ in range(RESETS_MAX):
-            if any(isinstance(message, m.Flush) for _, message in world.from_masters[said:]):
-                break
-            world.break_link(by, other)
-            self._drain()
+        self._break_until(by, other, m.Flush)
         for host in world.hosts:
             world.network.blocked.discard((asked.name, host.name))
         self._drain()

@@ -8,7 +8,7 @@ from pccl.types import Result
 from tests.simulation.node import Node
 from tests.simulation.trials.base import MARGIN_S, TICK_S
 from tests.simulation.trials.membership import Membership
-from tests.simulation.trials.ops import RESETS_MAX, WithoutMaster
+from tests.simulation.trials.ops import WithoutMaster
 
 TIED_MAX = 3
 """Number of peers that as many newcomers may contradict."""
@@ -211,12 +211,7 @@ class DoubtedInVain(_Calls):
         self._until_said(m.SyncPlan)
         self._hear_nothing(donors)
         self._drain()
-        said = len(world.from_masters)
-        for _ in range(RESETS_MAX):
-            if any(isinstance(message, m.Flush) for _, message in world.from_masters[said:]):
-                break
-            world.break_link(one, other)
-            self._drain()
+        self._break_until(one, other, m.Flush)
         self._say_nothing([behind])
         world.network.blocked -= {(host.name, node.name) for host in world.hosts for node in donors}
         self._drain()

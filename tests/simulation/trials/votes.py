@@ -7,7 +7,7 @@ from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.node import Node
 from tests.simulation.trials.base import MARGIN_S, TICK_S
-from tests.simulation.trials.ops import RESETS_MAX, STALLED_S, TAG, WithoutMaster
+from tests.simulation.trials.ops import STALLED_S, TAG, WithoutMaster
 from tests.simulation.trials.weak_links import WeakLinks
 
 
@@ -20,7 +20,7 @@ class _Votes(WithoutMaster):
         if len(nodes) != 3:
             return None
         if in_new_epoch:
-            self._stop(nodes[0], nodes[1])
+            self._break_until(nodes[0], nodes[1], m.Flush)
             self._world.run()
         else:
             self._launch(nodes)  # the fast path is for tags that have been used
@@ -28,16 +28,6 @@ class _Votes(WithoutMaster):
         first = nodes[nodes[0].uses[nodes[0].view.epoch, TAG] % 3]
         one, other = self._rng.sample([node for node in nodes if node is not first], 2)
         return first, one, other
-
-    def _stop(self, one: Node, other: Node) -> None:
-        """Have two lose their link, until the master asks for a flush."""
-        world = self._world
-        said = len(world.from_masters)
-        for _ in range(RESETS_MAX):
-            if any(isinstance(message, m.Flush) for _, message in world.from_masters[said:]):
-                break
-            world.break_link(one, other)
-            self._drain()
 
     def _say_nothing(self, nodes: list[Node]) -> None:
         """What these say gets to no master."""
@@ -86,7 +76,7 @@ class CommitUnderVote(_Votes):
         if ops[by] not in by.results:
             world.cancel(by, ops[by])
         self._drain()
-        self._stop(by, first)
+        self._break_until(by, first, m.Flush)
         assert self._end(ops) is Result.SUCCESS, f"{one} has committed an op, and it is aborted"
 
 
@@ -188,14 +178,14 @@ class StoppedAgain(_Votes):
         world.block(one, other)
         ops = self._launch(nodes)
         self._drain()
-        self._stop(other, first)
+        self._break_until(other, first, m.Flush)
         world.heal()
         world.run()
         assert self._all_end(ops) == {Result.SUCCESS}, f"{one} has committed an op, and it is aborted"
         world.engines.held_back = {self._rng.choice(nodes).name}
         ops = self._launch(nodes)
         self._drain()
-        self._stop(one, other)
+        self._break_until(one, other, m.Flush)
         world.run()
         world.engines.release()
         assert self._end(ops) is Result.RANK_CONNECTION_LOST

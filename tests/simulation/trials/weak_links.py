@@ -10,7 +10,7 @@ from pccl.protocol.master.missing_links import RETRY_S, RETRY_S_MAX
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.node import Node
-from tests.simulation.trials.base import MARGIN_S, TICK_S
+from tests.simulation.trials.base import MARGIN_S, RESETS_MAX, TICK_S
 from tests.simulation.trials.membership import Membership
 
 APART_S = (3.0, 12.0, 40.0, 100.0)
@@ -19,8 +19,6 @@ STEP_S = 2.0
 """The step in which time passes: nobody waits for anything else."""
 BREAKS = 6
 """More than a link is made anew for without an op in between."""
-RESETS_MAX = 40
-"""More resets of all its connections than a link outlives."""
 EVIDENCE_S = 0.5
 """The time for which failures are gathered before somebody is put out for them."""
 LED_TIMEOUTS = 20.0
@@ -168,14 +166,7 @@ class DeadDialer(WeakLinks):
             return
         gone = max(nodes, key=lambda node: node.number)
         one, other, *_ = rng.sample([node for node in nodes if node is not gone], 3)
-        said = len(world.from_masters)
-        for _ in range(RESETS_MAX):
-            if any(isinstance(message, m.Prepare) for _, message in world.from_masters[said:]):
-                break
-            world.break_link(one, other)
-            while world.step():
-                if isinstance(world.from_masters[-1][1], m.Prepare):
-                    break
+        self._break_until(one, other, m.Prepare, at_once=True)
         for _ in range(rng.choice((0, 2, 5, 10, 20))):
             world.step()
         world.kill(gone)
