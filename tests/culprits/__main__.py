@@ -2,7 +2,7 @@
 
     sudo python -m tests.culprits --injections 60 [--seed 1] [--kinds frozen lossy] [--quiet-minutes 5]
 
-Each run is a lab (`tests.wan.lab`) of three to five peers with links, steps and sizes drawn by the seed, in which one
+Each run is a lab (`tests.wan.lab`) of two to five peers with links, steps and sizes drawn by the seed, in which one
 fault after the other is injected, named, and taken away. A name is right if its kind and its culprit are, and it was
 given within 5 s; whatever else is named while the fault is there, or while nothing is wrong, is counted as well.
 `--quiet-minutes` then watches runs without any fault, in which programs have habits: uneven steps, pauses, saving.

@@ -35,9 +35,13 @@ def _way(stage: Stage, chance: Random) -> tuple[str, str]:
 
 
 def slow_steps(stage: Stage, chance: Random) -> Injected:
-    """A peer takes several times as long between ops, and at most a second: it takes four steps to tell."""
+    """A peer takes several times as long between ops, for which the others wait, and at most a second with the op: it
+    takes four steps to tell."""
     name, factor = _peer(stage, chance), chance.choice([3.0, 4.0, 6.0])
-    factor = min(factor + 100 / stage.plan.step_ms, 900 / stage.plan.step_ms)
+    op_ms = stage.plan.op_s * 1e3
+    factor = min(
+        factor + (100 + op_ms) / stage.plan.step_ms, max(900 - op_ms, 2.5 * stage.plan.step_ms) / stage.plan.step_ms
+    )
     stage.peers[name].set_factor(factor)
     return Injected({Name(Kind.SLOW, name, "")}, f"{name} x{factor:.1f}", lambda: stage.peers[name].set_factor(1.0))
 
@@ -82,7 +86,7 @@ def slow_way(stage: Stage, chance: Random) -> Injected:
     way = _way(stage, chance)
     world = len(stage.ring)
     op_bytes = 2 / world * stage.plan.count * 4  # each pair exchanges its parts: these ops are small
-    usual_s = stage.plan.step_ms / 1e3 + 4 * stage.plan.delay_ms / 1e3
+    usual_s = stage.plan.step_ms / 1e3 + stage.plan.op_s
     seconds = min(1.5, usual_s * chance.choice([3.0, 5.0]) + 0.1)
     rate_mbit = op_bytes * 8e-6 / seconds
     return _changed(stage, way, Kind.SLOW_WAY, Path(rate_mbit=rate_mbit), f"{rate_mbit:.1f} Mbit/s")

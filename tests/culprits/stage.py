@@ -19,6 +19,8 @@ from tests.wan.lab import Host, Lab, Link
 
 QUEUE_MS = 100.0
 """What the queue in front of a slow link holds, as most do."""
+UNSHAPED_MBIT = 500.0
+"""About what a way carries that has no limit, where all run on two processors."""
 
 
 class Name(NamedTuple):
@@ -45,12 +47,18 @@ class Plan:
     @classmethod
     def draw(cls, chance: Random) -> Plan:
         return cls(
-            chance.randint(3, 5),
+            chance.randint(2, 5),
             chance.choice([0.2, 1.0, 5.0, 15.0]),
             chance.choice([None, 200.0, 500.0]),
-            chance.choice([30_000, 60_000, 120_000]),
+            chance.choice([30_000, 60_000, 120_000, 400_000, 1_000_000]),
             chance.choice([20.0, 50.0, 100.0, 200.0]),
         )
+
+    @property
+    def op_s(self) -> float:
+        """About how long an op takes: two round trips, and what each peer sends."""
+        sent_bytes = 2 * (self.peers - 1) / self.peers * self.count * 4
+        return 4 * self.delay_ms / 1e3 + sent_bytes * 8e-6 / (self.rate_mbit or UNSHAPED_MBIT)
 
 
 class Peer:
