@@ -187,7 +187,9 @@ def _add_link_metrics(state: RunState, recovered: Recovered, survivors: Mapping[
 def _add_group(state: RunState, found: RecoveredGroup) -> None:
     group = state.groups[found.number] = Group(found.number, list(found.ring), found.epoch)
     group.accepted = sum(state.members[peer].accepted for peer in found.ring)
-    group.missing = {pair for pair in found.missing if pair in topology.linked_pairs(found.former)}
+    pairs = topology.linked_pairs(found.former)
+    group.missing = pairs.intersection(found.missing)
+    group.linked = pairs - group.missing
     group.is_mutual = group.is_meshed
     group.ledger = Ledger(()) if found.is_decided else Ledger(found.former, group.is_mutual)
     group.running = found.is_steady

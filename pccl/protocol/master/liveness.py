@@ -10,7 +10,8 @@ because a connection broke. No single sign can do all three, so there are three:
     3  When a process ends, its heartbeats and its links end, too. So an absent peer without heartbeats is lost at once
        when all its observers, and at least one, have lost their links with it, or failed to make them. Its observers
        are the peers of its ring that have a link with it and are not absent, newcomers only if there is nobody else. A
-       peer that is still making its link is no observer: it may wait for the dead one to dial.
+       peer that is still making its link is no observer: it may wait for the dead one to dial. Nor is one that the loss
+       of another has made its neighbour, until the next view gives it a link.
     4  An absent peer without observers, because it is alone in its group or the others are absent, is kept as in 2: if
        all are gone at once, the network is more likely to have failed here than all of them there.
     5  A pending peer that holds up others, because it is being admitted, is lost as soon as both its connections have
@@ -177,18 +178,18 @@ class Liveness:
             if not members[peer].absence and topology.pair(peer, member.peer) not in linkless
         ]
         found = [peer for peer in found if members[peer].accepted] or found
-        return [
-            peer for peer in found if (peer, member.peer) in self._cut or not self._is_being_made(group, peer, member)
-        ]
+        return [peer for peer in found if (peer, member.peer) in self._cut or self._has_link(group, peer, member)]
 
-    def _is_being_made(self, group: Group, peer: int, member: Member) -> bool:
-        """Whether `peer` is only about to have a link with `member`, as far as it has said. It may be waiting for that
-        peer to dial."""
+    def _has_link(self, group: Group, peer: int, member: Member) -> bool:
+        """Whether `peer` has a link with `member`, as far as it has said: of the ring in force, or of the view that is
+        being prepared, for which it may be waiting for that peer to dial. Whoever becomes its neighbour by a loss has
+        none before that."""
         state = self._state
-        if not state.change.is_preparing or peer not in state.change.awaiting_ready:
-            return False
         pair = topology.pair(peer, member.peer)
-        return pair not in group.linked or state.made_in.get(pair) == state.view
+        if not state.change.is_preparing:
+            return pair in group.linked
+        is_kept = pair in group.linked and state.made_in.get(pair) != state.view
+        return is_kept or peer not in state.change.awaiting_ready
 
     def has_lost_sight(self, but_of: int) -> bool:
         """Whether this master has no heartbeat of most of the accepted peers, and of most of all who have ever sent

@@ -7,6 +7,7 @@ import pytest
 from pccl.protocol import messages as m
 from pccl.protocol.master.effects import Close, TakeHeartbeats
 from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.topology import MESH_PEERS_MAX, neighbours
 from pccl.types import Result
 from tests.protocol.master.rig import HEARTBEATS_FROM, Rig
 
@@ -82,3 +83,29 @@ def test_heartbeats_of_nobody_known_are_refused(hello: m.HeartbeatHello) -> None
     assert isinstance(goodbye, m.Goodbye)
     assert "is not in this run" in goodbye.reason
     assert close == Close(77)
+
+
+@pytest.mark.parametrize(
+    ("peers", "places"),
+    [
+        pytest.param(MESH_PEERS_MAX + 1, (4, 9), id="the rest may be a mesh"),
+        pytest.param(MESH_PEERS_MAX + 4, (4, 5), id="neighbours"),
+        pytest.param(MESH_PEERS_MAX + 4, (4, 6), id="neighbours of one"),
+    ],
+)
+@pytest.mark.parametrize("orderly", [True, False])
+def test_two_who_die_at_once_are_missed_at_once(peers: int, places: tuple[int, int], orderly: bool) -> None:
+    """Whoever comes to be a neighbour by the first one's loss has no link with the other, and knows nothing of it."""
+    rig = Rig(*[0] * peers)
+    ring = list(rig.master.ring(0))
+    gone = [ring[place] for place in places]
+    view = rig.master.state.view
+    lost = [(by, m.LinkLost(view, peer, "reset")) for peer in gone for by in neighbours(ring, peer) if by not in gone]
+    for by, message in lost if orderly else []:
+        rig.hear(by, message)
+    for peer in gone:
+        rig.effects = rig.master.detached(peer, "reset", rig.now)
+        rig.lose(HEARTBEATS_FROM + peer)
+    for by, message in [] if orderly else lost:
+        rig.hear(by, message)
+    assert set(rig.peers).isdisjoint(gone)
