@@ -13,7 +13,8 @@ thread, and the connections of a thread that windows hold back grow by themselve
 
 A link whose connections were all lost is lost at both ends. Each notices at its own time, so the dialer may be
 replacing connections of a link that the other end has dropped, with all that was on its way. Such connections are
-refused: the dialer then loses the last of its own, and the next view has a new link.
+refused, also when the link was made anew meanwhile, even in vain: the dialer then loses the last of its own, and the
+next view has a new link.
 
 Silence. A link between two live peers that carries nothing any more is missed by whichever end has something lying on
 it, after half the peer timeout, and made anew. The other half is for that, so that a path that stays dead is known
@@ -96,6 +97,8 @@ class Links:
         self._last_link = 0
         self._broken: dict[int, m.LinkLost] = {}
         """Links of the installed view that were lost since, by peer."""
+        self._made_in: dict[int, int] = {}
+        """The newest view for which a link was made, by peer, whatever has become of it."""
 
     def welcomed(self, own: int, engine_threads: int, peer_timeout_s: float) -> None:
         """Note what the master has said: this peer's number, and what all of a run have in common."""
@@ -146,6 +149,7 @@ class Links:
         self._target = _Target(view, ring, is_open=True)
         self._members = members
         self._broken = {peer: lost for peer, lost in self._broken.items() if peer in members}
+        self._made_in = {peer: made_in for peer, made_in in self._made_in.items() if peer in members}
 
     def prepare(self, relinked: Collection[int]) -> None:
         """Make the links that the view needs and close those it does not, those with `relinked` peers first."""
@@ -261,9 +265,9 @@ class Links:
             return None
         if peer not in self._members or peer == self._own:
             return f"peer {peer} is not in view {self._target.view}"
+        if made_in < self._made_in.get(peer, 0):
+            return f"the link with peer {peer} was made anew in view {self._made_in[peer]}"
         link = self._links.get(peer)
-        if link is not None and link.made_in > made_in:
-            return f"the link with peer {peer} was made anew in view {link.made_in}"
         lost = self._broken.get(peer)
         if link is None and lost is not None and lost.made_in == made_in:
             return f"the link with peer {peer} of view {made_in} was lost here"
@@ -298,6 +302,7 @@ class Links:
             timeout_s = min(timeout_s, reach_s + GRACE_S)
         if peer in self._broken and self._broken[peer].made_in < made_in:
             del self._broken[peer]
+        self._made_in[peer] = made_in
         self._last_link += 1
         link = self._links[peer] = _Link(self._last_link, peer, made_in, self._begun_with(member), dial)
         self._outbox.act(MakeLink(link.link, member, made_in, link.connections, dial, reach_s, timeout_s))
