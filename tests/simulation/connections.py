@@ -88,6 +88,8 @@ class Control:
     """The master has accepted it."""
     is_hung_up_on: bool = False
     """The master's end is closed; so says the last thing in `inbox`."""
+    is_closed_by_node: bool = False
+    """The node's end is closed; so says the last thing in `outbox`."""
     is_over: bool = False
     """The master has closed it or heard of its end."""
 
@@ -99,8 +101,9 @@ class Control:
 
     def hang_up_by_node(self, lost_bytes: int = 0) -> None:
         """Close the node's end. The last `lost_bytes` of what it had sent do not arrive."""
-        if self.is_over or self.is_reset:
+        if self.is_over or self.is_reset or self.is_closed_by_node:
             return
+        self.is_closed_by_node = True
         while lost_bytes and self.outbox:
             data = self.outbox.pop()
             if len(data) > lost_bytes:

@@ -130,7 +130,7 @@ class Checks:
         elif isinstance(message, m.SyncPlan):
             self._calls.planned(node, message)
         elif isinstance(message, m.VoteRequest):
-            self._leaders.asks(node, company)
+            self._leaders.asks(node, self._takeovers.told_of(process, node.run), company)
         elif isinstance(message, m.JointResult):
             self._results.append((node, message))
             # Whom the master lets go of after that, as when it is deposed by a further loss, has its result.

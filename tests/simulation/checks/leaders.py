@@ -4,7 +4,7 @@ no peer is taken on twice in one term of a run
 where peers know several masters, one process leads a run in a term, whenever that is
 where masters keep on disk what they did, nobody is led on whom a view in force has left out
 no two leaders of a run ever announce a view of the same number, nor ask for a flush of the same number in another term
-where peers know several masters, one asks to be followed only with a majority of the run's last view
+where peers know several masters, one asks to be followed only with a majority of the last view that it was told of
 """
 
 from __future__ import annotations
@@ -47,15 +47,14 @@ class Leaders:
                 is_left_out = last > node.views[-1].view and node.number not in self._facts.listed[last]
                 assert not is_left_out, f"{node} was left out of view {last} of {other} and is led again"
 
-    def asks(self, node: Node, company: list[Node]) -> None:
-        """Check a master that asks a node to follow it (VoteRequest), with all of `company` connected to it."""
+    def asks(self, node: Node, told: tuple[int, frozenset[int]], company: list[Node]) -> None:
+        """Check a master that asks a node to follow it (VoteRequest), with all of `company` connected to it. `told` is
+        the newest view in force that it was told of, with its peers: another master may have put one in force since."""
         if self._facts.addresses == 1:
             return
-        views = [each for each in self._facts.nodes if each.run == node.run and each.views]
-        last = max((each.views[-1].view for each in views), default=0)
-        peers = self._facts.listed.get(last, set())
+        view, peers = told
         here = {each.number for each in company if each.run == node.run}
-        assert 2 * len(peers & here) > len(peers), f"{node} is asked to follow by few of view {last}"
+        assert 2 * len(peers & here) > len(peers), f"{node} is asked to follow by few of view {view}"
 
     def numbers(self, leader: Leader, message: m.Message) -> None:
         """Check that a number is that of one leader: an answer to another, or its view, must not be taken for its."""

@@ -29,6 +29,7 @@ from tests.simulation.node import Key, Node
 
 Ref = tuple[int, int]
 """The name of an op within its epoch: tag and sequence."""
+NO_VIEW: tuple[int, frozenset[int]] = (0, frozenset())
 COMMIT = 0
 """The verdict on an op that is committed; that on others is their code."""
 Reports = Mapping[int, m.RecoveryReport]
@@ -127,7 +128,7 @@ class Takeovers:
             if summary.installed is not None:
                 self._here.setdefault(process, {})[control] = summary.installed.view
                 key = process, control.node.run
-                if summary.installed.view > self._heard_of.get(key, (0, frozenset()))[0]:
+                if summary.installed.view > self._heard_of.get(key, NO_VIEW)[0]:
                     self._heard_of[key] = summary.installed.view, _peers(summary.installed.rings)
             if isinstance(message, m.Vote):
                 self._votes.setdefault(process, {})[control] = message
@@ -140,6 +141,10 @@ class Takeovers:
         """Note that a connection is over at its master."""
         self._votes.get(control.host.process, {}).pop(control, None)
         self._here.get(control.host.process, {}).pop(control, None)
+
+    def told_of(self, process: int, run: str) -> tuple[int, frozenset[int]]:
+        """Return the newest view in force of a run that a process was told of since it led it last, with its peers."""
+        return self._heard_of.get((process, run), NO_VIEW)
 
     def _of(self, control: Control | None) -> _Takeover | None:
         """Return the takeover by which a master has taken on whoever is at a connection."""
@@ -211,9 +216,7 @@ class Takeovers:
             key = process, run
             is_informed = self._is_fenced or self._facts.is_one_name or key in self._has_led
             self._has_led.add(key)
-            self._now = _Takeover(
-                process, run, message.term, reports, self._heard_of.pop(key, (0, frozenset())), is_informed
-            )
+            self._now = _Takeover(process, run, message.term, reports, self._heard_of.pop(key, NO_VIEW), is_informed)
             self._last[process] = self._now
         vote = votes.get(control)
         assert vote is not None, f"{control.node} is led on and has not voted"

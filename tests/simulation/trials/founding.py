@@ -23,7 +23,7 @@ class Newcomers(Trial):
         safe_s = self._timeout_s + BIRTH_MARGIN_S  # a master without a record lets nobody found a run for so long
         if self._is_fenced:
             safe_s = END_TIMEOUTS * self._timeout_s
-        count = rng.randint(1, n + 1)
+        count = min(rng.randint(1, n + 1), world.options.pending_max)
         if self._is_fenced and count < n:
             safe_s = MASTER_TIMEOUT_S  # it knows of more peers than those that have come
         away_s = rng.choice((0.2, 0.6, 0.85)) * safe_s / self._slack**2
@@ -77,6 +77,8 @@ class Heirs(Trial):
         world, rng = self._world, self._rng
         peers = world.accepted
         n = len(peers)
+        if max(n + 1, world.checks.largest_view) > world.options.pending_max:
+            return
         for host in world.hosts:
             if not host.is_dead:
                 world.kill_master(host)
@@ -132,7 +134,7 @@ class Unseated(_BackLate):
         if not host.is_leading:
             return  # another one may take what it has not heard of for no run at all
         dies = self._is_fenced and rng.random() < 0.7
-        count = rng.randint(1, n - 1) if dies else rng.randint(1, n)
+        count = min(rng.randint(1, n - 1) if dies else rng.randint(1, n), world.options.pending_max)
         safe_s = min(2 * self._timeout_s, self._timeout_s + BIRTH_MARGIN_S)
         if dies:
             safe_s = MASTER_TIMEOUT_S / 2  # fewer come than its record names
@@ -165,7 +167,7 @@ class OneIsBack(_BackLate):
         world, rng = self._world, self._rng
         peers = world.accepted
         n, run, host = len(peers), peers[0].run, world.hosts[0]
-        if not self._is_fenced or n < 2:
+        if not self._is_fenced or not 2 <= n < world.options.pending_max:
             return
         world.kill_master(host)
         for node in peers:
