@@ -19,7 +19,7 @@ from tests.wan.lab import Host, Lab, Link
 
 QUEUE_MS = 100.0
 """What the queue in front of a slow link holds, as most do."""
-UNSHAPED_MBIT = 500.0
+UNSHAPED_MBIT = 150.0
 """About what a way carries that has no limit, where all run on two processors."""
 
 

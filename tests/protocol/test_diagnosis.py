@@ -120,8 +120,13 @@ def test_a_slow_way_of_two_peers_is_named(seed: int) -> None:
     assert world.names() == [(Kind.SLOW_WAY, 2, 1)]
 
 
-@pytest.mark.parametrize(("lying", "full_ms", "named"), [(1.0, 100, []), (1.6, 0, []), (3.0, 0, [(1, 2)])])
-def test_of_two_ways_that_are_alike_none_is_slow(lying: float, full_ms: int, named: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize(
+    ("lying", "full_ms", "round_trip_ms", "named"),
+    [(1.0, 100, 60, []), (1.6, 0, 60, []), (2.2, 0, 30, []), (3.0, 0, 60, [(1, 2)])],
+)
+def test_of_two_ways_that_are_alike_none_is_slow(
+    lying: float, full_ms: int, round_trip_ms: int, named: list[tuple[int, int]]
+) -> None:
     """Two peers that reduce large vectors without pause have no third way to compare with, and on one of the two always
     lies a little more. `lying` is how many times as much on the first, and `full_ms` for how long it was found full."""
     diagnosis = Diagnosis()
@@ -135,12 +140,38 @@ def test_of_two_ways_that_are_alike_none_is_slow(lying: float, full_ms: int, nam
                 full_ms=full * at,
                 delivered=1400 * at,
                 lying_byte_s=int(300_000 * more * at),
-                round_trip_us=60_000 if at > 1 else 21_000,
+                round_trip_us=1000 * round_trip_ms if at > 2 else 21_000,
             )
             report = Report([(EPOCH, at, 0)], 0, 0, links=[link], in_ops_ms=490 * at, at_ms=500 * at)
             diagnosis.reported(peer, 0, report, 100 + at / 2)
         diagnosis.judge(scene, 100 + at / 2)
     assert [(each.peer, each.to) for each in diagnosis.findings(112.0)] == named
+
+
+@pytest.mark.parametrize(("queue_ms", "kind"), [(0, Kind.LOSSY), (60, Kind.SLOW_WAY)])
+def test_a_way_that_loses_packets_in_bursts_is_not_called_slow(queue_ms: int, kind: str) -> None:
+    """It is slow for what it loses, unless the losses are those of a full queue, which a slow way has."""
+    diagnosis = Diagnosis()
+    scene = Scene([GroupScene(0, [1, 2, 3], EPOCH, True)], {}, frozenset())
+    resent = 0
+    for at in range(1, 30):
+        resent += 10 * (at % 12 not in (1, 3, 4, 6, 7))
+        for peer, other in ((1, 2), (2, 3), (3, 1)):
+            is_sick = peer == 1
+            link = LinkReport(
+                other,
+                20_000 * at,
+                busy_ms=(450 if is_sick else 60) * at,
+                delivered=100 * at,
+                resent=resent if is_sick else 0,
+                lying_byte_s=(30_000 if is_sick else 2000) * at,
+                round_trip_us=1000 * (21 + queue_ms * is_sick) if at > 2 else 21_000,
+            )
+            report = Report([(EPOCH, at, 0)], 0, 0, links=[link], in_ops_ms=480 * at, at_ms=500 * at)
+            diagnosis.reported(peer, 0, report, 100 + at / 2)
+        diagnosis.judge(scene, 100 + at / 2)
+        assert {each.kind for each in diagnosis.findings(100 + at / 2)} <= {kind}
+    assert [(each.kind, each.peer, each.to) for each in diagnosis.findings(114.5)] == [(kind, 1, 2)]
 
 
 @few

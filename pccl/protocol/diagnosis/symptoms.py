@@ -52,6 +52,8 @@ LOSS_SHARE = 0.03
 LOSS_SHARE_STILL = 0.015
 RESENT_MIN = 8
 """Number of packets sent again below which there is no telling."""
+LOST_MIN = 4
+"""The same for a way that would be called slow: rather nothing is said of it for a while."""
 QUEUE_FACTOR, QUEUE_MS = 2.0, 10.0
 """A round trip this much longer than the least comes of a queue, which loses packets when it is full."""
 HEAVY_LOSS_SHARE = 0.5
@@ -190,6 +192,8 @@ def slow_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) -> 
         return []
     if len(found) > 1 and not all(map(_queues, found.values())):
         return []
+    if any(map(_loses, found.values())):
+        return []
     others = [share for way, share in busy.items() if way not in hot and (way[1], way[0]) not in hot]
     if not others and not all(_outweighs(way, whole) for way in found):
         return []
@@ -235,11 +239,18 @@ def _loaded_way(group: int, evidence: GroupEvidence, name: Name) -> list[Suspect
 
 def _outweighs(way: Direction, whole: Mapping[Direction, LinkRound]) -> bool:
     """Whether a way stands out from its reverse, where there is no third one: of two that are alike, one always carries
-    or holds a little more."""
+    or holds a little more, and where no queue is, that may be twice as much for seconds."""
     own, reverse = whole[way], whole.get((way[1], way[0]))
     if reverse is None:
         return False
-    return own.busy >= WAY_FACTOR * reverse.busy or own.lying_byte_s > WAY_FACTOR * reverse.lying_byte_s
+    is_queue = _queues(own) or _queues(reverse)
+    return own.busy >= WAY_FACTOR * reverse.busy or (is_queue and own.lying_byte_s > WAY_FACTOR * reverse.lying_byte_s)
+
+
+def _loses(round_: LinkRound) -> bool:
+    """Whether a way loses packets, and not because a queue is full: it may be lossy, and slow for that."""
+    lost = round_.resent >= max(LOST_MIN, LOSS_SHARE_STILL * (round_.delivered + round_.resent))
+    return lost and not _queues(round_)
 
 
 def _queues(round_: LinkRound) -> bool:
