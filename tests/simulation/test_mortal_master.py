@@ -420,6 +420,30 @@ def test_a_run_whose_master_and_one_peer_die_together_goes_on(memory: Memory) ->
     assert world.reduce(nodes[:2]) == [Result.SUCCESS] * 2
 
 
+def test_one_lost_link_is_no_death_when_the_master_is_new() -> None:
+    """A peer that stands still loses its connections to the master and one link, just after a takeover that has changed
+    no view. Two others have a link with it."""
+    world = World(masters=1, memory=Memory.DISK)
+    nodes = [*world.join(0), *world.join(0, 0, 0)]
+    view = nodes[0].view.view
+    world.kill_master()
+    world.restart_master()
+    while world.now < MASTER_TIMEOUT_S and not world.hosts[0].is_leading:
+        world.run()
+        world.wait(0.5)
+    world.run()
+    assert {node.view.view for node in nodes} == {view}
+    world.freeze(nodes[3])
+    world.reset(nodes[3])
+    world.break_heartbeats(nodes[3])
+    world.run_while_any()
+    world.break_link(nodes[0], nodes[3])
+    world.run_while_any()
+    world.thaw(nodes[3])
+    world.run()
+    assert world.reduce(nodes) == [Result.SUCCESS] * 4
+
+
 def _led_by(world: World, seconds: float) -> None:
     end_at = world.now + seconds
     while world.now < end_at:
