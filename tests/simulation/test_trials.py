@@ -20,6 +20,7 @@ from tests.simulation.trials import (
     OUTLIVING,
     RECORDED,
     RIVALS,
+    SUCCESSORS,
     WAIVED,
     WITNESSES,
     Trial,
@@ -34,7 +35,9 @@ TIMEOUT_S = MasterOptions().peer_timeout_s
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, SEEDS))])
 @pytest.mark.parametrize("memory", Memory)
 @pytest.mark.parametrize("masters", [1, 2, 3])
-@pytest.mark.parametrize("trial", dict.fromkeys(OUTLIVING + MEMBERSHIP + LATER + CHAINS + CLOSE + ANY + WITNESSES))
+@pytest.mark.parametrize(
+    "trial", dict.fromkeys(OUTLIVING + MEMBERSHIP + LATER + CHAINS + CLOSE + ANY + WITNESSES + SUCCESSORS)
+)
 def test_promises_are_held_to_the_letter(trial: type[Trial], masters: int, memory: Memory, seed: int) -> None:
     _play(trial, masters, memory, seed)
 
@@ -54,10 +57,20 @@ def test_promises_are_held_where_masters_are_of_a_kind(
     _play(trial, masters, memory, seed)
 
 
-def _play(trial: type[Trial], masters: int, memory: Memory, seed: int) -> None:
+@pytest.mark.parametrize("memory", Memory)
+@pytest.mark.parametrize("masters", [1, 2, 3])
+@pytest.mark.parametrize("founders", [2, 3])
+@pytest.mark.parametrize("trial", dict.fromkeys(SUCCESSORS))
+def test_promises_are_held_where_several_found_a_run(
+    trial: type[Trial], founders: int, masters: int, memory: Memory
+) -> None:
+    _play(trial, masters, memory, founders, founders)
+
+
+def _play(trial: type[Trial], masters: int, memory: Memory, seed: int, founders: int = 1) -> None:
     clocks = random.Random(seed) if seed % 3 == 0 else None
     slack = 1 / CLOCK_RATES[0] if clocks is not None else 1.0
-    options = MasterOptions(connections_max=CONNECTIONS_MAX, pending_max=PENDING_MAX)
+    options = MasterOptions(connections_max=CONNECTIONS_MAX, pending_max=PENDING_MAX, founders=founders)
     world = World(
         random.Random(seed),
         options=options,
@@ -66,7 +79,8 @@ def _play(trial: type[Trial], masters: int, memory: Memory, seed: int) -> None:
         memory=memory,
         clocks=clocks,
     )
-    world.add()
+    for _ in range(founders):
+        world.add()
     world.admit_all()
     played = trial(world, random.Random(f"trial {seed}"), slack, groups=1 + seed % 2)
     if played.gather():

@@ -22,8 +22,8 @@ from tests.simulation.trials.answers import AnsweredViews, AnswerToTheDead, Kept
 from tests.simulation.trials.base import Trial
 from tests.simulation.trials.chain import Chain
 from tests.simulation.trials.forged import ForgedMaster, ForgedReport, ForgedResume
-from tests.simulation.trials.founders import Founders, LostFounder, OtherVersion
-from tests.simulation.trials.founding import Heirs, Newcomers, OneIsBack, Unseated
+from tests.simulation.trials.founders import Founders, LeftStandby, LostFounder, OtherVersion
+from tests.simulation.trials.founding import Heirs, LedElsewhere, Newcomers, NewDisk, OneIsBack, TooFew, Unseated
 from tests.simulation.trials.interruptions import Departures, Few, Outage, Standstill
 from tests.simulation.trials.membership import (
     AbsentNewcomer,
@@ -52,11 +52,13 @@ from tests.simulation.trials.ousted import Ousted
 from tests.simulation.trials.probation import Probation
 from tests.simulation.trials.records import LeftOutFirst, OldDisk, SlowHeirs
 from tests.simulation.trials.renewal import Renewal
+from tests.simulation.trials.reports import LossyWay, SlowPeer, TwoWays
 from tests.simulation.trials.rivals import Deserted, Farewell, Straggler, TakenApart
 from tests.simulation.trials.slow_voters import SlowVoters
 from tests.simulation.trials.sound_links import FailedOnce, NoNeighbours, OrderlyEnd, SoundLink
 from tests.simulation.trials.split_vote import SplitVote
 from tests.simulation.trials.succession import Succession
+from tests.simulation.trials.successors import Elders, LastOfAll, NeededAgain, OneByOne, OneLink, ResetTogether
 from tests.simulation.trials.torn import TornView
 from tests.simulation.trials.torn_calls import DoubtedInVain, GivenUpInSync, LateFetch, NotYetAccepted, Tie, UnheardEnd
 from tests.simulation.trials.verdicts import TornVerdicts
@@ -83,6 +85,7 @@ __all__ = [
     "OUTLIVING",
     "RECORDED",
     "RIVALS",
+    "SUCCESSORS",
     "WAIVED",
     "WITNESSES",
     "Trial",
@@ -189,6 +192,15 @@ CLOSE: tuple[type[Trial], ...] = (
 CLOSE_SHARE = 0.8
 """The probability that one of these follows in the end."""
 
+SUCCESSORS: tuple[type[Trial], ...] = (
+    *(Elders, NeededAgain, OneByOne, OneLink, ResetTogether),
+    *(LedElsewhere, NewDisk, TooFew, TooFew, LeftStandby, LastOfAll),
+    *(LossyWay, LossyWay, SlowPeer, TwoWays, TwoWays),
+)
+"""Trials, for any run, of what a new master knows and newcomers ask, and of what peers report."""
+SUCCESSORS_SHARE = 0.6
+"""The probability that one of these follows in the end."""
+
 
 def play_trial(world: World, rng: random.Random, slack: float, groups: int) -> None:
     """Play one trial in a run that is whole. The slowest clock may take `slack` seconds for one of its own."""
@@ -220,6 +232,7 @@ def play_trial(world: World, rng: random.Random, slack: float, groups: int) -> N
         ("witnesses", WITNESSES_SHARE, WITNESSES if world.masters else ()),
         ("kind", KIND_SHARE, _of_kind(world)),
         ("close", CLOSE_SHARE, CLOSE),
+        ("successors", SUCCESSORS_SHARE, SUCCESSORS),
     ):
         chance = random.Random(f"{name} {seed}")
         if kinds and world.real is None and chance.random() < share and world.accepted:

@@ -108,6 +108,44 @@ class LostFounder(Trial):
         self._be_whole()
 
 
+class LeftStandby(Trial):
+    """A standby leads the run while the first master has begun anew, and too few founders have come to it when all
+    others leave. Those who come later find the first master, which founds runs: all found one there."""
+
+    def play(self) -> None:
+        world, rng = self._world, self._rng
+        peers, count = world.accepted, world.options.founders
+        if world.addresses == 1 or count < 2:
+            return
+        first, run = world.hosts[0], peers[0].run
+        if first.is_leading:
+            world.kill_master(first)
+        for host in world.hosts[1:]:
+            if host.is_dead:
+                world.restart_master(host)
+        self._all_are_led(peers, run, (MARGIN_S + (SEARCH_TIMEOUTS + 2) * self._timeout_s) * self._slack)
+        if not first.is_dead:
+            world.kill_master(first)
+        first.fence = None
+        world.restart_master(first)
+        self._pass((self._timeout_s + BIRTH_MARGIN_S) * self._slack + MARGIN_S)
+        early = [world.add(rng.randrange(self._groups)) for _ in range(rng.randint(1, count - 1))]
+        self._drain()
+        self._pass(MARGIN_S)
+        if first.is_leading or not all(node.number for node in early):
+            return
+        for node in peers:
+            world.leave(node)
+        self._drain()
+        late = [world.add(rng.randrange(self._groups)) for _ in range(count - len(early))]
+        end_at = world.now + (self._timeout_s + BIRTH_MARGIN_S + HOLD_S + 2 * MARGIN_S) * self._slack
+        self._drain()
+        while not world.accepted:
+            assert world.now <= end_at, f"{early} and {late} do not find each other"
+            self._let_time_pass()
+        self._be_whole()
+
+
 class OtherVersion(Trial):
     """The master has died, and something of another version is at its address for a while. It sends all away, in words
     that end nobody's session, since it does not know the run."""

@@ -180,3 +180,88 @@ class OneIsBack(_BackLate):
         self._are_held(newcomers, ends_s * rng.uniform(1.15, 1.3))
         self._heals_at = dict.fromkeys(peers, world.now)
         self._all_are_in(peers, newcomers, run)
+
+
+class LedElsewhere(_BackLate):
+    """Newcomers have asked all masters and wait at the first one, which has begun anew. Then peers of a run reach
+    another master, and this one does not hear of them: the newcomers ask once more before they found a run."""
+
+    def play(self) -> None:
+        world, rng = self._world, self._rng
+        peers = world.accepted
+        run, first = peers[0].run, world.hosts[0]
+        if world.addresses == 1 or world.memory is Memory.DISK or any(node.site for node in peers):
+            return  # what is on record would have the newcomers wait for longer
+        for host in world.hosts:
+            if not host.is_dead:
+                world.kill_master(host)
+        for node in peers:
+            self._cut_off(node, MASTER_TIMEOUT_S)
+        self._drain()
+        for host in world.hosts:
+            world.restart_master(host)
+        count = min(world.options.founders + rng.randint(0, 2), world.options.pending_max)
+        newcomers = [world.add(rng.randrange(self._groups)) for _ in range(count)]
+        safe_s = (self._timeout_s + BIRTH_MARGIN_S) / self._slack**2
+        self._are_held(newcomers, rng.uniform(0.1, 0.5) * safe_s)
+        self._heals_at.clear()
+        world.heal()
+        for node in peers:
+            world.cut(node, first.name)
+        self._drain()
+        self._pass((safe_s + HOLD_S + MARGIN_S) * self._slack**2)
+        for node in newcomers:
+            assert node.run in (run, ""), f"{node} is in {node.run}, and {peers} are in {run}"
+        world.heal()
+        self._all_are_in(peers, newcomers, run)
+
+
+class NewDisk(_BackLate):
+    """A master begins anew with a disk on which there is no record. Newcomers that know several masters wait there for
+    peers of a run that another one may have led."""
+
+    def play(self) -> None:
+        world, rng = self._world, self._rng
+        peers = world.accepted
+        run = peers[0].run
+        if world.addresses == 1 or world.memory is not Memory.DISK or any(node.site for node in peers):
+            return
+        for host in world.hosts:
+            if not host.is_dead:
+                world.kill_master(host)
+            host.fence = None
+        for node in peers:
+            self._cut_off(node, MASTER_TIMEOUT_S)
+        self._drain()
+        for host in world.hosts:
+            world.restart_master(host)
+        count = min(rng.randint(1, 2) + world.options.founders, world.options.pending_max)
+        newcomers = [world.add(rng.randrange(self._groups)) for _ in range(count)]
+        self._are_held(newcomers, rng.choice((0.3, 0.85)) * (self._timeout_s + BIRTH_MARGIN_S) / self._slack**2)
+        self._heals_at = dict.fromkeys(peers, world.now)
+        self._all_are_in(peers, newcomers, run)
+
+
+class TooFew(_BackLate):
+    """Too few newcomers to found a run wait for others at a master that has begun anew, when peers of a run come late:
+    the newcomers give way to them, and join them."""
+
+    def play(self) -> None:
+        world, rng = self._world, self._rng
+        peers = world.accepted
+        run, founders = peers[0].run, world.options.founders
+        if founders < 2 or world.memory is Memory.DISK or any(node.site for node in peers):
+            return
+        for host in world.hosts:
+            if not host.is_dead:
+                world.kill_master(host)
+        for node in peers:
+            self._cut_off(node, MASTER_TIMEOUT_S)
+        self._drain()
+        for host in world.hosts:
+            world.restart_master(host)
+        newcomers = [world.add(rng.randrange(self._groups)) for _ in range(rng.randint(1, founders - 1))]
+        waits_s = (self._timeout_s + BIRTH_MARGIN_S + HOLD_S + MARGIN_S) * self._slack
+        self._are_held(newcomers, min(waits_s, MASTER_TIMEOUT_S / 2))
+        self._heals_at = dict.fromkeys(peers, world.now)
+        self._all_are_in(peers, newcomers, run)
