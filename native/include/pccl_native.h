@@ -417,6 +417,7 @@ typedef struct {
     uint32_t rank;
     uint32_t heard_from; /* the rank of heard_ns */
     uint32_t last_from; /* the rank of last_rx_ns */
+    uint32_t awaits; /* a rank that may not have submitted it, as far as is known here; its own: there is none */
     uint8_t collective; /* these as in pccl_op_shape */
     uint8_t dtype;
     uint8_t reduce_op;

@@ -67,12 +67,19 @@ void pccl_match_note_mismatch(pccl_open_ops *ops, pccl_op *op, const pccl_link *
     pccl_match_note_mismatch_of(ops, op, link, pccl_op_rank_behind(op, link->id), theirs);
 }
 
+static void op_note_awaited(const pccl_op *op)
+{
+    if (op->record != NULL)
+        pccl_record_awaits(op->record, pccl_op_awaits(op, op->record->first_rx_ns != 0));
+}
+
 /* A target has said that it has submitted the same op. An op without elements is done by that, so that it is
  * checked like any other. */
 void pccl_match_note_heard(pccl_open_ops *ops, pccl_op_peer *target)
 {
     pccl_op_heard(target);
     pccl_record_heard(target->op->record, ops->recorder.now_ns, target->rank);
+    op_note_awaited(target->op);
     if (pccl_op_is_complete(target->op) && !target->op->is_done)
         pccl_open_ops_note_done(ops, target->op);
     peer_activate(target);
@@ -81,7 +88,10 @@ void pccl_match_note_heard(pccl_open_ops *ops, pccl_op_peer *target)
 void pccl_match_note_arrived(pccl_open_ops *ops, pccl_op *op, const pccl_op_inbound *inbound)
 {
     int has_more = pccl_op_arrived(op, inbound);
+    int is_first = op->record != NULL && op->record->first_rx_ns == 0;
     pccl_record_received(op->record, ops->recorder.now_ns, inbound->from);
+    if (is_first)
+        op_note_awaited(op);
     if (pccl_op_is_complete(op) && !op->is_done)
         pccl_open_ops_note_done(ops, op);
     for (uint32_t i = 0; has_more && i < op->peers_count; i++)

@@ -306,4 +306,14 @@ void pccl_op_unheard(pccl_op_peer *target)
     target->op->peers_unheard++;
 }
 
+uint32_t pccl_op_awaits(const pccl_op *op, int has_received)
+{
+    for (uint32_t i = 0; i < op->peers_count; i++) {
+        const pccl_op_peer *peer = &op->peers[i];
+        if (peer->is_target ? !peer->is_heard : !has_received && op->segments_left > 0)
+            return peer->rank;
+    }
+    return op->request.rank;
+}
+
 int pccl_op_is_complete(const pccl_op *op) { return op->segments_left == 0 && op->peers_unheard == 0; }

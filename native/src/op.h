@@ -232,6 +232,10 @@ uint64_t pccl_op_tx_bytes_planned(const pccl_op *op);
 /* The target has submitted the same op. */
 void pccl_op_heard(pccl_op_peer *target);
 
+/* Returns a rank that may not have submitted the op yet, as far as is known here, or the op's own. A source that is no
+ * target says so by what it sends: `has_received`. */
+uint32_t pccl_op_awaits(const pccl_op *op, int has_received);
+
 /* Nonzero if nothing is missing that DONE waits for. */
 int pccl_op_is_complete(const pccl_op *op);
 

@@ -145,6 +145,7 @@ void pccl_open_ops_add(pccl_open_ops *ops, pccl_op *op)
 {
     int64_t launched_ns = op->launched_ns != 0 ? op->launched_ns : ops->recorder.now_ns;
     op->record = pccl_recorder_begin(&ops->recorder, &op->request, launched_ns, op->caller);
+    pccl_record_awaits(op->record, pccl_op_awaits(op, 0));
     op_begin_time(ops, op);
     pccl_list_append(&ops->open, &op->in_ops);
     pccl_table_insert(&ops->by_id, &op->by_id, pccl_hash_u64(0, op->request.op));

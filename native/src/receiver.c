@@ -175,8 +175,10 @@ static void receiver_on_buffered(pccl_conn_host *host, pccl_unexpected_op *buffe
 
 static void peer_retract_eager(pccl_op_peer *source)
 {
-    if (source->is_target && source->is_heard)
-        pccl_op_unheard(source);
+    if (!source->is_target || !source->is_heard)
+        return;
+    pccl_op_unheard(source);
+    pccl_record_awaits(source->op->record, source->rank);
 }
 
 static void receiver_on_retract(pccl_conn_host *host, pccl_conn *conn)

@@ -62,7 +62,7 @@ pccl_op_record *pccl_recorder_begin(
     record->count = request->shape.count;
     record->launched_ns = launched_ns;
     record->world_size = request->shape.world_size;
-    record->rank = request->rank;
+    record->rank = record->awaits = request->rank;
     record->collective = request->shape.collective;
     record->dtype = request->shape.dtype;
     record->reduce_op = request->shape.reduce_op;

@@ -70,6 +70,13 @@ static inline void pccl_record_heard(pccl_op_record *record, int64_t now_ns, uin
     __atomic_store_n(&record->heard_from, rank, __ATOMIC_RELAXED);
 }
 
+/* From now on the op waits for this rank above all. */
+static inline void pccl_record_awaits(pccl_op_record *record, uint32_t rank)
+{
+    if (record != NULL)
+        __atomic_store_n(&record->awaits, rank, __ATOMIC_RELAXED);
+}
+
 /* This rank is done with the op. */
 static inline void pccl_record_done(pccl_op_record *record, int64_t now_ns)
 {

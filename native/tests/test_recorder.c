@@ -2,8 +2,10 @@
 #include "check.h"
 #include "engine_world.h"
 #include "recorder.h"
+#include "thread.h"
 
 #include <pthread.h>
+#include <sched.h>
 
 enum { RECORDS = 8, COUNT = 96, SEGMENT_BYTES = 64 };
 
@@ -153,6 +155,7 @@ static void check_ended(const pccl_op_record *record, const pccl_op_shape *shape
     CHECK(record->dtype == shape->dtype && record->algorithm == shape->algorithm);
     CHECK(record->tx_bytes > 0 && record->rx_bytes > 0);
     CHECK(record->heard_from != rank && record->heard_from < shape->world_size);
+    CHECK(record->awaits == rank);
     CHECK(record->last_from != rank && record->last_from < shape->world_size);
     CHECK(0 < record->launched_ns);
     CHECK(record->launched_ns <= record->first_tx_ns && record->first_tx_ns <= record->last_tx_ns);
@@ -227,6 +230,48 @@ static void test_an_op_that_waits_can_be_read(void)
     world_close(&w);
 }
 
+static int has_heard(node *n)
+{
+    pccl_op_record read[64];
+    int count = pccl_engine_read_records(n->engine, 0, read, 64);
+    return count > 0 && read[0].heard_ns > 0;
+}
+
+/* Two of three ranks submit an op: each awaits the third one, whatever it hears of the other. */
+static void check_whom_it_awaits(uint8_t algorithm)
+{
+    world w;
+    float values[2][COUNT] = {{0}};
+    pccl_op_shape shape = plain_shape(COUNT, PCCL_FLOAT32, PCCL_SUM, SEGMENT_BYTES, 3);
+    shape.algorithm = algorithm;
+    world_open(&w, 3, 1, 1, 0);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        pccl_op_request request = request_for(&w, rank, 1, &shape);
+        request.send = request.recv = values[rank];
+        CHECK(pccl_engine_submit(w.nodes[rank].engine, &request) == 0);
+    }
+    int64_t end_ns = pccl_now_ns() + 20 * (int64_t)1000000000;
+    uint32_t hearing = algorithm == PCCL_RING ? 0 : 1; /* in a ring a rank hears from the next one */
+    while (!has_heard(&w.nodes[hearing]) && pccl_now_ns() < end_ns)
+        sched_yield();
+    CHECK(has_heard(&w.nodes[hearing]));
+    for (uint32_t rank = 0; rank < 2; rank++)
+        CHECK(record_of(&w.nodes[rank], 1).awaits == 2);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        CHECK(pccl_engine_freeze_op(w.nodes[rank].engine, 1) == 0);
+        node_wait(&w.nodes[rank], PCCL_EVENT_OP_FROZEN, 1);
+        CHECK(pccl_engine_end(w.nodes[rank].engine, 1, PCCL_ABORT) == 0);
+        node_wait(&w.nodes[rank], PCCL_EVENT_OP_ENDED, 1);
+    }
+    world_close(&w);
+}
+
+static void test_who_has_not_submitted_is_awaited(void)
+{
+    check_whom_it_awaits(PCCL_DIRECT);
+    check_whom_it_awaits(PCCL_RING);
+}
+
 int main(void)
 {
     RUN(test_the_last_ops_are_kept);
@@ -236,5 +281,6 @@ int main(void)
     RUN(test_milestones_of_direct_ops);
     RUN(test_milestones_of_rings);
     RUN(test_an_op_that_waits_can_be_read);
+    RUN(test_who_has_not_submitted_is_awaited);
     return check_summary();
 }

@@ -54,7 +54,8 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     last_received_from: int = 0
     """The peer from which that came; 0: not known."""
     joined_ns: int = 0
-    """The last of the peers that send to this one, or get from it, was known to have launched it."""
+    """The last of the peers that send to this one, or get from it, was known to have launched it; 0: not all of them
+    are."""
     joined_last: int = 0
     """That peer; 0: not known."""
     done_ns: int = 0
@@ -70,6 +71,8 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     """"" while it is open, "SUCCESS", "ABORTED", or the name of the `Result` with which it failed."""
     reason: str = ""
     """The text of a failure."""
+    awaited: int = 0
+    """A peer that may not have launched it, as far as is known here; 0: there is none, or it is not known."""
 
     @property
     def name(self) -> tuple[int, int, int]:

@@ -15,7 +15,7 @@ they waited for. A peer without a recording is there, too, with the reason for a
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,18 +35,21 @@ RATES = {"tx_bytes": "sent", "rx_bytes": "received"}
 GAUGES = {"round_trip_us": ("round trip, ms", 1e-3), "stuck_ms": ("stuck, ms", 1.0)}
 """Counters of links that are drawn as they are: their names in the drawing, and what they are multiplied with."""
 Event = dict[str, Any]
+OpName = tuple[int, int, int, int]
+"""The group, and the op's name in it."""
 
 
 def draw(trace: Trace) -> Event:
     """Return the whole trace as a JSON object."""
     known = shifts(trace)
+    absent = _absent_peers(trace)
     start_ns = min(_times(trace, known), default=0)
     events: list[Event] = []
     for peer in trace.peers:
         if peer.recording is None:
-            events += _absent(peer)
+            events += _without_recording(peer)
         else:
-            events += _Drawing(peer, peer.recording, known[peer.peer], start_ns).events()
+            events += _Drawing(peer, peer.recording, known[peer.peer], start_ns, absent).events()
     events += _arrows(trace, known, start_ns)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": _about(trace, known)}
 
@@ -88,7 +91,24 @@ def _times(trace: Trace, known: dict[int, Shift]) -> Iterator[int]:
         yield recording.taken_ns + shift_ns
 
 
-def _absent(peer: PeerTrace) -> list[Event]:
+def _absent_peers(trace: Trace) -> dict[OpName, list[int]]:
+    """Return, for each collective that somebody waits in, the peers whose recordings show that they have not launched
+    it."""
+    recordings = [peer.recording for peer in trace.peers if peer.recording is not None]
+    rings: dict[OpName, list[int]] = {}
+    launched: dict[OpName, set[int]] = defaultdict(set)
+    for recording in recordings:
+        known = dict(recording.rings)
+        for op in recording.ops:
+            name = recording.group, *op.name
+            launched[name].add(recording.peer)
+            if not op.done_ns and not op.tag & PAIR_BIT and op.epoch in known:
+                rings[name] = known[op.epoch]
+    told = {recording.peer for recording in recordings}
+    return {name: [peer for peer in ring if peer in told - launched[name]] for name, ring in rings.items()}
+
+
+def _without_recording(peer: PeerTrace) -> list[Event]:
     name = f"peer {peer.peer} ({peer.name}): no recording: {peer.lack}"
     return [
         {"ph": "M", "pid": peer.peer, "name": "process_name", "args": {"name": name}},
@@ -149,11 +169,19 @@ def _op_lanes(recording: Recording) -> _Lanes:
 class _Drawing:
     """The drawing of one peer."""
 
-    def __init__(self, peer: PeerTrace, recording: Recording, shift: Shift, start_ns: int) -> None:
+    def __init__(
+        self,
+        peer: PeerTrace,
+        recording: Recording,
+        shift: Shift,
+        start_ns: int,
+        absent: Mapping[OpName, Sequence[int]],
+    ) -> None:
         self._peer = peer
         self._recording = recording
         self._shift = shift
         self._start_ns = start_ns
+        self._absent = absent
 
     def _at(self, at_ns: int) -> float:
         return (at_ns + self._shift.shift_ns - self._start_ns) / 1000
@@ -212,6 +240,10 @@ class _Drawing:
             at_ns = until_ns
 
     def _phases(self, op: OpRecord, end_ns: int) -> Iterator[tuple[str, int]]:
+        absent = self._absent.get((self._recording.group, *op.name)) or ([op.awaited] if op.awaited else [])
+        if absent and not op.done_ns:
+            yield f"waits for peer {absent[0]}", end_ns
+            return
         waits_for = f"waits for peer {op.joined_last}" if op.joined_last else "waits for others"
         begun_ns = op.joined_ns or op.first_received_ns
         yield waits_for, begun_ns or (end_ns if not op.done_ns else op.launched_ns)
@@ -242,6 +274,7 @@ class _Drawing:
             "rx_bytes": op.rx_bytes,
             "last_received_from": op.last_received_from,
             "last_to_join": op.joined_last,
+            "awaited": op.awaited,
             **{f"{what}_us": (at_ns - op.launched_ns) / 1000 for what, at_ns in since.items() if at_ns},
         }
 

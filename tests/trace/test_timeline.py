@@ -6,6 +6,8 @@ import json
 from collections import defaultdict
 from typing import Any
 
+import msgspec
+
 from pccl.flight_recorder import LinkSample, OpRecord, PeerTrace, RecordedEvent, Recording, Trace
 from pccl.trace.timeline import TAGS_DRAWN, encode
 
@@ -79,6 +81,30 @@ def test_two_peers_and_an_arrow_from_the_late_one() -> None:
     assert start["id"] == end["id"]
     lanes = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
     assert {(event["pid"], event["tid"]) for event in (start, end)} <= lanes
+
+
+def phases(events: Any, peer: int) -> list[str]:
+    return [each["name"] for each in events["traceEvents"] if each["pid"] == peer and each.get("cat") == "phase"]
+
+
+def test_an_op_waits_for_whoever_may_not_have_launched_it() -> None:
+    """It has heard of another one meanwhile, and has got data of that one."""
+    waiting = msgspec.structs.replace(op(1, 7, 100, joined_us=0), first_received_ns=200 * US, awaited=2)
+    assert phases(drawn(of(recording(1, [waiting]))), 1) == ["waits for peer 2"]
+
+
+def test_who_has_not_launched_an_op_is_known_by_its_own_recording() -> None:
+    """In a ring a peer hears of its neighbours only."""
+    rings = [(3, [1, 2, 3, 4])]
+    ops = {peer: [msgspec.structs.replace(op(peer, 7, 100, joined_us=150), world_size=4)] for peer in (1, 2, 4)}
+    events = drawn(*(of(recording(peer, ops.get(peer, []), rings=rings)) for peer in (1, 2, 3, 4)))
+    assert [phases(events, peer) for peer in (1, 2, 4)] == [["waits for peer 3"]] * 3
+
+
+def test_an_op_that_all_have_launched_moves_data() -> None:
+    rings = [(3, [1, 2])]
+    events = drawn(*(of(recording(peer, [op(peer, 7, 100, joined_us=150, last=1)], rings=rings)) for peer in (1, 2)))
+    assert phases(events, 2) == ["waits for peer 1", "moves data"]
 
 
 def test_a_peer_without_a_recording_is_named() -> None:

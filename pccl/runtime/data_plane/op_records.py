@@ -112,8 +112,11 @@ def joined(
     sizes = {row.op: row.count for row in rows}  # slices have that of the whole, pieces each their own
     received_ns, received_from = latest("last_rx_ns", "last_from")
     joined_ns, joined_last = latest("heard_ns", "heard_from")
-    launched_ns, caller = earliest("launched_ns"), first.caller
     ended_ns = all_by("ended_ns")
+    awaited = next((row.awaits for row in rows if not row.done_ns and row.awaits != row.rank), None)
+    if awaited is not None:
+        joined_ns, joined_last = 0, 0
+    launched_ns, caller = earliest("launched_ns"), first.caller
     outcome = max(row.outcome for row in rows) if ended_ns else lib.PCCL_RECORD_OPEN
     result = {lib.PCCL_RECORD_COMMITTED: "SUCCESS", lib.PCCL_RECORD_ABORTED: "ABORTED"}.get(outcome, "")
     reason, agreed_ns = "", all_by("completed_ns")
@@ -147,4 +150,5 @@ def joined(
         rx_bytes=sum(row.rx_bytes for row in rows),
         result=result,
         reason=reason,
+        awaited=peer(awaited) if awaited is not None else 0,
     )
