@@ -238,6 +238,22 @@ def test_a_timeout_names_tag_and_peers_on_both_sides(elements: int) -> None:
             assert re.search(pattern, str(found)), str(found)
 
 
+@pytest.mark.parametrize("elements", [8, 1 << 20])
+def test_a_timeout_names_whom_this_op_waits_for_and_no_other(elements: int) -> None:
+    """Another one is in flight meanwhile, which waits for somebody else."""
+    with run_of(3) as cluster:
+        x = [np.ones(elements, np.float32) for _ in range(6)]
+        first = [cluster[peer].all_reduce_async(x[peer], op=SUM, tag=1) for peer in (0, 2)]
+        second = [cluster[peer].all_reduce_async(x[3 + peer], op=SUM, tag=2) for peer in (0, 1)]
+        text = str(refusal(partial(first[0].wait, 0.3)))
+        assert re.search(rf"with tag 1 .* waits for peer 2 \({NAME}\), which has not called it", text), text
+        text = str(refusal(partial(second[0].wait, 0.3)))
+        assert re.search(rf"with tag 2 .* waits for peer 3 \({NAME}\), which has not called it", text), text
+        cluster[1].all_reduce(x[1], op=SUM, tag=1)
+        cluster[2].all_reduce(x[5], op=SUM, tag=2)
+        assert all(handle.wait()[0] for handle in [*first, *second])
+
+
 def test_a_timeout_of_two_names_tag_and_peers_on_both_sides() -> None:
     with run_of(2) as cluster:
         error = refusal(partial(cluster[0].recv, ones(), from_=1, tag=4, timeout=0.2))

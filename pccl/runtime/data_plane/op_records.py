@@ -7,7 +7,7 @@ late as the last. Its rank, and those of others, are of the ring of its epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,17 @@ def is_marker(row: Row) -> bool:
 
 def name_of(row: Row) -> Name:
     return row.epoch, row.tag, row.sequence & ((1 << PIECE_SHIFT) - 1)
+
+
+def awaited(rows: Iterable[Row], epoch: int | None, tag: int, ring: Sequence[int]) -> list[int] | None:
+    """Return peers that may not have launched the op that is in flight with a tag, as far as its records tell: not all
+    of them, but one at least if there is any. None: it is the only one in flight, or has no record."""
+    open_rows = [row for row in rows if not row.ended_ns and not is_marker(row)]
+    found = [row for row in open_rows if (row.epoch, row.tag) == (epoch, tag)]
+    if not found or len(found) == len(open_rows):
+        return None
+    ranks = {row.awaits for row in found if not row.done_ns and row.awaits != row.rank}
+    return sorted(ring[rank] for rank in ranks if rank < len(ring))
 
 
 @dataclass(slots=True)

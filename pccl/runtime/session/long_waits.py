@@ -11,7 +11,8 @@ that has yet to start, is looked at by itself.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from pccl.protocol.long_wait import LongWait, where_to_look
 from pccl.protocol.names import NameOf, peer_named, peers_named
@@ -69,11 +70,16 @@ class LongWaits:
             if known is not None and known.is_due(now):
                 self._warn(known, now, whom_of_two(wait, self._counters.waits(), self._name_of))
 
-    def whom(self, tag: int, pair: tuple[int, bool] | None, others: Sequence[int]) -> str:
+    def whom(
+        self, tag: int, pair: tuple[int, bool] | None, others: Sequence[int], awaited: Collection[int] | None
+    ) -> str:
         """Return whom an op waits for, as last counted; `pair` is that of a point-to-point op, `others` take part in
-        it. Any thread."""
+        it, and of these `awaited` are known not to have launched it, some of them at least. None: nothing is known of
+        it alone, and all in flight are looked at together. Any thread."""
         waits = self._counters.waits()
         if pair is None:
+            if awaited is not None:
+                waits = {peer: _of_one(wait, peer in awaited, bool(awaited)) for peer, wait in waits.items()}
             found = whom(waits, self._name_of)
             return f"{peers_named(others, self._name_of)}, or one of them" if found == NOTHING and others else found
         return whom_of_two(OpWait(0, tag, 0.0, pair, False), waits, self._name_of)
@@ -118,6 +124,14 @@ def whom(waits: Mapping[int, LinkWait], name_of: NameOf) -> str:
             break
     reasons += _stuck(waits, name_of)
     return "; ".join(reasons) or NOTHING
+
+
+def _of_one(wait: LinkWait, is_awaited: bool, is_anybody: bool) -> LinkWait:
+    """Return what an op of which it is known whether this peer may not have launched it waits for from the peer.
+    `is_anybody`: there is one that may not have."""
+    if is_anybody and not is_awaited:
+        return replace(wait, unheard_ops=0, inbound_ops=0, undone_ops=0)
+    return replace(wait, unheard_ops=int(is_awaited))
 
 
 def whom_of_two(wait: OpWait, waits: Mapping[int, LinkWait], name_of: NameOf) -> str:

@@ -27,6 +27,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 
@@ -37,6 +38,7 @@ from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.names import peer_named
 from pccl.protocol.recording import Recording
+from pccl.runtime.data_plane import op_records
 from pccl.runtime.data_plane.fast_path import FastPath
 from pccl.runtime.data_plane.interfaces import SessionEngine
 from pccl.runtime.data_plane.pending import PendingOp
@@ -253,6 +255,7 @@ class PeerSession:
             op.tag,
             None if pair is None else (pair.peer, pair.is_sender),
             [peer for peer in others if peer != self._machine.peer],
+            op_records.awaited(self._engine.records(time.monotonic_ns()), op.epoch, op.tag, op.ring),
         )
 
     async def counted_whom(self, op: PendingOp) -> str:
