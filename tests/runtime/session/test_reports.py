@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from pccl import MasterNode, ReduceOp
+from pccl.protocol.history import History
 from pccl.protocol.messages import LinkReport, Report
+from pccl.protocol.traffic import Traffic
 from pccl.runtime.data_plane.events import LinkCounters
 from pccl.runtime.session.reports import EPOCHS_REPORTED, REPEATS, REPORT_S, REPORTS_PER_S_MAX, WorkCounters, interval_s
 from pccl.status import RunStatus, run_status
@@ -40,6 +42,26 @@ def test_an_idle_peer_falls_silent_after_saying_so_for_a_while() -> None:
     assert counters.report(STATS) is None
     counters.op_ended(1, is_committed=True)
     assert counters.report(STATS) is not None
+
+
+@pytest.mark.parametrize("busy_reports", range(1, 12))
+@pytest.mark.parametrize("late_s", [0.0, 0.02, 0.3])
+def test_rates_of_who_carries_nothing_any_more_fall_back_to_0(busy_reports: int, late_s: float) -> None:
+    """Whatever stretch of time the last of them was taken over."""
+    counters, traffic = WorkCounters(), Traffic(History())
+    counters.link_made(1, 2)
+    now, sent = 100.0, 0
+    while True:
+        sent += 1_000_000 if busy_reports > 0 else 0
+        busy_reports -= 1
+        counters.link_counted(LinkCounters(1, sent, 0, 0, 0, 0))
+        report = counters.report({**STATS, "tx_payload_bytes": sent}, 1, now)
+        if report is None:
+            break
+        traffic.reported(1, 0, report, now)
+        now += REPORT_S + late_s
+    found = traffic.of(1)
+    assert (found.tx_bytes_per_s, [link.tx_bytes_per_s for link in found.links]) == (0.0, [0.0])
 
 
 def test_another_master_is_told_anew() -> None:
