@@ -189,7 +189,8 @@ class OneByOne(_Successors):
             if host not in hosts and not host.is_dead:
                 world.kill_master(host)
         name, everybody = hosts[0].name, world.accepted
-        gap_s, deaf_s = rng.uniform(0.1, 0.6) * self._timeout_s, rng.uniform(1.05, 2.0) * self._timeout_s * self._slack
+        span_s = rng.uniform(0.3, 1.8) * self._timeout_s  # else the first are lost before the last give it up
+        gap_s, deaf_s = span_s / len(everybody), rng.uniform(1.05, 2.0) * self._timeout_s * self._slack
         turns = [(at * gap_s + after, node) for at, node in enumerate(everybody) for after in (0.0, deaf_s)]
         begun_at = world.now
         for at, node in sorted(turns, key=lambda turn: turn[0]):
