@@ -13,11 +13,11 @@ may come here before an earlier one, which some have committed and others have s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from pccl.protocol.completion import is_mutual
 from pccl.protocol.messages import OpRef
-from pccl.protocol.point_to_point import participants, ranks_of
+from pccl.protocol.point_to_point import call_of, participants, ranks_of
 
 DECIDED_TAGS_MAX = 100_000
 """Number of tags whose last verdict is remembered. Late messages only concern the most recent verdicts."""
@@ -92,6 +92,15 @@ class Ledger:
     def holders(self, op: OpRef) -> frozenset[int]:
         """Peers that have said done to an undecided op."""
         return frozenset(self._done.get(op, ()))
+
+    def missing(self, op: OpRef, peer: int) -> tuple[str, Iterator[int]]:
+        """Return as what a peer has called the op that it waits in, and who is not done with it."""
+        holders, ranks = self.holders(op), ranks_of(op.tag)
+        if ranks is None:
+            return "op", (each for each in self._order if each not in holders)
+        needed = participants(op.tag, self._order)
+        rank = self._order.index(peer) if peer in needed else -1
+        return call_of(op.tag, rank), (each for each in self._order if each in needed - holders - {peer})
 
     @property
     def undecided(self) -> int:

@@ -43,6 +43,12 @@ def callers_tag(tag: int) -> int:
     return tag & PAIR_TAG_MAX if tag & PAIR_BIT else tag
 
 
+def call_of(tag: int, rank: int) -> str:
+    """Return as what the peer with this rank has called an op: "send", "recv", or "op" where all take part."""
+    ranks = ranks_of(tag)
+    return "op" if ranks is None else "send" if ranks[0] == rank else "recv"
+
+
 def participants(tag: int, ring: Sequence[int]) -> frozenset[int]:
     """Return the peers of the group whose op it is: nobody, if it names ranks that are not there."""
     ranks = ranks_of(tag)

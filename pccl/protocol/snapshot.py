@@ -10,6 +10,7 @@ from pccl.protocol.master.machine import Master
 from pccl.protocol.master.options import NAMED_MAX
 from pccl.protocol.master.run_state import Group, Member, RunState
 from pccl.protocol.messages import Kind
+from pccl.protocol.point_to_point import callers_tag
 from pccl.protocol.status import GroupStatus, LinkFigures, MemberStatus, RunStatus, StalledOp, Waiting
 from pccl.protocol.topology import ring_links
 
@@ -104,12 +105,11 @@ def _stalled(group: Group) -> dict[int, list[StalledOp]]:
     found: dict[int, list[StalledOp]] = {}
     ledger: Ledger = group.ledger
     for op, stuck in ledger.stalled.items():
-        holders = ledger.holders(op)
-        stalled = StalledOp(op.tag, op.sequence, _first(peer for peer in group.ring if peer not in holders))
         for peer in stuck:
             ops = found.setdefault(peer, [])
             if len(ops) < STALLED_OPS_MAX:
-                ops.append(stalled)
+                call, missing = ledger.missing(op, peer)
+                ops.append(StalledOp(callers_tag(op.tag), op.sequence, _first(missing), call))
     return found
 
 

@@ -9,6 +9,7 @@ from pccl.protocol import messages as m
 from pccl.protocol.codec import LENGTH_BYTES, MESSAGE_BYTES_MAX, decode_body, encode
 from pccl.protocol.history import EVENTS_MAX, LOSSES_MAX, STEP_S, STEPS_MAX, TEXT_CHARACTERS_MAX, History
 from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.point_to_point import pair_tag
 from pccl.protocol.snapshot import snapshot
 from pccl.protocol.status import MemberStatus, RunStatus, StalledOp, Totals, Waiting
 from tests.protocol.master.rig import Rig
@@ -69,7 +70,20 @@ def test_ops_that_stall() -> None:
     status = look(rig)
     assert member(status, 2).stalled_ops == [StalledOp(7, 0, [2, 3])]
     assert member(status, 1).stalled_ops == []
+
     assert status.groups[0].undecided_ops == 1
+
+
+@pytest.mark.parametrize(("waiter", "call"), [(1, "send"), (2, "recv")])
+def test_who_waits_in_a_send_or_a_recv_waits_for_the_other(waiter: int, call: str) -> None:
+    """As its caller has named it, and not for itself."""
+    rig = Rig(0, 0, 0)
+    group = rig.master.state.groups[0]
+    tag = pair_tag(group.ring.index(1), group.ring.index(2), 4)
+    rig.hear(waiter, m.OpsStalled(group.epoch, [OpRef(tag, 0)]))
+    other = 3 - waiter
+    assert member(look(rig), waiter).stalled_ops == [StalledOp(4, 0, [other], call)]
+    assert any(f"waits in {call} with tag 4; not done yet: peers [{other}]" in text for text in rig.logged)
 
 
 def test_ops_are_counted_once_each_however_many_report_them() -> None:

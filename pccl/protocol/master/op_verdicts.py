@@ -25,7 +25,7 @@ from pccl.protocol.ledger import Ledger
 from pccl.protocol.master.options import NAMED_MAX
 from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState
 from pccl.protocol.messages import OpRef
-from pccl.protocol.point_to_point import ranks_of
+from pccl.protocol.point_to_point import callers_tag, ranks_of
 from pccl.types import Result
 
 STALLS_LOGGED_MAX = 3
@@ -77,11 +77,11 @@ class OpVerdicts:
         self._bound_ledger(group)
         for op in message.ops[:STALLS_LOGGED_MAX]:
             if op in group.ledger.stalled:
-                holders = group.ledger.holders(op)
-                missing = list(islice((peer for peer in group.ring if peer not in holders), NAMED_MAX))
+                call, missing = group.ledger.missing(op, member.peer)
+                what = f"{'the op' if call == 'op' else call} with tag {callers_tag(op.tag)}"
                 self._state.log(
                     "info",
-                    f"{member} waits in the op with tag {op.tag}; not done yet: peers {missing}",
+                    f"{member} waits in {what}; not done yet: peers {list(islice(missing, NAMED_MAX))}",
                     {**member.about, "tag": op.tag, "sequence": op.sequence},
                 )
 
