@@ -250,7 +250,7 @@ class TooFew(_BackLate):
         world, rng = self._world, self._rng
         peers = world.accepted
         run, founders = peers[0].run, world.options.founders
-        if founders < 2 or world.memory is Memory.DISK or any(node.site for node in peers):
+        if not world.masters or founders < 2 or world.memory is Memory.DISK or any(node.site for node in peers):
             return
         for host in world.hosts:
             if not host.is_dead:
