@@ -148,6 +148,28 @@ def test_of_two_ways_that_are_alike_none_is_slow(
     assert [(each.peer, each.to) for each in diagnosis.findings(112.0)] == named
 
 
+@pytest.mark.parametrize("queue_ms", [0, 200])
+@pytest.mark.parametrize("back_bytes", [0, 200_000])
+def test_a_way_is_not_slow_for_carrying_what_the_way_back_does_not(queue_ms: int, back_bytes: int) -> None:
+    """Broadcasts, reduces and gathers of two peers go one way, and fill it."""
+    diagnosis = Diagnosis()
+    scene = Scene([GroupScene(0, [1, 2], EPOCH, True)], {}, frozenset())
+    for at in range(1, 24):
+        for peer, busy_ms, tx_bytes in ((1, 320, 500_000_000), (2, 50, back_bytes)):
+            link = LinkReport(
+                3 - peer,
+                tx_bytes * at,
+                busy_ms=busy_ms * at,
+                delivered=(7000 if peer == 1 else 20) * at,
+                lying_byte_s=(3_000_000 if peer == 1 else 100) * at,
+                round_trip_us=1000 * (21 + queue_ms * (peer == 1)) if at > 2 else 21_000,
+            )
+            report = Report([(EPOCH, at, 0)], 0, 0, links=[link], in_ops_ms=490 * at, at_ms=500 * at)
+            diagnosis.reported(peer, 0, report, 100 + at / 2)
+        diagnosis.judge(scene, 100 + at / 2)
+        assert diagnosis.findings(100 + at / 2) == []
+
+
 @pytest.mark.parametrize(("queue_ms", "kind"), [(0, Kind.LOSSY), (60, Kind.SLOW_WAY)])
 def test_a_way_that_loses_packets_in_bursts_is_not_called_slow(queue_ms: int, kind: str) -> None:
     """It is slow for what it loses, unless the losses are those of a full queue, which a slow way has."""

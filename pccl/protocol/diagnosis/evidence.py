@@ -92,6 +92,8 @@ class GroupEvidence:
     _op_edge: dict[int, Sample] = field(default_factory=dict)
     _link_edge: dict[int, Sample] = field(default_factory=dict)
     _least_ms: dict[Direction, float] = field(default_factory=dict)
+    _sent: deque[Mapping[Direction, int]] = field(default_factory=lambda: deque(maxlen=ROUNDS_KEPT))
+    """Payload that each way had carried by the ends of the last rounds of ops, the newest last."""
 
     def __post_init__(self) -> None:
         self._members = frozenset(self.ring)
@@ -125,6 +127,15 @@ class GroupEvidence:
         known = self.samples.get(peer)
         return known[-1] if known else None
 
+    def carried(self, way: Direction) -> int:
+        """Return how much payload a way has carried in the last rounds of ops, each of which has its share of both
+        directions, however long an op takes."""
+        sample = self.last(way[0])
+        link = sample.links.get(way[1]) if sample is not None else None
+        if link is None or not self._sent:
+            return 0
+        return max(0, link.tx_bytes - self._sent[0].get(way, 0))
+
     @property
     def ops(self) -> int:
         """Number of ops of this epoch that all peers have ended."""
@@ -137,10 +148,12 @@ class GroupEvidence:
             return
         if not self._op_edge:
             self._op_edge = self._link_edge = last
+            self._sent.append(_sent_by(last))
             return
         if self._has_passed(self._op_edge, last) and (ended := self._op_round(last, now)).ops > 0:
             self.op_rounds.append(ended)
             self._op_edge = last
+            self._sent.append(_sent_by(last))
         if self._has_passed(self._link_edge, last):
             self.link_rounds.append(self._link_round(last))
             self.late_rounds.append(
@@ -204,3 +217,7 @@ def total(rounds: Collection[LinkRound]) -> LinkRound:
         max(each.round_trip_ms for each in rounds),
         min(each.least_round_trip_ms for each in rounds),
     )
+
+
+def _sent_by(last: Mapping[int, Sample]) -> dict[Direction, int]:
+    return {(peer, other): link.tx_bytes for peer, sample in last.items() for other, link in sample.links.items()}

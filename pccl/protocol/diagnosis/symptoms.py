@@ -48,6 +48,8 @@ LOADED_FACTOR = 1.15
 LYING_FACTOR = 1.5
 """Acknowledgements queue behind data, so the reverse of a slow way is busy, too; but less lies on it."""
 REVERSE_FACTOR = 1.2
+LOAD_FACTOR = 3.0
+"""Ways whose payload differs by more than this do not have the same to do."""
 LOSS_SHARE = 0.03
 LOSS_SHARE_STILL = 0.015
 RESENT_MIN = 8
@@ -195,7 +197,7 @@ def slow_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) -> 
     if any(map(_loses, found.values())):
         return []
     others = [share for way, share in busy.items() if way not in hot and (way[1], way[0]) not in hot]
-    if not others and not all(_outweighs(way, whole) for way in found):
+    if not others and not all(_outweighs(way, whole, evidence) for way in found):
         return []
     rest = max(others, default=0.0)
 
@@ -222,7 +224,7 @@ def _loaded_way(group: int, evidence: GroupEvidence, name: Name) -> list[Suspect
         return []
     lying = whole[top].lying_byte_s
     others = [each.lying_byte_s for way, each in whole.items() if way not in (top, reverse)]
-    if not others and not _outweighs(top, whole):
+    if not others and not _outweighs(top, whole, evidence):
         return []
     next_most = max(others, default=0)
     is_told_apart = lying >= WAY_FACTOR * next_most and lying >= LOADED_FACTOR * whole[reverse].lying_byte_s
@@ -237,11 +239,12 @@ def _loaded_way(group: int, evidence: GroupEvidence, name: Name) -> list[Suspect
     return [Suspect(Kind.SLOW_WAY, group, *top, text)]
 
 
-def _outweighs(way: Direction, whole: Mapping[Direction, LinkRound]) -> bool:
+def _outweighs(way: Direction, whole: Mapping[Direction, LinkRound], evidence: GroupEvidence) -> bool:
     """Whether a way stands out from its reverse, where there is no third one: of two that are alike, one always carries
-    or holds a little more, and where no queue is, that may be twice as much for seconds."""
+    or holds a little more, and where no queue is, that may be twice as much for seconds. Where only one of them carries
+    something, as in a broadcast, there is nothing to compare."""
     own, reverse = whole[way], whole.get((way[1], way[0]))
-    if reverse is None:
+    if reverse is None or evidence.carried(way) > LOAD_FACTOR * evidence.carried((way[1], way[0])):
         return False
     is_queue = _queues(own) or _queues(reverse)
     return own.busy >= WAY_FACTOR * reverse.busy or (is_queue and own.lying_byte_s > WAY_FACTOR * reverse.lying_byte_s)
