@@ -42,6 +42,8 @@ class World:
     stuck: dict[Direction, int] = field(default_factory=dict)
     """Ways that carry nothing, and how a trial of the path goes. No op ends meanwhile."""
     silent: set[int] = field(default_factory=set)
+    tried: dict[Direction, int] = field(default_factory=dict)
+    """How trials of further paths have gone, on which something may get through."""
     pauses: dict[int, float] = field(default_factory=dict)
     """Seconds by which a peer's next launch is late."""
     named: list[tuple[float, Change]] = field(default_factory=list)
@@ -150,7 +152,7 @@ class World:
             stuck_s = 0.0
             if (peer, other) in self.stuck:
                 stuck_s = self.now - self._stuck_since.setdefault((peer, other), self.now)
-            trial = self.stuck.get((peer, other), 0) if stuck_s > 1.0 else 0
+            trial = self.stuck.get((peer, other), 0) if stuck_s > 1.0 else self.tried.get((peer, other), 0)
             links.append(
                 LinkReport(
                     other,

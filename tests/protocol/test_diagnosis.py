@@ -223,6 +223,22 @@ def test_whoever_is_silent_is_named_and_nobody_who_waits(world: World, chance: R
     named_within(world, (Kind.SILENT, peer, None))
 
 
+@pytest.mark.parametrize(
+    ("trial", "says"), [(PathTrial.CARRIES, "the process stands still"), (PathTrial.NOTHING, "it is down, or cut off")]
+)
+def test_it_is_said_whether_the_machine_of_whoever_is_silent_answers(trial: int, says: str) -> None:
+    """Once that is known, which may be some seconds after it was named."""
+    world = World(3)
+    world.run(SETTLED_S)
+    world.silent.add(2)
+    world.run(5.0)
+    world.tried = {(1, 2): trial}
+    world.run(5.0)
+    said = [change.suspect.text for _, change in world.named if not change.is_over]
+    assert [says in text for text in said] == [False, True]
+    assert world.names() == [(Kind.SILENT, 2, None)] * 2
+
+
 @few
 @given(worlds, st.randoms(use_true_random=False))
 def test_a_path_that_drops_large_packets_is_named(world: World, chance: Random) -> None:

@@ -44,6 +44,8 @@ class Suspect:
     """The culprit, or the sender where `to` is the receiver."""
     to: int | None
     text: str
+    cause: str = ""
+    """What is known of the cause besides, which is said once more when it becomes known later; part of the text."""
 
     @property
     def key(self) -> tuple[str, int, int | None]:
@@ -82,6 +84,8 @@ class Findings:
                 self._open[suspect.key] = _Open(suspect, now, now)
                 changes.append(Change(suspect, is_over=False))
             else:
+                if suspect.cause not in ("", known.suspect.cause):
+                    changes.append(Change(suspect, is_over=False))
                 known.suspect, known.seen_at = suspect, now
         for key, known in list(self._open.items()):
             if now - known.seen_at >= CLEAR_S:

@@ -92,7 +92,7 @@ def silent(group: int, silent_s: Mapping[int, float], evidence: GroupEvidence, n
         elif PathTrial.NOTHING in trials:
             how = ", and its machine does not answer: it is down, or cut off"
         text = f"{name(peer)} is silent: no heartbeat for {seconds:.1f} s{how}"
-        found.append(Suspect(Kind.SILENT, group, peer, None, text))
+        found.append(Suspect(Kind.SILENT, group, peer, None, text, how))
     return found
 
 

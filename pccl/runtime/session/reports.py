@@ -20,6 +20,8 @@ REPORT_S = 0.5
 second, they and their master on two busy cores, a master needs 2.9 % of a core and a peer 1.34 %, or 0.33 % when it
 rests; at 2 s it is 2.0, 1.11 and 0.17 %, and at 1 s 2.4, 1.26 and 0.25 %."""
 STUCK_MS = 700
+WAITED_S = 1.5
+"""Seconds without the end of an op after which the paths to those are tried for whom it waits."""
 REPORTS_PER_S_MAX = 250
 EPOCHS_REPORTED = 4
 REPEATS = 10
@@ -48,7 +50,12 @@ class _Link:
     threads: dict[int, LinkCounters] = field(default_factory=dict)
     trial: int = PathTrial.NONE
     is_tried: bool = False
-    """Whether its path is being tried, or was since it has been stuck."""
+    """Whether its path is being tried, or was since it has been stuck or waited for."""
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether ops wait for something from the peer."""
+        return any(each.unheard_ops or each.inbound_ops or each.undone_ops for each in list(self.threads.values()))
 
     @property
     def stuck_ms(self) -> int:
@@ -125,12 +132,17 @@ class WorkCounters:
         """Return what ops wait for from each peer with a link, as last counted. Any thread."""
         return {link.peer: link.wait() for link in list(self._links.values())}
 
-    def stuck(self) -> list[int]:
-        """Return the links whose path is to be tried: nothing has been acknowledged on them for STUCK_MS."""
-        for link in self._links.values():
-            if link.stuck_ms < STUCK_MS:
+    def to_try(self, group_wait_s: float) -> list[int]:
+        """Return the links whose path is to be tried: nothing has been acknowledged on them for STUCK_MS, or ops wait
+        for the peer, and no op of the group has ended for WAITED_S: its process may stand still, or its machine be
+        down, and who has sent it nothing cannot tell these apart. `group_wait_s` says for how long none has ended."""
+        found = []
+        for number, link in self._links.items():
+            if link.stuck_ms < STUCK_MS and not (group_wait_s >= WAITED_S and link.is_waited_for):
                 link.is_tried, link.trial = False, PathTrial.NONE
-        return [number for number, link in self._links.items() if link.stuck_ms >= STUCK_MS and not link.is_tried]
+            elif not link.is_tried:
+                found.append(number)
+        return found
 
     def path_tried(self, link: int, trial: int) -> bool:
         """Note that the path of a link is being tried, or what was found. Return whether there is such a link."""

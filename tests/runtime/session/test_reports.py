@@ -7,10 +7,18 @@ import pytest
 
 from pccl import MasterNode, ReduceOp
 from pccl.protocol.history import History
-from pccl.protocol.messages import LinkReport, Report
+from pccl.protocol.messages import LinkReport, PathTrial, Report
 from pccl.protocol.traffic import Traffic
 from pccl.runtime.data_plane.events import LinkCounters
-from pccl.runtime.session.reports import EPOCHS_REPORTED, REPEATS, REPORT_S, REPORTS_PER_S_MAX, WorkCounters, interval_s
+from pccl.runtime.session.reports import (
+    EPOCHS_REPORTED,
+    REPEATS,
+    REPORT_S,
+    REPORTS_PER_S_MAX,
+    WAITED_S,
+    WorkCounters,
+    interval_s,
+)
 from pccl.status import RunStatus, run_status
 from tests.support.cluster import Cluster, until
 
@@ -42,6 +50,23 @@ def test_an_idle_peer_falls_silent_after_saying_so_for_a_while() -> None:
     assert counters.report(STATS) is None
     counters.op_ended(1, is_committed=True)
     assert counters.report(STATS) is not None
+
+
+def test_the_path_to_whom_ops_wait_for_is_tried_once_for_each_wait() -> None:
+    """Its machine may acknowledge all that it was sent, and not its process."""
+    counters = WorkCounters()
+    for link, peer in ((1, 2), (2, 3)):
+        counters.link_made(link, peer)
+        counters.link_counted(LinkCounters(link, 4, 0, 0, 0, 0, unheard_ops=int(peer == 3)))
+    assert counters.to_try(0.5) == []
+    assert counters.to_try(WAITED_S) == [2]
+    counters.path_tried(2, PathTrial.CARRIES)
+    assert counters.to_try(WAITED_S + 1) == []
+    report = counters.report(STATS)
+    assert report is not None
+    assert [link.trial for link in report.links] == [PathTrial.NONE, PathTrial.CARRIES]
+    assert counters.to_try(0.0) == []
+    assert counters.to_try(WAITED_S) == [2]
 
 
 @pytest.mark.parametrize("busy_reports", range(1, 12))
