@@ -7,6 +7,12 @@
 #include <string.h>
 #include <sys/socket.h>
 
+uint32_t pccl_tcp_resent(uint32_t before, uint32_t resent, uint32_t in_vain)
+{
+    uint32_t lost = resent - (in_vain < resent ? in_vain : resent);
+    return lost > before ? lost : before;
+}
+
 int pccl_tcp_limits_read(int fd, pccl_tcp_limits *limits)
 {
     struct tcp_info info;
@@ -23,7 +29,7 @@ int pccl_tcp_limits_read(int fd, pccl_tcp_limits *limits)
     limits->round_trip_us = info.tcpi_rtt;
     limits->round_trip_us_min = info.tcpi_min_rtt;
     limits->delivered = info.tcpi_delivered;
-    limits->resent = info.tcpi_total_retrans;
+    limits->resent = pccl_tcp_resent(limits->resent, info.tcpi_total_retrans, info.tcpi_dsack_dups);
     limits->received = info.tcpi_segs_in;
     limits->unacked = info.tcpi_unacked;
     limits->segment_bytes = info.tcpi_snd_mss;

@@ -14,13 +14,18 @@ typedef struct {
     uint64_t round_trip_us;
     uint64_t round_trip_us_min;
     uint32_t delivered; /* segments, in whatever order */
-    uint32_t resent; /* segments */
+    uint32_t resent; /* segments that were lost: pccl_tcp_resent */
     uint32_t received; /* segments, also empty ones and those that had come before */
     uint32_t unacked; /* segments, right now */
     uint32_t segment_bytes;
 } pccl_tcp_limits;
 
-/* 0, or -1 where the system does not tell: not Linux, or not TCP. */
+/* Segments that were lost, of those that were sent again: the receiver had got the others (`in_vain`), as when its process
+ * stood still for longer than a round trip takes. That comes to be known a round trip later, so what was said `before` may
+ * be too much: then it stays for a while. */
+uint32_t pccl_tcp_resent(uint32_t before, uint32_t resent, uint32_t in_vain);
+
+/* 0, or -1 where the system does not tell: not Linux, or not TCP. `limits` is what was read before, or zeros. */
 int pccl_tcp_limits_read(int fd, pccl_tcp_limits *limits);
 
 #endif

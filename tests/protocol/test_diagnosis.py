@@ -214,6 +214,18 @@ def test_all_ways_of_a_peer_are_named_once(end: int) -> None:
     assert ("uplink" if end == 0 else "downlink") in world.named[0][1].suspect.text
 
 
+def test_a_way_is_named_with_its_line_and_not_beside_it() -> None:
+    """One way shows it first, and then all of them."""
+    world = World(3)
+    world.run(SETTLED_S)
+    world.losses = {(1, 2): 0.1}
+    world.run(4.0)
+    world.losses = {(1, 2): 0.1, (3, 2): 0.1}
+    world.run(5.0)
+    assert [(each.kind, each.peer, each.to) for each in world.diagnosis.findings(world.now)] == [(Kind.LOSSY, 2, None)]
+    assert world.names() == [(Kind.LOSSY, 1, 2), (Kind.LOSSY, 2, None)]
+
+
 @few
 @given(worlds, st.randoms(use_true_random=False))
 def test_whoever_is_silent_is_named_and_nobody_who_waits(world: World, chance: Random) -> None:

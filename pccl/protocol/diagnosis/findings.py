@@ -76,7 +76,8 @@ class Findings:
         self._open: dict[tuple[str, int, int | None], _Open] = {}
 
     def note(self, suspects: Iterable[Suspect], now: float) -> list[Change]:
-        """Take in all suspects there are now. Return what has begun or ended by that."""
+        """Take in all suspects there are now. Return what has begun or ended by that. A way is over as soon as all ways
+        from its one end, or to the other, are named together."""
         changes = []
         for suspect in suspects:
             known = self._open.get(suspect.key)
@@ -87,8 +88,11 @@ class Findings:
                 if suspect.cause not in ("", known.suspect.cause):
                     changes.append(Change(suspect, is_over=False))
                 known.suspect, known.seen_at = suspect, now
+        lines = {key[:2] for key, known in self._open.items() if known.suspect.to is None and known.seen_at == now}
         for key, known in list(self._open.items()):
-            if now - known.seen_at >= CLEAR_S:
+            kind, *ends = key
+            is_in_line = known.suspect.to is not None and any((kind, end) in lines for end in ends)
+            if is_in_line or now - known.seen_at >= CLEAR_S:
                 del self._open[key]
                 changes.append(Change(known.suspect, is_over=True, for_s=known.seen_at - known.since))
         return changes
