@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import trio
@@ -177,6 +178,15 @@ def cut(trace: Trace, seconds: float = 0.0, last: int = 0) -> Trace:
 
 
 def save(recording: Recording, path: str | os.PathLike[str]) -> None:
-    """Write a recording to a file that `load` and `pccl trace --files` read."""
-    with open(path, "wb") as file:
-        file.write(to_json(recording))
+    """Write a recording to a file that `load` and `pccl trace --files` read. OSError; then a file that was there before
+    is as it was."""
+    text = to_json(recording)
+    beside = f"{os.fspath(path)}.{os.getpid()}.part"
+    try:
+        with open(beside, "wb") as file:
+            file.write(text)
+        os.replace(beside, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(beside)
+        raise

@@ -320,7 +320,7 @@ static int engine_submit(pccl_engine *engine, const pccl_op_request *request, pc
         op->completion = pccl_completion_create(request);
     op->events_promised = call != NULL ? PCCL_EVENTS_PER_FAST_OP : PCCL_EVENTS_PER_OP;
     op->launched_ns = pccl_now_ns();
-    op->caller = (uint64_t)(uintptr_t)pthread_self();
+    op->caller = pccl_thread_id();
     if (todo != NULL && spare != NULL && (!request->awaits_completion || op->completion != NULL))
         status = pccl_event_queue_promise(engine->events, op->events_promised);
     if (status != 0) {

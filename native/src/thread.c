@@ -5,6 +5,11 @@
 #include <string.h>
 #include <time.h>
 
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 enum { NS_PER_MS = 1000000, NS_PER_S = 1000000000 };
 
 int64_t pccl_now_ns(void)
@@ -15,6 +20,17 @@ int64_t pccl_now_ns(void)
 }
 
 int64_t pccl_now_ms(void) { return pccl_now_ns() / NS_PER_MS; }
+
+#if defined(__linux__)
+uint64_t pccl_thread_id(void) { return (uint64_t)syscall(SYS_gettid); }
+#else
+uint64_t pccl_thread_id(void)
+{
+    uint64_t id = 0;
+    pthread_threadid_np(NULL, &id);
+    return id;
+}
+#endif
 
 static struct timespec in_timespec(int64_t ns)
 {

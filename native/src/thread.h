@@ -10,6 +10,9 @@
 int64_t pccl_now_ms(void);
 int64_t pccl_now_ns(void); /* the same in nanoseconds */
 
+/* The system's number of the calling thread, where there is one: no other thread gets it for long. */
+uint64_t pccl_thread_id(void);
+
 /* Starts a thread that receives no signal: those are for the caller's threads. `name`, of at most 15 characters, is
  * what debuggers show. 0 or an error number. */
 int pccl_thread_start(pthread_t *thread, const char *name, void *(*run)(void *), void *argument);

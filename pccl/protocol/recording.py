@@ -176,6 +176,11 @@ def recent(recording: Recording, seconds: float = 0.0, last: int = 0) -> Recordi
     )
 
 
+def encodable(text: str) -> str:
+    """Return a text without what has no UTF-8: names from the system may have bytes that were none."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def pack(recording: Recording) -> bytes:
     """Return the recording as bytes for `unpack`."""
     return zlib.compress(msgspec.msgpack.encode(recording), COMPRESSION)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result
 from pccl.flight_recorder import OpRecord, Recording, gaps, load, save
+from pccl.protocol.recording import from_json, pack, to_json, unpack
 from tests.support.cluster import Background, Cluster, ones, outcomes, reduce_once, run_of, until
 
 MILESTONES = ("launched_ns", "joined_ns", "done_ns", "agreed_ns", "ended_ns")
@@ -76,6 +78,45 @@ def test_all_ways_of_an_op_are_recorded(cluster: Cluster) -> None:
         assert [op.kind for op in ops if op.tag > 5] == (["send"] if index < 2 else [])
         for op in ops:
             assert op.launched_ns <= op.done_ns <= op.ended_ns
+
+
+def test_threads_that_come_one_after_the_other_are_no_caller_that_waits_in_between(cluster: Cluster) -> None:
+    """The system gives the next one the same address, and pccl's own threads have one of those, too."""
+
+    cluster.join(2)
+
+    def three_times() -> None:
+        for _ in range(3):
+            reduce_once(cluster[1])
+
+    others = Background(three_times)
+    for step in range(3):
+        thread = threading.Thread(target=partial(reduce_once, cluster[0]), name=f"step {step}")
+        thread.start()
+        thread.join(20)
+    others.outcome()
+    recording = cluster[0].flight_recorder()
+    launched = [op.caller for op in recording.ops][-3:]
+    assert len(set(launched)) == 3, recording.callers
+    assert not any(gap.before.caller in launched for gap in gaps(recording))
+    assert not any("pccl" in recording.callers[caller] for caller in launched)
+
+
+@pytest.mark.parametrize("name", ["load \udce9t\udce9", "\ud800"])
+def test_a_thread_with_an_unprintable_name_is_recorded(cluster: Cluster, name: str) -> None:
+    cluster.join(2)
+
+    def named(peer: Communicator, _: int) -> None:
+        thread = threading.current_thread()
+        before, thread.name = thread.name, name
+        try:
+            reduce_once(peer)
+            recording = peer.flight_recorder()
+        finally:
+            thread.name = before
+        assert from_json(to_json(recording)) == unpack(pack(recording)) == recording
+
+    cluster.each(named)
 
 
 def test_callers_and_their_gaps(cluster: Cluster) -> None:

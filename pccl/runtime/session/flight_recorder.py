@@ -23,7 +23,7 @@ from dataclasses import fields
 from typing import Any
 
 from pccl.protocol import peer as ps
-from pccl.protocol.recording import LinkSample, OpRecord, RecordedEvent, Recording
+from pccl.protocol.recording import LinkSample, OpRecord, RecordedEvent, Recording, encodable
 from pccl.runtime.data_plane import events
 from pccl.runtime.data_plane.engine import RECORDS
 from pccl.runtime.data_plane.op_records import Launch, Name, Row, is_marker, joined, name_of
@@ -109,7 +109,7 @@ class FlightRecorder:
         """Note an event that ends now."""
         at_ns = time.monotonic_ns() - duration_ns
         events = self._calls if kind == "call" else self._events
-        events.append(RecordedEvent(at_ns, kind, text[:TEXT_CHARACTERS_MAX], duration_ns, about))
+        events.append(RecordedEvent(at_ns, kind, encodable(text[:TEXT_CHARACTERS_MAX]), duration_ns, about))
 
     @contextmanager
     def call(self, kind: str) -> Iterator[None]:
@@ -180,7 +180,7 @@ class FlightRecorder:
         ended = [(name, launch) for name, launch in list(self._ended) if launch.over_ns > since_ns]
         callers: dict[int, int] = {}
         ops = self._ops(rows, ended, lambda caller: callers.setdefault(caller, len(callers)))
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        names = {thread.native_id: encodable(thread.name) for thread in threading.enumerate()}
         facts, options = self._facts, self._options
         return Recording(
             run=facts.run,
@@ -193,7 +193,7 @@ class FlightRecorder:
             taken_ns=time.monotonic_ns(),
             taken_unix_ns=time.time_ns(),
             rings=[(epoch, list(ring)) for epoch, ring in list(self._rings.items())],
-            callers=[names.get(caller, f"thread {caller:x}") for caller in callers],
+            callers=[names.get(caller, f"thread {caller}, which has ended") for caller in callers],
             ops=sorted((op for op in ops if op.over_ns == 0 or op.over_ns > since_ns), key=lambda op: op.launched_ns),
             links=[_sample(*taken) for taken in list(self._samples)],
             events=sorted([*list(self._events), *list(self._calls)], key=lambda event: event.at_ns),

@@ -171,7 +171,7 @@ class Launches:
         return error
 
     def _enqueue(self, op: PendingOp) -> None:
-        op.launched_ns, op.caller = time.monotonic_ns(), threading.get_ident()
+        op.launched_ns, op.caller = time.monotonic_ns(), threading.get_native_id()
         self._launched.append(op)
         try:
             self._token.run_sync_soon(self._take, idempotent=True)
