@@ -400,7 +400,7 @@ enum pccl_record_outcome { PCCL_RECORD_OPEN = 0, PCCL_RECORD_COMMITTED = 1, PCCL
 typedef struct {
     uint64_t op; /* the caller's number */
     pccl_op_key key;
-    uint64_t caller; /* the thread that submitted it, by the system's number, which no other gets for long after its end */
+    uint64_t caller; /* the thread that submitted it, by a number of the system that no other has for long */
     uint64_t count; /* elements */
     uint64_t tx_bytes; /* payload; known once it is completed or has ended */
     uint64_t rx_bytes;
