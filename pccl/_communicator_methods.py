@@ -30,6 +30,7 @@ from pccl._state_sync import sync_shared_state
 from pccl._timeouts import DEFAULT, Timeout
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.messages import Kind
+from pccl.protocol.names import NAME_CHARACTERS_MAX, is_name
 from pccl.protocol.recording import Recording
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.network import addresses
@@ -123,7 +124,9 @@ class CommunicatorMethods(
                 hosts, port = (host,), parsed or None
         except ValueError as error:
             raise PCCLError(Result.INVALID_ARGUMENT, "Communicator", str(error)) from None
-        check(name is None or isinstance(name, str), f"name {name!r}: must be text")
+        for what, text in (("name", name), ("site", site)):
+            must = f"must be printable text of {NAME_CHARACTERS_MAX} characters at most"
+            check(text is None or (isinstance(text, str) and is_name(text)), f"{what} {text!r}: {must}")
         peer_group = integer_argument("peer_group", peer_group, "Communicator", 0, UINT32_MAX)
         connections = integer_argument(
             "p2p_connection_pool_size", p2p_connection_pool_size, "Communicator", 0, CONNECTIONS_MAX

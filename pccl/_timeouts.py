@@ -30,6 +30,12 @@ def checked_s(timeout: Any, func_name: str) -> float | None:
     return float(seconds)
 
 
+def checked_bound_s(timeout: Any, func_name: str) -> float:
+    """Return a timeout as `checked_s` does, infinity for as long as it takes."""
+    seconds = checked_s(timeout, func_name)
+    return float("inf") if seconds is None else seconds
+
+
 def master_timeout_s(given: Any, func_name: str) -> float:
     """Return the seconds for which a peer looks for a master. INVALID_ARGUMENT if they are no number.
 

@@ -14,11 +14,14 @@ import ssl
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from numbers import Real
+from typing import Any
 
 import trio
 
 from pccl import security
-from pccl.errors import PCCLError
+from pccl._timeouts import checked_bound_s
+from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.recording import (
     Gap,
     LinkSample,
@@ -90,7 +93,7 @@ def collect(
     last: int = 0,
     token: str | None = None,
     ssl_context: ssl.SSLContext | None = None,
-    timeout: float = 60.0,
+    timeout: float | None = 60.0,
 ) -> Trace:
     """Ask a master for the flight recorders of all peers. The run goes on. Thread-safe.
 
@@ -102,27 +105,28 @@ def collect(
         last: How many ops of each peer at most; 0: all.
         token: The run's shared secret, as of a peer. Default: PCCL_TOKEN in the environment.
         ssl_context: A context for TLS, as of a peer, with the same defaults from the environment.
-        timeout: Seconds. What has come by then is returned, if it is anything.
+        timeout: Seconds; None: as long as it takes. What has come by then is returned, if it is anything.
 
     Raises:
         PCCLError: INVALID_ARGUMENT; MASTER_CONNECTION_FAILED if no master answers, or it refuses or leads no run;
             TIMEOUT; NOT_INITIALIZED if the interpreter exits meanwhile.
     """
+    timeout_s = checked_bound_s(timeout, "collect")
+    last = integer_argument("last", last, "collect", 0, 2**63 - 1)
+    seconds = _checked_span(seconds)
     secret = security.token(token, "collect")
     context = security.client_tls(ssl_context, "collect")
     try:
         masters = addresses.parse_masters(address)
     except ValueError as error:
         raise PCCLError(Result.INVALID_ARGUMENT, "collect", str(error)) from None
-    if seconds < 0 or last < 0:
-        raise PCCLError(Result.INVALID_ARGUMENT, "collect", "seconds and last must not be below 0")
     try:
-        fetched = portal.current().call(fetch_any, masters, secret, context, float(seconds), last, timeout)
+        fetched = portal.current().call(fetch_any, masters, secret, context, seconds, last, timeout_s)
     except NoAnswer as error:
         raise PCCLError(Result.MASTER_CONNECTION_FAILED, "collect", str(error)) from None
     except trio.TooSlowError:
         where = ", ".join(addresses.join(*master) for master in masters)
-        text = f"no answer from {where} within {timeout:g} s; is there a pccl master?"
+        text = f"no answer from {where} within {timeout_s:g} s; is there a pccl master?"
         raise PCCLError(Result.TIMEOUT, "collect", text) from None
     except portal.PortalClosedError as error:
         raise PCCLError(Result.NOT_INITIALIZED, "collect", str(error)) from None
@@ -137,8 +141,15 @@ def collect(
         peers.append(PeerTrace(told.peer, told.name, recording, lack, told.offset_ns, told.uncertainty_ns))
     peers.sort(key=lambda peer: peer.peer)
     if fetched.end is None:
-        return Trace("", "", peers, f"not all peers were heard within {timeout:g} s")
+        return Trace("", "", peers, f"not all peers were heard within {timeout_s:g} s")
     return Trace(fetched.end.run, fetched.end.clock, peers)
+
+
+def _checked_span(seconds: Any) -> float:
+    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 <= float(seconds) < float("inf"):
+        what = f"seconds {seconds!r}: must be a number of seconds; 0 looks as far back as is recorded"
+        raise PCCLError(Result.INVALID_ARGUMENT, "collect", what)
+    return float(seconds)
 
 
 def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:

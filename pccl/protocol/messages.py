@@ -546,12 +546,13 @@ class LinkReport(Part, frozen=True):
     delivered: Count = 0
     """TCP segments that were acknowledged; the next two are segments, too."""
     resent: Count = 0
-    """Segments that were sent again."""
+    """Segments that were sent again, but for those of which the receiver says that it had got them."""
     received: Count = 0
     """Segments that came from the other end, whatever was in them."""
     round_trip_us: Count = 0
     trial: Count = 0
-    """What a further connection to the other end carries, as tried while this one is stuck: see `PathTrial`."""
+    """What a further connection to the other end carries, as tried while this one is stuck, or ops wait for that end:
+    see `PathTrial`."""
     lying_byte_s: Count = 0
     """Bytes that were under way, summed up over seconds."""
 

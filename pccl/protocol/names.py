@@ -13,8 +13,15 @@ from collections.abc import Callable, Iterable
 NAMED_MAX = 8
 """Number of peers that a sentence names at most."""
 
+NAME_CHARACTERS_MAX = 255
+
 NameOf = Callable[[int], str]
 """A function that returns what a peer calls itself; empty if that is not known."""
+
+
+def is_name(text: str) -> bool:
+    """Return whether a text does no harm in a log and in a message to all peers."""
+    return len(text) <= NAME_CHARACTERS_MAX and text.isprintable()
 
 
 def label(peer: int, name: str) -> str:

@@ -23,6 +23,8 @@ from pccl import (
     SharedState,
     TensorInfo,
 )
+from pccl.flight_recorder import collect
+from pccl.status import run_status
 
 SUM = ReduceOp.SUM
 HUGE = 2**200
@@ -166,12 +168,12 @@ CALLS: dict[str, list[Case]] = {
         ("master_timeout", TIMEOUTS, lambda peer, v: Communicator("h", master_timeout=v)),
         ("advertise", [5, THING, "h:x"], lambda peer, v: Communicator("h", advertise=v)),
         ("listen", [5, THING, "h:x"], lambda peer, v: Communicator("h", listen=v)),
-        ("name", [5, THING], lambda peer, v: Communicator("h", name=v)),
+        ("name", [5, THING, "\udce9", "a\x00b"], lambda peer, v: Communicator("h", name=v)),
         ("token", [5, THING], lambda peer, v: Communicator("h", token=v)),
         ("encrypt", ["x", 5, THING], lambda peer, v: Communicator("h", encrypt=v)),
         ("ssl_context", ["x", 5, THING], lambda peer, v: Communicator("h", ssl_context=v)),
         ("segment_bytes", [None, "x", -1, 1.5, HUGE], lambda peer, v: Communicator("h", segment_bytes=v)),
-        ("site", [5, THING, "x"], lambda peer, v: Communicator("h", site=v)),
+        ("site", [5, THING, "x", "\udce9"], lambda peer, v: Communicator("h", site=v)),
         ("site_size", [None, "x", -1, 1.5, HUGE], lambda peer, v: Communicator("h", site="s", site_size=v)),
         ("n_attempts", [None, "x", 1.5, THING], lambda peer, v: Communicator("127.0.0.1:1").connect(v)),
     ],
@@ -182,6 +184,12 @@ CALLS: dict[str, list[Case]] = {
         ("http", [5, THING, "h:x"], lambda peer, v: MasterNode(http=v)),
         ("standby_of", [5, THING, "h:x"], lambda peer, v: MasterNode(standby_of=v)),
         ("token", [5, THING], lambda peer, v: MasterNode(token=v)),
+    ],
+    "requests": [
+        ("timeout", TIMEOUTS, lambda peer, v: run_status("127.0.0.1:1", timeout=v)),
+        ("timeout", TIMEOUTS, lambda peer, v: collect("127.0.0.1:1", timeout=v)),
+        ("seconds", [None, "x", -1, THING, math.nan, math.inf], lambda peer, v: collect("127.0.0.1:1", seconds=v)),
+        ("last", [None, "x", -1, 1.5, THING, HUGE], lambda peer, v: collect("127.0.0.1:1", last=v)),
     ],
 }
 TABLE = [
@@ -210,6 +218,15 @@ def test_it_is_refused_by_name(
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of what is to change in it
+@pytest.mark.parametrize("call", [run_status, collect])
+def test_requests_without_a_bound_and_with_one_that_has_passed(call: Callable[..., Any]) -> None:
+    with MasterNode("127.0.0.1:0") as node, Communicator(node.address):
+        assert call(node.address, timeout=None).run
+        with pytest.raises(PCCLError, match=r"no answer from .* within 0 s") as caught:
+            call(node.address, timeout=-1)
+        assert caught.value.result is Result.TIMEOUT
+
+
 def test_odd_torch_tensors(peer: Communicator) -> None:
     torch = pytest.importorskip("torch")
     plain = torch.ones(4)

@@ -23,17 +23,12 @@ from pccl.protocol import messages as m
 from pccl.protocol import topology
 from pccl.protocol.master.liveness import Liveness
 from pccl.protocol.master.run_state import Member, RunState
+from pccl.protocol.names import NAME_CHARACTERS_MAX, is_name
 from pccl.protocol.probation import Probation
 from pccl.types import Result
 
 HOSTS_MAX = 16
-NAME_CHARACTERS_MAX = 255
 SITE_PEERS_MAX = 2**12
-
-
-def _is_name(text: str) -> bool:
-    """Whether a text does no harm in a log and in a message to all peers."""
-    return len(text) <= NAME_CHARACTERS_MAX and text.isprintable()
 
 
 class Admission:
@@ -110,7 +105,7 @@ class Admission:
             return f"the peer's listening port {hello.port} is not a port"
         if not 1 <= hello.connections <= options.connections_per_link_max:
             return f"p2p_connection_pool_size {hello.connections} is not within [1, {options.connections_per_link_max}]"
-        if len(hello.hosts) > HOSTS_MAX or not all(map(_is_name, [*hello.hosts, hello.name, hello.version])):
+        if len(hello.hosts) > HOSTS_MAX or not all(map(is_name, [*hello.hosts, hello.name, hello.version])):
             return (
                 f"its hosts, name and version must be printable, {NAME_CHARACTERS_MAX} characters each at most, and "
                 f"{HOSTS_MAX} hosts at most"
@@ -223,7 +218,7 @@ class Admission:
         """Return why a Hello is refused because of its site, or None."""
         if not hello.site:
             return None
-        if not _is_name(hello.site):
+        if not is_name(hello.site):
             return f"its site's name must be printable and {NAME_CHARACTERS_MAX} characters at most"
         if not 1 <= hello.site_size <= SITE_PEERS_MAX:
             return f"site_size {hello.site_size} is not within [1, {SITE_PEERS_MAX}]"
