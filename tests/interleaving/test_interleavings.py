@@ -41,7 +41,7 @@ def test_the_crash_of_mixed_ops_is_found_without_its_mend() -> None:
 
 @pytest.mark.slow
 def test_more_interleavings() -> None:
-    for seed in range(1_000_000, 1_000_080):
+    for seed in range(1_000_000, 1_000_040):
         play(Plan.of_seed(seed))
 
 
