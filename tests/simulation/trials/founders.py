@@ -110,7 +110,7 @@ class LostFounder(Trial):
 
 class LeftStandby(Trial):
     """A standby leads the run while the first master has begun anew, and too few founders have come to it when all
-    others leave. Those who come later find the first master, which founds runs: all found one there."""
+    others leave. Those who come later reach the first master only, which founds runs: all found one there."""
 
     def play(self) -> None:
         world, rng = self._world, self._rng
@@ -138,11 +138,15 @@ class LeftStandby(Trial):
             world.leave(node)
         self._drain()
         late = [world.add(rng.randrange(self._groups)) for _ in range(count - len(early))]
+        for node in late:
+            for host in world.hosts[1:]:
+                world.cut(node, host.name)
         end_at = world.now + (self._timeout_s + BIRTH_MARGIN_S + HOLD_S + 2 * MARGIN_S) * self._slack
         self._drain()
         while not world.accepted:
             assert world.now <= end_at, f"{early} and {late} do not find each other"
             self._let_time_pass()
+        world.heal()
         self._be_whole()
 
 
