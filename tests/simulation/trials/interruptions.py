@@ -91,8 +91,8 @@ class Outage(_Interruption):
             timeouts = 1.5  # not just as the first gives the master up, which still hears the others then
         # Were the peers away for longer, newcomers would found a run; with more of these it would not be an outage.
         newcomers = rng.randint(1, n - 1) if rng.random() < 0.4 and most == peers and timeouts <= 2.0 else 0
-        # Nor may some be back when the others have just been silent for too long.
-        shares = (1.0,) if 0.6 < timeouts < 1.5 else (1.0, 0.97, 0.9)
+        # Nor may some be back when the others have just been silent for too long, or give the master up one by one.
+        shares = (1.0,) if 0.6 < timeouts < 1.5 or ways == (False, True) else (1.0, 0.97, 0.9)
         if len(most) < n and n - len(most) > n // 2 - 1:
             most = peers
         is_reset = rng.random() < 0.5

@@ -72,8 +72,8 @@ class _Reports(Membership):
 
 class TwoWays(_Reports):
     """Two peers reduce large vectors without pause. Nobody is named for a little more that lies on one of the two ways,
-    or for twice as much without a queue; where a way is slow that one is. One may tell nothing of its way: then no two
-    can be compared."""
+    or for twice as much without a queue, or where they broadcast and all goes one way; where a way is slow that one is.
+    One may tell nothing of its way: then no two can be compared."""
 
     def play(self) -> None:
         rng = self._rng
@@ -83,7 +83,7 @@ class TwoWays(_Reports):
         lying, full_ms, round_trip_ms, is_slow = rng.choice(
             ((1.0, 100, 60, False), (rng.uniform(1.0, 1.4), 0, 60, False), (2.2, 0, 30, False), (3.0, 0, 60, True))
         )
-        is_half_told = rng.random() < 0.3
+        is_half_told, is_broadcast = rng.random() < 0.3, not is_slow and rng.random() < 0.4
         sick, other = rng.sample(nodes, 2)
         totals = dict.fromkeys(nodes, 0)
 
@@ -92,11 +92,12 @@ class TwoWays(_Reports):
             if is_half_told and node is not sick:
                 return []
             totals[node] += round(300_000 * more * rng.uniform(0.97, 1.03))
+            is_empty = is_broadcast and node is not sick
             return [
                 m.LinkReport(
                     (other if node is sick else sick).number,
-                    2_000_000 * at,
-                    busy_ms=485 * at,
+                    0 if is_empty else 2_000_000 * at,
+                    busy_ms=(50 if is_empty else 485) * at,
                     full_ms=full_ms * at if node is sick else 0,
                     delivered=1400 * at,
                     lying_byte_s=totals[node],
