@@ -260,12 +260,17 @@ def test_a_path_that_drops_large_packets_is_named(world: World, chance: Random) 
     named_within(world, (Kind.MTU, way[0], way[1]))
 
 
-def test_whoever_gets_no_cpu_is_named_unless_all_lack_it() -> None:
+@pytest.mark.parametrize("starved", [0.3, 0.6])
+def test_whoever_gets_no_cpu_is_named_unless_all_lack_it(starved: float) -> None:
+    """Of the time for which a process is stopped its threads see a part: a third where it is half of the time."""
     world = World(4)
     world.starved = dict.fromkeys((1, 2, 3, 4), 0.5)
     world.run(30.0)
     assert world.names() == []
-    world.starved = {3: 0.6, 1: 0.1}
+    world.starved = {3: 0.2, 1: 0.05}
+    world.run(30.0)
+    assert world.names() == []
+    world.starved = {3: starved, 1: 0.1}
     named_within(world, (Kind.SLOW, 3, None))
 
 
