@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 import trio
 
 from pccl import security
+from pccl._replacement import Replacement
 from pccl._timeouts import checked_bound_s
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.recording import (
@@ -189,15 +189,7 @@ def cut(trace: Trace, seconds: float = 0.0, last: int = 0) -> Trace:
 
 
 def save(recording: Recording, path: str | os.PathLike[str]) -> None:
-    """Write a recording to a file that `load` and `pccl trace --files` read. OSError; then a file that was there before
-    is as it was."""
-    text = to_json(recording)
-    beside = f"{os.fspath(path)}.{os.getpid()}.part"
-    try:
-        with open(beside, "wb") as file:
-            file.write(text)
-        os.replace(beside, path)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(beside)
-        raise
+    """Write a recording to a file that `load` and `pccl trace --files` read. OSError, or another error of a recording
+    that cannot be encoded; the former file is there still then."""
+    with Replacement(path) as file:
+        file.write(to_json(recording))

@@ -43,11 +43,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _call(argv)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # Whoever read has enough. The interpreter would complain when it empties the stream again at its end.
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever read has enough
+        _drop_output()
         return 141
+    except _UnwrittenError as error:
+        _drop_output()
+        print(f"pccl: standard output cannot be written: {error}", file=sys.stderr)
+        return 1
+
+
+class _UnwrittenError(Exception):
+    """What was printed cannot be written."""
 
 
 def _call(argv: Sequence[str] | None) -> int:
@@ -64,5 +70,17 @@ def _call(argv: Sequence[str] | None) -> int:
 
 
 def _write_out() -> None:
-    if sys.stdout is not None:
-        sys.stdout.flush()
+    """Write what is in the buffer. BrokenPipeError, _UnwrittenError."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _UnwrittenError(error.strerror) from None
+
+
+def _drop_output() -> None:
+    """Have nothing more written: the interpreter would complain when it empties the buffer again at its end."""
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())

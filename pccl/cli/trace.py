@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 import sys
-from typing import TYPE_CHECKING
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, TextIO
 
 from pccl.cli.arguments import add_master, add_timeout, add_token_file, natural, seconds, token_of
 
@@ -24,7 +27,11 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_master(parser)
     parser.add_argument(
-        "-o", "--output", metavar="FILE", default="trace.json", help="the file to write (default: %(default)s)"
+        "-o",
+        "--output",
+        metavar="FILE",
+        default="trace.json",
+        help="the file to write, - for standard output (default: %(default)s)",
     )
     parser.add_argument(
         "--seconds", metavar="N", type=seconds, default=0.0, help="only the last N seconds (default: all there is)"
@@ -45,19 +52,53 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from pccl import PCCLError
+    from pccl._replacement import Replacement
     from pccl.flight_recorder import RecordingError
-    from pccl.trace.timeline import encode
+    from pccl.trace import timeline
 
-    try:
-        trace = _trace(arguments)
-        with open(arguments.output, "wb") as file:
-            file.write(encode(trace))
-    except PCCLError as error:
-        return _failed(error.message)
-    except (RecordingError, OSError, ValueError) as error:
-        return _failed(error)
-    _tell(trace, arguments.output)
+    output: str = arguments.output
+    is_stdout = _is_stdout(output)
+    try:  # before anybody is asked: what comes from the peers then is not lost
+        place = None if is_stdout else Replacement(output)
+    except OSError as error:
+        return _unwritten(output, error)
+    with place or nullcontext():
+        try:
+            trace = _trace(arguments)
+            drawing = timeline.encode(trace)
+        except PCCLError as error:
+            return _failed(error.message)
+        except (RecordingError, OSError, ValueError) as error:
+            return _failed(error)
+        try:
+            if place is not None:
+                place.write(drawing)
+            else:
+                _print(drawing)
+        except OSError as error:
+            if is_stdout and isinstance(error, BrokenPipeError):
+                raise
+            return _unwritten(output, error)
+    _tell(trace, "the trace" if is_stdout else output, sys.stderr if is_stdout else sys.stdout)
     return 0 if any(peer.recording is not None for peer in trace.peers) else 1
+
+
+def _is_stdout(output: str) -> bool:
+    """Return whether a file is what standard output goes to, by this name or another."""
+    if output == "-":
+        return True
+    try:
+        return os.path.samestat(os.stat(output), os.fstat(sys.stdout.fileno()))
+    except (OSError, AttributeError):  # there is no such file, or no standard output
+        return False
+
+
+def _print(drawing: bytes) -> None:
+    """Write to standard output, past its buffer, which would try once more at the end what has failed. OSError."""
+    if sys.stdout is None:
+        raise OSError(errno.EBADF, "it is closed")
+    with open(sys.stdout.fileno(), "wb", closefd=False) as file:
+        file.write(drawing)
 
 
 def _trace(arguments: argparse.Namespace) -> Trace:
@@ -71,7 +112,7 @@ def _trace(arguments: argparse.Namespace) -> Trace:
     )
 
 
-def _tell(trace: Trace, output: str) -> None:
+def _tell(trace: Trace, what: str, stream: TextIO) -> None:
     from pccl.trace.clocks import shifts
 
     known = shifts(trace)
@@ -82,15 +123,20 @@ def _tell(trace: Trace, output: str) -> None:
             continue
         shift = known[peer.peer]
         clock = f"clock within {shift.uncertainty_ns / 1000:.4g} us, by {shift.source}"
-        print(f"{who}: {len(peer.recording.ops)} ops, {clock if shift.uncertainty_ns else shift.source}")
+        print(f"{who}: {len(peer.recording.ops)} ops, {clock if shift.uncertainty_ns else shift.source}", file=stream)
     if trace.lack:
         print(f"pccl trace: {trace.lack}", file=sys.stderr)
-    print(f"{output} is written: open it at https://ui.perfetto.dev")
+    print(f"{what} is written: open it at https://ui.perfetto.dev", file=stream)
 
 
 def _printable(text: str) -> str:
     """Return a text that another process has given, without what a terminal would obey."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()
+
+
+def _unwritten(output: str, error: OSError) -> int:
+    name = "standard output" if output == "-" else output
+    return _failed(f"{name} cannot be written: {error.strerror}")
 
 
 def _failed(why: object) -> int:

@@ -824,6 +824,8 @@ class RecordingPart(Message, frozen=True):
     """When this was sent."""
     content: Annotated[bytes, msgspec.Meta(max_length=PART_BYTES_MAX)] = b""
     """A stretch of the recording (`recording`)."""
+    lack: Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)] = ""
+    """Why there is no recording; empty if it is not known."""
 
 
 # Whoever asks the master how the run stands, and is no peer.

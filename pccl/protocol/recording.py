@@ -177,8 +177,9 @@ def recent(recording: Recording, seconds: float = 0.0, last: int = 0) -> Recordi
 
 
 def encodable(text: str) -> str:
-    """Return a text without what has no UTF-8: names from the system may have bytes that were none."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    """Return the text with escapes for what UTF-8 cannot encode: the odd bytes of file names, in text from the system.
+    All text of a recording has to pass through here."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def pack(recording: Recording) -> bytes:

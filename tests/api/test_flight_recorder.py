@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result
-from pccl.flight_recorder import OpRecord, Recording, gaps, load, save
+from pccl.flight_recorder import OpRecord, Recording, collect, gaps, load, save
 from pccl.protocol.recording import from_json, pack, to_json, unpack
 from tests.support.cluster import Background, Cluster, ones, outcomes, reduce_once, run_of, until
 
@@ -241,6 +243,43 @@ def test_save_and_load(cluster: Cluster, tmp_path: Path) -> None:
         save(recording, tmp_path / f"{recording.peer}.json")
     loaded = load(sorted(tmp_path.iterdir()))
     assert [peer.recording for peer in loaded.peers] == made
+
+
+def test_a_thread_of_an_odd_name_is_recorded(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threading.current_thread(), "name", os.fsdecode(b"load \xe9t\xe9"))
+    cluster.join(2)
+    other = Background(lambda: reduce_once(cluster[1]))
+    reduce_once(cluster[0])
+    other.result()
+    odd = collect(cluster.address).peers[0]
+    assert odd.recording is not None, odd.lack
+    assert odd.recording.callers == ["load \\udce9t\\udce9"]
+    save(cluster[0].flight_recorder(), tmp_path / "odd.json")
+
+
+def test_a_recording_that_cannot_be_read_is_missed_with_the_reason(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Recording) -> bytes:
+        raise MemoryError("all of it is in use")
+
+    monkeypatch.setattr("pccl.runtime.session.recording_parts.pack", fail)
+    cluster.join(1)
+    assert [peer.lack for peer in collect(cluster.address).peers] == [
+        "its recording cannot be read: all of it is in use"
+    ]
+
+
+def test_a_save_that_fails_leaves_the_former_file(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.join(1)
+    path = tmp_path / "recording.json"
+    recording = cluster[0].flight_recorder()
+    save(recording, path)
+    former = path.read_bytes()
+    with pytest.raises(UnicodeEncodeError):
+        save(msgspec.structs.replace(recording, name="\udce9"), path)
+    assert path.read_bytes() == former
+    assert os.listdir(tmp_path) == ["recording.json"]
 
 
 @pytest.fixture

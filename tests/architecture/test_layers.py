@@ -52,7 +52,7 @@ FORBIDDEN = {
 USERS_OF_THE_API = {
     "cli": [
         *("pccl.launcher", "pccl.bench", "pccl.demo", "pccl.stress", "pccl.status", "pccl.logs", "pccl.trace"),
-        *("pccl.flight_recorder", "pccl.doctor"),
+        *("pccl.flight_recorder", "pccl.doctor", "pccl._replacement"),
     ],
     "trace": ["pccl.flight_recorder"],
     "ray": ["pccl.status"],

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -316,6 +319,75 @@ def test_files_are_drawn_when_nobody_is_left(command: Command, tmp_path: Path) -
     done = command("trace", "--files", str(tmp_path / "1.json"), str(tmp_path / "2.json"), "-o", str(path))
     assert done.returncode == 0, done.stderr
     check_drawing(path, 2)
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> str:
+    """A file with a recording."""
+    path = tmp_path / "recording.json"
+    with run_of(1) as cluster:
+        save(cluster[0].flight_recorder(), path)
+    return str(path)
+
+
+@pytest.mark.parametrize(("name", "why"), [("", "Is a directory"), ("missing/trace.json", "No such file or directory")])
+def test_a_place_that_cannot_be_written_is_told_before_anybody_is_asked(
+    command: Command, tmp_path: Path, name: str, why: str
+) -> None:
+    path = os.path.join(tmp_path, name)
+    done = command("trace", "127.0.0.1:1", "-o", path)
+    assert (done.returncode, done.stderr) == (1, f"pccl trace: {path} cannot be written: {why}\n")
+
+
+def test_a_drawing_that_fails_leaves_the_former_file(
+    command: Command, tmp_path: Path, recording: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: Trace) -> bytes:
+        raise ValueError("cannot be drawn")
+
+    monkeypatch.setattr("pccl.trace.timeline.encode", fail)
+    path = tmp_path / "trace.json"
+    path.write_text("former")
+    done = command("trace", "--files", recording, "-o", str(path))
+    assert (done.returncode, done.stderr) == (1, "pccl trace: cannot be drawn\n")
+    assert path.read_text() == "former"
+    assert sorted(os.listdir(tmp_path)) == ["recording.json", "trace.json"]
+
+
+def draw_to(output: str, recording: str, stdout: int | IO[bytes]) -> subprocess.CompletedProcess[bytes]:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-P", "-m", "pccl", "trace", "--files", recording, "-o", output]
+    return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, env=environment, check=False)
+
+
+@pytest.mark.parametrize("output", ["-", "/dev/stdout"])
+def test_standard_output_has_the_drawing_alone(tmp_path: Path, recording: str, output: str) -> None:
+    piped = draw_to(output, recording, subprocess.PIPE)
+    assert piped.returncode == 0
+    assert "traceEvents" in json.loads(piped.stdout)
+    assert b"0 ops" in piped.stderr
+    with open(tmp_path / "both", "wb") as file:
+        file.write(b"before\n")
+        file.flush()
+        assert draw_to(output, recording, file).returncode == 0
+    assert (tmp_path / "both").read_bytes() == b"before\n" + piped.stdout
+
+
+@pytest.mark.parametrize("output", ["-", "/dev/full", "trace.json"])
+def test_a_full_disk_is_told_in_a_line(tmp_path: Path, recording: str, output: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = draw_to(str(tmp_path / output) if output == "trace.json" else output, recording, full)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert b"cannot be written: No space left on device" in done.stderr
+
+
+def test_who_reads_no_drawing_ends_it_without_a_word(recording: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "wb") as stdout:
+        done = draw_to("-", recording, stdout)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_files_that_are_none(command: Command, tmp_path: Path) -> None:

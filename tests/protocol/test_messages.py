@@ -82,7 +82,7 @@ WIRE = {
     "StatusRequest": "protocol auth=",
     "Status": "run",
     "RecordingRequest": "trace part seconds= last=",
-    "RecordingPart": "trace part parts received_ns sent_ns content=",
+    "RecordingPart": "trace part parts received_ns sent_ns content= lack=",
     "TraceRequest": "protocol seconds= last= auth=",
     "TracePart": "peer content",
     "TracedPeer": "peer name lack= offset_ns= uncertainty_ns=",

@@ -152,8 +152,10 @@ class Tracing:
             question = m.RecordingRequest(trace, part, request.seconds, request.last)
             answer = await self._ask(peer.connection, question, clock)
             size_bytes += len(answer.content)
-            if answer.parts == 0 or size_bytes > PACKED_BYTES_MAX:
-                raise NoRecording("it has no recording" if answer.parts == 0 else "its recording is too large")
+            if answer.parts == 0:
+                raise NoRecording(answer.lack or "it has no recording")
+            if size_bytes > PACKED_BYTES_MAX:
+                raise NoRecording("its recording is too large")
             reader.send([m.TracePart(peer.peer, answer.content)])
             part, parts = part + 1, answer.parts
         for _ in range(CLOCK_PROBES):

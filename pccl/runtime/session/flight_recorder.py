@@ -138,7 +138,7 @@ class FlightRecorder:
         op = self._table.ops[effect.op]
         name = self._names.pop(effect.op, None)
         if name is not None:
-            reason = effect.reason[:TEXT_CHARACTERS_MAX]
+            reason = encodable(effect.reason[:TEXT_CHARACTERS_MAX])
             launch = Launch(op.launched_ns, op.caller, time.monotonic_ns(), effect.code.name, reason)
             self._ended.append((name, launch))
         if effect.code is not Result.SUCCESS:
@@ -186,8 +186,8 @@ class FlightRecorder:
             run=facts.run,
             peer=facts.peer,
             group=options.group,
-            name=options.name,
-            host=socket.gethostname(),
+            name=encodable(options.name),
+            host=encodable(socket.gethostname()),
             process=os.getpid(),
             clock=clock_name(),
             taken_ns=time.monotonic_ns(),
@@ -197,7 +197,7 @@ class FlightRecorder:
             ops=sorted((op for op in ops if op.over_ns == 0 or op.over_ns > since_ns), key=lambda op: op.launched_ns),
             links=[_sample(*taken) for taken in list(self._samples)],
             events=sorted([*list(self._events), *list(self._calls)], key=lambda event: event.at_ns),
-            reason=reason,
+            reason=encodable(reason),
         )
 
     def _ops(

@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable
 
 from pccl.protocol import messages as m
-from pccl.protocol.recording import Recording, pack, recent
+from pccl.protocol.recording import Recording, encodable, pack, recent
 from pccl.runtime.session.lifetime import Lifetime
 from pccl.runtime.threads.helper_thread import HelperThread
 
 TRACES_KEPT = 2
+LACK_CHARACTERS_MAX = 500
 
 
 class RecordingParts:
@@ -47,6 +48,7 @@ class RecordingParts:
         def packed() -> bytes:
             return pack(recent(self._take(), request.seconds, request.last))
 
+        lack = ""
         self._packed.pop(request.trace, None)
         try:
             thread = HelperThread("pccl-recorder")
@@ -55,12 +57,14 @@ class RecordingParts:
             finally:
                 thread.close()
         except Exception as error:  # whatever it is, the run does not depend on it
-            self._logger.warning("the flight recorder cannot be read: %s", str(error) or type(error).__name__)
+            reason = encodable(str(error) or type(error).__name__)
+            lack = f"its recording cannot be read: {reason}"[:LACK_CHARACTERS_MAX]
+            self._logger.warning("the flight recorder cannot be read: %s", reason)
         while len(self._packed) > TRACES_KEPT:
             del self._packed[next(iter(self._packed))]
-        self._answer(request, received_ns)
+        self._answer(request, received_ns, lack)
 
-    def _answer(self, request: m.RecordingRequest, received_ns: int) -> None:
+    def _answer(self, request: m.RecordingRequest, received_ns: int, lack: str = "") -> None:
         parts, content = 0, b""
         packed = self._packed.get(request.trace, b"")
         if request.part >= 0:
@@ -68,5 +72,5 @@ class RecordingParts:
             content = packed[request.part * m.PART_BYTES_MAX :][: m.PART_BYTES_MAX]
             if request.part >= parts - 1:
                 self._packed.pop(request.trace, None)
-        answer = m.RecordingPart(request.trace, request.part, parts, received_ns, time.monotonic_ns(), content)
+        answer = m.RecordingPart(request.trace, request.part, parts, received_ns, time.monotonic_ns(), content, lack)
         self._send([answer])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from types import SimpleNamespace
 from typing import Any, cast
 
 from pccl.protocol import peer as ps
+from pccl.protocol.recording import from_json, pack, to_json, unpack
 from pccl.runtime.session.flight_recorder import LINKS_KEPT, FlightRecorder
 
 NOBODY = cast(Any, None)
@@ -29,3 +31,15 @@ def test_links_that_are_closed_are_forgotten_after_a_while() -> None:
     assert len(recorder._peers) == LINKS_KEPT + 1
     assert {0, 3 * LINKS_KEPT - 1} <= recorder._peers.keys()
     assert len(done) == 6 * LINKS_KEPT - 1
+
+
+def test_text_that_cannot_be_encoded_is_replaced() -> None:
+    odd = os.fsdecode(b"load \xe9t\xe9")
+    options = cast(Any, SimpleNamespace(group=0, name=odd))
+    facts = cast(Any, SimpleNamespace(run="run", peer=1))
+    recorder = FlightRecorder(options, facts, cast(Any, SimpleNamespace(ops={})), lambda _: [])
+    recorder.note("log", odd)
+    recorder.note("log", "\udce9" * 1000)
+    recording = recorder.recording(odd)
+    assert recording.reason == recording.name == recording.events[0].text == "load \\udce9t\\udce9"
+    assert from_json(to_json(recording)) == unpack(pack(recording)) == recording

@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from pccl.protocol import messages as m
+from pccl.protocol.codec import LENGTH_BYTES, decode_body, encode
 from pccl.protocol.recording import Recording, unpack
 from pccl.runtime.session.lifetime import Lifetime
 from pccl.runtime.session.recording_parts import RecordingParts
@@ -77,5 +78,15 @@ def test_a_recorder_that_fails_harms_nobody(caplog: pytest.LogCaptureFixture) ->
         raise MemoryError
 
     session = Session(fail)
-    assert session.ask(1, 0).parts == 0
+    answer = session.ask(1, 0)
+    assert (answer.parts, answer.lack) == (0, "its recording cannot be read: MemoryError")
     assert "cannot be read: MemoryError" in caplog.text
+
+
+def test_the_reason_for_which_there_is_none_can_be_sent() -> None:
+    def fail() -> Recording:
+        raise ValueError(f"no \udce9 {'long ' * 1000}")
+
+    answer = Session(fail).ask(1, 0)
+    assert answer.lack.startswith("its recording cannot be read: no \\udce9 long ")
+    assert decode_body(encode(answer)[LENGTH_BYTES:], m.RecordingPart) == answer
