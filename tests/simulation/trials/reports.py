@@ -115,14 +115,55 @@ class TwoWays(_Reports):
 
 
 class LossyWay(_Reports):
-    """A way loses packets in bursts. It is called lossy, and not slow, which it is for what it loses. No peer says
-    what comes the other way, and at times nobody but one says anything."""
+    """A way loses packets, or all ways to a peer do, one after the other."""
 
     def play(self) -> None:
-        rng = self._rng
         nodes = self._begin(3)
         if len(nodes) != 3:
             return
+        if self._rng.random() < 0.5:
+            self._lose_on_one_way(nodes)
+        else:
+            self._lose_on_a_line(nodes)
+        self._be_whole()
+
+    def _lose_on_a_line(self, nodes: list[Node]) -> None:
+        """Once the other way to a peer is lossy, too, its downlink is named, and none of the ways beside that."""
+        sick, first, then = self._rng.sample(nodes, 3)
+        lost = dict.fromkeys(nodes, 0)
+
+        def links(node: Node) -> list[m.LinkReport]:
+            at = self._at
+            lost[node] += 12 * (node is first or (node is then and at > BEFORE))
+            return [
+                m.LinkReport(
+                    other.number,
+                    20_000 * at,
+                    busy_ms=60 * at,
+                    delivered=100 * at,
+                    resent=lost[node] if other is sick else 0,
+                    round_trip_us=21_000,
+                )
+                for other in nodes
+                if other is not node
+            ]
+
+        for _ in range(BEFORE):
+            self._report(nodes, lambda _: 300 * self._at, links)
+        self._is_named((first.number, sick.number), "loses packets")
+        for _ in range(BEFORE):
+            if (sick.number, None) not in self._named:
+                self._report(nodes, lambda _: 300 * self._at, links)
+        named = list(self._named)
+        assert named == [(sick.number, None)], (
+            f"the downlink of {sick} loses packets, and the master says: {self._named}"
+        )
+
+    def _lose_on_one_way(self, nodes: list[Node]) -> None:
+        """A way loses packets in bursts. It is called lossy, and not slow, which it is for what it loses. No peer says
+        what comes the other way, and at times nobody but one says anything."""
+
+        rng = self._rng
         by_number = {node.number: node for node in nodes}
         ring = nodes[0].view.ring
         sick = rng.choice(nodes)
@@ -152,7 +193,6 @@ class LossyWay(_Reports):
             self._report(nodes, lambda _: 480 * self._at, links)
         if not is_half_told:
             self._is_named((sick.number, after[sick]), "loses packets")
-        self._be_whole()
 
 
 class SlowPeer(_Reports):
