@@ -240,7 +240,7 @@ async def test_ctrl_c_in_a_task_of_pccl_comes_to_the_main_task_and_the_communica
 
 
 WITHOUT_EFFECT = {
-    *("parse_masters", "parse_masters.<locals>.<listcomp>", "parse", "_require_text", "is_loopback"),
+    *("parse_masters", "parse_masters.<locals>.<listcomp>", "parse", "_require_text", "is_loopback", "is_name"),
     *("View.global_world_size", "View.world_size", "PeerSession.failure"),
 }
 

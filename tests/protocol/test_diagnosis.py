@@ -149,7 +149,7 @@ def test_of_two_ways_that_are_alike_none_is_slow(
 
 
 @pytest.mark.parametrize("queue_ms", [0, 200])
-@pytest.mark.parametrize("back_bytes", [0, 200_000])
+@pytest.mark.parametrize("back_bytes", [0, 200_000, 300_000_000])
 def test_a_way_is_not_slow_for_carrying_what_the_way_back_does_not(queue_ms: int, back_bytes: int) -> None:
     """Broadcasts, reduces and gathers of two peers go one way, and fill it."""
     diagnosis = Diagnosis()
@@ -260,17 +260,16 @@ def test_a_path_that_drops_large_packets_is_named(world: World, chance: Random) 
     named_within(world, (Kind.MTU, way[0], way[1]))
 
 
-@pytest.mark.parametrize("starved", [0.3, 0.6])
-def test_whoever_gets_no_cpu_is_named_unless_all_lack_it(starved: float) -> None:
-    """Of the time for which a process is stopped its threads see a part: a third where it is half of the time."""
+def test_whoever_gets_no_cpu_is_named_unless_all_lack_it() -> None:
+    """An engine that is only busy, at the root of large ops, comes late for a quarter of the time."""
     world = World(4)
     world.starved = dict.fromkeys((1, 2, 3, 4), 0.5)
     world.run(30.0)
     assert world.names() == []
-    world.starved = {3: 0.2, 1: 0.05}
+    world.starved = {3: 0.3, 1: 0.05}
     world.run(30.0)
     assert world.names() == []
-    world.starved = {3: starved, 1: 0.1}
+    world.starved = {3: 0.6, 1: 0.1}
     named_within(world, (Kind.SLOW, 3, None))
 
 

@@ -48,7 +48,7 @@ LOADED_FACTOR = 1.15
 LYING_FACTOR = 1.5
 """Acknowledgements queue behind data, so the reverse of a slow way is busy, too; but less lies on it."""
 REVERSE_FACTOR = 1.2
-LOAD_FACTOR = 3.0
+LOAD_FACTOR = 1.5
 """Ways whose payload differs by more than this do not have the same to do."""
 LOSS_SHARE = 0.03
 LOSS_SHARE_STILL = 0.015
@@ -63,11 +63,10 @@ HEAVY_LOSS_SHARE = 0.5
 STUCK_S = 1.1
 STANDS_MS = 500
 """A way on which nothing was acknowledged for so long stands still, and is not just slow."""
-LATE_SHARE = 0.25
-LATE_SHARE_STILL = 0.15
-"""Shares of the time by which the threads of a peer come late. They look about ten times a second, so that one that is
-stopped for a tenth of a second in two comes late for 20 to 35 %. On two cores with eight busy threads the engine of a
-healthy peer comes late for up to 12 %."""
+LATE_SHARE = 0.4
+LATE_SHARE_STILL = 0.2
+"""Shares of the time by which the threads of a peer come late. One that is stopped for a tenth of a second in two comes
+late for 20 to 40 %; on a crowded machine, so does the engine of a healthy root of large ops, for up to 28 %."""
 SETTLED_S = 5.0
 SETTLED_OPS = 5
 """Age of an epoch, and number of its ops, before which nobody is called slow."""
