@@ -1,11 +1,12 @@
-"""Logging: the standard `logging` tree under "pccl", silent unless asked for, but for calls that wait for long.
+"""Logging: the standard `logging` tree under "pccl", silent unless asked for, but for what must be seen in time.
 
 `PCCL_LOG_LEVEL` (DEBUG, INFO, WARN, ERROR) sends records to stderr, and `PCCL_LOG_FORMAT=json` makes each a JSON object
 on a line of its own. `pccl master` shows warnings also without them. A program that configures `logging` itself needs
 neither.
 
 Where nobody has configured any logging, warnings of calls that have waited for long (`protocol.long_wait`) go to stderr
-all the same: whoever looks at a program that stands still sees why. PCCL_LOG_LEVEL=ERROR silences these, too.
+all the same: whoever looks at a program that stands still sees why. So do warnings of recordings that cannot be written
+to where they should (`runtime.session.dumps`). PCCL_LOG_LEVEL=ERROR silences these, too.
 
 A record says in words what happened. What it is about it also carries as attributes, those FIELDS that apply to it, as
 ordinary `extra`s. A formatter of the program's own can use them, such as `%(peer)s`, with `defaults=` for records that
@@ -38,8 +39,8 @@ SHOWN = FIELDS[1:]
 """The fields that lines for people have: they know the run."""
 TEXT = "%(asctime)s %(levelname)s %(name)s%(about)s: %(message)s"
 FORMATS = ("text", "json")
-LONG_WAIT = "is_long_wait"
-"""The attribute of records that tell of calls that have waited for long."""
+UNASKED = "is_shown_unasked"
+"""The attribute of records that are shown where nobody has configured any logging."""
 QUEUED_CHARACTERS_MAX = 4 << 20
 """The most characters of records that may wait for stderr."""
 FLUSH_S = 1.0
@@ -168,8 +169,8 @@ class BackgroundHandler(logging.Handler):
             return False
 
 
-class _LongWaitHandler(BackgroundHandler):
-    """Shows records of calls that have waited for long, as long as nobody else shows any record of pccl."""
+class _UnaskedHandler(BackgroundHandler):
+    """Shows records that are UNASKED, as long as nobody else shows any record of pccl."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,7 +178,7 @@ class _LongWaitHandler(BackgroundHandler):
 
     def filter(self, record: logging.LogRecord) -> bool:
         others = [*logging.getLogger("pccl").handlers, *logging.getLogger().handlers]
-        return getattr(record, LONG_WAIT, False) and all(each is self for each in others)
+        return getattr(record, UNASKED, False) and all(each is self for each in others)
 
 
 class AboutLogger(logging.LoggerAdapter[logging.Logger]):
@@ -198,9 +199,9 @@ def configure(default_level: str | None = None) -> None:
     level = os.environ.get("PCCL_LOG_LEVEL") or default_level
     if not level:
         if not logger.handlers:
-            logger.addHandler(_LongWaitHandler())
+            logger.addHandler(_UnaskedHandler())
         return
-    for each in [each for each in logger.handlers if isinstance(each, _LongWaitHandler)]:
+    for each in [each for each in logger.handlers if isinstance(each, _UnaskedHandler)]:
         logger.removeHandler(each)
     number = logging.getLevelNamesMapping().get(level.upper())
     kind = os.environ.get("PCCL_LOG_FORMAT") or FORMATS[0]

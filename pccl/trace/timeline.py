@@ -6,7 +6,7 @@ Each peer is a process. Its lanes are
     compute: THREAD     the times in which a thread had no op in flight
     calls               joint calls
     events              views, masters, links, failures: moments
-    link to peer N      counters: what goes over the link per second, and what had to be sent again
+    link to peer NAME   counters: what goes over the link per second, and what had to be sent again
 
 An arrow leads from the last peer that launched an op to each of the others, to where these had its result: that is what
 they waited for. A peer without a recording is there, too, with the reason for a name.
@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from pccl.flight_recorder import OpRecord, PeerTrace, Recording, Trace, gaps
+from pccl.status import label
 from pccl.trace.clocks import Shift, shifts
 
 TAGS_DRAWN = 64
@@ -43,13 +44,14 @@ def draw(trace: Trace) -> Event:
     """Return the whole trace as a JSON object."""
     known = shifts(trace)
     absent = _absent_peers(trace)
+    names = {peer.peer: label(peer.peer, peer.name) for peer in trace.peers}
     start_ns = min(_times(trace, known), default=0)
     events: list[Event] = []
     for peer in trace.peers:
         if peer.recording is None:
             events += _without_recording(peer)
         else:
-            events += _Drawing(peer, peer.recording, known[peer.peer], start_ns, absent).events()
+            events += _Drawing(peer, peer.recording, known[peer.peer], names, start_ns, absent).events()
     events += _arrows(trace, known, start_ns)
     return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": _about(trace, known)}
 
@@ -109,7 +111,7 @@ def _absent_peers(trace: Trace) -> dict[OpName, list[int]]:
 
 
 def _without_recording(peer: PeerTrace) -> list[Event]:
-    name = f"peer {peer.peer} ({peer.name}): no recording: {peer.lack}"
+    name = f"peer {label(peer.peer, peer.name)}: no recording: {peer.lack}"
     return [
         {"ph": "M", "pid": peer.peer, "name": "process_name", "args": {"name": name}},
         {"ph": "M", "pid": peer.peer, "name": "process_sort_index", "args": {"sort_index": peer.peer}},
@@ -174,14 +176,21 @@ class _Drawing:
         peer: PeerTrace,
         recording: Recording,
         shift: Shift,
+        names: Mapping[int, str],
         start_ns: int,
         absent: Mapping[OpName, Sequence[int]],
     ) -> None:
+        """`names` are those of all peers that are known."""
         self._peer = peer
         self._recording = recording
         self._shift = shift
+        self._names = names
         self._start_ns = start_ns
         self._absent = absent
+
+    def _named(self, peer: int) -> str:
+        """Return the name of a peer, or its number if it is in no trace; empty if even that is not known."""
+        return self._names.get(peer, str(peer)) if peer else ""
 
     def _at(self, at_ns: int) -> float:
         return (at_ns + self._shift.shift_ns - self._start_ns) / 1000
@@ -208,7 +217,7 @@ class _Drawing:
 
     def _process(self) -> Iterator[Event]:
         recording = self._recording
-        name = f"peer {recording.peer} ({recording.name})"
+        name = f"peer {label(recording.peer, recording.name)}"
         clock = f"clock within {self._shift.uncertainty_ns / 1000:.4g} us" if self._shift.uncertainty_ns else ""
         labels = ", ".join(filter(None, [recording.host, f"group {recording.group}", clock]))
         yield self._event("M", "process_name", 0, args={"name": name})
@@ -242,9 +251,9 @@ class _Drawing:
     def _phases(self, op: OpRecord, end_ns: int) -> Iterator[tuple[str, int]]:
         absent = self._absent.get((self._recording.group, *op.name)) or ([op.awaited] if op.awaited else [])
         if absent and not op.done_ns:
-            yield f"waits for peer {absent[0]}", end_ns
+            yield f"waits for peer {self._named(absent[0])}", end_ns
             return
-        waits_for = f"waits for peer {op.joined_last}" if op.joined_last else "waits for others"
+        waits_for = f"waits for peer {self._named(op.joined_last)}" if op.joined_last else "waits for others"
         begun_ns = op.joined_ns or op.first_received_ns
         yield waits_for, begun_ns or (end_ns if not op.done_ns else op.launched_ns)
         yield "moves data", op.done_ns or end_ns
@@ -272,9 +281,9 @@ class _Drawing:
             "reason": op.reason,
             "tx_bytes": op.tx_bytes,
             "rx_bytes": op.rx_bytes,
-            "last_received_from": op.last_received_from,
-            "last_to_join": op.joined_last,
-            "awaited": op.awaited,
+            "last_received_from": self._named(op.last_received_from),
+            "last_to_join": self._named(op.joined_last),
+            "awaited": self._named(op.awaited),
             **{f"{what}_us": (at_ns - op.launched_ns) / 1000 for what, at_ns in since.items() if at_ns},
         }
 
@@ -312,7 +321,9 @@ class _Drawing:
                 continue
             seconds = (sample.at_ns - before.at_ns) / 1e9
             grown = {name: value - before.counters.get(name, 0) for name, value in sample.counters.items()}
-            lane = f"link to peer {sample.peer}" + (f", thread {sample.thread}" if sample.thread else "")
+            lane = f"link to peer {self._named(sample.peer) or '?'}" + (
+                f", thread {sample.thread}" if sample.thread else ""
+            )
             rates = {f"{word}, MB/s": grown.get(name, 0) / seconds / 1e6 for name, word in RATES.items()}
             yield self._event("C", lane, 0, ts=self._at(sample.at_ns), args=rates)
             for name, (word, factor) in GAUGES.items():

@@ -188,6 +188,16 @@ def test_events_and_calls(cluster: Cluster) -> None:
     assert any(event.kind == "view" and event.about.get("view") for event in events)
 
 
+def test_events_name_peers_that_are_lost(cluster: Cluster) -> None:
+    cluster.join(2)
+    lost = cluster[1].flight_recorder()
+    cluster.close(cluster[1])
+    cluster.each(lambda peer, _: peer.update_topology())
+    texts = [event.text for event in cluster[0].flight_recorder().events]
+    assert f"peer {lost.peer} ({lost.name}) was lost: left" in texts
+    assert f"peer {lost.peer} ({lost.name}): the link is closed" in texts
+
+
 def test_only_what_is_new(cluster: Cluster) -> None:
     def ends(since_ns: int = 0) -> int:
         return sum(op.ended_ns > 0 for op in cluster[0].flight_recorder(since_ns).ops)

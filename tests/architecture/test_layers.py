@@ -54,7 +54,7 @@ USERS_OF_THE_API = {
         *("pccl.launcher", "pccl.bench", "pccl.demo", "pccl.stress", "pccl.status", "pccl.logs", "pccl.trace"),
         *("pccl.flight_recorder", "pccl.doctor", "pccl._replacement"),
     ],
-    "trace": ["pccl.flight_recorder"],
+    "trace": ["pccl.flight_recorder", "pccl.status"],
     "ray": ["pccl.status"],
     "demo": ["pccl.launcher", "pccl.training"],
     "bench": ["pccl.launcher"],

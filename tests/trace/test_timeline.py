@@ -71,7 +71,12 @@ def test_two_peers_and_an_arrow_from_the_late_one() -> None:
     assert names == {1: "peer 1 (name 1)", 2: "peer 2 (name 2)"}
     slices = [(event["pid"], event["name"], event["ts"], event["dur"]) for event in events if event["ph"] == "X"]
     assert (1, "all_reduce 4 KiB", 0, 800) in slices
-    assert (1, "waits for peer 2", 0, 600) in slices
+    assert (1, "waits for peer 2 (name 2)", 0, 600) in slices
+    assert {event["args"]["last_to_join"] for event in events if event.get("cat") == "op" and event["ph"] == "X"} == {
+        "2 (name 2)",
+        "1 (name 1)",
+        "",
+    }
     assert (1, "moves data", 600, 190) in slices
     assert (1, "agrees", 790, 10) in slices
     assert (1, "all_reduce 4 KiB (in flight)", 900, 4_000) in slices
@@ -98,13 +103,13 @@ def test_who_has_not_launched_an_op_is_known_by_its_own_recording() -> None:
     rings = [(3, [1, 2, 3, 4])]
     ops = {peer: [msgspec.structs.replace(op(peer, 7, 100, joined_us=150), world_size=4)] for peer in (1, 2, 4)}
     events = drawn(*(of(recording(peer, ops.get(peer, []), rings=rings)) for peer in (1, 2, 3, 4)))
-    assert [phases(events, peer) for peer in (1, 2, 4)] == [["waits for peer 3"]] * 3
+    assert [phases(events, peer) for peer in (1, 2, 4)] == [["waits for peer 3 (name 3)"]] * 3
 
 
 def test_an_op_that_all_have_launched_moves_data() -> None:
     rings = [(3, [1, 2])]
     events = drawn(*(of(recording(peer, [op(peer, 7, 100, joined_us=150, last=1)], rings=rings)) for peer in (1, 2)))
-    assert phases(events, 2) == ["waits for peer 1", "moves data"]
+    assert phases(events, 2) == ["waits for peer 1 (name 1)", "moves data"]
 
 
 def test_a_peer_without_a_recording_is_named() -> None:
@@ -123,11 +128,12 @@ def test_links_events_and_calls() -> None:
         RecordedEvent(1 * S, "call", "update_topology", 2 * S),
         RecordedEvent(1 * S, "view", "view 2: ring [1, 2]", about={"view": 2}),
     ]
-    events = drawn(of(recording(1, [], links=links, events=happened)))["traceEvents"]
+    events = drawn(of(recording(1, [], links=links, events=happened)), of(recording(2, [])))["traceEvents"]
     counters = {event["name"]: event["args"] for event in events if event["ph"] == "C"}
-    assert counters["link to peer 2"] == {"sent, MB/s": 2.0, "received, MB/s": 1.0}
-    assert counters["link to peer 2: resent"] == {"segments": 7}
-    assert counters["link to peer 2: round trip, ms"] == {"round trip, ms": 1.5}
+    lane = "link to peer 2 (name 2)"
+    assert counters[lane] == {"sent, MB/s": 2.0, "received, MB/s": 1.0}
+    assert counters[f"{lane}: resent"] == {"segments": 7}
+    assert counters[f"{lane}: round trip, ms"] == {"round trip, ms": 1.5}
     assert [(event["name"], event["dur"]) for event in events if event["ph"] == "X"] == [("update_topology", 2e6)]
     assert [event["name"] for event in events if event["ph"] == "i"] == ["view: view 2: ring [1, 2]"]
 

@@ -2,8 +2,10 @@
 
 With PCCL_TRACE_DIR in the environment, a session writes its recording there when an op fails, when one has been in
 flight for PCCL_TRACE_HANG seconds, and when the session ends with a failure. There is one file for each session, and it
-is written anew each time: the recorder remembers what was before. A thread of its own writes, for a disk may be slow,
-full or gone; then the log says so, and nothing else happens.
+is written anew each time: the recorder remembers what was before. Of each host the last FILES_KEPT stay, for a program
+that fails may be started again and again.
+
+A thread of its own writes, for a disk may be slow, full or gone; then the log says so, and nothing else happens.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from pathlib import Path
 
 import trio
 
+from pccl.logs import UNASKED
 from pccl.protocol.recording import to_json
 from pccl.runtime.environment import number_of
 from pccl.runtime.session.flight_recorder import FlightRecorder
@@ -28,9 +31,14 @@ PAUSE_S = 5.0
 """Time after a dump in which there is no other."""
 LAST_S = 2.0
 """Time that the last dump may take."""
+FILES_KEPT = 64
+"""Number of files of one host in the directory, which other hosts may write to, too."""
 HANG_S = 30.0
 LOOK_S = 1.0
 """Interval in which ops are looked at."""
+SHOWN = {UNASKED: True}
+_warned_of: set[Path] = set()
+"""Directories of which this process has warned that they cannot be written."""
 
 
 class Dumps:
@@ -55,7 +63,7 @@ class Dumps:
                 self._thread = HelperThread("pccl-dumps")
                 recorder.on_failure = self.ask
             except OSError as error:
-                logger.warning("the flight recorder will not be written to %s: %s", directory, error)
+                logger.warning("the flight recorder will not be written to %s: %s", directory, error, extra=SHOWN)
 
     def ask(self, reason: str) -> None:
         """Have a dump made soon. The first reason is the one that it names."""
@@ -97,12 +105,18 @@ class Dumps:
             path = await self._thread.run(lambda: self._write(reason), is_left=True)
             self._logger.info("the flight recorder was written to %s: %s", path, reason)
         except Exception as error:  # whatever it is, the run does not depend on it
-            self._logger.warning("the flight recorder cannot be written: %s", str(error) or type(error).__name__)
+            level = logging.INFO if self._directory in _warned_of else logging.WARNING
+            _warned_of.add(self._directory)
+            why = (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
+            self._logger.log(
+                level, "the flight recorder cannot be written to %s: %s", self._directory, why, extra=SHOWN
+            )
 
     def _write(self, reason: str) -> Path:
         recording = self._recorder.recording(reason)
         run = re.sub(r"\W", "", recording.run)
-        path = self._directory / f"pccl-{run}-peer-{recording.peer}-{recording.process}.json"
+        host = re.sub(r"[^\w.-]", "", recording.host)
+        path = self._directory / f"pccl-{run}-peer-{recording.peer}-{host}-{recording.process}.json"
         part = path.with_suffix(".part")
         self._directory.mkdir(parents=True, exist_ok=True)
         try:
@@ -111,7 +125,18 @@ class Dumps:
         finally:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._remove_oldest(host)
         return path
+
+    def _remove_oldest(self, host: str) -> None:
+        """Remove the oldest files of a host, and what dumps that were killed have left of theirs. OSError."""
+        own = re.compile(rf"pccl-\w*-peer-\d+-{re.escape(host)}-\d+\.(json|part)")
+        found = [
+            (each.stat().st_mtime_ns, each.path) for each in os.scandir(self._directory) if own.fullmatch(each.name)
+        ]
+        for _, path in sorted(found, reverse=True)[FILES_KEPT:]:
+            os.unlink(path)
 
     def close(self) -> None:
         if self._thread is not None:

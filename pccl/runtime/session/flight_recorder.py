@@ -23,6 +23,7 @@ from dataclasses import fields
 from typing import Any
 
 from pccl.protocol import peer as ps
+from pccl.protocol.names import peer_named
 from pccl.protocol.recording import LinkSample, OpRecord, RecordedEvent, Recording, encodable
 from pccl.runtime.data_plane import events
 from pccl.runtime.data_plane.engine import RECORDS
@@ -152,7 +153,7 @@ class FlightRecorder:
         while len(self._rings) > RINGS_KEPT:
             self._rings.popitem(last=False)
         for peer, reason in effect.lost:
-            self.note("view", f"peer {peer} was lost: {reason}", other=peer)
+            self.note("view", f"{self._named(peer)} was lost: {reason}", other=peer)
         self.note("view", f"view {view.view}: ring {list(view.ring)}", view=view.view, epoch=view.epoch)
 
     def _making_link(self, effect: ps.MakeLink) -> None:
@@ -167,7 +168,10 @@ class FlightRecorder:
 
     def _note_link(self, link: int, text: str) -> None:
         peer = self._peers.get(link, 0)
-        self.note("link", f"peer {peer}: {text}", other=peer, link=link)
+        self.note("link", f"{self._named(peer)}: {text}", other=peer, link=link)
+
+    def _named(self, peer: int) -> str:
+        return peer_named(peer, self._facts.name_of(peer))
 
     def _counted(self, event: events.LinkCounters) -> None:
         self._samples.append((time.monotonic_ns(), self._peers.get(event.link, 0), event))

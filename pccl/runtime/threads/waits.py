@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 
 import trio
 
-from pccl.logs import LONG_WAIT
+from pccl.logs import UNASKED
 from pccl.protocol.long_wait import LongWait
 
 LOOK_S = 1.0
 ACCOUNT_S = 3.0
 """Time that an account may take."""
-FLAG = {LONG_WAIT: True}
+FLAG = {UNASKED: True}
 """The attribute of all records of long waits."""
 
 Logger = logging.Logger | logging.LoggerAdapter[logging.Logger]

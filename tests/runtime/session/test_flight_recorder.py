@@ -14,7 +14,8 @@ NOBODY = cast(Any, None)
 
 
 def test_links_that_are_closed_are_forgotten_after_a_while() -> None:
-    recorder = FlightRecorder(NOBODY, NOBODY, NOBODY, NOBODY)
+    facts = cast(Any, SimpleNamespace(name_of=lambda _: "vm:8141"))
+    recorder = FlightRecorder(NOBODY, facts, NOBODY, NOBODY)
     done: list[Any] = []
     handlers = recorder.noting(
         {ps.MakeLink: lambda _, effect: done.append(effect), ps.CloseLink: lambda _, effect: done.append(effect)}
@@ -31,6 +32,7 @@ def test_links_that_are_closed_are_forgotten_after_a_while() -> None:
     assert len(recorder._peers) == LINKS_KEPT + 1
     assert {0, 3 * LINKS_KEPT - 1} <= recorder._peers.keys()
     assert len(done) == 6 * LINKS_KEPT - 1
+    assert recorder._events[-1].text == "peer 7 (vm:8141): the link is closed"
 
 
 def test_text_that_cannot_be_encoded_is_replaced() -> None:
