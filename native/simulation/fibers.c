@@ -94,6 +94,8 @@ int64_t pccl_sim_now_ms(void) { return now_ms; }
 
 int64_t pccl_now_ms(void) { return now_ms; }
 
+uint64_t pccl_thread_id(void) { return 1; }
+
 int64_t pccl_now_ns(void) { return now_ms * NS_PER_MS; }
 
 void pccl_say_system_error(char *error, size_t error_bytes, const char *what, int system_error)
