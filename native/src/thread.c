@@ -23,13 +23,15 @@ int64_t pccl_now_ms(void) { return pccl_now_ns() / NS_PER_MS; }
 
 #if defined(__linux__)
 uint64_t pccl_thread_id(void) { return (uint64_t)syscall(SYS_gettid); }
-#else
+#elif defined(__APPLE__)
 uint64_t pccl_thread_id(void)
 {
     uint64_t id = 0;
     pthread_threadid_np(NULL, &id);
     return id;
 }
+#else
+uint64_t pccl_thread_id(void) { return (uint64_t)(uintptr_t)pthread_self(); }
 #endif
 
 static struct timespec in_timespec(int64_t ns)

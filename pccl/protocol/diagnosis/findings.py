@@ -67,6 +67,8 @@ class _Open:
     suspect: Suspect
     since: float
     seen_at: float
+    cause: str
+    """The last that was told."""
 
 
 class Findings:
@@ -82,10 +84,11 @@ class Findings:
         for suspect in suspects:
             known = self._open.get(suspect.key)
             if known is None:
-                self._open[suspect.key] = _Open(suspect, now, now)
+                self._open[suspect.key] = _Open(suspect, now, now, suspect.cause)
                 changes.append(Change(suspect, is_over=False))
             else:
-                if suspect.cause not in ("", known.suspect.cause):
+                if suspect.cause not in ("", known.cause):
+                    known.cause = suspect.cause
                     changes.append(Change(suspect, is_over=False))
                 known.suspect, known.seen_at = suspect, now
         lines = {key[:2] for key, known in self._open.items() if known.suspect.to is None and known.seen_at == now}
