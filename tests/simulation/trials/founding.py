@@ -106,6 +106,18 @@ class Heirs(Trial):
 class _BackLate(Trial):
     """Peers are back when newcomers have been at their master for a while. Those wait, and are in the same run."""
 
+    def _begin_without(self, peers: list[Node]) -> None:
+        """All masters begin anew, and these reach none of them."""
+        world = self._world
+        for host in world.hosts:
+            if not host.is_dead:
+                world.kill_master(host)
+        for node in peers:
+            self._cut_off(node, MASTER_TIMEOUT_S)
+        self._drain()
+        for host in world.hosts:
+            world.restart_master(host)
+
     def _are_held(self, newcomers: list[Node], seconds: float) -> None:
         """For so long nobody founds a run."""
         end_at = self._world.now + seconds
@@ -192,14 +204,7 @@ class LedElsewhere(_BackLate):
         run, first = peers[0].run, world.hosts[0]
         if world.addresses == 1 or world.memory is Memory.DISK or any(node.site for node in peers):
             return  # what is on record would have the newcomers wait for longer
-        for host in world.hosts:
-            if not host.is_dead:
-                world.kill_master(host)
-        for node in peers:
-            self._cut_off(node, MASTER_TIMEOUT_S)
-        self._drain()
-        for host in world.hosts:
-            world.restart_master(host)
+        self._begin_without(peers)
         count = min(world.options.founders + rng.randint(0, 2), world.options.pending_max)
         newcomers = [world.add(rng.randrange(self._groups)) for _ in range(count)]
         safe_s = (self._timeout_s + BIRTH_MARGIN_S) / self._slack**2
@@ -252,14 +257,7 @@ class TooFew(_BackLate):
         run, founders = peers[0].run, world.options.founders
         if not world.masters or founders < 2 or world.memory is Memory.DISK or any(node.site for node in peers):
             return
-        for host in world.hosts:
-            if not host.is_dead:
-                world.kill_master(host)
-        for node in peers:
-            self._cut_off(node, MASTER_TIMEOUT_S)
-        self._drain()
-        for host in world.hosts:
-            world.restart_master(host)
+        self._begin_without(peers)
         newcomers = [world.add(rng.randrange(self._groups)) for _ in range(rng.randint(1, founders - 1))]
         waits_s = (self._timeout_s + BIRTH_MARGIN_S + HOLD_S + MARGIN_S) * self._slack
         self._are_held(newcomers, min(waits_s, MASTER_TIMEOUT_S / 2))
