@@ -217,7 +217,6 @@ def test_it_is_refused_by_name(
     assert peer.stats["ops_open"] == 0
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of what is to change in it
 @pytest.mark.parametrize("call", [run_status, collect])
 def test_requests_without_a_bound_and_with_one_that_has_passed(call: Callable[..., Any]) -> None:
     with MasterNode("127.0.0.1:0") as node, Communicator(node.address):
@@ -227,6 +226,7 @@ def test_requests_without_a_bound_and_with_one_that_has_passed(call: Callable[..
         assert caught.value.result is Result.TIMEOUT
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of what is to change in it
 def test_odd_torch_tensors(peer: Communicator) -> None:
     torch = pytest.importorskip("torch")
     plain = torch.ones(4)
