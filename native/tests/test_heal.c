@@ -241,7 +241,7 @@ static void a_link_that_stands_still_is_lost(void)
 /* Nor is one that only waits for its other end to launch an op, nor one that passes little at a time. */
 static void a_link_with_nothing_to_carry_is_not_lost(void)
 {
-    enum { LIVE_MS = 2000 }; /* within which a proxy's thread that hardly gets a processor passes bytes on */
+    enum { LIVE_MS = 4000 }; /* within which a proxy's thread that hardly gets a processor passes bytes on */
     proxied p;
     trial t;
     pccl_op_shape shape = plain_shape(1 << 18, PCCL_FLOAT32, PCCL_SUM, 65536, 2);

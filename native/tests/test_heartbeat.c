@@ -17,7 +17,7 @@
 
 /* LIVE_MS is the timeout where somebody is to be found alive: a thread that hardly gets a processor sends a heartbeat
  * within it. */
-enum { TIMEOUT_MS = 400, LIVE_MS = 2000, LONG_MS = 600000, HANG_MS = 60000 };
+enum { TIMEOUT_MS = 400, LIVE_MS = 4000, LONG_MS = 600000, HANG_MS = 60000 };
 
 static int64_t now_ms(void)
 {

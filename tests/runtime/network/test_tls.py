@@ -170,7 +170,7 @@ def test_tls_that_is_cut_or_changed_ends_the_session_of_that_peer_only(how: str)
         return data[:-1] + bytes([data[-1] ^ 1]) if stop.is_set() else data
 
     with (
-        MasterNode("127.0.0.1:0", peer_timeout=1, ssl_context=master_context()) as node,
+        MasterNode("127.0.0.1:0", peer_timeout=3, ssl_context=master_context()) as node,
         socket.create_server(("127.0.0.1", 0)) as listener,
     ):
         port = int(node.address.rsplit(":", 1)[1])

@@ -257,7 +257,7 @@ def test_many_small_tensors_do_not_choke_the_conversation() -> None:
     count = 5000
     donor = transfer_of(state(*[b"new"] * count))
     receiver = transfer_of(state(*[b"old"] * count))
-    assert fetch(receiver, plan_for(donor), [donor.serve]) == []
+    assert fetch(receiver, plan_for(donor), [donor.serve], virtual()) == []
     assert contents(receiver) == contents(donor)
 
 
