@@ -13,6 +13,8 @@ REPORT_S = 0.5
 BEFORE = 16
 """Number of reports of a run in which all is well."""
 AFTER = 26
+STRANGER = 1 << 40
+"""The number of no peer."""
 ENDS_S = 30.0
 """Seconds after which nobody is slow any more in a run that does nothing."""
 Name = tuple[int, int | None]
@@ -128,24 +130,22 @@ class LossyWay(_Reports):
         self._be_whole()
 
     def _lose_on_a_line(self, nodes: list[Node]) -> None:
-        """Once the other way to a peer is lossy, too, its downlink is named, and none of the ways beside that."""
+        """Once the other way to a peer is lossy, too, its downlink is named, and none of the ways beside that. What one
+        of them says of a link to somebody who is not of the group does not count."""
         sick, first, then = self._rng.sample(nodes, 3)
         lost = dict.fromkeys(nodes, 0)
 
         def links(node: Node) -> list[m.LinkReport]:
             at = self._at
             lost[node] += 12 * (node is first or (node is then and at > BEFORE))
+            resent = {other.number: lost[node] if other is sick else 0 for other in nodes if other is not node}
+            if node is then:
+                resent[STRANGER] = 12 * at
             return [
                 m.LinkReport(
-                    other.number,
-                    20_000 * at,
-                    busy_ms=60 * at,
-                    delivered=100 * at,
-                    resent=lost[node] if other is sick else 0,
-                    round_trip_us=21_000,
+                    other, 20_000 * at, busy_ms=60 * at, delivered=100 * at, resent=lost_there, round_trip_us=21_000
                 )
-                for other in nodes
-                if other is not node
+                for other, lost_there in resent.items()
             ]
 
         for _ in range(BEFORE):
