@@ -264,7 +264,7 @@ FAULTS: dict[str, Known] = {
         "a communicator that is closed while it connects stays connected",
         "founding",
         session_holder.SessionHolder,
-        "_connect",
+        "_join",
         ("if self._is_closed:", "if False:"),
     ),
     "samples-read-live": _fault(
