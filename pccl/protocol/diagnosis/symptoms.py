@@ -71,6 +71,7 @@ SETTLED_S = 5.0
 SETTLED_OPS = 5
 """Age of an epoch, and number of its ops, before which nobody is called slow."""
 ABSENT_S = 10.0
+"""Time for which others wait in an op before the peer that has not called it is named."""
 ABSENT_AT_FIRST_S = 60.0
 """The same for the first ops of an epoch, in which programs compile and load."""
 ABSENT_FACTOR = 3.0
