@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
+from pccl.logs import UNASKED
+from pccl.protocol.diagnosis import Change, Diagnosis, Suspect
 from pccl.protocol.failover import Failover
 from pccl.protocol.fence import Fence, FencedView
 from pccl.runtime.master import server
@@ -247,3 +249,15 @@ def test_a_fault_of_the_diagnosis_does_not_end_the_run(
         until(lambda: "has ended the diagnosis of this run, which goes on" in caplog.text, "it is logged")
         with Communicator(node.address) as peer:
             assert peer.world_size == 1
+
+
+def test_whom_it_names_is_shown_in_a_program_without_logging(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    changes = [Change(Suspect("slow", 0, 2, None, "peer 2 is slow"), is_over=False)]
+    monkeypatch.setattr(server, "DIAGNOSIS_S", 0.01)
+    monkeypatch.setattr(Diagnosis, "judge", lambda *_: [changes.pop()] if changes else [])
+    with MasterNode("127.0.0.1:0") as node, Communicator(node.address):
+        until(lambda: "peer 2 is slow" in caplog.messages, "it is logged")
+    (record,) = [record for record in caplog.records if record.getMessage() == "peer 2 is slow"]
+    assert getattr(record, UNASKED, False)

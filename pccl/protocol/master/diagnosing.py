@@ -1,4 +1,4 @@
-"""Diagnosing: shows the diagnosis how the run stands, and logs what it names."""
+"""Diagnosing: shows the diagnosis how the run stands, and logs what it names, for programs without logging, too."""
 
 from __future__ import annotations
 
@@ -55,4 +55,4 @@ def _log(state: RunState, change: Change) -> None:
     if change.is_over:
         state.log("info", f"over after {change.for_s:.1f} s: {suspect.text}", about)
     else:
-        state.log("warning", suspect.text, about)
+        state.log("warning", suspect.text, about, is_shown_unasked=True)

@@ -351,10 +351,16 @@ class RunState:
             self.asked_at.pop(peer, None)
 
     def log(
-        self, level: str, text: str, about: Mapping[str, int] = MappingProxyType({}), is_unauthenticated: bool = False
+        self,
+        level: str,
+        text: str,
+        about: Mapping[str, int] = MappingProxyType({}),
+        is_unauthenticated: bool = False,
+        is_shown_unasked: bool = False,
     ) -> None:
         """Write a line to the log. `about` names what it is about by the fields of `pccl.logs.FIELDS`."""
-        self.outbox.append(MasterLog(level, text, is_unauthenticated, {"view": self.installed_view, **about}))
+        known = {"view": self.installed_view, **about}
+        self.outbox.append(MasterLog(level, text, is_unauthenticated, known, is_shown_unasked))
         if not is_unauthenticated:
             self.history.logged(self.now, level, text)
 

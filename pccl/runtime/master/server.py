@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from pccl.logs import UNASKED
 from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, encode, harmless
@@ -428,7 +429,7 @@ class MasterServer:
                 if effect.is_unauthenticated:
                     self._limited_log.log(LEVELS[effect.level], text)
                 else:
-                    about = {"run": self._machine.run, **effect.about}
+                    about = {"run": self._machine.run, **effect.about, UNASKED: effect.is_shown_unasked}
                     logger.log(LEVELS[effect.level], "%s", text, extra=about)
         flooded: list[_Client] = []
         for number, frames in outgoing.items():
