@@ -102,7 +102,7 @@ def collect(
     Args:
         address: The master's "host:port", or several with commas between, of which the one that leads the run answers.
         seconds: How far back to look; 0: as far as is recorded.
-        last: How many ops of each peer at most; 0: all.
+        last: How many of the last ops of each peer, besides those that have not ended; 0: all.
         token: The run's shared secret, as of a peer. Default: PCCL_TOKEN in the environment.
         ssl_context: A context for TLS, as of a peer, with the same defaults from the environment.
         timeout: Seconds; None: as long as it takes. What has come by then is returned, if it is anything.
@@ -180,7 +180,8 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
 
 
 def cut(trace: Trace, seconds: float = 0.0, last: int = 0) -> Trace:
-    """Return the part of the last `seconds` before each recording was taken, and of the last ops; 0: all of it."""
+    """Return the part of the last `seconds` before each recording was taken, and of the last ops; 0: all of it.
+    Ops that have not ended are in it, however old."""
     peers = [
         peer if peer.recording is None else replace(peer, recording=recent(peer.recording, seconds, last))
         for peer in trace.peers

@@ -129,7 +129,7 @@ class Exporter:
                 **common,
                 **kind,
                 "pccl.op.epoch": op.epoch,
-                "pccl.op.tag": str(op.tag),  # those of sends do not fit into a signed number of 64 bits
+                "pccl.op.tag": op.callers_tag,
                 "pccl.op.sequence": op.sequence,
                 "pccl.op.size": op.size_bytes,
                 "pccl.op.algorithm": op.algorithm,

@@ -37,7 +37,11 @@ def add_parser(subparsers: Subparsers) -> None:
         "--seconds", metavar="N", type=seconds, default=0.0, help="only the last N seconds (default: all there is)"
     )
     parser.add_argument(
-        "--last", metavar="N", type=natural, default=0, help="only the last N ops of each peer (default: all there are)"
+        "--last",
+        metavar="N",
+        type=natural,
+        default=0,
+        help="only the last N ops of each peer, and those that have not ended (default: all there are)",
     )
     parser.add_argument(
         "--files",

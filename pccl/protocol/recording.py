@@ -15,6 +15,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from pccl.protocol.point_to_point import callers_tag
+
 PACKED_BYTES_MAX = 8 * 2**20
 """Size of a recording that a master takes from a peer."""
 UNPACKED_BYTES_MAX = 64 * 2**20
@@ -32,9 +34,11 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     tag: int
     sequence: int
-    """The op's name among all peers: see `messages.OpRef`."""
+    """The op's name among all peers: see `messages.OpRef`. The tag of a send and its recv names the two as well:
+    `callers_tag` is the one that was given."""
     kind: str
-    """The collective: "all_reduce", "broadcast" ...; "queued": the op waits for its start, and has no epoch yet."""
+    """The collective: "all_reduce", "broadcast" ...; "send" or "recv" as this peer has called it; "queued": the op waits
+    for its start, and has no epoch yet."""
     algorithm: str
     dtype: str
     size_bytes: int
@@ -78,6 +82,11 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     def name(self) -> tuple[int, int, int]:
         """What the op has in common with those of other peers in its group."""
         return self.epoch, self.tag, self.sequence
+
+    @property
+    def callers_tag(self) -> int:
+        """The tag that its caller gave."""
+        return callers_tag(self.tag)
 
     @property
     def over_ns(self) -> int:
@@ -161,13 +170,15 @@ def gaps(recording: Recording) -> Iterator[Gap]:
 
 
 def recent(recording: Recording, seconds: float = 0.0, last: int = 0) -> Recording:
-    """Return the part of the last `seconds`, and of the last ops; 0: all of it."""
+    """Return the part of the last `seconds`, and of the last ops; 0: all of it. Ops that have not ended are in it,
+    however old."""
     since_ns = recording.taken_ns - int(seconds * 1e9) if seconds else 0
     ops = [op for op in recording.ops if not op.over_ns or op.over_ns >= since_ns]
     if last:
-        ops = ops[-last:]
+        former, ops = ops[:-last], ops[-last:]
         if not seconds:
             since_ns = min((op.launched_ns for op in ops), default=0)
+        ops = [op for op in former if not op.over_ns] + ops
     return msgspec.structs.replace(
         recording,
         ops=ops,

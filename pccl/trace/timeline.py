@@ -271,7 +271,7 @@ class _Drawing:
         }
         return {
             "epoch": op.epoch,
-            "tag": op.tag,
+            "tag": op.callers_tag,
             "sequence": op.sequence,
             "algorithm": op.algorithm,
             "dtype": op.dtype,

@@ -77,7 +77,8 @@ def test_all_ways_of_an_op_are_recorded(cluster: Cluster) -> None:
         kinds = {op.tag: op.kind for op in ops if op.tag < 6}
         assert kinds == {1: "all_reduce", 2: "all_reduce", 3: "all_reduce", 4: "broadcast", 5: "barrier"}
         assert [op.size_bytes for op in ops if op.tag == 3] == [12 << 20]
-        assert [op.kind for op in ops if op.tag > 5] == (["send"] if index < 2 else [])
+        of_two = [(op.kind, op.callers_tag, op.tx_bytes, op.rx_bytes) for op in ops if op.callers_tag > 5]
+        assert of_two == [[("send", 6, 32, 0)], [("recv", 6, 0, 32)], []][index]
         for op in ops:
             assert op.launched_ns <= op.done_ns <= op.ended_ns
 

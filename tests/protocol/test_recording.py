@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from pccl.protocol import recording as r
+from pccl.protocol.point_to_point import pair_tag
 
 
 def op(launched_ns: int, over_ns: int = 0, caller: int = 0, tag: int = 0, sequence: int = 0) -> r.OpRecord:
@@ -101,3 +102,17 @@ def test_recent_ops() -> None:
     assert [each.launched_ns for each in last.ops] == [2_600, 9_000]
     assert [event.kind for event in last.events] == ["call"]
     assert len(last.links) == 1
+
+
+def test_of_the_last_ops_those_that_hang_are_not_left_out() -> None:
+    made = recording(op(1_000), op(1_500, 2_000), op(7_000, 8_500), op(9_000, 9_500))
+    last = r.recent(made, last=2)
+    assert [each.launched_ns for each in last.ops] == [1_000, 7_000, 9_000]
+    assert (last.links, last.events) == ([], [])
+    both = r.recent(made, seconds=2e-6, last=1)
+    assert [each.launched_ns for each in both.ops] == [1_000, 9_000]
+
+
+def test_an_op_has_the_tag_that_its_caller_gave() -> None:
+    assert op(1_000, tag=7).callers_tag == 7
+    assert op(1_000, tag=pair_tag(2, 1, 17)).callers_tag == 17

@@ -155,6 +155,19 @@ def test_tags_of_sends_are_told_by_ranks() -> None:
     tag = 1 << 63 | 2 << 49 | 1 << 35 | 17
     events = drawn(of(recording(1, [op(1, tag, 100, 200)])))["traceEvents"]
     assert "rank 2 to 1, tag 17" in [event["args"]["name"] for event in events if event["name"] == "thread_name"]
+    assert [event["args"]["tag"] for event in events if event.get("cat") == "op"] == [17]
+
+
+def test_an_arrow_leads_from_a_send_to_its_recv() -> None:
+    tag = 1 << 63 | 0 << 49 | 1 << 35 | 17
+    sends = msgspec.structs.replace(op(1, tag, 150, 200), kind="send")
+    receives = msgspec.structs.replace(op(2, tag, 100, 200), kind="recv")
+    events = drawn(of(recording(1, [sends])), of(recording(2, [receives])))["traceEvents"]
+    assert [event["name"] for event in events if event.get("cat") == "op" and event["ph"] == "X"] == [
+        "send 4 KiB",
+        "recv 4 KiB",
+    ]
+    assert [(event["ph"], event["pid"]) for event in events if event["ph"] in "sf"] == [("s", 1), ("f", 2)]
 
 
 def test_an_empty_trace_can_be_drawn() -> None:

@@ -2,7 +2,8 @@
 
 An op may have several records: one for each slice, and one for each piece of an op that is in pieces. They have its
 name, but for the bits of the sequence that number pieces (`staged_ops`). An op is as early as the first of them and as
-late as the last. Its rank, and those of others, are of the ring of its epoch.
+late as the last. Its rank, and those of others, are of the ring of its epoch; of a send and its recv the sender has
+rank 0 and the receiver rank 1.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ COLUMNS = _columns()
 NAMES: tuple[str, ...] = COLUMNS.names or ()
 COLLECTIVES = {int(each): each.name.lower() for each in Collective}
 ALGORITHMS = {int(each): each.name.lower() for each in ReduceAlgorithm}
+RECEIVER = 1
+"""The rank of the receiver among the two of a send."""
 DTYPES = {int(each): each for each in DataType}
 
 
@@ -83,6 +86,13 @@ def awaited(rows: Iterable[Row], epoch: int | None, tag: int, ring: Sequence[int
         return None
     ranks = {row.awaits for row in found if not row.done_ns and row.awaits != row.rank}
     return sorted(ring[rank] for rank in ranks if rank < len(ring))
+
+
+def _kind(row: Row) -> str:
+    """Return as what this peer has called the op."""
+    if row.collective == Collective.SEND and row.rank == RECEIVER and ranks_of(row.tag) is not None:
+        return "recv"
+    return COLLECTIVES.get(row.collective, "?")
 
 
 @dataclass(slots=True)
@@ -139,7 +149,7 @@ def joined(
         ended_ns, result, reason = launch.over_ns, launch.result, launch.reason
     return OpRecord(
         *name_of(first),
-        kind=COLLECTIVES.get(first.collective, "?"),
+        kind=_kind(first),
         algorithm=ALGORITHMS.get(first.algorithm, "?"),
         dtype=dtype.name.lower() if dtype is not None else "?",
         size_bytes=sum(sizes.values()) * (dtype.itemsize if dtype is not None else 1),
