@@ -1,9 +1,10 @@
 """Dumps of the flight recorder to a file, for a look when nobody can be asked any more.
 
 With PCCL_TRACE_DIR in the environment, a session writes its recording there when an op fails, when one has been in
-flight for PCCL_TRACE_HANG seconds, and when the session ends with a failure. There is one file for each session, and it
-is written anew each time: the recorder remembers what was before. Of each host the last FILES_KEPT stay, for a program
-that fails may be started again and again.
+flight for PCCL_TRACE_HANG seconds, and when the session ends with a failure. A program may end of the op that failed:
+what has not been written when its session ends is written then. There is one file for each session, and it is written
+anew each time: the recorder remembers what was before. Of each host the last FILES_KEPT stay, for a program that fails
+may be started again and again.
 
 A thread of its own writes, for a disk may be slow, full or gone; then the log says so, and nothing else happens.
 """
@@ -53,6 +54,8 @@ class Dumps:
         self._logger = logger
         self._hang_s = number_of("PCCL_TRACE_HANG", HANG_S, 1e9)
         self._asked: list[str] = []
+        self._writing = trio.Lock()
+        """Held while a dump is being written."""
         self._since: dict[int, float] = {}
         """The time at which each op in flight was first seen."""
         self._told: set[int] = set()
@@ -91,15 +94,23 @@ class Dumps:
             self.ask(f"op with tag {tag} has not ended within {self._hang_s:g} s")
         self._told = hanging
 
-    async def last(self, reason: str) -> None:
-        """Make a dump of a session that ends."""
+    async def last(self, failure: str) -> None:
+        """Make the dump of a session that ends with a failure (empty: with none), or one that has been asked for, and
+        wait for what is being written."""
         if self._thread is not None:
-            self.ask(reason)
+            if failure:
+                self.ask(failure)
             with trio.move_on_after(LAST_S):
                 await self._dump()
 
     async def _dump(self) -> None:
-        reason, self._asked = self._asked[0], []
+        """Make a dump, unless what was asked for has been written meanwhile."""
+        async with self._writing:
+            if self._asked:
+                reason, self._asked = self._asked[0], []
+                await self._write_for(reason)
+
+    async def _write_for(self, reason: str) -> None:
         assert self._thread is not None
         try:
             path = await self._thread.run(lambda: self._write(reason), is_left=True)

@@ -311,8 +311,8 @@ class PeerSession:
                 for task in (control.follow_masters, self._inbound.accept, clock, reports, self._dumps.watch):
                     start_task(nursery, lifetime.contained, task)
                 await lifetime.ended.wait()
-                if lifetime.failure is not None and lifetime.failure.result is not Result.NOT_INITIALIZED:
-                    await self._dumps.last(lifetime.failure.message)
+                if (failure := lifetime.failure) is not None:
+                    await self._dumps.last("" if failure.result is Result.NOT_INITIALIZED else failure.message)
                 if not lifetime.is_broken:
                     with trio.move_on_after(ENGINE_DRAIN_S):
                         await self._driver.drained.wait()
