@@ -347,7 +347,9 @@ class SessionHolder:
         view = self.view(func_name)
         if view.world_size < 2:
             raise PCCLError(Result.TOO_FEW_PEERS, func_name, alone_in(view.group))
-        op = session.ops.new(spec)
+        is_overlapped = spec.pair is None
+        op = session.ops.new(spec._replace(is_overlapped=True) if is_overlapped else spec)
+        op.waits = session.overlapped_waits if is_overlapped else None
         try:
             handle = handle_of(op)
             with SessionErrors(func_name):

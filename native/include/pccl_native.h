@@ -196,7 +196,7 @@ typedef struct {
     uint64_t link_next;
     const uint64_t *rank_links; /* the link to each rank, all different, own rank's ignored; copied. NULL: RING only */
     uint32_t awaits_completion; /* 1: mutual completion, which takes rank_links or two ranks; the same on all ranks */
-    uint32_t reserved; /* 0 */
+    uint32_t is_overlapped; /* 1: nobody waits for it yet, so its time counts neither as in_ops_us nor as op_wait_us */
     /* ALL_TO_ALL: how many elements this rank gives to each, and gets from each; copied. Both NULL: count / W. */
     const uint64_t *send_counts;
     const uint64_t *recv_counts;
@@ -316,7 +316,7 @@ typedef struct {
     uint64_t in_ops_us; /* for how long ops of all ranks were in flight, however many at once; without slices */
     uint64_t in_slices_us; /* the same of slices */
     uint64_t late_ms; /* by which the engine thread has come too late: it got no CPU, or was stopped */
-    uint64_t op_wait_us; /* for how long ops have been in flight now, and none has ended */
+    uint64_t op_wait_us; /* for how long the oldest op has been in flight */
 } pccl_engine_stats;
 
 typedef struct pccl_engine pccl_engine;

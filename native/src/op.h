@@ -157,7 +157,7 @@ typedef struct pccl_op {
     struct pccl_fast_path *fast_path; /* through which it came; NULL: none */
     struct pccl_fast_path_call *call; /* the fast path's */
     pccl_list in_ran; /* of the open ops: to be completed; later, completed on the fast path and to be ended */
-    uint8_t is_timed; /* pccl_open_ops.times counts it */
+    int64_t timed_ns; /* since when pccl_open_ops.times counts it; 0: it does not */
     uint8_t is_released; /* no connection knows of it any more */
     unsigned events_promised;
     pccl_table_node by_id;

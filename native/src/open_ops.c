@@ -70,27 +70,42 @@ static pccl_ops_time *op_time(pccl_open_ops *ops, const pccl_op *op)
 static void op_begin_time(pccl_open_ops *ops, pccl_op *op)
 {
     const pccl_op_shape *shape = &op->request.shape;
-    if (shape->world_size < 2 || shape->collective == PCCL_SEND)
+    if (shape->world_size < 2 || shape->collective == PCCL_SEND || op->request.is_overlapped)
         return;
-    op->is_timed = 1;
+    op->timed_ns = op->launched_ns != 0 ? op->launched_ns : ops->recorder.now_ns;
     pccl_ops_time *time = op_time(ops, op);
     if (time->count++ > 0)
         return;
-    int64_t now_ns = op->launched_ns != 0 ? op->launched_ns : ops->recorder.now_ns;
-    __atomic_store_n(&time->moved_ns, now_ns, __ATOMIC_RELAXED);
-    __atomic_store_n(&time->since_ns, now_ns, __ATOMIC_RELEASE);
+    __atomic_store_n(&time->oldest_ns, op->timed_ns, __ATOMIC_RELAXED);
+    __atomic_store_n(&time->since_ns, op->timed_ns, __ATOMIC_RELEASE);
+}
+
+/* Ops that nobody waits for may be many: where those looked at are all of that kind, one is taken to begin now. */
+static int64_t oldest_of(pccl_open_ops *ops, const pccl_ops_time *time)
+{
+    enum { LOOKS_MAX = 64 };
+    int looks = 0;
+    for (pccl_list *node = ops->open.next; node != &ops->open && looks < LOOKS_MAX; node = node->next, looks++) {
+        const pccl_op *op = PCCL_CONTAINER_OF(node, pccl_op, in_ops);
+        if (op->timed_ns != 0 && op_time(ops, op) == time)
+            return op->timed_ns;
+    }
+    return ops->recorder.now_ns;
 }
 
 static void op_end_time(pccl_open_ops *ops, pccl_op *op)
 {
-    if (!op->is_timed)
+    if (op->timed_ns == 0)
         return;
-    op->is_timed = 0;
     pccl_ops_time *time = op_time(ops, op);
     int64_t now_ns = ops->recorder.now_ns;
-    __atomic_store_n(&time->moved_ns, now_ns, __ATOMIC_RELAXED);
-    if (--time->count > 0)
+    int was_oldest = op->timed_ns <= time->oldest_ns;
+    op->timed_ns = 0;
+    if (--time->count > 0) {
+        if (was_oldest)
+            __atomic_store_n(&time->oldest_ns, oldest_of(ops, time), __ATOMIC_RELAXED);
         return;
+    }
     uint64_t total_ns = time->total_ns + (now_ns > time->since_ns ? (uint64_t)(now_ns - time->since_ns) : 0);
     __atomic_store_n(&time->since_ns, 0, __ATOMIC_RELEASE);
     __atomic_store_n(&time->total_ns, total_ns, __ATOMIC_RELEASE);
@@ -137,8 +152,8 @@ uint64_t pccl_ops_time_ns(const pccl_ops_time *time, int64_t now_ns)
 uint64_t pccl_ops_waiting_ns(const pccl_ops_time *time, int64_t now_ns)
 {
     int64_t since_ns = __atomic_load_n(&time->since_ns, __ATOMIC_ACQUIRE);
-    int64_t moved_ns = __atomic_load_n(&time->moved_ns, __ATOMIC_RELAXED);
-    return since_ns > 0 && moved_ns < now_ns ? (uint64_t)(now_ns - moved_ns) : 0;
+    int64_t oldest_ns = __atomic_load_n(&time->oldest_ns, __ATOMIC_RELAXED);
+    return since_ns > 0 && oldest_ns < now_ns ? (uint64_t)(now_ns - oldest_ns) : 0;
 }
 
 void pccl_open_ops_add(pccl_open_ops *ops, pccl_op *op)

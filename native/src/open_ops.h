@@ -24,7 +24,7 @@
 typedef struct {
     uint64_t count;
     int64_t since_ns; /* when the first of those in flight began; 0: none is. Read by any thread, as the next two */
-    int64_t moved_ns; /* when one last ended, or began while there was none */
+    int64_t oldest_ns; /* when the oldest of them began */
     uint64_t total_ns; /* without the time since then */
 } pccl_ops_time;
 
@@ -93,7 +93,7 @@ pccl_ops_waits pccl_open_ops_waits(const pccl_open_ops *ops, const pccl_link *li
 /* Returns that time by now. */
 uint64_t pccl_ops_time_ns(const pccl_ops_time *time, int64_t now_ns);
 
-/* Returns for how long ops have been in flight of which none has ended. */
+/* Returns for how long the oldest op has been in flight. */
 uint64_t pccl_ops_waiting_ns(const pccl_ops_time *time, int64_t now_ns);
 
 void pccl_open_ops_end(pccl_open_ops *ops, pccl_op *op, int verdict);

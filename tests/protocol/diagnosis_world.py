@@ -15,6 +15,7 @@ from pccl.protocol.messages import LinkReport, OpRef, Report
 
 REPORT_S = 0.5
 JUDGE_S = 0.25
+BEGINS_AT_S = 100.0
 EPOCH = 3
 SEGMENTS = 100
 """Number of packets that an op sends on each way."""
@@ -50,9 +51,11 @@ class World:
     waits: Mapping[str, tuple[float, int, list[int]]] = field(default_factory=dict)
     stalled: Mapping[OpRef, set[int]] = field(default_factory=dict)
     """Ops that peers wait in, and who does. No op ends meanwhile."""
+    beside: set[int] = field(default_factory=set)
+    """Peers of which another thread waits from the beginning in an op that nobody else calls."""
 
     def __post_init__(self) -> None:
-        self.now = 100.0
+        self.now = BEGINS_AT_S
         self.diagnosis = Diagnosis()
         self._chance = Random(self.seed)
         self._ring = list(range(1, self.peers + 1))
@@ -142,6 +145,9 @@ class World:
 
     def _report(self, peer: int) -> None:
         open_s = max(0.0, self.now - self._launched[peer])
+        in_ops_s = self._in_ops[peer] + open_s
+        if peer in self.beside:
+            open_s = in_ops_s = self.now - BEGINS_AT_S
         links = []
         for other in self._ring:
             if other == peer:
@@ -170,7 +176,7 @@ class World:
             0,
             0,
             links=links,
-            in_ops_ms=int(1000 * (self._in_ops[peer] + open_s)),
+            in_ops_ms=int(1000 * in_ops_s),
             op_wait_ms=int(1000 * open_s),
             at_ms=int(1000 * (self.now + self._clocks[peer])),
             late_ms=int(1000 * self._late_s[peer]),

@@ -312,6 +312,16 @@ def test_who_waits_in_another_op_than_most_is_named(peers: int, waits: dict[int,
         assert "and waits in the op with tag 8" in text
 
 
+@pytest.mark.parametrize("peers", [2, 4])
+def test_who_does_not_call_what_a_thread_waits_in_is_not_called_slow(peers: int) -> None:
+    """Other threads reduce on meanwhile, so that the waiting peer seems to do nothing but to wait."""
+    world = World(peers, step_s=0.5, beside=set(range(1, peers)))
+    world.run(8.0)
+    assert world.names() == []
+    world.run(20.0)
+    assert set(world.names()) == {(Kind.ABSENT, peers, None)}
+
+
 def test_long_waits_that_ended_by_themselves_are_usual() -> None:
     world = World(3)
     world.run(SETTLED_S)

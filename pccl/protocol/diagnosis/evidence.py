@@ -18,6 +18,9 @@ from pccl.protocol.messages import LinkReport, Report
 ROUND_S_MIN = 0.45
 """Least length of a round. Peers of small runs report a little less often."""
 ROUNDS_KEPT = 8
+OUTLASTED = 3.0
+"""Where an op has been in flight for so many times as long as it took others to end, a thread waits in it while others
+go on. All of that peer's time is time in ops then, which tells nothing of who is late."""
 FRESH_S = 2.0
 """Age up to which a report tells how things are now, in small runs."""
 
@@ -151,7 +154,9 @@ class GroupEvidence:
             self._sent.append(_sent_by(last))
             return
         if self._has_passed(self._op_edge, last) and (ended := self._op_round(last, now)).ops > 0:
-            self.op_rounds.append(ended)
+            oldest_s = max(sample.op_wait_s for sample in last.values())
+            if oldest_s < OUTLASTED * ended.seconds:
+                self.op_rounds.append(ended)
             self._op_edge = last
             self._sent.append(_sent_by(last))
         if self._has_passed(self._link_edge, last):

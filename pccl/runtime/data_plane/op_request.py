@@ -50,6 +50,7 @@ class OpRequest:
             spec.step,
             spec.shape,
             spec.bytes_of,
+            spec.is_overlapped,
         )
         is_plain = buffers.parts is None and buffers.send_parts is None and buffers.recv_parts is None
         if is_plain and launch is self._launch and kind == self._kind:
@@ -120,6 +121,7 @@ class OpRequest:
         self._rank_links = ffi.new("uint64_t[]", links) if launch.is_meshed else ffi.NULL
         request.rank_links = self._rank_links
         request.awaits_completion = launch.is_mutual
+        request.is_overlapped = spec.is_overlapped
         self._counts = ffi.NULL, ffi.NULL
         if buffers.parts is not None:
             self._counts = ffi.new("uint64_t[]", buffers.parts[0]), ffi.new("uint64_t[]", buffers.parts[1])

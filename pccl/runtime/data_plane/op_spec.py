@@ -130,6 +130,8 @@ class OpSpec(NamedTuple):
     """Dtype of an array that travels as bytes, the same on all peers."""
     new_array: Callable[[], Any] | None = None
     """Returns the result of an all_reduce, where it is not in an array of the caller's."""
+    is_overlapped: bool = False
+    """Whether its caller goes on, and waits for it later: see `overlapped_waits`."""
 
     def launched(self) -> OpSpec:
         """Return the spec for one launch, with a source of its own where it needs one."""

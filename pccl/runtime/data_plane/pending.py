@@ -13,6 +13,7 @@ from typing import Protocol
 from pccl.protocol.peer import OpResult
 from pccl.runtime.data_plane.detached import PrivateCopy, buffer_bytes
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair
+from pccl.runtime.data_plane.overlapped_waits import OverlappedWaits
 from pccl.runtime.threads import waking
 from pccl.runtime.threads.latch import Latch, wait_any
 from pccl.runtime.threads.waking import Waker
@@ -39,6 +40,8 @@ class PendingOp:
     launched_ns = 0
     """The time of the launch, by the monotonic clock, and the thread that launched it; 0: the engine knows them."""
     caller = 0
+    waits: OverlappedWaits | None = None
+    """The waits of its session, for an op whose caller waits later; None: the engine times it."""
 
     def __init__(self, op: int, spec: OpSpec, session: Session) -> None:
         self.op = op
@@ -81,7 +84,14 @@ class PendingOp:
         """Wait until the op is over. Return False if the time passed first. A signal handler that raises (Ctrl-C) ends
         the wait."""
         self.join_started()
-        return self._over.wait(timeout_s)
+        waits = self.waits
+        if waits is None or self._over.is_set():
+            return self._over.wait(timeout_s)
+        waits.begin(self.op)
+        try:
+            return self._over.wait(timeout_s)
+        finally:
+            waits.end(self.op)
 
     def join_started(self) -> None:
         """Wait for the op within the engine, if that is possible: it is over then, unless it takes long."""
@@ -108,12 +118,16 @@ class PendingOp:
         waker = waking.waker()
         for op in ops:
             op._wakers.append(waker)
+            if op.waits is not None:
+                op.waits.begin(op.op)
         try:
             if not any(op.is_over for op in ops):
                 await waker.wait(timeout_s, is_shielded=is_shielded)
         finally:
             for op in ops:
                 op._wakers.remove(waker)
+                if op.waits is not None:
+                    op.waits.end(op.op)
 
     @property
     def is_over(self) -> bool:
@@ -199,6 +213,8 @@ class PendingOp:
             self.before_over()
         self.join = None
         self._over.set()
+        if self.waits is not None:
+            self.waits.end(self.op)
         self.before_over = None  # it refers to the op as a rule
         self._call_back()
         _wake(self._wakers)

@@ -41,6 +41,7 @@ from pccl.protocol.recording import Recording
 from pccl.runtime.data_plane import op_records
 from pccl.runtime.data_plane.fast_path import FastPath
 from pccl.runtime.data_plane.interfaces import SessionEngine
+from pccl.runtime.data_plane.overlapped_waits import OverlappedWaits
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.data_plane.staged_ops import StagedOps
 from pccl.runtime.network import addresses
@@ -150,6 +151,7 @@ class PeerSession:
         self._staged_ops = staged_ops
         self._lifetime = lifetime
         self._counters = counters
+        self.overlapped_waits = OverlappedWaits()
         self._table = table
         self._fast_path = fast_path
         self._bridge = bridge
@@ -386,7 +388,7 @@ class PeerSession:
         await self.installed.wait()
         while self.view is not None and not self._lifetime.is_broken:
             self._report()
-            group_wait_s = self._engine.stats()["op_wait_us"] / 1e6
+            group_wait_s = self.overlapped_waits.added_to(self._engine.stats())["op_wait_us"] / 1e6
             single = self._machine.ops.single_waits()
             self._long_waits.look(trio.current_time(), group_wait_s, lambda: self._machine.ops.tags, single)
             for link in self._counters.to_try(group_wait_s):
@@ -402,7 +404,8 @@ class PeerSession:
         if not self._machine.is_led:
             return
         with self._driver.hearing as machine:
-            report = self._counters.report(self._engine.stats(), machine.term, trio.current_time())
+            stats = self.overlapped_waits.added_to(self._engine.stats())
+            report = self._counters.report(stats, machine.term, trio.current_time())
             if report is not None:
                 machine.report(report)
 
