@@ -72,7 +72,7 @@ class Traffic:
         totals = last.traffic.tx_bytes + tx_bytes, last.traffic.rx_bytes + rx_bytes
         if over_s < RATED_OVER_S:
             rates = {link.peer: link.tx_bytes_per_s for link in last.traffic.links}
-            links = [LinkTraffic(link.peer, link.tx_bytes, rates.get(link.peer, 0.0)) for link in report.links]
+            links = [LinkTraffic(link.peer, link.tx_bytes, rates.get(link.peer, 0.0)) for link in _used(report)]
             traffic = msgspec.structs.replace(last.traffic, tx_bytes=totals[0], rx_bytes=totals[1], links=links)
             self._peers[peer] = _Reported(group, report, now, traffic, basis, basis_at)
             return
@@ -123,4 +123,9 @@ def _links(report: Report, before: Report | None, over_s: float) -> list[LinkTra
         sent = max(0, link.tx_bytes - known[link.peer].tx_bytes) if link.peer in known else 0
         return LinkTraffic(link.peer, link.tx_bytes, sent / over_s if sent else 0.0)
 
-    return [traffic(link) for link in report.links]
+    return [traffic(link) for link in _used(report)]
+
+
+def _used(report: Report) -> list[LinkReport]:
+    """Return the links over which the peer has sent something."""
+    return [link for link in report.links if link.tx_bytes]

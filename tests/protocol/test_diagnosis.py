@@ -260,6 +260,65 @@ def test_a_path_that_drops_large_packets_is_named(world: World, chance: Random) 
     named_within(world, (Kind.MTU, way[0], way[1]))
 
 
+@pytest.mark.parametrize("is_root_heard", [True, False])
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_dead_way_is_named_in_its_direction_where_payload_goes_one_way(is_root_heard: bool, answers: bool) -> None:
+    """A root broadcasts, and the way to a peer or back is dead: nothing is acknowledged to the root either way.
+    `answers`: the peer has something under way as well."""
+    diagnosis = Diagnosis()
+    scene = Scene([GroupScene(0, [1, 2, 3], EPOCH, True)], {}, frozenset())
+    root_sent, peer_sent = 0, 0
+    named = set()
+    for at in range(1, 24):
+        stuck_ms = max(0, 500 * (at - 12))
+        trial = PathTrial.NOTHING if stuck_ms > 1000 else PathTrial.NONE
+        root_sent += 100 if not stuck_ms else 3 * is_root_heard
+        peer_sent += 30 if not stuck_ms else 3 * (not is_root_heard and answers)
+        to_peer = LinkReport(
+            2, 2_000_000 * min(at, 12), delivered=100 * min(at, 12), received=peer_sent, stuck_ms=stuck_ms, trial=trial
+        )
+        to_root = LinkReport(
+            1,
+            0,
+            delivered=30 * min(at, 12),
+            received=root_sent,
+            stuck_ms=stuck_ms if answers else 0,
+            trial=trial if answers else PathTrial.NONE,
+        )
+        to_third = LinkReport(3, 2_000_000 * min(at, 12), delivered=100 * min(at, 12), received=30 * min(at, 12))
+        for peer, links in ((1, [to_peer, to_third]), (2, [to_root]), (3, [])):
+            report = Report([(EPOCH, min(at, 12), 0)], 0, 0, links=links, in_ops_ms=490 * at, at_ms=500 * at)
+            diagnosis.reported(peer, 0, report, 100 + at / 2)
+        diagnosis.judge(scene, 100 + at / 2)
+        named |= {(each.kind, each.peer, each.to) for each in diagnosis.findings(100 + at / 2)}
+    assert named == {(Kind.BLOCKED, 2, 1) if is_root_heard else (Kind.BLOCKED, 1, 2)}
+
+
+def test_links_on_which_nothing_is_sent_are_no_ways_of_a_line() -> None:
+    """They are reported for what comes over them. All ways of a peer that are used are its uplink."""
+    diagnosis = Diagnosis()
+    scene = Scene([GroupScene(0, [1, 2, 3, 4], EPOCH, True)], {}, frozenset())
+    for at in range(1, 24):
+        for peer in (1, 2, 3, 4):
+            links = [
+                LinkReport(
+                    other,
+                    (100_000 if peer == 1 and other != 4 else 0) * at,
+                    busy_ms=100 * at,
+                    delivered=100 * at,
+                    resent=10 * at if peer == 1 and other != 4 else 0,
+                    received=100 * at,
+                    round_trip_us=20_000,
+                )
+                for other in (1, 2, 3, 4)
+                if other != peer
+            ]
+            report = Report([(EPOCH, at, 0)], 0, 0, links=links, in_ops_ms=300 * at, at_ms=500 * at)
+            diagnosis.reported(peer, 0, report, 100 + at / 2)
+        diagnosis.judge(scene, 100 + at / 2)
+    assert [(each.kind, each.peer, each.to) for each in diagnosis.findings(111.5)] == [(Kind.LOSSY, 1, None)]
+
+
 def test_whoever_gets_no_cpu_is_named_unless_all_lack_it() -> None:
     """An engine that is only busy, at the root of large ops, comes late for a quarter of the time."""
     world = World(4)

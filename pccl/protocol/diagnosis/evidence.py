@@ -56,7 +56,7 @@ class OpRound:
 
 @dataclass(frozen=True)
 class LinkRound:
-    """What a direction of a link has done in a round."""
+    """What a direction of a link that carries payload has done in a round."""
 
     seconds: float
     busy: float
@@ -188,7 +188,7 @@ class GroupEvidence:
             span = sample.own_s - before.own_s
             for other, link in sample.links.items():
                 known = before.links.get(other)
-                if known is None or link.delivered < known.delivered:
+                if known is None or not known.tx_bytes or link.delivered < known.delivered:
                     continue
                 found[peer, other] = LinkRound(
                     span,

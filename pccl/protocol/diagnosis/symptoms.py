@@ -106,8 +106,9 @@ def _link_to(evidence: GroupEvidence, peer: int, other: int) -> int:
 
 
 def dead_ways(group: int, evidence: GroupEvidence, unheard: Collection[int], now: float, name: Name) -> list[Suspect]:
-    """Return the ways on which nothing is acknowledged any more, by what trials of the paths have shown."""
-    found = []
+    """Return the ways on which nothing gets across any more, by what trials of the paths have shown. Nothing is
+    acknowledged over one of which the way back is dead, either, but its packets arrive."""
+    found: dict[Direction, Suspect] = {}
     for peer in evidence.ring:
         sample = evidence.last(peer)
         if sample is None or now - sample.heard_at > FRESH_S or peer in unheard:
@@ -121,11 +122,17 @@ def dead_ways(group: int, evidence: GroupEvidence, unheard: Collection[int], now
                     f"large packets from {name(peer)} to {name(other)} vanish: {lies}, and a new connection carries "
                     "small packets only. Is the MTU of the path right?"
                 )
-                found.append(Suspect(Kind.MTU, group, peer, other, text))
+                found[peer, other] = Suspect(Kind.MTU, group, peer, other, text)
             elif link.trial == PathTrial.NOTHING and not _arrives(evidence, peer, other, link.stuck_ms / 1e3):
                 text = f"nothing gets from {name(peer)} to {name(other)}: {lies}, and no new connection can be made"
-                found.append(Suspect(Kind.BLOCKED, group, peer, other, text))
-    return found
+                found[peer, other] = Suspect(Kind.BLOCKED, group, peer, other, text)
+            elif link.trial == PathTrial.NOTHING:
+                text = (
+                    f"nothing gets from {name(other)} to {name(peer)}: what comes from there arrives, with {lies}, and "
+                    "no new connection can be made"
+                )
+                found.setdefault((other, peer), Suspect(Kind.BLOCKED, group, other, peer, text))
+    return list(found.values())
 
 
 def _arrives(evidence: GroupEvidence, sender: int, receiver: int, stuck_s: float) -> bool:

@@ -61,6 +61,11 @@ class _Link:
     def stuck_ms(self) -> int:
         return max((thread.stuck_ms for thread in list(self.threads.values())), default=0)
 
+    @property
+    def is_used(self) -> bool:
+        """Whether payload has gone over it, either way: who broadcasts hears nothing else of those who only receive."""
+        return any(each.tx_bytes or each.rx_bytes for each in list(self.threads.values()))
+
     def wait(self) -> LinkWait:
         threads = list(self.threads.values())
         return LinkWait(
@@ -160,14 +165,14 @@ class WorkCounters:
         if term != self._term:
             self._term = term
             self._last_report = None
-        links = sorted((link.report() for link in self._links.values()), key=lambda link: link.peer)
+        used = [link for link in self._links.values() if link.is_used]
         made = Report(
             ops=[(epoch, committed, aborted) for epoch, (committed, aborted) in sorted(self._ops.items())],
             tx_bytes=stats["tx_payload_bytes"],
             rx_bytes=stats["rx_payload_bytes"],
             state_rx_bytes=self._state_rx_bytes,
             reconnects=self._reconnects,
-            links=[link for link in links if link.tx_bytes],
+            links=sorted((link.report() for link in used), key=lambda link: link.peer),
             in_ops_ms=self._in_ops_us // 1000,
             op_wait_ms=stats["op_wait_us"] // 1000,
             late_ms=stats["late_ms"],

@@ -43,6 +43,20 @@ def test_what_is_counted() -> None:
     assert counters.report(STATS) == Report([(3, 1, 1), (4, 1, 0)], 10, 20, 7, 1, [LinkReport(2, 10, 700, 1000)])
 
 
+def test_a_link_over_which_payload_only_comes_is_reported_and_not_shown() -> None:
+    """Who broadcasts hears nothing, or is not heard: what has come tells."""
+    counters, traffic = WorkCounters(), Traffic(History())
+    for link, peer in ((1, 2), (2, 5)):
+        counters.link_made(link, peer)
+        counters.link_counted(LinkCounters(link, 0, 4 if peer == 2 else 0, 0, 0, received=9))
+    report = counters.report(STATS)
+    assert report is not None
+    assert [(link.peer, link.tx_bytes, link.received) for link in report.links] == [(2, 0, 9)]
+    for now in (100.0, 100.5, 103.0):
+        traffic.reported(1, 0, report, now)
+        assert traffic.of(1).links == []
+
+
 def test_an_idle_peer_falls_silent_after_saying_so_for_a_while() -> None:
     counters = WorkCounters()
     for _ in range(1 + REPEATS):
