@@ -267,6 +267,17 @@ FAULTS: dict[str, Known] = {
         "_join",
         ("if self._is_closed:", "if False:"),
     ),
+    "given-up-read-live": _fault(
+        "the trio thread looks through the ops that are given up while a caller gives one up",
+        "impatient",
+        launches.Launches,
+        "_have_given_up_handed_over",
+        (
+            "given_up = [self._cancelled[at][0] for at in range(cancels)]",
+            "given_up = [op for op, _, _ in self._cancelled]",
+        ),
+        grain=Grain.BYTECODES,
+    ),
     "samples-read-live": _fault(
         "a recording is taken of the samples while the trio thread adds one",
         "watching",

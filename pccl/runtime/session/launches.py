@@ -213,7 +213,7 @@ class Launches:
             if self._lifetime.failure is None:
                 with self._lifetime.contain:
                     self._driver.hear()
-            self._have_given_up_handed_over()
+            self._have_given_up_handed_over(cancels, reclaims)
             with self._driver.after_hearing as machine:
                 for _ in range(launches):
                     self._take_launch(machine)
@@ -223,9 +223,11 @@ class Launches:
                 with self._driver.after_hearing as machine:
                     self._reclaims.take(machine, *self._reclaimed.popleft())
 
-    def _have_given_up_handed_over(self) -> None:
-        """Have ops handed over that were started on the fast path, and whose callers do not want them any more."""
-        given_up = [*(op for op, _, _ in self._cancelled), *(op for op, _ in self._reclaimed)]
+    def _have_given_up_handed_over(self, cancels: int, reclaims: int) -> None:
+        """Have ops handed over that were started on the fast path, and whose callers do not want them any more. More
+        may be given up meanwhile: these are for the next turn."""
+        given_up = [self._cancelled[at][0] for at in range(cancels)]
+        given_up += [self._reclaimed[at][0] for at in range(reclaims)]
         if self._lifetime.failure is None and any(map(self._fast_path.has, given_up)):
             with self._lifetime.contain, self._driver.taking_over:
                 pass
