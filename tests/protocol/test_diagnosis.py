@@ -345,6 +345,20 @@ def test_whoever_does_not_call_is_named_after_a_while() -> None:
 
 
 @pytest.mark.parametrize(
+    ("peers", "missing", "named"),
+    [(2, [2], [2]), (4, [2, 3], [2, 3]), (5, [2, 3], [2, 3]), (6, [1, 2, 3], [1, 2, 3]), (4, [1, 2, 3], [])],
+)
+def test_up_to_half_of_a_group_is_named_for_what_it_does_not_call(
+    peers: int, missing: list[int], named: list[int]
+) -> None:
+    world = World(peers)
+    world.run(SETTLED_S)
+    world.pauses = dict.fromkeys(missing, 60.0)
+    world.run(12.0)
+    assert sorted(world.names()) == [(Kind.ABSENT, peer, None) for peer in named]
+
+
+@pytest.mark.parametrize(
     ("peers", "waits", "named"),
     [
         (3, {7: {1, 3}, 8: {2}}, [2]),

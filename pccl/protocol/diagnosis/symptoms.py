@@ -395,11 +395,11 @@ def starved_peers(group: int, evidence: GroupEvidence, named: Named, name: Name)
 
 
 def absent(group: int, evidence: GroupEvidence, silent_s: Mapping[int, float], now: float, name: Name) -> list[Suspect]:
-    """Return the peers that have not called an op in which all others wait, for long."""
+    """Return the peers that have not called an op in which all others wait, for long, and at least as many."""
     last = {peer: sample for peer in evidence.ring if (sample := evidence.last(peer)) is not None}
     waiting = {peer: sample for peer, sample in last.items() if _waits(sample, now)}
     missing = [peer for peer in last if peer not in waiting and not last[peer].op_wait_s]
-    if len(last) < len(evidence.ring) or not missing or len(missing) >= len(waiting) + (len(missing) == 1):
+    if len(last) < len(evidence.ring) or not missing or len(missing) > len(waiting):
         return []
     if len(missing) + len(waiting) < len(last) or any(peer in silent_s for peer in missing):
         return []
