@@ -26,6 +26,9 @@ from typing import Protocol
 
 STEPS_MAX = 400_000
 VIRTUAL_S_MAX = 300.0
+EARLY_S_MAX = 60.0
+"""Virtual time after which none passes any more while somebody can go on: where one thread has something to do every
+half second, others would never get a turn."""
 REAL_S_MAX = 180.0
 """Time after which a thread counts as lost to something that the scheduler does not manage."""
 TEAR_S = 5.0
@@ -282,7 +285,7 @@ class Scheduler:
 
     def _choose(self, me: ManagedThread | None) -> ManagedThread:
         """Return who goes on. `me` may."""
-        if self.chooser.lets_time_pass():
+        if self.now < EARLY_S_MAX and self.chooser.lets_time_pass():
             self._jump()
         while True:
             ready = [thread for thread in self._threads if self._can_go_on(thread)]
