@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import dataclass
 from random import Random
 
 import pytest
@@ -168,6 +169,70 @@ def test_a_way_is_not_slow_for_carrying_what_the_way_back_does_not(queue_ms: int
             diagnosis.reported(peer, 0, report, 100 + at / 2)
         diagnosis.judge(scene, 100 + at / 2)
         assert diagnosis.findings(100 + at / 2) == []
+
+
+@dataclass
+class Way:
+    """What a way does in a second."""
+
+    tx_bytes: int
+    busy: float
+    lying_bytes: int
+    round_trip_ms: int = 60
+
+
+SMALL = Way(500, 0.4, 500)
+
+
+@pytest.mark.parametrize(
+    ("ways", "named"),
+    [
+        # A broadcast goes from 1 to 2, and from there to 3: nothing paces the root, and what the way before has paced
+        # does not queue.
+        ({(1, 2): Way(2_000_000, 0.98, 350_000), (2, 3): Way(2_000_000, 0.7, 110_000)}, []),
+        ({(1, 2): Way(2_000_000, 0.98, 350_000), (2, 3): Way(2_000_000, 0.3, 30_000)}, []),
+        ({(1, 2): Way(2_000_000, 0.8, 110_000), (2, 3): Way(2_000_000, 0.98, 350_000)}, [(2, 3)]),
+        # The root sends something to one only.
+        ({(1, 2): Way(2_000_000, 0.98, 350_000)}, []),
+        # Two gather at a third, and as much from each, or more from one.
+        ({(2, 1): Way(2_000_000, 0.98, 350_000), (3, 1): Way(2_000_000, 0.3, 30_000)}, [(2, 1)]),
+        ({(2, 1): Way(2_000_000, 0.98, 350_000), (3, 1): Way(2_000_000, 0.8, 110_000)}, [(2, 1)]),
+        ({(2, 1): Way(2_000_000, 0.98, 350_000), (3, 1): Way(1_000_000, 0.3, 30_000)}, []),
+        # All go around a ring.
+        (
+            {(1, 2): Way(2_000_000, 0.98, 350_000)} | dict.fromkeys([(2, 3), (3, 1)], Way(2_000_000, 0.4, 1000)),
+            [(1, 2)],
+        ),
+        (
+            {(1, 2): Way(2_000_000, 0.98, 350_000)} | dict.fromkeys([(2, 3), (3, 1)], Way(2_000_000, 0.7, 90_000)),
+            [(1, 2)],
+        ),
+    ],
+)
+def test_a_way_is_slow_beside_ways_that_have_the_same_to_do(
+    ways: dict[tuple[int, int], Way], named: list[tuple[int, int]]
+) -> None:
+    diagnosis = Diagnosis()
+    scene = Scene([GroupScene(0, [1, 2, 3], EPOCH, True)], {}, frozenset())
+    for at in range(1, 30):
+        for peer in (1, 2, 3):
+            links = []
+            for other in {1, 2, 3} - {peer}:
+                way = ways.get((peer, other), SMALL)
+                links.append(
+                    LinkReport(
+                        other,
+                        way.tx_bytes * at // 2,
+                        busy_ms=int(500 * way.busy * at),
+                        delivered=50 * at,
+                        lying_byte_s=way.lying_bytes * at // 2,
+                        round_trip_us=1000 * way.round_trip_ms if at > 2 else 20_000,
+                    )
+                )
+            report = Report([(EPOCH, at, 0)], 0, 0, links=links, in_ops_ms=490 * at, at_ms=500 * at)
+            diagnosis.reported(peer, 0, report, 100 + at / 2)
+        diagnosis.judge(scene, 100 + at / 2)
+    assert [(each.peer, each.to) for each in diagnosis.findings(114.5)] == named
 
 
 @pytest.mark.parametrize(("queue_ms", "kind"), [(0, Kind.LOSSY), (60, Kind.SLOW_WAY)])

@@ -21,6 +21,8 @@ ROUNDS_KEPT = 8
 OUTLASTED = 3.0
 """Where an op has been in flight for so many times as long as it took others to end, a thread waits in it while others
 go on. All of that peer's time is time in ops then, which tells nothing of who is late."""
+LOAD_FACTOR = 1.5
+"""Ways whose payload differs by more than this do not have the same to do."""
 FRESH_S = 2.0
 """Age up to which a report tells how things are now, in small runs."""
 
@@ -138,6 +140,16 @@ class GroupEvidence:
         if link is None or not self._sent:
             return 0
         return max(0, link.tx_bytes - self._sent[0].get(way, 0))
+
+    def is_paced(self, way: Direction) -> bool:
+        """Whether the sender takes in about as much as it sends on a way, so that the ways to it set its pace."""
+        taken_in = sum(self.carried((peer, way[0])) for peer in self.ring)
+        return self.carried(way) <= LOAD_FACTOR * taken_in
+
+    def is_comparable(self, way: Direction, other: Direction) -> bool:
+        """Whether a way has about as much to do as another one, and what lies on it can be held against it."""
+        less, more = sorted((self.carried(way), self.carried(other)))
+        return more <= LOAD_FACTOR * less and (self.is_paced(way) or not self.is_paced(other))
 
     @property
     def ops(self) -> int:

@@ -3,10 +3,9 @@
 Each function returns the suspects of one kind. A threshold is lower for what is named already (`named`), so that a
 finding at the edge does not come and go.
 
-What is not said. A peer that takes up to SLOW_FACTOR times as long between ops as the next slowest is no culprit, nor
-is one whom the others wait for in less than LOST_SHARE of their time: fleets are not all of one kind. The same holds
-for ways: WAY_FACTOR and BUSY_SHARE. A fleet that differs by more than that is told so, for as long as it does. Of two
-peers, whose ways have only each other to be compared with, the slow one has to differ by WAY_FACTOR from its reverse.
+Ways are compared with ways that have carried about as much payload. A way whose sender takes in little, such as the
+root of a broadcast, is not compared with the ways after it: the root puts as much under way as may be, and they are
+paced by what arrives.
 """
 
 from __future__ import annotations
@@ -14,7 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from itertools import islice
 
-from pccl.protocol.diagnosis.evidence import FRESH_S, Direction, GroupEvidence, LinkRound, OpRound, Sample, total
+from pccl.protocol.diagnosis.evidence import (
+    FRESH_S,
+    LOAD_FACTOR,
+    Direction,
+    GroupEvidence,
+    LinkRound,
+    OpRound,
+    Sample,
+    total,
+)
 from pccl.protocol.diagnosis.findings import Kind, Suspect
 from pccl.protocol.messages import OpRef, PathTrial
 from pccl.protocol.point_to_point import ranks_of
@@ -48,8 +56,6 @@ LOADED_FACTOR = 1.15
 LYING_FACTOR = 1.5
 """Acknowledgements queue behind data, so the reverse of a slow way is busy, too; but less lies on it."""
 REVERSE_FACTOR = 1.2
-LOAD_FACTOR = 1.5
-"""Ways whose payload differs by more than this do not have the same to do."""
 LOSS_SHARE = 0.03
 LOSS_SHARE_STILL = 0.015
 RESENT_MIN = 8
@@ -205,16 +211,18 @@ def slow_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) -> 
         return []
     if any(map(_loses, found.values())):
         return []
-    others = [share for way, share in busy.items() if way not in hot and (way[1], way[0]) not in hot]
-    if not others and not all(_outweighs(way, whole, evidence) for way in found):
-        return []
-    rest = max(others, default=0.0)
+    rest = [way for way in busy if way not in hot and (way[1], way[0]) not in hot]
+    others = {way: [busy[other] for other in rest if evidence.is_comparable(way, other)] for way in found}
+    if not all(others[way] or _outweighs(way, whole, evidence) for way in found):
+        return _loaded_way(group, evidence, name) if len(found) > 1 else []
 
     def say(way: Direction) -> str:
         each = found[way]
         rate = each.tx_bytes / each.seconds / each.busy
         return f"it is busy {each.busy:.0%} of the time with {_rate(rate)}, and the ops wait; " + (
-            f"the next busiest way is busy {rest:.0%}" if others else f"the way back is busy {busy[way[::-1]]:.0%}"
+            f"the next busiest way is busy {max(others[way]):.0%}"
+            if others[way]
+            else f"the way back is busy {busy[way[::-1]]:.0%}"
         )
 
     suspects = _gathered(Kind.SLOW_WAY, group, found, rounds[-1], "is slow", say, name)
@@ -222,8 +230,8 @@ def slow_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) -> 
 
 
 def _loaded_way(group: int, evidence: GroupEvidence, name: Name) -> list[Suspect]:
-    """Return the way on which far more lies than on others, in a queue, where none is busy for much longer than others:
-    short ops wait for acknowledgements everywhere."""
+    """Return the way on which far more lies than on others that have the same to do, in a queue, where none is busy for
+    much longer than others: short ops wait for acknowledgements everywhere."""
     rounds = list(evidence.link_rounds)[-LOADED_ROUNDS:]
     if len(rounds) < LOADED_ROUNDS:
         return []
@@ -232,7 +240,8 @@ def _loaded_way(group: int, evidence: GroupEvidence, name: Name) -> list[Suspect
     if top is None or (reverse := (top[1], top[0])) not in whole:
         return []
     lying = whole[top].lying_byte_s
-    others = [each.lying_byte_s for way, each in whole.items() if way not in (top, reverse)]
+    rest = [way for way in whole if way not in (top, reverse)]
+    others = [whole[way].lying_byte_s for way in rest if evidence.is_comparable(top, way)]
     if not others and not _outweighs(top, whole, evidence):
         return []
     next_most = max(others, default=0)
@@ -249,9 +258,9 @@ def _loaded_way(group: int, evidence: GroupEvidence, name: Name) -> list[Suspect
 
 
 def _outweighs(way: Direction, whole: Mapping[Direction, LinkRound], evidence: GroupEvidence) -> bool:
-    """Whether a way stands out from its reverse, where there is no third one: of two that are alike, one always carries
-    or holds a little more, and where no queue is, that may be twice as much for seconds. Where only one of them carries
-    something, as in a broadcast, there is nothing to compare."""
+    """Whether a way stands out from its reverse, where there is no third one to compare with: of two that are alike,
+    one always carries or holds a little more, and where no queue is, that may be twice as much for seconds. Where only
+    one of them carries something, as in a broadcast, there is nothing to compare."""
     own, reverse = whole[way], whole.get((way[1], way[0]))
     if reverse is None or evidence.carried(way) > LOAD_FACTOR * evidence.carried((way[1], way[0])):
         return False
