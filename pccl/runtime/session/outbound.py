@@ -82,12 +82,13 @@ class Outbound:
         options = self._options
         return await links.dial_within(member, self._master_host(), opening, options.token, timeout_s, options.system)
 
-    def try_path(self, link: int) -> None:
-        """Find out what a further connection to the other end of a link carries, for `WorkCounters.path_tried`."""
+    def try_path(self, link: int, report: Callable[[], None]) -> None:
+        """Find out what a further connection to the other end of a link carries, for `WorkCounters.path_tried`, and
+        have it reported: the link may be given up before a report is due."""
         if link in self._making and self._counters.path_tried(link, m.PathTrial.NONE):
-            self._lifetime.spawn(self._try_path, link, self._members[link])
+            self._lifetime.spawn(self._try_path, link, self._members[link], report)
 
-    async def _try_path(self, link: int, member: m.PeerInfo) -> None:
+    async def _try_path(self, link: int, member: m.PeerInfo, report: Callable[[], None]) -> None:
         facts = self._driver.facts
         hello = m.ProbeHello(m.PROTOCOL_VERSION, facts.run, facts.peer, member.peer, pulls=False)
         passage = links.Passage()
@@ -104,7 +105,8 @@ class Outbound:
             if passage.sock is not None:
                 found = m.PathTrial.CARRIES if passage.gets_there else m.PathTrial.SMALL_ONLY
             nursery.cancel_scope.cancel()
-        self._counters.path_tried(link, found)
+        if self._counters.path_tried(link, found):
+            report()
 
     def take_connection(self, link: int, index: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:
         """Give a link's connection to the engine, if the link is wanted still."""

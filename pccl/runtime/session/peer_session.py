@@ -392,7 +392,7 @@ class PeerSession:
             single = self._machine.ops.single_waits()
             self._long_waits.look(trio.current_time(), group_wait_s, lambda: self._machine.ops.tags, single)
             for link in self._counters.to_try(group_wait_s):
-                self._outbound.try_path(link)
+                self._outbound.try_path(link, self._report)
             counting_s = min(COUNTING_S, interval_s(self.view.global_world_size))
             await trio.sleep(interval_s(self.view.global_world_size) - counting_s)
             with suppress(MemoryError):

@@ -1,8 +1,9 @@
 """Counts what a session does, and says when there is something to tell the master of it.
 
 A report goes out REPORT_S after the last one if anything has changed since, and REPEATS more times when nothing does
-any longer, so that rates fall back to 0. In large runs peers report less often: the master hears REPORTS_PER_S_MAX in
-all. From the same reports it tells who is slow or stuck (`protocol.diagnosis`), which decides how often they come.
+any longer, so that rates fall back to 0; and one goes out as soon as it is known what a path carries. In large runs
+peers report less often: the master hears REPORTS_PER_S_MAX in all. From the same reports it tells who is slow or stuck
+(`protocol.diagnosis`), which decides how often they come.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.runtime.network import links
 from pccl.runtime.session.options import SessionOptions
-from pccl.runtime.session.outbound import REDIAL_S, REDIAL_S_MAX, Outbound
+from pccl.runtime.session.outbound import REDIAL_S, REDIAL_S_MAX, TRIAL_S, Outbound
 from pccl.runtime.session.reports import WorkCounters
 
 NOBODY = cast(Any, None)
@@ -35,7 +35,8 @@ class Played:
         driver: Any = SimpleNamespace(facts=SimpleNamespace(run="run", peer=1))
         engine: Any = SimpleNamespace(link_close=lambda link: None)
         logger = AboutLogger(logging.getLogger("pccl.peer"), dict)
-        self.outbound = Outbound(SessionOptions(0, 1), driver, lifetime, engine, WorkCounters(), logger, lambda: "")
+        self.counters = WorkCounters()
+        self.outbound = Outbound(SessionOptions(0, 1), driver, lifetime, engine, self.counters, logger, lambda: "")
         self.outbound._making[LINK] = []
         monkeypatch.setattr(links, "dial_within", self._dial)
         monkeypatch.setattr(self.outbound, "take_connection", lambda link, index, sock, keys: self.taken.append(index))
@@ -86,5 +87,26 @@ def test_a_link_that_is_closed_is_dialled_no_more(monkeypatch: pytest.MonkeyPatc
         await trio.sleep(1000)
         assert len(played.dialled_s) == 1
         assert played.outbound.links_made == 0
+
+    play(run, monkeypatch)
+
+
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_it_is_told_at_once_what_a_path_carries(is_closed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(played: Played) -> None:
+        async def dial(*_: object) -> None:
+            await trio.sleep_forever()
+
+        monkeypatch.setattr(links, "dial", dial)
+        played.counters.link_made(LINK, MEMBER.peer)
+        played.outbound._members[LINK] = MEMBER
+        told_s: list[float] = []
+        begun_s = trio.current_time()
+        played.outbound.try_path(LINK, lambda: told_s.append(trio.current_time()))
+        await trio.sleep(TRIAL_S / 2)
+        if is_closed:
+            played.counters.link_closed(LINK)
+        await trio.sleep(1000)
+        assert told_s == ([] if is_closed else [pytest.approx(begun_s + TRIAL_S)])
 
     play(run, monkeypatch)
