@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from pccl.cli import bench, completion, demo, doctor, launch, master, status, stress, trace
+from pccl.cli.output import UnwrittenError, say, writing
 
 
 class _Version(argparse.Action):
@@ -23,7 +24,7 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         from pccl import __version__
 
-        print(f"pccl {__version__}")
+        say(f"pccl {__version__}")
         parser.exit()
 
 
@@ -46,14 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read has enough
         _drop_output()
         return 141
-    except _UnwrittenError as error:
+    except UnwrittenError as error:
         _drop_output()
         print(f"pccl: standard output cannot be written: {error}", file=sys.stderr)
         return 1
-
-
-class _UnwrittenError(Exception):
-    """What was printed cannot be written."""
 
 
 def _call(argv: Sequence[str] | None) -> int:
@@ -70,17 +67,14 @@ def _call(argv: Sequence[str] | None) -> int:
 
 
 def _write_out() -> None:
-    """Write what is in the buffer. BrokenPipeError, _UnwrittenError."""
-    try:
-        if sys.stdout is not None:
+    """Write what is in the buffer. BrokenPipeError, UnwrittenError."""
+    if sys.stdout is not None:
+        with writing():
             sys.stdout.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        raise _UnwrittenError(error.strerror) from None
 
 
 def _drop_output() -> None:
     """Have nothing more written: the interpreter would complain when it empties the buffer again at its end."""
-    with open(os.devnull, "wb") as nowhere:
-        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    if sys.stdout is not None:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -29,6 +29,16 @@ def seconds(text: str) -> float:
     return value
 
 
+def interval(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+    return value
+
+
 def add_master(parser: argparse.ArgumentParser) -> None:
     """Add the address of a master that is to be asked, as `address`."""
     parser.add_argument(

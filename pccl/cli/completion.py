@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from pccl.cli.output import say
+
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
@@ -56,7 +58,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(subparsers: Subparsers, arguments: argparse.Namespace) -> int:
-    print(SHELLS[arguments.shell](commands(subparsers)), end="")
+    say(SHELLS[arguments.shell](commands(subparsers)), end="")
     return 0
 
 

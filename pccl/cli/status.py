@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 import time
 from typing import TYPE_CHECKING
 
-from pccl.cli.arguments import add_master, add_timeout, add_token_file, natural, seconds, token_of
+from pccl.cli.arguments import add_master, add_timeout, add_token_file, interval, natural, token_of
+from pccl.cli.output import UnwrittenError, say, writing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from rich.console import RenderableType
 
     from pccl.status import RunStatus
 
@@ -28,10 +32,11 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--watch",
         metavar="SECONDS",
-        type=seconds,
+        type=interval,
         nargs="?",
         const=1.0,
-        help="show it again and again until Ctrl-C, this long apart (default: %(const)g)",
+        help="show it again and again until Ctrl-C, this long apart (default: %(const)g); one after the other where "
+        "standard output is no terminal",
     )
     parser.add_argument("--json", action="store_true", help="print it as one line of JSON")
     parser.add_argument(
@@ -61,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _failed("--peers and --peer go with --check")
     if arguments.check and arguments.watch is not None:
         return _failed("--check asks once: not with --watch")
+    if sys.stdout is None and not arguments.check:
+        raise UnwrittenError("it is closed")
     try:
         token = token_of(arguments)
     except (ValueError, OSError) as error:
@@ -81,11 +88,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _print_json(status)
     else:
-        from rich.console import Console
-
         from pccl.cli.status_table import render
 
-        Console().print(render(status))
+        _print(render(status))
     return 0
 
 
@@ -107,7 +112,17 @@ def _failed(why: object) -> int:
 def _print_json(status: RunStatus) -> None:
     import msgspec
 
-    print(msgspec.json.encode(status).decode(), flush=True)
+    say(msgspec.json.encode(status).decode())
+
+
+def _print(shown: RenderableType) -> None:
+    from rich.console import Console
+
+    # To memory, for rich ends the process in its own way where a pipe is not read.
+    memory = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding, sys.stdout.errors)
+    Console(file=memory, force_terminal=sys.stdout.isatty()).print(shown)
+    memory.seek(0)
+    say(memory.read(), end="")
 
 
 def _watch(ask: Callable[[], RunStatus], every_s: float, as_json: bool) -> None:
@@ -116,20 +131,37 @@ def _watch(ask: Callable[[], RunStatus], every_s: float, as_json: bool) -> None:
         while True:
             _print_json(ask())
             time.sleep(every_s)
-    from rich.console import Console, Group
+    from rich.console import Console
     from rich.live import Live
+
+    states = _states(ask)
+    if not sys.stdout.isatty():
+        for shown in states:
+            _print(shown)
+            time.sleep(every_s)
+    with writing(), Live(next(states), console=Console(), screen=True, auto_refresh=False) as live:
+        while True:
+            live.refresh()
+            time.sleep(every_s)
+            live.update(next(states))
+
+
+def _states(ask: Callable[[], RunStatus]) -> Iterator[RenderableType]:
+    """Yield the state whenever it is asked for; after the first, where none comes, why. A terminal, where each takes
+    the place of the one before, keeps showing what was known."""
+    from rich.console import Group
     from rich.text import Text
 
     from pccl import PCCLError
     from pccl.cli.status_table import render
 
     shown = render(ask())
-    with Live(shown, console=Console(), screen=sys.stdout.isatty(), auto_refresh=False) as live:
-        while True:
-            live.refresh()
-            time.sleep(every_s)
-            try:
-                shown = render(ask())
-                live.update(shown)
-            except PCCLError as error:
-                live.update(Group(Text(error.message, style="bold red"), shown))
+    yield shown
+    while True:
+        try:
+            shown = render(ask())
+        except PCCLError as error:
+            why = Text(error.message, style="bold red")
+            yield Group(why, shown) if sys.stdout.isatty() else why
+        else:
+            yield shown

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, TextIO
 
 from pccl.cli.arguments import add_master, add_timeout, add_token_file, natural, seconds, token_of
+from pccl.cli.output import writing
 
 if TYPE_CHECKING:
     from pccl.flight_recorder import Trace
@@ -83,7 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
             if is_stdout and isinstance(error, BrokenPipeError):
                 raise
             return _unwritten(output, error)
-    _tell(trace, "the trace" if is_stdout else output, sys.stderr if is_stdout else sys.stdout)
+    with writing():
+        _tell(trace, "the trace" if is_stdout else output, sys.stderr if is_stdout else sys.stdout)
     return 0 if any(peer.recording is not None for peer in trace.peers) else 1
 
 

@@ -37,8 +37,8 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     """The op's name among all peers: see `messages.OpRef`. The tag of a send and its recv names the two as well:
     `callers_tag` is the one that was given."""
     kind: str
-    """The collective: "all_reduce", "broadcast" ...; "send" or "recv" as this peer has called it; "queued": the op waits
-    for its start, and has no epoch yet."""
+    """The collective: "all_reduce", "broadcast" ...; "send" or "recv", as this peer has called it; "queued": the op
+    waits for its start, and has no epoch yet."""
     algorithm: str
     dtype: str
     size_bytes: int

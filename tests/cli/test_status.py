@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -231,6 +232,33 @@ def test_watch_goes_on_while_the_run_does() -> None:
             ups = [json.loads(process.stdout.readline())["uptime_s"] for _ in range(3)]
             process.kill()
     assert ups == sorted(ups)
+
+
+def test_watch_writes_each_state_to_a_pipe_at_once(master: MasterNode) -> None:
+    """A terminal shows them in one place; what is no terminal gets one after the other, also while nobody answers."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = [sys.executable, "-P", "-m", "pccl", "status", master.address, "--watch", "0.01", "--timeout", "0.2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        seen = 0
+        while seen < 3:
+            line = process.stdout.readline()
+            assert line
+            seen += line.startswith("run ")
+        master.interrupt()
+        while (line := process.stdout.readline()) and "cannot reach a master" not in line:
+            pass
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=TIMEOUT_S)
+    assert "cannot reach a master" in line
+    assert process.returncode == 130
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "soon"])
+def test_watch_pauses(pccl_status: Command, text: str) -> None:
+    done = pccl_status("127.0.0.1:1", "--watch", text)
+    assert done.returncode == 2
+    assert f"argument --watch: {text} is not a positive number of seconds" in done.stderr
 
 
 def test_whoever_reads_no_further_ends_it_without_a_word() -> None:
