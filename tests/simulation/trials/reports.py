@@ -75,7 +75,7 @@ class _Reports(Membership):
 class TwoWays(_Reports):
     """Two peers reduce large vectors without pause. Nobody is named for a little more that lies on one of the two ways,
     or for twice as much without a queue, or where they broadcast and all goes one way; where a way is slow that one is.
-    One may tell nothing of its way: then no two can be compared."""
+    One may tell nothing of its way: then no two can be compared, and nobody is named."""
 
     def play(self) -> None:
         rng = self._rng
@@ -111,7 +111,7 @@ class TwoWays(_Reports):
             self._report(nodes, lambda _: 490 * self._at, links)
         if is_slow and not is_half_told:
             self._is_named((sick.number, other.number), "slow")
-        elif not is_half_told:
+        else:
             self._nobody_is_named()
         self._be_whole()
 
@@ -191,8 +191,7 @@ class LossyWay(_Reports):
 
         for _ in range(AFTER + 8):
             self._report(nodes, lambda _: 480 * self._at, links)
-        if not is_half_told:
-            self._is_named((sick.number, after[sick]), "loses packets")
+        self._is_named((sick.number, after[sick]), "loses packets")
 
 
 class SlowPeer(_Reports):
