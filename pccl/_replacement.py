@@ -7,6 +7,7 @@ to write. What is no ordinary file, such as a pipe or a device, is written as it
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import stat
@@ -23,6 +24,9 @@ class Replacement:
     def __init__(self, path: Path) -> None:
         """Make ready. OSError, which names `path`, if it cannot be written."""
         self._path = os.fspath(path)
+        if not self._path or self._path.endswith(os.sep):
+            code = errno.EISDIR if self._path else errno.ENOENT
+            raise OSError(code, os.strerror(code), self._path)
         self._target = os.path.realpath(path)
         self._temporary: str | None = None
         try:

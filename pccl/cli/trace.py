@@ -62,6 +62,8 @@ def run(arguments: argparse.Namespace) -> int:
     from pccl.trace import timeline
 
     output: str = arguments.output
+    if not output:
+        return _failed("-o needs the name of a file, or - for standard output")
     is_stdout = _is_stdout(output)
     try:  # before anybody is asked: what comes from the peers then is not lost
         place = None if is_stdout else Replacement(output)

@@ -74,6 +74,15 @@ def test_a_place_that_cannot_be_written_is_named_before_anything_is(tmp_path: Pa
         assert caught.value.filename == str(wrong)
 
 
+def test_a_name_of_a_folder_makes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(IsADirectoryError, match="Is a directory: 'new/'"):
+        Replacement("new/")
+    with pytest.raises(FileNotFoundError, match="No such file or directory: ''"):
+        Replacement("")
+    assert os.listdir(tmp_path) == []
+
+
 def test_pipes_and_devices_are_written_as_they_are(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -339,6 +339,15 @@ def test_a_place_that_cannot_be_written_is_told_before_anybody_is_asked(
     assert (done.returncode, done.stderr) == (1, f"pccl trace: {path} cannot be written: {why}\n")
 
 
+def test_a_drawing_needs_the_name_of_a_file(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = command("trace", "127.0.0.1:1", "-o", "new/")
+    assert (done.returncode, done.stderr) == (1, "pccl trace: new/ cannot be written: Is a directory\n")
+    done = command("trace", "127.0.0.1:1", "-o", "")
+    assert (done.returncode, done.stderr) == (1, "pccl trace: -o needs the name of a file, or - for standard output\n")
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_drawing_that_fails_leaves_the_former_file(
     command: Command, tmp_path: Path, recording: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
