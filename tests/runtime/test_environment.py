@@ -6,6 +6,7 @@ import warnings
 
 import pytest
 
+from pccl.logs import UNASKED
 from pccl.runtime.environment import number_of
 
 
@@ -19,7 +20,14 @@ def test_a_number(monkeypatch: pytest.MonkeyPatch, text: str, value: float) -> N
 
 
 @pytest.mark.parametrize("text", ["many", "-1", "11", "nan", "inf"])
-def test_what_is_none_is_warned_of_and_ends_nothing(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_what_is_none_is_warned_of_and_ends_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, text: str
+) -> None:
     monkeypatch.setenv("PCCL_TEST", text)
-    with pytest.warns(RuntimeWarning, match=f"PCCL_TEST={text}: not a number from 0 to 10; 4 is used"):
-        assert number_of("PCCL_TEST", 4, 10) == 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            assert number_of("PCCL_TEST", 4, 10) == 4
+    (record,) = caplog.records  # each session asks, and would say the same
+    assert record.getMessage() == f"PCCL_TEST={text}: not a number from 0 to 10; 4 is used"
+    assert getattr(record, UNASKED, False)
