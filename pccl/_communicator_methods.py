@@ -293,8 +293,9 @@ class CommunicatorMethods(
             since_ns: Leave out ops that were over by then, on the monotonic clock (`time.monotonic_ns`).
 
         Raises:
-            PCCLError: NOT_INITIALIZED.
+            PCCLError: NOT_INITIALIZED; INVALID_ARGUMENT if `since_ns` is no time.
         """
+        since_ns = integer_argument("since_ns", since_ns, "flight_recorder", 0, 2**63 - 1)
         with SessionErrors("flight_recorder"):
             return self._inner.session("flight_recorder").recording(since_ns)
 

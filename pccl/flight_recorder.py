@@ -23,6 +23,7 @@ from pccl._replacement import Replacement
 from pccl._timeouts import checked_bound_s
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.recording import (
+    SPAN_S_MAX,
     Gap,
     LinkSample,
     OpRecord,
@@ -112,8 +113,8 @@ def collect(
             TIMEOUT; NOT_INITIALIZED if the interpreter exits meanwhile.
     """
     timeout_s = checked_bound_s(timeout, "collect")
-    last = integer_argument("last", last, "collect", 0, 2**63 - 1)
-    seconds = _checked_span(seconds)
+    last = _checked_last(last, "collect")
+    seconds = _checked_span(seconds, "collect")
     secret = security.token(token, "collect")
     context = security.client_tls(ssl_context, "collect")
     try:
@@ -145,11 +146,22 @@ def collect(
     return Trace(fetched.end.run, fetched.end.clock, peers)
 
 
-def _checked_span(seconds: Any) -> float:
-    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 <= float(seconds) < float("inf"):
+def _checked_span(seconds: Any, func_name: str) -> float:
+    given: Any = seconds
+    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 <= given < float("inf"):
         what = f"seconds {seconds!r}: must be a number of seconds; 0 looks as far back as is recorded"
-        raise PCCLError(Result.INVALID_ARGUMENT, "collect", what)
-    return float(seconds)
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+    return float(min(given, SPAN_S_MAX))
+
+
+def _checked_last(last: Any, func_name: str) -> int:
+    return integer_argument("last", last, func_name, 0, 2**63 - 1)
+
+
+def _checked_path(path: Any, func_name: str) -> str | os.PathLike[str]:
+    if isinstance(path, str | os.PathLike):
+        return path
+    raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{path!r} is not the path of a file")
 
 
 def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
@@ -157,12 +169,16 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
     their clocks are, so the trace has no offsets.
 
     Raises:
+        PCCLError: INVALID_ARGUMENT if these are no paths.
         OSError: A file cannot be read.
         RecordingError: A file is no recording, or they are of different runs.
     """
+    if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable):
+        raise PCCLError(Result.INVALID_ARGUMENT, "load", f"paths {paths!r}: must be a list of paths")
+    checked = [_checked_path(path, "load") for path in paths]
     peers: dict[int, PeerTrace] = {}
     runs: dict[str, str] = {}
-    for path in paths:
+    for path in checked:
         with open(path, "rb") as file:
             text = file.read()
         try:
@@ -181,7 +197,10 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
 
 def cut(trace: Trace, seconds: float = 0.0, last: int = 0) -> Trace:
     """Return the part of the last `seconds` before each recording was taken, and of the last ops; 0: all of it.
-    Ops that have not ended are in it, however old."""
+    Ops that have not ended are in it, however old. PCCLError INVALID_ARGUMENT."""
+    if not isinstance(trace, Trace):
+        raise PCCLError(Result.INVALID_ARGUMENT, "cut", f"trace must be a Trace, not {trace!r}")
+    seconds, last = _checked_span(seconds, "cut"), _checked_last(last, "cut")
     peers = [
         peer if peer.recording is None else replace(peer, recording=recent(peer.recording, seconds, last))
         for peer in trace.peers
@@ -190,7 +209,9 @@ def cut(trace: Trace, seconds: float = 0.0, last: int = 0) -> Trace:
 
 
 def save(recording: Recording, path: str | os.PathLike[str]) -> None:
-    """Write a recording to a file that `load` and `pccl trace --files` read. OSError, or another error of a recording
-    that cannot be encoded; the former file is there still then."""
-    with Replacement(path) as file:
+    """Write a recording to a file that `load` and `pccl trace --files` read. PCCLError INVALID_ARGUMENT, OSError, or
+    another error of a recording that cannot be encoded; the former file is there still then."""
+    if not isinstance(recording, Recording):
+        raise PCCLError(Result.INVALID_ARGUMENT, "save", f"recording must be a Recording, not {recording!r}")
+    with Replacement(_checked_path(path, "save")) as file:
         file.write(to_json(recording))

@@ -16,11 +16,14 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable
+from numbers import Real
 from typing import Any
 
+from pccl._communicator_methods import CommunicatorMethods
 from pccl.communicator import Communicator
 from pccl.errors import PCCLError
 from pccl.protocol.recording import OpRecord, RecordedEvent, Recording
+from pccl.types import Result
 
 try:
     from opentelemetry import metrics, trace
@@ -33,6 +36,7 @@ logger = logging.getLogger("pccl")
 
 OVERLAP_NS = 2 * 10**9
 """How much of the last reading is looked at again: engine threads note an op's end a little later than it was."""
+INTERVAL_S_MAX = 1e9
 MILESTONES = {
     "first byte sent": "first_sent_ns",
     "first byte received": "first_received_ns",
@@ -52,9 +56,11 @@ class Exporter:
         meter_provider: MeterProvider | None = None,
         interval: float = 5.0,
     ) -> None:
-        """Begin. Without providers, those that the program has set are used. `interval` is in seconds."""
+        """Begin. Without providers, those that the program has set are used. `interval` is in seconds. PCCLError
+        INVALID_ARGUMENT."""
+        _check_communicator(communicator)
         self._communicator = communicator
-        self._interval_s = interval
+        self._interval_s = _checked_interval_s(interval)
         self._tracer = trace.get_tracer("pccl", tracer_provider=tracer_provider)
         meter = metrics.get_meter("pccl", meter_provider=meter_provider)
         self._ops = meter.create_counter("pccl.ops", "{op}", "Ops that have ended.")
@@ -163,6 +169,20 @@ class Exporter:
             span.end(end_time=start_ns + call.duration_ns)
 
 
+def _check_communicator(communicator: Any) -> None:
+    if not isinstance(communicator, CommunicatorMethods):
+        what = f"communicator must be a Communicator, not {communicator!r}"
+        raise PCCLError(Result.INVALID_ARGUMENT, "export", what)
+
+
+def _checked_interval_s(interval: Any) -> float:
+    seconds: Any = interval
+    if isinstance(interval, bool) or not isinstance(interval, Real) or not 0 < seconds <= INTERVAL_S_MAX:
+        what = f"interval {interval!r}: must be a number of seconds in (0, {INTERVAL_S_MAX:g}]"
+        raise PCCLError(Result.INVALID_ARGUMENT, "export", what)
+    return float(interval)
+
+
 def export(
     communicator: Communicator,
     *,
@@ -171,5 +191,5 @@ def export(
     interval: float = 5.0,
 ) -> Exporter:
     """Export a communicator's ops and joint calls every `interval` seconds, with the providers that are given or that
-    the program has set. Close the exporter before the communicator."""
+    the program has set. Close the exporter before the communicator. PCCLError INVALID_ARGUMENT."""
     return Exporter(communicator, tracer_provider, meter_provider, interval)

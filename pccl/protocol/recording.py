@@ -20,6 +20,8 @@ from pccl.protocol.point_to_point import callers_tag
 PACKED_BYTES_MAX = 8 * 2**20
 """Size of a recording that a master takes from a peer."""
 UNPACKED_BYTES_MAX = 64 * 2**20
+SPAN_S_MAX = 1e9
+"""About thirty years. Whoever looks back further sees all there is, too."""
 COMPRESSION = 1
 """zlib's level: the fastest. The others save little."""
 
@@ -172,7 +174,7 @@ def gaps(recording: Recording) -> Iterator[Gap]:
 def recent(recording: Recording, seconds: float = 0.0, last: int = 0) -> Recording:
     """Return the part of the last `seconds`, and of the last ops; 0: all of it. Ops that have not ended are in it,
     however old."""
-    since_ns = recording.taken_ns - int(seconds * 1e9) if seconds else 0
+    since_ns = recording.taken_ns - int(min(seconds, SPAN_S_MAX) * 1e9) if seconds else 0
     ops = [op for op in recording.ops if not op.over_ns or op.over_ns >= since_ns]
     if last:
         former, ops = ops[:-last], ops[-last:]

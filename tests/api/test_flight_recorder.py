@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result
-from pccl.flight_recorder import OpRecord, Recording, collect, gaps, load, save
+from pccl.flight_recorder import OpRecord, Recording, Trace, collect, cut, gaps, load, save
 from pccl.protocol.recording import from_json, pack, to_json, unpack
 from tests.support.cluster import Background, Cluster, ones, outcomes, reduce_once, run_of, until
 
@@ -254,6 +254,15 @@ def test_save_and_load(cluster: Cluster, tmp_path: Path) -> None:
         save(recording, tmp_path / f"{recording.peer}.json")
     loaded = load(sorted(tmp_path.iterdir()))
     assert [peer.recording for peer in loaded.peers] == made
+
+
+def test_one_may_look_back_as_far_as_one_likes(cluster: Cluster) -> None:
+    cluster.join(1)
+    for seconds in (1e300, 10**400):
+        (peer,) = collect(cluster.address, seconds=seconds).peers
+        assert peer.lack == ""
+        assert peer.recording is not None
+        assert cut(Trace("", "", [peer]), seconds).peers[0].recording == peer.recording
 
 
 def test_a_thread_of_an_odd_name_is_recorded(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Any
 
@@ -16,7 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from pccl import Communicator, PCCLError, ReduceOp
+from pccl import Communicator, PCCLError, ReduceOp, Result
 from pccl.otel import Exporter, export
 from tests.support.cluster import Cluster, ones, reduce_once, until
 
@@ -109,6 +110,20 @@ def test_a_failed_op_is_an_error(cluster: Cluster) -> None:
     (span,) = collector.spans("pccl all_reduce")
     assert span.status.status_code is StatusCode.ERROR
     assert "gave up" in span.status.description
+
+
+@pytest.mark.parametrize("interval", [0, -1, math.nan, math.inf, 10**400, "x", None, True])
+def test_an_interval_is_a_positive_number_of_seconds(interval: Any) -> None:
+    with pytest.raises(PCCLError, match="interval") as refused:
+        export(Communicator("127.0.0.1:1"), interval=interval)
+    assert refused.value.result is Result.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("communicator", [None, "x", Communicator])
+def test_a_communicator_is_exported(communicator: Any) -> None:
+    with pytest.raises(PCCLError, match="communicator") as refused:
+        export(communicator)
+    assert refused.value.result is Result.INVALID_ARGUMENT
 
 
 def test_it_goes_on_without_a_connection(cluster: Cluster) -> None:

@@ -4,6 +4,7 @@ nothing."""
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -23,12 +24,13 @@ from pccl import (
     SharedState,
     TensorInfo,
 )
-from pccl.flight_recorder import collect
+from pccl.flight_recorder import Trace, collect, cut, load, save
 from pccl.status import run_status
 
 SUM = ReduceOp.SUM
 HUGE = 2**200
 THING = object()
+EMPTY = Trace("", "", [])
 
 
 def x() -> Any:
@@ -190,6 +192,15 @@ CALLS: dict[str, list[Case]] = {
         ("timeout", TIMEOUTS, lambda peer, v: collect("127.0.0.1:1", timeout=v)),
         ("seconds", [None, "x", -1, THING, math.nan, math.inf], lambda peer, v: collect("127.0.0.1:1", seconds=v)),
         ("last", [None, "x", -1, 1.5, THING, HUGE], lambda peer, v: collect("127.0.0.1:1", last=v)),
+    ],
+    "recordings": [
+        ("since_ns", [None, "x", -1, 1.5, THING, HUGE, True], lambda peer, v: peer.flight_recorder(v)),
+        ("paths", [None, 3, "abc", THING, [3], [None], [THING]], lambda peer, v: load(v)),
+        ("trace", [None, 3, "abc", THING], lambda peer, v: cut(v)),
+        ("seconds", [None, "x", -1, THING, math.nan, math.inf], lambda peer, v: cut(EMPTY, v)),
+        ("last", [None, "x", -1, 1.5, THING, HUGE], lambda peer, v: cut(EMPTY, 0.0, v)),
+        ("recording", [None, 3, "abc", THING], lambda peer, v: save(v, os.devnull)),
+        ("path", [None, 3, THING], lambda peer, v: save(peer.flight_recorder(), v)),
     ],
 }
 TABLE = [

@@ -113,6 +113,12 @@ def test_of_the_last_ops_those_that_hang_are_not_left_out() -> None:
     assert [each.launched_ns for each in both.ops] == [1_000, 9_000]
 
 
+def test_recent_is_all_there_is_however_far_one_looks_back() -> None:
+    made = recording(op(1_000, 2_000))
+    for seconds in (1e300, float("inf"), 10**400):
+        assert r.recent(made, seconds=seconds) == made
+
+
 def test_an_op_has_the_tag_that_its_caller_gave() -> None:
     assert op(1_000, tag=7).callers_tag == 7
     assert op(1_000, tag=pair_tag(2, 1, 17)).callers_tag == 17
