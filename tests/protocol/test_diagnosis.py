@@ -332,27 +332,35 @@ def test_a_dead_way_is_named_in_its_direction_where_payload_goes_one_way(is_root
     `answers`: the peer has something under way as well."""
     diagnosis = Diagnosis()
     scene = Scene([GroupScene(0, [1, 2, 3], EPOCH, True)], {}, frozenset())
-    root_sent, peer_sent = 0, 0
-    named = set()
+    again, named = 0, set()
     for at in range(1, 24):
-        stuck_ms = max(0, 500 * (at - 12))
+        stuck_ms = 500 * (at - 12) + 200 if at > 12 else 0
         trial = PathTrial.NOTHING if stuck_ms > 1000 else PathTrial.NONE
-        root_sent += 100 if not stuck_ms else 3 * is_root_heard
-        peer_sent += 30 if not stuck_ms else 3 * (not is_root_heard and answers)
+        again += at in (13, 15, 18)  # TCP sends again after ever longer times
+        sent = min(at, 12)
         to_peer = LinkReport(
-            2, 2_000_000 * min(at, 12), delivered=100 * min(at, 12), received=peer_sent, stuck_ms=stuck_ms, trial=trial
+            2,
+            2_000_000 * sent,
+            delivered=100 * sent,
+            resent=again,
+            received=30 * sent + (again if not is_root_heard and answers else 0),
+            stuck_ms=stuck_ms,
+            round_trip_us=100_000,
+            trial=trial,
         )
         to_root = LinkReport(
             1,
             0,
-            delivered=30 * min(at, 12),
-            received=root_sent,
+            delivered=30 * sent,
+            resent=again if answers else 0,
+            received=100 * sent + (again if is_root_heard else 0),
             stuck_ms=stuck_ms if answers else 0,
+            round_trip_us=100_000,
             trial=trial if answers else PathTrial.NONE,
         )
-        to_third = LinkReport(3, 2_000_000 * min(at, 12), delivered=100 * min(at, 12), received=30 * min(at, 12))
+        to_third = LinkReport(3, 2_000_000 * sent, delivered=100 * sent, received=30 * sent)
         for peer, links in ((1, [to_peer, to_third]), (2, [to_root]), (3, [])):
-            report = Report([(EPOCH, min(at, 12), 0)], 0, 0, links=links, in_ops_ms=490 * at, at_ms=500 * at)
+            report = Report([(EPOCH, sent, 0)], 0, 0, links=links, in_ops_ms=490 * at, at_ms=500 * at)
             diagnosis.reported(peer, 0, report, 100 + at / 2)
         diagnosis.judge(scene, 100 + at / 2)
         named |= {(each.kind, each.peer, each.to) for each in diagnosis.findings(100 + at / 2)}

@@ -67,6 +67,10 @@ QUEUE_FACTOR, QUEUE_MS = 2.0, 10.0
 HEAVY_LOSS_SHARE = 0.5
 """A queue does not lose so many."""
 STUCK_S = 1.1
+UNDER_WAY_S = 0.2
+"""Time for which a packet, or a report of it, may be under way, beside two round trips."""
+UNDECIDED_S = 3.0
+"""A way that has carried nothing for so long is dead in the direction in which it is stuck, unless more is known."""
 STANDS_MS = 500
 """A way on which nothing was acknowledged for so long stands still, and is not just slow."""
 LATE_SHARE = 0.4
@@ -129,30 +133,42 @@ def dead_ways(group: int, evidence: GroupEvidence, unheard: Collection[int], now
                     "small packets only. Is the MTU of the path right?"
                 )
                 found[peer, other] = Suspect(Kind.MTU, group, peer, other, text)
-            elif link.trial == PathTrial.NOTHING and not _arrives(evidence, peer, other, link.stuck_ms / 1e3):
-                text = f"nothing gets from {name(peer)} to {name(other)}: {lies}, and no new connection can be made"
-                found[peer, other] = Suspect(Kind.BLOCKED, group, peer, other, text)
             elif link.trial == PathTrial.NOTHING:
-                text = (
-                    f"nothing gets from {name(other)} to {name(peer)}: what comes from there arrives, with {lies}, and "
-                    "no new connection can be made"
-                )
-                found.setdefault((other, peer), Suspect(Kind.BLOCKED, group, other, peer, text))
+                arrives = _arrives(evidence, peer, other)
+                if arrives is None and link.stuck_ms < UNDECIDED_S * 1e3:
+                    continue
+                if arrives:
+                    text = (
+                        f"nothing gets from {name(other)} to {name(peer)}: packets of the way back arrive, with {lies}, "
+                        "and no new connection can be made"
+                    )
+                    found.setdefault((other, peer), Suspect(Kind.BLOCKED, group, other, peer, text))
+                else:
+                    text = f"nothing gets from {name(peer)} to {name(other)}: {lies}, and no new connection can be made"
+                    found[peer, other] = Suspect(Kind.BLOCKED, group, peer, other, text)
     return list(found.values())
 
 
-def _arrives(evidence: GroupEvidence, sender: int, receiver: int, stuck_s: float) -> bool:
-    """Whether packets of the sender have come to the receiver lately, though the sender hears nothing of that."""
-    samples = [
+def _arrives(evidence: GroupEvidence, sender: int, receiver: int) -> bool | None:
+    """Whether packets of the sender have come to the receiver since nothing is acknowledged to the sender. None: that
+    is not known yet, since the sender has sent nothing again of which the receiver would have told."""
+    own = [(each.heard_at, each.links[receiver]) for each in evidence.samples[sender] if receiver in each.links]
+    heard = [
         (each.heard_at, each.links[sender].received)
         for each in evidence.samples.get(receiver, ())
         if sender in each.links
     ]
-    if not samples:
+    if not heard:
         return False
-    last_at, last = samples[-1]
-    since = [received for at, received in samples if at >= last_at - stuck_s + FRESH_S / 4]
-    return last > since[0]
+    last_at, last = own[-1]
+    under_way_s = UNDER_WAY_S + 2 * last.round_trip_us / 1e6
+    since = [(at, received) for at, received in heard if at >= last_at - last.stuck_ms / 1e3 + under_way_s]
+    if not since:
+        return None
+    if since[-1][1] > since[0][1]:
+        return True
+    resent = [link.resent for at, link in own if since[0][0] <= at <= since[-1][0] - under_way_s]
+    return False if resent and resent[-1] > resent[0] else None
 
 
 def lossy_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) -> list[Suspect]:
