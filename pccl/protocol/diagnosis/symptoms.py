@@ -139,8 +139,8 @@ def dead_ways(group: int, evidence: GroupEvidence, unheard: Collection[int], now
                     continue
                 if arrives:
                     text = (
-                        f"nothing gets from {name(other)} to {name(peer)}: packets of the way back arrive, with {lies}, "
-                        "and no new connection can be made"
+                        f"nothing gets from {name(other)} to {name(peer)}: packets of the way back arrive, with "
+                        f"{lies}, and no new connection can be made"
                     )
                     found.setdefault((other, peer), Suspect(Kind.BLOCKED, group, other, peer, text))
                 else:
