@@ -74,8 +74,8 @@ class _Reports(Membership):
 
 class TwoWays(_Reports):
     """Two peers reduce large vectors without pause. Nobody is named for a little more that lies on one of the two ways,
-    or for twice as much without a queue, or where they broadcast and all goes one way; where a way is slow that one is.
-    One may tell nothing of its way: then no two can be compared, and nobody is named."""
+    or for twice as much without a queue, or where they broadcast and nearly all goes one way; where a way is slow, that
+    one is. One may tell nothing of its way: then no two can be compared, and nobody is named."""
 
     def play(self) -> None:
         rng = self._rng
@@ -98,7 +98,7 @@ class TwoWays(_Reports):
             return [
                 m.LinkReport(
                     (other if node is sick else sick).number,
-                    0 if is_empty else 2_000_000 * at,
+                    (1000 if is_empty else 2_000_000) * at,
                     busy_ms=(50 if is_empty else 485) * at,
                     full_ms=full_ms * at if node is sick else 0,
                     delivered=1400 * at,
