@@ -310,15 +310,20 @@ class Trial:
         return self._rng.sample(nodes, min(count, len(nodes)))
 
     def _all_have_an_end(self) -> None:
-        """Everybody is led on, or has heard that it is in no run any more, before its patience ends."""
+        """Everybody is led on, or has heard that it is in no run any more, before its patience ends. Who is led on in
+        the moment in which most give up loses its master again, and has an end of its own."""
+        self._drain()
+        self._wait_for_ends()
+        self._pass(2 * self._timeout_s)
+        self._wait_for_ends()
+        self._world.run()
+
+    def _wait_for_ends(self) -> None:
         world = self._world
         end_at = world.now + (MASTER_TIMEOUT_S + 2 * self._timeout_s) * self._slack
-        self._drain()
         while self._heals_at or any(node.masterless_since is not None for node in world.alive):
             assert world.now <= end_at, "somebody waits for a master, and has no patience left"
             self._let_time_pass()
-        self._pass(2 * self._timeout_s)
-        world.run()
 
     def _go_on(self, run: str) -> None:
         """One master leads those who are left, and they go on."""
