@@ -6,6 +6,7 @@ It writes its address, and from then on a line of JSON whenever a finding begins
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -18,6 +19,7 @@ LOOK_S = 0.05
 
 
 def main() -> None:
+    logging.basicConfig(level=logging.CRITICAL)  # whom it names is told as JSON
     with MasterNode(sys.argv[1]) as node:
         assert node._service is not None
         machine = node._service._server._machine
