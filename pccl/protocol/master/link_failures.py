@@ -74,14 +74,15 @@ class LinkFailures:
     # What peers say.
 
     def note_failed(self, member: Member, other: int, reason: str) -> None:
-        """Note that a peer cannot make its link with `other`."""
+        """Note that a peer cannot make its link with `other`. Of the two reasons that of the dialer counts: it has tried,
+        where the other end has only waited."""
         group = self._state.group_of(member)
         pair = topology.pair(member.peer, other)
         self._tell_lost([pair])
         if pair in topology.linked_pairs(group.ring):
             self._liveness.link_cut(member.peer, other)
         if pair in topology.ring_pairs(group.ring):
-            self._failed.setdefault(pair, reason)
+            self._failed[pair] = reason if member.peer == pair[1] else self._failed.get(pair, reason)
         elif pair in topology.linked_pairs(group.ring) and pair not in group.missing:
             group.missing.add(pair)
             self._state.log(

@@ -49,6 +49,19 @@ def test_the_word_of_the_peer_that_dials_is_enough(reporter: int, other: int) ->
     assert rig.peers == ([1, 2] if reporter == 3 else [1, 2, 3])
 
 
+def test_the_reason_is_the_word_of_the_peer_that_dials() -> None:
+    """It has tried, where the other one has only waited, and may have said so before."""
+    rig = Rig(0, 0)
+    rig.hello()
+    for peer in (1, 2):
+        rig.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    rig.hear(2, m.LinksReady(3))
+    rig.hear(1, m.LinksReady(3, [(3, "it did not connect")]))
+    rig.hear(3, m.LinksReady(3, [(1, "large packets vanish")]))
+    (farewell,) = [message for message in rig.told(3) if isinstance(message, m.Goodbye)]
+    assert "cannot connect to each other: large packets vanish" in farewell.reason
+
+
 @pytest.mark.parametrize("other", [3, 4, 99])
 def test_pairs_that_need_no_link_cost_nobody_its_place(other: int) -> None:
     rig = Rig(0, 0, 1)
