@@ -23,6 +23,7 @@ def test_who_leaves_says_why() -> None:
         going = cluster.peers.pop()
         number = going.membership.peers[going.membership.rank]
         ops = [Background(partial(peer.all_reduce, ones(), op=SUM)) for peer in cluster.peers]
+        until(lambda: all(peer.stats["ops_open"] for peer in cluster.peers), "both are in the op")
         going.close(reason="its disk is full")
         for op, peer in zip(ops, cluster.peers, strict=True):
             error = op.outcome()
