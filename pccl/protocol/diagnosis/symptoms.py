@@ -3,6 +3,11 @@
 Each function returns the suspects of one kind. A threshold is lower for what is named already (`named`), so that a
 finding at the edge does not come and go.
 
+What is not said. A peer that takes up to SLOW_FACTOR times as long between ops as the next slowest is no culprit, nor
+is one whom the others wait for in less than LOST_SHARE of their time: fleets are not all of one kind. The same holds
+for ways: WAY_FACTOR and BUSY_SHARE. A fleet that differs by more than that is told so, for as long as it does. Of two
+peers, whose ways have only each other to be compared with, the slow one has to differ by WAY_FACTOR from its reverse.
+
 Ways are compared with ways that have carried about as much payload. A way whose sender takes in little, such as the
 root of a broadcast, is not compared with the ways after it: the root puts as much under way as may be, and they are
 paced by what arrives.

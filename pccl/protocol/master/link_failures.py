@@ -74,8 +74,8 @@ class LinkFailures:
     # What peers say.
 
     def note_failed(self, member: Member, other: int, reason: str) -> None:
-        """Note that a peer cannot make its link with `other`. Of the two reasons that of the dialer counts: it has tried,
-        where the other end has only waited."""
+        """Note that a peer cannot make its link with `other`. Of the two reasons that of the dialer counts: it has
+        tried, where the other end has only waited."""
         group = self._state.group_of(member)
         pair = topology.pair(member.peer, other)
         self._tell_lost([pair])

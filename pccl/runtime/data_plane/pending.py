@@ -87,8 +87,8 @@ class PendingOp:
         waits = self.waits
         if waits is None or self._over.is_set():
             return self._over.wait(timeout_s)
-        waits.begin(self.op)
         try:
+            waits.begin(self.op)
             return self._over.wait(timeout_s)
         finally:
             waits.end(self.op)
@@ -118,9 +118,10 @@ class PendingOp:
         waker = waking.waker()
         for op in ops:
             op._wakers.append(waker)
-            if op.waits is not None:
-                op.waits.begin(op.op)
         try:
+            for op in ops:
+                if op.waits is not None:
+                    op.waits.begin(op.op)
             if not any(op.is_over for op in ops):
                 await waker.wait(timeout_s, is_shielded=is_shielded)
         finally:
