@@ -71,10 +71,12 @@ leads:
 
 A peer that comes back to its master after that has lost it:
 
-   12  It is put out only once a view without it is in force (`Leadership.is_settled_without`), and is sent on until
-       then, to come again. Where nothing gets from a master to its peers, they give it up one by one, and it hears
-       those who have not done so yet. Were each put out as it comes, too few would be left for a majority by the time
-       when so many are lost that the master is deposed.
+   12  If it never heard that it is led, because its connection was lost in the moment in which this master began to
+       lead, nothing is wrong with it: all gather again, once for each peer.
+   13  Otherwise it is put out, but only once a view without it is in force (`Leadership.is_settled_without`), and is
+       sent on until then, to come again. Where nothing gets from a master to its peers, they give it up one by one,
+       and it hears those who have not done so yet. Were each put out as it comes, too few would be left for a majority
+       by the time when so many are lost that the master is deposed.
 """
 
 from __future__ import annotations
@@ -135,6 +137,8 @@ class Failover:
         self._now = 0.0
         self._effects: list[Effect] = []
         self._depositions = 0
+        self._unheard: set[tuple[str, int]] = set()
+        """Runs and peers for which all have gathered again (rule 12)."""
 
     # Events.
 
@@ -281,6 +285,9 @@ class Failover:
             self._depose(f"{who} has followed another master, in term {message.term}")
         elif self._is_missed_by(message) and self.master.has_lost_sight(but_of=message.peer):
             self._depose(f"{who} has lost this master, and most of the others send no heartbeat either")
+        elif self._is_missed_by(message) and self._is_unheard(message):
+            self._unheard.add((message.run, message.peer))
+            self._depose(f"{who} was to be led, and has lost its connection before it heard so")
         old = self.master.connection_of(message.peer)
         if self.is_leading and old is not None:
             self._effects.append(Close(old))
@@ -347,6 +354,10 @@ class Failover:
     def _is_missed_by(self, message: m.Resume) -> bool:
         """Whether the peer is one of those whom this master leads, and has lost it."""
         return self.is_leading and message.term == self.master.term and self.master.is_accepted(message.peer)
+
+    def _is_unheard(self, message: m.Resume) -> bool:
+        """Whether the peer has followed this master, and nothing shows that it has heard that it is led."""
+        return self.master.is_returning(message.peer) and (message.run, message.peer) not in self._unheard
 
     def _claimant_said(self, claim: Claim, message: m.FromPeer) -> None:
         """Hear what a peer that waits here says."""

@@ -95,3 +95,46 @@ def test_who_leads_a_run_in_the_same_term_once_more_numbers_anew() -> None:
     assert (rig.machine.run, rig.machine.master.term) == ("old", 2)
     assert rig.machine.master.state.view != before[0]
     assert rig.machine.master.state.next_peer != before[1]
+
+
+def _come_again(rig: Rig, *peers: int) -> None:
+    """Have the peers of a view that was led in term 2 be led in the next one."""
+    for peer in peers:
+        rig.resume(peer, term=2, masters=2)
+        rig.deliver(report_of(peer, view(7, *peers)))
+
+
+def test_a_peer_that_has_not_heard_that_it_is_led_is_not_lost_for_that() -> None:
+    """Its connection was reset in the moment in which this master began to lead, and it comes over another one."""
+    rig = Rig()
+    rig.recover(1, 2, 3, masters=2)
+    for peer in (1, 2):
+        rig.heartbeat(20 + peer, peer)
+    rig.machine.detached(3, "reset", rig.now)
+    rig.say(13, m.Resume(m.PROTOCOL_VERSION, "old", 2, 3, masters=2))
+    assert not rig.machine.is_leading
+    assert rig.told(13) == [m.PreVoteRequest()]
+    _come_again(rig, 1, 2, 3)
+    assert rig.machine.is_leading
+    assert rig.machine.master.accepted == [1, 2, 3]
+
+
+def test_all_gather_again_for_such_a_peer_once_and_not_for_one_that_has_heard() -> None:
+    rig = Rig()
+    rig.recover(1, 2, 3, masters=2)
+    for peer in (1, 2, 3):
+        rig.heartbeat(20 + peer, peer)
+    rig.say(13, m.Resume(m.PROTOCOL_VERSION, "old", 2, 3, masters=2))
+    assert rig.machine.is_leading
+    assert 3 not in rig.machine.master.accepted
+    rig = Rig()
+    rig.recover(1, 2, 3, masters=2)
+    for term in (2, 3):
+        for peer in (1, 2):
+            rig.heartbeat(10 * term + peer, peer)
+        rig.say(10 + term, m.Resume(m.PROTOCOL_VERSION, "old", term, 3, masters=2))
+        if term == 2:
+            assert not rig.machine.is_leading
+            _come_again(rig, 1, 2, 3)
+    assert rig.machine.is_leading
+    assert 3 not in rig.machine.master.accepted

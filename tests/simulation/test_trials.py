@@ -12,6 +12,7 @@ from pccl.types import Result
 from tests.simulation.master_host import Memory
 from tests.simulation.scene import CLOCK_RATES
 from tests.simulation.trials import (
+    ABSENCE,
     ANY,
     CHAINS,
     CLOSE,
@@ -36,7 +37,7 @@ TIMEOUT_S = MasterOptions().peer_timeout_s
 @pytest.mark.parametrize("memory", Memory)
 @pytest.mark.parametrize("masters", [1, 2, 3])
 @pytest.mark.parametrize(
-    "trial", dict.fromkeys(OUTLIVING + MEMBERSHIP + LATER + CHAINS + CLOSE + ANY + WITNESSES + SUCCESSORS)
+    "trial", dict.fromkeys(OUTLIVING + MEMBERSHIP + LATER + CHAINS + CLOSE + ANY + WITNESSES + SUCCESSORS + ABSENCE)
 )
 def test_promises_are_held_to_the_letter(trial: type[Trial], masters: int, memory: Memory, seed: int) -> None:
     _play(trial, masters, memory, seed)

@@ -228,6 +228,10 @@ class Liveness:
         times = [at for each in due for at in islice(each.values(), 1)]
         return [*times, self._returning.until] if self._returning.peers else times
 
+    def is_returning(self, peer: int) -> bool:
+        """Whether this peer is still to connect for heartbeats after it has followed this master."""
+        return peer in self._returning.peers
+
     def forget(self, member: Member) -> None:
         """Forget a peer that is gone."""
         peer = member.peer

@@ -306,6 +306,10 @@ class Master:
         """Whether most peers are as silent as this one: see `liveness`."""
         return self._liveness.has_lost_sight(but_of)
 
+    def is_returning(self, peer: int) -> bool:
+        """Whether this peer was led by another master, and has not yet connected to this one for heartbeats."""
+        return self._liveness.is_returning(peer)
+
     @property
     def evidence_due_at(self) -> float | None:
         """The time when somebody is evicted for links that cannot be made, whatever else is heard: see

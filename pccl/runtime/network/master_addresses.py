@@ -25,8 +25,9 @@ OTHER_SHARE = 0.1
 """Time to wait at each other one, in peer timeouts."""
 WAIT_S_MIN = 0.5
 """Least time to wait at any of them, which may be far away."""
-LEAD_TIMEOUTS = 2.0
-"""Time that a master with a majority may take to lead, in peer timeouts."""
+LEAD_TIMEOUTS = 3.5
+"""Time to wait at a master that has a majority, in peer timeouts: longer than it takes to lead, at most
+(`gathering.GATHER_TIMEOUTS`). Who leaves in the moment in which it begins to lead would be taken for lost."""
 DIAL_S = 1.5
 """Time in which a connection has to be made. Short, since an address whose machine is gone does not answer at all."""
 

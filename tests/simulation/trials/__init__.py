@@ -18,6 +18,7 @@ import random
 from copy import copy
 
 from tests.simulation.master_host import Memory
+from tests.simulation.trials.absence import NotHeard, NoWitness
 from tests.simulation.trials.answers import AnsweredViews, AnswerToTheDead, KeptRing
 from tests.simulation.trials.base import Trial
 from tests.simulation.trials.chain import Chain
@@ -201,6 +202,11 @@ SUCCESSORS: tuple[type[Trial], ...] = (
 SUCCESSORS_SHARE = 0.6
 """The probability that one of these follows in the end."""
 
+ABSENCE: tuple[type[Trial], ...] = (NotHeard, NoWitness)
+"""Trials, for any run, of peers that have lost their connection to the master for a moment."""
+ABSENCE_SHARE = 0.2
+"""The probability that one of these follows in the end."""
+
 
 def play_trial(world: World, rng: random.Random, slack: float, groups: int) -> None:
     """Play one trial in a run that is whole. The slowest clock may take `slack` seconds for one of its own."""
@@ -233,6 +239,7 @@ def play_trial(world: World, rng: random.Random, slack: float, groups: int) -> N
         ("kind", KIND_SHARE, _of_kind(world)),
         ("close", CLOSE_SHARE, CLOSE),
         ("successors", SUCCESSORS_SHARE, SUCCESSORS),
+        ("absence", ABSENCE_SHARE, ABSENCE),
     ):
         chance = random.Random(f"{name} {seed}")
         if kinds and world.real is None and chance.random() < share and world.accepted:
