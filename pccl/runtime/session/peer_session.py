@@ -388,7 +388,7 @@ class PeerSession:
         await self.installed.wait()
         while self.view is not None and not self._lifetime.is_broken:
             self._report()
-            group_wait_s = self.overlapped_waits.added_to(self._engine.stats())["op_wait_us"] / 1e6
+            group_wait_s = self._stats()["op_wait_us"] / 1e6
             single = self._machine.ops.single_waits()
             self._long_waits.look(trio.current_time(), group_wait_s, lambda: self._machine.ops.tags, single)
             for link in self._counters.to_try(group_wait_s):
@@ -400,12 +400,15 @@ class PeerSession:
                     self._engine.count_link(link)
             await trio.sleep(counting_s)
 
+    def _stats(self) -> dict[str, int]:
+        """Return the counters of the engine, with the waits of handles."""
+        return self.overlapped_waits.added_to(self._engine.stats())
+
     def _report(self) -> None:
         if not self._machine.is_led:
             return
         with self._driver.hearing as machine:
-            stats = self.overlapped_waits.added_to(self._engine.stats())
-            report = self._counters.report(stats, machine.term, trio.current_time())
+            report = self._counters.report(self._stats(), machine.term, trio.current_time())
             if report is not None:
                 machine.report(report)
 
