@@ -275,13 +275,27 @@ class Failover:
         if (ended := self._founding.refusal(message)) is not None:
             self._dismiss(connection, ended)
             return
-        if message.run != self.run and message.is_accepted and self.is_leading and self.master.waits_for_founders:
-            self._effects += self.master.dismiss_founders(f"peers of run {message.run!r} have come")
-        if self.is_leading and message.run != self.run:
-            farewell = m.Elsewhere if message.is_accepted else m.StartOver
-            self._dismiss(connection, farewell(f"it leads run {self.run!r} and not {message.run!r}"))
+        if self.is_leading and self._heard_while_leading(connection, message, who):
             return
-        if self.is_leading and message.term > self.master.term and self.master.is_accepted(message.peer):
+        if self._was_left_out(connection, message):
+            return
+        if (refusal := self._known.refusal(message, is_waiting=self._founding.is_waiting(self._now))) is not None:
+            self._dismiss(connection, refusal)
+            return
+        self._log("info", f"{who} ({host}) has lost its master")
+        self._wait_with_others(connection, host, message)
+
+    def _heard_while_leading(self, connection: int, message: m.Resume, who: str) -> bool:
+        """Answer a peer that has lost its master while this one leads. False: it leads no further, and the peer may
+        wait here."""
+        if message.run != self.run:
+            if message.is_accepted and self.master.waits_for_founders:
+                self._effects += self.master.dismiss_founders(f"peers of run {message.run!r} have come")
+            if self.is_leading:
+                farewell = m.Elsewhere if message.is_accepted else m.StartOver
+                self._dismiss(connection, farewell(f"it leads run {self.run!r} and not {message.run!r}"))
+            return self.is_leading
+        if message.term > self.master.term and self.master.is_accepted(message.peer):
             self._depose(f"{who} has followed another master, in term {message.term}")
         elif self._is_missed_by(message) and self.master.has_lost_sight(but_of=message.peer):
             self._depose(f"{who} has lost this master, and most of the others send no heartbeat either")
@@ -293,37 +307,40 @@ class Failover:
             self._effects.append(Close(old))
             self._effects += self.master.disconnected(old, "its connection was lost on its side", self._now)
             self._check_leadership()
-        if self.is_leading and not message.is_accepted:
+        if not self.is_leading:
+            return False
+        if not message.is_accepted:
             self._dismiss(connection, m.StartOver("the run has gone on without the view that was to accept it"))
-            return
-        if self.is_leading and not self.master.leadership.is_settled_without(message.peer):
+        elif not self.master.leadership.is_settled_without(message.peer):
             self._dismiss(connection, m.Elsewhere(f"no view without peer {message.peer} is in force yet"))
-            return
-        if self.is_leading:
+        else:
             text = f"evicted: run {message.run!r} has gone on without peer {message.peer}, whose connection was lost"
             self._put_out(connection, text)
-            return
-        if message.run == self.run and not message.is_accepted:
+        return True
+
+    def _was_left_out(self, connection: int, message: m.Resume) -> bool:
+        """Tell a peer that this master has led its run to the end, without it."""
+        if message.run != self.run:
+            return False
+        if not message.is_accepted:
             self._dismiss(connection, m.StartOver("nobody is in the run any more, and nobody has accepted this peer"))
-            return
-        if message.run == self.run and (
-            message.term < self.master.term
-            or (message.term == self.master.term and message.peer in self.master.leadership.evicted)
+            return True
+        if message.term < self.master.term or (
+            message.term == self.master.term and message.peer in self.master.leadership.evicted
         ):
-            # This master has led the run, up to the end of it, and not lost it: without this peer, if that follows
-            # a lower term.
+            # This master has not lost the run: it has ended without this peer, if that follows a lower term.
             text = f"evicted: run {message.run!r} has ended without peer {message.peer}; connect again"
             self._put_out(connection, text)
-            return
-        if (refusal := self._known.refusal(message, is_waiting=self._founding.is_waiting(self._now))) is not None:
-            self._dismiss(connection, refusal)
-            return
+            return True
+        return False
+
+    def _wait_with_others(self, connection: int, host: str, message: m.Resume) -> None:
+        """Let a peer wait here for others of its run."""
         before = self._gatherings.get(message.run)
         if before is not None and message.peer in before.claims:
             former = before.claims[message.peer].connection
             self._release(former)
             self._dismiss(former, m.Elsewhere("this peer has come again"))
-        self._log("info", f"{who} ({host}) has lost its master")
         master_timeout_s = bounded_s(message.master_timeout_s, m.MASTER_TIMEOUT_S)
         claim = self._claims[connection] = Claim(
             connection,
