@@ -19,7 +19,9 @@ How a run comes to be led on:
     2  Vote. As soon as a majority of the run's last view has come, so far as those who are here know of it, they are
        asked to follow in a term higher than any that has been heard of (VoteRequest). They answer with their recovery
        reports (Vote), and follow no lower term from then on. A peer follows one master in a term, so at most one leads
-       in it: see `recovery_report`.
+       in it: see `recovery_report`. Whoever was asked stays longer than others do. Where there are several masters and
+       the majority is gone again, it hears so (PreVoteRequest), lest another one lead the rest on without it; and if
+       there is a majority once more, that is for a higher term.
     3  The run is rebuilt (`recovery_report`, `recovery`) and led when a majority follows, and all of the view do or
        enough time has passed since a majority was here and since somebody came or followed last. GATHER_TIMEOUTS
        bounds the sum. So a peer that has waited here for longer, because it alone was cut off from the last master,
@@ -72,7 +74,7 @@ leads:
 A peer that comes back to its master after that has lost it:
 
    12  If it never heard that it is led, because its connection was lost in the moment in which this master began to
-       lead, nothing is wrong with it: all gather again, once for each peer.
+       lead, nothing is wrong with it: all gather again, once for each peer until it has heard.
    13  Otherwise it is put out, but only once a view without it is in force (`Leadership.is_settled_without`), and is
        sent on until then, to come again. Where nothing gets from a master to its peers, they give it up one by one,
        and it hears those who have not done so yet. Were each put out as it comes, too few would be left for a majority
@@ -138,7 +140,8 @@ class Failover:
         self._effects: list[Effect] = []
         self._depositions = 0
         self._unheard: set[tuple[str, int]] = set()
-        """Runs and peers for which all have gathered again (rule 12)."""
+        """Runs and peers for which all have gathered again (rule 12), and which have not heard since that they are
+        led."""
 
     # Events.
 
@@ -418,7 +421,7 @@ class Failover:
             self._start_over(run, gathering)
             return
         if not here.has_majority:
-            gathering.majority_at = None
+            self._lose_majority(gathering)
         else:
             self._note_term(run, gathering)
             gathering.majority_at = self._now if gathering.majority_at is None else gathering.majority_at
@@ -428,6 +431,16 @@ class Failover:
         if gathering.tells_at is not None and self._now >= gathering.tells_at:
             gathering.tells_at = None
             self._log("info", gathering.account(here, self._now, self._known.is_fenced(gathering)))
+
+    def _lose_majority(self, gathering: Gathering) -> None:
+        """Note that those who are here are no majority, or no more. Who was asked to follow would stay until another
+        master has led the rest without it, so it hears that there is no majority."""
+        if gathering.majority_at is not None and gathering.has_rivals:
+            asked = [claim for claim in gathering.claims.values() if claim.asked == gathering.term]
+            gathering.raise_term(gathering.term + 1)
+            for claim in asked:
+                self._say(claim.connection, m.PreVoteRequest())
+        gathering.majority_at = None
 
     def _start_over(self, run: str, gathering: Gathering) -> None:
         """Send all who are here to say Hello again: none of them was ever accepted, so there is nothing to go on
@@ -497,6 +510,8 @@ class Failover:
 
     def _check_leadership(self) -> None:
         """Lead no further where this master must not, and lead no newcomers whom nobody will join here."""
+        if self._unheard and self.is_leading:
+            self._unheard = {each for each in self._unheard if each[0] != self.run or self.master.is_returning(each[1])}
         if self.master.deposed:
             self._depose(self.master.deposed)
         elif self.is_standby and self.is_leading and self.master.waits_for_founders:
@@ -602,7 +617,7 @@ class Failover:
             if not gathering.claims:
                 del self._gatherings[claim.run]
             elif not gathering.quorum().has_majority:
-                gathering.majority_at = None
+                self._lose_majority(gathering)
         if not self._claims:
             self._founding.peers_have_left(self._now)
         return True

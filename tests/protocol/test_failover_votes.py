@@ -51,6 +51,24 @@ def test_who_comes_when_a_majority_has_left_and_is_there_again_is_as_much_in_tim
     assert rig.machine.master.accepted == [1, 3, 4, 5]
 
 
+def test_who_follows_is_not_kept_where_a_majority_has_gone_to_another_master() -> None:
+    """It would stay until that has led the others on without it, so it is asked for its views once more, after which it
+    stays for as long as any peer does."""
+    rig = Rig()
+    for peer in (1, 2, 3):
+        rig.resume(peer, masters=2)
+        rig.quorum_of(report_of(peer, view(7, *ALL)))
+    rig.say(1, m.Vote(2, report_of(1, view(7, *ALL))))
+    rig.effects = rig.machine.disconnected(2, "reset", rig.now)
+    assert rig.told(1) == rig.told(3) == [m.PreVoteRequest()]
+    for peer in (1, 3):
+        rig.quorum_of(report_of(peer, view(7, *ALL)))
+        assert rig.told(peer) == []
+    rig.resume(4, masters=2)
+    rig.quorum_of(report_of(4, view(7, *ALL)))
+    assert rig.told(1) == rig.told(3) == rig.told(4) == [m.VoteRequest(3)]
+
+
 def test_so_is_who_comes_when_a_majority_has_turned_out_to_be_one_of_an_earlier_view() -> None:
     rig = Rig()
     for peer in (1, 2, 3, 4):
@@ -97,10 +115,10 @@ def test_who_leads_a_run_in_the_same_term_once_more_numbers_anew() -> None:
     assert rig.machine.master.state.next_peer != before[1]
 
 
-def _come_again(rig: Rig, *peers: int) -> None:
-    """Have the peers of a view that was led in term 2 be led in the next one."""
+def _come_again(rig: Rig, *peers: int, term: int = 2) -> None:
+    """Have the peers of a view that was led in this term be led in the next one."""
     for peer in peers:
-        rig.resume(peer, term=2, masters=2)
+        rig.resume(peer, term=term, masters=2)
         rig.deliver(report_of(peer, view(7, *peers)))
 
 
@@ -117,6 +135,22 @@ def test_a_peer_that_has_not_heard_that_it_is_led_is_not_lost_for_that() -> None
     _come_again(rig, 1, 2, 3)
     assert rig.machine.is_leading
     assert rig.machine.master.accepted == [1, 2, 3]
+
+
+def test_once_it_has_heard_all_gather_again_for_it_as_for_any() -> None:
+    rig = Rig()
+    rig.recover(1, 2, 3, masters=2)
+    for term in (2, 4):
+        for peer in (1, 2):
+            rig.heartbeat(10 * term + peer, peer)
+        rig.say(10 + term, m.Resume(m.PROTOCOL_VERSION, "old", term, 3, masters=2))
+        assert not rig.machine.is_leading
+        _come_again(rig, 1, 2, 3, term=term)
+        for peer in (1, 2, 3):
+            rig.heartbeat(100 * term + peer, peer)
+        rig.machine.stood_still(9.0, rig.now)
+        _come_again(rig, 1, 2, 3, term=term + 1)
+    assert rig.machine.is_leading
 
 
 def test_all_gather_again_for_such_a_peer_once_and_not_for_one_that_has_heard() -> None:

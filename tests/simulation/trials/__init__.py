@@ -18,7 +18,7 @@ import random
 from copy import copy
 
 from tests.simulation.master_host import Memory
-from tests.simulation.trials.absence import NotHeard, NoWitness
+from tests.simulation.trials.absence import MajorityGone, NotHeard, NoWitness
 from tests.simulation.trials.answers import AnsweredViews, AnswerToTheDead, KeptRing
 from tests.simulation.trials.base import Trial
 from tests.simulation.trials.chain import Chain
@@ -202,7 +202,7 @@ SUCCESSORS: tuple[type[Trial], ...] = (
 SUCCESSORS_SHARE = 0.6
 """The probability that one of these follows in the end."""
 
-ABSENCE: tuple[type[Trial], ...] = (NotHeard, NoWitness)
+ABSENCE: tuple[type[Trial], ...] = (NotHeard, NoWitness, MajorityGone)
 """Trials, for any run, of peers that have lost their connection to the master for a moment."""
 ABSENCE_SHARE = 0.2
 """The probability that one of these follows in the end."""

@@ -19,12 +19,7 @@ class NotHeard(_Successors):
         if not world.masters or any(node.site for node in world.accepted):
             return
         run = nodes[0].run
-        for host in world.hosts:
-            if not host.is_dead:
-                world.kill_master(host)
-        self._drain()
-        for host in world.hosts:
-            world.restart_master(host)
+        self._restart_all()
         late = rng.choice(world.accepted)
         self._until_followed(late)
         self._all_are_led(world.accepted, run, LED_TIMEOUTS * self._timeout_s * self._slack)
@@ -42,6 +37,31 @@ class NotHeard(_Successors):
         control = late.control
         if control is not None and not (control.is_over or control.is_reset or late.machine.is_led):
             control.reset(0, 0)
+
+
+class MajorityGone(_Successors):
+    """A majority gathers at one of several masters. All but one lose their connection to it, and go on to another one:
+    who stays is not left there until the others are led without it."""
+
+    def play(self) -> None:
+        world, rng = self._world, self._rng
+        self._company_of(3)
+        peers = world.accepted
+        if world.addresses < 2 or any(node.site for node in peers):
+            return
+        run = peers[0].run
+        self._restart_all()
+        said = len(world.from_masters)
+        while len(asked := {name for name, each in world.from_masters[said:] if isinstance(each, m.VoteRequest)}) < 2:
+            if not world.step():
+                self._pass(self._timeout_s / 10)
+        stays = rng.choice([node for node in peers if node.name in asked])
+        for node in peers:
+            control = node.control
+            if node is not stays and control is not None and not (control.is_over or control.is_reset):
+                control.reset(0, 0)
+        self._all_are_led(peers, run, LED_TIMEOUTS * self._timeout_s * self._slack)
+        self._be_whole()
 
 
 class NoWitness(_Successors):

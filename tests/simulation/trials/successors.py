@@ -13,8 +13,8 @@ TAG = 19
 
 
 class _Successors(WeakLinks):
-    def _taken_over(self) -> None:
-        """All masters die, and one of those that begin anew leads on."""
+    def _restart_all(self) -> None:
+        """All masters die, and begin anew."""
         world = self._world
         for host in world.hosts:
             if not host.is_dead:
@@ -22,6 +22,11 @@ class _Successors(WeakLinks):
         self._drain()
         for host in world.hosts:
             world.restart_master(host)
+
+    def _taken_over(self) -> None:
+        """All masters die, and one of those that begin anew leads on."""
+        world = self._world
+        self._restart_all()
         self._all_are_led(world.accepted, world.accepted[0].run, LED_TIMEOUTS * self._timeout_s * self._slack)
 
 
