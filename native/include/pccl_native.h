@@ -482,6 +482,10 @@ int pccl_fast_path_wait(pccl_fast_path *path, pccl_fast_path_call *call, pccl_fa
 /* The caller is done with the call: nobody waits for it, or will. */
 void pccl_fast_path_forget(pccl_fast_path *path, pccl_fast_path_call *call);
 
+/* Returns in nanoseconds what the engine counts as in_ops_us, or, of slices, as in_slices_us, by now; 0 if it is no
+ * more. */
+uint64_t pccl_fast_path_in_ops_ns(pccl_fast_path *path, int of_slices);
+
 /* Heartbeats over connected stream sockets, from a thread of their own, which reports peers that have fallen silent.
  * They have nothing to do with an engine; heartbeat.c says how they work. Functions may be called from any thread, but
  * create and destroy must not race with others; none waits for the network. */

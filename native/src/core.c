@@ -86,6 +86,11 @@ void pccl_core_count(const pccl_core *core, pccl_engine_stats *stats)
         pccl_max_u64(pccl_ops_waiting_ns(&times[0], now_ns), pccl_ops_waiting_ns(&times[1], now_ns)) / 1000;
 }
 
+uint64_t pccl_core_in_ops_ns(const pccl_core *core, int of_slices)
+{
+    return pccl_ops_time_ns(&core->ops.times[of_slices != 0], pccl_now_ns());
+}
+
 int pccl_core_read_records(const pccl_core *core, int64_t since_ns, pccl_op_record *records, int records_max)
 {
     return pccl_recorder_read(&core->ops.recorder, since_ns, records, records_max);

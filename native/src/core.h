@@ -72,6 +72,9 @@ void pccl_core_tick(pccl_core *core, int64_t now_ms);
 /* These may be called from any thread. */
 void pccl_core_set_link_timeout(pccl_core *core, uint32_t timeout_ms);
 void pccl_core_count(const pccl_core *core, pccl_engine_stats *stats);
+
+/* Returns the time in whole ops, or in slices, by now. Any thread. */
+uint64_t pccl_core_in_ops_ns(const pccl_core *core, int of_slices);
 int pccl_core_read_records(const pccl_core *core, int64_t since_ns, pccl_op_record *records, int records_max);
 
 #endif

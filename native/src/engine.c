@@ -351,6 +351,11 @@ static int engine_submit_fast(void *engine, const pccl_op_request *request, pccl
     return engine_submit(engine, request, call);
 }
 
+static uint64_t engine_in_ops(void *engine, int of_slices)
+{
+    return pccl_core_in_ops_ns(((pccl_engine *)engine)->core, of_slices);
+}
+
 static void engine_free(pccl_engine *engine)
 {
     if (engine->core != NULL)
@@ -418,7 +423,7 @@ pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error,
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
     if (pccl_event_queue_promise(engine->events, 1) != 0) /* ENGINE_FAILED */
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
-    const pccl_fast_path_engine calls = {engine_submit_fast, engine_take, engine_drive};
+    const pccl_fast_path_engine calls = {engine_submit_fast, engine_take, engine_drive, engine_in_ops};
     engine->fast_path = pccl_fast_path_create(engine, &calls, engine->events);
     if (engine->fast_path == NULL)
         return engine_create_failed(engine, "fast path", errno, error, error_bytes);

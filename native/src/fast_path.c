@@ -167,6 +167,14 @@ void pccl_fast_path_shut(pccl_fast_path *path)
     pthread_mutex_unlock(&path->mutex);
 }
 
+uint64_t pccl_fast_path_in_ops_ns(pccl_fast_path *path, int of_slices)
+{
+    pthread_mutex_lock(&path->mutex);
+    uint64_t ns = path->engine != NULL ? path->call.in_ops(path->engine, of_slices) : 0;
+    pthread_mutex_unlock(&path->mutex);
+    return ns;
+}
+
 /* With the mutex, which it leaves and takes again. */
 static void call_drive(pccl_fast_path *path, const pccl_fast_path_call *call, int64_t end_ns)
 {

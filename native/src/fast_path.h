@@ -75,11 +75,15 @@ typedef int pccl_fast_path_take(void *engine);
  * caller drives it, which therefore outlives that. */
 typedef void pccl_fast_path_drive(void *engine, const pccl_fast_path_call *call, int64_t end_ns);
 
+/* See pccl_fast_path_in_ops_ns. */
+typedef uint64_t pccl_fast_path_in_ops(void *engine, int of_slices);
+
 /* What a fast path needs of its engine. */
 typedef struct {
     pccl_fast_path_submit *submit;
     pccl_fast_path_take *take;
     pccl_fast_path_drive *drive;
+    pccl_fast_path_in_ops *in_ops;
 } pccl_fast_path_engine;
 
 /* Returns a closed fast path with one reference, or NULL with errno set. */

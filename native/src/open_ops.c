@@ -60,7 +60,17 @@ static void op_post_quietly(pccl_open_ops *ops, pccl_op *op, const pccl_event *e
     pccl_event_queue_post_quietly(ops->events, event);
 }
 
-/* Times */
+/* Times
+ *
+ * Any thread may ask for the time in ops by now, at the very moment when an op begins or ends. So all that it needs is
+ * in one word, the account: twice the time so far where no op is in flight; else twice that less the time when the
+ * first of them began, to which the clock has to be added, plus one. */
+
+static void time_publish(pccl_ops_time *time)
+{
+    int64_t account = time->count > 0 ? 2 * (time->total_ns - time->since_ns) + 1 : 2 * time->total_ns;
+    __atomic_store_n(&time->account, account, __ATOMIC_RELEASE);
+}
 
 static pccl_ops_time *op_time(pccl_open_ops *ops, const pccl_op *op)
 {
@@ -76,8 +86,9 @@ static void op_begin_time(pccl_open_ops *ops, pccl_op *op)
     pccl_ops_time *time = op_time(ops, op);
     if (time->count++ > 0)
         return;
+    time->since_ns = op->timed_ns;
     __atomic_store_n(&time->oldest_ns, op->timed_ns, __ATOMIC_RELAXED);
-    __atomic_store_n(&time->since_ns, op->timed_ns, __ATOMIC_RELEASE);
+    time_publish(time);
 }
 
 /* Ops that nobody waits for may be many: where those looked at are all of that kind, one is taken to begin now. */
@@ -106,9 +117,8 @@ static void op_end_time(pccl_open_ops *ops, pccl_op *op)
             __atomic_store_n(&time->oldest_ns, oldest_of(ops, time), __ATOMIC_RELAXED);
         return;
     }
-    uint64_t total_ns = time->total_ns + (now_ns > time->since_ns ? (uint64_t)(now_ns - time->since_ns) : 0);
-    __atomic_store_n(&time->since_ns, 0, __ATOMIC_RELEASE);
-    __atomic_store_n(&time->total_ns, total_ns, __ATOMIC_RELEASE);
+    time->total_ns += now_ns > time->since_ns ? now_ns - time->since_ns : 0;
+    time_publish(time);
 }
 
 static void op_count_waits(const pccl_op *op, const pccl_link *link, pccl_ops_waits *waits)
@@ -144,16 +154,16 @@ pccl_ops_waits pccl_open_ops_waits(const pccl_open_ops *ops, const pccl_link *li
 
 uint64_t pccl_ops_time_ns(const pccl_ops_time *time, int64_t now_ns)
 {
-    int64_t since_ns = __atomic_load_n(&time->since_ns, __ATOMIC_ACQUIRE);
-    uint64_t total_ns = __atomic_load_n(&time->total_ns, __ATOMIC_ACQUIRE);
-    return total_ns + (since_ns > 0 && since_ns < now_ns ? (uint64_t)(now_ns - since_ns) : 0);
+    int64_t account = __atomic_load_n(&time->account, __ATOMIC_ACQUIRE);
+    int64_t ns = account % 2 == 0 ? account / 2 : (account - 1) / 2 + now_ns;
+    return ns > 0 ? (uint64_t)ns : 0;
 }
 
 uint64_t pccl_ops_waiting_ns(const pccl_ops_time *time, int64_t now_ns)
 {
-    int64_t since_ns = __atomic_load_n(&time->since_ns, __ATOMIC_ACQUIRE);
+    int is_in_flight = __atomic_load_n(&time->account, __ATOMIC_ACQUIRE) % 2 != 0;
     int64_t oldest_ns = __atomic_load_n(&time->oldest_ns, __ATOMIC_RELAXED);
-    return since_ns > 0 && oldest_ns < now_ns ? (uint64_t)(now_ns - oldest_ns) : 0;
+    return is_in_flight && oldest_ns < now_ns ? (uint64_t)(now_ns - oldest_ns) : 0;
 }
 
 void pccl_open_ops_add(pccl_open_ops *ops, pccl_op *op)

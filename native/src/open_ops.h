@@ -23,9 +23,10 @@
  * apart, because each engine of a rank has one. Times are those of the recorder: no clock is read for this. */
 typedef struct {
     uint64_t count;
-    int64_t since_ns; /* when the first of those in flight began; 0: none is. Read by any thread, as the next two */
+    int64_t since_ns; /* when the first of those in flight began */
+    int64_t total_ns; /* the time before that */
+    int64_t account; /* read by any thread, as the next one: see open_ops.c */
     int64_t oldest_ns; /* when the oldest of them began */
-    uint64_t total_ns; /* without the time since then */
 } pccl_ops_time;
 
 typedef struct {

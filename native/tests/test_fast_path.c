@@ -1,4 +1,5 @@
 /* Ops on the fast path: what their callers get to know, and what the owner of the events finds. */
+#include "thread.h"
 #include "trial.h"
 
 #include <pthread.h>
@@ -340,6 +341,40 @@ static void paths_outlive_their_engines(void)
     }
 }
 
+/* The time in ops goes on while one is in flight, and only then; any thread may ask for it, also after the end. */
+static void time_in_ops_is_told(void)
+{
+    fast_world g;
+    trial t;
+    fast_world_open_trial(&g, &t, 2, 100);
+    pccl_fast_path *path = g.paths[0];
+    CHECK(pccl_fast_path_in_ops_ns(path, 0) == 0);
+    caller c = caller_of(&g, &t, 0, LONG_WAIT_MS);
+    caller_start(&c);
+    uint64_t before = 0;
+    for (int64_t end_ms = pccl_now_ms() + WAIT_MS; before == 0 && pccl_now_ms() < end_ms;)
+        before = pccl_fast_path_in_ops_ns(path, 0);
+    CHECK(before > 0);
+    CHECK(pccl_fast_path_in_ops_ns(path, 0) > before);
+    trial_submit_by_owner(&t, &g, 1);
+    trial_leave(&t, &g, 1);
+    CHECK(caller_join(&c) == PCCL_FAST_PATH_COMPLETED);
+    pccl_engine_stats stats;
+    do
+        pccl_engine_get_stats(g.w.nodes[0].engine, &stats);
+    while (stats.ops_open > 0);
+    uint64_t after = pccl_fast_path_in_ops_ns(path, 0);
+    CHECK(after > before && after == pccl_fast_path_in_ops_ns(path, 0));
+    CHECK(pccl_fast_path_in_ops_ns(path, 1) == 0);
+    pccl_engine_get_stats(g.w.nodes[0].engine, &stats);
+    CHECK(stats.in_ops_us == after / 1000);
+    trial_close(&t);
+    world_close(&g.w);
+    CHECK(pccl_fast_path_in_ops_ns(path, 0) == 0);
+    for (uint32_t rank = 0; rank < 2; rank++)
+        pccl_fast_path_release(g.paths[rank]);
+}
+
 /* A caller that drives the engine does all that is asked of it meanwhile. Whether it drives is chance. */
 static void callers_serve_the_owner(void)
 {
@@ -552,6 +587,7 @@ int main(void)
     RUN(started_calls_outlive_their_engines);
     RUN(callers_serve_the_owner);
     RUN(callers_take_turns);
+    RUN(time_in_ops_is_told);
     RUN(callers_are_completed);
     RUN(callers_and_owners_share_ops);
     RUN(a_long_op_is_handed_over);

@@ -51,6 +51,10 @@ class LongWait:
         """Return the text for the end of a wait that was warned of."""
         return f"{self.what} has ended after {now - self.since:.1f} s"
 
+    def given_up(self, now: float) -> str:
+        """Return the text for the end of a wait for what has not ended."""
+        return f"nobody waits any more for {self.what}, after {now - self.since:.1f} s"
+
 
 def where_to_look(masters: str) -> str:
     """Return where to look when peers are waited for, whose master is at one of these addresses."""

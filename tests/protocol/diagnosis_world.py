@@ -17,6 +17,8 @@ REPORT_S = 0.5
 JUDGE_S = 0.25
 BEGINS_AT_S = 100.0
 EPOCH = 3
+QUEUE_US = 50_000
+"""A round trip where a way is slow."""
 SEGMENTS = 100
 """Number of packets that an op sends on each way."""
 Direction = tuple[int, int]
@@ -167,7 +169,7 @@ class World:
                     stuck_ms=int(1000 * stuck_s),
                     delivered=int(delivered),
                     resent=int(resent),
-                    round_trip_us=1000,
+                    round_trip_us=QUEUE_US if (peer, other) == self.slow_way else 1000,
                     trial=trial,
                 )
             )

@@ -261,6 +261,64 @@ def test_a_way_that_loses_packets_in_bursts_is_not_called_slow(queue_ms: int, ki
     assert [(each.kind, each.peer, each.to) for each in diagnosis.findings(114.5)] == [(kind, 1, 2)]
 
 
+@pytest.mark.parametrize(("queue_ms", "kind"), [(0, Kind.LOSSY), (100, Kind.SLOW_WAY)])
+def test_a_way_whose_bandwidth_collapses_is_slow_though_its_queue_loses_most(queue_ms: int, kind: str) -> None:
+    """What TCP had under way does not fit into the queue any more, and much of it is sent again in vain."""
+    diagnosis = Diagnosis()
+    scene = Scene([GroupScene(0, [1, 2, 3], EPOCH, True)], {}, frozenset())
+    for at in range(1, 16):
+        for peer, other in ((1, 2), (2, 3), (3, 1)):
+            is_sick = peer == 1
+            link = LinkReport(
+                other,
+                20_000 * at,
+                busy_ms=(490 if is_sick else 60) * at,
+                delivered=445 * at,
+                resent=800 * at if is_sick else 0,
+                lying_byte_s=(700_000 if is_sick else 2000) * at,
+                round_trip_us=1000 * (31 + queue_ms * is_sick) if at > 2 else 31_000,
+            )
+            report = Report([(EPOCH, at, 0)], 0, 0, links=[link], in_ops_ms=480 * at, at_ms=500 * at)
+            diagnosis.reported(peer, 0, report, 100 + at / 2)
+        diagnosis.judge(scene, 100 + at / 2)
+        assert {each.kind for each in diagnosis.findings(100 + at / 2)} <= {kind}
+    assert [(each.kind, each.peer, each.to) for each in diagnosis.findings(107.5)] == [(kind, 1, 2)]
+
+
+def test_of_two_ways_with_tiny_ops_none_is_slow_for_late_acknowledgements() -> None:
+    """Whoever answers after a little compute acknowledges with the answer, and nothing queues."""
+    diagnosis = Diagnosis()
+    scene = Scene([GroupScene(0, [1, 2], EPOCH, True)], {}, frozenset())
+    for at in range(1, 24):
+        for peer, busy_ms in ((1, 100), (2, 480)):
+            link = LinkReport(
+                3 - peer,
+                170_000 * at,
+                busy_ms=busy_ms * at,
+                delivered=700 * at,
+                lying_byte_s=busy_ms * at,
+                round_trip_us=80,
+            )
+            report = Report([(EPOCH, 700 * at, 0)], 0, 0, links=[link], in_ops_ms=490 * at, at_ms=500 * at)
+            diagnosis.reported(peer, 0, report, 100 + at / 2)
+        diagnosis.judge(scene, 100 + at / 2)
+        assert diagnosis.findings(100 + at / 2) == []
+
+
+def test_a_wait_that_was_given_up_does_not_say_that_the_next_may_be_as_long() -> None:
+    diagnosis = Diagnosis()
+    scene = Scene([GroupScene(0, [1, 2], EPOCH, True)], {}, frozenset())
+    for at in range(1, 78):
+        waited_s = at / 2 - 5 if at < 44 else at / 2 - 24  # given up after 16 s
+        for peer in (1, 2):
+            wait_ms = round(1000 * max(0.0, waited_s)) if peer == 1 else 0
+            report = Report([(EPOCH, min(at, 10), at >= 44)], 0, 0, links=[], op_wait_ms=wait_ms, at_ms=500 * at)
+            diagnosis.reported(peer, 0, report, 100 + at / 2)
+        diagnosis.judge(scene, 100 + at / 2)
+        named = [(each.kind, each.peer) for each in diagnosis.findings(100 + at / 2)]
+        assert (named == [(Kind.ABSENT, 2)]) or at not in (40, 76), f"{named} after {waited_s} s"
+
+
 @few
 @given(worlds, st.randoms(use_true_random=False), st.floats(0.06, 0.3))
 def test_a_lossy_way_is_named(world: World, chance: Random, loss: float) -> None:

@@ -38,7 +38,8 @@ class Sample:
     own_s: float
     """The peer's own time."""
     ops: int
-    """Number of ops of the epoch that have ended."""
+    """Number of ops of the epoch that have ended, and of those that were committed."""
+    committed: int
     in_ops_s: float
     op_wait_s: float
     late_s: float
@@ -92,7 +93,7 @@ class GroupEvidence:
     late_rounds: deque[Mapping[int, float]] = field(default_factory=lambda: deque(maxlen=ROUNDS_KEPT))
     """Shares of the time of a round of links by which the engine of each peer came too late."""
     longest_wait_s: float = 0.0
-    """The longest wait in an op that came to an end."""
+    """The longest wait in an op that came to an end by itself."""
     _members: frozenset[int] = field(init=False)
     _op_edge: dict[int, Sample] = field(default_factory=dict)
     _link_edge: dict[int, Sample] = field(default_factory=dict)
@@ -107,20 +108,22 @@ class GroupEvidence:
         """Take in a report. What it says of links to others than the group's peers does not count."""
         if peer not in self._members:
             return
-        ended = {epoch: committed + aborted for epoch, committed, aborted in report.ops}
+        committed, aborted = next((counts for epoch, *counts in report.ops if epoch == self.epoch), (0, 0))
         links = {link.peer: link for link in report.links if link.peer in self._members}
         wait_s = report.op_wait_ms / 1e3
         sample = Sample(
             now,
             report.at_ms / 1e3,
-            ended.get(self.epoch, 0),
+            committed + aborted,
+            committed,
             report.in_ops_ms / 1e3,
             wait_s,
             report.late_ms / 1e3,
             links,
         )
         known = self.samples.setdefault(peer, deque(maxlen=ROUNDS_KEPT))
-        if known and known[-1].op_wait_s > wait_s and self.begun_at < now - FRESH_S:
+        is_committed = bool(known) and committed > known[-1].committed
+        if is_committed and known[-1].op_wait_s > wait_s and self.begun_at < now - FRESH_S:
             self.longest_wait_s = max(self.longest_wait_s, known[-1].op_wait_s)
         for other, link in links.items():
             if link.round_trip_us:

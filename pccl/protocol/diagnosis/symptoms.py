@@ -69,8 +69,6 @@ LOST_MIN = 4
 """The same for a way that would be called slow: rather nothing is said of it for a while."""
 QUEUE_FACTOR, QUEUE_MS = 2.0, 10.0
 """A round trip this much longer than the least comes of a queue, which loses packets when it is full."""
-HEAVY_LOSS_SHARE = 0.5
-"""A queue does not lose so many."""
 STUCK_S = 1.1
 UNDER_WAY_S = 0.2
 """Time for which a packet, or a report of it, may be under way, beside two round trips."""
@@ -194,7 +192,8 @@ def lossy_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) ->
             continue
         # What stands still may be a path that is dead: that is for trials of it to tell.
         is_spread = sum(each.resent > 0 for each in course) >= WAY_ROUNDS - 1 and course[-1].stuck_ms < STANDS_MS
-        if is_spread and (not _queues(whole) or whole.resent >= HEAVY_LOSS_SHARE * sent):
+        # A queue may lose more than half of what comes, when the bandwidth behind it collapses.
+        if is_spread and not _queues(whole):
             lossy[way] = whole
 
     def say(way: Direction) -> str:
@@ -280,13 +279,15 @@ def _loaded_way(group: int, evidence: GroupEvidence, name: Name) -> list[Suspect
 
 def _outweighs(way: Direction, whole: Mapping[Direction, LinkRound], evidence: GroupEvidence) -> bool:
     """Whether a way stands out from its reverse, where there is no third one to compare with: of two that are alike,
-    one always carries or holds a little more, and where no queue is, that may be twice as much for seconds. Where only
-    one of them carries something, as in a broadcast, there is nothing to compare."""
+    one always carries or holds a little more, and where no queue is, that may be twice as much for seconds. Nor is one
+    slow on which tiny ops wait for an acknowledgement that comes with the next op. Where only one of them carries
+    something, as in a broadcast, there is nothing to compare."""
     own, reverse = whole[way], whole.get((way[1], way[0]))
     if reverse is None or evidence.carried(way) > LOAD_FACTOR * evidence.carried((way[1], way[0])):
         return False
     is_queue = _queues(own) or _queues(reverse)
-    return own.busy >= WAY_FACTOR * reverse.busy or (is_queue and own.lying_byte_s > WAY_FACTOR * reverse.lying_byte_s)
+    is_busier = own.busy >= WAY_FACTOR * reverse.busy and (is_queue or own.full_ms > 0)
+    return is_busier or (is_queue and own.lying_byte_s > WAY_FACTOR * reverse.lying_byte_s)
 
 
 def _loses(round_: LinkRound) -> bool:

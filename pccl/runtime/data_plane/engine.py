@@ -172,6 +172,11 @@ class EngineFastPath:
         """`native` is a `pccl_fast_path *`, released with this object."""
         self._native = native
 
+    def in_ops_ns(self, of_slices: bool) -> int:
+        """Return the engine's time in whole ops by now, or in slices; 0 after its end."""
+        ns: int = lib.pccl_fast_path_in_ops_ns(self._native, of_slices)
+        return ns
+
     def open(self) -> int:
         """Let ops through until `close`. Return the number of this opening."""
         number: int = lib.pccl_fast_path_open(self._native)

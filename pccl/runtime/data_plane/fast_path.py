@@ -111,6 +111,13 @@ class FastPath:
             path.close()
         return True
 
+    def in_ops_ns(self) -> int:
+        """Return the time that the engine has spent in ops, as its `in_ops_us`. Any thread."""
+        if len(self._paths) == 1:
+            return self._paths[0].in_ops_ns(of_slices=False)
+        slices = max((path.in_ops_ns(of_slices=True) for path in self._paths), default=0)
+        return slices + sum(path.in_ops_ns(of_slices=False) for path in self._paths)
+
     def forget_uses(self, name: OpName) -> None:
         """Stop counting a tag: the machine is about to launch an op with it, and has heard of all before it."""
         if self._opening is not None:

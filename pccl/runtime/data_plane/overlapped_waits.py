@@ -3,49 +3,128 @@
 An op that its caller waits for from the launch on is timed by the engine. One that is launched while its caller goes on
 to compute is not: it may lie there for long, and nobody loses any time by that. What counts is when its handle is
 waited for. From both the master tells who has the others wait (`protocol.diagnosis`).
+
+Theory of operation. Callers note what they do in a queue, without a lock: a signal handler may close the communicator
+from within any wait, and the trio thread must not wait for the thread that the handler has interrupted. Whoever asks
+for the sum takes the notes in.
+
+    1  What callers wait for counts once, however many wait, and not while the engine times an op anyway: each note has
+       the engine's time in ops by then.
+    2  An op is waited for, for as long as somebody does, with pauses of up to PAUSE_S, until it is over. A caller that
+       asks again and again, with a timeout each time, waits for all that time; but only what it really waits counts as
+       time in ops.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+PAUSE_S = 2.0
+"""Time between two waits for an op that does not make them two."""
+BEGUN, LEFT, OVER = range(3)
+NS_PER_US = 1_000
+NS_PER_S = 1_000_000_000
+
+
+@dataclass
+class _Op:
+    """An op that was waited for."""
+
+    since_ns: int
+    """When it was waited for first."""
+    callers: int = 0
+    left_ns: int = 0
+    """When the last caller gave up."""
+    is_over: bool = False
 
 
 class OverlappedWaits:
-    """The waits of one session, by ops. Thread-safe. Whatever a signal cuts off ends with its op."""
+    """The waits of one session, by ops. `begin`, `end` and `over` are for any thread, and signal handlers."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._begun_ns: dict[int, int] = {}
-        """When each op that is waited for now was first waited for, the oldest first."""
-        self._since_ns = 0
-        """Since when something has been waited for."""
+    def __init__(self, in_ops_ns: Callable[[], int] = lambda: 0) -> None:
+        """`in_ops_ns` returns the engine's time in ops by now. For any thread."""
+        self._in_ops_ns = in_ops_ns
+        self._notes: deque[tuple[int, int, int, int]] = deque()
+        """What has happened (BEGUN, ...), to which op, when, and the engine's time in ops then."""
+        self._taking = threading.Lock()
+        """Held by whoever takes notes in; nobody waits for it."""
+        self._ops: dict[int, _Op] = {}
+        self._callers = 0
+        """Number of all that wait now."""
+        self._since = (0, 0)
+        """Since when somebody waits, and the engine's time in ops by then."""
         self._total_ns = 0
         """The time before that."""
 
     def begin(self, op: int) -> None:
-        """Note that a caller waits for an op that is not over."""
-        with self._lock:
-            now_ns = time.monotonic_ns()
-            if not self._begun_ns:
-                self._since_ns = now_ns
-            self._begun_ns.setdefault(op, now_ns)
+        """Note that a caller waits for an op from now on."""
+        self._note(BEGUN, op)
 
-    def end(self, op: int) -> None:
-        """Note that nobody waits for an op any more. It need not have been waited for."""
-        if op not in self._begun_ns:
-            return
-        with self._lock:
-            if self._begun_ns.pop(op, None) is not None and not self._begun_ns:
-                self._total_ns += time.monotonic_ns() - self._since_ns
+    def end(self, op: int, is_over: bool) -> None:
+        """Note that a caller waits no longer, because the op is over, or though it is not."""
+        self._note(LEFT, op)
+        if is_over:
+            self._note(OVER, op)
+
+    def over(self, op: int) -> None:
+        """Note that an op is over. It need not have been waited for."""
+        self._note(OVER, op)
+
+    def _note(self, what: int, op: int) -> None:
+        self._notes.append((what, op, time.monotonic_ns(), self._in_ops_ns()))
 
     def added_to(self, stats: dict[str, int]) -> dict[str, int]:
         """Return the counters of the engine, in which these waits count like ops that were waited for from the launch
         on."""
-        with self._lock:
-            now_ns = time.monotonic_ns()
-            begun_ns = next(iter(self._begun_ns.values()), now_ns)
-            total_ns = self._total_ns + (now_ns - self._since_ns if self._begun_ns else 0)
-        in_ops_us = stats["in_ops_us"] + total_ns // 1000
-        op_wait_us = max(stats["op_wait_us"], (now_ns - begun_ns) // 1000)
+        if self._taking.acquire(blocking=False):
+            try:
+                while self._notes:
+                    self._take(*self._notes[0])
+                    self._notes.popleft()
+            finally:
+                self._taking.release()
+        now_ns = time.monotonic_ns()
+        total_ns = self._total_ns + (self._spent_ns(now_ns, self._in_ops_ns()) if self._callers else 0)
+        since_ns = min((op.since_ns for op in list(self._ops.values()) if self._is_waited_for(op, now_ns)), default=0)
+        in_ops_us = stats["in_ops_us"] + total_ns // NS_PER_US
+        op_wait_us = max(stats["op_wait_us"], (now_ns - since_ns) // NS_PER_US if since_ns else 0)
         return {**stats, "in_ops_us": in_ops_us, "op_wait_us": op_wait_us}
+
+    def _take(self, what: int, number: int, now_ns: int, in_ops_ns: int) -> None:
+        op = self._ops.get(number)
+        if what == BEGUN:
+            if op is None:
+                op = self._ops[number] = _Op(now_ns)
+            elif not self._is_waited_for(op, now_ns):
+                op.since_ns = now_ns
+            op.callers += 1
+            self._callers += 1
+            if self._callers == 1:
+                self._since = now_ns, in_ops_ns
+        elif op is None:
+            return
+        elif what == OVER:
+            op.is_over = True
+        elif op.callers:
+            op.callers -= 1
+            op.left_ns = now_ns
+            self._callers -= 1
+            if not self._callers:
+                self._total_ns += self._spent_ns(now_ns, in_ops_ns)
+        if op.is_over and not op.callers:
+            del self._ops[number]
+
+    def _spent_ns(self, now_ns: int, in_ops_ns: int) -> int:
+        """Return the time since somebody waits for which the engine times no op (rule 1)."""
+        since_ns, in_ops_before_ns = self._since
+        waited_ns = max(0, now_ns - since_ns)
+        return min(waited_ns, max(0, waited_ns - (in_ops_ns - in_ops_before_ns)))
+
+    @staticmethod
+    def _is_waited_for(op: _Op, now_ns: int) -> bool:
+        """Whether somebody waits for it, or has until a moment ago (rule 2)."""
+        return not op.is_over and (op.callers > 0 or now_ns - op.left_ns < PAUSE_S * NS_PER_S)

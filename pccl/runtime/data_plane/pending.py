@@ -91,7 +91,7 @@ class PendingOp:
             waits.begin(self.op)
             return self._over.wait(timeout_s)
         finally:
-            waits.end(self.op)
+            waits.end(self.op, self._over.is_set())
 
     def join_started(self) -> None:
         """Wait for the op within the engine, if that is possible: it is over then, unless it takes long."""
@@ -128,7 +128,7 @@ class PendingOp:
             for op in ops:
                 op._wakers.remove(waker)
                 if op.waits is not None:
-                    op.waits.end(op.op)
+                    op.waits.end(op.op, op.is_over)
 
     @property
     def is_over(self) -> bool:
@@ -215,7 +215,7 @@ class PendingOp:
         self.join = None
         self._over.set()
         if self.waits is not None:
-            self.waits.end(self.op)
+            self.waits.over(self.op)
         self.before_over = None  # it refers to the op as a rule
         self._call_back()
         _wake(self._wakers)

@@ -151,7 +151,7 @@ class PeerSession:
         self._staged_ops = staged_ops
         self._lifetime = lifetime
         self._counters = counters
-        self.overlapped_waits = OverlappedWaits()
+        self.overlapped_waits = OverlappedWaits(fast_path.in_ops_ns)
         self._table = table
         self._fast_path = fast_path
         self._bridge = bridge

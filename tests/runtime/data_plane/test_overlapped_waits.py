@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
 from pccl import Communicator, PCCLError
 from pccl.runtime.data_plane import overlapped_waits
-from pccl.runtime.data_plane.overlapped_waits import OverlappedWaits
+from pccl.runtime.data_plane.overlapped_waits import PAUSE_S, OverlappedWaits
 from tests.support.cluster import SUM, Background, ones, run_of, until
 
 STATS = {"in_ops_us": 100, "op_wait_us": 7, "late_ms": 3}
@@ -39,23 +43,78 @@ def test_waits_count_once_however_many_there_are(clock: Clock) -> None:
         waits.begin(op)
     clock.now_us = 7_500
     assert waits.added_to(STATS) == {"in_ops_us": 1_600, "op_wait_us": 1_500, "late_ms": 3}
-    waits.end(1)
+    waits.end(1, is_over=True)
     assert waits.added_to(STATS) == {"in_ops_us": 1_600, "op_wait_us": 500, "late_ms": 3}
     clock.now_us = 8_000
-    waits.end(2)
-    waits.end(2)
+    waits.end(2, is_over=True)
+    waits.over(2)
     clock.now_us = 9_000
     assert waits.added_to(STATS) == {"in_ops_us": 2_100, "op_wait_us": 7, "late_ms": 3}
 
 
-def test_a_wait_lasts_until_the_last_of_its_op_at_most(clock: Clock) -> None:
+def test_an_op_is_waited_for_until_the_last_of_its_callers_gives_up(clock: Clock) -> None:
     waits = OverlappedWaits()
     waits.begin(1)
     clock.now_us += 10
     waits.begin(1)
-    waits.end(1)
+    waits.end(1, is_over=False)
     clock.now_us += 10
-    assert waits.added_to(STATS)["in_ops_us"] == 110
+    assert waits.added_to(STATS)["in_ops_us"] == 120
+    waits.end(1, is_over=False)
+    clock.now_us += 10
+    assert waits.added_to(STATS)["in_ops_us"] == 120
+
+
+def test_what_the_engine_times_does_not_count_twice(clock: Clock) -> None:
+    engine_us = 0
+    waits = OverlappedWaits(lambda: 1000 * engine_us)
+    waits.begin(1)
+    clock.now_us += 100
+    engine_us += 70  # another thread was in an op
+    assert waits.added_to({"in_ops_us": engine_us, "op_wait_us": 0})["in_ops_us"] == 100
+    waits.end(1, is_over=True)
+    clock.now_us += 100
+    engine_us += 50
+    assert waits.added_to({"in_ops_us": engine_us, "op_wait_us": 0})["in_ops_us"] == 150
+
+
+def test_who_asks_again_and_again_waits_for_all_that_time(clock: Clock) -> None:
+    """But what lies between counts as no time in ops."""
+    waits = OverlappedWaits()
+    for _ in range(3):
+        waits.begin(1)
+        clock.now_us += 100
+        waits.end(1, is_over=False)
+        clock.now_us += 900
+    assert waits.added_to(STATS) == {"in_ops_us": 400, "op_wait_us": 3_000, "late_ms": 3}
+    clock.now_us += int(1e6 * PAUSE_S)
+    assert waits.added_to(STATS)["op_wait_us"] == 7
+    waits.begin(1)
+    clock.now_us += 100
+    assert waits.added_to(STATS)["op_wait_us"] == 100
+
+
+def test_a_signal_handler_may_close_the_communicator_within_any_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for a lock that the thread holds which the signal has interrupted."""
+    with run_of(2) as cluster:
+        handle = cluster[0].all_reduce_async(ones(), op=SUM)
+        is_armed = True
+
+        def monotonic_ns() -> int:
+            nonlocal is_armed
+            if is_armed and threading.current_thread() is threading.main_thread():
+                is_armed = False
+                signal.raise_signal(signal.SIGUSR1)
+            return time.monotonic_ns()
+
+        before = signal.signal(signal.SIGUSR1, lambda *_: cluster[0].close())
+        try:
+            monkeypatch.setattr(overlapped_waits, "time", SimpleNamespace(monotonic_ns=monotonic_ns))
+            assert not handle.wait()[0]
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        assert not is_armed
+        assert not cluster[0].is_connected
 
 
 def stats_of(peer: Communicator) -> dict[str, int]:
@@ -79,12 +138,14 @@ def test_an_op_counts_from_when_its_handle_is_waited_for(elements: int) -> None:
         assert stats_of(cluster[0])["in_ops_us"] >= before + 10_000
 
 
-def test_a_wait_that_is_given_up_is_over() -> None:
+def test_a_wait_that_is_given_up_is_no_time_in_ops_any_more() -> None:
     with run_of(2) as cluster:
         handle = cluster[0].all_reduce_async(ones(), op=SUM)
         with pytest.raises(PCCLError, match="has not ended in"):
             handle.wait(0.05)
-        assert stats_of(cluster[0])["op_wait_us"] == 0
+        in_ops_us = stats_of(cluster[0])["in_ops_us"]
+        assert in_ops_us >= 50_000
+        assert stats_of(cluster[0])["in_ops_us"] == in_ops_us
         cluster[1].all_reduce(ones(), op=SUM)
         assert handle.wait()[0]
 

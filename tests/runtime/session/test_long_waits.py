@@ -63,4 +63,6 @@ def test_one_wait_after_the_other(caplog: pytest.LogCaptureFixture) -> None:
         "recv with tag 5 from peer 2 (vm:2) has waited 40 s for peer 2 (vm:2), which has not called send, "
         "or not sent all of it; look at `pccl status h:1`, and at what the program does there"
     ]
+    assert look(140.5, 10.5, single)[0].startswith("the op with tag 4 has waited 10 s for ")
+    assert look(140.7, 0.0, single) == ["nobody waits any more for the op with tag 4, after 10.7 s"]
     assert look(141.0, 0.0) == ["recv with tag 5 from peer 2 (vm:2) has ended after 41.0 s"]
