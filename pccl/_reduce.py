@@ -15,7 +15,7 @@ from pccl._operands import empty_like, require_alike, require_writable, resolve
 from pccl.devices.staging import Staging, divided
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.peer import OpResult
-from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
+from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Source
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.types import (
     DataType,
@@ -189,17 +189,27 @@ def delivered(op: PendingOp, func_name: str) -> OpResult:
         )
         op.leave_run(text)
         raise PCCLError(Result.INTERNAL_ERROR, func_name, f"{text}; this peer has left the run")
-    try:
-        if op.source is not None:
+    if op.source is not None:
+        try:
             op.source.deliver()
-        elif op.copy is not None:
-            op.copy.deliver()
-    except Exception as error:  # whatever the device's library raises
-        what = f"{type(error).__name__}: {error}"
-        text = f"all peers have the result, but it could not be copied to the device here: {what}"
-        op.leave_run(text)
-        raise PCCLError(Result.INTERNAL_ERROR, func_name, f"{text}; this peer has left the run") from error
+        except Exception as error:
+            _deliver_again(op, op.source, error, func_name)
+            raise
+    elif op.copy is not None:
+        op.copy.deliver()
     return result
+
+
+def _deliver_again(op: PendingOp, source: Source, first: Exception, func_name: str) -> None:
+    """Find out whether the device has failed, or a signal handler has raised meanwhile: it can be done again then."""
+    try:
+        source.deliver()
+    except Exception:  # whatever the device's library raises
+        text = (
+            f"all peers have the result, but it could not be copied to the device here: {type(first).__name__}: {first}"
+        )
+        op.leave_run(text)
+        raise PCCLError(Result.INTERNAL_ERROR, func_name, f"{text}; this peer has left the run") from first
 
 
 def info_of(op: PendingOp, func_name: str) -> ReduceInfo:

@@ -26,7 +26,7 @@ from pccl import (
 )
 from pccl.runtime.data_plane.pieces import piece_elements
 from tests.support.cluster import Background, Cluster, outcomes, refusal, results, until, waits_at_master
-from tests.support.fake_device import FakeDevice
+from tests.support.fake_device import FakeArray, FakeDevice
 
 WORLD = 3
 ROUNDS = 300
@@ -311,6 +311,41 @@ def test_a_peer_that_cannot_take_a_result_leaves(cluster: Cluster, devices: list
     left = refusal(partial(cluster[0].all_reduce, np.ones(3, np.float32), op=SUM))
     assert left.result is Result.INTERNAL_ERROR
     assert "could not be copied to the device" in str(left)
+
+
+@pytest.mark.parametrize("is_on_device", [False, True])
+@pytest.mark.parametrize("kind", [TimeoutError, KeyboardInterrupt])
+def test_who_raises_while_a_result_is_put_in_place_gets_it_with_the_next_wait(
+    cluster: Cluster,
+    devices: list[FakeDevice],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type[BaseException],
+    is_on_device: bool,
+) -> None:
+    """A signal handler may raise what it likes, anywhere: nothing is wrong with the array, and the peer stays."""
+    cluster.join(2)
+    ones = np.ones(64, np.float32)
+    held = devices[0].array(ones) if is_on_device else ones.copy()
+    handle = cluster[0].all_reduce_async(held, op=SUM)
+    assert refusal(partial(handle.wait, 0.1)).result is Result.TIMEOUT
+    cluster[1].all_reduce(ones.copy(), op=SUM)
+    until(handle.done, "it is over")
+    put_in_place = handle._op.source if is_on_device else handle._op.copy
+    assert put_in_place is not None
+    deliver, calls = put_in_place.deliver, []
+
+    def raises_at_first() -> None:
+        calls.append(None)
+        if len(calls) == 1:
+            raise kind("of a signal handler")
+        deliver()
+
+    monkeypatch.setattr(put_in_place, "deliver", raises_at_first)
+    with pytest.raises(kind, match="of a signal handler"):
+        handle.wait()
+    assert handle.wait()[1] is Result.SUCCESS
+    np.testing.assert_array_equal(held.settled() if isinstance(held, FakeArray) else held, 2 * ones)
+    assert cluster[0].world_size == 2
 
 
 def test_a_wait_that_is_over_at_once_copies_nothing(cluster: Cluster) -> None:
