@@ -285,6 +285,30 @@ def test_a_way_whose_bandwidth_collapses_is_slow_though_its_queue_loses_most(que
     assert [(each.kind, each.peer, each.to) for each in diagnosis.findings(107.5)] == [(kind, 1, 2)]
 
 
+@pytest.mark.parametrize(("resent", "named"), [(12, [(Kind.LOSSY, 1, 2)]), (1, [])])
+def test_a_way_that_stands_still_after_each_loss_is_lossy(resent: int, named: list[tuple[str, int, int]]) -> None:
+    """Where a packet is lost again and again TCP waits ever longer, and nothing moves for a second."""
+    diagnosis = Diagnosis()
+    scene = Scene([GroupScene(0, [1, 2], EPOCH, True)], {}, frozenset())
+    for at in range(1, 19):
+        moved = (at + 2) // 3
+        for peer in (1, 2):
+            is_still = at % 3 != 1
+            link = LinkReport(
+                3 - peer,
+                200_000 * moved,
+                busy_ms=450 * at,
+                delivered=60 * moved,
+                resent=resent * moved if peer == 1 else 0,
+                stuck_ms=500 * (at % 3) if is_still and peer == 1 else 0,
+                round_trip_us=5_000,
+            )
+            report = Report([(EPOCH, moved, 0)], 0, 0, links=[link], in_ops_ms=480 * at, at_ms=500 * at)
+            diagnosis.reported(peer, 0, report, 100 + at / 2)
+        diagnosis.judge(scene, 100 + at / 2)
+    assert [(each.kind, each.peer, each.to) for each in diagnosis.findings(108.5)] == named
+
+
 def test_of_two_ways_with_tiny_ops_none_is_slow_for_late_acknowledgements() -> None:
     """Whoever answers after a little compute acknowledges with the answer, and nothing queues."""
     diagnosis = Diagnosis()

@@ -175,23 +175,24 @@ def _arrives(evidence: GroupEvidence, sender: int, receiver: int) -> bool | None
 
 
 def lossy_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) -> list[Suspect]:
-    """Return the ways that lose packets, and not because a queue is full."""
-    rounds = list(evidence.link_rounds)[-WAY_ROUNDS:]
+    """Return the ways that lose packets, and not because a queue is full. Where a packet is lost again and again,
+    nothing moves for a while: such rounds tell nothing, nor do those in which a path was dead."""
+    rounds = list(evidence.link_rounds)
     if len(rounds) < WAY_ROUNDS:
         return []
     lossy: dict[Direction, LinkRound] = {}
-    for way in rounds[-1]:
-        course = [each[way] for each in rounds if way in each]
-        if len(course) < WAY_ROUNDS:
+    for way, last in rounds[-1].items():
+        course = [each[way] for each in rounds if way in each and each[way].delivered][-WAY_ROUNDS:]
+        if not course:
             continue
         whole = total(course)
         sent = whole.delivered + whole.resent
         is_named = any(named(Kind.LOSSY, *key) for key in (way, (way[0], None), (way[1], None)))
         limit = LOSS_SHARE_STILL if is_named else LOSS_SHARE
-        if whole.resent < RESENT_MIN or not whole.delivered or whole.resent < limit * sent:
+        if whole.resent < RESENT_MIN or whole.resent < limit * sent:
             continue
         # What stands still may be a path that is dead: that is for trials of it to tell.
-        is_spread = sum(each.resent > 0 for each in course) >= WAY_ROUNDS - 1 and course[-1].stuck_ms < STANDS_MS
+        is_spread = sum(each.resent > 0 for each in course) >= WAY_ROUNDS - 1 and last.stuck_ms < STANDS_MS
         # A queue may lose more than half of what comes, when the bandwidth behind it collapses.
         if is_spread and not _queues(whole):
             lossy[way] = whole
