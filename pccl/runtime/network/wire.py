@@ -37,6 +37,10 @@ from pccl.runtime.network.tls import NO_TLS_AT_MASTER, TlsEnd, TlsError, answers
 RECEIVE_BYTES = 64 * 1024
 STUCK_TIMEOUTS = 2.0
 """Time for which the system may go without an acknowledgement of what was sent, in peer timeouts."""
+KEEPALIVE_PROBES = 2
+"""Number of probes without an answer after which the other side is gone."""
+KEEPALIVE_S_MAX = 32767
+"""The most that Linux takes."""
 BACKLOG_BYTES_MAX = 64 * 2**20
 
 M = TypeVar("M")
@@ -92,11 +96,21 @@ class ControlConnection(Generic[M]):
     def bound_silence(self, timeout_s: float) -> None:
         """Have the system break the connection when nothing that was sent gets through for a multiple of `timeout_s`: a
         network may carry heartbeats, but not this connection. The multiple leaves room for a retransmission timer that
-        a short outage has doubled a few times. Where the system has no such option, nothing happens."""
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            milliseconds = round(STUCK_TIMEOUTS * timeout_s * 1000)
-            with suppress(OSError):
-                self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+        a short outage has doubled a few times. Where nothing is sent, the system looks every `timeout_s` whether the
+        other side is there (keepalive): its machine may be gone without a word. What the system has no option for does
+        not happen."""
+        seconds = min(max(1, round(timeout_s)), KEEPALIVE_S_MAX)
+        options = {
+            "TCP_USER_TIMEOUT": round(STUCK_TIMEOUTS * timeout_s * 1000),
+            "TCP_KEEPIDLE": seconds,
+            "TCP_KEEPALIVE": seconds,  # as macOS calls it
+            "TCP_KEEPINTVL": seconds,
+            "TCP_KEEPCNT": KEEPALIVE_PROBES,
+        }
+        for name, value in options.items():
+            if hasattr(socket, name):
+                with suppress(OSError):
+                    self._sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def send(self, messages: list[Message]) -> None:
         """Send messages. Never waits and never raises: `receive` finds a broken connection."""

@@ -130,7 +130,10 @@ class Control:
         driver, facts = self._driver, self._driver.facts
         session = ControlSession(secrets.token_bytes(KEY_BYTES))
         with driver.taking_over as machine:
-            opening = self._resume(machine, session.key) or self._hello(session.key)
+            resume = self._resume(machine, session.key)
+        if resume is not None:  # it may wait there for long, and nothing is said meanwhile
+            self._master.connection.bound_silence(facts.peer_timeout_s)
+        opening = resume or self._hello(session.key)
         patience_s = WELCOME_TIMEOUT_S
         messages: list[m.SaidByMaster] | None = None
         while not facts.is_over and not self._attending.cancel_called:

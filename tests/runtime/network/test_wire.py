@@ -254,6 +254,12 @@ def test_what_is_never_acknowledged_breaks_a_connection_in_the_end() -> None:
     connection: ControlConnection[m.FromPeer] = ControlConnection(a, m.FromPeer, OPENING_BYTES_MAX)
     connection.bound_silence(5.0)
     assert a.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10_000
+    assert a.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert a.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 5
+    connection.bound_silence(0.1)
+    assert a.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 1
+    connection.bound_silence(86_400.0)
+    assert a.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 32_767
     a.close()
     b.close()
 
