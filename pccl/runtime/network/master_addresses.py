@@ -23,8 +23,10 @@ FIRST_SHARE = 0.6
 """Time to wait at the first of several masters that gathers peers, in peer timeouts."""
 OTHER_SHARE = 0.1
 """Time to wait at each other one, in peer timeouts."""
-WAIT_S_MIN = 0.5
-"""Least time to wait at any of them, which may be far away."""
+OTHER_S_MIN = 0.5
+"""Least time to wait there, since it may be far away, unless OTHERS_SHARE is less."""
+OTHERS_SHARE = 0.3
+"""Time to wait at all others together, at most, in peer timeouts."""
 LEAD_TIMEOUTS = 3.5
 """Time to wait at a master that has a majority, in peer timeouts: longer than it takes to lead, at most
 (`gathering.GATHER_TIMEOUTS`). Who leaves in the moment in which it begins to lead would be taken for lost."""
@@ -72,9 +74,11 @@ class MasterAddresses:
         if is_majority_there:
             return LEAD_TIMEOUTS * peer_timeout_s
         current_round = (self._asked - 1) // len(self.addresses)
-        share = OTHER_SHARE if current_round == self._waited_in_round else FIRST_SHARE
-        self._waited_in_round = current_round
-        return max(WAIT_S_MIN, share * peer_timeout_s)
+        if current_round != self._waited_in_round:
+            self._waited_in_round = current_round
+            return FIRST_SHARE * peer_timeout_s
+        at_most_s = OTHERS_SHARE * peer_timeout_s / (len(self.addresses) - 1)
+        return min(max(OTHER_S_MIN, OTHER_SHARE * peer_timeout_s), at_most_s)
 
     @property
     def are_all_asked_again(self) -> bool:

@@ -55,6 +55,18 @@ def test_one_stays_at_the_first_that_gathers_and_looks_at_the_others() -> None:
     assert MasterAddresses([("a", 1)]).patience_s(5.0, is_majority_there=False) == float("inf")
 
 
+@pytest.mark.parametrize("count", [2, 3, 4, 8])
+@pytest.mark.parametrize("timeout_s", [0.1, 1.0, 2.0, 5.0, 60.0])
+def test_a_round_takes_no_longer_than_a_majority_waits_for_the_rest(timeout_s: float, count: int) -> None:
+    masters = MasterAddresses([("a", port) for port in range(count)])
+    waits = []
+    for _ in range(count):
+        masters.next(0.5)
+        waits.append(masters.patience_s(timeout_s, is_majority_there=False))
+    assert sum(waits) < timeout_s
+    assert waits[0] > timeout_s / 2
+
+
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_refusal_counts_once_all_others_were_asked_or_are_none(count: int) -> None:
     masters = MasterAddresses([("a", port) for port in range(count)])
