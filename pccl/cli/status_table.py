@@ -139,7 +139,7 @@ def waits(member: MemberStatus, names: Mapping[int, str]) -> Iterable[str]:
         missing = f" for {named(member.waiting.missing)}" if member.waiting.missing else ""
         yield f"{member.waiting.call}{missing}, {span(member.waiting.for_s)}"
     for op in member.stalled_ops:
-        yield f"{op.call} with tag {op.tag} for {named(op.missing)}"
+        yield f"{op.call} with tag {op.tag}{f' for {named(op.missing)}' if op.missing else ''}"
     if member.answer_due_s is not None:
         yield f"the master waits for its answer, {span(member.answer_due_s)}"
     if not member.is_heard:

@@ -94,10 +94,10 @@ class Ledger:
         return frozenset(self._done.get(op, ()))
 
     def missing(self, op: OpRef, peer: int) -> tuple[str, Iterator[int]]:
-        """Return as what a peer has called the op that it waits in, and who is not done with it."""
+        """Return as what a peer has called the op that it waits in, and which others are not done with it."""
         holders, ranks = self.holders(op), ranks_of(op.tag)
         if ranks is None:
-            return "op", (each for each in self._order if each not in holders)
+            return "op", (each for each in self._order if each not in holders and each != peer)
         needed = participants(op.tag, self._order)
         rank = self._order.index(peer) if peer in needed else -1
         return call_of(op.tag, rank), (each for each in self._order if each in needed - holders - {peer})

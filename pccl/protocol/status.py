@@ -29,7 +29,7 @@ class StalledOp(_Facts, frozen=True):
     tag: int
     sequence: int
     missing: list[int]
-    """The first of the peers that are not done with it; of a send the receiver, of a recv the sender."""
+    """The first of the other peers that are not done with it; of a send the receiver, of a recv the sender."""
     call: str = "op"
     """"send", "recv", or "op" where all of the group take part."""
 

@@ -82,7 +82,9 @@ class LongWaits:
             if awaited is not None:
                 waits = {peer: _of_one(wait, peer in awaited, bool(awaited)) for peer, wait in waits.items()}
             found = whom(waits, self._name_of)
-            return f"{peers_named(others, self._name_of)}, or one of them" if found == NOTHING and others else found
+            if found == NOTHING and others:
+                return peers_named(others, self._name_of) + (", or one of them" if len(others) > 1 else "")
+            return found
         return whom_of_two(OpWait(0, tag, 0.0, pair, False), waits, self._name_of)
 
     def _warn(self, wait: LongWait, now: float, text: str) -> None:
