@@ -309,6 +309,29 @@ def test_a_way_that_stands_still_after_each_loss_is_lossy(resent: int, named: li
     assert [(each.kind, each.peer, each.to) for each in diagnosis.findings(108.5)] == named
 
 
+def test_a_lossy_way_is_not_called_slow_for_a_round_trip_that_took_a_retransmission() -> None:
+    """Now and then one is measured that has waited for a packet to be sent again; a full queue is always there."""
+    diagnosis = Diagnosis()
+    scene = Scene([GroupScene(0, [1, 2, 3], EPOCH, True)], {}, frozenset())
+    for at in range(1, 20):
+        for peer, other in ((1, 2), (2, 3), (3, 1)):
+            is_sick = peer == 1 and at > 8
+            link = LinkReport(
+                other,
+                200_000 * at,
+                busy_ms=60 * at + (390 * (at - 8) if is_sick else 0),
+                delivered=135 * at,
+                resent=30 * (at - 8) if is_sick else 0,
+                lying_byte_s=1000 * at + (10_000 * (at - 8) if is_sick else 0),
+                round_trip_us=40_000 if is_sick and at % 4 == 1 else 2_000,
+            )
+            report = Report([(EPOCH, at, 0)], 0, 0, links=[link], in_ops_ms=480 * at, at_ms=500 * at)
+            diagnosis.reported(peer, 0, report, 100 + at / 2)
+        diagnosis.judge(scene, 100 + at / 2)
+        assert {each.kind for each in diagnosis.findings(100 + at / 2)} <= {Kind.LOSSY}
+    assert [(each.kind, each.peer, each.to) for each in diagnosis.findings(109.5)] == [(Kind.LOSSY, 1, 2)]
+
+
 def test_of_two_ways_with_tiny_ops_none_is_slow_for_late_acknowledgements() -> None:
     """Whoever answers after a little compute acknowledges with the answer, and nothing queues."""
     diagnosis = Diagnosis()

@@ -193,8 +193,7 @@ def lossy_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) ->
             continue
         # What stands still may be a path that is dead: that is for trials of it to tell.
         is_spread = sum(each.resent > 0 for each in course) >= WAY_ROUNDS - 1 and last.stuck_ms < STANDS_MS
-        # A queue may lose more than half of what comes, when the bandwidth behind it collapses.
-        if is_spread and not _queues(whole):
+        if is_spread and not _loses_by_its_queue(course):
             lossy[way] = whole
 
     def say(way: Direction) -> str:
@@ -230,7 +229,7 @@ def slow_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) -> 
         return []
     if len(found) > 1 and not all(map(_queues, found.values())):
         return []
-    if any(map(_loses, found.values())):
+    if any(_loses(course[way]) for way in found):
         return []
     rest = [way for way in busy if way not in hot and (way[1], way[0]) not in hot]
     others = {way: [busy[other] for other in rest if evidence.is_comparable(way, other)] for way in found}
@@ -291,10 +290,17 @@ def _outweighs(way: Direction, whole: Mapping[Direction, LinkRound], evidence: G
     return is_busier or (is_queue and own.lying_byte_s > WAY_FACTOR * reverse.lying_byte_s)
 
 
-def _loses(round_: LinkRound) -> bool:
+def _loses(course: Collection[LinkRound]) -> bool:
     """Whether a way loses packets, and not because a queue is full: it may be lossy, and slow for that."""
-    lost = round_.resent >= max(LOST_MIN, LOSS_SHARE_STILL * (round_.delivered + round_.resent))
-    return lost and not _queues(round_)
+    resent, delivered = sum(each.resent for each in course), sum(each.delivered for each in course)
+    return resent >= max(LOST_MIN, LOSS_SHARE_STILL * (delivered + resent)) and not _loses_by_its_queue(course)
+
+
+def _loses_by_its_queue(course: Collection[LinkRound]) -> bool:
+    """Whether packets are lost because a queue is full. It is there in each round in which that happens, while on a way
+    that loses packets anyhow a round trip is long now and then, which has waited for a packet to be sent again. A queue
+    may lose more than half of what comes, when the bandwidth behind it collapses."""
+    return 2 * sum(each.resent for each in course if _queues(each)) >= sum(each.resent for each in course)
 
 
 def _queues(round_: LinkRound) -> bool:
