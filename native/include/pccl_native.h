@@ -482,6 +482,14 @@ int pccl_fast_path_wait(pccl_fast_path *path, pccl_fast_path_call *call, pccl_fa
 /* The caller is done with the call: nobody waits for it, or will. */
 void pccl_fast_path_forget(pccl_fast_path *path, pccl_fast_path_call *call);
 
+/* What is known of the engine behind a fast path, for those who do not own it: it may be destroyed meanwhile. */
+
+/* As pccl_engine_get_stats. Zero, and nothing in `stats`, if the engine is no more. */
+int pccl_fast_path_get_stats(pccl_fast_path *path, pccl_engine_stats *stats);
+
+/* As pccl_engine_read_records; none if the engine is no more. */
+int pccl_fast_path_read_records(pccl_fast_path *path, int64_t since_ns, pccl_op_record *records, int records_max);
+
 /* Returns in nanoseconds what the engine counts as in_ops_us, or, of slices, as in_slices_us, by now; 0 if it is no
  * more. */
 uint64_t pccl_fast_path_in_ops_ns(pccl_fast_path *path, int of_slices);

@@ -351,11 +351,6 @@ static int engine_submit_fast(void *engine, const pccl_op_request *request, pccl
     return engine_submit(engine, request, call);
 }
 
-static uint64_t engine_in_ops(void *engine, int of_slices)
-{
-    return pccl_core_in_ops_ns(((pccl_engine *)engine)->core, of_slices);
-}
-
 static void engine_free(pccl_engine *engine)
 {
     if (engine->core != NULL)
@@ -423,7 +418,7 @@ pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error,
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
     if (pccl_event_queue_promise(engine->events, 1) != 0) /* ENGINE_FAILED */
         return engine_create_failed(engine, "engine", ENOMEM, error, error_bytes);
-    const pccl_fast_path_engine calls = {engine_submit_fast, engine_take, engine_drive, engine_in_ops};
+    const pccl_fast_path_engine calls = {engine_submit_fast, engine_take, engine_drive};
     engine->fast_path = pccl_fast_path_create(engine, &calls, engine->events);
     if (engine->fast_path == NULL)
         return engine_create_failed(engine, "fast path", errno, error, error_bytes);
@@ -471,6 +466,36 @@ void pccl_engine_get_stats(pccl_engine *engine, pccl_engine_stats *stats)
     stats->pool_bytes = usage.idle_bytes;
     stats->scratch_bytes = usage.used_bytes;
     stats->scratch_bytes_max = usage.used_bytes_max;
+}
+
+int pccl_fast_path_get_stats(pccl_fast_path *path, pccl_engine_stats *stats)
+{
+    pccl_engine *engine = pccl_fast_path_hold_engine(path);
+    if (engine == NULL)
+        return 0;
+    pccl_engine_get_stats(engine, stats);
+    pccl_fast_path_release_engine(path);
+    return 1;
+}
+
+uint64_t pccl_fast_path_in_ops_ns(pccl_fast_path *path, int of_slices)
+{
+    pccl_engine *engine = pccl_fast_path_hold_engine(path);
+    if (engine == NULL)
+        return 0;
+    uint64_t ns = pccl_core_in_ops_ns(engine->core, of_slices);
+    pccl_fast_path_release_engine(path);
+    return ns;
+}
+
+int pccl_fast_path_read_records(pccl_fast_path *path, int64_t since_ns, pccl_op_record *records, int records_max)
+{
+    pccl_engine *engine = pccl_fast_path_hold_engine(path);
+    if (engine == NULL)
+        return 0;
+    int count = pccl_engine_read_records(engine, since_ns, records, records_max);
+    pccl_fast_path_release_engine(path);
+    return count;
 }
 
 int pccl_engine_read_records(pccl_engine *engine, int64_t since_ns, pccl_op_record *records, int records_max)

@@ -11,6 +11,8 @@ enum { NS_PER_MS = 1000000, SMALL_BYTES = 64 << 10, HEARD_MS_MAX = 1 };
 
 struct pccl_fast_path {
     pthread_mutex_t mutex;
+    pthread_mutex_t looking;
+    void *looked_at; /* the engine, while it can be looked at; with `looking` */
     unsigned references; /* atomic */
     uint64_t number; /* of this opening; 0: closed */
     uint64_t last_number;
@@ -31,13 +33,15 @@ pccl_fast_path *pccl_fast_path_create(void *engine, const pccl_fast_path_engine 
     if (path == NULL)
         return NULL;
     int rc = pthread_mutex_init(&path->mutex, NULL);
+    if (rc == 0 && (rc = pthread_mutex_init(&path->looking, NULL)) != 0)
+        pthread_mutex_destroy(&path->mutex);
     if (rc != 0) {
         free(path);
         errno = rc;
         return NULL;
     }
     path->references = 1;
-    path->engine = engine;
+    path->engine = path->looked_at = engine;
     path->call = *calls;
     path->events = events;
     pccl_list_init(&path->calls);
@@ -51,6 +55,7 @@ void pccl_fast_path_release(pccl_fast_path *path)
     if (path == NULL || __atomic_sub_fetch(&path->references, 1, __ATOMIC_ACQ_REL) > 0)
         return;
     PCCL_ASSERT(pccl_list_is_empty(&path->calls));
+    pthread_mutex_destroy(&path->looking);
     pthread_mutex_destroy(&path->mutex);
     free(path);
 }
@@ -165,15 +170,21 @@ void pccl_fast_path_shut(pccl_fast_path *path)
     fast_path_close(path);
     path->engine = NULL;
     pthread_mutex_unlock(&path->mutex);
+    pthread_mutex_lock(&path->looking);
+    path->looked_at = NULL;
+    pthread_mutex_unlock(&path->looking);
 }
 
-uint64_t pccl_fast_path_in_ops_ns(pccl_fast_path *path, int of_slices)
+void *pccl_fast_path_hold_engine(pccl_fast_path *path)
 {
-    pthread_mutex_lock(&path->mutex);
-    uint64_t ns = path->engine != NULL ? path->call.in_ops(path->engine, of_slices) : 0;
-    pthread_mutex_unlock(&path->mutex);
-    return ns;
+    pthread_mutex_lock(&path->looking);
+    void *engine = path->looked_at;
+    if (engine == NULL)
+        pthread_mutex_unlock(&path->looking);
+    return engine;
 }
+
+void pccl_fast_path_release_engine(pccl_fast_path *path) { pthread_mutex_unlock(&path->looking); }
 
 /* With the mutex, which it leaves and takes again. */
 static void call_drive(pccl_fast_path *path, const pccl_fast_path_call *call, int64_t end_ns)

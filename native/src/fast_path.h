@@ -34,7 +34,8 @@
  *
  * A fast path lives as long as anybody refers to it; when its engine is destroyed it is closed for ever. The mutex is
  * held for moments only, by callers, owner and engine thread. It protects everything in this file, and the `call` of
- * each op that came on the fast path. */
+ * each op that came on the fast path. Whoever only wants to know something of the engine holds another one, `looking`,
+ * so that ops do not wait for that. */
 #ifndef PCCL_FAST_PATH_H
 #define PCCL_FAST_PATH_H
 
@@ -75,15 +76,11 @@ typedef int pccl_fast_path_take(void *engine);
  * caller drives it, which therefore outlives that. */
 typedef void pccl_fast_path_drive(void *engine, const pccl_fast_path_call *call, int64_t end_ns);
 
-/* See pccl_fast_path_in_ops_ns. */
-typedef uint64_t pccl_fast_path_in_ops(void *engine, int of_slices);
-
 /* What a fast path needs of its engine. */
 typedef struct {
     pccl_fast_path_submit *submit;
     pccl_fast_path_take *take;
     pccl_fast_path_drive *drive;
-    pccl_fast_path_in_ops *in_ops;
 } pccl_fast_path_engine;
 
 /* Returns a closed fast path with one reference, or NULL with errno set. */
@@ -92,6 +89,11 @@ void pccl_fast_path_retain(pccl_fast_path *path);
 
 /* Closes the fast path for ever: its engine is about to go. */
 void pccl_fast_path_shut(pccl_fast_path *path);
+
+/* Keeps the engine alive until pccl_fast_path_release_engine, for a moment. NULL if it is no more: there is nothing to
+ * release. */
+void *pccl_fast_path_hold_engine(pccl_fast_path *path);
+void pccl_fast_path_release_engine(pccl_fast_path *path);
 
 /* Nonzero if the op was completed or handed over. Any thread. */
 int pccl_fast_path_call_is_over(const pccl_fast_path_call *call);

@@ -368,11 +368,43 @@ static void time_in_ops_is_told(void)
     CHECK(pccl_fast_path_in_ops_ns(path, 1) == 0);
     pccl_engine_get_stats(g.w.nodes[0].engine, &stats);
     CHECK(stats.in_ops_us == after / 1000);
+    pccl_op_record record;
+    CHECK(pccl_fast_path_get_stats(path, &stats) && stats.in_ops_us == after / 1000);
+    CHECK(pccl_fast_path_read_records(path, 0, &record, 1) == 1);
     trial_close(&t);
     world_close(&g.w);
     CHECK(pccl_fast_path_in_ops_ns(path, 0) == 0);
+    CHECK(!pccl_fast_path_get_stats(path, &stats));
+    CHECK(pccl_fast_path_read_records(path, 0, &record, 1) == 0);
     for (uint32_t rank = 0; rank < 2; rank++)
         pccl_fast_path_release(g.paths[rank]);
+}
+
+/* Any thread may look at an engine while another one destroys it. */
+static void *look(void *argument)
+{
+    pccl_fast_path *path = argument;
+    pccl_op_record record;
+    pccl_engine_stats stats;
+    do
+        (void)pccl_fast_path_read_records(path, 0, &record, 1);
+    while (pccl_fast_path_get_stats(path, &stats));
+    return NULL;
+}
+
+static void engines_may_go_while_they_are_looked_at(void)
+{
+    for (int run = 0; run < 10 * THOROUGHNESS; run++) {
+        fast_world g;
+        pthread_t thread;
+        fast_world_open(&g, 2);
+        if (pthread_create(&thread, NULL, look, g.paths[0]) != 0)
+            stop_test("thread");
+        world_close(&g.w);
+        pthread_join(thread, NULL);
+        for (uint32_t rank = 0; rank < 2; rank++)
+            pccl_fast_path_release(g.paths[rank]);
+    }
 }
 
 /* A caller that drives the engine does all that is asked of it meanwhile. Whether it drives is chance. */
@@ -588,6 +620,7 @@ int main(void)
     RUN(callers_serve_the_owner);
     RUN(callers_take_turns);
     RUN(time_in_ops_is_told);
+    RUN(engines_may_go_while_they_are_looked_at);
     RUN(callers_are_completed);
     RUN(callers_and_owners_share_ops);
     RUN(a_long_op_is_handed_over);

@@ -6,7 +6,6 @@ be called from any thread unless they say otherwise. None waits for the network,
 
 from __future__ import annotations
 
-import threading
 from enum import IntEnum
 from typing import Any
 
@@ -21,6 +20,7 @@ from pccl.runtime.extension import text as _text
 from pccl.runtime.network.encrypted import link_keys
 
 EVENTS_MAX = 256
+_STATS_FIELDS = ffi.typeof("pccl_engine_stats").fields
 RECORDS = int(number_of("PCCL_FLIGHT_RECORDS", 4096, 2**20))
 """Number of ops that the flight recorder of a communicator remembers; 0: none."""
 
@@ -52,8 +52,11 @@ class Engine:
             raise OSError(f"the engine cannot start: {_text(error)}")
         self._group = group
         self._events = ffi.new("pccl_event[]", EVENTS_MAX)
-        self._stats = ffi.new("pccl_engine_stats *")
-        self._closing = threading.Lock()
+        self._view = self._new_path()
+        """What may be asked though the engine is closed meanwhile. No lock of Python's would do: a signal handler that
+        closes the communicator may interrupt whoever holds it."""
+        self._last_stats = self.stats()
+        """The counters at the end."""
 
     @property
     def event_fd(self) -> int:
@@ -64,9 +67,8 @@ class Engine:
     def close(self) -> None:
         """Stop the thread; open ops are aborted and their buffers restored. Of the other methods only `stats` may be
         called meanwhile and later."""
-        self.stats()
-        with self._closing:
-            handle, self._handle = self._handle, ffi.NULL
+        self._last_stats = self.stats()
+        handle, self._handle = self._handle, ffi.NULL
         if handle != ffi.NULL:
             lib.pccl_engine_destroy(handle)
 
@@ -79,10 +81,14 @@ class Engine:
         if self._handle != ffi.NULL:
             lib.pccl_engine_forget_after_fork(self._handle)
             self._handle = ffi.NULL
+            self._view = None
 
     def new_fast_path(self) -> EngineFastPath:
         """Return the way of small ops into this engine."""
-        return EngineFastPath(ffi.gc(lib.pccl_engine_fast_path(self._handle), lib.pccl_fast_path_release))
+        return EngineFastPath(self._new_path())
+
+    def _new_path(self) -> Any:
+        return ffi.gc(lib.pccl_engine_fast_path(self._handle), lib.pccl_fast_path_release)
 
     def submit(self, request: OpRequest) -> None:
         """Start an op. ValueError for what the engine does not take, MemoryError."""
@@ -142,15 +148,15 @@ class Engine:
     def records(self, since_ns: int) -> list[op_records.Row]:
         """Return what the flight recorder holds of ops that have not ended, or have after `since_ns`; nothing once the
         engine is closed."""
-        with self._closing:
-            return op_records.read(self._handle, self._records, since_ns) if self._handle != ffi.NULL else []
+        view = self._view
+        return op_records.read(view, self._records, since_ns) if view is not None else []
 
     def stats(self) -> dict[str, int]:
         """Return the counters; after `close` those at the end."""
-        with self._closing:
-            if self._handle != ffi.NULL:
-                lib.pccl_engine_get_stats(self._handle, self._stats)
-            return {name: getattr(self._stats, name) for name, _ in ffi.typeof("pccl_engine_stats").fields}
+        view, stats = self._view, ffi.new("pccl_engine_stats *")
+        if view is None or not lib.pccl_fast_path_get_stats(view, stats):
+            return dict(self._last_stats)
+        return {name: getattr(stats, name) for name, _ in _STATS_FIELDS}
 
     def _check(self, status: int, call: str) -> None:
         if status == lib.PCCL_E_MEMORY:

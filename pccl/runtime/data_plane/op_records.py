@@ -61,10 +61,10 @@ class Row:
         raise AttributeError(name)
 
 
-def read(handle: Any, records: int, since_ns: int) -> list[Row]:
-    """Return the records of an engine: of ops that have not ended, or have after `since_ns`."""
+def read(path: Any, records: int, since_ns: int) -> list[Row]:
+    """Return the records of the engine behind a fast path: of ops that have not ended, or have after `since_ns`."""
     found = np.empty(records, COLUMNS)
-    count = lib.pccl_engine_read_records(handle, since_ns, ffi.from_buffer("pccl_op_record *", found), records)
+    count = lib.pccl_fast_path_read_records(path, since_ns, ffi.from_buffer("pccl_op_record *", found), records)
     return [Row(values) for values in found[:count].tolist()]
 
 
