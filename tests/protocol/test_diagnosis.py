@@ -309,6 +309,47 @@ def test_a_way_that_stands_still_after_each_loss_is_lossy(resent: int, named: li
     assert [(each.kind, each.peer, each.to) for each in diagnosis.findings(108.5)] == named
 
 
+@pytest.mark.parametrize(
+    ("counts", "trial", "named"),
+    [
+        # One packet of a lossy way is lost again and again.
+        ([(334, 90), (3, 3), (0, 1), (0, 1)], PathTrial.CARRIES, Kind.LOSSY),
+        ([(334, 90), (3, 3), (0, 1), (0, 1)], PathTrial.SMALL_ONLY, Kind.LOSSY),
+        # Large packets vanish, or all do, where none had been lost before.
+        ([(300, 5), (3, 3), (2, 1), (0, 1)], PathTrial.SMALL_ONLY, Kind.MTU),
+        ([(300, 5), (0, 3), (0, 1), (0, 1)], PathTrial.NOTHING, Kind.BLOCKED),
+        # An outage that is over.
+        ([(300, 20), (0, 3), (0, 1), (0, 1)], PathTrial.CARRIES, ""),
+    ],
+)
+def test_what_stands_still_after_losses_is_a_lossy_way(
+    counts: list[tuple[int, int]], trial: PathTrial, named: str
+) -> None:
+    diagnosis = Diagnosis()
+    scene = Scene([GroupScene(0, [1, 2], EPOCH, True)], {}, frozenset())
+    delivered = resent = 0
+    for at in range(1, 9):
+        more, again = counts[at - 5] if at > 4 else (300, 0)
+        delivered, resent = delivered + more, resent + again
+        stuck_ms = max(0, 500 * (at - 5))
+        for peer in (1, 2):
+            link = LinkReport(
+                3 - peer,
+                480_000 * min(at, 5),
+                busy_ms=450 * at,
+                delivered=delivered if peer == 1 else 300 * at,
+                resent=resent if peer == 1 else 0,
+                stuck_ms=stuck_ms if peer == 1 else 0,
+                round_trip_us=10_000,
+                trial=trial if peer == 1 and stuck_ms > 1100 else PathTrial.NONE,
+            )
+            report = Report([(EPOCH, min(at, 5), 0)], 0, 0, links=[link], in_ops_ms=480 * at, at_ms=500 * at)
+            diagnosis.reported(peer, 0, report, 100 + at / 2)
+        diagnosis.judge(scene, 100 + at / 2)
+    found = [(each.kind, each.peer, each.to) for each in diagnosis.findings(104.0)]
+    assert found == ([(named, 1, 2)] if named else [])
+
+
 def test_a_lossy_way_is_not_called_slow_for_a_round_trip_that_took_a_retransmission() -> None:
     """Now and then one is measured that has waited for a packet to be sent again; a full queue is always there."""
     diagnosis = Diagnosis()

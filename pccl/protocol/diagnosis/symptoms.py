@@ -65,6 +65,9 @@ LOSS_SHARE = 0.03
 LOSS_SHARE_STILL = 0.015
 RESENT_MIN = 8
 """Number of packets sent again below which there is no telling."""
+MANY_LOST, MANY_LOST_SHARE = 20, 0.06
+"""Number and share of packets sent again, of which some had arrived, that say more than a trial of a path in which no
+large packet did."""
 LOST_MIN = 4
 """The same for a way that would be called slow: rather nothing is said of it for a while."""
 QUEUE_FACTOR, QUEUE_MS = 2.0, 10.0
@@ -111,6 +114,26 @@ def silent(group: int, silent_s: Mapping[int, float], evidence: GroupEvidence, n
     return found
 
 
+def _is_alive(evidence: GroupEvidence, way: Direction, last: LinkRound) -> bool:
+    """Whether packets get across a way that stands still, and were lost on it before: one of them is lost again and
+    again."""
+    if last.stuck_ms < STUCK_S * 1e3:
+        return False
+    trial = _link_to(evidence, *way)
+    if trial == PathTrial.SMALL_ONLY:
+        return _has_lost(evidence, way, MANY_LOST, MANY_LOST_SHARE)
+    return trial == PathTrial.CARRIES and _has_lost(evidence, way, RESENT_MIN, LOSS_SHARE)
+
+
+def _has_lost(evidence: GroupEvidence, way: Direction, least: int, share: float) -> bool:
+    """Whether so many packets, and such a share of all, were lost on a way while others arrived, in two rounds at
+    least: an outage shows in one, as it begins."""
+    course = [each[way] for each in evidence.link_rounds if way in each and each[way].delivered][-WAY_ROUNDS:]
+    resent, delivered = sum(each.resent for each in course), sum(each.delivered for each in course)
+    is_spread = sum(each.resent > 0 for each in course) > 1
+    return is_spread and resent >= max(least, share * (delivered + resent))
+
+
 def _link_to(evidence: GroupEvidence, peer: int, other: int) -> int:
     """Return how a peer's trial of its path to another went."""
     sample = evidence.last(peer)
@@ -130,6 +153,8 @@ def dead_ways(group: int, evidence: GroupEvidence, unheard: Collection[int], now
             if link.stuck_ms < STUCK_S * 1e3 or other not in evidence.ring or other in unheard:
                 continue
             lies = f"nothing acknowledged for {link.stuck_ms / 1e3:.1f} s"
+            if link.trial == PathTrial.SMALL_ONLY and _has_lost(evidence, (peer, other), MANY_LOST, MANY_LOST_SHARE):
+                continue  # by chance the trial's were lost, too
             if link.trial == PathTrial.SMALL_ONLY:
                 text = (
                     f"large packets from {name(peer)} to {name(other)} vanish: {lies}, and a new connection carries "
@@ -191,8 +216,10 @@ def lossy_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) ->
         limit = LOSS_SHARE_STILL if is_named else LOSS_SHARE
         if whole.resent < RESENT_MIN or whole.resent < limit * sent:
             continue
-        # What stands still may be a path that is dead: that is for trials of it to tell.
-        is_spread = sum(each.resent > 0 for each in course) >= WAY_ROUNDS - 1 and last.stuck_ms < STANDS_MS
+        is_spread = sum(each.resent > 0 for each in course) >= WAY_ROUNDS - 1
+        if last.stuck_ms >= STANDS_MS:
+            # It may be a path that is dead: that is for trials of it to tell.
+            is_spread = _is_alive(evidence, way, last)
         if is_spread and not _loses_by_its_queue(course):
             lossy[way] = whole
 
