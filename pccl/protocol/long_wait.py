@@ -51,9 +51,9 @@ class LongWait:
         """Return the text for the end of a wait that was warned of."""
         return f"{self.what} has ended after {now - self.since:.1f} s"
 
-    def given_up(self, now: float) -> str:
-        """Return the text for the end of a wait for what has not ended."""
-        return f"nobody waits any more for {self.what}, after {now - self.since:.1f} s"
+    def over(self, now: float) -> str:
+        """Return the text for the end of a wait for what may not have ended: it may have been given up."""
+        return f"the wait for {self.what} is over, after {now - self.since:.1f} s"
 
 
 def where_to_look(masters: str) -> str:

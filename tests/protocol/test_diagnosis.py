@@ -293,20 +293,49 @@ def test_a_way_that_stands_still_after_each_loss_is_lossy(resent: int, named: li
     for at in range(1, 19):
         moved = (at + 2) // 3
         for peer in (1, 2):
-            is_still = at % 3 != 1
             link = LinkReport(
                 3 - peer,
                 200_000 * moved,
                 busy_ms=450 * at,
                 delivered=60 * moved,
                 resent=resent * moved if peer == 1 else 0,
-                stuck_ms=500 * (at % 3) if is_still and peer == 1 else 0,
+                stuck_ms=500 * ((at + 2) % 3) if peer == 1 else 0,
                 round_trip_us=5_000,
             )
             report = Report([(EPOCH, moved, 0)], 0, 0, links=[link], in_ops_ms=480 * at, at_ms=500 * at)
             diagnosis.reported(peer, 0, report, 100 + at / 2)
         diagnosis.judge(scene, 100 + at / 2)
     assert [(each.kind, each.peer, each.to) for each in diagnosis.findings(108.5)] == named
+
+
+@pytest.mark.parametrize(
+    ("counts", "round_trips_ms"),
+    [
+        ([(600, 25), (600, 25), (0, 0), (0, 0)], [5, 5, 5, 5]),
+        ([(600, 25)] * 4, [60, 6, 6, 6]),
+    ],
+)
+def test_losses_of_few_bursts_and_of_a_queue_that_is_seen_now_and_then_are_no_lossy_way(
+    counts: list[tuple[int, int]], round_trips_ms: list[int]
+) -> None:
+    diagnosis = Diagnosis()
+    scene = Scene([GroupScene(0, [1, 2], EPOCH, True)], {}, frozenset())
+    delivered = resent = 0
+    for at in range(1, 30):
+        delivered, resent = delivered + counts[at % 4][0], resent + counts[at % 4][1]
+        for peer in (1, 2):
+            link = LinkReport(
+                3 - peer,
+                1000 * delivered,
+                busy_ms=200 * at,
+                delivered=delivered,
+                resent=resent if peer == 1 else 0,
+                round_trip_us=1000 * (round_trips_ms[at % 4] if peer == 1 else 5),
+            )
+            report = Report([(EPOCH, at, 0)], 0, 0, links=[link], in_ops_ms=250 * at, at_ms=500 * at)
+            diagnosis.reported(peer, 0, report, 100 + at / 2)
+        diagnosis.judge(scene, 100 + at / 2)
+        assert diagnosis.findings(100 + at / 2) == []
 
 
 @pytest.mark.parametrize(

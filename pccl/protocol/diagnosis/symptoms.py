@@ -68,6 +68,8 @@ RESENT_MIN = 8
 MANY_LOST, MANY_LOST_SHARE = 20, 0.06
 """Number and share of packets sent again, of which some had arrived, that say more than a trial of a path in which no
 large packet did."""
+BURSTS_SHARE = 0.08
+"""Share of packets sent again up to which a queue may have lost them that is not always there."""
 LOST_MIN = 4
 """The same for a way that would be called slow: rather nothing is said of it for a while."""
 QUEUE_FACTOR, QUEUE_MS = 2.0, 10.0
@@ -125,10 +127,17 @@ def _is_alive(evidence: GroupEvidence, way: Direction, last: LinkRound) -> bool:
     return trial == PathTrial.CARRIES and _has_lost(evidence, way, RESENT_MIN, LOSS_SHARE)
 
 
+def _course(evidence: GroupEvidence, way: Direction) -> list[LinkRound]:
+    """Return the last rounds of a way. Where a packet is lost again and again, nothing moves for a while: such rounds
+    tell nothing, nor do those in which a path was dead."""
+    known = [each[way] for each in evidence.link_rounds if way in each]
+    return [each for each in known if each.delivered or not (each.resent or each.stuck_ms)][-WAY_ROUNDS:]
+
+
 def _has_lost(evidence: GroupEvidence, way: Direction, least: int, share: float) -> bool:
     """Whether so many packets, and such a share of all, were lost on a way while others arrived, in two rounds at
     least: an outage shows in one, as it begins."""
-    course = [each[way] for each in evidence.link_rounds if way in each and each[way].delivered][-WAY_ROUNDS:]
+    course = _course(evidence, way)
     resent, delivered = sum(each.resent for each in course), sum(each.delivered for each in course)
     is_spread = sum(each.resent > 0 for each in course) > 1
     return is_spread and resent >= max(least, share * (delivered + resent))
@@ -200,14 +209,13 @@ def _arrives(evidence: GroupEvidence, sender: int, receiver: int) -> bool | None
 
 
 def lossy_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) -> list[Suspect]:
-    """Return the ways that lose packets, and not because a queue is full. Where a packet is lost again and again,
-    nothing moves for a while: such rounds tell nothing, nor do those in which a path was dead."""
+    """Return the ways that lose packets, and not because a queue is full."""
     rounds = list(evidence.link_rounds)
     if len(rounds) < WAY_ROUNDS:
         return []
     lossy: dict[Direction, LinkRound] = {}
     for way, last in rounds[-1].items():
-        course = [each[way] for each in rounds if way in each and each[way].delivered][-WAY_ROUNDS:]
+        course = _course(evidence, way)
         if not course:
             continue
         whole = total(course)
@@ -326,8 +334,12 @@ def _loses(course: Collection[LinkRound]) -> bool:
 def _loses_by_its_queue(course: Collection[LinkRound]) -> bool:
     """Whether packets are lost because a queue is full. It is there in each round in which that happens, while on a way
     that loses packets anyhow a round trip is long now and then, which has waited for a packet to be sent again. A queue
-    may lose more than half of what comes, when the bandwidth behind it collapses."""
-    return 2 * sum(each.resent for each in course if _queues(each)) >= sum(each.resent for each in course)
+    may lose more than half of what comes, when the bandwidth behind it collapses. Where few packets are lost, a queue
+    may be full for moments only, between which it is measured."""
+    resent, delivered = sum(each.resent for each in course), sum(each.delivered for each in course)
+    if resent < BURSTS_SHARE * (delivered + resent):
+        return any(map(_queues, course))
+    return 2 * sum(each.resent for each in course if _queues(each)) >= resent
 
 
 def _queues(round_: LinkRound) -> bool:

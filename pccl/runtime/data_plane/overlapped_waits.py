@@ -13,6 +13,7 @@ for the sum takes the notes in.
     2  An op is waited for, for as long as somebody does, with pauses of up to PAUSE_S, until it is over. A caller that
        asks again and again, with a timeout each time, waits for all that time; but only what it really waits counts as
        time in ops.
+    3  With its op all waits end: a signal may have taken a caller away before it could note that it waits no more.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class _Op:
 
     since_ns: int
     """When it was waited for first."""
+    is_over: Callable[[], bool]
     callers: int = 0
     left_ns: int = 0
     """When the last caller gave up."""
-    is_over: bool = False
 
 
 class OverlappedWaits:
@@ -48,8 +49,9 @@ class OverlappedWaits:
     def __init__(self, in_ops_ns: Callable[[], int] = lambda: 0) -> None:
         """`in_ops_ns` returns the engine's time in ops by now. For any thread."""
         self._in_ops_ns = in_ops_ns
-        self._notes: deque[tuple[int, int, int, int]] = deque()
-        """What has happened (BEGUN, ...), to which op, when, and the engine's time in ops then."""
+        self._notes: deque[tuple[int, int, Callable[[], bool], int, int]] = deque()
+        """What has happened (BEGUN, ...), to which op, what tells whether that is over, when, and the engine's time in
+        ops then."""
         self._taking = threading.Lock()
         """Held by whoever takes notes in; nobody waits for it."""
         self._ops: dict[int, _Op] = {}
@@ -60,9 +62,9 @@ class OverlappedWaits:
         self._total_ns = 0
         """The time before that."""
 
-    def begin(self, op: int) -> None:
-        """Note that a caller waits for an op from now on."""
-        self._note(BEGUN, op)
+    def begin(self, op: int, is_over: Callable[[], bool]) -> None:
+        """Note that a caller waits for an op from now on. `is_over` tells whether the op is over."""
+        self._note(BEGUN, op, is_over)
 
     def end(self, op: int, is_over: bool) -> None:
         """Note that a caller waits no longer, because the op is over, or though it is not."""
@@ -74,8 +76,8 @@ class OverlappedWaits:
         """Note that an op is over. It need not have been waited for."""
         self._note(OVER, op)
 
-    def _note(self, what: int, op: int) -> None:
-        self._notes.append((what, op, time.monotonic_ns(), self._in_ops_ns()))
+    def _note(self, what: int, op: int, is_over: Callable[[], bool] = bool) -> None:
+        self._notes.append((what, op, is_over, time.monotonic_ns(), self._in_ops_ns()))
 
     def added_to(self, stats: dict[str, int]) -> dict[str, int]:
         """Return the counters of the engine, in which these waits count like ops that were waited for from the launch
@@ -85,6 +87,9 @@ class OverlappedWaits:
                 while self._notes:
                     self._take(*self._notes[0])
                     self._notes.popleft()
+                now_ns, in_ops_ns = time.monotonic_ns(), self._in_ops_ns()
+                for number in [number for number, op in self._ops.items() if op.is_over()]:
+                    self._take(OVER, number, bool, now_ns, in_ops_ns)
             finally:
                 self._taking.release()
         now_ns = time.monotonic_ns()
@@ -94,29 +99,29 @@ class OverlappedWaits:
         op_wait_us = max(stats["op_wait_us"], (now_ns - since_ns) // NS_PER_US if since_ns else 0)
         return {**stats, "in_ops_us": in_ops_us, "op_wait_us": op_wait_us}
 
-    def _take(self, what: int, number: int, now_ns: int, in_ops_ns: int) -> None:
+    def _take(self, what: int, number: int, is_over: Callable[[], bool], now_ns: int, in_ops_ns: int) -> None:
         op = self._ops.get(number)
         if what == BEGUN:
             if op is None:
-                op = self._ops[number] = _Op(now_ns)
+                op = self._ops[number] = _Op(now_ns, is_over)
             elif not self._is_waited_for(op, now_ns):
                 op.since_ns = now_ns
             op.callers += 1
             self._callers += 1
             if self._callers == 1:
                 self._since = now_ns, in_ops_ns
-        elif op is None:
             return
-        elif what == OVER:
-            op.is_over = True
-        elif op.callers:
-            op.callers -= 1
+        if op is None:
+            return
+        gone = op.callers if what == OVER else min(1, op.callers)
+        if what == OVER:
+            del self._ops[number]
+        if gone:
+            op.callers -= gone
             op.left_ns = now_ns
-            self._callers -= 1
+            self._callers -= gone
             if not self._callers:
                 self._total_ns += self._spent_ns(now_ns, in_ops_ns)
-        if op.is_over and not op.callers:
-            del self._ops[number]
 
     def _spent_ns(self, now_ns: int, in_ops_ns: int) -> int:
         """Return the time since somebody waits for which the engine times no op (rule 1)."""
@@ -127,4 +132,4 @@ class OverlappedWaits:
     @staticmethod
     def _is_waited_for(op: _Op, now_ns: int) -> bool:
         """Whether somebody waits for it, or has until a moment ago (rule 2)."""
-        return not op.is_over and (op.callers > 0 or now_ns - op.left_ns < PAUSE_S * NS_PER_S)
+        return op.callers > 0 or now_ns - op.left_ns < PAUSE_S * NS_PER_S

@@ -88,7 +88,7 @@ class PendingOp:
         if waits is None or self._over.is_set():
             return self._over.wait(timeout_s)
         try:
-            waits.begin(self.op)
+            waits.begin(self.op, self._over.is_set)
             return self._over.wait(timeout_s)
         finally:
             waits.end(self.op, self._over.is_set())
@@ -121,7 +121,7 @@ class PendingOp:
         try:
             for op in ops:
                 if op.waits is not None:
-                    op.waits.begin(op.op)
+                    op.waits.begin(op.op, op._over.is_set)
             if not any(op.is_over for op in ops):
                 await waker.wait(timeout_s, is_shielded=is_shielded)
         finally:

@@ -37,8 +37,8 @@ from pccl.runtime.network.tls import NO_TLS_AT_MASTER, TlsEnd, TlsError, answers
 RECEIVE_BYTES = 64 * 1024
 STUCK_TIMEOUTS = 2.0
 """Time for which the system may go without an acknowledgement of what was sent, in peer timeouts."""
-KEEPALIVE_PROBES = 2
-"""Number of probes without an answer after which the other side is gone."""
+KEEPALIVE_PROBES = 3
+"""Number of probes without an answer after which the other side is gone, where there is no TCP_USER_TIMEOUT."""
 KEEPALIVE_S_MAX = 32767
 """The most that Linux takes."""
 BACKLOG_BYTES_MAX = 64 * 2**20
@@ -96,15 +96,17 @@ class ControlConnection(Generic[M]):
     def bound_silence(self, timeout_s: float) -> None:
         """Have the system break the connection when nothing that was sent gets through for a multiple of `timeout_s`: a
         network may carry heartbeats, but not this connection. The multiple leaves room for a retransmission timer that
-        a short outage has doubled a few times. Where nothing is sent, the system looks every `timeout_s` whether the
+        a short outage has doubled a few times. Where nothing is sent, the system looks several times whether the
         other side is there (keepalive): its machine may be gone without a word. What the system has no option for does
         not happen."""
-        seconds = min(max(1, round(timeout_s)), KEEPALIVE_S_MAX)
+        idle, interval = (min(max(1, round(timeout_s / part)), KEEPALIVE_S_MAX) for part in (2, 3))
+        # Linux breaks a connection at the first probe after that time, however many it has sent.
+        broken_s = max(STUCK_TIMEOUTS * timeout_s, idle + 2 * interval)
         options = {
-            "TCP_USER_TIMEOUT": round(STUCK_TIMEOUTS * timeout_s * 1000),
-            "TCP_KEEPIDLE": seconds,
-            "TCP_KEEPALIVE": seconds,  # as macOS calls it
-            "TCP_KEEPINTVL": seconds,
+            "TCP_USER_TIMEOUT": round(1000 * broken_s),
+            "TCP_KEEPIDLE": idle,
+            "TCP_KEEPALIVE": idle,  # as macOS calls it
+            "TCP_KEEPINTVL": interval,
             "TCP_KEEPCNT": KEEPALIVE_PROBES,
         }
         for name, value in options.items():

@@ -51,8 +51,7 @@ class LongWaits:
         `single` are the other ops that wait."""
         since = now - group_wait_s
         if self._group is not None and (not group_wait_s or since > self._group.since + 1.0):
-            is_open = not group_wait_s and self._group.is_told and self._group.what == _ops_with(tags())
-            self._end(self._group, now, is_open)
+            self._end(self._group, now, may_be_open=not group_wait_s and bool(tags()))
             self._group = None
         if group_wait_s:
             self._group = self._group or LongWait("", since)
@@ -90,9 +89,9 @@ class LongWaits:
     def _warn(self, wait: LongWait, now: float, text: str) -> None:
         self._logger.warning("%s", wait.warning(now, text, self._where), extra=FLAG)
 
-    def _end(self, wait: LongWait, now: float, is_open: bool = False) -> None:
+    def _end(self, wait: LongWait, now: float, may_be_open: bool = False) -> None:
         if wait.is_told:
-            self._logger.warning("%s", wait.given_up(now) if is_open else wait.ending(now), extra=FLAG)
+            self._logger.warning("%s", wait.over(now) if may_be_open else wait.ending(now), extra=FLAG)
 
 
 def _ops_with(tags: Sequence[int]) -> str:

@@ -15,6 +15,11 @@ from pccl.runtime.data_plane import overlapped_waits
 from pccl.runtime.data_plane.overlapped_waits import PAUSE_S, OverlappedWaits
 from tests.support.cluster import SUM, Background, ones, run_of, until
 
+
+def never() -> bool:
+    return False
+
+
 STATS = {"in_ops_us": 100, "op_wait_us": 7, "late_ms": 3}
 
 
@@ -40,7 +45,7 @@ def test_waits_count_once_however_many_there_are(clock: Clock) -> None:
     assert waits.added_to(STATS) == STATS
     for op, now_us in ((1, 6_000), (2, 7_000)):
         clock.now_us = now_us
-        waits.begin(op)
+        waits.begin(op, never)
     clock.now_us = 7_500
     assert waits.added_to(STATS) == {"in_ops_us": 1_600, "op_wait_us": 1_500, "late_ms": 3}
     waits.end(1, is_over=True)
@@ -54,9 +59,9 @@ def test_waits_count_once_however_many_there_are(clock: Clock) -> None:
 
 def test_an_op_is_waited_for_until_the_last_of_its_callers_gives_up(clock: Clock) -> None:
     waits = OverlappedWaits()
-    waits.begin(1)
+    waits.begin(1, never)
     clock.now_us += 10
-    waits.begin(1)
+    waits.begin(1, never)
     waits.end(1, is_over=False)
     clock.now_us += 10
     assert waits.added_to(STATS)["in_ops_us"] == 120
@@ -68,7 +73,7 @@ def test_an_op_is_waited_for_until_the_last_of_its_callers_gives_up(clock: Clock
 def test_what_the_engine_times_does_not_count_twice(clock: Clock) -> None:
     engine_us = 0
     waits = OverlappedWaits(lambda: 1000 * engine_us)
-    waits.begin(1)
+    waits.begin(1, never)
     clock.now_us += 100
     engine_us += 70  # another thread was in an op
     assert waits.added_to({"in_ops_us": engine_us, "op_wait_us": 0})["in_ops_us"] == 100
@@ -82,16 +87,34 @@ def test_who_asks_again_and_again_waits_for_all_that_time(clock: Clock) -> None:
     """But what lies between counts as no time in ops."""
     waits = OverlappedWaits()
     for _ in range(3):
-        waits.begin(1)
+        waits.begin(1, never)
         clock.now_us += 100
         waits.end(1, is_over=False)
         clock.now_us += 900
     assert waits.added_to(STATS) == {"in_ops_us": 400, "op_wait_us": 3_000, "late_ms": 3}
     clock.now_us += int(1e6 * PAUSE_S)
     assert waits.added_to(STATS)["op_wait_us"] == 7
-    waits.begin(1)
+    waits.begin(1, never)
     clock.now_us += 100
     assert waits.added_to(STATS)["op_wait_us"] == 100
+
+
+def test_whoever_a_signal_takes_away_before_it_says_so_waits_until_its_op_is_over_at_most(clock: Clock) -> None:
+    waits, over = OverlappedWaits(), threading.Event()
+    waits.begin(1, over.is_set)
+    waits.begin(1, over.is_set)
+    waits.end(1, is_over=False)  # and the other one never says so
+    clock.now_us += 100
+    assert waits.added_to(STATS)["in_ops_us"] == 200
+    over.set()
+    waits.over(1)
+    clock.now_us += 100
+    assert waits.added_to(STATS)["in_ops_us"] == 200
+    waits.begin(1, over.is_set)  # it had looked before it was over
+    clock.now_us += 100
+    in_ops_us = waits.added_to(STATS)["in_ops_us"]
+    clock.now_us += 100
+    assert waits.added_to(STATS) == {**STATS, "in_ops_us": in_ops_us}
 
 
 def test_a_signal_handler_may_close_the_communicator_within_any_of_it(monkeypatch: pytest.MonkeyPatch) -> None:

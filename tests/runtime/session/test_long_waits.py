@@ -64,5 +64,5 @@ def test_one_wait_after_the_other(caplog: pytest.LogCaptureFixture) -> None:
         "or not sent all of it; look at `pccl status h:1`, and at what the program does there"
     ]
     assert look(140.5, 10.5, single)[0].startswith("the op with tag 4 has waited 10 s for ")
-    assert look(140.7, 0.0, single) == ["nobody waits any more for the op with tag 4, after 10.7 s"]
+    assert look(140.7, 0.0, single) == ["the wait for the op with tag 4 is over, after 10.7 s"]
     assert look(141.0, 0.0) == ["recv with tag 5 from peer 2 (vm:2) has ended after 41.0 s"]
