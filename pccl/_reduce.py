@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import warnings
 from collections.abc import Callable, Generator
 from functools import partial
@@ -194,10 +196,19 @@ def delivered(op: PendingOp, func_name: str) -> OpResult:
             op.source.deliver()
         except Exception as error:
             _deliver_again(op, op.source, error, func_name)
-            raise
+            if _may_be_of_a_handler():
+                raise
     elif op.copy is not None:
         op.copy.deliver()
     return result
+
+
+def _may_be_of_a_handler() -> bool:
+    """Whether an exception in this thread may be one that a signal handler of the program has raised."""
+    if threading.current_thread() is not threading.main_thread():
+        return False
+    known = (signal.getsignal(number) for number in signal.valid_signals())
+    return any(callable(handler) and handler is not signal.default_int_handler for handler in known)
 
 
 def _deliver_again(op: PendingOp, source: Source, first: Exception, func_name: str) -> None:

@@ -341,10 +341,36 @@ def test_who_raises_while_a_result_is_put_in_place_gets_it_with_the_next_wait(
         deliver()
 
     monkeypatch.setattr(put_in_place, "deliver", raises_at_first)
+    monkeypatch.setattr("signal.getsignal", lambda number: print)  # as if the program had one
     with pytest.raises(kind, match="of a signal handler"):
         handle.wait()
     assert handle.wait()[1] is Result.SUCCESS
     np.testing.assert_array_equal(held.settled() if isinstance(held, FakeArray) else held, 2 * ones)
+    assert cluster[0].world_size == 2
+
+
+def test_a_device_that_fails_once_has_not_failed(
+    cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no handler can have raised that, the call succeeds: the array has the result."""
+    cluster.join(2)
+    held = devices[0].array(np.ones(64, np.float32))
+    handle = cluster[0].all_reduce_async(held, op=SUM)
+    cluster[1].all_reduce(np.ones(64, np.float32), op=SUM)
+    until(handle.done, "it is over")
+    source = handle._op.source
+    assert source is not None
+    deliver, calls = source.deliver, []
+
+    def fails_at_first() -> None:
+        calls.append(None)
+        if len(calls) == 1:
+            raise RuntimeError("a transient error of the device")
+        deliver()
+
+    monkeypatch.setattr(source, "deliver", fails_at_first)
+    assert Background(handle.wait).result()[1] is Result.SUCCESS
+    np.testing.assert_array_equal(held.settled(), np.full(64, 2, np.float32))
     assert cluster[0].world_size == 2
 
 
