@@ -58,6 +58,9 @@ class NoFastPath:
     def close(self) -> None:
         pass
 
+    def in_ops_ns(self, of_slices: bool) -> int:
+        return 0
+
 
 @dataclass
 class _Op:
