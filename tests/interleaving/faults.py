@@ -251,7 +251,18 @@ FAULTS: dict[str, Known] = {
         "closing",
         engine.Engine,
         "stats",
-        ("with self._closing:", "if True:"),
+        (
+            """
+            if view is None or not lib.pccl_fast_path_get_stats(view, stats):
+                return dict(self._last_stats)
+            """,
+            """
+            if view is None or self._handle == ffi.NULL:
+                return dict(self._last_stats)
+            lib.pccl_engine_get_stats(self._handle, stats)
+            """,
+        ),
+        grain=Grain.LINES,
     ),
     "two-portals": _fault(
         "two threads that are the first to need the portal make one each",

@@ -532,6 +532,19 @@ class Native:
     def pccl_fast_path_release(self, path: Any) -> None:
         pass
 
+    def pccl_fast_path_get_stats(self, handle: Any, stats: Any) -> int:
+        path: FastPath = ffi.from_handle(handle)
+        if path.engine is None:
+            return 0
+        stats.ops_open = len(path.engine.ops)
+        return 1
+
+    def pccl_fast_path_read_records(self, handle: Any, since_ns: int, records: Any, most: int) -> int:
+        return 0
+
+    def pccl_fast_path_in_ops_ns(self, handle: Any, of_slices: bool) -> int:
+        return 0
+
     def pccl_fast_path_open(self, handle: Any) -> int:
         path: FastPath = ffi.from_handle(handle)
         self.scheduler.step("the fast path is opened")
