@@ -87,8 +87,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from pccl.protocol import farewells
 from pccl.protocol import messages as m
-from pccl.protocol.fence import Fence, bounded_s
+from pccl.protocol.fence import Fence
 from pccl.protocol.founding import BIRTH_MARGIN_S, Founding
 from pccl.protocol.gathering import Claim, Gathering
 from pccl.protocol.known_runs import KnownRuns
@@ -271,16 +272,15 @@ class Failover:
         """Hear a peer that has lost its master: let it wait here, or say why not."""
         who = f"peer {message.peer} of run {message.run!r}"
         if message.protocol != m.PROTOCOL_VERSION:
-            spoken = f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {message.protocol}"
-            text = f"{spoken}; install the same version of pccl on both"
-            self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, text))
+            self._dismiss(connection, farewells.other_version(message))
             return
         if (ended := self._founding.refusal(message)) is not None:
             self._dismiss(connection, ended)
             return
         if self.is_leading and self._heard_while_leading(connection, message, who):
             return
-        if self._was_left_out(connection, message):
+        if (farewell := farewells.left_out(self.master, message)) is not None:
+            self._dismiss(connection, farewell)
             return
         if (refusal := self._known.refusal(message, is_waiting=self._founding.is_waiting(self._now))) is not None:
             self._dismiss(connection, refusal)
@@ -295,8 +295,7 @@ class Failover:
             if message.is_accepted and self.master.waits_for_founders:
                 self._effects += self.master.dismiss_founders(f"peers of run {message.run!r} have come")
             if self.is_leading:
-                farewell = m.Elsewhere if message.is_accepted else m.StartOver
-                self._dismiss(connection, farewell(f"it leads run {self.run!r} and not {message.run!r}"))
+                self._dismiss(connection, farewells.of_another_run(self.master, message))
             return self.is_leading
         if message.term > self.master.term and self.master.is_accepted(message.peer):
             self._depose(f"{who} has followed another master, in term {message.term}")
@@ -310,32 +309,9 @@ class Failover:
             self._effects.append(Close(old))
             self._effects += self.master.disconnected(old, "its connection was lost on its side", self._now)
             self._check_leadership()
-        if not self.is_leading:
-            return False
-        if not message.is_accepted:
-            self._dismiss(connection, m.StartOver("the run has gone on without the view that was to accept it"))
-        elif not self.master.leadership.is_settled_without(message.peer):
-            self._dismiss(connection, m.Elsewhere(f"no view without peer {message.peer} is in force yet"))
-        else:
-            text = f"evicted: run {message.run!r} has gone on without peer {message.peer}, whose connection was lost"
-            self._put_out(connection, text)
-        return True
-
-    def _was_left_out(self, connection: int, message: m.Resume) -> bool:
-        """Tell a peer that this master has led its run to the end, without it."""
-        if message.run != self.run:
-            return False
-        if not message.is_accepted:
-            self._dismiss(connection, m.StartOver("nobody is in the run any more, and nobody has accepted this peer"))
-            return True
-        if message.term < self.master.term or (
-            message.term == self.master.term and message.peer in self.master.leadership.evicted
-        ):
-            # This master has not lost the run: it has ended without this peer, if that follows a lower term.
-            text = f"evicted: run {message.run!r} has ended without peer {message.peer}; connect again"
-            self._put_out(connection, text)
-            return True
-        return False
+        if self.is_leading:
+            self._dismiss(connection, farewells.lost(self.master, message))
+        return self.is_leading
 
     def _wait_with_others(self, connection: int, host: str, message: m.Resume) -> None:
         """Let a peer wait here for others of its run."""
@@ -344,19 +320,7 @@ class Failover:
             former = before.claims[message.peer].connection
             self._release(former)
             self._dismiss(former, m.Elsewhere("this peer has come again"))
-        master_timeout_s = bounded_s(message.master_timeout_s, m.MASTER_TIMEOUT_S)
-        claim = self._claims[connection] = Claim(
-            connection,
-            host,
-            message.peer,
-            message.run,
-            message.term,
-            message.masters,
-            message.is_accepted,
-            self._now,
-            master_timeout_s,
-            self._now + bounded_s(message.patience_s, master_timeout_s),
-        )
+        claim = self._claims[connection] = Claim.of(connection, host, message, self._now)
         self._say(connection, m.PreVoteRequest())
         known = self._known.fence.term if self._known.fence is not None and self._known.fence.run == message.run else 0
         gathering = self._gatherings.get(message.run)
@@ -501,8 +465,8 @@ class Failover:
             elif claim.peer in recovered.newcomers or not claim.is_accepted:
                 self._dismiss(claim.connection, m.StartOver("the view that was to accept it was never in force"))
             else:
-                text = f"evicted: lost before view {recovered.view_heard}, or too late to report after the loss of "
-                self._put_out(claim.connection, f"{text}the master; connect again")
+                late = f"lost before view {recovered.view_heard}, or too late to report after the loss of the master"
+                self._dismiss(claim.connection, farewells.put_out(self.master, f"{late}; connect again"))
         for connection, host in unidentified.items():
             self._effects += self.master.connected(connection, host, self._now)
         self._effects += self.master.tick(self._now)
@@ -630,10 +594,6 @@ class Failover:
     def _dismiss(self, connection: int, message: m.FromMaster) -> None:
         self._say(connection, message)
         self._effects.append(Close(connection))
-
-    def _put_out(self, connection: int, reason: str) -> None:
-        """Tell a peer that it is not in the run any more that this master leads, or has led to its end."""
-        self._dismiss(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, reason, self.master.secret))
 
     def _log(self, level: str, text: str) -> None:
         self._effects.append(MasterLog(level, text))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import inf
 
 from pccl.protocol import messages as m
-from pccl.protocol.fence import Fence
+from pccl.protocol.fence import Fence, bounded_s
 from pccl.protocol.master.options import NAMED_MAX
 from pccl.protocol.recovery_report import Quorum, quorum_of
 from pccl.protocol.summary_tally import Summary, SummaryTally, Views
@@ -53,6 +53,23 @@ class Claim:
     """The time when its patience ends."""
     asked: int = 0
     """The last term that it was asked to follow in."""
+
+    @classmethod
+    def of(cls, connection: int, host: str, message: m.Resume, now: float) -> Claim:
+        """Return the claim of a peer that has said this."""
+        master_timeout_s = bounded_s(message.master_timeout_s, m.MASTER_TIMEOUT_S)
+        return cls(
+            connection,
+            host,
+            message.peer,
+            message.run,
+            message.term,
+            message.masters,
+            message.is_accepted,
+            now,
+            master_timeout_s,
+            now + bounded_s(message.patience_s, master_timeout_s),
+        )
 
 
 class Gathering:

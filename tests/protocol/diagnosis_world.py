@@ -10,7 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
+from hypothesis import settings
+from hypothesis import strategies as st
+
 from pccl.protocol.diagnosis import Change, Diagnosis, GroupScene, Scene
+from pccl.protocol.diagnosis.findings import CLEAR_S
 from pccl.protocol.messages import LinkReport, OpRef, Report
 
 REPORT_S = 0.5
@@ -21,6 +25,8 @@ QUEUE_US = 50_000
 """A round trip where a way is slow."""
 SEGMENTS = 100
 """Number of packets that an op sends on each way."""
+SETTLED_S = 8.0
+NAMED_WITHIN_S = 5.0
 Direction = tuple[int, int]
 
 
@@ -195,3 +201,25 @@ class World:
             frozenset(peer for peer, seconds in silent_s.items() if seconds >= 1.5),
         )
         self.named += [(self.now, change) for change in self.diagnosis.judge(scene, self.now)]
+
+
+few = settings(max_examples=8, deadline=None, derandomize=True)
+
+worlds = st.builds(
+    World,
+    peers=st.integers(2, 6),
+    seed=st.integers(0, 2**32),
+    step_s=st.sampled_from([0.05, 0.1, 0.2]),
+    op_s=st.sampled_from([0.001, 0.02, 0.1]),
+    noise=st.floats(0, 0.3),
+)
+
+
+def named_within(world: World, key: tuple[str, int, int | None]) -> None:
+    """Check that this one is named in time, and nobody else."""
+    assert world.names() == []
+    begun = world.now
+    world.run(NAMED_WITHIN_S, until=lambda: key in world.names())
+    assert world.names() == [key], f"after {world.now - begun:.1f} s"
+    world.run(2 * CLEAR_S)
+    assert world.names() == [key]
