@@ -257,8 +257,8 @@ def test_losses_of_few_bursts_and_of_a_queue_that_is_seen_now_and_then_are_no_lo
     [
         # One packet of a lossy way is lost again and again.
         ([(334, 90), (3, 3), (0, 1), (0, 1)], PathTrial.CARRIES, Kind.LOSSY),
-        ([(334, 90), (3, 3), (0, 1), (0, 1)], PathTrial.SMALL_ONLY, Kind.LOSSY),
-        # Large packets vanish, or all do, where none had been lost before.
+        # Large packets vanish, with all that was under way, or all do.
+        ([(8000, 300), (600, 250), (0, 1), (0, 1)], PathTrial.SMALL_ONLY, Kind.MTU),
         ([(300, 5), (3, 3), (2, 1), (0, 1)], PathTrial.SMALL_ONLY, Kind.MTU),
         ([(300, 5), (0, 3), (0, 1), (0, 1)], PathTrial.NOTHING, Kind.BLOCKED),
         # An outage that is over.

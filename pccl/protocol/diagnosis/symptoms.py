@@ -65,9 +65,6 @@ LOSS_SHARE = 0.03
 LOSS_SHARE_STILL = 0.015
 RESENT_MIN = 8
 """Number of packets sent again below which there is no telling."""
-MANY_LOST, MANY_LOST_SHARE = 20, 0.06
-"""Number and share of packets sent again, of which some had arrived, that say more than a trial of a path in which no
-large packet did."""
 BURSTS_SHARE = 0.08
 """Share of packets sent again up to which a queue may have lost them that is not always there."""
 LOST_MIN = 4
@@ -117,14 +114,11 @@ def silent(group: int, silent_s: Mapping[int, float], evidence: GroupEvidence, n
 
 
 def _is_alive(evidence: GroupEvidence, way: Direction, last: LinkRound) -> bool:
-    """Whether packets get across a way that stands still, and were lost on it before: one of them is lost again and
-    again."""
-    if last.stuck_ms < STUCK_S * 1e3:
+    """Whether packets get across a way that stands still, and were lost on it before in two rounds at least, while
+    others arrived: one of them is lost again and again. An outage shows in one round, as it begins."""
+    if last.stuck_ms < STUCK_S * 1e3 or _link_to(evidence, *way) != PathTrial.CARRIES:
         return False
-    trial = _link_to(evidence, *way)
-    if trial == PathTrial.SMALL_ONLY:
-        return _has_lost(evidence, way, MANY_LOST, MANY_LOST_SHARE)
-    return trial == PathTrial.CARRIES and _has_lost(evidence, way, RESENT_MIN, LOSS_SHARE)
+    return sum(each.resent > 0 and each.delivered > 0 for each in _course(evidence, way)) > 1
 
 
 def _course(evidence: GroupEvidence, way: Direction) -> list[LinkRound]:
@@ -132,15 +126,6 @@ def _course(evidence: GroupEvidence, way: Direction) -> list[LinkRound]:
     tell nothing, nor do those in which a path was dead."""
     known = [each[way] for each in evidence.link_rounds if way in each]
     return [each for each in known if each.delivered or not (each.resent or each.stuck_ms)][-WAY_ROUNDS:]
-
-
-def _has_lost(evidence: GroupEvidence, way: Direction, least: int, share: float) -> bool:
-    """Whether so many packets, and such a share of all, were lost on a way while others arrived, in two rounds at
-    least: an outage shows in one, as it begins."""
-    course = _course(evidence, way)
-    resent, delivered = sum(each.resent for each in course), sum(each.delivered for each in course)
-    is_spread = sum(each.resent > 0 for each in course) > 1
-    return is_spread and resent >= max(least, share * (delivered + resent))
 
 
 def _link_to(evidence: GroupEvidence, peer: int, other: int) -> int:
@@ -162,8 +147,6 @@ def dead_ways(group: int, evidence: GroupEvidence, unheard: Collection[int], now
             if link.stuck_ms < STUCK_S * 1e3 or other not in evidence.ring or other in unheard:
                 continue
             lies = f"nothing acknowledged for {link.stuck_ms / 1e3:.1f} s"
-            if link.trial == PathTrial.SMALL_ONLY and _has_lost(evidence, (peer, other), MANY_LOST, MANY_LOST_SHARE):
-                continue  # by chance the trial's were lost, too
             if link.trial == PathTrial.SMALL_ONLY:
                 text = (
                     f"large packets from {name(peer)} to {name(other)} vanish: {lies}, and a new connection carries "
