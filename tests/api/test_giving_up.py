@@ -313,6 +313,18 @@ def test_a_peer_that_cannot_take_a_result_leaves(cluster: Cluster, devices: list
     assert "could not be copied to the device" in str(left)
 
 
+def raise_once(monkeypatch: pytest.MonkeyPatch, put_in_place: Any, error: BaseException) -> None:
+    """Have the next attempt to put a result into its array end so, and all after it do as ever."""
+    deliver, errors = put_in_place.deliver, [error]
+
+    def raise_or_deliver() -> None:
+        if errors:
+            raise errors.pop()
+        deliver()
+
+    monkeypatch.setattr(put_in_place, "deliver", raise_or_deliver)
+
+
 @pytest.mark.parametrize("is_on_device", [False, True])
 @pytest.mark.parametrize("kind", [TimeoutError, KeyboardInterrupt])
 def test_who_raises_while_a_result_is_put_in_place_gets_it_with_the_next_wait(
@@ -332,15 +344,7 @@ def test_who_raises_while_a_result_is_put_in_place_gets_it_with_the_next_wait(
     until(handle.done, "it is over")
     put_in_place = handle._op.source if is_on_device else handle._op.copy
     assert put_in_place is not None
-    deliver, calls = put_in_place.deliver, []
-
-    def raises_at_first() -> None:
-        calls.append(None)
-        if len(calls) == 1:
-            raise kind("of a signal handler")
-        deliver()
-
-    monkeypatch.setattr(put_in_place, "deliver", raises_at_first)
+    raise_once(monkeypatch, put_in_place, kind("of a signal handler"))
     monkeypatch.setattr("signal.getsignal", lambda number: print)  # as if the program had one
     with pytest.raises(kind, match="of a signal handler"):
         handle.wait()
@@ -360,15 +364,7 @@ def test_a_device_that_fails_once_has_not_failed(
     until(handle.done, "it is over")
     source = handle._op.source
     assert source is not None
-    deliver, calls = source.deliver, []
-
-    def fails_at_first() -> None:
-        calls.append(None)
-        if len(calls) == 1:
-            raise RuntimeError("a transient error of the device")
-        deliver()
-
-    monkeypatch.setattr(source, "deliver", fails_at_first)
+    raise_once(monkeypatch, source, RuntimeError("a transient error of the device"))
     assert Background(handle.wait).result()[1] is Result.SUCCESS
     np.testing.assert_array_equal(held.settled(), np.full(64, 2, np.float32))
     assert cluster[0].world_size == 2

@@ -149,6 +149,24 @@ def test_a_way_is_slow_beside_ways_that_have_the_same_to_do(
     assert [(each.peer, each.to) for each in diagnosis.findings(114.5)] == named
 
 
+def judge_ring(diagnosis: Diagnosis, scene: Scene, at: int, sick: LinkReport) -> None:
+    """Judge a ring of three after so many rounds of half a second: peer 1 tells this of its way, and the others tell
+    of ways that carry as much, and have little to do."""
+    for peer, other in ((1, 2), (2, 3), (3, 1)):
+        sound = LinkReport(
+            other,
+            sick.tx_bytes,
+            busy_ms=60 * at,
+            delivered=sick.delivered,
+            lying_byte_s=2000 * at,
+            round_trip_us=21_000,
+        )
+        links = [sick if peer == 1 else sound]
+        report = Report([(EPOCH, at, 0)], 0, 0, links=links, in_ops_ms=480 * at, at_ms=500 * at)
+        diagnosis.reported(peer, 0, report, 100 + at / 2)
+    diagnosis.judge(scene, 100 + at / 2)
+
+
 @pytest.mark.parametrize(("queue_ms", "kind"), [(0, Kind.LOSSY), (60, Kind.SLOW_WAY)])
 def test_a_way_that_loses_packets_in_bursts_is_not_called_slow(queue_ms: int, kind: str) -> None:
     """It is slow for what it loses, unless the losses are those of a full queue, which a slow way has."""
@@ -157,20 +175,16 @@ def test_a_way_that_loses_packets_in_bursts_is_not_called_slow(queue_ms: int, ki
     resent = 0
     for at in range(1, 30):
         resent += 10 * (at % 12 not in (1, 3, 4, 6, 7))
-        for peer, other in ((1, 2), (2, 3), (3, 1)):
-            is_sick = peer == 1
-            link = LinkReport(
-                other,
-                20_000 * at,
-                busy_ms=(450 if is_sick else 60) * at,
-                delivered=100 * at,
-                resent=resent if is_sick else 0,
-                lying_byte_s=(30_000 if is_sick else 2000) * at,
-                round_trip_us=1000 * (21 + queue_ms * is_sick) if at > 2 else 21_000,
-            )
-            report = Report([(EPOCH, at, 0)], 0, 0, links=[link], in_ops_ms=480 * at, at_ms=500 * at)
-            diagnosis.reported(peer, 0, report, 100 + at / 2)
-        diagnosis.judge(scene, 100 + at / 2)
+        sick = LinkReport(
+            2,
+            20_000 * at,
+            busy_ms=450 * at,
+            delivered=100 * at,
+            resent=resent,
+            lying_byte_s=30_000 * at,
+            round_trip_us=1000 * (21 + queue_ms) if at > 2 else 21_000,
+        )
+        judge_ring(diagnosis, scene, at, sick)
         assert {each.kind for each in diagnosis.findings(100 + at / 2)} <= {kind}
     assert [(each.kind, each.peer, each.to) for each in diagnosis.findings(114.5)] == [(kind, 1, 2)]
 
@@ -181,20 +195,16 @@ def test_a_way_whose_bandwidth_collapses_is_slow_though_its_queue_loses_most(que
     diagnosis = Diagnosis()
     scene = Scene([GroupScene(0, [1, 2, 3], EPOCH, True)], {}, frozenset())
     for at in range(1, 16):
-        for peer, other in ((1, 2), (2, 3), (3, 1)):
-            is_sick = peer == 1
-            link = LinkReport(
-                other,
-                20_000 * at,
-                busy_ms=(490 if is_sick else 60) * at,
-                delivered=445 * at,
-                resent=800 * at if is_sick else 0,
-                lying_byte_s=(700_000 if is_sick else 2000) * at,
-                round_trip_us=1000 * (31 + queue_ms * is_sick) if at > 2 else 31_000,
-            )
-            report = Report([(EPOCH, at, 0)], 0, 0, links=[link], in_ops_ms=480 * at, at_ms=500 * at)
-            diagnosis.reported(peer, 0, report, 100 + at / 2)
-        diagnosis.judge(scene, 100 + at / 2)
+        sick = LinkReport(
+            2,
+            20_000 * at,
+            busy_ms=490 * at,
+            delivered=445 * at,
+            resent=800 * at,
+            lying_byte_s=700_000 * at,
+            round_trip_us=1000 * (31 + queue_ms) if at > 2 else 31_000,
+        )
+        judge_ring(diagnosis, scene, at, sick)
         assert {each.kind for each in diagnosis.findings(100 + at / 2)} <= {kind}
     assert [(each.kind, each.peer, each.to) for each in diagnosis.findings(107.5)] == [(kind, 1, 2)]
 

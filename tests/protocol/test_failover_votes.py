@@ -122,6 +122,13 @@ def _come_again(rig: Rig, *peers: int, term: int = 2) -> None:
         rig.deliver(report_of(peer, view(7, *peers)))
 
 
+def _third_comes_again(rig: Rig, term: int) -> None:
+    """Have the third of three that are led in this term lose its connection before it has sent a heartbeat."""
+    for peer in (1, 2):
+        rig.heartbeat(10 * term + peer, peer)
+    rig.say(10 + term, m.Resume(m.PROTOCOL_VERSION, "old", term, 3, masters=2))
+
+
 def test_a_peer_that_has_not_heard_that_it_is_led_is_not_lost_for_that() -> None:
     """Its connection was reset in the moment in which this master began to lead, and it comes over another one."""
     rig = Rig()
@@ -141,9 +148,7 @@ def test_once_it_has_heard_all_gather_again_for_it_as_for_any() -> None:
     rig = Rig()
     rig.recover(1, 2, 3, masters=2)
     for term in (2, 4):
-        for peer in (1, 2):
-            rig.heartbeat(10 * term + peer, peer)
-        rig.say(10 + term, m.Resume(m.PROTOCOL_VERSION, "old", term, 3, masters=2))
+        _third_comes_again(rig, term)
         assert not rig.machine.is_leading
         _come_again(rig, 1, 2, 3, term=term)
         for peer in (1, 2, 3):
@@ -164,9 +169,7 @@ def test_all_gather_again_for_such_a_peer_once_and_not_for_one_that_has_heard() 
     rig = Rig()
     rig.recover(1, 2, 3, masters=2)
     for term in (2, 3):
-        for peer in (1, 2):
-            rig.heartbeat(10 * term + peer, peer)
-        rig.say(10 + term, m.Resume(m.PROTOCOL_VERSION, "old", term, 3, masters=2))
+        _third_comes_again(rig, term)
         if term == 2:
             assert not rig.machine.is_leading
             _come_again(rig, 1, 2, 3)

@@ -113,21 +113,6 @@ def silent(group: int, silent_s: Mapping[int, float], evidence: GroupEvidence, n
     return found
 
 
-def _is_alive(evidence: GroupEvidence, way: Direction, last: LinkRound) -> bool:
-    """Whether packets get across a way that stands still, and were lost on it before in two rounds at least, while
-    others arrived: one of them is lost again and again. An outage shows in one round, as it begins."""
-    if last.stuck_ms < STUCK_S * 1e3 or _link_to(evidence, *way) != PathTrial.CARRIES:
-        return False
-    return sum(each.resent > 0 and each.delivered > 0 for each in _course(evidence, way)) > 1
-
-
-def _course(evidence: GroupEvidence, way: Direction) -> list[LinkRound]:
-    """Return the last rounds of a way. Where a packet is lost again and again, nothing moves for a while: such rounds
-    tell nothing, nor do those in which a path was dead."""
-    known = [each[way] for each in evidence.link_rounds if way in each]
-    return [each for each in known if each.delivered or not (each.resent or each.stuck_ms)][-WAY_ROUNDS:]
-
-
 def _link_to(evidence: GroupEvidence, peer: int, other: int) -> int:
     """Return how a peer's trial of its path to another went."""
     sample = evidence.last(peer)
@@ -306,6 +291,21 @@ def _outweighs(way: Direction, whole: Mapping[Direction, LinkRound], evidence: G
     is_queue = _queues(own) or _queues(reverse)
     is_busier = own.busy >= WAY_FACTOR * reverse.busy and (is_queue or own.full_ms > 0)
     return is_busier or (is_queue and own.lying_byte_s > WAY_FACTOR * reverse.lying_byte_s)
+
+
+def _is_alive(evidence: GroupEvidence, way: Direction, last: LinkRound) -> bool:
+    """Whether packets get across a way that stands still, and were lost on it before in two rounds at least, while
+    others arrived: one of them is lost again and again. An outage shows in one round, as it begins."""
+    if last.stuck_ms < STUCK_S * 1e3 or _link_to(evidence, *way) != PathTrial.CARRIES:
+        return False
+    return sum(each.resent > 0 and each.delivered > 0 for each in _course(evidence, way)) > 1
+
+
+def _course(evidence: GroupEvidence, way: Direction) -> list[LinkRound]:
+    """Return the last rounds of a way. Where a packet is lost again and again, nothing moves for a while: such rounds
+    tell nothing, nor do those in which a path was dead."""
+    known = [each[way] for each in evidence.link_rounds if way in each]
+    return [each for each in known if each.delivered or not (each.resent or each.stuck_ms)][-WAY_ROUNDS:]
 
 
 def _loses(course: Collection[LinkRound]) -> bool:

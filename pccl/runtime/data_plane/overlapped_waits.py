@@ -31,6 +31,11 @@ NS_PER_US = 1_000
 NS_PER_S = 1_000_000_000
 
 
+def _never() -> bool:
+    """Stands for what tells whether an op is over, in notes that need not know."""
+    return False
+
+
 @dataclass
 class _Op:
     """An op that was waited for."""
@@ -76,7 +81,7 @@ class OverlappedWaits:
         """Note that an op is over. It need not have been waited for."""
         self._note(OVER, op)
 
-    def _note(self, what: int, op: int, is_over: Callable[[], bool] = bool) -> None:
+    def _note(self, what: int, op: int, is_over: Callable[[], bool] = _never) -> None:
         self._notes.append((what, op, is_over, time.monotonic_ns(), self._in_ops_ns()))
 
     def added_to(self, stats: dict[str, int]) -> dict[str, int]:
@@ -89,7 +94,7 @@ class OverlappedWaits:
                     self._notes.popleft()
                 now_ns, in_ops_ns = time.monotonic_ns(), self._in_ops_ns()
                 for number in [number for number, op in self._ops.items() if op.is_over()]:
-                    self._take(OVER, number, bool, now_ns, in_ops_ns)
+                    self._take(OVER, number, _never, now_ns, in_ops_ns)
             finally:
                 self._taking.release()
         now_ns = time.monotonic_ns()
