@@ -16,9 +16,9 @@ from tests.support.cluster import until
 Run = Callable[..., list[Worker]]
 
 COUNT = 2 * 2**20
+"""8 MiB of float32: long enough under way to be hit."""
 RARER = ("update_topology", "are_peers_pending", "wait")
 """Calls that CI alone has the master killed in."""
-"""8 MiB of float32: long enough under way to be hit."""
 
 
 def attempts_of(worker: Worker) -> list[dict[str, Any]]:
@@ -86,7 +86,10 @@ def test_survivors_of_a_kill_exchange_on(run: Run, kind: str, victim: int, is_la
     one, other = ([attempt for attempt in found if attempt["verdict"] == "SUCCESS"] for found in attempts)
     assert [attempt["world"] for attempt in one][-2:] == [2, 2]
     assert one[-2:] == other[-2:]
-    assert {attempt["verdict"] for found in attempts for attempt in found} <= {"SUCCESS", "RANK_CONNECTION_LOST"}
+    # Only scatter's parts depend on the world that its caller saw, which the kill may have changed since.
+    outdated = {"INVALID_ARGUMENT"} if kind == "scatter" else set()
+    verdicts = {attempt["verdict"] for found in attempts for attempt in found}
+    assert verdicts <= {"SUCCESS", "RANK_CONNECTION_LOST"} | outdated
 
 
 @pytest.mark.parametrize(
