@@ -303,11 +303,15 @@ def test_what_stands_still_after_losses_is_a_lossy_way(
     assert found == ([(named, 1, 2)] if named else [])
 
 
-def test_a_lossy_way_is_not_called_slow_for_a_round_trip_that_took_a_retransmission() -> None:
+@pytest.mark.parametrize("resent", [9, 12, 30])
+@pytest.mark.parametrize(("period", "long"), [(4, {1}), (5, {1}), (6, {0, 1})])
+def test_a_lossy_way_is_not_called_slow_for_a_round_trip_that_took_a_retransmission(
+    resent: int, period: int, long: set[int]
+) -> None:
     """Now and then one is measured that has waited for a packet to be sent again; a full queue is always there."""
     diagnosis = Diagnosis()
     scene = Scene([GroupScene(0, [1, 2, 3], EPOCH, True)], {}, frozenset())
-    for at in range(1, 20):
+    for at in range(1, 40):
         for peer, other in ((1, 2), (2, 3), (3, 1)):
             is_sick = peer == 1 and at > 8
             link = LinkReport(
@@ -315,15 +319,50 @@ def test_a_lossy_way_is_not_called_slow_for_a_round_trip_that_took_a_retransmiss
                 200_000 * at,
                 busy_ms=60 * at + (390 * (at - 8) if is_sick else 0),
                 delivered=135 * at,
-                resent=30 * (at - 8) if is_sick else 0,
+                resent=resent * (at - 8) if is_sick else 0,
                 lying_byte_s=1000 * at + (10_000 * (at - 8) if is_sick else 0),
-                round_trip_us=40_000 if is_sick and at % 4 == 1 else 2_000,
+                round_trip_us=40_000 if is_sick and at % period in long else 2_000,
             )
             report = Report([(EPOCH, at, 0)], 0, 0, links=[link], in_ops_ms=480 * at, at_ms=500 * at)
             diagnosis.reported(peer, 0, report, 100 + at / 2)
         diagnosis.judge(scene, 100 + at / 2)
         assert {each.kind for each in diagnosis.findings(100 + at / 2)} <= {Kind.LOSSY}
-    assert [(each.kind, each.peer, each.to) for each in diagnosis.findings(109.5)] == [(Kind.LOSSY, 1, 2)]
+        if at in (14, 39):
+            assert [(each.kind, each.peer, each.to) for each in diagnosis.findings(100 + at / 2)] == [
+                (Kind.LOSSY, 1, 2)
+            ]
+
+
+def judge_pair(diagnosis: Diagnosis, at: int, sick: LinkReport) -> None:
+    """Judge two peers after so many rounds of half a second: the first tells this of its way, the other of a way
+    without losses."""
+    for peer, link in ((1, sick), (2, LinkReport(1, 480_000 * at, busy_ms=200 * at, delivered=1000 * at))):
+        report = Report([(EPOCH, at, 0)], 0, 0, links=[link], in_ops_ms=480 * at, at_ms=500 * at)
+        diagnosis.reported(peer, 0, report, 100 + at / 2)
+    diagnosis.judge(Scene([GroupScene(0, [1, 2], EPOCH, True)], {}, frozenset()), 100 + at / 2)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        [(2150, 2), (0, 1), (100, 100), (2500, 245)],
+        [(400, 2), (0, 2), (0, 1), (0, 1), (120, 60), (300, 60)],
+        [(400, 2), (0, 0), (0, 1), (120, 60), (300, 60)],
+    ],
+)
+def test_a_way_is_not_lossy_after_an_outage(counts: list[tuple[int, int]]) -> None:
+    """All that was under way is sent again when it is over, by one connection after the other."""
+    diagnosis = Diagnosis()
+    delivered = resent = stuck_ms = 0
+    for at, (more, again) in enumerate([(4300, 0)] * 6 + counts + [(4300, 0)] * 4, 1):
+        delivered, resent = delivered + more, resent + again
+        stuck_ms = stuck_ms + 500 if not more else 0
+        trial = PathTrial.CARRIES if stuck_ms > 1100 else PathTrial.NONE
+        sick = LinkReport(
+            2, 480_000 * at, busy_ms=450 * at, delivered=delivered, resent=resent, stuck_ms=stuck_ms, trial=trial
+        )
+        judge_pair(diagnosis, at, sick)
+        assert diagnosis.findings(100 + at / 2) == []
 
 
 def test_of_two_ways_with_tiny_ops_none_is_slow_for_late_acknowledgements() -> None:

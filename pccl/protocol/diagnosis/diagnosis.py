@@ -91,14 +91,26 @@ class Diagnosis:
         found += symptoms.absent_from_calls(number, group.waits, scene.silent_s, name)
         if not group.is_running:
             return found
-        slow = [each.key[1:] for each in self._findings.of(number) if each.kind == Kind.SLOW_WAY]
         # A slow way loses packets when its queue is full, and a lossy one is slow: the first that was found counts.
-        lossy = [each for each in symptoms.lossy_ways(number, evidence, named, name) if each.key[1:] not in slow]
+        lossy = self._but(Kind.SLOW_WAY, number, symptoms.lossy_ways(number, evidence, named, name))
         found += lossy
         if not lossy:
-            found += symptoms.slow_ways(number, evidence, named, name)
+            found += self._but(Kind.LOSSY, number, symptoms.slow_ways(number, evidence, named, name))
         late = symptoms.slow_peers(number, evidence, named, now, name)
         found += late or symptoms.starved_peers(number, evidence, named, name)
         found += symptoms.absent(number, evidence, scene.silent_s, now, name)
         found += symptoms.astray(number, evidence, group.stalled, now, name)
         return found
+
+    def _but(self, kind: str, group: int, suspects: Sequence[Suspect]) -> list[Suspect]:
+        """Return the suspects without ways that are named for another kind of fault, alone or with their line."""
+        known = [(each.peer, each.to) for each in self._findings.of(group) if each.kind == kind]
+        return [each for each in suspects if not any(_overlap((each.peer, each.to), other) for other in known)]
+
+
+def _overlap(one: tuple[int, int | None], other: tuple[int, int | None]) -> bool:
+    """Whether two ways are the same, or one is a line, of which the other may be part."""
+    for line, way in ((one, other), (other, one)):
+        if line[1] is None and line[0] in way:
+            return True
+    return one == other

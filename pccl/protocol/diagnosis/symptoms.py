@@ -65,10 +65,12 @@ LOSS_SHARE = 0.03
 LOSS_SHARE_STILL = 0.015
 RESENT_MIN = 8
 """Number of packets sent again below which there is no telling."""
-BURSTS_SHARE = 0.08
+BURSTS_SHARE = 0.05
 """Share of packets sent again up to which a queue may have lost them that is not always there."""
 LOST_MIN = 4
-"""The same for a way that would be called slow: rather nothing is said of it for a while."""
+"""`RESENT_MIN` for a way that would be called slow: rather nothing is said of it for a while."""
+AFTERMATH_ROUNDS = 2
+"""Number of rounds, after an outage, in which what was under way is sent again."""
 QUEUE_FACTOR, QUEUE_MS = 2.0, 10.0
 """A round trip this much longer than the least comes of a queue, which loses packets when it is full."""
 STUCK_S = 1.1
@@ -192,11 +194,11 @@ def lossy_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) ->
         limit = LOSS_SHARE_STILL if is_named else LOSS_SHARE
         if whole.resent < RESENT_MIN or whole.resent < limit * sent:
             continue
-        is_spread = sum(each.resent > 0 for each in course) >= WAY_ROUNDS - 1
+        is_spread = sum(each.resent > 0 for each in course) >= WAY_ROUNDS - 1 and not _is_outage(evidence, way)
         if last.stuck_ms >= STANDS_MS:
             # It may be a path that is dead: that is for trials of it to tell.
             is_spread = _is_alive(evidence, way, last)
-        if is_spread and not _loses_by_its_queue(course):
+        if is_spread and not _may_lose_by_its_queue(course):
             lossy[way] = whole
 
     def say(way: Direction) -> str:
@@ -305,7 +307,23 @@ def _course(evidence: GroupEvidence, way: Direction) -> list[LinkRound]:
     """Return the last rounds of a way. Where a packet is lost again and again, nothing moves for a while: such rounds
     tell nothing, nor do those in which a path was dead."""
     known = [each[way] for each in evidence.link_rounds if way in each]
-    return [each for each in known if each.delivered or not (each.resent or each.stuck_ms)][-WAY_ROUNDS:]
+    return [each for each in known if not _stands_still(each)][-WAY_ROUNDS:]
+
+
+def _is_outage(evidence: GroupEvidence, way: Direction) -> bool:
+    """Whether all losses of the last rounds are those of one outage, which has some as it begins, and sends what was
+    under way again when it is over. On a lossy way nothing moves for a while again and again."""
+    known = [each[way] for each in evidence.link_rounds if way in each]
+    still = [at for at, each in enumerate(known) if _stands_still(each)]
+    lost = [at for at, each in enumerate(known) if each.resent]
+    if not still or not lost or still[-1] - still[0] >= len(still):
+        return False
+    return still[0] - 1 <= lost[0] and lost[-1] <= still[-1] + AFTERMATH_ROUNDS
+
+
+def _stands_still(round_: LinkRound) -> bool:
+    """Whether nothing has arrived that was under way."""
+    return not round_.delivered and (round_.resent > 0 or round_.stuck_ms > 0)
 
 
 def _loses(course: Collection[LinkRound]) -> bool:
@@ -317,12 +335,17 @@ def _loses(course: Collection[LinkRound]) -> bool:
 def _loses_by_its_queue(course: Collection[LinkRound]) -> bool:
     """Whether packets are lost because a queue is full. It is there in each round in which that happens, while on a way
     that loses packets anyhow a round trip is long now and then, which has waited for a packet to be sent again. A queue
-    may lose more than half of what comes, when the bandwidth behind it collapses. Where few packets are lost, a queue
-    may be full for moments only, between which it is measured."""
-    resent, delivered = sum(each.resent for each in course), sum(each.delivered for each in course)
-    if resent < BURSTS_SHARE * (delivered + resent):
-        return any(map(_queues, course))
+    may lose more than half of what comes, when the bandwidth behind it collapses."""
+    resent = sum(each.resent for each in course)
     return 2 * sum(each.resent for each in course if _queues(each)) >= resent
+
+
+def _may_lose_by_its_queue(course: Collection[LinkRound]) -> bool:
+    """Whether packets may be lost so, where that is not certain: few are lost, and the queue may be full for moments
+    only, between which it is measured."""
+    resent, delivered = sum(each.resent for each in course), sum(each.delivered for each in course)
+    are_few = resent < BURSTS_SHARE * (delivered + resent)
+    return _loses_by_its_queue(course) or (are_few and any(map(_queues, course)))
 
 
 def _queues(round_: LinkRound) -> bool:
