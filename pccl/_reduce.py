@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import signal
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Generator
 from functools import partial
+from types import CodeType
 from typing import Any, Generic, TypeVar
 
 import trio
@@ -34,6 +36,8 @@ from pccl.types import (
 
 TAG_MAX = 2**63 - 1
 STEP_MAX = 2**63 - 1
+DELIVERIES_MAX = 10
+"""Number of attempts to copy a result to a device, while signal handlers interrupt them."""
 
 Info = TypeVar("Info")
 
@@ -192,35 +196,60 @@ def delivered(op: PendingOp, func_name: str) -> OpResult:
         op.leave_run(text)
         raise PCCLError(Result.INTERNAL_ERROR, func_name, f"{text}; this peer has left the run")
     if op.source is not None:
-        try:
-            op.source.deliver()
-        except Exception as error:
-            _deliver_again(op, op.source, error, func_name)
-            if _may_be_of_a_handler():
-                raise
+        _deliver(op, op.source, func_name)
     elif op.copy is not None:
         op.copy.deliver()
     return result
 
 
-def _may_be_of_a_handler() -> bool:
-    """Whether an exception in this thread may be one that a signal handler of the program has raised."""
+def _deliver(op: PendingOp, source: Source, func_name: str) -> None:
+    """Put a result into arrays on a device. A device has failed when it does so twice. What a signal handler of the
+    program raises meanwhile is no failure: it is raised once the result is there, or once it was tried often enough,
+    and then the next wait for the op tries again."""
+    raised: Exception | None = None
+    has_failed = False
+    for _ in range(DELIVERIES_MAX):
+        try:
+            source.deliver()
+            break
+        except Exception as error:  # whatever the device's library raises
+            if _is_of_a_handler(error):
+                raised = raised or error
+                continue
+            if has_failed:
+                what = f"{type(error).__name__}: {error}"
+                text = f"all peers have the result, but it could not be copied to the device here: {what}"
+                op.leave_run(text)
+                raise PCCLError(Result.INTERNAL_ERROR, func_name, f"{text}; this peer has left the run") from error
+            has_failed = True
+    if raised is not None:
+        raise raised
+
+
+def _is_of_a_handler(error: BaseException) -> bool:
+    """Whether a signal handler of the program has raised an exception, and not what the signal interrupted."""
     if threading.current_thread() is not threading.main_thread():
         return False
-    known = (signal.getsignal(number) for number in signal.valid_signals())
-    return any(callable(handler) and handler is not signal.default_int_handler for handler in known)
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    cause: BaseException | None = error
+    while cause is not None:
+        if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(cause.__traceback__)):
+            return True
+        cause = cause.__cause__ or cause.__context__
+    return False
 
 
-def _deliver_again(op: PendingOp, source: Source, first: Exception, func_name: str) -> None:
-    """Find out whether the device has failed, or a signal handler has raised meanwhile: it can be done again then."""
-    try:
-        source.deliver()
-    except Exception:  # whatever the device's library raises
-        text = (
-            f"all peers have the result, but it could not be copied to the device here: {type(first).__name__}: {first}"
-        )
-        op.leave_run(text)
-        raise PCCLError(Result.INTERNAL_ERROR, func_name, f"{text}; this peer has left the run") from first
+def _code_of(handler: Any) -> CodeType | None:
+    """Return the code that a signal handler runs. None: it is not the program's, or not written in Python."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    if not callable(handler):  # SIG_DFL, SIG_IGN, or None for one that is not Python's
+        return None
+    for function in (handler, getattr(handler, "__func__", None), type(handler).__call__):
+        code = getattr(function, "__code__", None)
+        if isinstance(code, CodeType):
+            return code
+    return None
 
 
 def info_of(op: PendingOp, func_name: str) -> ReduceInfo:
