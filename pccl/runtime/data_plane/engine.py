@@ -65,8 +65,8 @@ class Engine:
         return fd
 
     def close(self) -> None:
-        """Stop the thread; open ops are aborted and their buffers restored. Of the other methods only `stats` may be
-        called meanwhile and later."""
+        """Stop the thread; open ops are aborted and their buffers restored. Of the other methods only `stats` and
+        `records` may be called meanwhile and later."""
         self._last_stats = self.stats()
         handle, self._handle = self._handle, ffi.NULL
         if handle != ffi.NULL:

@@ -153,8 +153,8 @@ class EngineThreads:
         return [engine.event_fd for engine in self._engines]
 
     def close(self) -> None:
-        """Stop the threads; open ops are aborted and their buffers restored. Of the other methods only `stats` may be
-        called later."""
+        """Stop the threads; open ops are aborted and their buffers restored. Of the other methods only `stats` and
+        `records` may be called later."""
         for engine in self._engines:
             engine.close()
 

@@ -10,8 +10,9 @@ for the sum takes the notes in.
 
     1  What callers wait for counts once, however many wait, and not while the engine times an op anyway: each note has
        the engine's time in ops by then.
-    2  An op is waited for, for as long as somebody does, with pauses of up to PAUSE_S, until it is over. A caller that
-       asks again and again, with a timeout each time, waits for all that time; but only what it really waits counts as
+    2  An op is waited for, for as long as somebody does, until it is over, with pauses that are no longer than the wait
+       before (but for PAUSE_S_MIN) and PAUSE_S. A caller that asks again and again, with a timeout each time, waits for
+       all that time, and one that looks now and then while it computes does not. Only what it really waits counts as
        time in ops.
     3  With its op all waits end: a signal may have taken a caller away before it could note that it waits no more.
 """
@@ -24,8 +25,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-PAUSE_S = 2.0
-"""Time between two waits for an op that does not make them two."""
+PAUSE_S_MIN, PAUSE_S = 0.05, 2.0
+"""Time between two waits for an op that does not make them two, however short or long the first is."""
 BEGUN, LEFT, OVER = range(3)
 NS_PER_US = 1_000
 NS_PER_S = 1_000_000_000
@@ -44,8 +45,10 @@ class _Op:
     """When it was waited for first."""
     is_over: Callable[[], bool]
     callers: int = 0
-    left_ns: int = 0
-    """When the last caller gave up."""
+    entered_ns: int = 0
+    """When the first of them came."""
+    back_by_ns: int = 0
+    """When somebody has to be back for it to be the same wait, once the last caller has given up."""
 
 
 class OverlappedWaits:
@@ -111,6 +114,8 @@ class OverlappedWaits:
                 op = self._ops[number] = _Op(now_ns, is_over)
             elif not self._is_waited_for(op, now_ns):
                 op.since_ns = now_ns
+            if not op.callers:
+                op.entered_ns = now_ns
             op.callers += 1
             self._callers += 1
             if self._callers == 1:
@@ -123,7 +128,8 @@ class OverlappedWaits:
             del self._ops[number]
         if gone:
             op.callers -= gone
-            op.left_ns = now_ns
+            pause_ns = max(PAUSE_S_MIN * NS_PER_S, min(PAUSE_S * NS_PER_S, now_ns - op.entered_ns))
+            op.back_by_ns = now_ns + int(pause_ns)
             self._callers -= gone
             if not self._callers:
                 self._total_ns += self._spent_ns(now_ns, in_ops_ns)
@@ -137,4 +143,4 @@ class OverlappedWaits:
     @staticmethod
     def _is_waited_for(op: _Op, now_ns: int) -> bool:
         """Whether somebody waits for it, or has until a moment ago (rule 2)."""
-        return op.callers > 0 or now_ns - op.left_ns < PAUSE_S * NS_PER_S
+        return op.callers > 0 or now_ns < op.back_by_ns

@@ -87,11 +87,13 @@ class PendingOp:
         waits = self.waits
         if waits is None or self._over.is_set():
             return self._over.wait(timeout_s)
+        waits.begin(self.op, self._over.is_set)  # which a signal may end: then there is nothing to take back
         try:
-            waits.begin(self.op, self._over.is_set)
             return self._over.wait(timeout_s)
         finally:
-            waits.end(self.op, self._over.is_set())
+            waits = self.waits  # None: a handler has forked, and this is the child
+            if waits is not None:
+                waits.end(self.op, self._over.is_set())
 
     def join_started(self) -> None:
         """Wait for the op within the engine, if that is possible: it is over then, unless it takes long."""
@@ -200,22 +202,21 @@ class PendingOp:
 
     def finish(self, result: OpResult) -> None:
         """End the op with its result. May be called again, and does what is left if a signal has ended it."""
-        if self._over.is_set():
-            return
-        self.result = result
-        self.spec = None  # lets go of the buffers
-        if result.code is not Result.SUCCESS:
-            self.source = None
-        if not self.is_detached:
-            self.release()
-        elif self.is_released:
-            self._drop_copy()
-        if self.before_over is not None:
-            self.before_over()
-        self.join = None
-        self._over.set()
-        if self.waits is not None:
-            self.waits.over(self.op)
+        if not self._over.is_set():
+            self.result = result
+            self.spec = None  # lets go of the buffers
+            if result.code is not Result.SUCCESS:
+                self.source = None
+            if not self.is_detached:
+                self.release()
+            elif self.is_released:
+                self._drop_copy()
+            if self.before_over is not None:
+                self.before_over()
+            self.join = None
+            self._over.set()
+            if self.waits is not None:
+                self.waits.over(self.op)
         self.before_over = None  # it refers to the op as a rule
         self._call_back()
         _wake(self._wakers)
@@ -258,7 +259,8 @@ class PendingOp:
         _wake(self._release_wakers)
 
     def forget_after_fork(self, result: OpResult) -> None:
-        """End the op in a forked child, where there is no trio run to wake."""
+        """End the op in a forked child, where there is no trio run to wake, and locks of the engine may be held."""
+        self.waits = None
         self.result = self.result or result
         self._released.set()
         self._over.set()

@@ -99,6 +99,17 @@ def test_who_asks_again_and_again_waits_for_all_that_time(clock: Clock) -> None:
     assert waits.added_to(STATS)["op_wait_us"] == 100
 
 
+@pytest.mark.parametrize(("waited_us", "is_one_wait"), [(0, False), (2_500_000, True)])
+def test_who_looks_now_and_then_does_not_wait(clock: Clock, waited_us: int, is_one_wait: bool) -> None:
+    waits = OverlappedWaits()
+    for _ in range(3):
+        waits.begin(1, never)
+        clock.now_us += waited_us
+        waits.end(1, is_over=False)
+        clock.now_us += 1_900_000
+    assert waits.added_to(STATS)["op_wait_us"] == (3 * 4_400_000 if is_one_wait else 7)
+
+
 def test_whoever_a_signal_takes_away_before_it_says_so_waits_until_its_op_is_over_at_most(clock: Clock) -> None:
     waits, over = OverlappedWaits(), threading.Event()
     waits.begin(1, over.is_set)

@@ -8,6 +8,7 @@ import pytest
 
 from pccl.protocol.peer import OpResult
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
+from pccl.runtime.data_plane.overlapped_waits import OverlappedWaits
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.types import DataType, ReduceOp, Result
 
@@ -57,6 +58,37 @@ def test_the_first_result_stands() -> None:
         op.finish(OpResult(1, code, "", 2))
     assert calls == [Result.SUCCESS] * 2
     assert op.result == OpResult(1, Result.SUCCESS, "", 2)
+
+
+def test_an_end_that_a_signal_has_cut_off_is_told_by_the_next() -> None:
+    op = new_op()
+    calls: list[bool] = []
+    op.when_over(lambda: calls.append(op.is_over))
+
+    class Interrupted(OverlappedWaits):
+        def over(self, op: int) -> None:
+            raise KeyboardInterrupt
+
+    op.waits = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        op.finish(OpResult(1, Result.SUCCESS, "", 2))
+    assert not calls
+    op.finish(OpResult(1, Result.SUCCESS, "", 2))
+    assert calls == [True]
+
+
+def test_a_forked_child_notes_no_waits() -> None:
+    """The engine's locks may be held for ever there."""
+    op = new_op()
+
+    class Locked(OverlappedWaits):
+        def end(self, op: int, is_over: bool) -> None:
+            raise AssertionError("it would wait for ever")
+
+    op.waits = Locked()
+    op._over.wait = lambda timeout_s=None: op.forget_after_fork(OpResult(1, Result.INTERNAL_ERROR, "", 1))  # type: ignore
+    op.wait(None)
+    assert op.is_over
 
 
 @pytest.mark.parametrize("code", [Result.SUCCESS, Result.RANK_CONNECTION_LOST])
