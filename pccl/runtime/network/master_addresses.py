@@ -7,7 +7,7 @@ Pure: time and chance come in as arguments. A search begins anew whenever a mast
 2. Still some masters may be out of reach for some peers, and a majority would wait at different masters for each other.
    So peers stay longest at the first master of a round that gathers them, and look at the others for a moment, which is
    enough to be asked to follow where a majority is.
-3. A round takes no longer than a majority waits for the rest.
+3. Where all machines answer, a round takes no longer than a majority waits for the rest.
 4. Rounds are at most PAUSE_S_MAX apart, so the next master is found soon after it listens; the first pauses are short,
    for a master that is started anew at once.
 """
@@ -27,6 +27,8 @@ OTHER_S_MIN = 0.5
 """Least time to wait there, since it may be far away, unless OTHERS_SHARE is less."""
 OTHERS_SHARE = 0.3
 """Time to wait at all others together, at most, in peer timeouts."""
+PAUSE_SHARE = 0.1
+"""Pause between rounds in which a master gathers peers, at most, in peer timeouts."""
 LEAD_TIMEOUTS = 3.5
 """Time to wait at a master that has a majority, in peer timeouts: longer than it takes to lead, at most
 (`gathering.GATHER_TIMEOUTS`). Who leaves in the moment in which it begins to lead would be taken for lost."""
@@ -52,6 +54,8 @@ class MasterAddresses:
         self._failures: dict[Address, str] = {}
         self._waited_in_round = -1
         """The number of the last round in which some master was waited at."""
+        self._pause_s_max = PAUSE_S_MAX
+        """The longest pause after that round."""
 
     def anew(self) -> MasterAddresses:
         """Return the same addresses for a new search, none of which has been asked."""
@@ -63,7 +67,8 @@ class MasterAddresses:
         rounds = self._asked // len(self.addresses)
         pause_s = 0.0
         if asked_in_round == 0 and rounds:
-            pause_s = min(PAUSE_S_MIN * 2 ** min(rounds - 1, 10), PAUSE_S_MAX) * (0.5 + chance / 2)
+            most_s = self._pause_s_max if self._waited_in_round == rounds - 1 else PAUSE_S_MAX
+            pause_s = min(PAUSE_S_MIN * 2 ** min(rounds - 1, 10), most_s) * (0.5 + chance / 2)
         self._asked += 1
         return Attempt(self.addresses[asked_in_round], pause_s, rounds == 0)
 
@@ -73,6 +78,7 @@ class MasterAddresses:
             return float("inf")
         if is_majority_there:
             return LEAD_TIMEOUTS * peer_timeout_s
+        self._pause_s_max = min(PAUSE_S_MAX, max(PAUSE_S_MIN, PAUSE_SHARE * peer_timeout_s))
         current_round = (self._asked - 1) // len(self.addresses)
         if current_round != self._waited_in_round:
             self._waited_in_round = current_round

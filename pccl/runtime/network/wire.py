@@ -36,7 +36,8 @@ from pccl.runtime.network.tls import NO_TLS_AT_MASTER, TlsEnd, TlsError, answers
 
 RECEIVE_BYTES = 64 * 1024
 STUCK_TIMEOUTS = 2.0
-"""Time for which the system may go without an acknowledgement of what was sent, in peer timeouts."""
+"""Time for which the system may go without an acknowledgement of what was sent, in peer timeouts; longer where they are
+so short that probes, which are seconds apart, take longer."""
 KEEPALIVE_PROBES = 3
 """Number of probes without an answer after which the other side is gone, where there is no TCP_USER_TIMEOUT."""
 KEEPALIVE_S_MAX = 32767
