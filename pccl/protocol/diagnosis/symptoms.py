@@ -70,7 +70,7 @@ BURSTS_SHARE = 0.05
 LOST_MIN = 4
 """`RESENT_MIN` for a way that would be called slow: rather nothing is said of it for a while."""
 AFTERMATH_ROUNDS = 2
-"""Number of rounds, after an outage, in which what was under way is sent again."""
+"""Number of rounds after an outage in which what was under way is sent again."""
 QUEUE_FACTOR, QUEUE_MS = 2.0, 10.0
 """A round trip this much longer than the least comes of a queue, which loses packets when it is full."""
 STUCK_S = 1.1

@@ -35,6 +35,8 @@ REDIAL_S_MAX = 30.0
 
 TRIAL_S = 0.6
 """Time in which packets get to the other end of a path if they ever do: some are sent again twice."""
+TRIAL_CONNECTIONS = 3
+"""Number of connections by which a path is tried: on one that loses packets, some lose theirs."""
 
 
 class Outbound:
@@ -91,19 +93,21 @@ class Outbound:
     async def _try_path(self, link: int, member: m.PeerInfo, report: Callable[[], None]) -> None:
         facts = self._driver.facts
         hello = m.ProbeHello(m.PROTOCOL_VERSION, facts.run, facts.peer, member.peer, pulls=False)
-        passage = links.Passage()
+        passages = [links.Passage() for _ in range(TRIAL_CONNECTIONS)]
 
-        async def dial() -> None:
+        async def dial(passage: links.Passage) -> None:
             with suppress(links.LinkError):
                 sock, _ = await links.dial(member, self._master_host(), hello, self._options.token, passage)
                 sock.close()
 
         async with trio.open_nursery() as nursery:
-            start_task(nursery, dial)
+            for passage in passages:
+                start_task(nursery, dial, passage)
             await trio.sleep(TRIAL_S)
             found = m.PathTrial.NOTHING
-            if passage.sock is not None:
-                found = m.PathTrial.CARRIES if passage.gets_there else m.PathTrial.SMALL_ONLY
+            if any(passage.sock is not None for passage in passages):
+                is_through = any(passage.gets_there for passage in passages)
+                found = m.PathTrial.CARRIES if is_through else m.PathTrial.SMALL_ONLY
             nursery.cancel_scope.cancel()
         if self._counters.path_tried(link, found):
             report()
