@@ -52,6 +52,14 @@ def test_whoever_is_slow_is_named(world: World, chance: Random) -> None:
     assert world.diagnosis.findings(world.now) == []
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_whoever_is_far_slower_is_named_after_three_long_steps(seed: int) -> None:
+    world = World(3, seed, step_s=0.2, op_s=0.2)
+    world.run(SETTLED_S)
+    world.factors[2] = 5.0
+    named_within(world, (Kind.SLOW, 2, None))
+
+
 def test_whoever_is_slow_is_named_where_minutes_lie_between_two_ops() -> None:
     """As outer steps of DiLoCo do."""
     world = World(2, step_s=30.0, op_s=0.4)

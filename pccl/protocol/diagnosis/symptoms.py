@@ -16,7 +16,7 @@ paced by what arrives.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
-from itertools import islice
+from itertools import islice, takewhile
 
 from pccl.protocol.diagnosis.evidence import (
     FRESH_S,
@@ -47,6 +47,10 @@ LONG_ROUNDS_MIN = 4
 LONG_ROUNDS_S = 3.0
 """Fewer rounds will do if they are so long together. A single pause shows in two at most: the one in which it begins,
 and the one that ends with the op that was late."""
+CLEAR_FACTOR = 3.0
+CLEAR_ROUNDS_MIN = 3
+CLEAR_ROUNDS_S = 2.4
+"""The same where a peer differs by more: steps that vary by themselves hardly do so by that much, again and again."""
 ENDED_S, ENDED_FACTOR = 10.0, 3.0
 """Without another round for so long, and for so many times as long as the longest one, there are no ops any more that
 could be waited for. Between two outer steps lie minutes."""
@@ -430,6 +434,8 @@ def slow_peers(group: int, evidence: GroupEvidence, named: Named, now: float, na
         shown.append(each)
     seconds = sum(each.seconds for each in shown)
     is_long = len(shown) >= LONG_ROUNDS_MIN and seconds >= LONG_ROUNDS_S
+    clear = list(takewhile(lambda each: _is_late(each, last, CLEAR_FACTOR, LOST_SHARE), shown))
+    is_long |= len(clear) >= CLEAR_ROUNDS_MIN and sum(each.seconds for each in clear) >= CLEAR_ROUNDS_S
     is_settled = now - evidence.begun_at >= SETTLED_S and evidence.ops >= SETTLED_OPS
     if not is_named and not (is_settled and (len(shown) >= ROUNDS_MIN or is_long)):
         return []
