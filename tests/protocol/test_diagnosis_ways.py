@@ -333,6 +333,29 @@ def test_a_lossy_way_is_not_called_slow_for_a_round_trip_that_took_a_retransmiss
             ]
 
 
+def test_a_way_that_was_called_lossy_when_it_became_slow_is_called_slow_soon() -> None:
+    """What was under way gets lost, and the queue is seen a moment later. Then the losses are few, and it stays."""
+    diagnosis = Diagnosis()
+    scene = Scene([GroupScene(0, [1, 2, 3], EPOCH, True)], {}, frozenset())
+    resent = 0
+    for at in range(1, 24):
+        resent += {9: 300, 10: 40, 11: 20}.get(at, 2 if at > 11 else 0)
+        sick = LinkReport(
+            2,
+            20_000 * at,
+            busy_ms=60 * at + 430 * max(0, at - 8),
+            delivered=300 * at,
+            resent=resent,
+            lying_byte_s=2_000 * at + 40_000 * max(0, at - 8),
+            round_trip_us=100_000 if at > 9 else 21_000,
+        )
+        judge_ring(diagnosis, scene, at, sick)
+        if at == 14:
+            named = [(each.kind, each.peer, each.to) for each in diagnosis.findings(100 + at / 2)]
+            assert named == [(Kind.LOSSY, 1, 2), (Kind.SLOW_WAY, 1, 2)]
+    assert [(each.kind, each.peer, each.to) for each in diagnosis.findings(111.5)] == [(Kind.SLOW_WAY, 1, 2)]
+
+
 def judge_pair(diagnosis: Diagnosis, at: int, sick: LinkReport) -> None:
     """Judge two peers after so many rounds of half a second: the first tells this of its way, the other of a way
     without losses."""

@@ -92,20 +92,20 @@ class Diagnosis:
         if not group.is_running:
             return found
         # A slow way loses packets when its queue is full, and a lossy one is slow: the first that was found counts.
-        lossy = self._but(Kind.SLOW_WAY, number, symptoms.lossy_ways(number, evidence, named, name))
+        slow = [(each.peer, each.to) for each in self._findings.of(number) if each.kind == Kind.SLOW_WAY]
+        lossy = [
+            each
+            for each in symptoms.lossy_ways(number, evidence, named, name)
+            if not any(_overlap((each.peer, each.to), other) for other in slow)
+        ]
         found += lossy
         if not lossy:
-            found += self._but(Kind.LOSSY, number, symptoms.slow_ways(number, evidence, named, name))
+            found += symptoms.slow_ways(number, evidence, named, name)
         late = symptoms.slow_peers(number, evidence, named, now, name)
         found += late or symptoms.starved_peers(number, evidence, named, name)
         found += symptoms.absent(number, evidence, scene.silent_s, now, name)
         found += symptoms.astray(number, evidence, group.stalled, now, name)
         return found
-
-    def _but(self, kind: str, group: int, suspects: Sequence[Suspect]) -> list[Suspect]:
-        """Return the suspects without ways that are named for another kind of fault, alone or with their line."""
-        known = [(each.peer, each.to) for each in self._findings.of(group) if each.kind == kind]
-        return [each for each in suspects if not any(_overlap((each.peer, each.to), other) for other in known)]
 
 
 def _overlap(one: tuple[int, int | None], other: tuple[int, int | None]) -> bool:

@@ -194,8 +194,7 @@ def lossy_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) ->
             continue
         whole = total(course)
         sent = whole.delivered + whole.resent
-        is_named = any(named(Kind.LOSSY, *key) for key in (way, (way[0], None), (way[1], None)))
-        limit = LOSS_SHARE_STILL if is_named else LOSS_SHARE
+        limit = LOSS_SHARE_STILL if _is_lossy(way, named) else LOSS_SHARE
         if whole.resent < RESENT_MIN or whole.resent < limit * sent:
             continue
         is_spread = sum(each.resent > 0 for each in course) >= WAY_ROUNDS - 1 and not _is_outage(evidence, way)
@@ -214,7 +213,8 @@ def lossy_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) ->
 
 
 def slow_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) -> list[Suspect]:
-    """Return the ways for which the ops wait."""
+    """Return the ways for which the ops wait. A lossy way is slow, too, but one with a queue that does not go away was
+    called lossy for the packets that were under way when it became slow."""
     rounds = list(evidence.link_rounds)[-WAY_ROUNDS:]
     if len(rounds) < WAY_ROUNDS:
         return []
@@ -232,8 +232,10 @@ def slow_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) -> 
     found = {way: whole[way] for way in hot}
     if any(each.receiver > each.busy / 2 for each in found.values()):
         return []
+    if any(_is_lossy(way, named) and not all(map(_queues, course[way])) for way in found):
+        return []
     if any(each.busy < BUSY_SHARE for each in found.values()):
-        return _loaded_way(group, evidence, name)
+        return _loaded_way(group, evidence, named, name)
     if not all(_carries(each) for way in found for each in course[way]):
         return []
     if len(found) > 1 and not all(map(_queues, found.values())):
@@ -243,7 +245,7 @@ def slow_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) -> 
     rest = [way for way in busy if way not in hot and (way[1], way[0]) not in hot]
     others = {way: [busy[other] for other in rest if evidence.is_comparable(way, other)] for way in found}
     if not all(others[way] or _outweighs(way, whole, evidence) for way in found):
-        return _loaded_way(group, evidence, name) if len(found) > 1 else []
+        return _loaded_way(group, evidence, named, name) if len(found) > 1 else []
 
     def say(way: Direction) -> str:
         each = found[way]
@@ -255,10 +257,15 @@ def slow_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) -> 
         )
 
     suspects = _gathered(Kind.SLOW_WAY, group, found, rounds[-1], "is slow", say, name)
-    return suspects if len(suspects) == 1 else _loaded_way(group, evidence, name)
+    return suspects if len(suspects) == 1 else _loaded_way(group, evidence, named, name)
 
 
-def _loaded_way(group: int, evidence: GroupEvidence, name: Name) -> list[Suspect]:
+def _is_lossy(way: Direction, named: Named) -> bool:
+    """Whether a way is named as lossy, alone or with all of one end."""
+    return any(named(Kind.LOSSY, *key) for key in (way, (way[0], None), (way[1], None)))
+
+
+def _loaded_way(group: int, evidence: GroupEvidence, named: Named, name: Name) -> list[Suspect]:
     """Return the way on which far more lies than on others that have the same to do, in a queue, where none is busy for
     much longer than others: short ops wait for acknowledgements everywhere."""
     rounds = list(evidence.link_rounds)[-LOADED_ROUNDS:]
@@ -267,6 +274,8 @@ def _loaded_way(group: int, evidence: GroupEvidence, name: Name) -> list[Suspect
     whole = {way: total(course) for way in rounds[-1] if len(course := [each[way] for each in rounds if way in each])}
     top = max(whole, key=lambda way: whole[way].lying_byte_s, default=None)
     if top is None or (reverse := (top[1], top[0])) not in whole:
+        return []
+    if _is_lossy(top, named) and not all(_queues(each[top]) for each in rounds if top in each):
         return []
     lying = whole[top].lying_byte_s
     rest = [way for way in whole if way not in (top, reverse)]
