@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import traceback
 import warnings
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Set
 from functools import partial
 from types import CodeType
 from typing import Any, Generic, TypeVar
@@ -208,12 +209,13 @@ def _deliver(op: PendingOp, source: Source, func_name: str) -> None:
     and then the next wait for the op tries again."""
     raised: Exception | None = None
     has_failed = False
+    earlier, handlers = sys.exc_info()[1], _handlers()
     for _ in range(DELIVERIES_MAX):
         try:
             source.deliver()
             break
         except Exception as error:  # whatever the device's library raises
-            if _is_of_a_handler(error):
+            if _is_of_any(handlers | _handlers(), error, earlier):  # one may replace itself
                 raised = raised or error
                 continue
             if has_failed:
@@ -226,17 +228,28 @@ def _deliver(op: PendingOp, source: Source, func_name: str) -> None:
         raise raised
 
 
-def _is_of_a_handler(error: BaseException) -> bool:
-    """Whether a signal handler of the program has raised an exception, and not what the signal interrupted."""
-    if threading.current_thread() is not threading.main_thread():
-        return False
-    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    cause: BaseException | None = error
-    while cause is not None:
+def _is_of_any(handlers: Set[CodeType], error: BaseException, earlier: BaseException | None) -> bool:
+    """Whether a signal handler has raised an exception, and not what the signal interrupted. `earlier` is what was
+    being handled before, which is the context of all that is raised meanwhile."""
+    seen = {id(None), id(earlier)}
+    causes: list[BaseException | None] = [error]
+    while causes:
+        cause = causes.pop()
+        if cause is None or id(cause) in seen:
+            continue
+        seen.add(id(cause))
         if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(cause.__traceback__)):
             return True
-        cause = cause.__cause__ or cause.__context__
+        causes += cause.__cause__, cause.__context__
     return False
+
+
+def _handlers() -> set[CodeType]:
+    """Return the code of the program's signal handlers, which run in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return set()
+    found = (_code_of(signal.getsignal(number)) for number in signal.valid_signals())
+    return {code for code in found if code is not None}
 
 
 def _code_of(handler: Any) -> CodeType | None:
@@ -245,11 +258,8 @@ def _code_of(handler: Any) -> CodeType | None:
         handler = handler.func
     if not callable(handler):  # SIG_DFL, SIG_IGN, or None for one that is not Python's
         return None
-    for function in (handler, getattr(handler, "__func__", None), type(handler).__call__):
-        code = getattr(function, "__code__", None)
-        if isinstance(code, CodeType):
-            return code
-    return None
+    code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 def info_of(op: PendingOp, func_name: str) -> ReduceInfo:

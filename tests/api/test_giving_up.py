@@ -401,6 +401,65 @@ def test_a_device_that_fails_once_has_not_failed(
     assert cluster[0].world_size == 2
 
 
+def test_a_device_that_has_failed_is_told_also_by_who_waits_again_after_an_alarm(
+    cluster: Cluster,
+    devices: list[FakeDevice],
+    raise_in_handler: Callable[[BaseException], None],
+) -> None:
+    """What a handler has raised before is the context of all that is raised while it is dealt with."""
+    cluster.join(2)
+    held = devices[0].array(np.ones(64, np.float32))
+    handle = cluster[0].all_reduce_async(held, op=SUM)
+    cluster[1].all_reduce(np.ones(64, np.float32), op=SUM)
+    until(handle.done, "it is over")
+    devices[0].fails_to_write = True
+    try:
+        raise_in_handler(TimeoutError("an alarm"))
+    except TimeoutError:
+        assert handle.wait() == (False, Result.INTERNAL_ERROR, None)
+    until(lambda: cluster[1].world_size == 1, "the other one has heard of it")
+
+
+def test_what_a_handler_raises_that_takes_itself_away_is_raised(
+    cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.join(2)
+    held = devices[0].array(np.ones(64, np.float32))
+    handle = cluster[0].all_reduce_async(held, op=SUM)
+    cluster[1].all_reduce(np.ones(64, np.float32), op=SUM)
+    until(handle.done, "it is over")
+    source = handle._op.source
+    assert source is not None
+
+    def stop(*_: object) -> None:
+        signal.signal(signal.SIGUSR1, before)
+        raise TimeoutError("asked to stop")
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    disturb(monkeypatch, source, lambda: signal.raise_signal(signal.SIGUSR1))
+    with pytest.raises(TimeoutError, match="asked to stop"):
+        handle.wait()
+    np.testing.assert_array_equal(held.settled(), np.full(64, 2, np.float32))
+
+
+def test_causes_that_go_around_in_a_circle_are_looked_at_once(
+    cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.join(2)
+    handle = cluster[0].all_reduce_async(devices[0].array(np.ones(64, np.float32)), op=SUM)
+    cluster[1].all_reduce(np.ones(64, np.float32), op=SUM)
+    until(handle.done, "it is over")
+
+    def fail() -> None:
+        one, other = RuntimeError("one"), RuntimeError("other")
+        one.__cause__, other.__cause__ = other, one
+        raise one
+
+    assert handle._op.source is not None
+    disturb(monkeypatch, handle._op.source, fail, 2)
+    assert handle.wait() == (False, Result.INTERNAL_ERROR, None)
+
+
 def test_a_wait_that_is_over_at_once_copies_nothing(cluster: Cluster) -> None:
     cluster.join(2)
     x = [np.ones(8, np.float32) for _ in range(2)]

@@ -101,7 +101,7 @@ def test_a_short_timeout_at_such_a_port_says_where_what_was_tried_and_what_to_do
         error = refusal(partial(Communicator(address).connect, attempts, timeout=0.3))
     text = str(error)
     if error.result is Result.TIMEOUT:
-        assert f"not finished within 1 s; it waited for the master at {address}, attempt 1 of {attempts}: " in text
+        assert f"not finished within 0.3 s; it waited for the master at {address}, attempt 1 of {attempts}: " in text
     else:  # the only attempt ends at the same time, and may be first
         assert error.result is Result.MASTER_CONNECTION_FAILED
         assert attempts == 1

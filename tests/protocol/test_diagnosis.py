@@ -60,6 +60,17 @@ def test_whoever_is_far_slower_is_named_after_three_long_steps(seed: int) -> Non
     named_within(world, (Kind.SLOW, 2, None))
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_pauses_in_a_row_name_nobody(seed: int) -> None:
+    world = World(3, seed, step_s=0.2, op_s=0.1)
+    world.run(SETTLED_S)
+    for _ in range(3):
+        world.pauses[2] = 6.0
+        world.run(15.0, until=lambda: 2 not in world.pauses)
+    world.run(30.0)
+    assert world.names() == []
+
+
 def test_whoever_is_slow_is_named_where_minutes_lie_between_two_ops() -> None:
     """As outer steps of DiLoCo do."""
     world = World(2, step_s=30.0, op_s=0.4)

@@ -91,13 +91,10 @@ class Diagnosis:
         found += symptoms.absent_from_calls(number, group.waits, scene.silent_s, name)
         if not group.is_running:
             return found
-        # A slow way loses packets when its queue is full, and a lossy one is slow: the first that was found counts.
-        slow = [(each.peer, each.to) for each in self._findings.of(number) if each.kind == Kind.SLOW_WAY]
-        lossy = [
-            each
-            for each in symptoms.lossy_ways(number, evidence, named, name)
-            if not any(_overlap((each.peer, each.to), other) for other in slow)
-        ]
+        slow = [each.key[1:] for each in self._findings.of(number) if each.kind == Kind.SLOW_WAY]
+        # A slow way loses packets when its queue is full, and a lossy one is slow: the first that was found counts, as
+        # long as it is no queue that stays (`slow_ways`).
+        lossy = [each for each in symptoms.lossy_ways(number, evidence, named, name) if each.key[1:] not in slow]
         found += lossy
         if not lossy:
             found += symptoms.slow_ways(number, evidence, named, name)
@@ -106,11 +103,3 @@ class Diagnosis:
         found += symptoms.absent(number, evidence, scene.silent_s, now, name)
         found += symptoms.astray(number, evidence, group.stalled, now, name)
         return found
-
-
-def _overlap(one: tuple[int, int | None], other: tuple[int, int | None]) -> bool:
-    """Whether two ways are the same, or one is a line, of which the other may be part."""
-    for line, way in ((one, other), (other, one)):
-        if line[1] is None and line[0] in way:
-            return True
-    return one == other

@@ -16,6 +16,7 @@ paced by what arrives.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from functools import partial
 from itertools import islice, takewhile
 
 from pccl.protocol.diagnosis.evidence import (
@@ -50,7 +51,9 @@ and the one that ends with the op that was late."""
 CLEAR_FACTOR = 3.0
 CLEAR_ROUNDS_MIN = 3
 CLEAR_ROUNDS_S = 2.4
-"""The same where a peer differs by more: steps that vary by themselves hardly do so by that much, again and again."""
+CLEAR_ROUND_S_MAX = 2.0
+"""The same where a peer differs by more: steps that vary by themselves hardly do so by that much, again and again.
+Longer rounds may be pauses in a row."""
 ENDED_S, ENDED_FACTOR = 10.0, 3.0
 """Without another round for so long, and for so many times as long as the longest one, there are no ops any more that
 could be waited for. Between two outer steps lie minutes."""
@@ -235,7 +238,7 @@ def slow_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) -> 
     if any(_is_lossy(way, named) and not all(map(_queues, course[way])) for way in found):
         return []
     if any(each.busy < BUSY_SHARE for each in found.values()):
-        return _loaded_way(group, evidence, named, name)
+        return _loaded_way(group, evidence, name)
     if not all(_carries(each) for way in found for each in course[way]):
         return []
     if len(found) > 1 and not all(map(_queues, found.values())):
@@ -245,7 +248,7 @@ def slow_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) -> 
     rest = [way for way in busy if way not in hot and (way[1], way[0]) not in hot]
     others = {way: [busy[other] for other in rest if evidence.is_comparable(way, other)] for way in found}
     if not all(others[way] or _outweighs(way, whole, evidence) for way in found):
-        return _loaded_way(group, evidence, named, name) if len(found) > 1 else []
+        return _loaded_way(group, evidence, name) if len(found) > 1 else []
 
     def say(way: Direction) -> str:
         each = found[way]
@@ -257,7 +260,7 @@ def slow_ways(group: int, evidence: GroupEvidence, named: Named, name: Name) -> 
         )
 
     suspects = _gathered(Kind.SLOW_WAY, group, found, rounds[-1], "is slow", say, name)
-    return suspects if len(suspects) == 1 else _loaded_way(group, evidence, named, name)
+    return suspects if len(suspects) == 1 else _loaded_way(group, evidence, name)
 
 
 def _is_lossy(way: Direction, named: Named) -> bool:
@@ -265,7 +268,7 @@ def _is_lossy(way: Direction, named: Named) -> bool:
     return any(named(Kind.LOSSY, *key) for key in (way, (way[0], None), (way[1], None)))
 
 
-def _loaded_way(group: int, evidence: GroupEvidence, named: Named, name: Name) -> list[Suspect]:
+def _loaded_way(group: int, evidence: GroupEvidence, name: Name) -> list[Suspect]:
     """Return the way on which far more lies than on others that have the same to do, in a queue, where none is busy for
     much longer than others: short ops wait for acknowledgements everywhere."""
     rounds = list(evidence.link_rounds)[-LOADED_ROUNDS:]
@@ -274,8 +277,6 @@ def _loaded_way(group: int, evidence: GroupEvidence, named: Named, name: Name) -
     whole = {way: total(course) for way in rounds[-1] if len(course := [each[way] for each in rounds if way in each])}
     top = max(whole, key=lambda way: whole[way].lying_byte_s, default=None)
     if top is None or (reverse := (top[1], top[0])) not in whole:
-        return []
-    if _is_lossy(top, named) and not all(_queues(each[top]) for each in rounds if top in each):
         return []
     lying = whole[top].lying_byte_s
     rest = [way for way in whole if way not in (top, reverse)]
@@ -443,7 +444,7 @@ def slow_peers(group: int, evidence: GroupEvidence, named: Named, now: float, na
         shown.append(each)
     seconds = sum(each.seconds for each in shown)
     is_long = len(shown) >= LONG_ROUNDS_MIN and seconds >= LONG_ROUNDS_S
-    clear = list(takewhile(lambda each: _is_late(each, last, CLEAR_FACTOR, LOST_SHARE), shown))
+    clear = list(takewhile(partial(_is_clearly_late, peer=last), shown))
     is_long |= len(clear) >= CLEAR_ROUNDS_MIN and sum(each.seconds for each in clear) >= CLEAR_ROUNDS_S
     is_settled = now - evidence.begun_at >= SETTLED_S and evidence.ops >= SETTLED_OPS
     if not is_named and not (is_settled and (len(shown) >= ROUNDS_MIN or is_long)):
@@ -471,6 +472,10 @@ def _second(round_: OpRound, last: int) -> float:
 def _is_late(round_: OpRound, peer: int, factor: float, lost: float) -> bool:
     own, next_slowest = round_.shares[peer], _second(round_, peer)
     return next_slowest - own >= lost and 1 - own >= factor * (1 - next_slowest)
+
+
+def _is_clearly_late(round_: OpRound, peer: int) -> bool:
+    return round_.seconds <= CLEAR_ROUND_S_MAX and _is_late(round_, peer, CLEAR_FACTOR, LOST_SHARE)
 
 
 def starved_peers(group: int, evidence: GroupEvidence, named: Named, name: Name) -> list[Suspect]:

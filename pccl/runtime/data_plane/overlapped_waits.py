@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-PAUSE_S_MIN, PAUSE_S = 0.05, 2.0
+PAUSE_S_MIN, PAUSE_S = 0.25, 2.0
 """Time between two waits for an op that does not make them two, however short or long the first is."""
 BEGUN, LEFT, OVER = range(3)
 NS_PER_US = 1_000

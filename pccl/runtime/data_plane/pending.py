@@ -87,7 +87,7 @@ class PendingOp:
         waits = self.waits
         if waits is None or self._over.is_set():
             return self._over.wait(timeout_s)
-        waits.begin(self.op, self._over.is_set)  # which a signal may end: then there is nothing to take back
+        waits.begin(self.op, self._over.is_set)  # cut off by a signal, it is no wait, or one that ends with the op
         try:
             return self._over.wait(timeout_s)
         finally:
