@@ -356,6 +356,33 @@ def test_a_way_that_was_called_lossy_when_it_became_slow_is_called_slow_soon() -
     assert [(each.kind, each.peer, each.to) for each in diagnosis.findings(111.5)] == [(Kind.SLOW_WAY, 1, 2)]
 
 
+def test_a_lossy_way_to_a_peer_is_named_beside_its_slow_uplink() -> None:
+    diagnosis = Diagnosis()
+    scene = Scene([GroupScene(0, [1, 2, 3], EPOCH, True)], {}, frozenset())
+    for at in range(1, 40):
+        for peer in (1, 2, 3):
+            slow_for = max(0, at - 8) if peer == 1 else 0
+            links = [
+                LinkReport(
+                    other,
+                    200_000 * at,
+                    busy_ms=60 * at + 390 * slow_for,
+                    delivered=135 * at,
+                    resent=15 * max(0, at - 24) if (peer, other) == (3, 1) else 0,
+                    lying_byte_s=1_000 * at + 40_000 * slow_for,
+                    round_trip_us=100_000 if slow_for else 2_000,
+                )
+                for other in {1, 2, 3} - {peer}
+            ]
+            report = Report([(EPOCH, at, 0)], 0, 0, links=links, in_ops_ms=480 * at, at_ms=500 * at)
+            diagnosis.reported(peer, 0, report, 100 + at / 2)
+        diagnosis.judge(scene, 100 + at / 2)
+        if at == 24:
+            named = [(each.kind, each.peer, each.to) for each in diagnosis.findings(112.0)]
+            assert named == [(Kind.SLOW_WAY, 1, None)]
+    assert (Kind.LOSSY, 3, 1) in [(each.kind, each.peer, each.to) for each in diagnosis.findings(119.5)]
+
+
 def judge_pair(diagnosis: Diagnosis, at: int, sick: LinkReport) -> None:
     """Judge two peers after so many rounds of half a second: the first tells this of its way, the other of a way
     without losses."""
