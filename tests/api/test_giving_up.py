@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from pccl import (
+    AsyncReduceHandle,
     Communicator,
     MasterNode,
     PCCLError,
@@ -379,16 +380,22 @@ def test_who_raises_while_a_result_is_put_in_place_gets_it_with_the_next_wait(
     assert cluster[0].world_size == 2
 
 
-@pytest.mark.usefixtures("raise_in_handler")
-def test_a_device_that_fails_once_has_not_failed(
-    cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The call succeeds: the array has the result."""
+def ended_on_device(cluster: Cluster, devices: list[FakeDevice]) -> tuple[FakeArray, AsyncReduceHandle]:
+    """Return the array of the first of two peers, and its op, which is over and has not been waited for."""
     cluster.join(2)
     held = devices[0].array(np.ones(64, np.float32))
     handle = cluster[0].all_reduce_async(held, op=SUM)
     cluster[1].all_reduce(np.ones(64, np.float32), op=SUM)
     until(handle.done, "it is over")
+    return held, handle
+
+
+@pytest.mark.usefixtures("raise_in_handler")
+def test_a_device_that_fails_once_has_not_failed(
+    cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call succeeds: the array has the result."""
+    held, handle = ended_on_device(cluster, devices)
     source = handle._op.source
     assert source is not None
 
@@ -402,16 +409,10 @@ def test_a_device_that_fails_once_has_not_failed(
 
 
 def test_a_device_that_has_failed_is_told_also_by_who_waits_again_after_an_alarm(
-    cluster: Cluster,
-    devices: list[FakeDevice],
-    raise_in_handler: Callable[[BaseException], None],
+    cluster: Cluster, devices: list[FakeDevice], raise_in_handler: Callable[[BaseException], None]
 ) -> None:
     """What a handler has raised before is the context of all that is raised while it is dealt with."""
-    cluster.join(2)
-    held = devices[0].array(np.ones(64, np.float32))
-    handle = cluster[0].all_reduce_async(held, op=SUM)
-    cluster[1].all_reduce(np.ones(64, np.float32), op=SUM)
-    until(handle.done, "it is over")
+    _, handle = ended_on_device(cluster, devices)
     devices[0].fails_to_write = True
     try:
         raise_in_handler(TimeoutError("an alarm"))
@@ -423,11 +424,7 @@ def test_a_device_that_has_failed_is_told_also_by_who_waits_again_after_an_alarm
 def test_what_a_handler_raises_that_takes_itself_away_is_raised(
     cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster.join(2)
-    held = devices[0].array(np.ones(64, np.float32))
-    handle = cluster[0].all_reduce_async(held, op=SUM)
-    cluster[1].all_reduce(np.ones(64, np.float32), op=SUM)
-    until(handle.done, "it is over")
+    held, handle = ended_on_device(cluster, devices)
     source = handle._op.source
     assert source is not None
 
@@ -445,10 +442,7 @@ def test_what_a_handler_raises_that_takes_itself_away_is_raised(
 def test_causes_that_go_around_in_a_circle_are_looked_at_once(
     cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster.join(2)
-    handle = cluster[0].all_reduce_async(devices[0].array(np.ones(64, np.float32)), op=SUM)
-    cluster[1].all_reduce(np.ones(64, np.float32), op=SUM)
-    until(handle.done, "it is over")
+    _, handle = ended_on_device(cluster, devices)
 
     def fail() -> None:
         one, other = RuntimeError("one"), RuntimeError("other")

@@ -28,7 +28,7 @@ OTHER_S_MIN = 0.5
 OTHERS_SHARE = 0.3
 """Time to wait at all others together, at most, in peer timeouts."""
 PAUSE_SHARE = 0.1
-"""Pause between rounds in which a master gathers peers, at most, in peer timeouts."""
+"""Pause between rounds in which a master gathers peers, at most, in peer timeouts, unless PAUSE_S_MIN is more."""
 LEAD_TIMEOUTS = 3.5
 """Time to wait at a master that has a majority, in peer timeouts: longer than it takes to lead, at most
 (`gathering.GATHER_TIMEOUTS`). Who leaves in the moment in which it begins to lead would be taken for lost."""

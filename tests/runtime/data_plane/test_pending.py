@@ -77,7 +77,7 @@ def test_an_end_that_a_signal_has_cut_off_is_told_by_the_next() -> None:
     assert calls == [True]
 
 
-def test_a_forked_child_notes_no_waits() -> None:
+def test_a_forked_child_notes_no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine's locks may be held for ever there."""
     op = new_op()
 
@@ -86,7 +86,8 @@ def test_a_forked_child_notes_no_waits() -> None:
             raise AssertionError("it would wait for ever")
 
     op.waits = Locked()
-    op._over.wait = lambda timeout_s=None: op.forget_after_fork(OpResult(1, Result.INTERNAL_ERROR, "", 1))  # type: ignore
+    ended = OpResult(1, Result.INTERNAL_ERROR, "", 1)
+    monkeypatch.setattr(op._over, "wait", lambda timeout_s: op.forget_after_fork(ended))  # the handler forks within it
     op.wait(None)
     assert op.is_over
 

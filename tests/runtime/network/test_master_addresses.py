@@ -56,7 +56,7 @@ def test_one_stays_at_the_first_that_gathers_and_looks_at_the_others() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8])
-@pytest.mark.parametrize("timeout_s", [0.5, 1.0, 2.0, 5.0, 60.0])
+@pytest.mark.parametrize("timeout_s", [0.1, 0.5, 1.0, 2.0, 5.0, 60.0])
 def test_a_round_takes_no_longer_than_a_majority_waits_for_the_rest(timeout_s: float, count: int) -> None:
     masters = MasterAddresses([("a", port) for port in range(count)])
     for _ in range(8):
@@ -64,7 +64,8 @@ def test_a_round_takes_no_longer_than_a_majority_waits_for_the_rest(timeout_s: f
         for _ in range(count):
             pauses.append(masters.next(0.999).pause_s)
             waits.append(masters.patience_s(timeout_s, is_majority_there=False))
-        assert sum(pauses + waits) <= timeout_s
+        assert sum(waits) < timeout_s
+        assert timeout_s < 0.5 or sum(pauses + waits) <= timeout_s
         assert waits[0] > timeout_s / 2
     for _ in range(count):
         masters.next(0.999)  # none of them gathers peers any more
