@@ -48,7 +48,7 @@ def main() -> None:
 def _explain(diagnosis: Any) -> None:
     """Write the evidence to stderr."""
     for evidence in diagnosis._groups.values():
-        for each in list(evidence.op_rounds)[-4:]:
+        for each in list(evidence.lateness.rounds)[-4:]:
             print("   ", each, file=sys.stderr)
         for late in list(evidence.late_rounds)[-4:]:
             print("    late", late, file=sys.stderr)

@@ -40,6 +40,8 @@ class World:
     op_s: float = 0.02
     noise: float = 0.1
     """Share by which each step of each peer varies."""
+    uneven: tuple[float, ...] = ()
+    """Factors of which each step of each peer has one, by chance."""
     factors: dict[int, float] = field(default_factory=dict)
     """Factors of the time between ops, by peer."""
     slow_way: Direction | None = None
@@ -101,7 +103,10 @@ class World:
     def _begin_step(self) -> None:
         self._launched = {
             peer: self.now
-            + self.step_s * self.factors.get(peer, 1.0) * (1 + self._chance.uniform(-self.noise, self.noise))
+            + self.step_s
+            * (self._chance.choice(self.uneven) if len(self.uneven) > 1 else 1.0)
+            * self.factors.get(peer, 1.0)
+            * (1 + self._chance.uniform(-self.noise, self.noise))
             + self.pauses.pop(peer, 0.0)
             for peer in self._ring
         }

@@ -4,6 +4,7 @@ A collective waits for whoever comes last and for the slowest way, so a fault at
 looks like differs from place to place, and that tells where it is:
 
     evidence    what each peer has reported, in rounds that can be compared
+    lateness    whom the others wait for in rounds of ops
     symptoms    what a kind of fault looks like: from evidence to suspects
     findings    suspects that are named, from when until when
 
@@ -15,8 +16,9 @@ looks like differs from place to place, and that tells where it is:
        these are named then.
     4  A finding needs a difference, not a level: to the next peer, or the next direction. What slows all alike, such as
        a machine that they share, names nobody. How large it has to be is said in `symptoms`.
-    5  A finding needs rounds in a row, and a pause is one round, however long: a checkpoint, a compilation or somebody
-       who joins makes nobody slow. An op that nobody can end names whoever has not called it, but only after a while.
+    5  A finding needs rounds in a row, and more of them where things vary by themselves. A pause is one round, however
+       long: a checkpoint, a compilation or somebody who joins makes nobody slow. An op that nobody can end names
+       whoever has not called it, but only after a while.
     6  All may wait, each in an op that others have not called. Then most of them are taken to be right.
     7  Rounds of ops tell how things are as long as there are ops: a few times as long as they took, for outer steps
        are minutes apart. When ops have ceased nobody is waited for, so nobody is slow.

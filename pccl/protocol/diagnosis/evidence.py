@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from pccl.protocol.diagnosis.lateness import Lateness, OpRound
 from pccl.protocol.messages import LinkReport, Report
 
 ROUND_S_MIN = 0.45
@@ -47,17 +48,6 @@ class Sample:
 
 
 @dataclass(frozen=True)
-class OpRound:
-    """Time that peers have spent in ops and between them."""
-
-    ended_at: float
-    seconds: float
-    ops: int
-    shares: Mapping[int, float]
-    """Shares of the time that each peer has spent in ops."""
-
-
-@dataclass(frozen=True)
 class LinkRound:
     """What a direction of a link that carries payload has done in a round."""
 
@@ -88,7 +78,7 @@ class GroupEvidence:
     begun_at: float
     samples: dict[int, deque[Sample]] = field(default_factory=dict)
     """The last reports of each peer, the newest last."""
-    op_rounds: deque[OpRound] = field(default_factory=lambda: deque(maxlen=ROUNDS_KEPT))
+    lateness: Lateness = field(default_factory=Lateness)
     link_rounds: deque[Mapping[Direction, LinkRound]] = field(default_factory=lambda: deque(maxlen=ROUNDS_KEPT))
     late_rounds: deque[Mapping[int, float]] = field(default_factory=lambda: deque(maxlen=ROUNDS_KEPT))
     """Shares of the time of a round of links by which the engine of each peer came too late."""
@@ -171,7 +161,7 @@ class GroupEvidence:
         if self._has_passed(self._op_edge, last) and (ended := self._op_round(last, now)).ops > 0:
             oldest_s = max(sample.op_wait_s for sample in last.values())
             if oldest_s < OUTLASTED * ended.seconds:
-                self.op_rounds.append(ended)
+                self.lateness.add(ended)
             self._op_edge = last
             self._sent.append(_sent_by(last))
         if self._has_passed(self._link_edge, last):

@@ -16,8 +16,7 @@ paced by what arrives.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
-from functools import partial
-from itertools import islice, takewhile
+from itertools import islice
 
 from pccl.protocol.diagnosis.evidence import (
     FRESH_S,
@@ -25,11 +24,11 @@ from pccl.protocol.diagnosis.evidence import (
     Direction,
     GroupEvidence,
     LinkRound,
-    OpRound,
     Sample,
     total,
 )
 from pccl.protocol.diagnosis.findings import Kind, Suspect
+from pccl.protocol.diagnosis.lateness import ROUNDS_MIN, SLOW_FACTOR, between_ops, total_s
 from pccl.protocol.messages import OpRef, PathTrial
 from pccl.protocol.point_to_point import ranks_of
 
@@ -37,23 +36,6 @@ Named = Callable[[str, int, int | None], bool]
 """Whether somebody is named for something: the kind, the peer, and the receiver of a way."""
 Name = Callable[[int], str]
 
-SLOW_FACTOR = 2.0
-SLOW_FACTOR_STILL = 1.4
-"""The factor at which a peer that was named remains so."""
-LOST_SHARE = 0.2
-LOST_SHARE_STILL = 0.1
-ROUNDS_MIN = 5
-"""Number of rounds in a row that show a slow peer or way."""
-LONG_ROUNDS_MIN = 4
-LONG_ROUNDS_S = 3.0
-"""Fewer rounds will do if they are so long together. A single pause shows in two at most: the one in which it begins,
-and the one that ends with the op that was late."""
-CLEAR_FACTOR = 3.0
-CLEAR_ROUNDS_MIN = 3
-CLEAR_ROUNDS_S = 2.4
-CLEAR_ROUND_S_MAX = 2.0
-"""The same where a peer differs by more: steps that vary by themselves hardly do so by that much, again and again.
-Longer rounds may be pauses in a row."""
 ENDED_S, ENDED_FACTOR = 10.0, 3.0
 """Without another round for so long, and for so many times as long as the longest one, there are no ops any more that
 could be waited for. Between two outer steps lie minutes."""
@@ -429,53 +411,23 @@ def _gathered(
 
 def slow_peers(group: int, evidence: GroupEvidence, named: Named, now: float, name: Name) -> list[Suspect]:
     """Return the peer that launches ops late, again and again."""
-    rounds = list(evidence.op_rounds)
-    if len(evidence.ring) < 2 or not rounds:
+    lateness, last = evidence.lateness, evidence.lateness.peer
+    if last is None:
         return []
-    last = _latest(rounds[-1])
-    if last is None or now - rounds[-1].ended_at > max(ENDED_S, ENDED_FACTOR * max(each.seconds for each in rounds)):
+    rounds = lateness.rounds
+    if now - rounds[-1].ended_at > max(ENDED_S, ENDED_FACTOR * max(each.seconds for each in rounds)):
         return []
     is_named = named(Kind.SLOW, last, None)
-    limits = (SLOW_FACTOR_STILL, LOST_SHARE_STILL) if is_named else (SLOW_FACTOR, LOST_SHARE)
-    shown: list[OpRound] = []
-    for each in reversed(rounds):
-        if not _is_late(each, last, *limits):
-            break
-        shown.append(each)
-    seconds = sum(each.seconds for each in shown)
-    is_long = len(shown) >= LONG_ROUNDS_MIN and seconds >= LONG_ROUNDS_S
-    clear = list(takewhile(partial(_is_clearly_late, peer=last), shown))
-    is_long |= len(clear) >= CLEAR_ROUNDS_MIN and sum(each.seconds for each in clear) >= CLEAR_ROUNDS_S
     is_settled = now - evidence.begun_at >= SETTLED_S and evidence.ops >= SETTLED_OPS
-    if not is_named and not (is_settled and (len(shown) >= ROUNDS_MIN or is_long)):
+    shown = lateness.slow(is_named)
+    if not shown or not (is_named or is_settled):
         return []
-    if not shown:
-        return []
-    own = 1 - sum(each.shares[last] * each.seconds for each in shown) / seconds
-    next_slowest = 1 - sum(_second(each, last) * each.seconds for each in shown) / seconds
+    own, next_slowest = between_ops(shown, last)
     text = (
         f"{name(last)} is slow: it spends {own:.0%} of the time between ops, the next slowest peer {next_slowest:.0%}; "
-        f"the others wait for it, {sum(each.ops for each in shown)} ops in {seconds:.1f} s"
+        f"the others wait for it, {sum(each.ops for each in shown)} ops in {total_s(shown):.1f} s"
     )
     return [Suspect(Kind.SLOW, group, last, None, text)]
-
-
-def _latest(round_: OpRound) -> int | None:
-    """Return the peer that spent the least time in ops."""
-    return min(round_.shares, key=lambda peer: round_.shares[peer], default=None)
-
-
-def _second(round_: OpRound, last: int) -> float:
-    return min(share for peer, share in round_.shares.items() if peer != last)
-
-
-def _is_late(round_: OpRound, peer: int, factor: float, lost: float) -> bool:
-    own, next_slowest = round_.shares[peer], _second(round_, peer)
-    return next_slowest - own >= lost and 1 - own >= factor * (1 - next_slowest)
-
-
-def _is_clearly_late(round_: OpRound, peer: int) -> bool:
-    return round_.seconds <= CLEAR_ROUND_S_MAX and _is_late(round_, peer, CLEAR_FACTOR, LOST_SHARE)
 
 
 def starved_peers(group: int, evidence: GroupEvidence, named: Named, name: Name) -> list[Suspect]:
