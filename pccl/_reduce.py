@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
-import traceback
 import warnings
-from collections.abc import Callable, Generator, Set
+from collections.abc import Callable, Generator
 from functools import partial
-from types import CodeType
 from typing import Any, Generic, TypeVar
 
 import trio
@@ -22,6 +18,7 @@ from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.peer import OpResult
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Source
 from pccl.runtime.data_plane.pending import PendingOp
+from pccl.runtime.threads import handlers
 from pccl.types import (
     DataType,
     Membership,
@@ -204,18 +201,19 @@ def delivered(op: PendingOp, func_name: str) -> OpResult:
 
 
 def _deliver(op: PendingOp, source: Source, func_name: str) -> None:
-    """Put a result into arrays on a device. A device has failed when it does so twice. What a signal handler of the
-    program raises meanwhile is no failure: it is raised once the result is there, or once it was tried often enough,
-    and then the next wait for the op tries again."""
-    raised: Exception | None = None
+    """Put a result into arrays on a device. A device has failed when it does so twice. A Ctrl-C, or what a signal
+    handler of the program raises meanwhile, is no failure: it is raised once the result is there, or once it was tried
+    often enough, and then the next wait for the op tries again."""
+    raised: BaseException | None = None
     has_failed = False
-    earlier, handlers = sys.exc_info()[1], _handlers()
+    earlier, known = sys.exc_info()[1], handlers.current()
     for _ in range(DELIVERIES_MAX):
         try:
             source.deliver()
             break
-        except Exception as error:  # whatever the device's library raises
-            if _is_of_any(handlers | _handlers(), error, earlier):  # one may replace itself
+        except BaseException as error:  # whatever the device's library raises
+            is_interrupt = not isinstance(error, Exception)
+            if is_interrupt or handlers.is_behind(known | handlers.current(), error, earlier):  # one may replace itself
                 raised = raised or error
                 continue
             if has_failed:
@@ -226,40 +224,6 @@ def _deliver(op: PendingOp, source: Source, func_name: str) -> None:
             has_failed = True
     if raised is not None:
         raise raised
-
-
-def _is_of_any(handlers: Set[CodeType], error: BaseException, earlier: BaseException | None) -> bool:
-    """Whether a signal handler has raised an exception, and not what the signal interrupted. `earlier` is what was
-    being handled before, which is the context of all that is raised meanwhile."""
-    seen = {id(None), id(earlier)}
-    causes: list[BaseException | None] = [error]
-    while causes:
-        cause = causes.pop()
-        if cause is None or id(cause) in seen:
-            continue
-        seen.add(id(cause))
-        if any(frame.f_code in handlers for frame, _ in traceback.walk_tb(cause.__traceback__)):
-            return True
-        causes += cause.__cause__, cause.__context__
-    return False
-
-
-def _handlers() -> set[CodeType]:
-    """Return the code of the program's signal handlers, which run in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
-        return set()
-    found = (_code_of(signal.getsignal(number)) for number in signal.valid_signals())
-    return {code for code in found if code is not None}
-
-
-def _code_of(handler: Any) -> CodeType | None:
-    """Return the code that a signal handler runs. None: it is not the program's, or not written in Python."""
-    while isinstance(handler, partial):
-        handler = handler.func
-    if not callable(handler):  # SIG_DFL, SIG_IGN, or None for one that is not Python's
-        return None
-    code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
-    return code if isinstance(code, CodeType) else None
 
 
 def info_of(op: PendingOp, func_name: str) -> ReduceInfo:
@@ -344,6 +308,8 @@ class AsyncHandle(Generic[Info]):
         try:
             info = self._info_of(self._op, name)
         except PCCLError as error:
+            if handlers.has_raised(error):
+                raise
             return False, error.result, None
         return True, Result.SUCCESS, info
 

@@ -12,6 +12,7 @@ from pccl.errors import PCCLError, integer_argument
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.session.peer_session import PeerSession
+from pccl.runtime.threads import handlers
 from pccl.types import ReduceInfo, Result
 
 TAGS_NAMED_MAX = 8
@@ -69,8 +70,9 @@ class Retry:
         try:
             with SessionErrors(self._func_name):
                 session.ops.launch(op)
-        except PCCLError:
-            self.in_flight.remove(op)
+        except PCCLError as error:
+            if not handlers.has_raised(error):
+                self.in_flight.remove(op)
             raise
 
     def collect(self, session: PeerSession, timeout_s: float | None) -> None:
@@ -94,6 +96,8 @@ class Retry:
             try:
                 self._infos.append(info_of(op, self._func_name))
             except PCCLError as error:
+                if handlers.has_raised(error):
+                    raise
                 if error.result is Result.RANK_CONNECTION_LOST:
                     self.retries += 1
                     self._left.append(op.tag)

@@ -28,7 +28,7 @@ from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.network.master_addresses import Address
 from pccl.runtime.session.options import SessionError, SessionOptions
 from pccl.runtime.session.peer_session import PeerSession, open_session
-from pccl.runtime.threads import portal
+from pccl.runtime.threads import handlers, portal
 from pccl.runtime.threads.waits import waiting
 from pccl.types import Result
 
@@ -355,9 +355,9 @@ class SessionHolder:
             with SessionErrors(func_name):
                 session.ops.launch(op)
             return handle
-        except PCCLError:
-            raise
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, PCCLError) and not handlers.has_raised(error):
+                raise
             try:
                 session.ops.cancel(op, Result.TIMEOUT, gave_up(session, None, op))
             finally:

@@ -22,7 +22,7 @@ from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.session.peer_session import PeerSession
-from pccl.runtime.threads import portal
+from pccl.runtime.threads import handlers, portal
 from pccl.types import CollectiveInfo, ReduceInfo, Result, SharedStateSyncInfo
 
 T = TypeVar("T")
@@ -127,7 +127,7 @@ class Communicator(CommunicatorMethods[None, bool, int, SharedStateSyncInfo, Red
         if self._inner.begin_close():
             try:
                 portal.current().call(self._inner.close, reason, timeout_s=limit_s)
-            except TimeoutError:
+            except portal.PortalTimeoutError:
                 raise PCCLError(Result.TIMEOUT, "close", f"not finished within {limit_s:g} s; it goes on") from None
             except portal.PortalClosedError:
                 return  # the exit of the interpreter closes it
@@ -175,10 +175,9 @@ class Communicator(CommunicatorMethods[None, bool, int, SharedStateSyncInfo, Red
                 session.ops.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s, pending, whom))
                 pending.wait(CANCEL_GRACE_S)
                 pending.reclaim()
-        except PCCLError:
-            raise
-        except BaseException:
-            _abort_interrupted(session, [pending])
+        except BaseException as error:
+            if not isinstance(error, PCCLError) or handlers.has_raised(error):
+                _abort_interrupted(session, [pending])
             raise
         finally:  # where signals have ended even that
             pending.reclaim()
@@ -198,6 +197,9 @@ class Communicator(CommunicatorMethods[None, bool, int, SharedStateSyncInfo, Red
                 PendingOp.wait_any(retry.in_flight, left_s)
                 retry.collect(session, limit_s)
         except PCCLError as error:
+            if handlers.has_raised(error):
+                _abort_interrupted(session, retry.in_flight)
+                raise
             retry.abandon(session, limit_s)
             _await_verdicts(retry.in_flight, CANCEL_GRACE_S)
             for op in retry.in_flight:
@@ -218,7 +220,7 @@ def _whom(session: PeerSession, op: PendingOp, timeout_s: float | None) -> str:
     """Return whom an op that has timed out waits for, as counted now; empty if that takes too long."""
     if timeout_s is None or timeout_s <= SHORT_S:
         return ""
-    with suppress(TimeoutError, portal.PortalClosedError, portal.PortalBrokenError):
+    with suppress(portal.PortalTimeoutError, portal.PortalClosedError, portal.PortalBrokenError):
         return portal.current().call(session.counted_whom, op, timeout_s=WHOM_S)
     return ""
 

@@ -50,7 +50,7 @@ from tests.support.cluster import (
     until,
     waits_at_master,
 )
-from tests.support.interrupts import interrupted_at
+from tests.support.interrupts import KINDS, interrupted_at
 
 
 def attributes(peer: Communicator, _: int = 0) -> dict[str, int]:
@@ -424,8 +424,9 @@ def test_a_communicator_has_a_timeout_of_its_own(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("is_multiple", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_interrupt_anywhere_in_a_reduce_leaves_nothing_in_flight(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_multiple: bool
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_multiple: bool, kind: str
 ) -> None:
     monkeypatch.setattr("pccl.communicator.INTERRUPT_GRACE_S", 0.05)
     cluster.join(2)
@@ -439,7 +440,7 @@ def test_an_interrupt_anywhere_in_a_reduce_leaves_nothing_in_flight(
             cluster[0].all_reduce(x, op=SUM)
 
     for step in itertools.count():
-        has_slept = interrupted_at(step, call)
+        has_slept = interrupted_at(step, call, KINDS[kind])
         until(lambda: cluster[0].stats["ops_open"] == 0, f"nothing is in flight after step {step}")
         assert np.all(x == 1)
         if has_slept:
@@ -447,7 +448,8 @@ def test_an_interrupt_anywhere_in_a_reduce_leaves_nothing_in_flight(
             return
 
 
-def test_an_interrupt_anywhere_in_a_wait_for_a_handle_gives_the_arrays_back(cluster: Cluster) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupt_anywhere_in_a_wait_for_a_handle_gives_the_arrays_back(cluster: Cluster, kind: str) -> None:
     """From where `wait` begins, its checks of the timeout included, to where it sleeps."""
     cluster.join(2)
     x = ones()
@@ -457,7 +459,7 @@ def test_an_interrupt_anywhere_in_a_wait_for_a_handle_gives_the_arrays_back(clus
 
     for step in itertools.count(2):  # after the calls of these two functions
         handle = cluster[0].all_reduce_async(x, op=SUM)
-        has_slept = interrupted_at(step, partial(wait, handle))
+        has_slept = interrupted_at(step, partial(wait, handle), KINDS[kind])
         assert handle._op.is_released, f"the arrays are the caller's after step {step}"
         x[:] = 7  # what it goes on with is a copy
         y = ones()

@@ -47,7 +47,7 @@ from tests.support.cluster import (
     until,
     waits_at_master,
 )
-from tests.support.interrupts import Interrupt, at_step, interrupted_at
+from tests.support.interrupts import KINDS, Interrupt, at_step, interrupted_at
 
 # Many in one process.
 
@@ -197,7 +197,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pccl.runtime.threads.portal.INTERRUPT_GRACE_S", 0.05)
 
 
-def test_an_interrupt_anywhere_in_a_launch_leaves_nothing_in_flight(cluster: Cluster, impatient: None) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupt_anywhere_in_a_launch_leaves_nothing_in_flight(
+    cluster: Cluster, impatient: None, kind: str
+) -> None:
     cluster.join(2)
     session = cluster[0]._inner._session
     assert session is not None
@@ -208,7 +211,7 @@ def test_an_interrupt_anywhere_in_a_launch_leaves_nothing_in_flight(cluster: Clu
         handle = cluster[0].all_reduce_async(ones(), op=SUM)
 
     for step in itertools.count():
-        if interrupted_at(step, call):
+        if interrupted_at(step, call, KINDS[kind]):
             assert step > 20
             break
         until(lambda: not session._table, f"nothing is in flight after step {step}")
@@ -225,11 +228,14 @@ def is_in_no_call(peer: Communicator) -> bool:
 
 
 @pytest.mark.parametrize("name", ["update_topology", "are_peers_pending", "optimize_topology", "sync_shared_state"])
-def test_an_interrupt_anywhere_in_a_joint_call_withdraws_from_it(cluster: Cluster, impatient: None, name: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupt_anywhere_in_a_joint_call_withdraws_from_it(
+    cluster: Cluster, impatient: None, name: str, kind: str
+) -> None:
     cluster.join(2)
     arguments = [SharedState.from_numpy({"x": ones()})] if name == "sync_shared_state" else []
     for step in itertools.count():
-        has_slept = interrupted_at(step, lambda: getattr(cluster[0], name)(*arguments))
+        has_slept = interrupted_at(step, lambda: getattr(cluster[0], name)(*arguments), KINDS[kind])
         until(partial(is_in_no_call, cluster[0]), "it has withdrawn")  # else it may meet the next call of the other one
         cluster.each(lambda peer, _: getattr(peer, name)(*arguments, timeout=WAIT_S))
         if has_slept:
@@ -242,11 +248,12 @@ def gives_up(peer: Communicator) -> bool:
     return not peer._inner._is_connecting
 
 
-def test_an_interrupt_anywhere_in_connect_withdraws_from_it(cluster: Cluster, impatient: None) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupt_anywhere_in_connect_withdraws_from_it(cluster: Cluster, impatient: None, kind: str) -> None:
     cluster.join(1)
     for step in itertools.count():
         newcomer = cluster.new()
-        has_slept = interrupted_at(step, newcomer.connect)
+        has_slept = interrupted_at(step, newcomer.connect, KINDS[kind])
         until(partial(gives_up, newcomer), "it has given up")
         until(lambda: not cluster[0].are_peers_pending(), "it has withdrawn")
         if has_slept:

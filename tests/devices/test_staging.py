@@ -30,7 +30,7 @@ from pccl.protocol.master.run_state import Group
 from pccl.runtime.data_plane import pieces as op_pieces
 from tests.support.cluster import Background, Cluster, outcomes, reduce_once, results, together, until
 from tests.support.fake_device import FakeArray, FakeDevice
-from tests.support.interrupts import interrupted_at
+from tests.support.interrupts import KINDS, interrupted_at
 
 SUM = ReduceOp.SUM
 PIECE = 4096
@@ -531,14 +531,15 @@ def test_a_device_that_does_not_take_the_result_fails_its_own_caller(
     np.testing.assert_array_equal(held[1].settled(), total(world=2))
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_interrupt_anywhere_in_a_reduce_leaves_nothing_in_flight(
-    cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     monkeypatch.setattr("pccl.communicator.INTERRUPT_GRACE_S", 0.05)
     cluster.join(2)
     held = devices[0].array(values(0)).set_later(values(0))  # so that its stream is there already
     for step in itertools.count():
-        has_slept = interrupted_at(step, lambda: cluster[0].all_reduce(held, op=SUM))
+        has_slept = interrupted_at(step, lambda: cluster[0].all_reduce(held, op=SUM), KINDS[kind])
         until(lambda: cluster[0].stats["ops_open"] == 0, f"nothing is in flight after step {step}")
         if has_slept:
             break
@@ -549,7 +550,10 @@ def test_an_interrupt_anywhere_in_a_reduce_leaves_nothing_in_flight(
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_an_interrupt_anywhere_in_taking_memory_leaves_none_in_use(devices: list[FakeDevice], is_new: bool) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_interrupt_anywhere_in_taking_memory_leaves_none_in_use(
+    devices: list[FakeDevice], is_new: bool, kind: str
+) -> None:
     for step in itertools.count():
         pool = host_memory.HostPool(devices[0])
         if not is_new:
@@ -559,7 +563,7 @@ def test_an_interrupt_anywhere_in_taking_memory_leaves_none_in_use(devices: list
         def take(pool: host_memory.HostPool = pool, taken: list[host_memory.Block] = taken) -> None:
             taken.append(pool.take(PIECE))
 
-        is_over = interrupted_at(step, take)
+        is_over = interrupted_at(step, take, KINDS[kind])
         taken.clear()
         assert pool.idle_bytes == pool.pinned_bytes
         if is_over:
@@ -567,7 +571,10 @@ def test_an_interrupt_anywhere_in_taking_memory_leaves_none_in_use(devices: list
     assert step > 5
 
 
-def test_a_delivery_that_is_interrupted_anywhere_can_be_made_again(cluster: Cluster, devices: list[FakeDevice]) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_delivery_that_is_interrupted_anywhere_can_be_made_again(
+    cluster: Cluster, devices: list[FakeDevice], kind: str
+) -> None:
     cluster.join(2)
     count = PIECE // 4 + 1
     is_over = False
@@ -577,7 +584,7 @@ def test_a_delivery_that_is_interrupted_anywhere_can_be_made_again(cluster: Clus
         until(handles[0].done, "the op is over")
         source = handles[0]._op.source
         assert source is not None
-        is_over = interrupted_at(step, source.deliver)
+        is_over = interrupted_at(step, source.deliver, KINDS[kind])
         # Another op, while the device may still read what the first one left.
         cluster.each(lambda peer, i: peer.all_reduce(devices[i].array(values(i, count)), op=SUM, tag=1))
         assert handles[0].wait()[0]

@@ -61,16 +61,24 @@ class Engine:
     @property
     def event_fd(self) -> int:
         """A descriptor that is readable while `events` has something to return."""
-        fd: int = lib.pccl_engine_event_fd(self._handle)
+        fd: int = lib.pccl_engine_event_fd(self._open)
         return fd
 
     def close(self) -> None:
         """Stop the thread; open ops are aborted and their buffers restored. Of the other methods only `stats` and
-        `records` may be called meanwhile and later."""
+        `records` may be called meanwhile, and later; the others raise EngineFailedError then."""
         self._last_stats = self.stats()
         handle, self._handle = self._handle, ffi.NULL
         if handle != ffi.NULL:
             lib.pccl_engine_destroy(handle)
+
+    @property
+    def _open(self) -> Any:
+        """The engine. EngineFailedError once it is closed: another thread may do so that finds the event loop dead."""
+        handle = self._handle
+        if handle == ffi.NULL:
+            raise EngineFailedError("the engine is closed")
+        return handle
 
     @property
     def is_closed(self) -> bool:
@@ -92,56 +100,54 @@ class Engine:
 
     def submit(self, request: OpRequest) -> None:
         """Start an op. ValueError for what the engine does not take, MemoryError."""
-        self._check(lib.pccl_engine_submit(self._handle, request.native), "submit")
+        self._check(lib.pccl_engine_submit(self._open, request.native), "submit")
 
     def end(self, op: int, verdict: Verdict) -> None:
         """Carry a verdict out. OpEnded follows, unless it is COMMIT_BY_ALL."""
-        self._check(lib.pccl_engine_end(self._handle, op, verdict), "end")
+        self._check(lib.pccl_engine_end(self._open, op, verdict), "end")
 
     def freeze(self, epoch: int) -> None:
         """Stop all ops up to this epoch. GroupFrozen follows."""
-        self._check(lib.pccl_engine_freeze(self._handle, self._group, epoch), "freeze")
+        self._check(lib.pccl_engine_freeze(self._open, self._group, epoch), "freeze")
 
     def freeze_op(self, op: int) -> None:
         """Stop an op. OpFrozen follows, if there is such an op."""
-        self._check(lib.pccl_engine_freeze_op(self._handle, op), "freeze_op")
+        self._check(lib.pccl_engine_freeze_op(self._open, op), "freeze_op")
 
     def forget_ops(self, epoch: int, tag: int, uses: range) -> None:
         """Drop what has come for these uses of a tag, which will not be submitted here."""
         last = ffi.new("pccl_op_key *", {"epoch": epoch, "tag": tag, "sequence": uses[-1], "group": self._group})
-        self._check(lib.pccl_engine_forget_ops(self._handle, last, len(uses)), "forget_ops")
+        self._check(lib.pccl_engine_forget_ops(self._open, last, len(uses)), "forget_ops")
 
     def detach(self, op: int, private: Buffers | None) -> None:
         """Take the caller's arrays from an op, which goes on with this memory, or stops. OpDetached follows."""
         send, recv = (private.send, private.recv) if private is not None else (0, 0)
         pointers = ffi.cast("void *", send), ffi.cast("void *", recv)
-        self._check(lib.pccl_engine_detach(self._handle, op, *pointers), "detach")
+        self._check(lib.pccl_engine_detach(self._open, op, *pointers), "detach")
 
     def link_add(self, link: int, fd: int, keys: Keys | None = None) -> None:
         """Take ownership of a connected socket as a connection of the link. `keys`: all that travels on it is
         encrypted."""
-        self._check(lib.pccl_engine_link_add(self._handle, link, fd, link_keys(keys)), "link_add")
+        self._check(lib.pccl_engine_link_add(self._open, link, fd, link_keys(keys)), "link_add")
 
     def set_link_timeout(self, seconds: float) -> None:
         """Set how long bytes may lie on a link and none get across before it is lost; 0: for ever."""
-        lib.pccl_engine_set_link_timeout(self._handle, round(seconds * 1000))
+        lib.pccl_engine_set_link_timeout(self._open, round(seconds * 1000))
 
     def count_link(self, link: int) -> None:
         """Ask for the counters of a link. LinkCounters follows, if there is such a link."""
-        self._check(lib.pccl_engine_request_link_metrics(self._handle, link), "count_link")
+        self._check(lib.pccl_engine_request_link_metrics(self._open, link), "count_link")
 
     def link_close(self, link: int) -> None:
-        self._check(lib.pccl_engine_link_close(self._handle, link), "link_close")
+        self._check(lib.pccl_engine_link_close(self._open, link), "link_close")
 
     def events(self) -> list[EngineEvent]:
-        """Return what has happened since the last call, in order. Only from one thread at a time. EngineFailedError
-        once the engine is closed: another thread may close it when it finds the event loop dead."""
-        if self._handle == ffi.NULL:
-            raise EngineFailedError("the engine is closed")
+        """Return what has happened since the last call, in order. Only from one thread at a time."""
+        handle = self._open
         found: list[EngineEvent] = []
         count = EVENTS_MAX
         while count == EVENTS_MAX:
-            count = lib.pccl_engine_poll_events(self._handle, self._events, EVENTS_MAX)
+            count = lib.pccl_engine_poll_events(handle, self._events, EVENTS_MAX)
             found += [READERS[event.kind](event) for event in self._events[0:count]]
         return found
 

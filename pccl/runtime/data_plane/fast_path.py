@@ -36,6 +36,7 @@ from pccl.runtime.data_plane.op_request import OpRequest
 from pccl.runtime.data_plane.op_spec import OpSpec, Pair, RootLostError
 from pccl.runtime.data_plane.pending import OpName, PendingOp
 from pccl.runtime.data_plane.pieces import piece_elements
+from pccl.runtime.threads import handlers
 from pccl.types import Result
 
 WAIT_MS = 20
@@ -179,7 +180,9 @@ class FastPath:
         try:
             if request.refill(start, spec, op.place(spec, start.rank, start.world_size)):
                 tag.is_suited = self._is_suited(request, spec.dtype.itemsize)
-        except (ValueError, RootLostError):
+        except (ValueError, RootLostError) as error:
+            if handlers.has_raised(error):
+                raise
             return False  # as the session will say
         request.rename(op.op, op.shared_tag)
         return tag.is_suited

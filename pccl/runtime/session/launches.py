@@ -31,6 +31,7 @@ from pccl.runtime.session.lifetime import Lifetime
 from pccl.runtime.session.op_table import OpTable
 from pccl.runtime.session.options import SessionError
 from pccl.runtime.session.reclaims import Reclaims
+from pccl.runtime.threads import handlers
 from pccl.runtime.threads.latch import Latch
 from pccl.types import Result
 
@@ -92,6 +93,8 @@ class Launches:
         try:
             return self._fast_path.run(op, waits)
         except Exception as error:
+            if handlers.has_raised(error):
+                raise
             # The op may have been submitted: its caller waits for the session, which ends now and restores its buffers.
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._lifetime.break_off, error)
@@ -175,8 +178,8 @@ class Launches:
         self._launched.append(op)
         try:
             self._token.run_sync_soon(self._take, idempotent=True)
-        except OSError as error:  # the run cannot be woken
-            self._abandon(error)
+        except OSError as error:
+            self._cannot_be_woken(error)
         except trio.RunFinishedError:
             # The session has ended with its trio run, since we looked.
             with suppress(ValueError):
@@ -189,10 +192,15 @@ class Launches:
         try:
             self._token.run_sync_soon(self._take, idempotent=True)
         except OSError as error:
-            self._abandon(error)
+            self._cannot_be_woken(error)
         except trio.RunFinishedError:
             return False
         return True
+
+    def _cannot_be_woken(self, error: OSError) -> None:
+        if handlers.has_raised(error):
+            raise error
+        self._abandon(error)
 
     def _is_own_thread(self) -> bool:
         try:

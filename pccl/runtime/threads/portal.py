@@ -30,7 +30,7 @@ import trio
 from pccl.logs import UNASKED
 from pccl.protocol.long_wait import LongWait
 from pccl.runtime.extension import lib
-from pccl.runtime.threads import faults, serving, waking
+from pccl.runtime.threads import faults, handlers, serving, waking
 from pccl.runtime.threads.latch import Latch
 from pccl.runtime.threads.waking import Waker
 
@@ -47,6 +47,10 @@ T = TypeVar("T")
 
 class Forkable(Protocol):
     def forget_after_fork(self) -> None: ...
+
+
+class PortalTimeoutError(Exception):
+    """A call has not ended in time, and goes on."""
 
 
 class PortalClosedError(Exception):
@@ -175,7 +179,10 @@ class Portal:
         assert self._token is not None
         try:
             self._token.run_sync_soon(_contained, function, args)
-        except (OSError, trio.RunFinishedError):
+        except OSError as error:
+            if handlers.has_raised(error):
+                raise
+        except trio.RunFinishedError:
             return
 
     def start(self, function: Callable[..., Awaitable[Any]], *args: Any) -> _Job:
@@ -190,14 +197,16 @@ class Portal:
         try:
             self._token.run_sync_soon(trio.lowlevel.spawn_system_task, job.run, function, args)
         except OSError as error:
+            if handlers.has_raised(error):
+                raise
             job.error = _broken(error)
             job.end()
         except trio.RunFinishedError:
             job.end()
 
     def call(self, function: Callable[..., Awaitable[T]], *args: Any, timeout_s: float | None = None) -> T:
-        """Run `await function(*args)` in the trio thread and return or raise what it does. TimeoutError ends only this
-        wait."""
+        """Run `await function(*args)` in the trio thread and return or raise what it does. PortalTimeoutError ends
+        only this wait."""
         assert not self.is_this_thread, "a blocking call in the trio thread would wait for itself"
         job = _Job()
         self._jobs.add(job)
@@ -210,7 +219,7 @@ class Portal:
             raise
         if not finished:
             self.post(job.cancel)
-            raise TimeoutError
+            raise PortalTimeoutError
         value: T = job.outcome()
         return value
 

@@ -1,0 +1,59 @@
+"""Exceptions that a signal handler of the program raises, told from those of the call that the signal interrupted.
+
+A handler may raise anything, such as a TimeoutError after an alarm, or the error of a call that it makes; and it does
+so wherever the main thread happens to be. Who catches errors there by their type has to ask first: what a handler has
+raised is the program's, and goes up to where the program expects it, as a KeyboardInterrupt does.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import traceback
+from collections.abc import Set
+from functools import partial
+from types import CodeType
+from typing import Any
+
+
+def has_raised(error: BaseException) -> bool:
+    """Whether a signal handler has raised this exception, in this thread."""
+    return _is_from(current(), error)
+
+
+def current() -> set[CodeType]:
+    """Return the code of the program's signal handlers, which run in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        return set()
+    found = (_code_of(signal.getsignal(number)) for number in signal.valid_signals())
+    return {code for code in found if code is not None}
+
+
+def is_behind(handlers: Set[CodeType], error: BaseException, earlier: BaseException | None) -> bool:
+    """Whether one of the handlers has raised an exception, or what it was raised for. `earlier` is what was being
+    handled before, which is the context of all that is raised meanwhile."""
+    seen = {id(None), id(earlier)}
+    causes: list[BaseException | None] = [error]
+    while causes:
+        cause = causes.pop()
+        if cause is None or id(cause) in seen:
+            continue
+        seen.add(id(cause))
+        if _is_from(handlers, cause):
+            return True
+        causes += cause.__cause__, cause.__context__
+    return False
+
+
+def _is_from(handlers: Set[CodeType], error: BaseException) -> bool:
+    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    """Return the code that a signal handler runs. None: it is not the program's, or not written in Python."""
+    while isinstance(handler, partial):
+        handler = handler.func
+    if not callable(handler):  # SIG_DFL, SIG_IGN, or None for one that is not Python's
+        return None
+    code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
+    return code if isinstance(code, CodeType) else None
