@@ -96,7 +96,7 @@ class Engine:
         return EngineFastPath(self._new_path())
 
     def _new_path(self) -> Any:
-        return ffi.gc(lib.pccl_engine_fast_path(self._handle), lib.pccl_fast_path_release)
+        return ffi.gc(lib.pccl_engine_fast_path(self._open), lib.pccl_fast_path_release)
 
     def submit(self, request: OpRequest) -> None:
         """Start an op. ValueError for what the engine does not take, MemoryError."""

@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Set
 from functools import partial
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 
@@ -46,7 +46,14 @@ def is_behind(handlers: Set[CodeType], error: BaseException, earlier: BaseExcept
 
 
 def _is_from(handlers: Set[CodeType], error: BaseException) -> bool:
-    return any(frame.f_code in handlers for frame, _ in traceback.walk_tb(error.__traceback__))
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return any(frame.f_code in handlers for frame in frames) or any(map(_is_given, frames, frames[1:]))
+
+
+def _is_given(frame: FrameType, called: FrameType) -> bool:
+    """Whether a function was called with its caller's frame, as handlers are. One may have taken itself away since."""
+    arguments = called.f_locals.values()
+    return any(each is frame or (isinstance(each, tuple) and frame in each) for each in arguments)
 
 
 def _code_of(handler: Any) -> CodeType | None:

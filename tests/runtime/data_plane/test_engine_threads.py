@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +28,7 @@ from pccl import (
 from pccl.runtime.data_plane import engine_threads
 from pccl.runtime.data_plane.engine import Engine, Verdict
 from pccl.runtime.data_plane.engine_threads import EngineThreads
-from pccl.runtime.data_plane.events import EngineEvent, OpDetached
+from pccl.runtime.data_plane.events import EngineEvent, EngineFailedError, OpDetached
 from pccl.runtime.data_plane.op_request import OpRequest
 from pccl.runtime.data_plane.op_spec import Buffers
 from tests.support.cluster import Cluster, results, until
@@ -356,3 +356,24 @@ def test_number_of_threads_is_the_masters_choice(
     monkeypatch.setenv("PCCL_ENGINE_THREADS", variable)
     with MasterNode("127.0.0.1:0", engine_threads=argument) as master, Communicator(master.address) as peer:
         assert len(engines_of(peer)) == threads
+
+
+def test_a_closed_engine_is_not_called() -> None:
+    engine = Engine(0)
+    engine.close()
+    calls: list[Callable[[], object]] = [
+        lambda: engine.event_fd,
+        engine.events,
+        lambda: engine.end(1, Verdict.ABORT),
+        lambda: engine.freeze(1),
+        lambda: engine.freeze_op(1),
+        lambda: engine.forget_ops(1, 0, range(1)),
+        lambda: engine.detach(1, None),
+        lambda: engine.set_link_timeout(1.0),
+        lambda: engine.count_link(1),
+        lambda: engine.link_close(1),
+        engine.new_fast_path,
+    ]
+    for call in calls:
+        with pytest.raises(EngineFailedError, match="the engine is closed"):
+            call()

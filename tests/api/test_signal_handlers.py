@@ -1,0 +1,148 @@
+"""What a program's signal handlers raise comes out of any call as it is, and what the call was about is in order."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from pccl import Communicator, PCCLError, ReduceOp, Result
+from pccl.runtime.data_plane.pieces import piece_elements
+from pccl.runtime.session.peer_session import PeerSession
+from pccl.runtime.threads import handlers
+from tests.support.cluster import Background, Cluster
+from tests.support.fake_device import FakeDevice
+from tests.support.interrupts import KINDS, AlarmError, refused
+
+ALARMS = 40
+SUM = ReduceOp.SUM
+
+
+@pytest.fixture
+def alarms() -> Iterator[None]:
+    """SIGALRM raises AlarmError."""
+
+    def ring(number: int, frame: object) -> None:
+        raise AlarmError("of the program")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def reduce_or_timeout(peer: Communicator, x: np.ndarray[Any, Any]) -> Result | None:
+    """Reduce with another peer, which may have given the op up."""
+    try:
+        peer.all_reduce(x, op=SUM, timeout=5)
+    except PCCLError as error:
+        return error.result
+    return None
+
+
+@pytest.mark.usefixtures("alarms")
+@pytest.mark.parametrize("count", [64, 100_000])
+def test_alarms_end_the_op_and_nothing_else(cluster: Cluster, count: int) -> None:
+    cluster.join(2)
+    chance = random.Random(count)
+    is_over = False
+
+    def follow() -> None:
+        while not is_over:
+            given_up = reduce_or_timeout(cluster[1], np.ones(count, np.float32))
+            assert given_up in (None, Result.TIMEOUT)
+
+    following = Background(follow)
+    rung = 0
+    while rung < ALARMS:
+        try:
+            signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0005, 0.02))
+            while True:
+                x = np.ones(count, np.float32)
+                given_up = reduce_or_timeout(cluster[0], x)
+                assert np.all(x == 2) if given_up is None else given_up is Result.TIMEOUT
+        except AlarmError:
+            rung += 1
+        assert cluster[0].is_connected
+    is_over = True
+    following.result()
+
+
+@pytest.mark.parametrize("is_handle", [False, True])
+def test_a_ctrl_c_while_a_result_is_put_on_a_device_leaves_all_of_it(
+    cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch, is_handle: bool
+) -> None:
+    cluster.join(2)
+    held = [device.array(np.ones(3 * piece_elements(4), np.float32)) for device in devices[:2]]
+    write, written = devices[0].write, 0
+
+    def write_and_interrupt(*arguments: Any) -> Any:
+        nonlocal written
+        done = write(*arguments)
+        written += 1
+        if written == 2:
+            signal.raise_signal(signal.SIGINT)
+        return done
+
+    monkeypatch.setattr(devices[0], "write", write_and_interrupt)
+    other = Background(partial(cluster[1].all_reduce, held[1], op=SUM))
+    wait = partial(cluster[0].all_reduce, held[0], op=SUM)
+    if is_handle:
+        wait = cluster[0].all_reduce_async(held[0], op=SUM).wait
+    with pytest.raises(KeyboardInterrupt):
+        wait()
+    other.result()
+    assert np.all(held[0].settled() == 2)
+    assert written > 3
+
+
+@pytest.mark.usefixtures("alarms")
+@pytest.mark.parametrize("timeout", [None, 60.0])
+def test_an_alarm_in_close_is_no_timeout_of_close(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, timeout: float | None
+) -> None:
+    cluster.join(1)
+    close = PeerSession.close
+
+    async def close_late(session: PeerSession, *arguments: Any) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0.001)
+        await trio.sleep(0.5)
+        await close(session, *arguments)
+
+    monkeypatch.setattr(PeerSession, "close", close_late)
+    with pytest.raises(AlarmError):
+        cluster[0].close(timeout=timeout)
+    monkeypatch.undo()
+    cluster[0].close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("takes_itself_away", [False, True])
+def test_what_handlers_raise_is_known_as_theirs(kind: str, takes_itself_away: bool) -> None:
+    def handle(*_: object) -> None:
+        if takes_itself_away:
+            signal.signal(signal.SIGUSR1, before)
+        raise KINDS[kind]()
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    with pytest.raises(type(KINDS[kind]())) as raised:
+        signal.raise_signal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, before)
+    assert handlers.has_raised(raised.value)
+
+
+def test_what_others_raise_is_not_theirs() -> None:
+    def handle(*_: object) -> None:
+        raise AssertionError("nobody calls it")
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    with pytest.raises(PCCLError) as raised:
+        raise refused()
+    signal.signal(signal.SIGUSR1, before)
+    assert not handlers.has_raised(raised.value)
