@@ -91,12 +91,16 @@ class Diagnosis:
         found += symptoms.absent_from_calls(number, group.waits, scene.silent_s, name)
         if not group.is_running:
             return found
-        slow = [each.key[1:] for each in self._findings.of(number) if each.kind == Kind.SLOW_WAY]
+        slow = [each for each in self._findings.of(number) if each.kind == Kind.SLOW_WAY]
         # A slow way loses packets when its queue is full, and a lossy one is slow: the first that was found counts, as
         # long as it is no queue that stays (`slow_ways`).
-        lossy = [each for each in symptoms.lossy_ways(number, evidence, named, name) if each.key[1:] not in slow]
+        lossy = [
+            each
+            for each in symptoms.lossy_ways(number, evidence, named, name)
+            if not any(each.is_part_of(other) for other in slow)
+        ]
         found += lossy
-        if not lossy:
+        if slow or not lossy:
             found += symptoms.slow_ways(number, evidence, named, name)
         late = symptoms.slow_peers(number, evidence, named, now, name)
         found += late or symptoms.starved_peers(number, evidence, named, name)

@@ -15,6 +15,9 @@ CLEAR_S = 4.0
 """Seconds after which a finding is over for which there is no more evidence."""
 
 
+UPLINK, DOWNLINK = "uplink", "downlink"
+
+
 class Kind:
     """The kinds of finding. Where `to` is said, it is about the way from `peer` to that one."""
 
@@ -46,10 +49,18 @@ class Suspect:
     text: str
     cause: str = ""
     """What is known of the cause besides, which is said once more when it becomes known later; part of the text."""
+    line: str = ""
+    """UPLINK or DOWNLINK, where it is about all ways from the peer, or to it."""
 
     @property
     def key(self) -> tuple[str, int, int | None]:
         return self.kind, self.peer, self.to
+
+    def is_part_of(self, other: Suspect) -> bool:
+        """Whether this is about the same way or line as the other, or about a way of that line."""
+        if self.to is None or other.to is not None:
+            return self.key[1:] == other.key[1:]
+        return other.peer == (self.peer if other.line == UPLINK else self.to)
 
 
 @dataclass(frozen=True)

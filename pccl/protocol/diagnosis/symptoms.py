@@ -27,7 +27,7 @@ from pccl.protocol.diagnosis.evidence import (
     Sample,
     total,
 )
-from pccl.protocol.diagnosis.findings import Kind, Suspect
+from pccl.protocol.diagnosis.findings import DOWNLINK, UPLINK, Kind, Suspect
 from pccl.protocol.diagnosis.lateness import ROUNDS_MIN, SLOW_FACTOR, between_ops, total_s
 from pccl.protocol.messages import OpRef, PathTrial
 from pccl.protocol.point_to_point import ranks_of
@@ -393,7 +393,7 @@ def _gathered(
     known = list(known)
     left = set(ways)
     found = []
-    for end, line in ((0, "uplink"), (1, "downlink")):
+    for end, line in enumerate((UPLINK, DOWNLINK)):
         for peer in sorted({way[end] for way in left}):
             own = {way for way in known if way[end] == peer}
             if len(own) < 2 or not own <= left:
@@ -402,7 +402,7 @@ def _gathered(
             worst = max(own, key=lambda way: (ways[way].resent, ways[way].busy))
             text = f"the {line} of {name(peer)} {verb}: to peer {worst[1]} " if end == 0 else ""
             text = text or f"the {line} of {name(peer)} {verb}: from peer {worst[0]} "
-            found.append(Suspect(kind, group, peer, None, text + say(worst)))
+            found.append(Suspect(kind, group, peer, None, text + say(worst), line=line))
     for way in sorted(left):
         text = f"the way from {name(way[0])} to {name(way[1])} {verb}: {say(way)}"
         found.append(Suspect(kind, group, *way, text))
