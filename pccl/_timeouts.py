@@ -45,6 +45,8 @@ def master_timeout_s(given: Any, func_name: str) -> float:
         text = os.environ.get("PCCL_MASTER_TIMEOUT", "")
         try:
             given = float(text) if text else MASTER_TIMEOUT_S
+            if given != given:
+                raise ValueError
         except ValueError:
             raise PCCLError(
                 Result.INVALID_ARGUMENT, func_name, f"PCCL_MASTER_TIMEOUT {text!r} is no number of seconds"

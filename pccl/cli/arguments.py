@@ -35,7 +35,8 @@ def interval(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < 1e9:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")
+        hint = "; give the address first" if ":" in text else ""
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds{hint}")
     return value
 
 

@@ -326,6 +326,20 @@ def test_a_failed_op_is_dumped(dumped: Path) -> None:
     assert not list(dumped.glob("*.part"))
 
 
+def test_a_program_that_goes_elsewhere_has_its_dumps_where_it_began(
+    dumped: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PCCL_TRACE_DIR", "traces")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with run_of(2) as cluster:
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        with pytest.raises(PCCLError):
+            cluster[0].all_reduce(ones(), op=ReduceOp.SUM, timeout=0.1)
+        until(lambda: dump_of(dumped), "a dump")
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
 def test_an_op_that_hangs_is_dumped(dumped: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PCCL_TRACE_HANG", "0.1")
     with run_of(2) as cluster:

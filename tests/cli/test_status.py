@@ -261,6 +261,12 @@ def test_watch_pauses(pccl_status: Command, text: str) -> None:
     assert f"argument --watch: {text} is not a positive number of seconds" in done.stderr
 
 
+def test_watch_takes_no_address(pccl_status: Command) -> None:
+    done = pccl_status("--watch", "127.0.0.1:1")
+    assert done.returncode == 2
+    assert "127.0.0.1:1 is not a positive number of seconds; give the address first" in done.stderr
+
+
 def test_whoever_reads_no_further_ends_it_without_a_word() -> None:
     """As `| head` does."""
     with run_of(1) as cluster:

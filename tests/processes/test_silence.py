@@ -14,8 +14,8 @@ from tests.processes.conftest import Start
 from tests.processes.harness import Worker
 from tests.support.cluster import WAIT_S, until
 
-PEER_TIMEOUT_S = 1.0
-HOLD_S = 3
+PEER_TIMEOUT_S = 2.0
+HOLD_S = 5
 COUNT = 2**20
 
 Run = Callable[..., list[Worker]]
@@ -137,6 +137,6 @@ def _rejoin_all(address: str, workers: list[Worker]) -> None:
 def test_a_master_that_lets_no_thread_into_python_is_waited_for(start: Start, run: Run) -> None:
     (host,) = start(1)
     workers = run(2, host.do("listen", peer_timeout=PEER_TIMEOUT_S))
-    host.begin("hold_python", seconds=2)
+    host.begin("hold_python", seconds=HOLD_S)
     assert _reduce(workers) == [2, 2]
     assert not host.answer().error

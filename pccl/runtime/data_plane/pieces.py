@@ -13,7 +13,20 @@ from typing import Any
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
 from pccl.types import Collective, DataType, ReduceAlgorithm, ReduceOp
 
-PIECE_BYTES = int(os.environ.get("PCCL_PIECE_BYTES", 16 << 20))
+
+def _piece_bytes() -> int:
+    text = os.environ.get("PCCL_PIECE_BYTES", "").strip()
+    try:
+        found = int(text) if text else 16 << 20
+    except ValueError:
+        found = -1
+    if found < 0:
+        # No default will do: it may not be that of the other peers.
+        raise ValueError(f"PCCL_PIECE_BYTES={text}: not a number of bytes, as all peers should have alike")
+    return found
+
+
+PIECE_BYTES = _piece_bytes()
 """Size of the pieces of an op, which all peers should have alike. 0: no op is divided."""
 
 FIRST_PIECE_OP = 1 << 62

@@ -68,6 +68,5 @@ class Accounts:
             with trio.fail_after(ASK_S):
                 return await ask(*self._master.address, options.token, options.ssl_context, options.system.dial)
         except (NoAnswer, trio.TooSlowError) as error:
-            return (
-                f"other peers, or their master at {where}, which does not tell: {error or f'no answer in {ASK_S:g} s'}"
-            )
+            why = str(error) or f"no answer in {ASK_S:g} s"
+            return f"other peers, or their master at {where}, which does not tell: {why}"

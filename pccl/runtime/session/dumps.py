@@ -48,7 +48,7 @@ class Dumps:
     def __init__(self, recorder: FlightRecorder, table: OpTable, logger: logging.LoggerAdapter[logging.Logger]) -> None:
         """Start the thread, if there is a directory."""
         directory = os.environ.get("PCCL_TRACE_DIR", "")
-        self._directory = Path(directory)
+        self._directory = Path(directory).absolute()  # the program may go elsewhere
         self._recorder = recorder
         self._table = table
         self._logger = logger
