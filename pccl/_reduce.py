@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import trio
 
-from pccl import _timeouts
+from pccl import _signal_handlers, _timeouts
 from pccl._jax_arrays import NewArray
 from pccl._operands import empty_like, require_alike, require_writable, resolve
 from pccl.devices.staging import Staging, divided
@@ -18,7 +18,6 @@ from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.peer import OpResult
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Source
 from pccl.runtime.data_plane.pending import PendingOp
-from pccl.runtime.threads import handlers
 from pccl.types import (
     DataType,
     Membership,
@@ -206,14 +205,15 @@ def _deliver(op: PendingOp, source: Source, func_name: str) -> None:
     often enough, and then the next wait for the op tries again."""
     raised: BaseException | None = None
     has_failed = False
-    earlier, known = sys.exc_info()[1], handlers.current()
+    earlier, known = sys.exc_info()[1], _signal_handlers.current()
     for _ in range(DELIVERIES_MAX):
         try:
             source.deliver()
             break
         except BaseException as error:  # whatever the device's library raises
             is_interrupt = not isinstance(error, Exception)
-            if is_interrupt or handlers.is_behind(known | handlers.current(), error, earlier):  # one may replace itself
+            handlers = known | _signal_handlers.current()  # one may replace itself
+            if is_interrupt or _signal_handlers.is_behind(handlers, error, earlier):
                 raised = raised or error
                 continue
             if has_failed:
@@ -308,7 +308,7 @@ class AsyncHandle(Generic[Info]):
         try:
             info = self._info_of(self._op, name)
         except PCCLError as error:
-            if handlers.has_raised(error):
+            if _signal_handlers.has_raised(error):
                 raise
             return False, error.result, None
         return True, Result.SUCCESS, info

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pccl import _signal_handlers
 from pccl._giving_up import gave_up
 from pccl._reduce import ReduceOpDescriptor, info_of
 from pccl._session_holder import SessionErrors
@@ -12,7 +13,6 @@ from pccl.errors import PCCLError, integer_argument
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.session.peer_session import PeerSession
-from pccl.runtime.threads import handlers
 from pccl.types import ReduceInfo, Result
 
 TAGS_NAMED_MAX = 8
@@ -71,7 +71,7 @@ class Retry:
             with SessionErrors(self._func_name):
                 session.ops.launch(op)
         except PCCLError as error:
-            if not handlers.has_raised(error):
+            if not _signal_handlers.has_raised(error):
                 self.in_flight.remove(op)
             raise
 
@@ -96,7 +96,7 @@ class Retry:
             try:
                 self._infos.append(info_of(op, self._func_name))
             except PCCLError as error:
-                if handlers.has_raised(error):
+                if _signal_handlers.has_raised(error):
                     raise
                 if error.result is Result.RANK_CONNECTION_LOST:
                     self.retries += 1

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import trio
 
-from pccl import _timeouts
+from pccl import _signal_handlers, _timeouts
 from pccl._collectives import AsyncCollectiveHandle, CallOf
 from pccl._giving_up import gave_up
 from pccl._master_search import ATTEMPT_INTERVAL_S, REACH_S, TAKEN_ONLY, MasterSearch
@@ -28,7 +28,7 @@ from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.network.master_addresses import Address
 from pccl.runtime.session.options import SessionError, SessionOptions
 from pccl.runtime.session.peer_session import PeerSession, open_session
-from pccl.runtime.threads import handlers, portal
+from pccl.runtime.threads import portal
 from pccl.runtime.threads.waits import waiting
 from pccl.types import Result
 
@@ -356,7 +356,7 @@ class SessionHolder:
                 session.ops.launch(op)
             return handle
         except BaseException as error:
-            if isinstance(error, PCCLError) and not handlers.has_raised(error):
+            if isinstance(error, PCCLError) and not _signal_handlers.has_raised(error):
                 raise
             try:
                 session.ops.cancel(op, Result.TIMEOUT, gave_up(session, None, op))

@@ -9,7 +9,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
-from pccl import _timeouts
+from pccl import _signal_handlers, _timeouts
 from pccl._collectives import CallOf
 from pccl._communicator_methods import RESULTS, CommunicatorMethods
 from pccl._giving_up import CANCEL_GRACE_S, INTERRUPT_GRACE_S, deadline, gave_up, require_outcome
@@ -22,7 +22,7 @@ from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.session.peer_session import PeerSession
-from pccl.runtime.threads import handlers, portal
+from pccl.runtime.threads import portal
 from pccl.types import CollectiveInfo, ReduceInfo, Result, SharedStateSyncInfo
 
 T = TypeVar("T")
@@ -176,7 +176,7 @@ class Communicator(CommunicatorMethods[None, bool, int, SharedStateSyncInfo, Red
                 pending.wait(CANCEL_GRACE_S)
                 pending.reclaim()
         except BaseException as error:
-            if not isinstance(error, PCCLError) or handlers.has_raised(error):
+            if not isinstance(error, PCCLError) or _signal_handlers.has_raised(error):
                 _abort_interrupted(session, [pending])
             raise
         finally:  # where signals have ended even that
@@ -197,7 +197,7 @@ class Communicator(CommunicatorMethods[None, bool, int, SharedStateSyncInfo, Red
                 PendingOp.wait_any(retry.in_flight, left_s)
                 retry.collect(session, limit_s)
         except PCCLError as error:
-            if handlers.has_raised(error):
+            if _signal_handlers.has_raised(error):
                 _abort_interrupted(session, retry.in_flight)
                 raise
             retry.abandon(session, limit_s)

@@ -32,6 +32,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pccl._giving_up import CANCEL_GRACE_S, gave_up, require_outcome
 from pccl._reduce import delivered
 from pccl._session_holder import SessionErrors
+from pccl._signal_handlers import has_raised
 from pccl.communicator import Communicator
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import OpSpec
@@ -192,6 +193,8 @@ class Scheduler:
                 self.outcome(self.run(spec, title, timeout_s), title)
                 return
             except PCCLError as error:
+                if has_raised(error):
+                    raise
                 if not self.may_repeat((spec,), error):
                     raise self.failure(title, error, (spec,)) from None
                 timeout_s = max(0.0, end_s - time.monotonic())
@@ -213,6 +216,8 @@ class Scheduler:
         except StopIteration:
             return
         except PCCLError as error:
+            if has_raised(error):
+                raise
             raise self.failure(title, error) from None
         finally:
             script.close()

@@ -27,6 +27,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import Work as TorchWork
 
+from pccl._signal_handlers import has_raised
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
@@ -148,7 +149,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         except StopIteration as stop:
             self._end(stop.value, None)
         except PCCLError as error:
-            self._end(None, driver.failure(title, error, batch))
+            self._end(None, error if has_raised(error) else driver.failure(title, error, batch))
         except BaseException as error:
             self._end(None, error)
             if not isinstance(error, Exception):

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import trio
 
-from pccl import Communicator, PCCLError, ReduceOp, Result
+from pccl import Communicator, PCCLError, ReduceOp, Result, _signal_handlers
 from pccl.runtime.data_plane.pieces import piece_elements
 from pccl.runtime.session.peer_session import PeerSession
-from pccl.runtime.threads import handlers
 from tests.support.cluster import Background, Cluster
 from tests.support.fake_device import FakeDevice
 from tests.support.interrupts import KINDS, AlarmError, refused
@@ -134,7 +133,7 @@ def test_what_handlers_raise_is_known_as_theirs(kind: str, takes_itself_away: bo
     with pytest.raises(type(KINDS[kind]())) as raised:
         signal.raise_signal(signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, before)
-    assert handlers.has_raised(raised.value)
+    assert _signal_handlers.has_raised(raised.value)
 
 
 def test_what_others_raise_is_not_theirs() -> None:
@@ -145,4 +144,4 @@ def test_what_others_raise_is_not_theirs() -> None:
     with pytest.raises(PCCLError) as raised:
         raise refused()
     signal.signal(signal.SIGUSR1, before)
-    assert not handlers.has_raised(raised.value)
+    assert not _signal_handlers.has_raised(raised.value)

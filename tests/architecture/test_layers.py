@@ -59,7 +59,7 @@ USERS_OF_THE_API = {
     "demo": ["pccl.launcher", "pccl.training"],
     "bench": ["pccl.launcher"],
     "stress": ["pccl.launcher", "pccl.status"],
-    "training": ["pccl.signs", "pccl._floating_point", "pccl._integers", "pccl._waiting"],
+    "training": ["pccl.signs", "pccl._floating_point", "pccl._integers", "pccl._signal_handlers", "pccl._waiting"],
 }
 # Folders of `pccl/runtime`, from the ground up: a folder imports from itself and from those before it.
 RUNTIME_LAYERS = ["extension", "environment", "threads", "network", "data_plane", "state", "master", "session"]

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from pccl import _signal_handlers
 from pccl.protocol.peer import OpResult, Peer, SubmitOp, pair_start
 from pccl.runtime.data_plane.engine import COMPLETED, HANDED_OVER, EngineCall, EngineFastPath, use_counter
 from pccl.runtime.data_plane.engine_threads import first_thread
@@ -36,7 +37,6 @@ from pccl.runtime.data_plane.op_request import OpRequest
 from pccl.runtime.data_plane.op_spec import OpSpec, Pair, RootLostError
 from pccl.runtime.data_plane.pending import OpName, PendingOp
 from pccl.runtime.data_plane.pieces import piece_elements
-from pccl.runtime.threads import handlers
 from pccl.types import Result
 
 WAIT_MS = 20
@@ -181,7 +181,7 @@ class FastPath:
             if request.refill(start, spec, op.place(spec, start.rank, start.world_size)):
                 tag.is_suited = self._is_suited(request, spec.dtype.itemsize)
         except (ValueError, RootLostError) as error:
-            if handlers.has_raised(error):
+            if _signal_handlers.has_raised(error):
                 raise
             return False  # as the session will say
         request.rename(op.op, op.shared_tag)

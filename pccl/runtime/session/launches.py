@@ -22,6 +22,7 @@ from contextlib import suppress
 
 import trio
 
+from pccl import _signal_handlers
 from pccl.protocol import peer as ps
 from pccl.runtime.data_plane.fast_path import FastPath
 from pccl.runtime.data_plane.op_spec import OpSpec
@@ -31,7 +32,6 @@ from pccl.runtime.session.lifetime import Lifetime
 from pccl.runtime.session.op_table import OpTable
 from pccl.runtime.session.options import SessionError
 from pccl.runtime.session.reclaims import Reclaims
-from pccl.runtime.threads import handlers
 from pccl.runtime.threads.latch import Latch
 from pccl.types import Result
 
@@ -93,7 +93,7 @@ class Launches:
         try:
             return self._fast_path.run(op, waits)
         except Exception as error:
-            if handlers.has_raised(error):
+            if _signal_handlers.has_raised(error):
                 raise
             # The op may have been submitted: its caller waits for the session, which ends now and restores its buffers.
             with suppress(trio.RunFinishedError):
@@ -198,7 +198,7 @@ class Launches:
         return True
 
     def _cannot_be_woken(self, error: OSError) -> None:
-        if handlers.has_raised(error):
+        if _signal_handlers.has_raised(error):
             raise error
         self._abandon(error)
 

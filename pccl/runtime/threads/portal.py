@@ -27,10 +27,11 @@ from typing import Any, Protocol, TypeVar
 
 import trio
 
+from pccl import _signal_handlers
 from pccl.logs import UNASKED
 from pccl.protocol.long_wait import LongWait
 from pccl.runtime.extension import lib
-from pccl.runtime.threads import faults, handlers, serving, waking
+from pccl.runtime.threads import faults, serving, waking
 from pccl.runtime.threads.latch import Latch
 from pccl.runtime.threads.waking import Waker
 
@@ -180,7 +181,7 @@ class Portal:
         try:
             self._token.run_sync_soon(_contained, function, args)
         except OSError as error:
-            if handlers.has_raised(error):
+            if _signal_handlers.has_raised(error):
                 raise
         except trio.RunFinishedError:
             return
@@ -197,7 +198,7 @@ class Portal:
         try:
             self._token.run_sync_soon(trio.lowlevel.spawn_system_task, job.run, function, args)
         except OSError as error:
-            if handlers.has_raised(error):
+            if _signal_handlers.has_raised(error):
                 raise
             job.error = _broken(error)
             job.end()

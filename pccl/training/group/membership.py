@@ -54,6 +54,7 @@ from pccl import (
     SharedStateSyncStrategy,
 )
 from pccl._integers import as_int
+from pccl._signal_handlers import has_raised
 from pccl._waiting import LoopWait, warning_to, where_to_look
 from pccl.training.group import roll_call
 from pccl.training.group.roll_call import Row
@@ -319,6 +320,8 @@ class Membership:
         try:
             yield
         except Exception as error:  # all but interrupts: whoever raises it says what is to be done
+            if has_raised(error):
+                raise
             self._was_interrupted = False
             self._is_outcome_unknown = isinstance(error, PCCLError) and error.result is Result.OUTCOME_UNKNOWN
             raise
@@ -376,7 +379,7 @@ class Membership:
                 rows = [roll_call.row_of(each) for each in launched.result().array]
                 return sorted(rows, key=lambda row: row.peer)
             except PCCLError as error:
-                if error.result not in ABORTED:
+                if error.result not in ABORTED or has_raised(error):
                     raise
         return [own]
 
