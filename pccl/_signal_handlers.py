@@ -52,8 +52,9 @@ def _is_from(handlers: Set[CodeType], error: BaseException) -> bool:
 
 def _is_given(frame: FrameType, called: FrameType) -> bool:
     """Whether a function was called with its caller's frame, as handlers are. One may have taken itself away since."""
-    arguments = called.f_locals.values()
-    return any(each is frame or (isinstance(each, tuple) and frame in each) for each in arguments)
+    values = called.f_locals.values()
+    variadic = [one for each in values if isinstance(each, tuple) for one in each]
+    return any(each is frame for each in (*values, *variadic))  # arrays among them do not compare
 
 
 def _code_of(handler: Any) -> CodeType | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from subprocess import CompletedProcess
@@ -37,6 +38,14 @@ os.environ.setdefault("PCCL_MASTER_TIMEOUT", "0.2")
 def pytest_xdist_auto_num_workers() -> int:
     """Return how many tests run at once: they wait for half of their time."""
     return 2 + (os.cpu_count() or 1)
+
+
+@pytest.fixture
+def nobody() -> Iterator[str]:
+    """An address that refuses connections. Its port is taken, so no other test gets it meanwhile."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
 @pytest.fixture

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import signal
+import time
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -15,7 +17,7 @@ import trio
 from pccl import Communicator, PCCLError, ReduceOp, Result, _signal_handlers
 from pccl.runtime.data_plane.pieces import piece_elements
 from pccl.runtime.session.peer_session import PeerSession
-from tests.support.cluster import Background, Cluster
+from tests.support.cluster import WAIT_S, Background, Cluster
 from tests.support.fake_device import FakeDevice
 from tests.support.interrupts import KINDS, AlarmError, refused
 
@@ -58,16 +60,21 @@ def test_alarms_end_the_op_and_nothing_else(cluster: Cluster, count: int) -> Non
             assert given_up in (None, Result.TIMEOUT)
 
     following = Background(follow)
-    rung = 0
-    while rung < ALARMS:
+    for number in range(ALARMS):
+        gc.collect()
+        gc.disable()  # Python swallows what is raised within a collection of garbage
         try:
             signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.0005, 0.02))
-            while True:
+            end_s = time.monotonic() + WAIT_S
+            while time.monotonic() < end_s:
                 x = np.ones(count, np.float32)
                 given_up = reduce_or_timeout(cluster[0], x)
                 assert np.all(x == 2) if given_up is None else given_up is Result.TIMEOUT
+            pytest.fail(f"alarm {number} was swallowed")
         except AlarmError:
-            rung += 1
+            pass
+        finally:
+            gc.enable()
         assert cluster[0].is_connected
     is_over = True
     following.result()
@@ -91,7 +98,7 @@ def test_a_ctrl_c_while_a_result_is_put_on_a_device_leaves_all_of_it(
 
     monkeypatch.setattr(devices[0], "write", write_and_interrupt)
     other = Background(partial(cluster[1].all_reduce, held[1], op=SUM))
-    wait = partial(cluster[0].all_reduce, held[0], op=SUM)
+    wait: Any = partial(cluster[0].all_reduce, held[0], op=SUM)
     if is_handle:
         wait = cluster[0].all_reduce_async(held[0], op=SUM).wait
     with pytest.raises(KeyboardInterrupt):
@@ -140,8 +147,11 @@ def test_what_others_raise_is_not_theirs() -> None:
     def handle(*_: object) -> None:
         raise AssertionError("nobody calls it")
 
+    def refuse(*arrays: np.ndarray[Any, Any]) -> None:
+        raise refused()
+
     before = signal.signal(signal.SIGUSR1, handle)
     with pytest.raises(PCCLError) as raised:
-        raise refused()
+        refuse(np.ones(3), np.ones(4))
     signal.signal(signal.SIGUSR1, before)
     assert not _signal_handlers.has_raised(raised.value)

@@ -128,12 +128,10 @@ def test_a_newcomer_names_who_has_to_let_it_in(cluster: Cluster, warned: Warned)
     newcomer.close()
 
 
-def test_whoever_finds_no_master_says_what_is_tried(warned: Warned) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-    connecting = Background(partial(Communicator(address).connect, 2))
+def test_whoever_finds_no_master_says_what_is_tried(warned: Warned, nobody: str) -> None:
+    connecting = Background(partial(Communicator(nobody).connect, 2))
     pattern = (
-        rf"^connect has waited \d+ s for the master at {address}, attempt 1 of 2: .*refused.*; `pccl doctor {address}`"
+        rf"^connect has waited \d+ s for the master at {nobody}, attempt 1 of 2: .*refused.*; `pccl doctor {nobody}`"
     )
     until(lambda: warned(pattern), "it is said what is tried")
     assert isinstance(connecting.outcome(), PCCLError)

@@ -52,17 +52,16 @@ def a_free_port() -> int:
 # The wrong master.
 
 
-def test_an_unreachable_master_is_named() -> None:
-    address = f"127.0.0.1:{a_free_port()}"
-    error = refusal(partial(Communicator(address).connect, n_attempts=1))
+def test_an_unreachable_master_is_named(nobody: str) -> None:
+    error = refusal(partial(Communicator(nobody).connect, n_attempts=1))
     assert error.result is Result.MASTER_CONNECTION_FAILED
-    assert address in str(error)
+    assert nobody in str(error)
     assert "Connection refused" in str(error)
 
 
-def test_attempts_are_a_second_apart_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_are_a_second_apart_and_counted(monkeypatch: pytest.MonkeyPatch, nobody: str) -> None:
     monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.01)
-    peer = Communicator(f"127.0.0.1:{a_free_port()}")
+    peer = Communicator(nobody)
     assert "(3 attempts)" in str(refusal(partial(peer.connect, n_attempts=3)))
 
 
@@ -130,21 +129,20 @@ def test_an_address_that_drops_packets_takes_no_time_from_the_next(
         assert peer.world_size == 1
 
 
-def test_a_timeout_of_connect_says_what_was_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timeout_of_connect_says_what_was_tried(monkeypatch: pytest.MonkeyPatch, nobody: str) -> None:
     monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.01)
-    address = f"127.0.0.1:{a_free_port()}"
-    error = refusal(partial(Communicator(address).connect, 1000, timeout=1))
+    error = refusal(partial(Communicator(nobody).connect, 1000, timeout=1))
     assert error.result is Result.TIMEOUT
-    assert f"not finished within 1 s; it waited for the master at {address}, attempt " in str(error)
+    assert f"not finished within 1 s; it waited for the master at {nobody}, attempt " in str(error)
     assert "of 1000: cannot reach a master" in str(error)
     assert "Connection refused" in str(error)
 
 
-def test_who_asks_for_many_attempts_has_asked_for_the_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_asks_for_many_attempts_has_asked_for_the_time_too(monkeypatch: pytest.MonkeyPatch, nobody: str) -> None:
     monkeypatch.setattr("pccl._session_holder.REACH_S", 0.0)
     monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.05)
     monkeypatch.setattr("pccl._master_search.ATTEMPT_INTERVAL_S", 0.05)
-    error = refusal(partial(Communicator(f"127.0.0.1:{a_free_port()}").connect, 8))
+    error = refusal(partial(Communicator(nobody).connect, 8))
     assert "(8 attempts)" in str(error)
 
 
