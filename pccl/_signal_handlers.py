@@ -7,6 +7,7 @@ raised is the program's, and goes up to where the program expects it, as a Keybo
 
 from __future__ import annotations
 
+import inspect
 import signal
 import threading
 import traceback
@@ -52,9 +53,11 @@ def _is_from(handlers: Set[CodeType], error: BaseException) -> bool:
 
 def _is_given(frame: FrameType, called: FrameType) -> bool:
     """Whether a function was called with its caller's frame, as handlers are. One may have taken itself away since."""
-    values = called.f_locals.values()
-    variadic = [one for each in values if isinstance(each, tuple) for one in each]
-    return any(each is frame for each in (*values, *variadic))  # arrays among them do not compare
+    code, found = called.f_code, called.f_locals
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & inspect.CO_VARARGS)
+    values = [found.get(name) for name in code.co_varnames[:count]]
+    variadic = [one for each in values if type(each) is tuple for one in each]
+    return any(each is frame for each in (*values, *variadic))  # by identity: arrays do not compare
 
 
 def _code_of(handler: Any) -> CodeType | None:
