@@ -17,6 +17,7 @@ import numpy as np
 
 from pccl import _jax_arrays
 from pccl._jax_arrays import NewArray
+from pccl._signal_handlers import pass_on
 from pccl.devices import torch_cuda
 from pccl.devices.device import Device
 from pccl.errors import PCCLError
@@ -92,6 +93,7 @@ def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
         try:
             array = np.frombuffer(array, np.uint8)
         except (ValueError, BufferError) as error:
+            pass_on(error)
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role}: {error}") from None
     if not isinstance(array, np.ndarray):
         if _jax_arrays.is_array(array):
@@ -162,7 +164,8 @@ def _is_reducible(array: Any) -> bool:
             DataType.from_numpy_dtype(array.dtype)
         else:
             DataType.from_torch_dtype(array.dtype)
-    except ValueError:
+    except ValueError as error:
+        pass_on(error)
         return False
     return True
 
@@ -172,6 +175,7 @@ def _from_numpy(array: np.ndarray[Any, Any], role: str, func_name: str, dtype: D
     try:
         dtype = dtype if dtype is not None else DataType.from_numpy_dtype(array.dtype)
     except ValueError as error:
+        pass_on(error)
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role}: {error}") from None
     if not array.flags.c_contiguous:
         raise PCCLError(
@@ -188,7 +192,8 @@ def _address(array: np.ndarray[Any, Any]) -> int:
     """
     try:
         return int(ffi.cast(_ADDRESS, ffi.from_buffer(array)))
-    except (TypeError, ValueError, BufferError):  # of a dtype that the buffer protocol cannot describe
+    except (TypeError, ValueError, BufferError) as error:  # of a dtype that the buffer protocol cannot describe
+        pass_on(error)
         return int(array.__array_interface__["data"][0])
 
 
@@ -229,10 +234,12 @@ def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None =
     try:
         dtype = dtype if dtype is not None else DataType.from_torch_dtype(tensor.dtype)
     except ValueError as error:
+        pass_on(error)
         raise fail(f": {error}") from None
     try:
         return Operand(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), True, tensor.detach(), device)
     except RuntimeError as error:  # of a kind of tensor that has no memory of its own
+        pass_on(error)
         raise fail(f"cannot be used: {error}") from None
 
 

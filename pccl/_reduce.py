@@ -117,8 +117,9 @@ def op_spec(
     if quantization is not None:
         try:
             quantization.check_tensor(source.dtype)
-        except ValueError as e:
-            raise fail(str(e)) from None
+        except ValueError as error:
+            _signal_handlers.pass_on(error)
+            raise fail(str(error)) from None
     check_algorithm(algorithm, func_name)
     step = checked_step(step, func_name)
     if source.device is not None:
@@ -201,8 +202,8 @@ def delivered(op: PendingOp, func_name: str) -> OpResult:
 
 def _deliver(op: PendingOp, source: Source, func_name: str) -> None:
     """Put a result into arrays on a device. A device has failed when it does so twice. A Ctrl-C, or what a signal
-    handler of the program raises meanwhile, is no failure: it is raised once the result is there, or once it was tried
-    often enough, and then the next wait for the op tries again."""
+    handler of the program raises meanwhile, is no failure: it is raised once the result is there, or the device has
+    failed, or once it was tried often enough, and then the next wait for the op tries again."""
     raised: BaseException | None = None
     has_failed = False
     earlier, known = sys.exc_info()[1], _signal_handlers.current()
@@ -211,16 +212,18 @@ def _deliver(op: PendingOp, source: Source, func_name: str) -> None:
             source.deliver()
             break
         except BaseException as error:  # whatever the device's library raises
-            is_interrupt = not isinstance(error, Exception)
             handlers = known | _signal_handlers.current()  # one may replace itself
-            if is_interrupt or _signal_handlers.is_behind(handlers, error, earlier):
+            if isinstance(error, KeyboardInterrupt) or _signal_handlers.is_behind(handlers, error, earlier):
                 raised = raised or error
                 continue
             if has_failed:
                 what = f"{type(error).__name__}: {error}"
                 text = f"all peers have the result, but it could not be copied to the device here: {what}"
                 op.leave_run(text)
-                raise PCCLError(Result.INTERNAL_ERROR, func_name, f"{text}; this peer has left the run") from error
+                failure = PCCLError(Result.INTERNAL_ERROR, func_name, f"{text}; this peer has left the run")
+                if raised is not None:
+                    raise raised from failure
+                raise failure from error
             has_failed = True
     if raised is not None:
         raise raised
@@ -308,8 +311,7 @@ class AsyncHandle(Generic[Info]):
         try:
             info = self._info_of(self._op, name)
         except PCCLError as error:
-            if _signal_handlers.has_raised(error):
-                raise
+            _signal_handlers.pass_on(error)
             return False, error.result, None
         return True, Result.SUCCESS, info
 

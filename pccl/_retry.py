@@ -96,8 +96,7 @@ class Retry:
             try:
                 self._infos.append(info_of(op, self._func_name))
             except PCCLError as error:
-                if _signal_handlers.has_raised(error):
-                    raise
+                _signal_handlers.pass_on(error)
                 if error.result is Result.RANK_CONNECTION_LOST:
                     self.retries += 1
                     self._left.append(op.tag)

@@ -13,7 +13,7 @@ import threading
 import traceback
 from collections.abc import Set
 from functools import partial
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
 
@@ -22,9 +22,15 @@ def has_raised(error: BaseException) -> bool:
     return _is_from(current(), error)
 
 
+def pass_on(error: BaseException) -> None:
+    """Raise the error once more if a signal handler has raised it. To be called first by whoever has caught it."""
+    if has_raised(error):
+        raise error
+
+
 def current() -> set[CodeType]:
-    """Return the code of the program's signal handlers, which run in the main thread."""
-    if threading.current_thread() is not threading.main_thread():
+    """Return the code of the program's signal handlers that may run in this thread."""
+    if not _is_main_thread():
         return set()
     found = (_code_of(signal.getsignal(number)) for number in signal.valid_signals())
     return {code for code in found if code is not None}
@@ -46,7 +52,13 @@ def is_behind(handlers: Set[CodeType], error: BaseException, earlier: BaseExcept
     return False
 
 
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 def _is_from(handlers: Set[CodeType], error: BaseException) -> bool:
+    if not _is_main_thread():
+        return False
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any(frame.f_code in handlers for frame in frames) or any(map(_is_given, frames, frames[1:]))
 
@@ -61,10 +73,12 @@ def _is_given(frame: FrameType, called: FrameType) -> bool:
 
 
 def _code_of(handler: Any) -> CodeType | None:
-    """Return the code that a signal handler runs. None: it is not the program's, or not written in Python."""
-    while isinstance(handler, partial):
+    """Return the code that a signal handler runs. None: it is not the program's, or not written in Python. Of an object
+    only the type is looked at: attributes of its own may be anything."""
+    while type(handler) is partial:
         handler = handler.func
-    if not callable(handler):  # SIG_DFL, SIG_IGN, or None for one that is not Python's
-        return None
-    code = getattr(handler, "__code__", None) or getattr(type(handler).__call__, "__code__", None)
-    return code if isinstance(code, CodeType) else None
+    if type(handler) is MethodType:
+        handler = handler.__func__
+    if type(handler) is not FunctionType:
+        handler = getattr(type(handler), "__call__", None)  # noqa: B004
+    return handler.__code__ if type(handler) is FunctionType else None

@@ -32,7 +32,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pccl._giving_up import CANCEL_GRACE_S, gave_up, require_outcome
 from pccl._reduce import delivered
 from pccl._session_holder import SessionErrors
-from pccl._signal_handlers import has_raised
+from pccl._signal_handlers import pass_on
 from pccl.communicator import Communicator
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import OpSpec
@@ -193,8 +193,7 @@ class Scheduler:
                 self.outcome(self.run(spec, title, timeout_s), title)
                 return
             except PCCLError as error:
-                if has_raised(error):
-                    raise
+                pass_on(error)
                 if not self.may_repeat((spec,), error):
                     raise self.failure(title, error, (spec,)) from None
                 timeout_s = max(0.0, end_s - time.monotonic())
@@ -216,8 +215,7 @@ class Scheduler:
         except StopIteration:
             return
         except PCCLError as error:
-            if has_raised(error):
-                raise
+            pass_on(error)
             raise self.failure(title, error) from None
         finally:
             script.close()

@@ -439,6 +439,39 @@ def test_what_a_handler_raises_that_takes_itself_away_is_raised(
     np.testing.assert_array_equal(held.settled(), np.full(64, 2, np.float32))
 
 
+def test_a_ctrl_c_comes_out_also_where_the_device_fails_after_it(
+    cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next call says what became of this peer."""
+    _, handle = ended_on_device(cluster, devices)
+    assert handle._op.source is not None
+    devices[0].fails_to_write = True
+    disturb(monkeypatch, handle._op.source, lambda: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt) as interrupt:
+        handle.wait()
+    assert isinstance(interrupt.value.__cause__, PCCLError)
+    left = refusal(partial(cluster[0].all_reduce, np.ones(3, np.float32), op=SUM))
+    assert left.result is Result.INTERNAL_ERROR
+    assert "could not be copied to the device" in str(left)
+
+
+def test_a_device_whose_library_panics_has_failed(
+    cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of other languages raise what is no Exception."""
+    _, handle = ended_on_device(cluster, devices)
+
+    class Panic(BaseException):
+        pass
+
+    def fail() -> None:
+        raise Panic
+
+    assert handle._op.source is not None
+    disturb(monkeypatch, handle._op.source, fail, 2)
+    assert handle.wait() == (False, Result.INTERNAL_ERROR, None)
+
+
 def test_causes_that_go_around_in_a_circle_are_looked_at_once(
     cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import random
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -26,14 +28,16 @@ SUM = ReduceOp.SUM
 
 
 @pytest.fixture
-def alarms() -> Iterator[None]:
-    """SIGALRM raises AlarmError."""
+def alarms() -> Iterator[threading.Event]:
+    """SIGALRM raises AlarmError, and sets the event."""
+    has_rung = threading.Event()
 
     def ring(number: int, frame: object) -> None:
+        has_rung.set()
         raise AlarmError("of the program")
 
     before = signal.signal(signal.SIGALRM, ring)
-    yield
+    yield has_rung
     signal.setitimer(signal.ITIMER_REAL, 0)
     signal.signal(signal.SIGALRM, before)
 
@@ -108,17 +112,16 @@ def test_a_ctrl_c_while_a_result_is_put_on_a_device_leaves_all_of_it(
     assert written > 3
 
 
-@pytest.mark.usefixtures("alarms")
 @pytest.mark.parametrize("timeout", [None, 60.0])
 def test_an_alarm_in_close_is_no_timeout_of_close(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, timeout: float | None
+    cluster: Cluster, alarms: threading.Event, monkeypatch: pytest.MonkeyPatch, timeout: float | None
 ) -> None:
     cluster.join(1)
     close = PeerSession.close
 
     async def close_late(session: PeerSession, *arguments: Any) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0.001)
-        await trio.sleep(0.5)
+        await trio.to_thread.run_sync(alarms.wait, WAIT_S)
         await close(session, *arguments)
 
     monkeypatch.setattr(PeerSession, "close", close_late)
@@ -126,6 +129,40 @@ def test_an_alarm_in_close_is_no_timeout_of_close(
         cluster[0].close(timeout=timeout)
     monkeypatch.undo()
     cluster[0].close()
+
+
+def test_a_handler_with_odd_attributes_is_no_hindrance() -> None:
+    class Odd:
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(name)
+
+        def __call__(self, number: int, frame: object) -> None:
+            raise refused()
+
+    before = signal.signal(signal.SIGUSR1, Odd())
+    try:
+        with pytest.raises(PCCLError) as raised:
+            signal.raise_signal(signal.SIGUSR1)
+        assert _signal_handlers.has_raised(raised.value)
+        with pytest.raises(PCCLError) as raised:
+            raise refused()
+        assert not _signal_handlers.has_raised(raised.value)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_other_threads_have_no_handlers() -> None:
+    def fail(frame: object) -> None:
+        raise refused()
+
+    def call() -> bool:
+        try:
+            fail(sys._getframe())
+        except PCCLError as error:
+            return _signal_handlers.has_raised(error)
+        return True
+
+    assert not Background(call).result()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -39,6 +39,17 @@ def test_uneven_steps_make_nobody_slow(peers: int, step_s: float) -> None:
     assert len(later) <= 1
 
 
+@pytest.mark.parametrize("peers", [2, 3])
+def test_rare_long_steps_of_all_make_nobody_slow(peers: int) -> None:
+    """What one peer was late by chance is known of the others, too."""
+    names = []
+    for seed in range(4):
+        world = World(peers, seed, step_s=0.1, op_s=0.05, noise=0.2, uneven=(1.0, 1.0, 1.0, 1.0, 6.0))
+        world.run(180.0)
+        names += world.names()
+    assert len(names) <= 1
+
+
 @pytest.mark.parametrize("pause_s", [1.0, 6.0])
 def test_whoever_is_a_little_slower_and_pauses_now_and_then_is_not_slow(pause_s: float) -> None:
     worlds = [World(3, seed, step_s=0.1, op_s=0.05, noise=0.2, factors={1: 1.5}) for seed in range(4)]

@@ -20,8 +20,8 @@ class Interrupt(BaseException):
     """An interrupt, as KeyboardInterrupt is one."""
 
 
-class AlarmError(TimeoutError):
-    """What a program's handler of SIGALRM raises."""
+class AlarmError(TimeoutError, ValueError, TypeError, RuntimeError):
+    """What a program's handler of SIGALRM raises: all at once that calls catch by their type."""
 
 
 def refused() -> PCCLError:

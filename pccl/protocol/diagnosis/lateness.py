@@ -11,7 +11,7 @@ wait for it. A streak is a number of rounds in a row in which that is the same p
        with the op that was late. So a streak has to say nearly the same without the two that say most, and without
        those that are far longer than others.
     4  Where steps vary, some peer is last several times in a row by chance. So a streak has to be twice as long as the
-       longest one of that peer that has ended by itself not long ago.
+       longest one, of whatever peer, that has ended by itself not long ago.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class Lateness:
         self._is_named = False
         self._is_joined = False
         """Whether the last round belongs to the streak by the one before."""
-        self._ended: list[tuple[float, int, int]] = []
-        """When streaks ended that nobody was named for, whose they were, and how long."""
+        self._ended: list[tuple[float, int]] = []
+        """When streaks ended that nobody was named for, and how long they were."""
 
     def add(self, ended: OpRound) -> None:
         """Take in the next round."""
@@ -77,59 +77,35 @@ class Lateness:
             return
         last = min(ended.shares, key=lambda peer: ended.shares[peer])
         peer = last if is_late([ended], last, LATE_FACTOR, LATE_SHARE) else None
-        self._is_joined = peer is None and not self._is_joined and self._belongs(before, ended)
+        was_joined, self._is_joined = self._is_joined, False
+        if peer is None and self.peer is not None and not was_joined:
+            self._is_joined = is_late([*before, ended], self.peer, REST_FACTOR, REST_SHARE)
         if self._is_joined or (peer is not None and peer == self.peer):
             self.length += 1
             return
         if self.peer is not None and not self._is_named:
-            self._ended.append((ended.ended_at, self.peer, self.length))
+            self._ended.append((ended.ended_at, self.length))
         self._ended = [each for each in self._ended if ended.ended_at - each[0] < CHANCE_S]
         self.peer, self.length, self._is_named = peer, int(peer is not None), False
 
     def slow(self, is_named: bool) -> Sequence[OpRound]:
         """Return the rounds that show that `peer` is slow, if they do, the newest first."""
-        if self.peer is None:
+        peer = self.peer
+        if peer is None:
             return []
         streak = list(self.rounds)[-self.length :][::-1]
         if is_named:
             self._is_named = True
             recent = streak[:ROUNDS_MIN]
-            return recent if is_late(recent, self.peer, SLOW_FACTOR_STILL, LOST_SHARE_STILL) else []
-        by_chance = max((length for _, peer, length in self._ended if peer == self.peer), default=0)
+            return recent if is_late(recent, peer, SLOW_FACTOR_STILL, LOST_SHARE_STILL) else []
+        by_chance = max((length for _, length in self._ended), default=0)
         least = max(CLEAR_ROUNDS_MIN, min(ROUNDS_KEPT, CHANCE_FACTOR * by_chance))
-        if len(streak) > ROUNDS_MIN and not is_late(streak, self.peer, SLOW_FACTOR, LOST_SHARE):
+        if len(streak) > ROUNDS_MIN and not is_late(streak, peer, SLOW_FACTOR, LOST_SHARE):
             return []
         for count in range(least, len(streak) + 1):
-            if self._shows(streak[:count]) or self._shows_clearly(streak[:count]):
+            if _shows(streak[:count], peer) or _shows_clearly(streak[:count], peer):
                 return streak[:count]
         return []
-
-    def _shows(self, rounds: Sequence[OpRound]) -> bool:
-        assert self.peer is not None
-        if len(rounds) < ROUNDS_MIN and (len(rounds) < LONG_ROUNDS_MIN or total_s(rounds) < LONG_ROUNDS_S):
-            return False
-        usual_s = PAUSE_FACTOR * min(each.seconds for each in rounds)
-        rest = sorted((each for each in rounds if each.seconds <= usual_s), key=self._lost_s)[:-PAUSE_ROUNDS]
-        return (
-            len(rest) >= LONG_ROUNDS_MIN - PAUSE_ROUNDS
-            and is_late(rest, self.peer, REST_FACTOR, REST_SHARE)
-            and is_late(rounds, self.peer, SLOW_FACTOR, LOST_SHARE)
-        )
-
-    def _shows_clearly(self, rounds: Sequence[OpRound]) -> bool:
-        assert self.peer is not None
-        each_shows = all(
-            each.seconds <= CLEAR_ROUND_S_MAX and is_late([each], self.peer, SLOW_FACTOR, LOST_SHARE) for each in rounds
-        )
-        return each_shows and total_s(rounds) >= CLEAR_ROUNDS_S and is_late(rounds, self.peer, CLEAR_FACTOR, LOST_SHARE)
-
-    def _belongs(self, before: Sequence[OpRound], ended: OpRound) -> bool:
-        return self.peer is not None and is_late([*before, ended], self.peer, REST_FACTOR, REST_SHARE)
-
-    def _lost_s(self, each: OpRound) -> float:
-        assert self.peer is not None
-        own, next_slowest = between_ops([each], self.peer)
-        return (own - next_slowest) * each.seconds
 
 
 def total_s(rounds: Sequence[OpRound]) -> float:
@@ -149,3 +125,27 @@ def is_late(rounds: Sequence[OpRound], peer: int, factor: float, lost: float) ->
     the time by that."""
     own, next_slowest = between_ops(rounds, peer)
     return own - next_slowest >= lost and own >= factor * next_slowest
+
+
+def _shows(rounds: Sequence[OpRound], peer: int) -> bool:
+    if len(rounds) < ROUNDS_MIN and (len(rounds) < LONG_ROUNDS_MIN or total_s(rounds) < LONG_ROUNDS_S):
+        return False
+
+    def lost_s(each: OpRound) -> float:
+        own, next_slowest = between_ops([each], peer)
+        return (own - next_slowest) * each.seconds
+
+    usual_s = PAUSE_FACTOR * min(each.seconds for each in rounds)
+    rest = sorted((each for each in rounds if each.seconds <= usual_s), key=lost_s)[:-PAUSE_ROUNDS]
+    return (
+        len(rest) >= LONG_ROUNDS_MIN - PAUSE_ROUNDS
+        and is_late(rest, peer, REST_FACTOR, REST_SHARE)
+        and is_late(rounds, peer, SLOW_FACTOR, LOST_SHARE)
+    )
+
+
+def _shows_clearly(rounds: Sequence[OpRound], peer: int) -> bool:
+    each_shows = all(
+        each.seconds <= CLEAR_ROUND_S_MAX and is_late([each], peer, SLOW_FACTOR, LOST_SHARE) for each in rounds
+    )
+    return each_shows and total_s(rounds) >= CLEAR_ROUNDS_S and is_late(rounds, peer, CLEAR_FACTOR, LOST_SHARE)

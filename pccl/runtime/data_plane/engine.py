@@ -143,11 +143,10 @@ class Engine:
 
     def events(self) -> list[EngineEvent]:
         """Return what has happened since the last call, in order. Only from one thread at a time."""
-        handle = self._open
         found: list[EngineEvent] = []
         count = EVENTS_MAX
         while count == EVENTS_MAX:
-            count = lib.pccl_engine_poll_events(handle, self._events, EVENTS_MAX)
+            count = lib.pccl_engine_poll_events(self._open, self._events, EVENTS_MAX)
             found += [READERS[event.kind](event) for event in self._events[0:count]]
         return found
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from pccl import _signal_handlers
+from pccl._signal_handlers import pass_on
 from pccl.protocol.peer import OpResult, Peer, SubmitOp, pair_start
 from pccl.runtime.data_plane.engine import COMPLETED, HANDED_OVER, EngineCall, EngineFastPath, use_counter
 from pccl.runtime.data_plane.engine_threads import first_thread
@@ -181,8 +181,7 @@ class FastPath:
             if request.refill(start, spec, op.place(spec, start.rank, start.world_size)):
                 tag.is_suited = self._is_suited(request, spec.dtype.itemsize)
         except (ValueError, RootLostError) as error:
-            if _signal_handlers.has_raised(error):
-                raise
+            pass_on(error)
             return False  # as the session will say
         request.rename(op.op, op.shared_tag)
         return tag.is_suited

@@ -22,7 +22,7 @@ from contextlib import suppress
 
 import trio
 
-from pccl import _signal_handlers
+from pccl._signal_handlers import pass_on
 from pccl.protocol import peer as ps
 from pccl.runtime.data_plane.fast_path import FastPath
 from pccl.runtime.data_plane.op_spec import OpSpec
@@ -93,8 +93,7 @@ class Launches:
         try:
             return self._fast_path.run(op, waits)
         except Exception as error:
-            if _signal_handlers.has_raised(error):
-                raise
+            pass_on(error)
             # The op may have been submitted: its caller waits for the session, which ends now and restores its buffers.
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._lifetime.break_off, error)
@@ -178,12 +177,15 @@ class Launches:
         self._launched.append(op)
         try:
             self._token.run_sync_soon(self._take, idempotent=True)
-        except OSError as error:
-            self._cannot_be_woken(error)
+        except OSError as error:  # the run cannot be woken
+            pass_on(error)
+            self._abandon(error)
         except trio.RunFinishedError:
             # The session has ended with its trio run, since we looked.
-            with suppress(ValueError):
+            try:
                 self._launched.remove(op)
+            except ValueError as error:
+                pass_on(error)
             self._require_alive_for(op)
             raise
 
@@ -191,22 +193,15 @@ class Launches:
         """Have the trio thread take what has gathered. Return False if its run has ended."""
         try:
             self._token.run_sync_soon(self._take, idempotent=True)
-        except OSError as error:
-            self._cannot_be_woken(error)
+        except OSError as error:  # the run cannot be woken
+            pass_on(error)
+            self._abandon(error)
         except trio.RunFinishedError:
             return False
         return True
 
-    def _cannot_be_woken(self, error: OSError) -> None:
-        if _signal_handlers.has_raised(error):
-            raise error
-        self._abandon(error)
-
     def _is_own_thread(self) -> bool:
-        try:
-            return trio.lowlevel.current_trio_token() is self._token
-        except RuntimeError:
-            return False
+        return trio.lowlevel.in_trio_run() and trio.lowlevel.current_trio_token() is self._token
 
     # The trio thread.
 

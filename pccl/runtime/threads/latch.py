@@ -16,7 +16,8 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+
+from pccl._signal_handlers import pass_on
 
 LOOK_UP_S = 0.5
 
@@ -35,8 +36,10 @@ class Latch:
         """Wake all who wait, now and later. Never waits itself. May be called again."""
         self._is_set = True
         while self._waiters:
-            with suppress(IndexError, RuntimeError):  # it has left meanwhile; another latch has released it
+            try:
                 self._waiters.pop().release()
+            except (IndexError, RuntimeError) as error:  # it has left meanwhile; another latch has released it
+                pass_on(error)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it is set. Return False if the time passed first."""
@@ -56,6 +59,9 @@ def wait_any(latches: Sequence[Latch], timeout_s: float | None = None) -> bool:
         if rest_s <= 0 or lock.acquire(timeout=min(rest_s, LOOK_UP_S)):
             break
     for latch in latches:
-        with suppress(ValueError):
-            latch._waiters.remove(lock)
+        if lock in latch._waiters:
+            try:
+                latch._waiters.remove(lock)
+            except ValueError as error:  # `set` was faster
+                pass_on(error)
     return any(latch._is_set for latch in latches)

@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeVar
 
 import trio
 
-from pccl import _signal_handlers
+from pccl._signal_handlers import pass_on
 from pccl.logs import UNASKED
 from pccl.protocol.long_wait import LongWait
 from pccl.runtime.extension import lib
@@ -181,8 +181,7 @@ class Portal:
         try:
             self._token.run_sync_soon(_contained, function, args)
         except OSError as error:
-            if _signal_handlers.has_raised(error):
-                raise
+            pass_on(error)
         except trio.RunFinishedError:
             return
 
@@ -198,8 +197,7 @@ class Portal:
         try:
             self._token.run_sync_soon(trio.lowlevel.spawn_system_task, job.run, function, args)
         except OSError as error:
-            if _signal_handlers.has_raised(error):
-                raise
+            pass_on(error)
             job.error = _broken(error)
             job.end()
         except trio.RunFinishedError:

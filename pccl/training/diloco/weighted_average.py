@@ -36,7 +36,7 @@ from numpy.typing import NDArray
 
 from pccl import AsyncCollectiveHandle, Communicator, PCCLError, QuantizationOptions, ReduceOp, Result
 from pccl._floating_point import default_environment
-from pccl._signal_handlers import has_raised
+from pccl._signal_handlers import pass_on
 from pccl.training.group.membership import ABORTED, Average, Averaged
 from pccl.training.tensors.replica import Vector
 
@@ -84,7 +84,8 @@ class Notes:
             try:
                 info = self._handle.result()
             except PCCLError as error:
-                if error.result not in ABORTED or has_raised(error):
+                pass_on(error)
+                if error.result not in ABORTED:
                     raise
                 aborted += 1
                 self._handle = self._launch()

@@ -54,7 +54,7 @@ from pccl import (
     SharedStateSyncStrategy,
 )
 from pccl._integers import as_int
-from pccl._signal_handlers import has_raised
+from pccl._signal_handlers import pass_on
 from pccl._waiting import LoopWait, warning_to, where_to_look
 from pccl.training.group import roll_call
 from pccl.training.group.roll_call import Row
@@ -320,8 +320,7 @@ class Membership:
         try:
             yield
         except Exception as error:  # all but interrupts: whoever raises it says what is to be done
-            if has_raised(error):
-                raise
+            pass_on(error)
             self._was_interrupted = False
             self._is_outcome_unknown = isinstance(error, PCCLError) and error.result is Result.OUTCOME_UNKNOWN
             raise
@@ -379,7 +378,8 @@ class Membership:
                 rows = [roll_call.row_of(each) for each in launched.result().array]
                 return sorted(rows, key=lambda row: row.peer)
             except PCCLError as error:
-                if error.result not in ABORTED or has_raised(error):
+                pass_on(error)
+                if error.result not in ABORTED:
                     raise
         return [own]
 

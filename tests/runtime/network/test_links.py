@@ -124,7 +124,7 @@ def test_full_size_packets_that_do_not_get_there_fail_the_link_soon(monkeypatch:
     monkeypatch.setattr(links, "padding_bytes", lambda _: m.PADDING_BYTES_MAX)  # less where there is so little room
     error = dial(hears_the_first_words_only, WAIT_S, room_bytes=2048)
     assert "peer 1 at 127.0.0.1:" in error
-    assert re.search(r"no answer within \d\.\d s", error)
+    assert "no answer within 0.3 s" in error
     assert "is the MTU of the path right?" in error
 
 
@@ -136,7 +136,7 @@ def test_full_size_packets_that_do_not_come_back_fail_the_link_soon() -> None:
 
 def test_who_says_nothing_at_all_is_not_said_to_have_a_wrong_mtu() -> None:
     error = dial(hears_the_first_words_only, 2 * REACH_S)
-    assert re.search(r"no answer within \d\.\d s", error)
+    assert re.search(r"no answer within (0\.6|1\.2) s", error)  # the second where the machine has stood still
     assert "MTU" not in error
 
 
