@@ -9,7 +9,6 @@ import os
 import random
 import re
 import signal
-import sys
 import threading
 import time
 import weakref
@@ -34,6 +33,7 @@ from pccl import (
 )
 from pccl.runtime.session.launches import Launches
 from pccl.runtime.threads import portal
+from tests.support import stacks
 from tests.support.cluster import (
     SUM,
     WAIT_S,
@@ -298,7 +298,7 @@ def test_a_second_signal_ends_the_wait_for_the_first_one_to_be_settled(
     main_thread = threading.get_ident()
 
     def sleeps_in(function: str) -> bool:
-        frame = sys._current_frames()[main_thread]
+        frame = stacks.frames()[main_thread]
         names = set()
         while frame is not None:
             names.add(frame.f_code.co_name)

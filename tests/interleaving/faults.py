@@ -51,11 +51,11 @@ class Edit:
 
 def _replaced(source: str, old: str, new: str) -> str:
     """Return the source with some lines replaced by others, which are as deep as these."""
-    first = next((line for line in source.splitlines() if line.strip() == old.splitlines()[0]), "")
-    indent = first[: len(first) - len(first.lstrip())]
-    old, new = textwrap.indent(old, indent), textwrap.indent(new, indent)
-    assert source.count(old) == 1, f"there is no such text, or several times:\n{old}\nin\n{source}"
-    return source.replace(old, new)
+    first = old.splitlines()[0]
+    indents = {line[: len(line) - len(first)] for line in source.splitlines() if line.lstrip() == first}
+    places = [indent for indent in indents for _ in range(source.count(textwrap.indent(old, indent)))]
+    assert len(places) == 1, f"there is no such text, or several times:\n{old}\nin\n{source}"
+    return source.replace(textwrap.indent(old, places[0]), textwrap.indent(new, places[0]))
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,10 @@ FAULTS: dict[str, Known] = {
         "_enqueue",
         (
             """
-            with suppress(ValueError):
+            try:
                 self._launched.remove(op)
+            except ValueError as error:
+                pass_on(error)
             self._require_alive_for(op)
             raise
             """,

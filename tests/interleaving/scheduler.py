@@ -24,6 +24,8 @@ import traceback
 from collections.abc import Callable
 from typing import Protocol
 
+from tests.support import stacks
+
 STEPS_MAX = 400_000
 VIRTUAL_S_MAX = 300.0
 EARLY_S_MAX = 60.0
@@ -217,7 +219,7 @@ class Scheduler:
 
     def stacks(self) -> str:
         """Return where each thread is."""
-        frames = sys._current_frames()
+        frames = stacks.frames()
         found = []
         for thread in self._threads:
             waits = "can go on" if thread.until is None else "waits"

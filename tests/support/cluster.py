@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 import traceback
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 
 from pccl import Attribute, Communicator, MasterNode, PCCLError, ReduceOp, Result
+from tests.support import stacks
 
 WAIT_S = 60.0
 """Far more than anything here takes; only a bug or a very busy machine reaches it."""
@@ -58,7 +58,7 @@ class Background:
         """Its value, or the PCCLError that it raised."""
         self._thread.join(limit_s)
         if not self.is_over:
-            frame = sys._current_frames().get(self._thread.ident or 0)
+            frame = stacks.frames().get(self._thread.ident or 0)
             stack = "".join(traceback.format_stack(frame)) if frame else ""
             raise AssertionError(f"a call has not returned within {limit_s:g} s:\n{stack}")
         if self._error is not None and not isinstance(self._error, PCCLError):
