@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from pccl import _signal_handlers
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.session.peer_session import PeerSession
@@ -29,6 +30,19 @@ def gave_up(session: PeerSession, timeout_s: float | None, op: PendingOp, whom: 
         return f"aborted on all peers: {who} gave up the op with tag {op.tag}"
     text = f"the op with tag {op.tag} waited for {whom or session.whom(op)}"
     return f"aborted on all peers: {who} gave up after {timeout_s:g} s: {text}"
+
+
+def give_up(session: PeerSession, ops: Sequence[PendingOp]) -> None:
+    """Have ops whose caller was interrupted aborted on all peers, and take their arrays back, whatever signals come
+    meanwhile."""
+
+    def attempt() -> None:
+        for op in ops:
+            session.ops.cancel(op, Result.TIMEOUT, gave_up(session, None, op))
+        for op in ops:
+            op.reclaim()
+
+    _signal_handlers.insist(attempt)
 
 
 def require_outcome(

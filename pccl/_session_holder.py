@@ -16,7 +16,7 @@ import trio
 
 from pccl import _signal_handlers, _timeouts
 from pccl._collectives import AsyncCollectiveHandle, CallOf
-from pccl._giving_up import gave_up
+from pccl._giving_up import give_up
 from pccl._master_search import ATTEMPT_INTERVAL_S, REACH_S, TAKEN_ONLY, MasterSearch
 from pccl._reduce import AsyncReduceHandle
 from pccl._timeouts import Default, Timeout
@@ -350,19 +350,23 @@ class SessionHolder:
         is_overlapped = spec.pair is None
         op = session.ops.new(spec._replace(is_overlapped=True) if is_overlapped else spec)
         op.waits = session.overlapped_waits if is_overlapped else None
+        is_settled = False
         try:
             handle = handle_of(op)
             with SessionErrors(func_name):
                 session.ops.launch(op)
-            return handle
-        except BaseException as error:
-            if isinstance(error, PCCLError) and not _signal_handlers.has_raised(error):
-                raise
-            try:
-                session.ops.cancel(op, Result.TIMEOUT, gave_up(session, None, op))
-            finally:
-                op.reclaim()
+            is_settled = True
+        except PCCLError as error:
+            is_settled = not _signal_handlers.has_raised(error)
             raise
+        finally:
+            if not is_settled:
+                try:
+                    give_up(session, [op])
+                except BaseException:  # of a second signal, before that had begun
+                    give_up(session, [op])  # again
+                    raise
+        return handle
 
 
 def close_forgotten(holder: SessionHolder) -> None:

@@ -11,10 +11,13 @@ import inspect
 import signal
 import threading
 import traceback
-from collections.abc import Set
+from collections.abc import Callable, Set
 from functools import partial
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
+
+INSISTED_MAX = 10
+"""Signals that may come one after the other while something is insisted upon."""
 
 
 def has_raised(error: BaseException) -> bool:
@@ -25,7 +28,32 @@ def has_raised(error: BaseException) -> bool:
 def pass_on(error: BaseException) -> None:
     """Raise the error once more if a signal handler has raised it. To be called first by whoever has caught it."""
     if has_raised(error):
+        try:
+            raise error
+        finally:
+            del error  # whose traceback has this frame
+
+
+def pass_on_unless_from_system(error: OSError) -> None:
+    """Do as `pass_on`, also for what no system call has raised: where the code that was called makes no such errors, a
+    signal handler has, even if it is not known as one."""
+    pass_on(error)
+    if error.errno is None:
         raise error
+
+
+def insist(call: Callable[[], object]) -> None:
+    """Make a call until it has come to its end, whatever signal handlers raise meanwhile. It may be made several times.
+
+    For what has to be done because of an exception, which a signal handler may have raised, and is raised again then.
+    That of a second signal, come at the same time, ends this before it has begun: so whoever insists does so again when
+    that happens (`except BaseException`)."""
+    for _ in range(INSISTED_MAX):
+        try:
+            call()
+            break
+        except BaseException:
+            continue
 
 
 def current() -> set[CodeType]:

@@ -12,7 +12,7 @@ from typing import TypeVar
 from pccl import _signal_handlers, _timeouts
 from pccl._collectives import CallOf
 from pccl._communicator_methods import RESULTS, CommunicatorMethods
-from pccl._giving_up import CANCEL_GRACE_S, INTERRUPT_GRACE_S, deadline, gave_up, require_outcome
+from pccl._giving_up import CANCEL_GRACE_S, INTERRUPT_GRACE_S, deadline, gave_up, give_up, require_outcome
 from pccl._own_methods import own_methods
 from pccl._reduce import info_of
 from pccl._retry import Retry
@@ -164,6 +164,7 @@ class Communicator(CommunicatorMethods[None, bool, int, SharedStateSyncInfo, Red
         timeout_s = self._inner.timeout_s(timeout, func_name)
         session = self._inner.session(func_name)
         pending = session.ops.new(spec)
+        is_settled = False
         try:
             with SessionErrors(func_name):
                 if timeout_s is None or timeout_s > SHORT_S:
@@ -175,11 +176,18 @@ class Communicator(CommunicatorMethods[None, bool, int, SharedStateSyncInfo, Red
                 session.ops.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s, pending, whom))
                 pending.wait(CANCEL_GRACE_S)
                 pending.reclaim()
-        except BaseException as error:
-            if not isinstance(error, PCCLError) or _signal_handlers.has_raised(error):
-                _abort_interrupted(session, [pending])
+            is_settled = True
+        except PCCLError as error:
+            is_settled = not _signal_handlers.has_raised(error)
             raise
-        finally:  # where signals have ended even that
+        finally:
+            if not is_settled:
+                try:
+                    give_up(session, [pending])
+                except BaseException:  # of a second signal, before that had begun
+                    give_up(session, [pending])  # again
+                    raise
+                _await_abortion(session, [pending])
             pending.reclaim()
         if not pending.is_over or pending.is_detached:
             require_outcome(session, [pending], func_name)
@@ -189,6 +197,7 @@ class Communicator(CommunicatorMethods[None, bool, int, SharedStateSyncInfo, Red
         limit_s = self._inner.timeout_s(timeout, func_name)
         end_s = deadline(limit_s)
         session = self._inner.session(func_name)
+        is_settled = False
         try:
             while retry.has_more:
                 for spec in retry.next_specs():
@@ -196,23 +205,25 @@ class Communicator(CommunicatorMethods[None, bool, int, SharedStateSyncInfo, Red
                 left_s = None if limit_s is None else max(0.0, end_s - time.monotonic())
                 PendingOp.wait_any(retry.in_flight, left_s)
                 retry.collect(session, limit_s)
+            is_settled = True
         except PCCLError as error:
-            if _signal_handlers.has_raised(error):
-                _abort_interrupted(session, retry.in_flight)
-                raise
+            _signal_handlers.pass_on(error)
             retry.abandon(session, limit_s)
             _await_verdicts(retry.in_flight, CANCEL_GRACE_S)
             for op in retry.in_flight:
                 op.reclaim()
+            is_settled = True
             if not (error.result is Result.TIMEOUT and retry.is_committed_after_all()):
                 require_outcome(session, retry.in_flight, func_name, error)
                 raise
-        except BaseException:
-            _abort_interrupted(session, retry.in_flight)
-            raise
         finally:
-            for op in retry.in_flight:
-                op.reclaim()
+            if not is_settled:
+                try:
+                    give_up(session, retry.in_flight)
+                except BaseException:  # of a second signal, before that had begun
+                    give_up(session, retry.in_flight)  # again
+                    raise
+                _await_abortion(session, retry.in_flight)
         return retry.info()
 
 
@@ -231,15 +242,10 @@ def _await_verdicts(ops: Sequence[PendingOp], grace_s: float) -> None:
         op.wait(max(0.0, end_s - time.monotonic()))
 
 
-def _abort_interrupted(session: PeerSession, ops: Sequence[PendingOp]) -> None:
-    """Have ops whose caller was interrupted aborted on all peers, and take their arrays back, whatever signals come."""
+def _await_abortion(session: PeerSession, ops: Sequence[PendingOp]) -> None:
+    """Wait a moment for the end of ops that were given up, after which their tags are free. A signal ends the wait."""
     try:
-        for op in ops:
-            session.ops.cancel(op, Result.TIMEOUT, gave_up(session, None, op))
-        for op in ops:
-            op.reclaim()
         _await_verdicts(ops, INTERRUPT_GRACE_S)
     finally:
         for op in ops:
-            op.reclaim()
             session.ops.let_go(op)

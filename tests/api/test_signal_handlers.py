@@ -8,7 +8,9 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -19,7 +21,7 @@ import trio
 from pccl import Communicator, PCCLError, ReduceOp, Result, _signal_handlers
 from pccl.runtime.data_plane.pieces import piece_elements
 from pccl.runtime.session.peer_session import PeerSession
-from tests.support.cluster import WAIT_S, Background, Cluster
+from tests.support.cluster import WAIT_S, Background, Cluster, reduce_once
 from tests.support.fake_device import FakeDevice
 from tests.support.interrupts import KINDS, AlarmError, refused
 
@@ -178,6 +180,66 @@ def test_what_handlers_raise_is_known_as_theirs(kind: str, takes_itself_away: bo
         signal.raise_signal(signal.SIGUSR1)
     signal.signal(signal.SIGUSR1, before)
     assert _signal_handlers.has_raised(raised.value)
+
+
+def test_nothing_is_kept_of_what_is_passed_on() -> None:
+    """Arguments of an interrupted call may be large: they live no longer than the exception."""
+
+    def handle(*_: object) -> None:
+        raise refused()
+
+    class Argument:
+        pass
+
+    def call(argument: Argument) -> None:
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        except PCCLError as error:
+            _signal_handlers.pass_on(error)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    gc.disable()
+    try:
+        argument = Argument()
+        kept = weakref.ref(argument)
+        with suppress(PCCLError):
+            call(argument)
+        del argument
+        assert kept() is None
+    finally:
+        gc.enable()
+        signal.signal(signal.SIGUSR1, before)
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "update_topology"])
+def test_an_alarm_that_is_not_known_as_one_leaves_the_session_alone(cluster: Cluster, name: str) -> None:
+    """Its handler has taken itself away, and keeps nothing of what it was called with."""
+    cluster.join(2)
+    calls = {"all_reduce": partial(cluster[0].all_reduce, np.ones(1, np.float64), op=SUM, timeout=0.5)}
+    wake = trio.lowlevel.TrioToken.run_sync_soon
+
+    def ring(number: int, frame: object) -> None:
+        del number, frame
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        raise TimeoutError("of the program")
+
+    def wake_late(*arguments: Any, **options: Any) -> None:
+        if threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGUSR1)
+        wake(*arguments, **options)
+
+    before = signal.signal(signal.SIGUSR1, ring)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(trio.lowlevel.TrioToken, "run_sync_soon", wake_late)
+            with pytest.raises(TimeoutError, match="of the program"):
+                calls.get(name, cluster[0].update_topology)()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert cluster[0].is_connected
+    if name == "all_reduce":
+        assert reduce_or_timeout(cluster[1], np.ones(1, np.float64)) is Result.TIMEOUT
+    assert cluster.each(reduce_once) == [2, 2]
 
 
 def test_what_others_raise_is_not_theirs() -> None:

@@ -131,7 +131,7 @@ FAULTS: dict[str, Known] = {
         "an op that was over before its interrupted caller could free its tag keeps it",
         "interrupts",
         communicator,
-        "_abort_interrupted",
+        "_await_abortion",
         ("session.ops.let_go(op)", "pass"),
     ),
     "claim-in-two-steps": _fault(

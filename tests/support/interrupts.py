@@ -46,6 +46,7 @@ def at_step(step: int, call: Callable[[], object], happens: Callable[[], object]
         if event == "c_call" and frame.f_code is wait_any.__code__ and argument.__name__ == "acquire":
             is_asleep = frame.f_locals["lock"].locked()
         if is_asleep or (event in ("call", "c_return") and next(steps) == step):
+            del frame  # which tells a signal handler's call
             sys.setprofile(None)
             has_happened = True
             try:

@@ -22,7 +22,7 @@ from contextlib import suppress
 
 import trio
 
-from pccl._signal_handlers import pass_on
+from pccl._signal_handlers import pass_on, pass_on_unless_from_system
 from pccl.protocol import peer as ps
 from pccl.runtime.data_plane.fast_path import FastPath
 from pccl.runtime.data_plane.op_spec import OpSpec
@@ -178,7 +178,7 @@ class Launches:
         try:
             self._token.run_sync_soon(self._take, idempotent=True)
         except OSError as error:  # the run cannot be woken
-            pass_on(error)
+            pass_on_unless_from_system(error)
             self._abandon(error)
         except trio.RunFinishedError:
             # The session has ended with its trio run, since we looked.
@@ -194,7 +194,7 @@ class Launches:
         try:
             self._token.run_sync_soon(self._take, idempotent=True)
         except OSError as error:  # the run cannot be woken
-            pass_on(error)
+            pass_on_unless_from_system(error)
             self._abandon(error)
         except trio.RunFinishedError:
             return False

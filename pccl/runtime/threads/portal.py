@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeVar
 
 import trio
 
-from pccl._signal_handlers import pass_on
+from pccl._signal_handlers import insist, pass_on_unless_from_system
 from pccl.logs import UNASKED
 from pccl.protocol.long_wait import LongWait
 from pccl.runtime.extension import lib
@@ -70,7 +70,9 @@ def _broken(error: BaseException) -> PortalBrokenError:
 class _Job:
     """A coroutine in the portal, and the thread that waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, jobs: set[_Job]) -> None:
+        self._jobs = jobs
+        jobs.add(self)
         self.scope: trio.CancelScope | None = None
         self.is_cancelled = False
         self.done = Latch()
@@ -96,6 +98,7 @@ class _Job:
 
     def end(self) -> None:
         """Tell those who wait that it is over."""
+        self._jobs.discard(self)
         self.done.set()
         if self.waker is not None:
             self.waker.wake()
@@ -134,7 +137,8 @@ class Portal:
         self._token: trio.lowlevel.TrioToken | None = None
         self._stop = trio.Event()
         self._stopped = Latch()
-        self._jobs: weakref.WeakSet[_Job] = weakref.WeakSet()
+        self._jobs = set[_Job]()
+        """Those that somebody may wait for."""
         self._thread = threading.Thread(target=self._run, name="pccl", daemon=True)
         self._thread.start()
         self._ready.wait()
@@ -181,14 +185,13 @@ class Portal:
         try:
             self._token.run_sync_soon(_contained, function, args)
         except OSError as error:
-            pass_on(error)
+            pass_on_unless_from_system(error)
         except trio.RunFinishedError:
             return
 
     def start(self, function: Callable[..., Awaitable[Any]], *args: Any) -> _Job:
         """Start a coroutine in the trio thread, without waiting for it."""
-        job = _Job()
-        self._jobs.add(job)
+        job = _Job(self._jobs)
         self._start(job, function, args)
         return job
 
@@ -197,7 +200,7 @@ class Portal:
         try:
             self._token.run_sync_soon(trio.lowlevel.spawn_system_task, job.run, function, args)
         except OSError as error:
-            pass_on(error)
+            pass_on_unless_from_system(error)
             job.error = _broken(error)
             job.end()
         except trio.RunFinishedError:
@@ -207,32 +210,46 @@ class Portal:
         """Run `await function(*args)` in the trio thread and return or raise what it does. PortalTimeoutError ends
         only this wait."""
         assert not self.is_this_thread, "a blocking call in the trio thread would wait for itself"
-        job = _Job()
-        self._jobs.add(job)
+        job = _Job(self._jobs)
+        is_settled = False
         try:
             self._start(job, function, args)  # a signal may come when it has been queued already
             finished = self._wait(job, timeout_s)
-        except BaseException:
-            self.post(job.cancel)
-            job.done.wait(INTERRUPT_GRACE_S)
-            raise
+            if not finished:
+                self.post(job.cancel)
+            is_settled = True
+        finally:
+            if not is_settled:
+                try:
+                    self._withdraw(job)
+                except BaseException:  # of a second signal, before that had begun
+                    self._withdraw(job)  # again
+                    raise
+                job.done.wait(INTERRUPT_GRACE_S)
         if not finished:
-            self.post(job.cancel)
             raise PortalTimeoutError
         value: T = job.outcome()
         return value
 
+    def _withdraw(self, job: _Job) -> None:
+        """Have a job cancelled whose caller was interrupted. It may never have come to the portal's thread."""
+
+        def withdraw() -> None:
+            self.post(job.cancel)
+            self._jobs.discard(job)
+
+        insist(withdraw)
+
     async def call_from_asyncio(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Do as `call`, for a coroutine of asyncio. A cancellation goes on once the task has undone what it began, or
         has come to its end."""
-        job = _Job()
+        job = _Job(self._jobs)
         job.waker = waking.waker()
-        self._jobs.add(job)
         self._start(job, function, args)
         try:
             await job.waker.wait()
         except BaseException:
-            self.post(job.cancel)
+            self._withdraw(job)
             await job.waker.wait(is_shielded=True)
             raise
         value: T = job.outcome()

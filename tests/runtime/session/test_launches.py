@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
@@ -96,7 +97,7 @@ def test_a_session_that_cannot_be_woken_ends() -> None:
 
     async def run() -> None:
         played = Played()
-        error = OSError("bad file descriptor")
+        error = OSError(errno.EBADF, "bad file descriptor")
 
         def refuse(*_: object, **__: object) -> None:
             raise error
