@@ -15,6 +15,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import BinaryIO
 
+from pccl._signal_handlers import pass_on
+
 Path = str | os.PathLike[str]
 
 
@@ -32,12 +34,15 @@ class Replacement:
         try:
             self._file = self._opened()
         except OSError as error:
+            pass_on(error)
             raise self._of_path(error) from None
 
     def _opened(self) -> BinaryIO:
-        with suppress(FileNotFoundError):
+        try:
             if not stat.S_ISREG(os.stat(self._path).st_mode):
                 return open(self._path, "wb", buffering=0)
+        except FileNotFoundError as error:
+            pass_on(error)
         temporary = os.path.join(os.path.dirname(self._target), f".pccl-{os.urandom(8).hex()}.part")
         file = open(temporary, "xb")  # noqa: SIM115 - `__exit__` closes it
         self._temporary = temporary
@@ -54,11 +59,14 @@ class Replacement:
                 while rest:
                     rest = rest[file.write(rest) :]
             if self._temporary is not None:
-                with suppress(OSError):  # there was none, or it is another user's
+                try:
                     shutil.copymode(self._target, self._temporary)
+                except OSError as error:  # there was none, or it is another user's
+                    pass_on(error)
                 os.replace(self._temporary, self._target)
                 self._temporary = None
         except OSError as error:
+            pass_on(error)
             raise self._of_path(error) from None
 
     def __exit__(

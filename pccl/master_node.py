@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from pccl import _timeouts, security
+from pccl._signal_handlers import pass_on
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.founding import Beginning
 from pccl.protocol.master.options import MasterOptions
@@ -131,6 +132,7 @@ class MasterNode:
             if self._http_hosts and self._http is None:
                 raise ValueError("http_hosts are names of what http= shows, and that is not given")
         except ValueError as error:
+            pass_on(error)
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode", str(error)) from None
         self._token = security.token(token, "MasterNode")
         self._ssl_context = security.checked_context(ssl_context, "MasterNode")
@@ -149,11 +151,13 @@ class MasterNode:
         try:
             listener = addresses.listen(self._host, self._port)
         except OSError as error:
+            pass_on(error)
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode.run", str(error.strerror)) from None
         try:
             web_listener = None if self._http is None else addresses.listen(*self._http, backlog=HTTP_BACKLOG)
         except OSError as error:
             listener.close()
+            pass_on(error)
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode.run", str(error.strerror)) from None
         security.warn_if_exposed(self._host, self._token, stacklevel=2)
         if self._http is not None:
@@ -184,6 +188,7 @@ class MasterNode:
             for opened in (listener, web_listener, state):
                 if opened is not None:
                     opened.close()
+            pass_on(error)
             code = Result.INVALID_ARGUMENT if isinstance(error, StateError) else Result.INTERNAL_ERROR
             raise PCCLError(code, "MasterNode.run", str(error)) from None
         self._service = service
@@ -257,7 +262,8 @@ class MasterNode:
         try:
             self.interrupt()
             self.wait(STOP_TIMEOUT_S)
-        except PCCLError:
+        except PCCLError as failure:
+            pass_on(failure)
             if error is None:
                 raise
 
@@ -266,7 +272,8 @@ def _peer_timeout_s(given: float | None) -> float:
     text = os.environ.get("PCCL_PEER_TIMEOUT", "") if given is None else str(given)
     try:
         seconds = float(text) if text else MasterOptions.peer_timeout_s
-    except ValueError:
+    except ValueError as error:
+        pass_on(error)
         seconds = math.nan
     if not PEER_TIMEOUT_S_MIN <= seconds <= PEER_TIMEOUT_S_MAX:
         what = "PCCL_PEER_TIMEOUT" if given is None else "peer_timeout"
@@ -282,7 +289,8 @@ def _engine_threads(given: int | None) -> int:
     text = os.environ.get("PCCL_ENGINE_THREADS", "") if given is None else str(given)
     try:
         threads = int(text) if text else MasterOptions.engine_threads
-    except ValueError:
+    except ValueError as error:
+        pass_on(error)
         threads = 0
     if not 1 <= threads <= ENGINE_THREADS_MAX:
         what = "PCCL_ENGINE_THREADS" if given is None else "engine_threads"

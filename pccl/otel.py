@@ -20,6 +20,7 @@ from numbers import Real
 from typing import Any
 
 from pccl._communicator_methods import CommunicatorMethods
+from pccl._signal_handlers import pass_on
 from pccl.communicator import Communicator
 from pccl.errors import PCCLError
 from pccl.protocol.recording import OpRecord, RecordedEvent, Recording
@@ -81,7 +82,8 @@ class Exporter:
         with self._reading:
             try:
                 recording = self._communicator.flight_recorder(self._since_ns)
-            except PCCLError:
+            except PCCLError as error:
+                pass_on(error)
                 return
             self._export(recording)
 

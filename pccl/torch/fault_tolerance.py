@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.distributed import Work as TorchWork
 
+from pccl._signal_handlers import pass_on
 from pccl.errors import PCCLError
 from pccl.torch import ranks_elsewhere
 from pccl.torch.alone import Alone
@@ -76,7 +77,8 @@ class AbortHooks:
         for _, hook in sorted(dict(self._hooks).items()):
             try:
                 hook()
-            except Exception:
+            except Exception as error:
+                pass_on(error)
                 logger.exception("an abort hook has failed")
 
 
@@ -121,11 +123,13 @@ class FaultTolerance:
         try:
             handles = self._reconfigurer.members(opts.uuid, opts.handles)
         except RendezvousError as error:
+            pass_on(error)
             raise ArgumentError(f"ProcessGroupPCCL::reconfigure: {error}") from None
         self._leave("went on to another world", f"it goes on to uuid {opts.uuid}")
         try:
             world = self._reconfigurer.enter(opts.uuid, handles, timeout_s)
         except (RendezvousError, PCCLError, OSError) as error:
+            pass_on(error)
             text = f"reconfigure of {self._names.group} with uuid {opts.uuid} failed: {why(error)}"
             raise self._be_without_world(text, result_of(error)) from None
         self._install(world, self._names.group)

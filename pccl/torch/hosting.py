@@ -14,6 +14,7 @@ import socket
 import threading
 from contextlib import suppress
 
+from pccl._signal_handlers import pass_on
 from pccl.errors import PCCLError
 from pccl.master_node import MasterNode
 from pccl.runtime.network import addresses
@@ -34,11 +35,14 @@ def advertised_host(towards: str = "") -> str:
     if given:
         return addresses.parse(given, default_port=0)[0]
     for host in filter(None, [towards, socket.gethostname()]):
-        with suppress(OSError):
+        try:
             family, kind, _, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
             with socket.socket(family, kind) as sock:
                 sock.connect(where)  # sends nothing
                 found = addresses.plain_host(sock.getsockname()[:2])
+        except OSError as error:
+            pass_on(error)
+        else:
             return "127.0.0.1" if addresses.is_loopback(found) else found
     return "127.0.0.1"
 

@@ -74,7 +74,8 @@ class DirectCall:
         while self._callbacks:
             try:
                 callback = self._callbacks.pop()
-            except IndexError:
+            except IndexError as error:
+                pass_on(error)
                 return  # another thread was faster
             callback()
 
@@ -212,7 +213,8 @@ class Scheduler:
                 for op in ops:
                     self.outcome(op, title)
                 batch = script.send(ops)
-        except StopIteration:
+        except StopIteration as error:
+            pass_on(error)
             return
         except PCCLError as error:
             pass_on(error)
@@ -280,6 +282,7 @@ class Scheduler:
                 self._communicator._inner.view("membership")
                 self._require_membership("membership")
             except PCCLError as error:
+                pass_on(error)
                 self.failure("membership", error)
         return self._trouble
 
@@ -377,7 +380,8 @@ class Scheduler:
             while self._due:
                 try:
                     work = self._due.popleft()
-                except IndexError:
+                except IndexError as error:
+                    pass_on(error)
                     break
                 work.start()
         finally:

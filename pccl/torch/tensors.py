@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pccl._signal_handlers import pass_on
 from pccl.torch.errors import ArgumentError
 from pccl.types import DataType
 
@@ -149,7 +150,8 @@ def has_memory(tensor: Tensor) -> bool:
         return False
     try:
         is_somewhere = bool(tensor.data_ptr()) or not tensor.numel()
-    except RuntimeError:  # it wraps another one
+    except RuntimeError as error:  # it wraps another one
+        pass_on(error)
         return False
     return is_somewhere and not (tensor.numel() and tensor.storage_offset() and not tensor.untyped_storage().nbytes())
 

@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pccl._signal_handlers import pass_on
 from pccl.training.data.deal import Range, merged
 from pccl.training.data.elastic_sampler import indices_at
 from pccl.training.data.sample_ledger import GENESIS, history_after
@@ -162,6 +163,7 @@ class _Logs:
                 try:
                     self._add(event)
                 except (KeyError, TypeError, ValueError) as error:
+                    pass_on(error)
                     raise AuditError(f"{path}, line {number}: this is no line of a sampler's log: {error!r}") from error
         if len(self.streams) != 1:
             streams = ", ".join(map(str, sorted(self.streams))) or "none"
@@ -194,6 +196,7 @@ def _events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             event = json.loads(line)
         except ValueError as error:
+            pass_on(error)
             raise AuditError(f"{path}, line {number}: this is no JSON: {error}") from error
         if not isinstance(event, dict):
             raise AuditError(f"{path}, line {number}: this is no line of a sampler's log")

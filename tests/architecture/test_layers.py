@@ -55,7 +55,7 @@ USERS_OF_THE_API = {
         *("pccl.flight_recorder", "pccl.doctor", "pccl._replacement"),
     ],
     "trace": ["pccl.flight_recorder", "pccl.status"],
-    "ray": ["pccl.status"],
+    "ray": ["pccl.status", "pccl._signal_handlers"],
     "demo": ["pccl.launcher", "pccl.training"],
     "bench": ["pccl.launcher"],
     "stress": ["pccl.launcher", "pccl.status"],

@@ -11,6 +11,8 @@ import errno
 import ipaddress
 import socket
 
+from pccl._signal_handlers import pass_on
+
 DEFAULT_PORT = 48148
 
 
@@ -75,14 +77,16 @@ def plain_host(sockaddr: tuple[str, int] | tuple[str, int, int, int]) -> str:
 def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
+    except ValueError as error:
+        pass_on(error)
         return host == "localhost"
 
 
 def is_unspecified(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
+    except ValueError as error:
+        pass_on(error)
         return False
 
 
@@ -94,7 +98,8 @@ def public_reach(host: str) -> str | None:
             found = [
                 plain_host((str(entry[4][0]), 0)) for entry in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
             ]
-        except OSError:
+        except OSError as error:
+            pass_on(error)
             return None
     else:
         found = _source_addresses()
@@ -109,8 +114,8 @@ def _source_addresses() -> list[str]:
             with socket.socket(family, socket.SOCK_DGRAM) as sock:
                 sock.connect((somewhere, 9))
                 found.append(plain_host(sock.getsockname()))
-        except OSError:
-            pass  # no route, or no such family
+        except OSError as error:  # no route, or no such family
+            pass_on(error)
     return found
 
 
@@ -132,6 +137,7 @@ def listen(host: str, port: int, backlog: int = 1024) -> socket.socket:
             try:
                 return _bound(family, ("", port), backlog, dual=family == socket.AF_INET6)
             except OSError as error:
+                pass_on(error)
                 failure = error
                 if error.errno == errno.EADDRINUSE:
                     break
@@ -142,6 +148,7 @@ def listen(host: str, port: int, backlog: int = 1024) -> socket.socket:
         family, _, _, _, sockaddr = found[0]
         return _bound(family, sockaddr, backlog, dual=False)
     except OSError as error:
+        pass_on(error)
         raise _explained(error, host, port) from error
 
 

@@ -69,6 +69,7 @@ class Notes:
         try:
             return self._communicator.all_gather_async(self._numbers, tag=self._tag, step=self._step)
         except PCCLError as error:
+            pass_on(error)
             if error.result is not Result.TOO_FEW_PEERS:
                 raise
             return None

@@ -148,6 +148,7 @@ class Average:
                 step=self._step,
             )
         except PCCLError as error:
+            pass_on(error)
             if error.result is not Result.TOO_FEW_PEERS:
                 raise
             return None  # the others have just been lost
@@ -275,7 +276,8 @@ class Membership:
             return
         try:
             self._communicator.world_size  # noqa: B018
-        except PCCLError:
+        except PCCLError as error:
+            pass_on(error)
             return  # it has left, or was evicted
         self._joint.part(self._state.revision)
 
@@ -407,6 +409,7 @@ class Membership:
                 info = self._communicator.sync_shared_state(self._state, strategy)
                 break
             except PCCLError as error:
+                pass_on(error)
                 # A newcomer cannot be brought up. It leaves, as `join` does on any failure.
                 recoverable = (Result.INVALID_ARGUMENT, Result.NO_SHARED_STATE_AVAILABLE)
                 if not self.is_under_way or error.result not in recoverable:

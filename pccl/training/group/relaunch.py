@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pccl import Communicator, PCCLError, Result
+from pccl._signal_handlers import pass_on
 from pccl.training.group.membership import ABORTED
 
 
@@ -30,6 +31,7 @@ class Relaunched:
         try:
             return self._launch_op()
         except PCCLError as error:
+            pass_on(error)
             if error.result is not Result.TOO_FEW_PEERS:
                 raise
             return None  # the others have just been lost

@@ -24,7 +24,6 @@ import re
 import secrets
 import zipfile
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -33,6 +32,7 @@ import blake3
 import numpy as np
 from numpy.typing import NDArray
 
+from pccl._signal_handlers import pass_on
 from pccl.training.tensors.npz import arrays_of
 
 Bytes = NDArray[np.uint8]
@@ -120,8 +120,11 @@ def _is_zip(file: BinaryIO, path: Path) -> bool:
     file.seek(0)
     is_of_torch = begin == b"\x80\x02"  # torch.save before 1.6, and any pickle
     if begin == b"PK":
-        with suppress(Exception), zipfile.ZipFile(file) as archive:  # it raises what comes
-            is_of_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
+        try:
+            with zipfile.ZipFile(file) as archive:
+                is_of_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
+        except Exception as error:  # it raises what comes
+            pass_on(error)
         file.seek(0)
     if is_of_torch:
         raise CheckpointError(
@@ -177,6 +180,7 @@ def claim(folder: Path) -> bool:
     try:
         fcntl.flock(_claims[name], fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        pass_on(error)
         return not isinstance(error, BlockingIOError)  # some file systems have no locks
     return True
 
@@ -187,8 +191,10 @@ def _temporary(folder: Path, name: str) -> tuple[Path, BinaryIO]:
         path = folder / f".{name}.{secrets.token_hex(8)}.pccl-tmp"
         file = path.open("xb")
         try:
-            with suppress(OSError):  # of file systems without locks; there nothing is taken for abandoned
+            try:
                 fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:  # of file systems without locks; there nothing is taken for abandoned
+                pass_on(error)
             if os.fstat(file.fileno()).st_nlink:  # else somebody took it for abandoned, before it was locked
                 return path, file
         except BaseException:
@@ -207,7 +213,8 @@ def remove_abandoned(folder: Path) -> None:
             with path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink(missing_ok=True)
-        except OSError:
+        except OSError as error:
+            pass_on(error)
             continue  # it is gone, being written, or somebody else's
 
 
@@ -268,6 +275,7 @@ def _metadata(header: bytes, path: Path) -> dict[str, str]:
             raise TypeError("its digest is no text")
         return {str(key): str(value) for key, value in found.items()}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
+        pass_on(error)
         raise CheckpointError(
             f"{path} is damaged or no checkpoint: its header is none that pccl.training writes ({error})"
         ) from None
@@ -282,11 +290,13 @@ def _read_safetensors(file: BinaryIO, path: Path) -> Contents:
     hasher.update(data.data)
     if hasher.hexdigest() != digest:
         what = f"the digest of its contents is {hasher.hexdigest()}, not {digest}, as it says"
-        with suppress(ValueError, KeyError, TypeError, IndexError, AttributeError):  # its header may be damaged, too
+        try:
             tensors = [spec for name, spec in json.loads(header).items() if name != "__metadata__"]
             size = max((int(spec["data_offsets"][1]) for spec in tensors), default=0)
             if data.size < size:
                 what = f"it is cut off, {size - data.size} bytes before its end"
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:  # it may be damaged, too
+            pass_on(error)
         raise CheckpointError(f"{path} is damaged: {what}; take another checkpoint, or delete this one")
     return Contents(metadata, _entries(json.loads(header), data, path))
 
@@ -303,6 +313,7 @@ def _entries(header: Mapping[str, Any], data: Bytes, path: Path) -> dict[str, En
             if not 0 <= begin <= end <= data.nbytes or end - begin != size:
                 raise ValueError(f"it is at bytes {begin} to {end} of {data.nbytes}")
         except (KeyError, TypeError, ValueError) as error:
+            pass_on(error)
             raise CheckpointError(f"{path} is damaged: it has no tensor {name!r} as its header says: {error}") from None
         entries[name] = entry
     return entries
@@ -337,6 +348,7 @@ def _read_npz(file: BinaryIO, path: Path) -> Contents:
         if header is not None and _npz_digest(contents) != header[DIGEST]:
             raise ValueError("the digest of its contents is not the one that it says")
     except Exception as error:  # zipfile and NumPy raise what comes, and it is the contents' fault
+        pass_on(error)
         raise CheckpointError(f"{path} is damaged or no checkpoint: {error}") from error
     return contents
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pccl._signal_handlers import pass_on
 
 TRIES = 20
 
@@ -19,8 +20,10 @@ def arrays_of(content: bytes) -> dict[str, NDArray[Any]]:
     (https://github.com/python/cpython/issues/106905): now and then a sound text is refused, and not the next time.
     """
     for _ in range(TRIES):
-        with suppress(SystemError):
+        try:
             return _arrays_of(content)
+        except SystemError as error:
+            pass_on(error)
     return _arrays_of(content)
 
 
