@@ -21,7 +21,10 @@ INSISTED_MAX = 10
 
 
 def has_raised(error: BaseException) -> bool:
-    """Whether a signal handler has raised this exception, in this thread."""
+    """Whether a signal handler has raised this exception, in this thread. To be asked where it was caught."""
+    begun = error.__traceback__
+    if begun is None or begun.tb_next is None:
+        return False  # it comes from a built-in function that was called here
     return _is_from(current(), error)
 
 
