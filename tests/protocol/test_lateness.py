@@ -117,3 +117,34 @@ def test_a_streak_is_judged_without_its_pauses_and_as_a_whole() -> None:
     now = rounds(lateness, 20, 0.35, 10.0)
     rounds(lateness, 5, 0.45, now)
     assert not lateness.slow(is_named=False), "it takes 1.75 times as long for ever"
+
+
+def test_whoever_is_always_a_little_slower_hides_nobody() -> None:
+    """A streak of peer 1, which is never slow, is no measure of how steps vary."""
+    lateness = Lateness()
+    shares = [{1: 0.3, 2: 0.5, 3: 0.5}] * 12 + [{1: 0.5, 2: 0.5, 3: 0.5}] * 2 + [{1: 0.85, 2: 0.2, 3: 0.85}] * 5
+    for number, each in enumerate(shares):
+        assert not lateness.slow(is_named=False)
+        lateness.add(OpRound(number / 2, 0.5, 3, each))
+    assert len(lateness.slow(is_named=False)) == 5
+
+
+def test_whoever_is_always_a_little_slower_is_named_after_a_longer_look() -> None:
+    lateness = Lateness()
+    now = rounds(lateness, 4, 0.35, 0.0)
+    now = rounds(lateness, 1, 0.1, now)
+    now = rounds(lateness, 7, 0.5, now)
+    assert not lateness.slow(is_named=False), "of its own streaks all rounds count"
+    rounds(lateness, 1, 0.5, now)
+    assert len(lateness.slow(is_named=False)) == 8
+
+
+def test_whoever_becomes_slow_is_named_beside_a_peer_that_is_always_a_little_slower() -> None:
+    in_time = 0
+    for seed in range(20):
+        world = World(3, seed, step_s=0.1, op_s=0.05, noise=0.2, factors={1: 1.4})
+        world.run(40.0)
+        world.factors[2] = 5.0
+        world.run(NAMED_WITHIN_S, until=lambda world=world: world.names() != [])
+        in_time += world.names() == [(Kind.SLOW, 2, None)]
+    assert in_time >= 17

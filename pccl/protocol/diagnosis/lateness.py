@@ -10,8 +10,10 @@ wait for it. A streak is a number of rounds in a row in which that is the same p
     3  Pauses do not make a peer slow. One shows in two rounds at most: that in which it begins, and that which ends
        with the op that was late. So a streak has to say nearly the same without the two that say most, and without
        those that are far longer than others.
-    4  Where steps vary, some peer is last several times in a row by chance. So a streak has to be twice as long as the
-       longest one, of whatever peer, that has ended by itself not long ago.
+    4  Where steps vary, some peer is last several times in a row by chance. So a streak has to be twice as long as any
+       that has ended by itself not long ago, of whatever peer. Of another peer's only the rounds count over which it
+       was slow, and one more, as edges cut it at both ends: a peer that is always a little slower has long streaks,
+       which say nothing of how steps vary, and must not hide one that becomes slow.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ ROUNDS_KEPT = 16
 """More are never asked for."""
 CHANCE_FACTOR = 2
 CHANCE_S = 300.0
-"""How many times as long a streak has to be as one that ended by itself, and for how long that counts."""
+"""How many times as long a streak has to be as what counts of one that ended by itself, and how long it does."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +68,16 @@ class Lateness:
         self._is_named = False
         self._is_joined = False
         """Whether the last round belongs to the streak by the one before."""
-        self._ended: list[tuple[float, int]] = []
-        """When streaks ended that nobody was named for, and how long they were."""
+        self._slow_rounds = 0
+        """The largest number of rounds of the streak, in a row, over which its peer was slow."""
+        self._ended: list[tuple[float, int, int, int]] = []
+        """When streaks ended that nobody was named for, whose they were, and how many rounds count for this peer, and
+        how many for others."""
 
     def add(self, ended: OpRound) -> None:
         """Take in the next round."""
+        assert ended.seconds > 0
+        assert not self.rounds or ended.shares.keys() == self.rounds[-1].shares.keys()
         before = list(self.rounds)[-1:]
         self.rounds.append(ended)
         if len(ended.shares) < 2:
@@ -82,23 +89,29 @@ class Lateness:
             self._is_joined = is_late([*before, ended], self.peer, REST_FACTOR, REST_SHARE)
         if self._is_joined or (peer is not None and peer == self.peer):
             self.length += 1
-            return
-        if self.peer is not None and not self._is_named:
-            self._ended.append((ended.ended_at, self.length))
-        self._ended = [each for each in self._ended if ended.ended_at - each[0] < CHANCE_S]
-        self.peer, self.length, self._is_named = peer, int(peer is not None), False
+        else:
+            if self.peer is not None and not self._is_named:
+                for_others = min(self.length, self._slow_rounds + 1)
+                self._ended.append((ended.ended_at, self.peer, self.length, for_others))
+            self._ended = [each for each in self._ended if ended.ended_at - each[0] < CHANCE_S]
+            self.peer, self.length, self._slow_rounds, self._is_named = peer, int(peer is not None), 0, False
+        if self.peer is not None:
+            streak = self._streak()
+            for count in range(self._slow_rounds + 1, len(streak) + 1):
+                if is_late(streak[:count], self.peer, SLOW_FACTOR, LOST_SHARE):
+                    self._slow_rounds = count
 
     def slow(self, is_named: bool) -> Sequence[OpRound]:
         """Return the rounds that show that `peer` is slow, if they do, the newest first."""
         peer = self.peer
         if peer is None:
             return []
-        streak = list(self.rounds)[-self.length :][::-1]
+        streak = self._streak()
         if is_named:
             self._is_named = True
             recent = streak[:ROUNDS_MIN]
             return recent if is_late(recent, peer, SLOW_FACTOR_STILL, LOST_SHARE_STILL) else []
-        by_chance = max((length for _, length in self._ended), default=0)
+        by_chance = max((own if whose == peer else other for _, whose, own, other in self._ended), default=0)
         least = max(CLEAR_ROUNDS_MIN, min(ROUNDS_KEPT, CHANCE_FACTOR * by_chance))
         if len(streak) > ROUNDS_MIN and not is_late(streak, peer, SLOW_FACTOR, LOST_SHARE):
             return []
@@ -106,6 +119,10 @@ class Lateness:
             if _shows(streak[:count], peer) or _shows_clearly(streak[:count], peer):
                 return streak[:count]
         return []
+
+    def _streak(self) -> Sequence[OpRound]:
+        """Return the rounds of the streak that are kept, the newest first."""
+        return list(self.rounds)[::-1][: self.length]
 
 
 def total_s(rounds: Sequence[OpRound]) -> float:
