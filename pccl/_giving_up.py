@@ -33,16 +33,19 @@ def gave_up(session: PeerSession, timeout_s: float | None, op: PendingOp, whom: 
 
 
 def give_up(session: PeerSession, ops: Sequence[PendingOp]) -> None:
-    """Have ops whose caller was interrupted aborted on all peers, and take their arrays back, whatever signals come
-    meanwhile."""
+    """Have ops whose caller was interrupted aborted on all peers, and take their arrays back. Whatever signals come
+    meanwhile, they will be."""
 
-    def attempt() -> None:
+    def ask() -> None:
         for op in ops:
             session.ops.cancel(op, Result.TIMEOUT, gave_up(session, None, op))
         for op in ops:
-            op.reclaim()
+            if not op.is_released:
+                session.ops.ask_for_release(op, goes_on=False)
 
-    _signal_handlers.insist(attempt)
+    _signal_handlers.insist(ask)
+    for op in ops:
+        op.reclaim()  # waits for this process alone; a further signal ends even that
 
 
 def require_outcome(

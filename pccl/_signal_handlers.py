@@ -51,12 +51,13 @@ def insist(call: Callable[[], object]) -> None:
     For what has to be done because of an exception, which a signal handler may have raised, and is raised again then.
     That of a second signal, come at the same time, ends this before it has begun: so whoever insists does so again when
     that happens (`except BaseException`)."""
-    for _ in range(INSISTED_MAX):
+    for attempts_left in reversed(range(INSISTED_MAX)):
         try:
             call()
             break
         except BaseException:
-            continue
+            if not attempts_left:
+                raise
 
 
 def current() -> set[CodeType]:

@@ -78,8 +78,9 @@ class Meeting(NamedTuple):
             pass_on(error)
             if error.result is not Result.TIMEOUT:  # it goes on leaving
                 raise
-        if self.hosting is not None:
-            self.hosting.retire()
+        finally:
+            if self.hosting is not None:
+                self.hosting.retire()
 
 
 def meet(store: Any, names: Names, size: int, timeout_s: float, is_default: bool) -> Meeting:

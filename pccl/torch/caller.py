@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch._C import _distributed_c10d as c10d
 
-from pccl._signal_handlers import pass_on
 from pccl.torch import profiling
 from pccl.torch.alone import Alone
 from pccl.torch.coalescing import Coalesced, Coalescing
@@ -24,11 +24,8 @@ from pccl.torch.work import PCCLWork
 def _wait_for(works: Sequence[PCCLWork]) -> None:
     """Return when all are over, in whatever way."""
     for work in works:
-        try:
+        with suppress(Exception):
             work.wait()
-        except Exception as error:
-            if error is not work.exception():  # its own may be a handler's: its caller has had that one
-                pass_on(error)
 
 
 OVER = Coalesced([])

@@ -74,8 +74,7 @@ class DirectCall:
         while self._callbacks:
             try:
                 callback = self._callbacks.pop()
-            except IndexError as error:
-                pass_on(error)
+            except IndexError:
                 return  # another thread was faster
             callback()
 
@@ -282,7 +281,6 @@ class Scheduler:
                 self._communicator._inner.view("membership")
                 self._require_membership("membership")
             except PCCLError as error:
-                pass_on(error)
                 self.failure("membership", error)
         return self._trouble
 
@@ -380,8 +378,7 @@ class Scheduler:
             while self._due:
                 try:
                     work = self._due.popleft()
-                except IndexError as error:
-                    pass_on(error)
+                except IndexError:
                     break
                 work.start()
         finally:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Generator, Hashable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -184,16 +185,13 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
                 batch = self._script.send(ops)
             self._launch(batch, self._batch_over)
         except StopIteration as stop:
-            pass_on(stop)
             self._end(stop.value, None)
         except PCCLError as error:
-            pass_on(error)
             if self._specs and self._driver.may_repeat(self._specs, error):
                 self._driver.later(lambda: self._launch(self._specs, self._batch_over))
             else:
                 self._end(None, self._driver.failure(self.title, error, self._specs))
         except Exception as error:
-            pass_on(error)
             self._end(None, error)
 
     def _launch(self, batch: Sequence[OpSpec], over: Callable[[], None]) -> None:
@@ -213,7 +211,6 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
             try:
                 self._driver.launch(spec, self.title, one_over, ops)
             except PCCLError as error:
-                pass_on(error)
                 self._failed_launch = error
                 one_over()
         one_over()
@@ -228,9 +225,8 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         """End a work whose caller was interrupted while it made the call: nobody has it. What has been launched is
         aborted on all ranks."""
         try:
-            self._driver.give_up(list(self._batch), self.title, self._timeout_s)
-        except PCCLError as failure:  # the caller gets `error`
-            pass_on(failure)
+            with suppress(PCCLError):  # the caller gets `error`
+                self._driver.give_up(list(self._batch), self.title, self._timeout_s)
         finally:
             self._end(None, error)
 
@@ -284,11 +280,8 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         tensors, self._registered = self._registered, ()
         held_works.HELD.let_go(self)
         for tensor in tensors:
-            try:
+            with suppress(Exception):  # a failure is for the caller of `wait` to raise
                 torch.ops._c10d_functional.wait_tensor(tensor)  # the only way to have c10d forget it
-            except Exception as error:  # a failure is for the caller of `wait` to raise
-                if error is not self._error:
-                    pass_on(error)
 
     def _left_s(self) -> float:
         return max(0.0, self.deadline_s - time.monotonic())
@@ -309,7 +302,6 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         try:
             self._driver.give_up(ops, self.title, self._timeout_s)
         except PCCLError as error:
-            pass_on(error)
             self._end(None, self._driver.failure(self.title, error))
 
     # What callers see, as c10d names it.
@@ -431,7 +423,6 @@ class OpWork(PCCLWork):
         try:
             self._driver.launch(self._spec, self.title, self._op_over, ops)
         except PCCLError as error:
-            pass_on(error)
             self._fail_or_repeat(error)
 
     def _op_over(self) -> None:
@@ -441,7 +432,6 @@ class OpWork(PCCLWork):
         try:
             self._driver.outcome(ops[0], self.title)
         except PCCLError as error:
-            pass_on(error)
             self._fail_or_repeat(error)
         else:
             self._end([self._tensor], None)

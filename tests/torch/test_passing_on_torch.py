@@ -17,16 +17,15 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from pccl.errors import PCCLError  # noqa: E402
-from pccl.torch import BackendError, bootstrap, rendezvous  # noqa: E402
+from pccl.torch import bootstrap, rendezvous  # noqa: E402
 from pccl.torch.alone import Alone  # noqa: E402
-from pccl.torch.caller import _wait_for  # noqa: E402
 from pccl.torch.errors import Names  # noqa: E402
 from pccl.torch.fault_tolerance import AbortHooks  # noqa: E402
 from pccl.torch.hosting import advertised_host  # noqa: E402
 from pccl.torch.rendezvous import Handle, Join, _Guest, _visit  # noqa: E402
 from pccl.torch.scheduler import LEFT, Scheduler  # noqa: E402
 from pccl.torch.torchft import ProcessGroupPCCL  # noqa: E402
-from pccl.torch.work import OpWork, PCCLWork  # noqa: E402
+from pccl.torch.work import PCCLWork  # noqa: E402
 from pccl.types import Result  # noqa: E402
 from tests.support.interrupts import AlarmError  # noqa: E402
 from tests.support.ringing import Ring, ringing  # noqa: E402
@@ -164,32 +163,3 @@ def test_a_work_that_is_run_has_not_succeeded(error: Exception) -> None:
         work.run()
         assert not work.is_success()
         work.wait()
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=repr)
-def test_a_work_that_is_started_has_neither_failed_nor_succeeded(error: Exception) -> None:
-    with ringing(error) as ring:
-        PCCLWork(Ringing(ring), "all_reduce", script(), 0, 60.0, True).start()
-    with ringing(error) as ring:
-        OpWork(Ringing(ring), "send", None, 0, 60.0, None, -1).start()  # type: ignore[arg-type]
-
-
-def test_a_work_that_is_given_up_has_not_failed() -> None:
-    with ringing(LOST) as ring:
-        work = PCCLWork(Ringing(ring), "all_reduce", script(), 0, 0.0, True)
-        work._batch = [None]  # type: ignore[list-item]
-        work.expire()
-    with ringing(LOST) as ring:
-        PCCLWork(Ringing(ring), "all_reduce", script(), 0, 60.0, True).interrupted(KeyboardInterrupt())
-
-
-def test_whoever_waits_for_the_works_of_others_is_interrupted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = AlarmError("of the program")
-    with ringing(error) as ring:
-        work = PCCLWork(Ringing(ring), "all_reduce", script(), 0, 60.0, True)
-        work.run()
-        _wait_for([work])
-        assert work.exception() is error
-        monkeypatch.setattr(work, "wait", ring)
-        work._error = BackendError("of the work", Result.TIMEOUT)
-        _wait_for([work])

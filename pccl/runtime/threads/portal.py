@@ -72,7 +72,7 @@ class _Job:
 
     def __init__(self, jobs: set[_Job]) -> None:
         self._jobs = jobs
-        jobs.add(self)
+        """Those that somebody may wait for; it is one of them from its start to its end."""
         self.scope: trio.CancelScope | None = None
         self.is_cancelled = False
         self.done = Latch()
@@ -197,6 +197,7 @@ class Portal:
 
     def _start(self, job: _Job, function: Callable[..., Awaitable[Any]], args: tuple[Any, ...]) -> None:
         assert self._token is not None
+        self._jobs.add(job)
         try:
             self._token.run_sync_soon(trio.lowlevel.spawn_system_task, job.run, function, args)
         except OSError as error:
@@ -226,19 +227,15 @@ class Portal:
                     self._withdraw(job)  # again
                     raise
                 job.done.wait(INTERRUPT_GRACE_S)
+                self._jobs.discard(job)  # it may never have come to the portal's thread
         if not finished:
             raise PortalTimeoutError
         value: T = job.outcome()
         return value
 
     def _withdraw(self, job: _Job) -> None:
-        """Have a job cancelled whose caller was interrupted. It may never have come to the portal's thread."""
-
-        def withdraw() -> None:
-            self.post(job.cancel)
-            self._jobs.discard(job)
-
-        insist(withdraw)
+        """Have a job cancelled whose caller was interrupted."""
+        insist(lambda: self.post(job.cancel))
 
     async def call_from_asyncio(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Do as `call`, for a coroutine of asyncio. A cancellation goes on once the task has undone what it began, or

@@ -32,7 +32,7 @@ import blake3
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl._signal_handlers import pass_on
+from pccl._signal_handlers import has_raised, pass_on
 from pccl.training.tensors.npz import arrays_of
 
 Bytes = NDArray[np.uint8]
@@ -176,12 +176,16 @@ def claim(folder: Path) -> bool:
     name = os.path.realpath(folder)
     if name in _claims:
         return True
-    _claims[name] = os.open(folder, os.O_RDONLY)
+    opened = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(_claims[name], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        pass_on(error)
+        if has_raised(error):
+            os.close(opened)
+            raise
+        _claims[name] = opened
         return not isinstance(error, BlockingIOError)  # some file systems have no locks
+    _claims[name] = opened
     return True
 
 
