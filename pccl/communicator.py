@@ -186,6 +186,7 @@ class Communicator(CommunicatorMethods[None, bool, int, SharedStateSyncInfo, Red
                     give_up(session, [pending])
                 except BaseException:  # of a second signal, before that had begun
                     give_up(session, [pending])  # again
+                    session.ops.let_go(pending)
                     raise
                 _await_abortion(session, [pending])
             pending.reclaim()

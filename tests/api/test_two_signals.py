@@ -6,6 +6,7 @@ from __future__ import annotations
 import _thread
 import itertools
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -14,8 +15,10 @@ import pytest
 import trio
 
 from pccl import Communicator, ReduceDescriptor, ReduceOp, ReduceOpDescriptor, SharedState
+from pccl.runtime.data_plane.pending import PendingOp
+from pccl.runtime.session.launches import Launches
 from pccl.runtime.threads import portal
-from tests.support.cluster import WAIT_S, Cluster, ones, reduce_once, until
+from tests.support.cluster import WAIT_S, Background, Cluster, ones, reduce_once, until
 from tests.support.interrupts import at_step
 
 SIGNALS = signal.SIGUSR1, signal.SIGUSR2
@@ -140,6 +143,30 @@ def test_two_signals_anywhere_in_connect_withdraw_it(cluster: Cluster) -> None:
         interrupt(step, newcomer.connect, send_both)
         withdrawn()
     cluster.admit([newcomer])
+    assert cluster.each(reduce_once) == [2, 2]
+
+
+def test_signals_as_an_op_ends_free_its_tag(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second one's exception ends the handling of the first one's before the call gives up, the third one's the
+    first attempt to do so."""
+    cluster.join(2)
+    before = signal.signal(signal.SIGALRM, signal.getsignal(SIGNALS[0]))
+    assert cluster.each(reduce_once) == [2, 2]
+    let_go = Launches.let_go
+
+    def interrupted(launches: Launches, op: PendingOp) -> None:
+        if op.is_over and threading.current_thread() is threading.main_thread():
+            monkeypatch.undo()
+            list(map(_thread.interrupt_main, (*SIGNALS, signal.SIGALRM)))
+        let_go(launches, op)
+
+    monkeypatch.setattr(Launches, "let_go", interrupted)
+    other = Background(partial(reduce_once, cluster[1]))
+    with pytest.raises(FirstInterrupt) as raised:
+        cluster[0].all_reduce(ones(), op=ReduceOp.SUM)
+    signal.signal(signal.SIGALRM, before)
+    assert isinstance(raised.value.__context__, SecondInterrupt)
+    other.result()
     assert cluster.each(reduce_once) == [2, 2]
 
 
