@@ -221,8 +221,8 @@ typedef struct {
  *     GROUP_FROZEN       id: epoch; group
  *     LINK_LOST          id: link; system_error or 0; detail
  *     CONNECTION_LOST    the same, of a link that goes on with its other connections
- *     LINK_LIMITED       id: link. More connections would let it send faster: all that it has were held back for some
- *                        time by their windows, not by the network. At most once for each connection that was added
+ *     LINK_LIMITED       id: link; limit: enum pccl_limit. More connections would let it send faster: those that it has
+ *                        were held back, and not by the network. At most once for each connection that was added
  *     OP_COMPLETED       id: op. All ranks are done
  *     OP_FROZEN          id: op
  *     LINK_METRICS       id: link; tx_bytes, rx_bytes: its payload so far, on all its connections; full_ms, full_bytes:
@@ -264,6 +264,9 @@ enum pccl_event_kind {
     PCCL_EVENT_ENGINE_FAILED = 14,
 };
 
+/* What holds back the connections of a link: growth.h. */
+enum pccl_limit { PCCL_LIMIT_NONE, PCCL_LIMIT_WINDOWS, PCCL_LIMIT_CONGESTION_CONTROL };
+
 typedef struct {
     uint32_t kind; /* enum pccl_event_kind */
     uint32_t group;
@@ -286,7 +289,7 @@ typedef struct {
     uint64_t inbound_ops;
     uint64_t undone_ops;
     int32_t system_error; /* errno of the failed call, 0 where the other side closed or broke the protocol */
-    int32_t reserved;
+    int32_t limit;
     pccl_op_shape mine;
     pccl_op_shape theirs;
     char detail[96]; /* NUL-terminated */

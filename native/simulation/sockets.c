@@ -195,6 +195,12 @@ int pccl_sim_bytes_under_way(int fd, int *bytes)
     return 0;
 }
 
+int pccl_tcp_yields_to_loss(int fd)
+{
+    (void)fd;
+    return 0;
+}
+
 int pccl_tcp_limits_read(int fd, pccl_tcp_limits *limits)
 {
     const sim_socket *of = open_socket(fd);

@@ -18,11 +18,22 @@
 #include <sys/socket.h>
 
 enum {
-    NOT_SENT_LOW_WATER_BYTES = 256 << 10,
+    UNSENT_BYTES_MAX = 256 << 10, /* given to the system, which may not send it yet */
+    UNSENT_BYTES_MIN = 16 << 10,
     RETRY_DELAY_MS_MAX = 100,
     RETRY_MS_MAX = 10000,
     LOCAL_SEND_BUFFER_BYTES = 256 << 10 /* 64 MiB between two ranks and four took a tenth less than with 4 MiB */
 };
+
+static void socket_bound_unsent(int fd, int bytes)
+{
+#ifdef TCP_NOTSENT_LOWAT
+    (void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &bytes, sizeof bytes);
+#else
+    (void)fd;
+    (void)bytes;
+#endif
+}
 
 int pccl_conn_prepare_socket(int fd)
 {
@@ -31,10 +42,7 @@ int pccl_conn_prepare_socket(int fd)
     if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0 || fcntl(fd, F_SETFD, FD_CLOEXEC) != 0)
         return -1;
     (void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on); /* fails on what is not TCP */
-#ifdef TCP_NOTSENT_LOWAT
-    int low_water_bytes = NOT_SENT_LOW_WATER_BYTES;
-    (void)setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &low_water_bytes, sizeof low_water_bytes);
-#endif
+    socket_bound_unsent(fd, UNSENT_BYTES_MAX);
 #ifdef SO_NOSIGPIPE
     (void)setsockopt(fd, SOL_SOCKET, SO_NOSIGPIPE, &on, sizeof on);
 #endif
@@ -77,6 +85,8 @@ pccl_conn *pccl_conn_create(int fd, pccl_records *records)
     conn->is_local = (uint8_t)socket_is_local(fd);
     if (conn->is_local)
         socket_bound_send_buffer(fd, LOCAL_SEND_BUFFER_BYTES);
+    else
+        conn->yields_to_loss = (uint8_t)pccl_tcp_yields_to_loss(fd);
     conn->progress_ms = -1;
     pccl_list_init(&conn->in_conns);
     pccl_list_init(&conn->in_free);
@@ -97,6 +107,16 @@ void pccl_conn_destroy(pccl_conn *conn)
     free(conn);
 }
 
+/* What a slow connection has been given, faster ones cannot take over: the more connections, the less for each. */
+static void link_bound_unsent(const pccl_link *link)
+{
+    int bytes = (int)pccl_max_size(UNSENT_BYTES_MIN, 2 * UNSENT_BYTES_MAX / link->live_count);
+    if (link->is_local || bytes >= UNSENT_BYTES_MAX)
+        return;
+    for (const pccl_list *node = link->conns.next; node != &link->conns; node = node->next)
+        socket_bound_unsent(PCCL_CONTAINER_OF(node, const pccl_conn, in_conns)->poll.fd, bytes);
+}
+
 void pccl_conn_join(pccl_conn *conn, pccl_link *link)
 {
     conn->link = link;
@@ -104,6 +124,7 @@ void pccl_conn_join(pccl_conn *conn, pccl_link *link)
     link->conns_count++;
     link->live_count++;
     pccl_list_append(&link->conns, &conn->in_conns);
+    link_bound_unsent(link);
     conn->is_hello_due = 1;
     link->host->wants_tick = 1;
     pccl_conn_offer(conn);

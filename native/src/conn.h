@@ -129,6 +129,7 @@ typedef struct pccl_conn {
     pccl_list in_ending; /* of the host: nothing can be sent any more, what has come is to be read yet */
     pccl_records *records; /* NULL: frames travel as they are */
     uint8_t is_local; /* the other end is on this machine */
+    uint8_t yields_to_loss; /* its congestion control takes any loss for congestion */
     uint32_t number; /* within its link, from 1 */
     uint32_t peer_number; /* the other end's; 0: no HELLO yet */
     uint8_t is_hello_due;

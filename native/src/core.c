@@ -142,8 +142,7 @@ void pccl_core_link_add(pccl_core *core, pccl_conn *conn, pccl_link *spare)
     __atomic_fetch_add(&core->links.connections, 1, __ATOMIC_RELAXED);
     pccl_conn_join(conn, link);
     link->events_promised += PCCL_EVENTS_PER_CONN;
-    link->limited_ticks = 0;
-    link->has_asked = 0;
+    pccl_growth_note_added(&link->growth, pccl_now_ms(), link->round_trip_us);
     pccl_link_note_pending(link);
 }
 
@@ -393,11 +392,13 @@ void pccl_core_tick(pccl_core *core, int64_t now_ms)
         if (link->is_failed)
             continue;
         has_more |= pccl_link_tick(link, now_ms, core->stall_ms);
-        if (pccl_link_look(link, now_ms)) {
+        enum pccl_limit limit = pccl_link_look(link, now_ms);
+        if (limit != PCCL_LIMIT_NONE) {
             pccl_event event;
             memset(&event, 0, sizeof event);
             event.kind = PCCL_EVENT_LINK_LIMITED;
             event.id = event.link = link->id;
+            event.limit = (int32_t)limit;
             pccl_links_post(&core->links, link, &event);
         }
         if (timeout_ms > 0)

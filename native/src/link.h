@@ -8,6 +8,7 @@
 #ifndef PCCL_LINK_H
 #define PCCL_LINK_H
 
+#include "growth.h"
 #include "host.h"
 #include "list.h"
 #include "pccl_native.h"
@@ -70,9 +71,8 @@ typedef struct pccl_link {
     unsigned live_count; /* of them, not lost */
     unsigned conns_added;
     unsigned events_promised; /* to the host: a loss and a LINK_LIMITED for each connection added */
-    unsigned limited_ticks; /* for how many in a row all connections have been held back by their windows */
+    pccl_growth growth;
     uint8_t is_local; /* the other end is on this machine */
-    uint8_t has_asked; /* LINK_LIMITED since the last connection was added */
     uint64_t tx_payload_bytes;
     uint64_t rx_payload_bytes;
     uint64_t under_way_bytes; /* of all connections */

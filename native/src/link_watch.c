@@ -1,5 +1,7 @@
 #include "link_watch.h"
 
+#include <string.h>
+
 /* Stands still while others of its link move. If none of them has had anything to move since, one gets a frame
  * to be acknowledged, whatever it says. */
 static void link_look_at_stuck(pccl_link *link, pccl_conn *stuck, int64_t now_ms, int64_t stall_ms)
@@ -39,15 +41,22 @@ int pccl_link_tick(pccl_link *link, int64_t now_ms, int64_t stall_ms)
     return has_more;
 }
 
-/* Nonzero if the connection was busy for most of the time since the last look, and held back by its window for most of
- * that. Inside a machine more connections do not help. */
-static int conn_is_limited(const pccl_conn *conn, pccl_tcp_limits before)
+/* Inside a machine more connections do not help. */
+static void growth_tick_add(pccl_growth_tick *tick, const pccl_conn *conn, const pccl_tcp_limits *before)
 {
     enum { BUSY_US_MIN = 50000 };
-    if (conn->is_local)
-        return 0;
-    uint64_t busy_us = conn->limits.busy_us - before.busy_us;
-    return busy_us >= BUSY_US_MIN && (conn->limits.window_us - before.window_us) * 2 > busy_us;
+    const pccl_tcp_limits *now = &conn->limits;
+    uint64_t busy_us = now->busy_us - before->busy_us;
+    tick->count++;
+    if (conn->is_local || busy_us < BUSY_US_MIN)
+        return;
+    tick->busy++;
+    tick->by_window += (now->window_us - before->window_us) * 2 > busy_us;
+    tick->yielding += conn->yields_to_loss;
+    tick->lost += conn->yields_to_loss ? now->resent - before->resent : 0;
+    if (tick->round_trip_us == 0 || now->round_trip_us_min < tick->round_trip_us)
+        tick->round_trip_us = now->round_trip_us_min;
+    tick->queued += now->round_trip_us > now->round_trip_us_min / 4 * 5;
 }
 
 /* Adds what has happened to one connection since the last look. The busiest connection stands for the link. */
@@ -68,12 +77,12 @@ static void link_add_signs(
         conn->acked_ms = now_ms;
 }
 
-int pccl_link_look(pccl_link *link, int64_t now_ms)
+enum pccl_limit pccl_link_look(pccl_link *link, int64_t now_ms)
 {
-    enum { LIMITED_TICKS_MIN = 3 };
-    int are_all = !link->is_failed && link->live_count > 0;
+    pccl_growth_tick tick;
+    memset(&tick, 0, sizeof tick);
     link->was_full = link->is_full;
-    link->is_full = (uint8_t)are_all;
+    link->is_full = (uint8_t)(!link->is_failed && link->live_count > 0);
     int64_t since_ms = link->looked_ms;
     link->acked_bytes = 0;
     link->looked_ms = now_ms;
@@ -87,12 +96,13 @@ int pccl_link_look(pccl_link *link, int64_t now_ms)
             continue;
         pccl_tcp_limits before = conn->limits;
         if (pccl_tcp_limits_read(conn->poll.fd, &conn->limits) != 0) {
-            are_all = link->is_full = 0;
+            link->is_full = 0;
+            tick.count++;
             continue;
         }
         if (link->round_trip_us == 0 || conn->limits.round_trip_us_min < link->round_trip_us)
             link->round_trip_us = conn->limits.round_trip_us_min;
-        are_all &= conn_is_limited(conn, before);
+        growth_tick_add(&tick, conn, &before);
         link->is_full &= conn->limits.unsent_bytes > 0;
         link->acked_bytes += conn->limits.acked_bytes - before.acked_bytes;
         link_add_signs(link, conn, &before, now_ms, since_ms);
@@ -104,11 +114,7 @@ int pccl_link_look(pccl_link *link, int64_t now_ms)
     link->signs.busy_us += busy_us;
     link->signs.receiver_us += receiver_us;
     link->signs.stuck_ms = stuck_ms == INT64_MAX ? 0 : (uint64_t)stuck_ms;
-    link->limited_ticks = are_all ? link->limited_ticks + 1 : 0;
-    if (link->limited_ticks < LIMITED_TICKS_MIN || link->has_asked)
-        return 0;
-    link->has_asked = 1;
-    return 1;
+    return pccl_growth_learn(&link->growth, &tick, now_ms);
 }
 
 uint64_t pccl_link_look_under_way(pccl_link *link)

@@ -1,5 +1,5 @@
-/* link_watch.h: what a link is seen to carry, asked every now and then: whether a connection stands still, whether all
- * of them are held back by their windows, whether the link is the limit, and whether anything gets across at all. */
+/* link_watch.h: what a link is seen to carry, asked every now and then: whether a connection stands still, whether more
+ * connections would carry more, whether the link is the limit, and whether anything gets across at all. */
 #ifndef PCCL_LINK_WATCH_H
 #define PCCL_LINK_WATCH_H
 
@@ -10,8 +10,8 @@
  * is anything to come back for. */
 int pccl_link_tick(pccl_link *link, int64_t now_ms, int64_t stall_ms);
 
-/* Asks the system about all connections. Nonzero once, when all have been held back by their windows for a while. */
-int pccl_link_look(pccl_link *link, int64_t now_ms);
+/* Asks the system about all connections. Returns what more of them would help against. */
+enum pccl_limit pccl_link_look(pccl_link *link, int64_t now_ms);
 
 /* Counts for how long the link has been the limit. To be called after a look at all links; the look before it was at
  * `since_ms`. */

@@ -13,6 +13,21 @@ uint32_t pccl_tcp_resent(uint32_t before, uint32_t resent, uint32_t in_vain)
     return lost > before ? lost : before;
 }
 
+int pccl_tcp_yields_to_loss(int fd)
+{
+    enum { FAR_US = 2000, NAME_BYTES = 16 };
+    char name[NAME_BYTES + 1] = "";
+    socklen_t bytes = NAME_BYTES;
+    pccl_tcp_limits limits;
+    if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &bytes) != 0)
+        return 0;
+    if (strcmp(name, "cubic") != 0 && strcmp(name, "reno") != 0)
+        return 0;
+    memset(&limits, 0, sizeof limits);
+    int is_far = pccl_tcp_limits_read(fd, &limits) == 0 && limits.round_trip_us_min >= FAR_US;
+    return !is_far || setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "bbr", 3) != 0;
+}
+
 int pccl_tcp_limits_read(int fd, pccl_tcp_limits *limits)
 {
     struct tcp_info info;
@@ -37,6 +52,12 @@ int pccl_tcp_limits_read(int fd, pccl_tcp_limits *limits)
 }
 
 #else
+
+int pccl_tcp_yields_to_loss(int fd)
+{
+    (void)fd;
+    return 0;
+}
 
 int pccl_tcp_limits_read(int fd, pccl_tcp_limits *limits)
 {

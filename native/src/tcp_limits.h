@@ -25,6 +25,10 @@ typedef struct {
  * be too much: then it stays for a while. */
 uint32_t pccl_tcp_resent(uint32_t before, uint32_t resent, uint32_t in_vain);
 
+/* Nonzero if the connection's congestion control takes any loss for congestion, as CUBIC and Reno do. Where the round
+ * trip is long and the system lets this process choose BBR, it does from now on. */
+int pccl_tcp_yields_to_loss(int fd);
+
 /* 0, or -1 where the system does not tell: not Linux, or not TCP. `limits` is what was read before, or zeros. */
 int pccl_tcp_limits_read(int fd, pccl_tcp_limits *limits);
 

@@ -150,17 +150,16 @@ uint32_t pccl_tiling_longest_segment(const pccl_tiling *tiling)
     return (uint32_t)pccl_min_u64(tiling->segment_elements, longest_chunk);
 }
 
-/* Measured on loopback, 64 MiB float32 between two ranks: segments of 64 KiB cost a quarter more than those
- * of 256 KiB, these a tenth more than those of 512 KiB, and larger ones gain nothing. Against large ones
- * speaks that a chunk needs several segments for each connection that is to carry some, or the ring's links
- * wait for each other in turn; the longer the links, the more: with 25 ms and 1 Gbit/s half as many segments cost
- * 8 MiB a twentieth, while on one machine 64 MiB as eight tensors gain that and more. Chunks of up to
- * PCCL_WHOLE_CHUNK_BYTES are one segment: such ops go direct, and their shares eagerly, without waiting to be asked
- * for. */
+/* Measured on loopback, 64 MiB float32 between two ranks: segments of 64 KiB cost a quarter more than those of 256 KiB,
+ * these a tenth more than those of 512 KiB, and larger ones gain nothing. Between hosts a chunk needs several segments
+ * for each connection, of which a lossy path has up to 64, and an op ends with the last segment of the slowest: with
+ * CUBIC at 50 ms, 500 Mbit/s and 0.1 % loss, segments of 512 KiB cost 32 MiB twice the time of those of 64 KiB. Chunks
+ * of up to PCCL_WHOLE_CHUNK_BYTES are one segment: such ops go direct, and their shares eagerly, without waiting to be
+ * asked for. */
 uint32_t pccl_segment_bytes_default(uint64_t count, uint32_t dtype, uint32_t world_size, uint32_t is_local)
 {
-    enum { SEGMENT_BYTES_MIN = 128 << 10, SEGMENT_BYTES_MAX = 512 << 10 };
-    enum { SEGMENTS_PER_CHUNK = 16, SEGMENTS_PER_LOCAL_CHUNK = 8 };
+    enum { SEGMENT_BYTES_MIN = 64 << 10, LOCAL_SEGMENT_BYTES_MIN = 128 << 10, SEGMENT_BYTES_MAX = 512 << 10 };
+    enum { SEGMENTS_PER_CHUNK = 256, SEGMENTS_PER_LOCAL_CHUNK = 8 };
     uint64_t segments = is_local ? SEGMENTS_PER_LOCAL_CHUNK : SEGMENTS_PER_CHUNK;
     uint32_t element_bytes = pccl_dtype_bytes(dtype);
     if (element_bytes == 0 || world_size == 0)
@@ -171,7 +170,7 @@ uint32_t pccl_segment_bytes_default(uint64_t count, uint32_t dtype, uint32_t wor
         chunk_bytes = chunk_elements * element_bytes;
     if (chunk_bytes <= PCCL_WHOLE_CHUNK_BYTES)
         return PCCL_WHOLE_CHUNK_BYTES;
-    uint64_t bytes = SEGMENT_BYTES_MIN;
+    uint64_t bytes = is_local ? LOCAL_SEGMENT_BYTES_MIN : SEGMENT_BYTES_MIN;
     while (bytes < SEGMENT_BYTES_MAX && bytes * segments < chunk_bytes)
         bytes *= 2;
     return (uint32_t)bytes;

@@ -17,7 +17,7 @@ LINES_MAX = 700
 LAYERS = (
     "pccl_native base",
     "list table simd fpenv thread wake fd_registry poller event_queue recorder pool dtype half dither folding crc32c",
-    "kernels reduce signs libcrypto key_exchange ending keyed_hash heartbeat tcp_limits pacer driver",
+    "kernels reduce signs libcrypto key_exchange ending keyed_hash heartbeat tcp_limits pacer growth driver",
     "quant* cipher frame",
     "records tiling ring_plan direct_plan spread_plan exchange_plan egress",
     "op*",

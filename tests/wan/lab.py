@@ -93,7 +93,7 @@ class Host:
         """Set the congestion control of connections made from now on. It is a property of the route: a namespace's
         sysctl refuses what users may not choose."""
         route = ("ip", "route", "replace", f"{NETWORK}/{NETWORK_BITS}", "dev", DEVICE, "src", self.address)
-        self.run(*route, "congctl", name)
+        self.run(*route, "congctl", "lock", name)
 
     def down(self) -> None:
         """Everything from and to this host vanishes, what is under way included."""

@@ -6,10 +6,11 @@ nothing elsewhere.
 
 Connections. A link that stands may get more of them. Its dialer makes a lost one anew. Where the caller leaves their
 number to us, either end adds as many as there are while the engine finds that their windows hold them back: what a pair
-needs is its bandwidth times its round trip, which nobody can know before. A link that the network holds back gains
-nothing by more streams, they only crowd each other. Where engines have several threads, each connection belongs to one
-of them by its index, on both sides, and every link begins with a connection for each. A lost one is replaced in its
-thread, and the connections of a thread that windows hold back grow by themselves.
+needs is its bandwidth times its round trip, which nobody can know before. The same where congestion control holds them
+back on a path that is not full (`native/src/growth.h`). Where the path is full, more streams only crowd each other.
+Where engines have several threads, each connection belongs to one of them by its index, on both sides, and every link
+begins with a connection for each. A lost one is replaced in its thread, and the connections of a thread grow by
+themselves.
 
 A link whose connections were all lost is lost at both ends. Each notices at its own time, so the dialer may be
 replacing connections of a link that the other end has dropped, with all that was on its way. Such connections are
@@ -40,7 +41,10 @@ LINK_TIMEOUT_S_MIN = 2.0
 LINK_CONNECTIONS_MAX = 64
 """Number of connections of a link. More are refused, whoever dials."""
 GROWN_CONNECTIONS_MAX = 16
-"""Number of connections up to which a link grows by itself."""
+"""Number of connections up to which a link grows by itself where windows hold it back."""
+UNCROWDED_CONNECTIONS_MAX = 128
+"""Connections up to which all links together grow where congestion control holds them back. Each link may have
+`GROWN_CONNECTIONS_MAX` of these, and has `LINK_CONNECTIONS_MAX` at most."""
 PROBE_CONNECTIONS_MIN = 4
 """Number of connections of a measurement where links may grow: it must not stop at a window that an op would have
 outgrown."""
@@ -229,13 +233,15 @@ class Links:
         else:
             found.lost_early.append(thread)
 
-    def limited(self, link: int, thread: int = 0) -> None:
-        """Add connections to a link whose windows hold back all those that it has in an engine thread."""
+    def limited(self, link: int, thread: int = 0, by_congestion_control: bool = False) -> None:
+        """Double a link's connections in an engine thread that are held back by their windows, or congestion control."""
         found = self._find(link)
-        if found is None or not found.is_up or not self.may_grow or found.connected >= GROWN_CONNECTIONS_MAX:
+        most = self._uncrowded_connections_max if by_congestion_control else GROWN_CONNECTIONS_MAX
+        if found is None or not found.is_up or not self.may_grow or found.connected >= most:
             return
-        count = min(found.connected // self.engine_threads, GROWN_CONNECTIONS_MAX - found.connected)
-        text = f"windows hold back the link with peer {found.peer}: {count} connections more than {found.connected}"
+        count = min(found.connected // self.engine_threads, most - found.connected)
+        cause = "congestion control holds" if by_congestion_control else "windows hold"
+        text = f"{cause} back the link with peer {found.peer}: {count} connections more than {found.connected}"
         self._outbox.act(PeerLog("info", text, {"other": found.peer}))
         self._add(found, thread, count, is_replacement=False)
 
@@ -278,6 +284,10 @@ class Links:
         if link.connected >= LINK_CONNECTIONS_MAX:
             return f"the link with peer {peer} has {link.connected} connections already"
         return link.link
+
+    @property
+    def _uncrowded_connections_max(self) -> int:
+        return min(LINK_CONNECTIONS_MAX, max(GROWN_CONNECTIONS_MAX, UNCROWDED_CONNECTIONS_MAX // len(self._links)))
 
     def _find(self, link: int) -> _Link | None:
         return next((each for each in self._links.values() if each.link == link), None)

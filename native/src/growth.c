@@ -1,0 +1,69 @@
+#include "growth.h"
+
+enum {
+    WINDOW_TICKS_MIN = 3,
+    FAR_US = 2000, /* on shorter paths a queue cannot be told from noise */
+    STARTING_ROUND_TRIPS = 4,
+    DRAINING_ROUND_TRIPS = 5,
+    DRAINING_ROUND_TRIPS_MAX = 30,
+    SLOW_START_ROUND_TRIPS = 10
+};
+
+static int64_t round_trips_ms(unsigned count, uint64_t round_trip_us)
+{
+    return (int64_t)(count * round_trip_us / 1000);
+}
+
+static void growth_settle(pccl_growth *growth, int64_t drained_ms, int64_t settled_ms)
+{
+    growth->drained_ms = drained_ms;
+    growth->settled_ms = settled_ms;
+    growth->short_since_ms = -1;
+    growth->lost = 0;
+}
+
+void pccl_growth_note_added(pccl_growth *growth, int64_t now_ms, uint64_t round_trip_us)
+{
+    int64_t started_ms = now_ms + round_trips_ms(STARTING_ROUND_TRIPS, round_trip_us);
+    int is_draining = growth->settled_ms > started_ms;
+    growth_settle(growth, started_ms, is_draining ? growth->settled_ms : started_ms);
+    growth->window_ticks = 0;
+    growth->has_asked = 0;
+}
+
+/* Nonzero if congestion control holds the link back, and not the path. */
+static int growth_is_congestion_control(pccl_growth *growth, const pccl_growth_tick *tick, int64_t now_ms)
+{
+    uint64_t round_trip_us = tick->round_trip_us;
+    if (2 * tick->queued > tick->busy)
+        growth_settle(growth, now_ms + round_trips_ms(DRAINING_ROUND_TRIPS, round_trip_us),
+            now_ms + round_trips_ms(DRAINING_ROUND_TRIPS_MAX, round_trip_us));
+    else if (tick->lost == 0 && now_ms >= growth->drained_ms)
+        growth->settled_ms = growth->drained_ms;
+    /* A few connections may have run out of frames, as at the end of an op. */
+    int are_most = tick->count > 0 && 4 * tick->yielding >= 3 * tick->count;
+    if (!are_most || round_trip_us < FAR_US || now_ms < growth->settled_ms) {
+        growth->short_since_ms = -1;
+        return 0;
+    }
+    if (growth->short_since_ms < 0)
+        growth->short_since_ms = now_ms;
+    growth->lost += tick->lost;
+    return growth->lost > 0 || now_ms - growth->short_since_ms >= round_trips_ms(SLOW_START_ROUND_TRIPS, round_trip_us);
+}
+
+enum pccl_limit pccl_growth_learn(pccl_growth *growth, const pccl_growth_tick *tick, int64_t now_ms)
+{
+    int are_all_windows = tick->count > 0 && tick->by_window == tick->count;
+    int is_congestion_control = growth_is_congestion_control(growth, tick, now_ms);
+    growth->window_ticks = are_all_windows ? growth->window_ticks + 1 : 0;
+    if (growth->has_asked)
+        return PCCL_LIMIT_NONE;
+    enum pccl_limit limit = PCCL_LIMIT_NONE;
+    if (growth->window_ticks >= WINDOW_TICKS_MIN)
+        limit = PCCL_LIMIT_WINDOWS;
+    else if (is_congestion_control)
+        limit = PCCL_LIMIT_CONGESTION_CONTROL;
+    growth->has_asked = limit != PCCL_LIMIT_NONE;
+    return limit;
+}

@@ -1,0 +1,47 @@
+/* growth.h: whether a link would carry more over more connections, as arithmetic. No I/O, no clock.
+ *
+ * Two things hold a TCP connection below its share of the path, and each further connection adds as much again:
+ *
+ *     windows      the send buffer or the receive window is full: a connection carries a window per round trip
+ *     congestion   a loss-based congestion control (CUBIC, Reno) takes each lost packet for congestion. It carries
+ *     control      about 1.2 segments / (round trip * sqrt(loss rate)), whatever the path could (Mathis et al., 1997),
+ *                  and takes seconds to grow. The sign is a short round trip, so no queue is full, while packets are
+ *                  lost, or for longer than a slow start takes
+ *
+ * Where packets queue the path is full, and more connections would only crowd it. What a full queue has dropped is sent
+ * again for several round trips, in which the queue drains: until then losses say nothing.
+ *
+ * After each growth the connections get a few round trips to start in, then the link must show anew that it is held
+ * back. So at a loss rate that few connections are enough for, few are added. */
+#ifndef PCCL_GROWTH_H
+#define PCCL_GROWTH_H
+
+#include "pccl_native.h"
+
+typedef struct {
+    unsigned window_ticks; /* in a row in which windows held back all connections */
+    uint32_t lost; /* segments, while round trips were short */
+    int64_t short_since_ms; /* all connections busy, and round trips short; -1: not now */
+    int64_t settled_ms; /* losses count from then on */
+    int64_t drained_ms; /* or from a look without losses from then on */
+    uint8_t has_asked; /* since the last connection was added */
+} pccl_growth;
+
+/* A link's connections from one look to the next. */
+typedef struct {
+    unsigned count;
+    unsigned busy; /* had something under way for most of the time */
+    unsigned by_window; /* of these, held back by a window for most of that */
+    unsigned yielding; /* of these, with a loss-based congestion control */
+    unsigned queued; /* of these, with round trips a good deal longer than the least */
+    uint32_t lost; /* segments, of those that yield */
+    uint64_t round_trip_us; /* the least of those that are busy; 0: none is */
+} pccl_growth_tick;
+
+/* A connection was added. */
+void pccl_growth_note_added(pccl_growth *growth, int64_t now_ms, uint64_t round_trip_us);
+
+/* Takes a look into account. Returns what more connections would help against, once until one is added; 0: nothing. */
+enum pccl_limit pccl_growth_learn(pccl_growth *growth, const pccl_growth_tick *tick, int64_t now_ms);
+
+#endif

@@ -1,0 +1,128 @@
+/* When more connections would help: looks at a link as the system would describe it, a tenth of a second apart. */
+#include "check.h"
+#include "growth.h"
+
+#include <string.h>
+
+enum { TICK_MS = 100, ROUND_TRIP_US = 100000, CONNS = 4 };
+
+typedef struct {
+    pccl_growth growth;
+    pccl_growth_tick tick;
+    int64_t now_ms;
+} path;
+
+/* Connections of CUBIC that are busy all the time, on a path that is not full. */
+static path cubic(void)
+{
+    path p;
+    memset(&p, 0, sizeof p);
+    p.tick.count = p.tick.busy = p.tick.yielding = CONNS;
+    p.tick.round_trip_us = ROUND_TRIP_US;
+    p.now_ms = 1000000;
+    pccl_growth_note_added(&p.growth, p.now_ms, 0);
+    return p;
+}
+
+static enum pccl_limit look(path *p, unsigned lost)
+{
+    p->now_ms += TICK_MS;
+    p->tick.lost = lost;
+    return pccl_growth_learn(&p->growth, &p->tick, p->now_ms);
+}
+
+/* Returns the number of looks after which the link asks for connections; 0: not within `most`. */
+static unsigned looks_until_limited(path *p, unsigned lost, unsigned most, enum pccl_limit by)
+{
+    for (unsigned i = 1; i <= most; i++) {
+        enum pccl_limit limit = look(p, lost);
+        CHECK(limit == PCCL_LIMIT_NONE || limit == by);
+        if (limit != PCCL_LIMIT_NONE)
+            return i;
+    }
+    return 0;
+}
+
+static void losses_on_a_short_round_trip_ask_at_once(void)
+{
+    path p = cubic();
+    CHECK(look(&p, 1) == PCCL_LIMIT_CONGESTION_CONTROL);
+    CHECK(looks_until_limited(&p, 5, 50, PCCL_LIMIT_NONE) == 0); /* until a connection is added */
+    pccl_growth_note_added(&p.growth, p.now_ms, ROUND_TRIP_US);
+    CHECK(looks_until_limited(&p, 5, 50, PCCL_LIMIT_CONGESTION_CONTROL) == 4); /* it has started */
+}
+
+static void slow_growth_without_losses_asks_later(void)
+{
+    path p = cubic();
+    CHECK(looks_until_limited(&p, 0, 50, PCCL_LIMIT_CONGESTION_CONTROL) > 10);
+}
+
+static void pauses_are_no_slow_growth(void)
+{
+    path p = cubic();
+    for (int op = 0; op < 20; op++) {
+        p.tick.yielding = p.tick.busy = CONNS;
+        CHECK(looks_until_limited(&p, 0, 8, PCCL_LIMIT_NONE) == 0);
+        p.tick.yielding = p.tick.busy = 0;
+        CHECK(look(&p, 0) == PCCL_LIMIT_NONE);
+    }
+}
+
+static void losses_of_a_full_queue_do_not_ask(void)
+{
+    path p = cubic();
+    p.tick.queued = CONNS;
+    CHECK(looks_until_limited(&p, 300, 50, PCCL_LIMIT_NONE) == 0);
+    p.tick.queued = 0; /* drained, and what it dropped is sent again */
+    CHECK(looks_until_limited(&p, 100, 20, PCCL_LIMIT_NONE) == 0);
+    CHECK(looks_until_limited(&p, 0, 5, PCCL_LIMIT_NONE) == 0);
+    CHECK(look(&p, 1) == PCCL_LIMIT_CONGESTION_CONTROL);
+}
+
+static void losses_that_never_end_are_the_paths_own(void)
+{
+    path p = cubic();
+    p.tick.queued = CONNS;
+    look(&p, 300);
+    p.tick.queued = 0;
+    CHECK(looks_until_limited(&p, 5, 50, PCCL_LIMIT_CONGESTION_CONTROL) > 0);
+}
+
+static void few_busy_connections_do_not_ask(void)
+{
+    path p = cubic();
+    p.tick.busy = p.tick.yielding = CONNS / 2;
+    CHECK(looks_until_limited(&p, 5, 50, PCCL_LIMIT_NONE) == 0);
+}
+
+static void short_paths_do_not_ask(void)
+{
+    path p = cubic();
+    p.tick.round_trip_us = 200;
+    CHECK(looks_until_limited(&p, 5, 50, PCCL_LIMIT_NONE) == 0);
+}
+
+static void bbr_asks_for_its_windows_only(void)
+{
+    path p = cubic();
+    p.tick.yielding = 0;
+    CHECK(looks_until_limited(&p, 0, 50, PCCL_LIMIT_NONE) == 0);
+    p.tick.by_window = CONNS - 1;
+    CHECK(looks_until_limited(&p, 0, 50, PCCL_LIMIT_NONE) == 0);
+    p.tick.by_window = CONNS;
+    CHECK(looks_until_limited(&p, 0, 50, PCCL_LIMIT_WINDOWS) == 3);
+}
+
+int main(void)
+{
+    RUN(losses_on_a_short_round_trip_ask_at_once);
+    RUN(slow_growth_without_losses_asks_later);
+    RUN(pauses_are_no_slow_growth);
+    RUN(losses_of_a_full_queue_do_not_ask);
+    RUN(losses_that_never_end_are_the_paths_own);
+    RUN(few_busy_connections_do_not_ask);
+    RUN(short_paths_do_not_ask);
+    RUN(bbr_asks_for_its_windows_only);
+    return check_summary();
+}
