@@ -200,7 +200,9 @@ def test_what_looks_like_an_option_behind_a_module_is_the_modules() -> None:
     assert done.returncode == 2
 
 
-LIKE_OPTIONS = st.sampled_from(["--", "-m", "-h", "--help", "-n3", "--n", "--nnodes=2", "--version", "--v", "--=x", "-="])
+LIKE_OPTIONS = st.sampled_from(
+    ["--", "-m", "-h", "--help", "-n3", "--n", "--nnodes=2", "--version", "--v", "--=x", "-="]
+)
 
 
 @given(st.lists(LIKE_OPTIONS | st.text()))
