@@ -30,7 +30,9 @@ class _Version(argparse.Action):
 
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
-        prog="pccl", description="Fault-tolerant peer-to-peer collective communication: tools for the command line."
+        prog="pccl",
+        description="Fault-tolerant peer-to-peer collective communication: tools for the command line.",
+        allow_abbrev=False,  # what a launched script is given passes through this parser, too
     )
     result.add_argument("--version", action=_Version)
     subparsers = result.add_subparsers(metavar="COMMAND", required=True)

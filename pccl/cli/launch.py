@@ -46,6 +46,7 @@ def add_parser(subparsers: Subparsers) -> None:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         usage="%(prog)s [options] [-m] script ...",
+        allow_abbrev=False,  # else an argument of the script that could be several options is an error
     )
     parser.add_argument(
         *("-n", "--count", "--nproc-per-node"),
@@ -97,9 +98,19 @@ def add_parser(subparsers: Subparsers) -> None:
         help="time that processes have to end before they are killed (default: %(default)g)",
     )
     parser.add_argument("-m", dest="as_module", action="store_true", help="`script` is the name of a module")
-    parser.add_argument("script", help="a Python file, or a module's name after -m")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="passed to the script")
+    parser.add_argument(
+        "command",
+        nargs=argparse.PARSER,
+        metavar="script",
+        help="a Python file, or a module's name after -m; all that follows is passed to it as it is",
+    )
     parser.set_defaults(run=run)
+
+
+def script_of(arguments: argparse.Namespace) -> list[str]:
+    """Return the script or the module's name, and what it is given."""
+    command: list[str] = arguments.command
+    return command[1:] if command[0] == "--" else command  # Python 3.11 leaves it there
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -107,7 +118,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     from pccl.launcher import LaunchOptions, NodesError, launch, masters_address, nodes
 
-    script = ("-m", arguments.script) if arguments.as_module else (arguments.script,)
     try:
         these = nodes(arguments.nnodes, arguments.node_rank, os.environ)
         master = masters_address(these, arguments.master, os.environ)
@@ -120,7 +130,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"pccl launch: {what}; give it to the one at {master}", file=sys.stderr)
         return 2
     options = LaunchOptions(
-        command=(sys.executable, *script, *arguments.arguments),
+        command=(sys.executable, *(["-m"] if arguments.as_module else []), *script_of(arguments)),
         count=arguments.count,
         nodes=these,
         master=master,

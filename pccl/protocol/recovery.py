@@ -153,8 +153,9 @@ def _highest_peer(recovered: Recovered) -> int:
 def _member(peer: int, report: m.RecoveryReport, survivor: Survivor, now: float) -> Member:
     """Return a peer that goes on as a member of the run."""
     me = report.me
-    # The dead master may have seen it elsewhere: each, from its own machine, at a loopback address.
-    hosts = list(dict.fromkeys([*me.hosts, survivor.host]))
+    # A loopback address at which the dead master saw it stood for that master's machine.
+    known = [host for host in me.hosts if not (host.startswith("127.") or host == "::1")]
+    hosts = list(dict.fromkeys([*known, survivor.host]))
     hello = m.Hello(
         m.PROTOCOL_VERSION,
         __version__,

@@ -1,8 +1,9 @@
 """How the ranks of a process group find each other: from a c10d store to a connected communicator.
 
-1. The group's first rank starts a master, on the address with which it reaches the store, and writes where it is into
-   the store. A token that only the store tells keeps everybody else out. In groups of three and more the next ranks
-   start standbys, so that the loss of the first rank is decided as any other.
+1. The group's first rank starts a master, and writes into the store the address with which it reaches the store. A
+   loopback address there means that they share a machine, and is replaced by whoever reads it with the host of the
+   store. A token that only the store tells keeps everybody else out. In groups of three and more the next ranks start
+   standbys, so that the loss of the first rank is decided as any other.
 2. All connect to it, and one view admits them all (`founders`). They then exchange their ranks by an all_gather: from
    then on each knows which peer has which rank.
 3. What was written may be read only once, for the same group may be made again with the same store: the first rank
@@ -29,7 +30,7 @@ from pccl.communicator import Communicator
 from pccl.errors import PCCLError
 from pccl.runtime.network import addresses
 from pccl.torch.errors import Names
-from pccl.torch.hosting import Hosting, advertised_host, listen_host, token_of
+from pccl.torch.hosting import Hosting, advertised_host, as_seen_from_here, token_of
 from pccl.torch.store_waits import wait_for_ranks
 from pccl.types import Result
 
@@ -101,15 +102,14 @@ def meet(store: Any, names: Names, size: int, timeout_s: float, is_default: bool
             communicator.connect(timeout=_left_s(deadline_s))
             _await_all(communicator, size, deadline_s)
         elif rank == 0:
-            host = advertised_host(host_of(store))
-            hosting = Hosting(host)
+            hosting = Hosting(advertised_host(host_of(store)))
             token = secrets.token_hex(16)
             record = _Record(hosting.found(size, token), token)
             store.set(KEY, json.dumps(record._asdict()))
             wait_for_ranks(store, _standby_keys(token, size), names, deadline_s)
             masters = _masters(store, record, size)
             while communicator is None:
-                communicator = _connected(masters, token, host, rank, size, deadline_s)
+                communicator = _connected(masters, token, rank, size, deadline_s)
             for key in [KEY, *_standby_keys(token, size)]:
                 store.delete_key(key)
         else:
@@ -123,12 +123,11 @@ def meet(store: Any, names: Names, size: int, timeout_s: float, is_default: bool
         raise
 
 
-def _connected(masters: str, token: str, host: str, rank: int, size: int, deadline_s: float) -> Communicator | None:
-    """Return a communicator that is in the run, of a process that others dial at `host`. None: its masters were out of
-    reach for longer than it looks for them, or have sent it away, and there is time to try again. PCCLError."""
-    listen = None if "PCCL_LISTEN" in os.environ else addresses.join(listen_host(host), 0)
+def _connected(masters: str, token: str, rank: int, size: int, deadline_s: float) -> Communicator | None:
+    """Return a communicator that is in the run. None: its masters were out of reach for longer than it looks for them,
+    or have sent it away, and there is time to try again. PCCLError."""
     patience_s = LOST_MASTER_S if _standby_ranks(size) else LOST_PARTNER_S
-    communicator = Communicator(masters, token=token_of(token), listen=listen, master_timeout=patience_s, place=rank)
+    communicator = Communicator(masters, token=token_of(token), master_timeout=patience_s, place=rank)
     try:
         communicator.connect(1, timeout=_left_s(deadline_s))
         return communicator
@@ -153,8 +152,9 @@ def _standby_keys(token: str, size: int) -> dict[str, int]:
 
 
 def _masters(store: Any, record: _Record, size: int) -> str:
-    """Return the addresses of all masters of a group whose standbys have started."""
-    return ",".join([record.address, *(store.get(key).decode() for key in _standby_keys(record.token, size))])
+    """Return the addresses, as seen from here, of all masters of a group whose standbys have started."""
+    told = [record.address, *(store.get(key).decode() for key in _standby_keys(record.token, size))]
+    return ",".join(as_seen_from_here(each, host_of(store)) for each in told)
 
 
 def _is_replaced(store: Any, record: _Record) -> bool:
@@ -175,19 +175,19 @@ def _join_first_rank(store: Any, names: Names, size: int, deadline_s: float) -> 
         while True:
             wait_for_ranks(store, {KEY: 0}, names, deadline_s)
             found = _Record.read(store)
-            host = advertised_host(addresses.parse(found.address)[0])
             if found != record:
                 record = found
                 if hosting is not None:
                     hosting.retire(0.0)
                 if rank in _standby_ranks(size):
-                    hosting = Hosting(host)
-                    store.set(f"{KEY}/{found.token}/{rank}", hosting.stand_by(found.address, found.token))
+                    master = as_seen_from_here(found.address, host_of(store))
+                    hosting = Hosting(advertised_host(addresses.parse(master)[0]))
+                    store.set(f"{KEY}/{found.token}/{rank}", hosting.stand_by(master, found.token))
             is_replaced = partial(_is_replaced, store, found)
             if not wait_for_ranks(store, _standby_keys(found.token, size), names, deadline_s, is_replaced):
                 continue
             masters = _masters(store, found, size)
-            communicator = _connected(masters, found.token, host, rank, size, deadline_s)
+            communicator = _connected(masters, found.token, rank, size, deadline_s)
             if communicator is not None:
                 return communicator, hosting
     except BaseException:

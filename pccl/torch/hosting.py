@@ -14,11 +14,13 @@ import socket
 import threading
 from contextlib import suppress
 
-from pccl._signal_handlers import pass_on
 from pccl.errors import PCCLError
 from pccl.master_node import MasterNode
 from pccl.runtime.network import addresses
 
+LOOPBACK = "127.0.0.1"
+LISTEN = "[::]:0"
+"""Every interface: which of a machine's addresses the others dial, loopback or not, depends on where they are."""
 LINGER_S = 10.0
 """Seconds for which a master goes on that its own process needs no more."""
 STANDBY_LINGER_S = 3.0
@@ -28,30 +30,27 @@ STANDBY_LINGER_S = 3.0
 def advertised_host(towards: str = "") -> str:
     """Return the host under which others can dial this process.
 
-    That is PCCL_ADVERTISE in the environment, else the address from which this machine would reach the host `towards`,
-    else the one that its name stands for, else the loopback address.
+    That is PCCL_ADVERTISE in the environment, else the address from which this machine would reach the host `towards`.
+    If that is the loopback address, `towards` is this machine, and others replace it by where they find `towards`
+    (`as_seen_from_here`). Without `towards`, or if it is out of reach: the address that this machine's name stands for,
+    else the one from which it would reach the internet, and the loopback address only if there is no other.
     """
     given = os.environ.get("PCCL_ADVERTISE", "")
     if given:
         return addresses.parse(given, default_port=0)[0]
-    for host in filter(None, [towards, socket.gethostname()]):
-        try:
-            family, kind, _, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
-            with socket.socket(family, kind) as sock:
-                sock.connect(where)  # sends nothing
-                found = addresses.plain_host(sock.getsockname()[:2])
-        except OSError as error:
-            pass_on(error)
-        else:
-            return "127.0.0.1" if addresses.is_loopback(found) else found
-    return "127.0.0.1"
+    if towards and (found := addresses.source_towards(towards)):
+        return LOOPBACK if addresses.is_loopback(found) else found
+    known = filter(None, [addresses.source_towards(socket.gethostname()), *addresses.source_addresses()])
+    return next((found for found in known if not addresses.is_loopback(found)), LOOPBACK)
 
 
-def listen_host(host: str) -> str:
-    """Return where to listen for those who dial this process at `host`."""
-    if addresses.is_loopback(host):
-        return host
-    return "::" if ":" in host else "0.0.0.0"
+def as_seen_from_here(address: str, store_host: str) -> str:
+    """Return the "host:port" at which this process dials an address that was told through the store at `store_host`:
+    there a loopback address stands for the store's machine."""
+    host, port = addresses.parse(address)
+    if store_host and not addresses.is_loopback(store_host):
+        (host,) = addresses.reachable([host], store_host)
+    return addresses.join(host, port)
 
 
 def token_of(given: str) -> str:
@@ -72,16 +71,12 @@ class Hosting:
 
     def found(self, founders: int, token: str) -> str:
         """Start the master of a run that so many peers found, and return its "host:port". PCCLError."""
-        return self._run(MasterNode(self._listen, token=token_of(token), founders=founders, daemon=True), LINGER_S)
+        return self._run(MasterNode(LISTEN, token=token_of(token), founders=founders, daemon=True), LINGER_S)
 
     def stand_by(self, master: str, token: str) -> str:
         """Start a standby of a master, and return its "host:port". PCCLError."""
-        node = MasterNode(self._listen, token=token_of(token), standby_of=master, daemon=True)
+        node = MasterNode(LISTEN, token=token_of(token), standby_of=master, daemon=True)
         return self._run(node, STANDBY_LINGER_S)
-
-    @property
-    def _listen(self) -> str:
-        return addresses.join(listen_host(self.host), 0)
 
     def _run(self, node: MasterNode, linger_s: float) -> str:
         node.run()

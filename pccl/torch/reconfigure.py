@@ -30,7 +30,7 @@ from pccl.errors import PCCLError
 from pccl.runtime.network import addresses
 from pccl.torch import bootstrap
 from pccl.torch.bootstrap import Meeting
-from pccl.torch.hosting import Hosting, advertised_host, listen_host, token_of
+from pccl.torch.hosting import Hosting, advertised_host, token_of
 from pccl.torch.rendezvous import Endpoint, Handle, Invitation, Masters, RendezvousError, ordered
 from pccl.types import Result
 
@@ -74,7 +74,9 @@ class Reconfigurer:
         with self._lock:
             if self._endpoint is None:
                 host = advertised_host(self._store_host)
-                self._endpoint = Endpoint(host, f"{socket.gethostname()}:{os.getpid()}", listen_host(host))
+                if addresses.is_loopback(host):  # handles may be read on any host
+                    host = advertised_host()
+                self._endpoint = Endpoint(host, f"{socket.gethostname()}:{os.getpid()}")
                 self._hosting = Hosting(host)
             return self._endpoint
 
@@ -105,11 +107,9 @@ class Reconfigurer:
             raise
 
     def _join(self, invitation: Invitation, rank: int, size: int, deadline_s: float, hosting: Hosting) -> Meeting:
-        listen = None if "PCCL_LISTEN" in os.environ else addresses.join(listen_host(hosting.host), 0)
         communicator = Communicator(
             invitation.masters,
             token=token_of(invitation.token),
-            listen=listen,
             master_timeout=MASTER_TIMEOUT_S,
             place=rank,
         )

@@ -152,9 +152,9 @@ class Endpoint:
     this process is busy with something else.
     """
 
-    def __init__(self, host: str, name: str, listen_host: str = "") -> None:
+    def __init__(self, host: str, name: str) -> None:
         """`host` is where others dial this process. OSError."""
-        self._listener = addresses.listen(listen_host, 0, backlog=BACKLOG)
+        self._listener = addresses.listen("", 0, backlog=BACKLOG)
         port: int = self._listener.getsockname()[1]
         self.handle = Handle(secrets.token_hex(8), host, port, name)
         self._changed = threading.Condition()

@@ -3,9 +3,10 @@
     from pccl.torch.torchft import ProcessGroupPCCL
     manager = torchft.Manager(pg=ProcessGroupPCCL(timeout=timedelta(seconds=60)), ...)
 
-torchft's lighthouse says who is there, and with each new quorum the Manager calls `configure`. What pccl adds is that a
-loss is heard of in milliseconds, by all, with one outcome and the reason: an all-reduce that was under way has
-succeeded on all survivors or on none, so that they all commit the step, or none of them does.
+torchft's lighthouse says who is there, and with each new quorum the Manager calls `configure` (torchft 0.1 and 0.2) or
+`reconfigure` (0.3 and later). What pccl adds is that a loss is heard of in milliseconds, by all, with one outcome and
+the reason: an all-reduce that was under way has succeeded on all survivors or on none, so that they all commit the
+step, or none of them does.
 
 Without torchft the class has the same methods, and can be configured by whoever takes the part of the Manager.
 """
@@ -66,7 +67,6 @@ class ProcessGroupPCCL(_ProcessGroup, _TorchFT):  # type: ignore[misc]
     def __init__(self, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
         """`timeout` is what `configure` may take, and a call that is given none of its own."""
         super().__init__(dist.HashStore(), 0, 1, timeout, name="of torchft", enable_reconfigure=True)
-        self._aborted: BackendError | None = None
         self._await_world("call configure first")
 
     def configure(
@@ -93,7 +93,6 @@ class ProcessGroupPCCL(_ProcessGroup, _TorchFT):  # type: ignore[misc]
             RuntimeError: if they do not meet within the timeout. The group has no ranks then.
         """
         self._leave("was configured anew", "it goes on to another quorum")
-        self._aborted = None
         quorum = "" if quorum_id is None else f" in quorum {quorum_id}"
         group = f"process group of torchft{quorum}"
         own = f"{replica_id}, {socket.gethostname()}:{os.getpid()}"
@@ -114,15 +113,16 @@ class ProcessGroupPCCL(_ProcessGroup, _TorchFT):  # type: ignore[misc]
         self._install(World(quorum_id or 0, rank, processes, meeting), group)
 
     def errored(self) -> Exception | None:
-        """Return the reason why the group must be configured anew, if there is one: a loss or a timeout that a call has
-        met, or an abort. A loss that no call has met spoils nothing: what was called before it is committed on all."""
-        return self._aborted or self._scheduler.heard
+        """Return the reason why the group needs its next quorum, if there is one: a loss or a timeout that a call has
+        met, an abort, or a `configure` or `reconfigure` that has failed. The next one that succeeds ends it.
+
+        A loss that no call has met spoils nothing: what was called before it is committed on all."""
+        return self._scheduler.heard
 
     def abort(self, errored: bool = True) -> None:
-        """Leave the group at once. Works in flight fail here, and on the other ranks as after a loss."""
-        if errored:
-            text = f"{self._names.group} was aborted on {self._names.of(self._rank)}"
-            self._aborted = BackendError(text, Result.NOT_INITIALIZED)
+        """Leave the group at once. Works in flight fail here, and on the other ranks as after a loss.
+
+        `errored` is what torchft's own groups take. Here an abort is always an error until the next quorum."""
         super().abort()
 
     def name(self) -> str:

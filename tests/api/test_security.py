@@ -18,7 +18,7 @@ def _unwarned(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def has(monkeypatch: pytest.MonkeyPatch, *found: str) -> None:
-    monkeypatch.setattr(addresses, "_source_addresses", lambda: list(found))
+    monkeypatch.setattr(addresses, "source_addresses", lambda: list(found))
 
 
 def heard(call: Callable[[], object]) -> list[str]:

@@ -23,6 +23,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pccl.cli import launch as launch_command
+from pccl.cli import parser
 from pccl.launcher.lines import LineSplitter
 from tests.support.streams import TIMEOUT_S, Lines
 
@@ -183,6 +185,42 @@ def test_options_that_do_not_fit(arguments: list[str], text: str) -> None:
     done = subprocess.run(_pccl("launch", *arguments), capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 2
     assert text in done.stderr
+
+
+def test_what_looks_like_an_option_behind_the_script_is_the_scripts(tmp_path: Path) -> None:
+    script = _script(tmp_path, "import sys; print(sys.argv[1:])")
+    arguments = ["--", "--n", "3", "--master", "x:1", "--help", "--", "-m", "--node=1", "-n", "5", ""]
+    done = _launch_and_wait("-n", "1", script, *arguments)
+    assert (done.stdout, done.returncode) == (f"[0] {arguments}\n", 0), done.stderr
+
+
+def test_what_looks_like_an_option_behind_a_module_is_the_modules() -> None:
+    done = _launch_and_wait("-n", "1", "-m", "calendar", "--no", "1")
+    assert "calendar.py: error: unrecognized arguments: --no" in done.stderr
+    assert done.returncode == 2
+
+
+LIKE_OPTIONS = st.sampled_from(
+    ["--", "-m", "-h", "--help", "-n3", "--n", "--nnodes=2", "--version", "--v", "--=x", "-="]
+)
+
+
+@given(st.lists(LIKE_OPTIONS | st.text()))
+def test_a_script_is_given_any_arguments_as_they_are(arguments: list[str]) -> None:
+    for before in ([], ["-n", "3"], ["--"]):
+        found = parser().parse_args(["launch", *before, "script.py", *arguments])
+        assert launch_command.script_of(found) == ["script.py", *arguments]
+        assert found.count == (3 if "-n" in before else 2)
+        assert not found.as_module
+
+
+@pytest.mark.parametrize("arguments", [["--nods", "2", "script.py"], ["--n", "2", "script.py"], ["--no-rank", "x.py"]])
+def test_an_option_before_the_script_that_there_is_not_is_named(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["launch", *arguments])
+    assert f"unrecognized arguments: {arguments[0]}" in capsys.readouterr().err
 
 
 def test_module() -> None:

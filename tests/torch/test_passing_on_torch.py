@@ -113,7 +113,7 @@ def test_an_init_has_not_failed(monkeypatch: pytest.MonkeyPatch, error: Exceptio
 def test_a_first_rank_is_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
     with ringing(PCCLError(Result.MASTER_CONNECTION_FAILED, "connect", "made by a signal handler")) as ring:
         monkeypatch.setattr("pccl.communicator.Communicator.connect", ring)
-        bootstrap._connected("127.0.0.1:1", "0" * 32, "127.0.0.1", 0, 2, time.monotonic() + 60)
+        bootstrap._connected("127.0.0.1:1", "0" * 32, 0, 2, time.monotonic() + 60)
 
 
 def test_a_host_has_an_address(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,7 @@ class _Hosting:
         return "127.0.0.1:1"
 
     def stand_by(self, master: str, token: str) -> str:
+        self.master = master
         return f"127.0.0.1:{10 + len(_Hosting.made)}"
 
     def retire(self, after_s: float | None = None) -> None:
@@ -70,15 +71,28 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bootstrap, "exchange", lambda communicator, rank, size, deadline_s: (tuple(range(size)),) * 2)
 
 
-def _record(store: dist.Store, token: str) -> None:
+def _record(store: Any, token: str) -> None:
     store.set(bootstrap.KEY, json.dumps({"address": "127.0.0.1:1", "token": token}))
+
+
+class _StoreAt:
+    """A store that is reached at some host."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self._store = dist.HashStore()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "underlying_store":
+            raise AttributeError(name)
+        return getattr(self._store, name)
 
 
 def names(rank: int) -> Names:
     return Names("a group", rank, range(3))
 
 
-def _meets(store: dist.Store, rank: int, limit_s: float = LIMIT_S) -> Callable[[], bootstrap.Meeting]:
+def _meets(store: Any, rank: int, limit_s: float = LIMIT_S) -> Callable[[], bootstrap.Meeting]:
     """Have a rank meet others in a thread. Return a function that waits for its meeting."""
     found: list[bootstrap.Meeting] = []
     thread = threading.Thread(
@@ -106,6 +120,30 @@ def test_a_rank_that_tries_again_keeps_its_standby() -> None:
     assert [each.is_closed for each in _Communicator.made] == [True, True, False]
     assert [each.is_retired for each in _Hosting.made] == [False]
     assert meeting.hosting is _Hosting.made[0]
+
+
+@pytest.mark.parametrize(
+    ("store_host", "master_host"), [("192.0.2.1", "192.0.2.1"), ("::1", "127.0.0.1"), ("localhost", "127.0.0.1")]
+)
+def test_a_loopback_address_in_the_store_is_the_stores_machine(store_host: str, master_host: str) -> None:
+    """As where MASTER_ADDR is localhost on the first host and its name on the others."""
+    store = _StoreAt(store_host)
+    _record(store, "secret")
+    store.set(f"{bootstrap.KEY}/secret/2", "127.0.0.1:12")
+    _meets(store, 1)()
+    assert _Hosting.made[0].master == f"{master_host}:1"
+    assert _Communicator.made[0].masters == ",".join(f"{master_host}:{port}" for port in (1, 11, 12))
+
+
+def test_the_first_rank_finds_standbys_of_the_stores_machine() -> None:
+    store = _StoreAt("192.0.2.1")
+    meeting = _meets(store, 0)
+    store.wait([bootstrap.KEY], timedelta(seconds=LIMIT_S))
+    token = json.loads(store.get(bootstrap.KEY))["token"]
+    store.set(f"{bootstrap.KEY}/{token}/1", "127.0.0.1:11")
+    store.set(f"{bootstrap.KEY}/{token}/2", "198.51.100.2:12")
+    meeting()
+    assert _Communicator.made[0].masters == "192.0.2.1:1,192.0.2.1:11,198.51.100.2:12"
 
 
 def test_the_first_rank_tries_again() -> None:

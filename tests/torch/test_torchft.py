@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from pccl.torch import BackendError  # noqa: E402
+from pccl.torch.rendezvous import Handle  # noqa: E402
 from pccl.torch.torchft import ProcessGroupPCCL  # noqa: E402
 from tests.support.cluster import together  # noqa: E402
 
@@ -36,6 +38,14 @@ class Replicas:
             for rank, group in enumerate(groups)
         ]
         together(calls)
+        assert [(group.rank(), group.size()) for group in groups] == [(i, len(groups)) for i in range(len(groups))]
+
+    def reconfigure(self, groups: list[ProcessGroupPCCL]) -> None:
+        """As Managers of torchft 0.3 do, which exchange handles and no store."""
+        self._quorum += 1
+        handles = [group.get_reconfigure_handle() for group in groups]
+        options = SimpleNamespace(uuid=self._quorum, handles=handles, timeout=TIMEOUT, hints={})
+        together([partial(group.reconfigure, options) for group in groups])
         assert [(group.rank(), group.size()) for group in groups] == [(i, len(groups)) for i in range(len(groups))]
 
     def sum(self, groups: list[ProcessGroupPCCL]) -> list[float]:
@@ -92,6 +102,32 @@ def test_a_loss_is_told_by_the_future_and_by_errored(replicas: Callable[[int], R
     three.configure(survivors)
     assert [group.errored() for group in survivors] == [None, None]
     assert three.sum(survivors) == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("again", ["configure", "reconfigure"])
+def test_an_abort_is_over_with_the_next_quorum(replicas: Callable[[int], Replicas], again: str) -> None:
+    """A Manager commits no step while `errored` returns an error."""
+    two = replicas(2)
+    getattr(two, again)(two.groups)
+    two.groups[0].abort()
+    assert "was aborted" in str(two.groups[0].errored())
+    getattr(two, again)(two.groups)
+    assert [group.errored() for group in two.groups] == [None, None]
+    assert two.sum(two.groups) == [3.0, 3.0]
+    assert [group.errored() for group in two.groups] == [None, None]
+
+
+def test_a_reconfigure_that_fails_is_the_error_until_the_next_one(replicas: Callable[[int], Replicas]) -> None:
+    (group,) = replicas(1).groups
+    group.abort()
+    handles = [group.get_reconfigure_handle(), str(Handle("0" * 16, "127.0.0.1", 9, "nobody"))]
+    options = SimpleNamespace(uuid=1, handles=handles, timeout=timedelta(seconds=0.5), hints={})
+    with pytest.raises(BackendError, match="with uuid 1 failed"):
+        group.reconfigure(options)
+    assert "with uuid 1 failed" in str(group.errored())
+    options.uuid, options.handles = 2, handles[:1]
+    group.reconfigure(options)
+    assert group.errored() is None
 
 
 def test_a_loss_that_no_call_has_met_spoils_no_step(replicas: Callable[[int], Replicas]) -> None:

@@ -43,11 +43,11 @@ def run_peer(index: int, count: int, master: str, token: str, command: list[str]
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.allow_abbrev = False  # the script may have options of its own
     parser.add_argument("--peers", type=int, default=4, metavar="N", help="how many (default: %(default)s)")
     parser.add_argument("--cpus", type=float, default=1, metavar="N", help="of each peer (default: %(default)g)")
     parser.add_argument("--retries", type=int, default=20, metavar="N", help="of each peer (default: %(default)s)")
-    parser.add_argument("script")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENT")
+    parser.add_argument("command", nargs=argparse.PARSER, metavar="SCRIPT", help="and its arguments")
     options = parser.parse_args(argv)
 
     ray.init(address=os.environ.get("RAY_ADDRESS"))
@@ -62,7 +62,8 @@ def main(argv: list[str] | None = None) -> int:
     with MasterNode("0.0.0.0:0", token=token) as node:
         port = node.address.rpartition(":")[2]
         master = f"{ray.util.get_node_ip_address()}:{port}"
-        command = [os.path.abspath(options.script), *options.arguments]
+        script, *given = options.command
+        command = [os.path.abspath(script), *given]
         running = [task.remote(index, options.peers, master, token, command) for index in range(options.peers)]
         print(f"{options.peers} peers of the master at {master}", flush=True)
         failed = 0

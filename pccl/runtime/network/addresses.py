@@ -102,21 +102,25 @@ def public_reach(host: str) -> str | None:
             pass_on(error)
             return None
     else:
-        found = _source_addresses()
+        found = source_addresses()
     return next((address for address in found if ipaddress.ip_address(address.partition("%")[0]).is_global), None)
 
 
-def _source_addresses() -> list[str]:
+def source_towards(host: str) -> str | None:
+    """Return the address from which this machine would reach a host; None if it would not. Nothing is sent."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as sock:
+            sock.connect(where)
+            return plain_host(sock.getsockname())
+    except OSError as error:  # no such host, no route, or no such family
+        pass_on(error)
+        return None
+
+
+def source_addresses() -> list[str]:
     """Return the addresses from which this machine would send to the internet. Nothing is sent."""
-    found = []
-    for family, somewhere in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
-        try:
-            with socket.socket(family, socket.SOCK_DGRAM) as sock:
-                sock.connect((somewhere, 9))
-                found.append(plain_host(sock.getsockname()))
-        except OSError as error:  # no route, or no such family
-            pass_on(error)
-    return found
+    return [found for found in map(source_towards, ("192.0.2.1", "2001:db8::1")) if found]
 
 
 def reachable(hosts: list[str], master_host: str) -> list[str]:
@@ -127,11 +131,11 @@ def reachable(hosts: list[str], master_host: str) -> list[str]:
 
 
 def listen(host: str, port: int, backlog: int = 1024) -> socket.socket:
-    """Return a non-blocking listening socket. An empty host means every interface, IPv6 and IPv4 on one port. OSError
-    with a text that names the address if it cannot be had."""
+    """Return a non-blocking listening socket. An empty host and "::" mean every interface, IPv6 and IPv4 on one port,
+    or IPv4 alone where there is no IPv6. OSError with a text that names the address if it cannot be had."""
     if not host or is_unspecified(host):
-        dual = socket.has_ipv6 and (not host or ":" in host)
-        families = [socket.AF_INET6, socket.AF_INET] if not host else [socket.AF_INET6 if dual else socket.AF_INET]
+        is_dual = not host or ":" in host
+        families = [socket.AF_INET6, socket.AF_INET] if is_dual else [socket.AF_INET]
         failure: OSError | None = None
         for family in families:
             try:
