@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import trio
 
+from _pccl_torch import outside_graphs
 from pccl import _signal_handlers, _timeouts
 from pccl._jax_arrays import NewArray
 from pccl._operands import empty_like, require_alike, require_writable, resolve
@@ -236,6 +237,7 @@ def info_of(op: PendingOp, func_name: str) -> ReduceInfo:
     return ReduceInfo(result.world_size, result.tx_bytes, result.rx_bytes, Membership(op.rank, op.ring), array)
 
 
+@outside_graphs
 class AsyncHandle(Generic[Info]):
     """An op in flight. Its arrays belong to pccl until it has ended, or a wait for it has been given up. Thread-safe.
 
