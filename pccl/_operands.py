@@ -138,6 +138,26 @@ def receiving(operand: Operand, array: Any, role: str, func_name: str) -> tuple[
     return resolve_bytes(memory, role, func_name), NewArray(operand.wrap, memory)
 
 
+def changes_of(*arrays: Any) -> Callable[[], None] | None:
+    """Return a function that tells autograd that something was written into arrays of torch; None: there are none.
+
+    A backward pass that has saved a tensor compares its version, which torch counts up where it knows of a change.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return None
+    increment = getattr(torch.autograd.graph, "increment_version", None)  # not in the oldest releases
+    tensors = [each for each in arrays if isinstance(each, torch.Tensor) and not each.is_inference()]
+    if increment is None or not tensors:
+        return None
+
+    def count_up() -> None:
+        for tensor in tensors:
+            increment(tensor)
+
+    return count_up
+
+
 def require_writable(operand: Operand, role: str, func_name: str) -> None:
     """Raise INVALID_ARGUMENT if nothing can be received into it."""
     if operand.wrap is not None:

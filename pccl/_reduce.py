@@ -13,7 +13,7 @@ import trio
 from _pccl_torch import outside_graphs
 from pccl import _signal_handlers, _timeouts
 from pccl._jax_arrays import NewArray
-from pccl._operands import empty_like, require_alike, require_writable, resolve
+from pccl._operands import changes_of, empty_like, require_alike, require_writable, resolve
 from pccl.devices.staging import Staging, divided
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.peer import OpResult
@@ -132,7 +132,18 @@ def op_spec(
         )
     keep = (source.owner, target.owner)
     buffers = Buffers(source.address, target.address, count, keep)
-    return OpSpec(tag, source.dtype, op, quantization, buffers, algorithm, step=step, shape=shape, new_array=new_array)
+    return OpSpec(
+        tag,
+        source.dtype,
+        op,
+        quantization,
+        buffers,
+        algorithm,
+        step=step,
+        shape=shape,
+        new_array=new_array,
+        written=changes_of(target.owner),
+    )
 
 
 class ReduceOpDescriptor:
@@ -198,6 +209,7 @@ def delivered(op: PendingOp, func_name: str) -> OpResult:
         _deliver(op, op.source, func_name)
     elif op.copy is not None:
         op.copy.deliver()
+        op.note_written()
     return result
 
 
