@@ -11,6 +11,7 @@ import ctypes
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -150,6 +151,8 @@ def changes_of(*arrays: Any) -> Callable[[], None] | None:
     tensors = [each for each in arrays if isinstance(each, torch.Tensor) and not each.is_inference()]
     if increment is None or not tensors:
         return None
+    if len(tensors) == 1:
+        return partial(increment, tensors[0])
 
     def count_up() -> None:
         for tensor in tensors:

@@ -208,7 +208,8 @@ class PendingOp:
             self.result = result
             self.spec = None  # lets go of the buffers
             if result.code is not Result.SUCCESS:
-                self.source = self.written = None
+                self.source = None
+                self.written = None
             if not self.is_detached:
                 self.note_written()
                 self.release()
