@@ -204,7 +204,7 @@ def _codes_of(function: Any) -> set[types.CodeType]:
     found: set[types.CodeType] = set()
     open_codes = []
     while function is not None:
-        if function.__globals__["__name__"].partition(".")[0] in ("pccl", __name__):  # others' decorators are others'
+        if function.__globals__.get("__name__", "").partition(".")[0] in ("pccl", __name__):  # others' decorators are others'
             open_codes.append(function.__code__)
         function = getattr(function, "__wrapped__", None)
     while open_codes:
@@ -216,9 +216,11 @@ def _codes_of(function: Any) -> set[types.CodeType]:
 
 def _skip_all() -> None:
     """Have torch leave alone the frames of all code that is outside graphs, and what they call."""
-    evaluation = sys.modules["torch"]._C._dynamo.eval_frame
-    if not hasattr(evaluation, "set_code_exec_strategy"):  # torch 2.6
+    try:
+        evaluation = sys.modules["torch"]._C._dynamo.eval_frame
+        skip = evaluation._FrameAction.SKIP
+        strategy = evaluation._FrameExecStrategy(skip, skip)
+        while _codes:
+            evaluation.set_code_exec_strategy(_codes.pop(), strategy)
+    except (AttributeError, TypeError):  # torch 2.6, or one that is newer than any known: graphs break all the same
         return
-    skip = evaluation._FrameAction.SKIP
-    while _codes:
-        evaluation.set_code_exec_strategy(_codes.pop(), evaluation._FrameExecStrategy(skip, skip))

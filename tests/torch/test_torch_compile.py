@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 from tests.torch import compiled_ranks  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 180.0
+LIMIT_S = 300.0
 
 
 def outcomes(backend: str) -> list[dict[str, str]]:
