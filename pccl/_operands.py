@@ -145,10 +145,11 @@ def changes_of(*arrays: Any) -> Callable[[], None] | None:
     A backward pass that has saved a tensor compares its version, which torch counts up where it knows of a change.
     """
     torch = sys.modules.get("torch")
-    if torch is None:
+    others = [each for each in arrays if not isinstance(each, np.ndarray)]
+    if torch is None or not others:  # for arrays of NumPy another thread may be just importing torch
         return None
+    tensors = [each for each in others if isinstance(each, torch.Tensor) and not each.is_inference()]
     increment = getattr(torch.autograd.graph, "increment_version", None)  # not in the oldest releases
-    tensors = [each for each in arrays if isinstance(each, torch.Tensor) and not each.is_inference()]
     if increment is None or not tensors:
         return None
     if len(tensors) == 1:
