@@ -7,22 +7,31 @@ Some functions of torch.distributed are wrapped, and do what they did for the gr
 `monitored_barrier` and `split_group` ask for one of torch's own backends by name, or for a GPU, before they ask the
 group. `send` and `recv` do not tell the group that they wait, which makes a small one cost twice its time. In torch 2.6
 `destroy_process_group` and `_abort_process_group` end groups of NCCL only: what they call for each group is wrapped.
+torch.compile traces torch's own functions, as if none were wrapped.
+
+torch.compile cannot trace pccl's own code: `outside_graphs` has graphs break at its methods. It stands here because
+pccl may be imported before torch or after it, and imports no torch.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
+import types
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 NAME = "pccl"
 DEVICES = ["cpu", "cuda"]
+
+Kind = TypeVar("Kind", bound=Callable[..., Any])
 
 
 def register() -> None:
     """Register the backend, unless it is registered already. It warns, and does not raise, where torch refuses it."""
     try:
+        _skip_all()
         from torch import distributed
 
         if not distributed.is_available() or NAME.upper() in distributed.Backend._plugins:
@@ -63,14 +72,17 @@ def _create(options: Any, _: Any) -> Any:
 
 def _extend(distributed: Any, name: str, ours: Callable[..., Any]) -> None:
     """Let a function of torch.distributed call `ours` for groups of pccl, with itself as the first argument."""
+    from torch.compiler import is_dynamo_compiling
+
     theirs = getattr(distributed.distributed_c10d, name, None)
     if theirs is None:
         return
 
     @functools.wraps(theirs)
     def either(*args: Any, **keywords: Any) -> Any:
-        return ours(theirs, *args, **keywords)
+        return theirs(*args, **keywords) if is_dynamo_compiling() else ours(theirs, *args, **keywords)
 
+    outside_graphs(ours)
     for module in (distributed, distributed.distributed_c10d):
         setattr(module, name, either)
 
@@ -153,3 +165,62 @@ def _split_group(theirs: Any, parent_pg: Any = None, split_ranks: Any = None, *a
     from pccl.torch.splitting import split_group
 
     return split_group(ours, split_ranks, *args, **keywords)
+
+
+# torch.compile.
+
+_codes: set[types.CodeType] = set()
+"""The code of functions that were given to `outside_graphs`, which torch has not been told of yet."""
+
+
+def outside_graphs(kind: Kind) -> Kind:
+    """Have graphs of torch.compile break at a function, or at all methods of a class but `__call__`. For decorators.
+
+    `torch.compiler.disable` does the same, but imports the compiler, which takes a second, and slows each call down.
+    """
+    functions: list[Any] = _methods(kind) if isinstance(kind, type) else [kind]
+    for function in functions:
+        function._torchdynamo_disable = True
+        _codes.update(_codes_of(function))
+    if hasattr(sys.modules.get("torch"), "compiler"):  # else it is imported later, or at this moment
+        _skip_all()
+    return kind
+
+
+def _methods(kind: type) -> list[Any]:
+    """Return the functions of a class and of its bases in pccl, and those behind properties."""
+    found = []
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] == "pccl":
+            for name, each in vars(base).items():
+                function = each.fget if isinstance(each, property) else getattr(each, "__func__", each)
+                if isinstance(function, types.FunctionType) and name != "__call__":
+                    found.append(function)
+    return found
+
+
+def _codes_of(function: Any) -> set[types.CodeType]:
+    """Return the code of a function of pccl, of what it wraps, and of all functions within these."""
+    found: set[types.CodeType] = set()
+    open_codes = []
+    while function is not None:
+        if function.__globals__.get("__name__", "").partition(".")[0] in ("pccl", __name__):  # others' decorators are others'
+            open_codes.append(function.__code__)
+        function = getattr(function, "__wrapped__", None)
+    while open_codes:
+        code = open_codes.pop()
+        found.add(code)
+        open_codes += [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return found
+
+
+def _skip_all() -> None:
+    """Have torch leave alone the frames of all code that is outside graphs, and what they call."""
+    try:
+        evaluation = sys.modules["torch"]._C._dynamo.eval_frame
+        skip = evaluation._FrameAction.SKIP
+        strategy = evaluation._FrameExecStrategy(skip, skip)
+        while _codes:
+            evaluation.set_code_exec_strategy(_codes.pop(), strategy)
+    except (AttributeError, TypeError):  # torch 2.6, or one that is newer than any known: graphs break all the same
+        return

@@ -20,7 +20,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from pccl._jax_arrays import NewArray
-from pccl._operands import Operand, empty_like, receiving, require_alike, require_writable, resolve, resolve_bytes
+from pccl._operands import (
+    Operand,
+    changes_of,
+    empty_like,
+    receiving,
+    require_alike,
+    require_writable,
+    resolve,
+    resolve_bytes,
+)
 from pccl._reduce import TAG_MAX, AsyncHandle, check_algorithm, checked_step, checked_tag, delivered
 from pccl.devices.device import Device
 from pccl.devices.staging import Cargo, Piece, Span, Staging
@@ -61,8 +70,9 @@ CallOf = Callable[[View, str], CollectiveCall]
 def all_gather(send: Any, recv: Any, tag: int, algorithm: ReduceAlgorithm | None, step: int | None) -> CallOf:
     def call(_: View, func_name: str) -> CollectiveCall:
         source = resolve_bytes(send, "send", func_name)
-        placement = _Gathered(source, target_of(recv, func_name, source), recv)
-        spec = spec_of(Collective.ALL_GATHER, source, placement, tag, algorithm, step, func_name)
+        target = target_of(recv, func_name, source)
+        placement = _Gathered(source, target, recv)
+        spec = spec_of(Collective.ALL_GATHER, source, placement, tag, algorithm, step, func_name, target=target)
         return CollectiveCall(staged(spec, source.device, placement.cargo), placement.result)
 
     return call
@@ -144,7 +154,17 @@ def reduce_scatter(
         target = target_of(recv, func_name, source)
         check_reduce_op(op, func_name)
         placement = _Scattered(source, target, recv)
-        spec = spec_of(Collective.REDUCE_SCATTER, source, placement, tag, algorithm, step, func_name, reduce_op=op)
+        spec = spec_of(
+            Collective.REDUCE_SCATTER,
+            source,
+            placement,
+            tag,
+            algorithm,
+            step,
+            func_name,
+            reduce_op=op,
+            target=target,
+        )
         return CollectiveCall(staged(spec, source.device, placement.cargo), placement.result)
 
     return call
@@ -185,7 +205,9 @@ def reduce(
         if target is not None and target.address != source.address and overlap(source, target):
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, "recv overlaps send; pass the same array, or another")
         placement = _ReducedAtRoot(source, target, recv, is_root)
-        spec = spec_of(Collective.REDUCE, source, placement, tag, algorithm, step, func_name, named, reduce_op=op)
+        spec = spec_of(
+            Collective.REDUCE, source, placement, tag, algorithm, step, func_name, named, reduce_op=op, target=target
+        )
         return CollectiveCall(staged(spec, source.device, placement.cargo), placement.result)
 
     return call
@@ -223,7 +245,8 @@ def broadcast(array: Any, root: int, tag: int, algorithm: ReduceAlgorithm | None
         is_root = named.peer == view.peer
         operand, result = (operand, lambda: array) if is_root else receiving(operand, array, "array", func_name)
         buffers = Buffers(operand.address, operand.address, operand.count, operand.owner)
-        spec = spec_of(Collective.BROADCAST, operand, buffers, tag, algorithm, step, func_name, named)
+        target = None if is_root else operand
+        spec = spec_of(Collective.BROADCAST, operand, buffers, tag, algorithm, step, func_name, named, target=target)
         return CollectiveCall(_one_way(spec, operand, is_root), result)
 
     return call
@@ -272,7 +295,8 @@ def _pair_spec(
         raise fail(f"{role} {rank} is no rank of a group of {view.world_size} peers")
     if view.ring[rank] == view.peer:
         raise fail(f"{role} {rank} is this peer itself")
-    spec = spec_of(Collective.SEND, operand, buffers, tag, None, step, func_name, tag_max=PAIR_TAG_MAX)
+    target = None if is_sender else operand
+    spec = spec_of(Collective.SEND, operand, buffers, tag, None, step, func_name, tag_max=PAIR_TAG_MAX, target=target)
     return _one_way(spec._replace(pair=Pair(view.ring[rank], is_sender)), operand, is_sender)
 
 
@@ -296,8 +320,10 @@ def spec_of(
     reduce_op: ReduceOp = ReduceOp.SUM,
     tag_max: int = TAG_MAX,
     shape: tuple[int, ...] | None = None,
+    target: Operand | None = None,
 ) -> OpSpec:
-    """Describe an op. `shape` is what all peers must have alike of that of `given`, if it is not all of it."""
+    """Describe an op. `shape` is what all peers must have alike of that of `given`, if it is not all of it. `target` is
+    the caller's memory for the result, if there is one here."""
     tag = checked_tag(tag, func_name, tag_max)
     check_algorithm(algorithm, func_name)
     step = checked_step(step, func_name)
@@ -305,8 +331,20 @@ def spec_of(
     bytes_of = ""
     if given is not None:
         shape, bytes_of = given.shape if shape is None else shape, given.bytes_of
+    written = None if target is None else changes_of(target.owner)
     return OpSpec(
-        tag, dtype, reduce_op, None, buffers, algorithm, collective, root, step=step, shape=shape, bytes_of=bytes_of
+        tag,
+        dtype,
+        reduce_op,
+        None,
+        buffers,
+        algorithm,
+        collective,
+        root,
+        step=step,
+        shape=shape,
+        bytes_of=bytes_of,
+        written=written,
     )
 
 

@@ -35,7 +35,8 @@ def all_to_all(
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, text)
         counts = _checked(send_counts, recv_counts, source.shape[0], func_name)
         placement = _Exchanged(source, target, recv, counts)
-        spec = spec_of(Collective.ALL_TO_ALL, source, placement, tag, None, step, func_name, shape=source.shape[1:])
+        shape = source.shape[1:]
+        spec = spec_of(Collective.ALL_TO_ALL, source, placement, tag, None, step, func_name, shape=shape, target=target)
         return CollectiveCall(staged(spec, source.device, placement.cargo), placement.result)
 
     return call
@@ -136,8 +137,9 @@ def gather(send: Any, recv: Any, root: int, tag: int, step: int | None) -> CallO
         named = rooted(root, view, func_name)
         is_root = named.peer == view.peer
         source = resolve_bytes(send, "send", func_name)
-        placement = _GatheredAtRoot(source, target_of(recv, func_name, source) if is_root else None, recv, is_root)
-        spec = spec_of(Collective.GATHER, source, placement, tag, None, step, func_name, named)
+        target = target_of(recv, func_name, source) if is_root else None
+        placement = _GatheredAtRoot(source, target, recv, is_root)
+        spec = spec_of(Collective.GATHER, source, placement, tag, None, step, func_name, named, target=target)
         return CollectiveCall(staged(spec, source.device, placement.cargo), placement.result)
 
     return call
@@ -176,7 +178,7 @@ def scatter(send: Any, recv: Any, root: int, tag: int, step: int | None) -> Call
             source = resolve_bytes(send, "send", func_name)
             require_alike(source, target, func_name)
         placement = _ScatteredFromRoot(source, target)
-        spec = spec_of(Collective.SCATTER, target, placement, tag, None, step, func_name, named)
+        spec = spec_of(Collective.SCATTER, target, placement, tag, None, step, func_name, named, target=target)
         return CollectiveCall(staged(spec, target.device, placement.cargo), result)
 
     return call

@@ -11,6 +11,7 @@ import ctypes
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -136,6 +137,29 @@ def receiving(operand: Operand, array: Any, role: str, func_name: str) -> tuple[
         return operand, lambda: array
     memory = empty_like(operand, operand.shape)
     return resolve_bytes(memory, role, func_name), NewArray(operand.wrap, memory)
+
+
+def changes_of(*arrays: Any) -> Callable[[], None] | None:
+    """Return a function that tells autograd that something was written into arrays of torch; None: there are none.
+
+    A backward pass that has saved a tensor compares its version, which torch counts up where it knows of a change.
+    """
+    torch = sys.modules.get("torch")
+    others = [each for each in arrays if not isinstance(each, np.ndarray)]
+    if torch is None or not others:  # for arrays of NumPy another thread may be just importing torch
+        return None
+    tensors = [each for each in others if isinstance(each, torch.Tensor) and not each.is_inference()]
+    increment = getattr(torch.autograd.graph, "increment_version", None)  # not in the oldest releases
+    if increment is None or not tensors:
+        return None
+    if len(tensors) == 1:
+        return partial(increment, tensors[0])
+
+    def count_up() -> None:
+        for tensor in tensors:
+            increment(tensor)
+
+    return count_up
 
 
 def require_writable(operand: Operand, role: str, func_name: str) -> None:

@@ -10,9 +10,10 @@ from typing import Any, Generic, TypeVar
 
 import trio
 
+from _pccl_torch import outside_graphs
 from pccl import _signal_handlers, _timeouts
 from pccl._jax_arrays import NewArray
-from pccl._operands import empty_like, require_alike, require_writable, resolve
+from pccl._operands import changes_of, empty_like, require_alike, require_writable, resolve
 from pccl.devices.staging import Staging, divided
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.peer import OpResult
@@ -131,7 +132,18 @@ def op_spec(
         )
     keep = (source.owner, target.owner)
     buffers = Buffers(source.address, target.address, count, keep)
-    return OpSpec(tag, source.dtype, op, quantization, buffers, algorithm, step=step, shape=shape, new_array=new_array)
+    return OpSpec(
+        tag,
+        source.dtype,
+        op,
+        quantization,
+        buffers,
+        algorithm,
+        step=step,
+        shape=shape,
+        new_array=new_array,
+        written=changes_of(target.owner),
+    )
 
 
 class ReduceOpDescriptor:
@@ -197,6 +209,7 @@ def delivered(op: PendingOp, func_name: str) -> OpResult:
         _deliver(op, op.source, func_name)
     elif op.copy is not None:
         op.copy.deliver()
+        op.note_written()
     return result
 
 
@@ -236,6 +249,7 @@ def info_of(op: PendingOp, func_name: str) -> ReduceInfo:
     return ReduceInfo(result.world_size, result.tx_bytes, result.rx_bytes, Membership(op.rank, op.ring), array)
 
 
+@outside_graphs
 class AsyncHandle(Generic[Info]):
     """An op in flight. Its arrays belong to pccl until it has ended, or a wait for it has been given up. Thread-safe.
 

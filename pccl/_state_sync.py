@@ -53,6 +53,9 @@ async def sync_shared_state(
         finally:
             with SessionErrors(FUNC_NAME):
                 await _settle(session, tensors)
+            for info in shared_state.tensors:
+                if transfer is not None and info.name in transfer.overwritten:
+                    info.note_written()
     except PCCLError as error:
         if transfer is None or not transfer.overwritten:
             raise

@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 import trio
 
+from _pccl_torch import outside_graphs
 from pccl._collectives import CallOf
 from pccl._communicator_methods import RESULTS, CommunicatorMethods
 from pccl._giving_up import CANCEL_GRACE_S, INTERRUPT_GRACE_S, deadline, gave_up, require_outcome
@@ -44,6 +45,7 @@ T = TypeVar("T")
 Awaited = Coroutine[Any, Any, T]
 
 
+@outside_graphs
 @own_methods(RESULTS, are_coroutines=True)
 class AsyncCommunicator(
     CommunicatorMethods[

@@ -9,6 +9,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TypeVar
 
+from _pccl_torch import outside_graphs
 from pccl import _signal_handlers, _timeouts
 from pccl._collectives import CallOf
 from pccl._communicator_methods import RESULTS, CommunicatorMethods
@@ -33,6 +34,7 @@ WHOM_S = 0.5
 """Time that it may take to find out for whom an op has waited, before it is given up."""
 
 
+@outside_graphs
 @own_methods(RESULTS, are_coroutines=False)
 class Communicator(CommunicatorMethods[None, bool, int, SharedStateSyncInfo, ReduceInfo, CollectiveInfo]):
     """A peer of a run.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pccl import _jax_arrays
-from pccl._operands import Operand, resolve
+from pccl._operands import Operand, changes_of, resolve
 from pccl._signal_handlers import pass_on
 from pccl.devices.state_store import DeviceStore
 from pccl.errors import PCCLError, integer_argument
@@ -65,6 +65,12 @@ class TensorInfo:
         store = None if operand.device is None else DeviceStore(operand.device, operand.owner, operand.size_bytes)
         data = memoryview(b"") if store is not None else operand.memory()
         return StateTensor(self.name, operand.dtype.name, operand.shape, self.allow_content_inequality, data, store)
+
+    def note_written(self) -> None:
+        """Tell autograd that a sync has written into the tensor."""
+        written = changes_of(self._operand.owner)
+        if written is not None:
+            written()
 
     def __repr__(self) -> str:
         return f"TensorInfo({self.name!r}, {self._operand.dtype.name}, shape={list(self._operand.shape)})"

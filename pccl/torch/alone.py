@@ -99,7 +99,9 @@ class Alone:
         assert isinstance(placed, Buffers)
         if placed.send != placed.recv and placed.count:
             ctypes.memmove(placed.recv, placed.send, placed.count * spec.dtype.itemsize)
-        return PendingOp(0, spec, _NOBODY)
+        op = PendingOp(0, spec, _NOBODY)
+        op.note_written()
+        return op
 
     def launch(self, spec: OpSpec, title: str, over: Callable[[], None], ops: list[PendingOp]) -> None:
         ops.append(self.run(spec, title, 0.0))

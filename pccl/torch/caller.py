@@ -9,6 +9,7 @@ from typing import Any
 
 from torch._C import _distributed_c10d as c10d
 
+from _pccl_torch import outside_graphs
 from pccl.torch import profiling
 from pccl.torch.alone import Alone
 from pccl.torch.coalescing import Coalesced, Coalescing
@@ -42,6 +43,10 @@ class Caller:
     _scheduler: Scheduler | Alone
     _work_type: type[PCCLWork] = PCCLWork
     """The class of works, which torchft wants to be another one."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        outside_graphs(cls)
 
     def __init__(self) -> None:
         self._order = threading.Lock()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.distributed import Work as TorchWork
 
+from _pccl_torch import outside_graphs
 from pccl.torch.errors import ArgumentError
 from pccl.torch.work import PCCLWork
 
@@ -31,6 +32,7 @@ class Coalescing(threading.local):
         return batch
 
 
+@outside_graphs
 class Coalesced(TorchWork):  # type: ignore[misc]
     """Several works as one. Thread-safe."""
 

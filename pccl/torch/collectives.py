@@ -16,7 +16,18 @@ import torch
 
 from pccl.torch.reductions import Reduction, arithmetic, folded, premultiplied
 from pccl.torch.specs import Specs
-from pccl.torch.tensors import Tensor, as_bytes, as_pairs, is_one_array, memory, put_back, put_into, room_for, stand_in
+from pccl.torch.tensors import (
+    Tensor,
+    as_bytes,
+    as_pairs,
+    is_one_array,
+    memory,
+    note_written,
+    put_back,
+    put_into,
+    room_for,
+    stand_in,
+)
 from pccl.torch.work import Script
 from pccl.types import ReduceOp
 
@@ -183,6 +194,7 @@ def all_gather_lists(specs: Specs, tag: int, outputs: Sequence[Sequence[Tensor]]
     def script() -> Script:
         if is_one:
             yield from all_gathered(specs, tag, send, as_one_array(first, rows))
+            note_written(first[1:])  # each may have a version of its own
         else:
             with specs.scratch.rows(rows, send.dtype) as host:
                 yield from all_gathered(specs, tag, send, host)

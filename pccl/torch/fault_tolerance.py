@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch.distributed import Work as TorchWork
 
+from _pccl_torch import outside_graphs
 from pccl._signal_handlers import pass_on
 from pccl.errors import PCCLError
 from pccl.torch import ranks_elsewhere
@@ -39,6 +40,7 @@ logger = logging.getLogger("pccl.torch")
 REMOTE = frozenset({Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS})
 
 
+@outside_graphs
 class Reconfigured(TorchWork):  # type: ignore[misc]
     """The work of a reconfigure: it is over when the call returns."""
 

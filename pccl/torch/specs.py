@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pccl._operands import changes_of
 from pccl.protocol.point_to_point import PAIR_TAG_MAX
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair, Root
 from pccl.torch.scratch import Scratch
@@ -61,20 +62,29 @@ class Specs:
         keep: Any,
         op: ReduceOp = ReduceOp.SUM,
         root: Root | None = None,
+        written: Memory | None = None,
     ) -> OpSpec:
+        """`written` is the memory for the result, if this rank gets one."""
         buffers = Fixed(Buffers(send, recv, count, keep), self.size)
+        changes = None if written is None else changes_of(written.owner)
         dtype = DataType.UINT8 if given is None else given.dtype
         bytes_of = "" if given is None else given.bytes_of
-        return OpSpec(tag, dtype, op, None, buffers, None, collective, root, shape=None, bytes_of=bytes_of)
+        return OpSpec(
+            tag, dtype, op, None, buffers, None, collective, root, shape=None, bytes_of=bytes_of, written=changes
+        )
 
     def all_reduce(self, tag: int, send: Memory, recv: Memory, op: ReduceOp) -> OpSpec:
         keep = send.owner, recv.owner
-        return self._spec(tag, Collective.ALL_REDUCE, send, send.address, recv.address, send.count, keep, op)
+        count = send.count
+        return self._spec(tag, Collective.ALL_REDUCE, send, send.address, recv.address, count, keep, op, written=recv)
 
     def broadcast(self, tag: int, array: Memory, root: int) -> OpSpec:
         named = Root(root, self.peers[root])
         address, count = array.address, array.count
-        return self._spec(tag, Collective.BROADCAST, array, address, address, count, array.owner, root=named)
+        written = None if root == self.rank else array
+        return self._spec(
+            tag, Collective.BROADCAST, array, address, address, count, array.owner, root=named, written=written
+        )
 
     def barrier(self, tag: int) -> OpSpec:
         return self._spec(tag, Collective.BARRIER, None, 0, 0, 0, None)
@@ -82,19 +92,24 @@ class Specs:
     def all_gather(self, tag: int, send: Memory, recv: Memory) -> OpSpec:
         assert recv.count == self.size * send.count
         keep = send.owner, recv.owner
-        return self._spec(tag, Collective.ALL_GATHER, send, send.address, recv.address, recv.count, keep)
+        count = recv.count
+        return self._spec(tag, Collective.ALL_GATHER, send, send.address, recv.address, count, keep, written=recv)
 
     def reduce_scatter(self, tag: int, send: Memory, recv: Memory, op: ReduceOp) -> OpSpec:
         assert send.count == self.size * recv.count
         keep = send.owner, recv.owner
-        return self._spec(tag, Collective.REDUCE_SCATTER, send, send.address, recv.address, send.count, keep, op)
+        count = send.count
+        return self._spec(
+            tag, Collective.REDUCE_SCATTER, send, send.address, recv.address, count, keep, op, written=recv
+        )
 
     def reduce(self, tag: int, send: Memory, recv: Memory, op: ReduceOp, root: int) -> OpSpec:
         """`recv` is the root's, of whom alone it is used."""
-        to = recv.address if root == self.rank else 0
+        written = recv if root == self.rank else None
+        to = recv.address if written is not None else 0
         keep = send.owner, recv.owner
         named = Root(root, self.peers[root])
-        return self._spec(tag, Collective.REDUCE, send, send.address, to, send.count, keep, op, named)
+        return self._spec(tag, Collective.REDUCE, send, send.address, to, send.count, keep, op, named, written)
 
     def gather(self, tag: int, send: Memory, recv: Sequence[Memory], root: int) -> OpSpec:
         """`recv` has a part for each rank, in their order, and is empty on all ranks but the root."""
@@ -103,7 +118,7 @@ class Specs:
         keep = send.owner, [part.owner for part in parts]
         first = addresses[0] if addresses else 0
         buffers = Buffers(send.address, first, self.size * send.count, keep, recv_parts=addresses or None)
-        return self._rooted(tag, Collective.GATHER, send, buffers, root)
+        return self._rooted(tag, Collective.GATHER, send, buffers, root, parts)
 
     def scatter(self, tag: int, send: Sequence[Memory], recv: Memory, root: int) -> OpSpec:
         """`send` has a part for each rank, in their order, and is empty on all ranks but the root."""
@@ -112,16 +127,26 @@ class Specs:
         keep = [part.owner for part in parts], recv.owner
         first = addresses[0] if addresses else 0
         buffers = Buffers(first, recv.address, self.size * recv.count, keep, send_parts=addresses or None)
-        return self._rooted(tag, Collective.SCATTER, recv, buffers, root)
+        return self._rooted(tag, Collective.SCATTER, recv, buffers, root, [recv])
 
     def _as_in_ring(self, parts: Sequence[Memory]) -> Sequence[Memory]:
         """Return the parts of ranks in the order of the ring; none if there are none."""
         return [parts[rank] for rank in self.order] if parts and self.order else parts
 
-    def _rooted(self, tag: int, collective: Collective, like: Memory, buffers: Buffers, root: int) -> OpSpec:
+    def _rooted(
+        self,
+        tag: int,
+        collective: Collective,
+        like: Memory,
+        buffers: Buffers,
+        root: int,
+        written: Sequence[Memory],
+    ) -> OpSpec:
         fixed, named = Fixed(buffers, self.size), Root(root, self.peers[root])
+        changes = changes_of(*(part.owner for part in written))
+        bytes_of = like.bytes_of
         return OpSpec(
-            tag, like.dtype, ReduceOp.SUM, None, fixed, None, collective, named, shape=None, bytes_of=like.bytes_of
+            tag, like.dtype, ReduceOp.SUM, None, fixed, None, collective, named, bytes_of=bytes_of, written=changes
         )
 
     def all_to_all(
@@ -131,8 +156,9 @@ class Specs:
         width = send.owner.element_size() if send.bytes_of else 1
         parts = [count * width for count in outgoing], [count * width for count in incoming]
         buffers = Buffers(send.address, recv.address, max(send.count, recv.count), (send.owner, recv.owner), parts)
-        fixed = Fixed(buffers, self.size)
-        return OpSpec(tag, send.dtype, ReduceOp.SUM, None, fixed, None, Collective.ALL_TO_ALL, bytes_of=send.bytes_of)
+        fixed, changes, bytes_of = Fixed(buffers, self.size), changes_of(recv.owner), send.bytes_of
+        collective = Collective.ALL_TO_ALL
+        return OpSpec(tag, send.dtype, ReduceOp.SUM, None, fixed, None, collective, bytes_of=bytes_of, written=changes)
 
     def send(self, tag: int, array: Memory, to: int) -> OpSpec:
         return self._pair(tag, array, Buffers(array.address, 0, array.count, array.owner), to, True)
@@ -141,7 +167,18 @@ class Specs:
         return self._pair(tag, array, Buffers(0, array.address, array.count, array.owner), from_, False)
 
     def _pair(self, tag: int, array: Memory, buffers: Buffers, other: int, is_sender: bool) -> OpSpec:
-        pair = self._pairs[is_sender][other]
+        pair, bytes_of = self._pairs[is_sender][other], array.bytes_of
+        changes = None if is_sender else changes_of(array.owner)
+        collective = Collective.SEND
         return OpSpec(
-            tag, array.dtype, ReduceOp.SUM, None, buffers, None, Collective.SEND, pair=pair, bytes_of=array.bytes_of
+            tag,
+            array.dtype,
+            ReduceOp.SUM,
+            None,
+            buffers,
+            None,
+            collective,
+            pair=pair,
+            bytes_of=bytes_of,
+            written=changes,
         )

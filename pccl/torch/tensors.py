@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
+from pccl._operands import changes_of
 from pccl._signal_handlers import pass_on
 from pccl.torch.errors import ArgumentError
 from pccl.types import DataType
@@ -120,8 +121,16 @@ def put_into(tensor: Tensor, host: Tensor) -> None:
     """Copy contiguous elements of the host into a tensor of as many, of whatever shape."""
     if is_plain(tensor) and host.numel() * host.element_size() <= MOVED_BYTES_MAX:
         ctypes.memmove(tensor.data_ptr(), host.data_ptr(), host.numel() * host.element_size())
+        note_written([tensor])
     else:
         put_back(tensor, host)
+
+
+def note_written(tensors: Sequence[Tensor]) -> None:
+    """Tell autograd that something was written into tensors of which it does not know that."""
+    written = changes_of(*tensors)
+    if written is not None:
+        written()
 
 
 def is_one_array(tensors: Sequence[Tensor]) -> bool:

@@ -27,6 +27,7 @@ import torch
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import Work as TorchWork
 
+from _pccl_torch import outside_graphs
 from pccl._signal_handlers import has_raised, pass_on
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import OpSpec
@@ -75,8 +76,13 @@ class Driver(Protocol):
         """Note that a work is over."""
 
 
+@outside_graphs
 class PCCLWork(TorchWork):  # type: ignore[misc]
     """A call of a process group. Thread-safe."""
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        outside_graphs(cls)
 
     def __init__(
         self,

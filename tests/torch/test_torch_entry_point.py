@@ -30,7 +30,7 @@ def test_registering_imports_next_to_nothing() -> None:
     taken = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     modules = {name.name for node in taken if isinstance(node, ast.Import) for name in node.names}
     modules |= {node.module for node in taken if isinstance(node, ast.ImportFrom) and node.module}
-    assert modules == {"__future__", "collections.abc", "functools", "typing", "warnings"}
+    assert modules == {"__future__", "collections.abc", "functools", "sys", "types", "typing", "warnings"}
 
 
 def test_groups_of_other_backends_get_torchs_own_functions(tmp_path: Path) -> None:

@@ -130,6 +130,8 @@ class OpSpec(NamedTuple):
     """Dtype of an array that travels as bytes, the same on all peers."""
     new_array: Callable[[], Any] | None = None
     """Returns the result of an all_reduce, where it is not in an array of the caller's."""
+    written: Callable[[], None] | None = None
+    """To be called when the op has put a result into its caller's arrays, before anybody sees that it is over."""
     is_overlapped: bool = False
     """Whether its caller goes on, and waits for it later: see `overlapped_waits`."""
 

@@ -51,6 +51,8 @@ class PendingOp:
         """The source of arrays on a device, which delivers the result where the op succeeds."""
         self.new_array = spec.new_array
         """Returns the result, where it is not in an array of the caller's."""
+        self.written = spec.written
+        """Called when a result is in the caller's arrays."""
         self.copy: PrivateCopy | None = None
         """The memory of an op that was detached and goes on; it has the result where the op succeeds."""
         self.is_detached = False
@@ -207,7 +209,9 @@ class PendingOp:
             self.spec = None  # lets go of the buffers
             if result.code is not Result.SUCCESS:
                 self.source = None
+                self.written = None
             if not self.is_detached:
+                self.note_written()
                 self.release()
             elif self.is_released:
                 self._drop_copy()
@@ -241,6 +245,12 @@ class PendingOp:
     def whom(self) -> str:
         """Return in words whom the op waits for. Any thread."""
         return self._session.whom(self)
+
+    def note_written(self) -> None:
+        """Say that a result is in the caller's arrays, once."""
+        written, self.written = self.written, None
+        if written is not None:
+            written()
 
     def leave_run(self, reason: str) -> None:
         """Have the peer leave the run, for it does not have what all others have. Any thread."""

@@ -55,6 +55,7 @@ from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+from _pccl_torch import outside_graphs
 from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
 from pccl._integers import as_int
 from pccl.training.consistency.buffers import AVERAGE, exchanged_buffers
@@ -97,6 +98,7 @@ class Step(StepReport):
     """Whether the GradScaler left out the optimizer's step, for averages that are not finite: on all peers alike."""
 
 
+@outside_graphs
 class DDP(ModuleFace, Checkpointed):
     """Averages the gradients of a torch module, on the CPU or CUDA devices, and steps its optimizer. Can be called and
     asked as the module, which is its `module`. Not thread-safe. Needs torch 2.1 or newer."""

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from _pccl_torch import outside_graphs
 from pccl import Communicator, QuantizationOptions
 from pccl.training.ddp.gradient_buckets import FlatBuffer, dealt
 from pccl.training.group.membership import Average
@@ -86,6 +87,7 @@ class _Bucket:
         return found.views
 
 
+@outside_graphs
 class _Hook:
     def __init__(
         self,

@@ -48,6 +48,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from _pccl_torch import outside_graphs
 from pccl import Communicator, QuantizationOptions
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
@@ -84,6 +85,7 @@ class Flight:
     average: Average | NotedAverage
 
 
+@outside_graphs
 class AsyncDiLoCo(OuterLoop):
     """DiLoCo whose average travels during the next inner steps, and is applied one outer step late.
 

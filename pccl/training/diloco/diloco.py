@@ -23,12 +23,14 @@ from __future__ import annotations
 
 import time
 
+from _pccl_torch import outside_graphs
 from pccl._integers import as_int
 from pccl.training.diloco.outer_loop import OuterLoop, OuterStep
 from pccl.training.group.membership import NO_UPDATE
 from pccl.training.group.weights import checked_weight
 
 
+@outside_graphs
 class DiLoCo(OuterLoop):
     """DiLoCo (Douillard et al. 2023, arXiv:2311.08105): peers train alone for some steps, then average what these
     moved.

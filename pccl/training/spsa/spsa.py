@@ -54,6 +54,7 @@ import blake3
 import numpy as np
 from numpy.typing import NDArray
 
+from _pccl_torch import outside_graphs
 from pccl import Communicator, PCCLError, ReduceOp, Result, SharedState, TensorInfo
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
@@ -129,6 +130,7 @@ class SPSAStep(StepReport):
     """The mean of this peer's own evaluations, perturbed as they were."""
 
 
+@outside_graphs
 class SPSA(Checkpointed):
     """Simultaneous perturbation stochastic approximation (Spall 1992) with shared seeds: peers evaluate the loss along
     random signs, exchange a byte for each direction, and all make the same step.
