@@ -190,21 +190,27 @@ class CommunicatorMethods(
 
     # Life.
 
-    def connect(self, n_attempts: int = 5, *, timeout: Timeout = DEFAULT) -> NoneT:
+    def connect(self, n_attempts: int | None = None, *, timeout: Timeout = DEFAULT) -> NoneT:
         """Join the run, and return once accepted.
 
         The first peer of a run is accepted at once, others when those that are in it call `update_topology`. While no
-        master answers, this tries `n_attempts` times, a second apart, and for 30 s in all, or two for each attempt if
-        that is more: a port that drops packets would hold it up for minutes. Once a master has answered, it waits for
-        the peers of the run as long as they take. A `timeout`, given here or to the communicator, takes the place of
-        the 30 s and bounds that wait as well; None bounds nothing.
+        master answers, this tries once a second for five minutes, so that machines can be started in any order; it
+        logs what it gets there after 2 s and then every 30 s. Once a master has answered, it waits for the peers of the
+        run as long as they take. A `timeout`, given here or to the communicator, takes the place of the five minutes
+        and bounds that wait as well; None bounds nothing.
+
+        Args:
+            n_attempts: How often to try at most; with no `timeout`, for no more than 30 s, or two for each attempt if
+                that is more. A refusal, such as for a wrong token, or another service at that address, ends it at once
+                in any case.
+            timeout: Seconds.
 
         Raises:
             PCCLError: MASTER_CONNECTION_FAILED if there is no master at the address, or it refused this peer (the text
                 says what was tried and how often, and what answers there instead); RANK_CONNECTION_FAILED if no link to
                 another peer could be made; INVALID_USAGE if this communicator is connected already; TIMEOUT.
         """
-        attempts = integer_argument("n_attempts", n_attempts, "connect")
+        attempts = None if n_attempts is None else integer_argument("n_attempts", n_attempts, "connect")
         accepted: NoneT = self._call("connect", lambda: self._inner.connect(attempts, timeout))
         return accepted
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, nullcontext, suppress
 from types import TracebackType
 from typing import TypeVar
 
@@ -17,7 +17,7 @@ import trio
 from pccl import _signal_handlers, _timeouts
 from pccl._collectives import AsyncCollectiveHandle, CallOf
 from pccl._giving_up import give_up
-from pccl._master_search import ATTEMPT_INTERVAL_S, REACH_S, TAKEN_ONLY, MasterSearch
+from pccl._master_search import ATTEMPT_INTERVAL_S, TAKEN_ONLY, MasterSearch, SearchWait, reach_s
 from pccl._reduce import AsyncReduceHandle
 from pccl._timeouts import Default, Timeout
 from pccl.errors import PCCLError
@@ -29,13 +29,17 @@ from pccl.runtime.network.master_addresses import Address
 from pccl.runtime.session.options import SessionError, SessionOptions
 from pccl.runtime.session.peer_session import PeerSession, open_session
 from pccl.runtime.threads import portal
-from pccl.runtime.threads.waits import waiting
+from pccl.runtime.threads.waits import FLAG, waiting
 from pccl.types import Result
 
 SHORT_S = 0.1
 """The longest timeout that is not exceeded by much, whatever its error could tell."""
 ASK_S = 1.0
 """Time by which a call exceeds its timeout at most, to learn for whom it has waited."""
+HELD_S = 0.3
+"""Seconds without an answer after which a newcomer asks for the master's status, which says whether it is held."""
+HELD_ASKED_MAX = 3
+"""How often it asks a master that does not tell: one that is busy has better things to do."""
 CLOSING = "what runs in this session to end, and the master to be told"
 
 logger = logging.getLogger("pccl")
@@ -123,7 +127,7 @@ class SessionHolder:
 
     # Life.
 
-    async def connect(self, n_attempts: int, timeout: Timeout) -> None:
+    async def connect(self, n_attempts: int | None, timeout: Timeout) -> None:
         if self._is_closed:
             raise PCCLError(Result.NOT_INITIALIZED, "connect", "this communicator was closed; make a new one")
         if self._is_connecting:
@@ -131,9 +135,7 @@ class SessionHolder:
         if self._session is not None and self._session.failure is None:
             raise PCCLError(Result.INVALID_USAGE, "connect", "already connected")
         limit_s = self.timeout_s(timeout, "connect")
-        reach_s = limit_s
-        if limit_s is None and isinstance(timeout, Default):
-            reach_s = max(REACH_S, 2 * n_attempts * ATTEMPT_INTERVAL_S)
+        search_s = reach_s(n_attempts) if limit_s is None and isinstance(timeout, Default) else limit_s
         portal.on_fork(self)
         self._is_connecting = True
         try:
@@ -141,9 +143,10 @@ class SessionHolder:
                 await self.bounded(
                     "connect",
                     limit_s,
-                    lambda: self._connect(n_attempts, reach_s, limit_s is None),
+                    lambda: self._connect(n_attempts, search_s, limit_s is None),
                     self._hindrance,
-                    lambda: (where_to_look if self._is_joining else how_to_look)(self.address),
+                    self._where_to_look,
+                    warns=False,
                 )
         finally:
             self._is_connecting = False
@@ -155,21 +158,34 @@ class SessionHolder:
             return session.obstacle or await session.accounts.of_admission()
         return self._obstacle
 
-    async def _connect(self, n_attempts: int, reach_s: float | None, is_bound: bool) -> None:
+    def _where_to_look(self) -> str:
+        """Return where to look for what holds up the connecting."""
+        return (where_to_look if self._is_joining else how_to_look)(self.address)
+
+    async def _wait_account(self) -> tuple[str, str]:
+        return await self._hindrance(), self._where_to_look()
+
+    async def _connect(self, n_attempts: int | None, search_s: float | None, is_bound: bool) -> None:
         """Open a session and join. The arguments are those of `MasterSearch`."""
-        if self._session is not None and not self._session.is_forgotten:
-            self._obstacle = "what is left of the former session"
-            await self._session.over.wait()  # it may listen at the port that this one is to listen at
-        search = MasterSearch(self.address, len(self._masters), n_attempts, reach_s, is_bound)
+        with ExitStack() as warnings:
+            warnings.enter_context(waiting(SearchWait(), self._wait_account, logger))
+            if self._session is not None and not self._session.is_forgotten:
+                self._obstacle = "what is left of the former session"
+                await self._session.over.wait()  # it may listen at the port that this one is to listen at
+            search = MasterSearch(self.address, len(self._masters), n_attempts, search_s, is_bound)
+            await self._search(search, warnings)
+
+    async def _search(self, search: MasterSearch, warnings: ExitStack) -> None:
+        """Open a session and join. `warnings` holds the context that warns of the search."""
         while True:
             session: PeerSession | None = None
             dial_s = search.begin()
             self._obstacle = search.account()
             try:
-                session = await open_session(self._masters, self._options, dial_s)
+                session = await open_session(self._masters, self._options, dial_s, search.seek_s)
                 search.has_connected()
                 self._obstacle = search.account()
-                await self._join(session, search)
+                await self._join(session, search, warnings)
                 return
             except SessionError as error:
                 if error.result is not Result.MASTER_CONNECTION_FAILED:
@@ -184,7 +200,7 @@ class SessionHolder:
                 if self._is_closed:
                     raise SessionError(Result.NOT_INITIALIZED, "this communicator was closed") from None
 
-    async def _join(self, session: PeerSession, search: MasterSearch) -> None:
+    async def _join(self, session: PeerSession, search: MasterSearch, warnings: ExitStack) -> None:
         """Run a session, and return when it is in the run. SessionError."""
         self._session = session
         trio.lowlevel.spawn_system_task(session.run)
@@ -192,9 +208,11 @@ class SessionHolder:
             if self._is_closed:
                 await session.close()
             with trio.move_on_at(search.ends_at) as bound:
-                await session.until_answered()
+                await self._until_answered(session, search, warnings)
             if not bound.cancelled_caught:
                 self._is_joining = True
+                warnings.close()
+                warnings.enter_context(waiting("connect", self._wait_account, logger))
                 await session.installed.wait()
         except BaseException:  # cancelled, or trio's KeyboardInterrupt
             with trio.CancelScope(shield=True):
@@ -212,6 +230,33 @@ class SessionHolder:
             if failure.result is Result.MASTER_CONNECTION_FAILED:
                 raise SessionError(failure.result, f"{self.address}: {failure.message}")
             raise failure
+
+    async def _until_answered(self, session: PeerSession, search: MasterSearch, warnings: ExitStack) -> None:
+        """Wait until some master has answered, or the session is over. Say so at once if a master holds this peer."""
+        scope = trio.CancelScope()
+        trio.lowlevel.spawn_system_task(self._note_hold, scope, session, search, warnings)
+        try:
+            await session.until_answered()
+        finally:
+            scope.cancel()
+
+    async def _note_hold(
+        self, scope: trio.CancelScope, session: PeerSession, search: MasterSearch, warnings: ExitStack
+    ) -> None:
+        with scope, suppress(Exception):  # a warning must not end anything
+            for _ in range(HELD_ASKED_MAX):
+                await trio.sleep(HELD_S)
+                reason = await session.accounts.of_hold()
+                if reason == "" or scope.cancel_called:
+                    return
+                if reason is not None:
+                    search.is_held(reason)
+                    self._obstacle = search.account()
+                    text = f"connect is held at {session.master_address}: the master waits for {reason}"
+                    logger.warning("%s", text, extra=FLAG)
+                    warnings.close()  # that was the first
+                    warnings.enter_context(waiting("connect", self._wait_account, logger))
+                    return
 
     @property
     def is_connected(self) -> bool:
@@ -304,15 +349,17 @@ class SessionHolder:
         call: Callable[[], Awaitable[T]],
         whom: Callable[[], Awaitable[str]],
         where: str | Callable[[], str],
+        warns: bool = True,
     ) -> T:
         """Await `call()` for as long as `timeout` allows, then raise TIMEOUT. `whom()` is asked for whom it waits, for
-        the texts of that and of the warnings on the way, which `where` ends with where to look."""
+        the texts of that and of the warnings on the way, which `where` ends with where to look. `warns`: `call` does
+        not warn by itself."""
         limit_s = self.timeout_s(timeout, func_name)
 
         async def account() -> tuple[str, str]:
             return await whom(), where if isinstance(where, str) else where()
 
-        with waiting(func_name, account, logger):
+        with waiting(func_name, account, logger) if warns else nullcontext():
             if limit_s is None:
                 return await call()
             with _Limit(limit_s, account) as limit:

@@ -5,9 +5,9 @@ on a line of its own. `pccl master` shows warnings also without them. A program 
 neither.
 
 Where nobody has configured any logging, warnings of calls that have waited for long (`protocol.long_wait`) go to stderr
-all the same: whoever looks at a program that stands still sees why. So do a master's warnings of who is slow or stuck
-(`protocol.master.diagnosing`), and those of recordings that cannot be written to where they should
-(`runtime.session.dumps`). PCCL_LOG_LEVEL=ERROR silences these, too.
+all the same: whoever looks at a program that stands still sees why. So do a master's warnings that newcomers are held
+(`protocol.founding`) and of who is slow or stuck (`protocol.master.diagnosing`), and those of recordings that cannot be
+written to where they should (`runtime.session.dumps`). PCCL_LOG_LEVEL=ERROR silences these, too.
 
 A record says in words what happened. What it is about it also carries as attributes, those FIELDS that apply to it, as
 ordinary `extra`s. A formatter of the program's own can use them, such as `%(peer)s`, with `defaults=` for records that

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from pccl import _timeouts, security
+from pccl._default_state import opened as opened_state
 from pccl._signal_handlers import pass_on
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.founding import Beginning
@@ -57,7 +58,7 @@ class MasterNode:
 
     *A run is founded by its first peer.* At an address where there may have been a run before, that peer waits for a
     peer timeout and two seconds, so that peers of that run can come first, or, with `state`, for as long as those on
-    record may live.
+    record may look for a master. Both log what they wait for.
 
     Args:
         listen_address: The "host:port" to listen on: a name, an IPv4 or a bracketed IPv6 address; port 0 is any free
@@ -83,7 +84,8 @@ class MasterNode:
             master that begins there waits for the run that is recorded, and takes nobody else for it. No two masters
             use one directory at a time. Without it, a master that begins where peers know no other address waits for
             all peers of the last view that it hears of, until the first of them would give up; a second master behind
-            the same name is not noticed. Default: PCCL_STATE in the environment; "" is none.
+            the same name is not noticed. Default: PCCL_STATE in the environment; "" and "none" are none. (`pccl master`
+            at a fixed port has a default of its own, a directory of its user.)
         found: True if there is no run to go on with: one is founded at once.
         resume: True if there is one: none is founded before that has been led.
         resume_any: True to wait, without `state`, for no more than a majority and a peer timeout.
@@ -117,6 +119,8 @@ class MasterNode:
             what = "found= says that there is no run to go on with, and resume= that there is; give one of them"
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode", what)
         self._state = os.environ.get("PCCL_STATE", "") if state is None else os.fspath(state)
+        if self._state == "none":
+            self._state = ""
         self._beginning = Beginning.FOUND if found else Beginning.RESUME if resume else Beginning.UNKNOWN
         self._resumes_any = resume_any
         self._options = MasterOptions(
@@ -165,7 +169,7 @@ class MasterNode:
         state = None
         try:
             if self._state:
-                state = FenceFile(self._state, addresses.join(self._host, listener.getsockname()[1]))
+                state = opened_state(self._state, addresses.join(self._host, listener.getsockname()[1]))
             beginning = self._beginning
             if beginning is Beginning.UNKNOWN and not self._port and state is None:
                 beginning = Beginning.FOUND  # nobody has known this port

@@ -31,6 +31,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Masters at a fixed port keep no record in the home directory of whoever runs the tests.
+os.environ["PCCL_STATE"] = ""
+
 # A test that stops its master as a rule wants to see what becomes of peers that find no other.
 os.environ.setdefault("PCCL_MASTER_TIMEOUT", "0.2")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import queue
 import signal
 import ssl
@@ -83,18 +84,20 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--state",
         metavar="DIR",
-        help="record on disk, before it leaves peers out, which peers are in the run. A master that is started anew "
-        "with this directory goes on with that run and takes no other peers for it. No two masters use the directory "
-        "at a time, so all that may run behind one name should share it. Without it a master that is started anew "
+        help="record in this directory, before peers are left out, which peers are in the run. A master that is "
+        "started anew with it goes on with that run and takes no other peers for it. No two masters use the directory "
+        "at a time, so all that may run behind one name should share it. Without one a master that is started anew "
         "waits for all peers of the last view that it hears of, as long as they wait for a master, and two masters "
-        "behind one name may both lead (default: PCCL_STATE, if the environment has it)",
+        "behind one name may both lead. 'none' records nothing (default: PCCL_STATE, if the environment has it, else "
+        "pccl/master-PORT in XDG_STATE_HOME or ~/.local/state; none for port 0 and for a standby)",
     )
     begins = parser.add_mutually_exclusive_group()
     begins.add_argument(
         "--found",
         action="store_true",
-        help="there is no earlier run: let the first peer found one at once, instead of waiting a peer timeout and two "
-        "seconds for peers of an earlier run. A run on record is forgotten, so do not use it in a restart",
+        help="there is no earlier run: let the first peer found one at once, instead of waiting for peers of an "
+        "earlier one: those on record, or a peer timeout and two seconds where nothing is kept on disk. A run on "
+        "record is forgotten, so do not use it in a restart",
     )
     begins.add_argument(
         "--resume", action="store_true", help="there is an earlier run: found none before its peers have come"
@@ -116,6 +119,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from pccl import MasterNode, PCCLError, logs
+    from pccl._default_state import default_state
 
     # None: the master has ended by itself. A handler must take no lock that its own thread may hold: it only puts.
     ends: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -126,6 +130,9 @@ def run(arguments: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     logs.configure("WARN")
+    state = arguments.state
+    if state is None and "PCCL_STATE" not in os.environ and not arguments.standby_of:
+        state = default_state(arguments.listen)  # a standby's record would say nothing of what others have led
     try:
         token = token_in(arguments.token_file) if arguments.token_file else None
         context = tls_context(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca)
@@ -138,7 +145,7 @@ def run(arguments: argparse.Namespace) -> int:
             http=arguments.http,
             http_hosts=arguments.http_host,
             standby_of=arguments.standby_of,
-            state=arguments.state,
+            state=state,
             found=arguments.found,
             resume=arguments.resume,
             resume_any=arguments.resume_any,

@@ -26,7 +26,9 @@ RATE_OVER_S = 10.0
 def render(status: RunStatus) -> RenderableType:
     # Names and reasons are others' text: as Text they are never taken for markup.
     rings: list[RenderableType] = [_groups(status), *_decisions(status), *_links(status)]
-    return Group(*_head(status), *_findings(status), *rings, _peers(status), *_losses(status), *_events(status))
+    return Group(
+        *_head(status), *_hold(status), *_findings(status), *rings, _peers(status), *_losses(status), *_events(status)
+    )
 
 
 def _head(status: RunStatus) -> list[Text]:
@@ -41,7 +43,7 @@ def _head(status: RunStatus) -> list[Text]:
             f"  view {status.view}{changing}, term {status.term}, up {span(status.uptime_s)}, pccl {status.version}",
         ),
         Text(
-            f"{accepted} peers, {len(status.members) - accepted} waiting; {totals.joins} joins, "
+            f"{accepted} peers, {len(status.members) - accepted + status.held} waiting; {totals.joins} joins, "
             f"{totals.losses} losses, {totals.leaves} left, {totals.reconnects} reconnects"
         ),
         Text(
@@ -50,6 +52,12 @@ def _head(status: RunStatus) -> list[Text]:
             f"{size(totals.state_bytes)} of state"
         ),
     ]
+
+
+def _hold(status: RunStatus) -> Iterable[Text]:
+    """Yield what newcomers wait for where nobody may found a run yet."""
+    if status.held_for:
+        yield Text(f"newcomers are held: this master waits for {status.held_for}", style="yellow")
 
 
 def _table(*columns: str, title: str = "") -> Table:

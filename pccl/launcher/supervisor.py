@@ -161,7 +161,7 @@ class Supervisor:
     def _start_master(self) -> None:
         shown = ["--http", self._options.http] if self._options.http is not None else []
         command = module_command("pccl", "master", "--found", "--listen", self._options.listen, *shown)
-        master = _Process("master", command, dict(os.environ), self._guard)
+        master = _Process("master", command, {"PCCL_STATE": "", **os.environ}, self._guard)
         master.pump("stderr", self._stderr, _prefix(2, "[master]", COLOUR_MASTER))
         threading.Thread(target=self._read_master_address, args=(master,), name="master stdout", daemon=True).start()
         self._add(master)

@@ -151,7 +151,7 @@ class Failover:
         self._now = now
         self._founding.wait(now, hold_s, hold_beside_s)
         if self._known.fence is not None and not self._known.fence.is_over and not self.is_standby:
-            self._log("info", f"waits for {self._whom_it_waits_for()}")
+            self._log("warning", f"waits for {self._whom_it_waits_for(now)}")
         return self._drain()
 
     def connected(self, connection: int, host: str, now: float) -> list[Effect]:
@@ -260,6 +260,11 @@ class Failover:
     @property
     def run(self) -> str:
         return self.master.run
+
+    def holding(self, now: float) -> tuple[int, str]:
+        """Return how many newcomers wait here, and what for; empty: none need to."""
+        is_waiting = self._claims or (self._founding.is_waiting(now) and not (self.is_standby or self.is_leading))
+        return len(self._founding), self._whom_it_waits_for(now) if is_waiting else ""
 
     @property
     def birth_at(self) -> float:
@@ -530,9 +535,8 @@ class Failover:
         """Hear a newcomer while no run is led that it may join: hold it, send it away, or let it found a run."""
         self._founding.note_masters(message.masters)
         if self._claims or (self._founding.is_waiting(self._now) and message.may_found and not self.is_standby):
-            self._founding.hold(connection, host, message, self._now)
-            who = f"a newcomer from {host} is held: this master waits for {self._whom_it_waits_for()}"
-            self._effects.append(MasterLog("info", who, is_unauthenticated=True))
+            whom = self._whom_it_waits_for(self._now)
+            self._effects.append(self._founding.hold(connection, host, message, self._now, whom))
             self._effects += self.master.disconnected(connection, "it is held", self._now)
         elif self.is_standby:
             self._effects += self.master.disconnected(connection, "it is sent away", self._now)
@@ -555,13 +559,13 @@ class Failover:
     def _send_away_held(self) -> None:
         """Send those who have waited for long to another master. They may come again."""
         for connection in self._founding.overdue(self._now):
-            self._dismiss(connection, m.Elsewhere(f"it waits for {self._whom_it_waits_for()}"))
+            self._dismiss(connection, m.Elsewhere(f"it waits for {self._whom_it_waits_for(self._now)}"))
 
-    def _whom_it_waits_for(self) -> str:
+    def _whom_it_waits_for(self, now: float) -> str:
         if self._gatherings:
             runs = ", ".join(f"{run!r} ({each.quorum()})" for run, each in self._gatherings.items())
             return f"the peers of run {runs}"
-        return self._founding.whom_it_waits_for(self._known.fence, self._now)
+        return self._founding.whom_it_waits_for(self._known.fence, now)
 
     def _release_held(self) -> None:
         for connection, (host, hello) in self._founding.take_all().items():
@@ -585,8 +589,6 @@ class Failover:
         if not self._claims:
             self._founding.peers_have_left(self._now)
         return True
-
-    # Small helpers.
 
     def _say(self, connection: int, message: m.FromMaster) -> None:
         self._effects.append(Send(connection, message))

@@ -10,7 +10,8 @@ run while another might come back to it.
        they begin anew when peers of a run come, who would be sent away for good otherwise, and their run be lost.
     3  A master whose fence names a run that is not over lets nobody found another for as long as peers of that run may
        look for a master. If nobody has come for END_TIMEOUTS, and as many newcomers are here as peers are missing, it
-       is these peers that are cut off, or dead, and not this master: then that run is over.
+       is these peers that are cut off, or dead, and not this master: then that run is over. Peers whose
+       master died long before this one started have given up by then, and are not waited for (`hold_s`).
     4  A standby founds none and tells newcomers to ask elsewhere. A newcomer that knows several masters founds a run
        only after all of them have said that they lead none (`Hello.may_found`). So does one that would wait with others
        until a run has all its founders: one of these may not have reached the master that leads a run already, and
@@ -32,6 +33,7 @@ from math import inf
 
 from pccl.protocol import messages as m
 from pccl.protocol.fence import Fence
+from pccl.protocol.master.effects import MasterLog
 from pccl.protocol.master.options import MasterOptions
 from pccl.types import Result
 
@@ -39,6 +41,9 @@ BIRTH_MARGIN_S = 2.0
 """Seconds that peers of a run have to dial this master after they have noticed the silence of their own."""
 HOLD_S = 8.0
 """Seconds that a newcomer is kept waiting before it is sent away."""
+IDLE_MARGIN_S = 60.0
+"""Seconds by which the time without a master may be shorter than it seems: the last one noted that it lived some time
+before it died."""
 END_TIMEOUTS = 3.0
 """Number of peer timeouts after which rule 3 takes a run for over."""
 
@@ -53,20 +58,25 @@ class Beginning(Enum):
     UNKNOWN = "unknown"
 
 
-def hold_s(beginning: Beginning, options: MasterOptions, fence: Fence | None, has_state: bool) -> float:
+def hold_s(
+    beginning: Beginning, options: MasterOptions, fence: Fence | None, has_state: bool, idle_s: float = 0.0
+) -> float:
     """Return for how many seconds after its start a master lets nobody found a run.
 
-    `has_state`: the process keeps a fence on disk, so without one there was no run.
+    `has_state`: the process keeps a fence on disk, so without one there was no run. For `idle_s` before its start no
+    master has led the fence's run: peers may have given up by now.
     """
     if beginning is not Beginning.UNKNOWN:
         return 0.0 if beginning is Beginning.FOUND else inf
     if not has_state:
         return options.peer_timeout_s + BIRTH_MARGIN_S
-    if fence is None:
+    if fence is None or (fence.is_over and not fence.newest.peers):
         return 0.0
-    if not fence.is_over:
-        return fence.master_timeout_s + options.peer_timeout_s
-    return options.peer_timeout_s + BIRTH_MARGIN_S if fence.newest.peers else 0.0
+    left_s = fence.master_timeout_s + options.peer_timeout_s - max(0.0, idle_s - IDLE_MARGIN_S)
+    if left_s < 0:
+        return 0.0
+    short_s = options.peer_timeout_s + BIRTH_MARGIN_S
+    return short_s if fence.is_over else max(short_s, left_s)
 
 
 def hold_beside_s(beginning: Beginning, options: MasterOptions) -> float:
@@ -92,6 +102,8 @@ class Founding:
         """The time by which the peers that have left last must have come again, if they live."""
         self._held: dict[int, tuple[str, m.Hello, float]] = {}
         """The newcomers that wait, by connection, longest first: host, Hello, and the time when it came."""
+        self._is_told = False
+        """Whether a warning has told of newcomers that wait, since all could go on last."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -150,17 +162,22 @@ class Founding:
         return [since + HOLD_S, self._founds_at(fence)] if is_missed else [since + HOLD_S]
 
     def whom_it_waits_for(self, fence: Fence | None, now: float) -> str:
-        """Say for which peers this master waits and for how long, in a log or in an answer."""
-        left_s = self._founds_at(fence) - now
-        until = f"for {left_s:.0f} s more" if left_s < inf else "as long as it takes"
+        """Say for which peers this master waits, for how long and what skips that, in a log or in an answer."""
+        left_s = max(0.0, self._founds_at(fence) - now)
+        if left_s == inf:
+            return f"the peers of {fence}, as long as it takes" if fence is not None else "the peers of an earlier run"
         if fence is not None and not fence.is_over:
-            return f"the peers of {fence}, {until}"
-        return f"peers of a run, which may come, {until}"
+            return f"the peers of {fence}, for {left_s:.0f} s more; if it is over, `pccl master --found` skips this"
+        return f"peers of an earlier run, if there is one, for {left_s:.0f} s more; `pccl master --found` skips this"
 
     # Newcomers that wait.
 
-    def hold(self, connection: int, host: str, hello: m.Hello, now: float) -> None:
+    def hold(self, connection: int, host: str, hello: m.Hello, now: float, whom: str) -> MasterLog:
+        """Have a newcomer wait. Return the log line, which is a warning for the first one."""
         self._held[connection] = host, hello, now
+        text = f"a newcomer from {host} is held: this master waits for {whom}"
+        was_told, self._is_told = self._is_told, True
+        return MasterLog("info" if was_told else "warning", text, was_told, is_shown_unasked=not was_told)
 
     def discard(self, connection: int) -> bool:
         """Forget a newcomer. Return False if this connection is of none that waits."""
@@ -177,6 +194,7 @@ class Founding:
     def take_all(self) -> dict[int, tuple[str, m.Hello]]:
         """Forget all newcomers that wait. Return their hosts and Hellos by connection, longest first."""
         held, self._held = self._held, {}
+        self._is_told = False
         return {connection: (host, hello) for connection, (host, hello, _) in held.items()}
 
     def take_those_with_others(self) -> list[int]:

@@ -20,13 +20,15 @@ GROWTH = 3.0
 class LongWait:
     """The schedule of one wait. Times are of any one clock, in seconds."""
 
-    def __init__(self, what: str, since: float) -> None:
-        """`what` names the call, as its caller knows it."""
+    def __init__(self, what: str, since: float, first_s: float | None = None, every_s: float | None = None) -> None:
+        """`what` names the call, as its caller knows it. Warnings are given after `first_s` and from then on `every_s`,
+        unless they are to follow FIRST_S and GROWTH."""
         self.what = what
         self.since = since
         self.is_told = False
         """Whether a warning was given, so that its end is to be told, too."""
-        self._due_s = FIRST_S
+        self._due_s = FIRST_S if first_s is None else first_s
+        self._every_s = every_s
 
     @property
     def due_at(self) -> float:
@@ -38,7 +40,7 @@ class LongWait:
         if now < self.due_at:
             return False
         while now >= self.due_at:
-            self._due_s *= GROWTH
+            self._due_s = self._due_s * GROWTH if self._every_s is None else self._due_s + self._every_s
         return True
 
     def warning(self, now: float, whom: str, where: str) -> str:

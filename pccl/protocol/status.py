@@ -203,3 +203,7 @@ class RunStatus(_Facts, frozen=True):
     master waits to take over."""
     findings: list[Finding] = []
     """Who makes the run slow, or has it stuck, now; the longest first."""
+    held: int = 0
+    """Number of newcomers that wait because the master lets nobody found a run yet."""
+    held_for: str = ""
+    """What the master waits for before newcomers may found a run, for how long, and what skips that; empty: nothing."""

@@ -33,6 +33,8 @@ POLL_S = 0.05
 ANSWER_S = 2.0
 """Seconds within which a master that lives answers."""
 LEAVE_S = 5.0
+ATTEMPTS = 5
+"""How often a master is dialled that has started already, or is gone."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Rendezvous:
             self.communicator = Communicator(
                 record.address, token=record.token, place=rank, name=f"rank {rank} of {name}"
             )
-            self.communicator.connect(timeout=self._left_s)
+            self.communicator.connect(ATTEMPTS, timeout=self._left_s)
             if not record.is_complete:
                 self._gather(record)
         except BaseException:

@@ -75,8 +75,8 @@ class Seats:
     def _master(self, number: int, starts: int, address: str, standby_of: str) -> Child:
         name = f"standby {number}" if number else "master"
         arguments = ["--listen", address, "--peer-timeout", str(PEER_TIMEOUT_S)]
-        if self._plan.keeps_state:
-            arguments += ["--state", str(self._processes.logs / f"state-{number}")]
+        state = str(self._processes.logs / f"state-{number}") if self._plan.keeps_state else "none"
+        arguments += ["--state", state]
         if standby_of:
             arguments += ["--standby-of", standby_of]
         elif starts == 1:

@@ -65,6 +65,8 @@ CUT_S_MAX = 0.05
 REST_CHANCE = 0.05
 REST_S_MAX = 0.3
 ALONE_S = 0.02
+CONNECT_ATTEMPTS = 5
+"""How often a peer looks for a master before it says that there is none."""
 
 
 class Worker:
@@ -144,7 +146,7 @@ class Worker:
 
     def _run_session(self) -> None:
         self._at("connecting")
-        self._calls.joint(self._calls.communicator.connect, "connect")
+        self._calls.joint(partial(self._calls.communicator.connect, CONNECT_ATTEMPTS), "connect")
         self._say(Joined(self._session, self._calls.communicator.world_size))
         # A newcomer may go on where the others come out of update_topology, or enter the loop at its top.
         enters_at_sync = not self._plan.asks or self._random.random() < 0.5

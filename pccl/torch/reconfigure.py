@@ -34,6 +34,8 @@ from pccl.torch.hosting import Hosting, advertised_host, token_of
 from pccl.torch.rendezvous import Endpoint, Handle, Invitation, Masters, RendezvousError, ordered
 from pccl.types import Result
 
+ATTEMPTS = 5
+"""How often a master is dialled that has started already, or is gone."""
 MASTER_TIMEOUT_S = 20.0
 """Seconds in which a standby must have taken over, where the host of a world is lost: it first waits for that one's
 return for a peer timeout."""
@@ -114,7 +116,7 @@ class Reconfigurer:
             place=rank,
         )
         try:
-            communicator.connect(timeout=_left_s(deadline_s))
+            communicator.connect(ATTEMPTS, timeout=_left_s(deadline_s))
             return Meeting(communicator, *bootstrap.exchange(communicator, rank, size, deadline_s), hosting)
         except BaseException:
             communicator.close(reason="the new world has not come about")

@@ -52,7 +52,7 @@ def test_a_masters_ports_are_free_after_a_handlers_error(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(addresses, "listen", noting)
     with ringing(AlarmError("of the program")) as ring:
-        monkeypatch.setattr("pccl.master_node.FenceFile", ring)
+        monkeypatch.setattr("pccl._default_state.FenceFile", ring)
         MasterNode("127.0.0.1:0", state=tmp_path / "state", http="127.0.0.1:0").run()
     assert [each.fileno() for each in opened] == [-1, -1]
 

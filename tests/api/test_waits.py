@@ -128,14 +128,17 @@ def test_a_newcomer_names_who_has_to_let_it_in(cluster: Cluster, warned: Warned)
     newcomer.close()
 
 
-def test_whoever_finds_no_master_says_what_is_tried(warned: Warned, nobody: str) -> None:
+def test_whoever_finds_no_master_says_what_is_tried(
+    warned: Warned, nobody: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pccl._master_search.FIRST_S", 0.1)
     connecting = Background(partial(Communicator(nobody).connect, 2))
     pattern = (
         rf"^connect has waited \d+ s for the master at {nobody}, attempt 1 of 2: .*refused.*; `pccl doctor {nobody}`"
     )
     until(lambda: warned(pattern), "it is said what is tried")
     assert isinstance(connecting.outcome(), PCCLError)
-    until(lambda: warned("^connect has ended after "), "it is said that it is over")
+    until(lambda: warned("^connect has ended its search for a master after "), "it is said that it is over")
 
 
 def test_a_call_without_a_master_says_so(monkeypatch: pytest.MonkeyPatch, warned: Warned) -> None:

@@ -177,7 +177,7 @@ CALLS: dict[str, list[Case]] = {
         ("segment_bytes", [None, "x", -1, 1.5, HUGE], lambda peer, v: Communicator("h", segment_bytes=v)),
         ("site", [5, THING, "x", "\udce9"], lambda peer, v: Communicator("h", site=v)),
         ("site_size", [None, "x", -1, 1.5, HUGE], lambda peer, v: Communicator("h", site="s", site_size=v)),
-        ("n_attempts", [None, "x", 1.5, THING], lambda peer, v: Communicator("127.0.0.1:1").connect(v)),
+        ("n_attempts", ["x", 1.5, THING], lambda peer, v: Communicator("127.0.0.1:1").connect(v)),
     ],
     "MasterNode": [
         ("listen_address", [None, 5, "", "h:x", THING, "h:70000"], lambda peer, v: MasterNode(v)),

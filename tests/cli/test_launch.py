@@ -504,3 +504,39 @@ def test_splitter_bounds_an_endless_line() -> None:
     splitter = LineSplitter(line_bytes_max=4)
     assert splitter.feed(b"aaaabbbbcc") == [b"aaaa", b"bbbb"]
     assert splitter.finish() == [b"cc"]
+
+
+EAGER = """\
+import pccl, pccl._master_search as search, pccl._session_holder as holder
+search.ATTEMPT_INTERVAL_S = holder.ATTEMPT_INTERVAL_S = 0.02
+search.FIRST_S = 0.2
+with pccl.Communicator() as comm:
+    comm.wait_for_peers(2)
+    print("world", comm.world_size)
+"""
+
+
+def test_nodes_start_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second node's copies look for the first one's master, which records nothing on disk."""
+    monkeypatch.delenv("PCCL_STATE")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    script = tmp_path / "script.py"
+    script.write_text(EAGER)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = "{}:{}".format(*listener.getsockname())
+    with ExitStack() as resources:
+        nodes = []
+        for rank, where in ((1, "--master"), (0, "--listen")):
+            words = ("launch", "-n", "1", "--nnodes", "2", "--node-rank", str(rank), where, address, str(script))
+            process = subprocess.Popen(_pccl(*words), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            resources.callback(process.wait)
+            resources.callback(process.kill)
+            assert process.stdout is not None
+            assert process.stderr is not None
+            nodes.append((process, Lines(process.stdout), Lines(process.stderr)))
+            if rank == 1:  # more than five attempts
+                nodes[0][2].expect(r"\[1\] .* connect has waited .* attempt \d\d+: .*Connection refused.*")
+        for (process, stdout, _), rank in zip(nodes, (1, 0), strict=True):
+            stdout.expect(rf"\[{rank}\] world 2")
+            assert process.wait(TIMEOUT_S) == 0
+    assert not (tmp_path / "state").exists()

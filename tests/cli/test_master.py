@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import socket
@@ -19,7 +20,9 @@ import pytest
 
 from pccl import Communicator, PCCLError
 from pccl.cli.telling import tell
+from pccl.status import run_status
 from tests.conftest import Command
+from tests.support.cluster import Background
 
 TIMEOUT_S = 60.0
 READY = "pccl master listening on "
@@ -229,3 +232,113 @@ def test_warnings_are_shown_without_being_asked_for(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=TIMEOUT_S)
     assert f"the run stands still until its state can be written to {state}" in stderr
+
+
+# The state directory of a master at a fixed port.
+
+
+@pytest.fixture
+def state_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory in which masters keep their records where nobody says otherwise."""
+    monkeypatch.delenv("PCCL_STATE")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
+
+
+def _free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return "{}:{}".format(*listener.getsockname())
+
+
+def _ends(process: subprocess.Popen[str], number: signal.Signals = signal.SIGTERM) -> str:
+    """End a master, and return what it has written to stderr."""
+    process.send_signal(number)
+    return process.communicate(timeout=TIMEOUT_S)[1]
+
+
+def test_a_first_start_at_a_fixed_port_founds_a_run_at_once(state_home: Path) -> None:
+    address = _free_address()
+    with _master(address) as (process, _):
+        with Communicator(address, timeout=TIMEOUT_S) as peer:
+            assert peer.world_size == 1
+            assert (state_home / "pccl" / f"master-{address.split(':')[1]}" / "master.json").exists()
+        assert _ends(process) == ""
+    # Its only peer has left that run, so the next one begins at once, too.
+    with _master(address) as (process, _):
+        with Communicator(address, timeout=TIMEOUT_S) as peer:
+            assert peer.world_size == 1
+        assert _ends(process) == ""
+
+
+def test_a_master_that_is_killed_goes_on_with_its_run_from_the_default_directory(state_home: Path) -> None:
+    address = _free_address()
+    with _master(address) as (process, _):
+        peer = Communicator(address, timeout=TIMEOUT_S, master_timeout=TIMEOUT_S)
+        peer.connect()
+        run = run_status(address).run
+        process.kill()
+        process.wait()
+    with _master(address):
+        peer.update_topology()
+        assert run_status(address).run == run
+        peer.close()
+
+
+@pytest.mark.parametrize("how", ["--state none", "PCCL_STATE=", "PCCL_STATE=none", "port 0", "--standby-of"])
+def test_no_state_is_kept(state_home: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    address = "127.0.0.1:0" if how == "port 0" else _free_address()
+    options = {"--state none": ["--state", "none"], "--standby-of": ["--standby-of", _free_address()]}.get(how, [])
+    if how.startswith("PCCL_STATE"):
+        monkeypatch.setenv("PCCL_STATE", how.partition("=")[2])
+    with _master(address, *options, "--found") as (process, _):
+        _ends(process)
+    assert not state_home.exists()
+    assert not Path("none").exists()
+
+
+@pytest.mark.parametrize("obstacle", ["a file", "another master", "no record"])
+def test_a_default_directory_that_cannot_be_used_is_done_without(state_home: Path, obstacle: str) -> None:
+    address = _free_address()
+    directory = state_home / "pccl" / f"master-{address.split(':')[1]}"
+    with ExitStack() as resources:
+        if obstacle == "a file":
+            state_home.touch()
+        elif obstacle == "no record":
+            directory.mkdir(parents=True)
+            (directory / "master.json").write_text("{")
+        else:
+            resources.enter_context(_master("127.0.0.1:0", "--state", str(directory)))
+        process, _ = resources.enter_context(_master(address))
+        stderr = _ends(process)
+    assert "this master keeps no record of its run: " in stderr
+    assert str(state_home) in stderr
+    assert "--state" in stderr
+    assert len(stderr.splitlines()) == 1
+
+
+def test_a_directory_that_was_asked_for_and_cannot_be_used_is_an_error(state_home: Path, command: Command) -> None:
+    state_home.touch()
+    done = command("master", "--listen", _free_address(), "--state", str(state_home / "x"))
+    assert done.returncode == 1
+    assert "no state can be kept in" in done.stderr
+
+
+def test_newcomers_at_a_master_that_waits_for_a_recorded_run_are_told_what_skips_that(state_home: Path) -> None:
+    address = _free_address()
+    with _master(address) as (process, _):
+        peer = Communicator(address, timeout=TIMEOUT_S, master_timeout=0.1)
+        peer.connect()
+        process.kill()
+        process.wait()
+        with pytest.raises(PCCLError):
+            peer.update_topology()
+        peer.close()
+    with _master(address) as (process, _):
+        newcomer = Background(lambda: Communicator(address, timeout=2.0).connect())
+        text = str(newcomer.outcome())
+        stderr = _ends(process)
+    waits = r"the peers of run \w+ in term 1, view 1, peers \[1\], for \d+ s more; if it is over, "
+    waits += "`pccl master --found` skips this"
+    assert re.search(rf"it holds newcomers: it waits for {waits}", text)
+    assert re.search(rf"waits for {waits}", stderr)
+    assert re.search(rf"a newcomer from 127.0.0.1 is held: this master waits for {waits}", stderr)

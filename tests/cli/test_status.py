@@ -68,6 +68,24 @@ def test_table_of_a_run(cluster: Cluster, pccl_status: Command) -> None:
 
 
 @pytest.mark.usefixtures("reported_at_once")
+def test_newcomers_that_a_master_holds_are_shown_as_waiting(pccl_status: Command) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = "{}:{}".format(*listener.getsockname())
+    with MasterNode(address):
+        newcomer = Communicator(address)
+        connecting = Background(newcomer.connect)
+        shown = until(
+            lambda: found if "1 waiting" in (found := pccl_status(address).stdout) else "", "a newcomer is shown"
+        )
+        assert "vacant" in shown
+        assert "0 peers, 1 waiting" in shown
+        assert "newcomers are held: this master waits for peers of an earlier run, if there is one, for " in shown
+        assert "`pccl master --found` skips this" in shown
+        newcomer.close()
+        assert connecting.outcome().result is Result.NOT_INITIALIZED
+
+
+@pytest.mark.usefixtures("reported_at_once")
 def test_measured_links_are_shown(cluster: Cluster, pccl_status: Command) -> None:
     cluster.join(3)
     assert "Links of the rings" not in pccl_status(cluster.address).stdout

@@ -360,7 +360,7 @@ class World:
         return run_sync_soon
 
     async def _open_session(
-        self, masters: Sequence[Address], options: SessionOptions, dial_s: float | None = None
+        self, masters: Sequence[Address], options: SessionOptions, dial_s: float = 0.0, seek_s: float = 0.0
     ) -> PeerSession:
         await trio.lowlevel.checkpoint()
         engine = EngineThreads(options.group, options.segment_bytes)
@@ -368,7 +368,8 @@ class World:
         connection: Any = self._hub.connect()
         listener: Any = Listener()
         address = masters[0]
-        session = PeerSession(connection, listener, engine, staged_ops, options, MasterAddresses(masters), address)
+        search = MasterAddresses(masters)
+        session = PeerSession(connection, listener, engine, staged_ops, options, search, address, seek_s)
         self.sessions.append(session)
         return session
 

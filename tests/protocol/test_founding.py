@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol.failover import Failover
 from pccl.protocol.fence import Fence, FencedView
-from pccl.protocol.founding import BIRTH_MARGIN_S, Beginning, hold_beside_s, hold_s
-from pccl.protocol.master.effects import Close, Effect, Send
+from pccl.protocol.founding import BIRTH_MARGIN_S, IDLE_MARGIN_S, Beginning, hold_beside_s, hold_s
+from pccl.protocol.master.effects import Close, Effect, MasterLog, Send
 from pccl.protocol.master.options import MasterOptions
 from tests.protocol.test_recovery_report import report_of, view
 
@@ -86,6 +87,44 @@ def test_a_record_says_nothing_about_what_other_masters_have_led(fence: Fence | 
 @pytest.mark.parametrize("fence", [None, OVER])
 def test_where_there_is_no_other_master_a_record_of_no_run_suffices(fence: Fence | None) -> None:
     assert _Master(has_state=True, fence=fence).hello(1, masters=1) == [m.Welcome]
+
+
+UNDER_WAY = Fence("old", b"", 1, FencedView(3, frozenset([1, 2])), master_timeout_s=60.0)
+
+
+@pytest.mark.parametrize(
+    ("fence", "idle_s", "expected_s"),
+    [
+        (UNDER_WAY, 0.0, 60 + TIMEOUT_S),
+        (UNDER_WAY, IDLE_MARGIN_S, 60 + TIMEOUT_S),
+        (UNDER_WAY, IDLE_MARGIN_S + 30, 30 + TIMEOUT_S),
+        (UNDER_WAY, IDLE_MARGIN_S + 60, MARGIN_S),
+        (UNDER_WAY, IDLE_MARGIN_S + 66, 0.0),
+        (msgspec.structs.replace(UNDER_WAY, is_over=True), IDLE_MARGIN_S, MARGIN_S),
+        (msgspec.structs.replace(UNDER_WAY, is_over=True), IDLE_MARGIN_S + 66, 0.0),
+        (OVER, 0.0, 0.0),
+        (None, 0.0, 0.0),
+    ],
+)
+def test_nobody_is_waited_for_who_has_given_up_since_the_last_master_was_there(
+    fence: Fence | None, idle_s: float, expected_s: float
+) -> None:
+    options = MasterOptions(peer_timeout_s=TIMEOUT_S)
+    assert hold_s(Beginning.UNKNOWN, options, fence, True, idle_s) == expected_s
+
+
+def test_the_first_newcomer_that_is_held_is_told_of_in_a_warning() -> None:
+    master = _Master()
+    for connection in (1, 2):
+        master.hello(connection, masters=1)
+    lines = [each for each in master.effects if isinstance(each, MasterLog) and "is held" in each.text]
+    assert [each.level for each in lines] == ["warning", "info"]
+    assert "for peers of an earlier run, if there is one, for 7 s more; `pccl master --found` skips" in lines[0].text
+    held, what_for = master.machine.holding(master.now)
+    assert held == 2
+    assert what_for in lines[0].text
+    master.wait_until(master.machine.birth_at)
+    assert master.machine.holding(master.now) == (0, "")
 
 
 def test_a_master_that_was_told_that_there_is_no_run_waits_for_none() -> None:

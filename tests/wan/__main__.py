@@ -138,7 +138,9 @@ def _lab(options: argparse.Namespace) -> Lab:
 def _master(lab: Lab) -> Iterator[str]:
     """A master on host 0."""
     host = lab.hosts[0]
-    command = module_command("pccl", "master", "--found", "--listen", f"{host.address}:{MASTER_PORT}")
+    command = module_command(
+        "pccl", "master", "--found", "--state", "none", "--listen", f"{host.address}:{MASTER_PORT}"
+    )
     process = host.popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     with process.stdout:

@@ -26,7 +26,7 @@ def lab_with_master(delay_ms: float) -> Iterator[tuple[Lab, str]]:
     """Two hosts, the first of which has a master at this address."""
     with Lab(2, Link(delay_ms=delay_ms), backend="relay") as lab:
         address = f"{lab.hosts[0].address}:48148"
-        command = [sys.executable, "-P", "-m", "pccl", "master", "--found", "--listen", address]
+        command = [sys.executable, "-P", "-m", "pccl", "master", "--found", "--state", "none", "--listen", address]
         master = lab.hosts[0].popen(command, stdout=subprocess.PIPE, text=True)
         assert master.stdout is not None
         with master.stdout as said:

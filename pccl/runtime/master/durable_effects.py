@@ -5,7 +5,8 @@ for it. So
 
 1. nothing is announced that is not on disk: whoever hears of a term or a view can rely on the record of it;
 2. the disk holds up no event: the machine goes on deciding, and what it decides queues here;
-3. a disk that fails stops the run until it can be written again, which the log says once.
+3. a disk that fails stops the run until it can be written again, which the log says once. Where nobody has asked for
+   the record, the run goes on without one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import trio
@@ -25,6 +27,8 @@ logger = logging.getLogger("pccl.master")
 
 WRITE_AGAIN_S = 1.0
 """Pause before what could not be written to disk is tried again."""
+TOUCH_S = 10.0
+"""Time between two notes that this master lives, much less than `founding.IDLE_MARGIN_S`."""
 
 
 class DurableEffects:
@@ -40,6 +44,8 @@ class DurableEffects:
         self._state = state
         self._perform = perform
         self._writer = system.helper("pccl-state") if state is not None else None
+        self._is_given_up = False
+        """Whether the record is out of date, and not written any more."""
         self._postponed: deque[Effect] = deque()
         """Effects that wait for the disk, beginning with the one that is being written."""
 
@@ -54,6 +60,13 @@ class DurableEffects:
         self._postponed.extend(effect for effect in effects if not isinstance(effect, TakeHeartbeats))
         if not is_writing:
             self._perform_postponed()
+
+    async def keep_touching(self) -> None:
+        """Note in the state directory that this master lives, as long as it does."""
+        while self._state is not None and self._writer is not None:
+            await trio.sleep(TOUCH_S)
+            with suppress(OSError):
+                await self._writer.run(self._state.touch, is_left=False)
 
     def _perform_postponed(self) -> None:
         """Carry out all effects up to the next that is to be written, and begin to write that."""
@@ -72,12 +85,16 @@ class DurableEffects:
         assert self._state is not None
         assert self._writer is not None
         failure = ""
-        while True:
+        while not self._is_given_up:
             try:
                 await self._writer.run(partial(self._state.write, persist.fence), is_left=False)
                 break
             except OSError as error:
                 text = error.strerror or str(error)
+                if self._state.is_optional and await self._gives_up():
+                    where, failure = self._state.directory, ""
+                    logger.warning("this master keeps no record of its run from now on: %s: %s", where, text)
+                    continue
                 if text != failure:
                     failure = text
                     logger.warning(
@@ -88,6 +105,15 @@ class DurableEffects:
             logger.warning("the state has been written to %s", self._state.directory)
         self._postponed.popleft()
         self._perform_postponed()
+
+    async def _gives_up(self) -> bool:
+        """Note that the record is out of date. Return whether it can be done without from now on."""
+        assert self._state is not None
+        assert self._writer is not None
+        with suppress(OSError):
+            await self._writer.run(self._state.give_up, is_left=False)
+            self._is_given_up = True
+        return self._is_given_up
 
     def close(self) -> None:
         """Give the state directory free. No task may be writing any more."""

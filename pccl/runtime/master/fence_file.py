@@ -9,6 +9,9 @@ names the run's secret.
    holds it.
 3. A lock on a file that has been removed keeps nobody out. So before each write it is looked at whether the file is in
    its place still.
+4. The lock file is touched while the master lives, so the next one knows for how long nobody has held the directory.
+5. A record that cannot be kept up is worse than none. Of a directory that nobody asked for it is given up: `outdated`
+   then says that there was a run which is not on record.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ from pccl.protocol.fence import Fence
 FORMAT = 1
 RECORD = "master.json"
 LOCK = "lock"
+OUTDATED = "outdated"
+VANISHING = frozenset({"tmpfs", "ramfs", "overlay", "aufs"})
+"""File systems in memory, and those of containers, which are gone with them."""
 
 
 class StateError(Exception):
@@ -40,10 +46,14 @@ class _Document(msgspec.Struct, frozen=True):
 class FenceFile:
     """Owns the directory from construction to `close`. `write` may be called in any thread, one at a time."""
 
-    def __init__(self, directory: str, owner: str) -> None:
+    def __init__(self, directory: str, owner: str, is_optional: bool = False, is_lasting: bool = True) -> None:
         """Make the directory if there is none, and read the record. `owner` names this master to those that want the
-        directory later. StateError."""
+        directory later. One that `is_optional` was asked for by nobody, and one that is not `is_lasting` is where it
+        may vanish, for all that its user has said. StateError."""
         self.directory = directory
+        self.is_optional = is_optional
+        self.idle_s = 0.0
+        """Seconds for which nobody held the directory before this master, by the clock of its file system."""
         self._lock_fd = -1
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -52,7 +62,12 @@ class FenceFile:
             raise StateError(f"no state can be kept in {directory}: {error.strerror}") from None
         try:
             self._take_lock(owner)
-            self.fence = self._read()
+            self._is_outdated = os.path.exists(self._path(OUTDATED))
+            self.fence = None if self._is_outdated else self._read()
+            self.shows_all_runs = self.fence is not None or not (
+                self._is_outdated or (not is_lasting and may_vanish(directory))
+            )
+            """Whether there was no run that peers may still be in where there is no record of one."""
         except BaseException:
             self.close()
             raise
@@ -69,9 +84,16 @@ class FenceFile:
         except OSError as error:
             raise StateError(f"{self._path(LOCK)} cannot be locked: {error.strerror}") from None
         text = f"the master at {owner}, process {os.getpid()} on {socket.gethostname()}\n".encode()
+        last_held_s = os.fstat(self._lock_fd).st_mtime
         with suppress(OSError):  # a full disk: only the name is missing
+            self.touch()
+            self.idle_s = max(0.0, os.fstat(self._lock_fd).st_mtime - last_held_s)
             os.ftruncate(self._lock_fd, 0)
             os.pwrite(self._lock_fd, text, 0)
+
+    def touch(self) -> None:
+        """Note that the directory is held now. OSError."""
+        os.utime(self._lock_fd)
 
     def _read(self) -> Fence | None:
         path = self._path(RECORD)
@@ -112,6 +134,23 @@ class FenceFile:
             os.fsync(directory_fd)
         finally:
             os.close(directory_fd)
+        if self._is_outdated:
+            os.remove(self._path(OUTDATED))
+            self._is_outdated = False
+
+    def give_up(self) -> None:
+        """Note that what is on record is out of date from now on. It takes no space. OSError."""
+        try:
+            self._check_lock()
+        except OSError as error:
+            if error.errno == errno.ESTALE:
+                return  # it is gone, or another master's
+            raise
+        with suppress(FileExistsError):
+            os.link(self._path(LOCK), self._path(OUTDATED))
+        self._is_outdated = True
+        with suppress(FileNotFoundError):
+            os.remove(self._path(RECORD))
 
     def _check_lock(self) -> None:
         """Raise OSError if the lock file was removed or replaced: the lock keeps nobody out then."""
@@ -129,3 +168,15 @@ class FenceFile:
         fd, self._lock_fd = self._lock_fd, -1
         if fd != -1:
             os.close(fd)
+
+
+def may_vanish(directory: str) -> bool:
+    """Return whether a directory is known to lie in memory, or in a container's own file system."""
+    with suppress(OSError, ValueError, IndexError):
+        device = os.stat(directory).st_dev
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+            for line in mounts:
+                fields, _, kind = line.partition(" - ")
+                if fields.split()[2] == f"{os.major(device)}:{os.minor(device)}":
+                    return kind.split()[0] in VANISHING
+    return False

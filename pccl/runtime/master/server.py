@@ -115,7 +115,9 @@ class MasterServer:
         self._state = state
         self._beginning = beginning
         fence = state.fence if state is not None and beginning is not Beginning.FOUND else None
-        self._hold_s = hold_s(beginning, self._options, fence, state is not None)
+        shows_all_runs = state is not None and state.shows_all_runs
+        idle_s = state.idle_s if state is not None else 0.0
+        self._hold_s = hold_s(beginning, self._options, fence, shows_all_runs, idle_s)
         self._hold_beside_s = hold_beside_s(beginning, self._options)
         self._machine = Failover(
             secrets.token_hex(8),
@@ -176,6 +178,7 @@ class MasterServer:
                 nursery.start_soon(self._heartbeat_thread.vouch)
                 if self._standby_of:
                     nursery.start_soon(self._watch_others)
+                nursery.start_soon(self._effects.keep_touching)
                 nursery.start_soon(self._watch_heartbeats)
                 nursery.start_soon(self._diagnose)
                 await accept_connections(
@@ -199,11 +202,9 @@ class MasterServer:
                 "against both"
             )
         elif self._beginning is Beginning.FOUND and self._state.fence is not None and not self._state.fence.is_over:
-            logger.warning(
-                "told to found a run, this master forgets the one recorded in %s: %s",
-                self._state.directory,
-                self._state.fence,
-            )
+            text = "told to found a run, this master forgets the one recorded in %s: %s"
+            level = logging.INFO if self._state.is_optional else logging.WARNING
+            logger.log(level, text, self._state.directory, self._state.fence)
         else:
             logger.info("this master keeps its record of the run in %s", self._state.directory)
 

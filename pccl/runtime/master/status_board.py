@@ -39,7 +39,8 @@ class StatusBoard:
             machine = self._machine
             role = "leading" if machine.is_leading else "standby" if machine.is_standby else "vacant"
             found = snapshot(machine.master, now, now - self._started_at, __version__)
-            self._status = msgspec.structs.replace(found, role=role)
+            held, held_for = machine.holding(now)
+            self._status = msgspec.structs.replace(found, role=role, held=held, held_for=held_for)
             self._made_at = now
             self._frame = self._json = None
         return self._status

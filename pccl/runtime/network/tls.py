@@ -56,9 +56,11 @@ class TlsEnd:
         return self._outgoing.read()
 
     def encrypt(self, data: bytes) -> bytes:
+        """Return what is to be sent. Nothing if the conversation is over, which `decrypt` tells."""
         rest = memoryview(data)
-        while rest:
-            rest = rest[self._object.write(rest) :]
+        with suppress(ssl.SSLError):
+            while rest:
+                rest = rest[self._object.write(rest) :]
         return self._outgoing.read()
 
     def decrypt(self, received: bytes) -> tuple[bytes, bytes]:

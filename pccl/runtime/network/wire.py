@@ -48,11 +48,12 @@ M = TypeVar("M")
 
 
 class ConnectionLost(Exception):  # noqa: N818 - named after what happened, as trio's are
-    """The other side is gone; the text says how. `is_refused`: nobody listens there."""
+    """The other side is gone; the text says how. `is_refused`: nobody listens there. `is_of_tls`: TLS has failed."""
 
-    def __init__(self, text: str, is_refused: bool = False) -> None:
+    def __init__(self, text: str, is_refused: bool = False, is_of_tls: bool = False) -> None:
         super().__init__(text)
         self.is_refused = is_refused
+        self.is_of_tls = is_of_tls
 
 
 class ByteStream(Protocol):
@@ -256,7 +257,7 @@ class ControlConnection(Generic[M]):
             said, outgoing = self._tls.decrypt(data)
         except TlsError as error:
             self._send_raw(self._tls.last_words())
-            raise ConnectionLost(f"TLS failed: {error}") from None
+            raise ConnectionLost(f"TLS failed: {error}", is_of_tls=True) from None
         self._send_raw(outgoing)
         return said
 

@@ -56,6 +56,11 @@ class Accounts:
         status = await self._status()
         return accounts.of_admission(status) if isinstance(status, RunStatus) else status
 
+    async def of_hold(self) -> str | None:
+        """Return what the master waits for that has this newcomer wait; empty: nothing; None: it does not tell."""
+        status = await self._status()
+        return status.held_for if isinstance(status, RunStatus) else None
+
     async def _status(self) -> RunStatus | str:
         """Return the status of the run, or in words what is known without it."""
         if not self._driver.facts.is_led:

@@ -68,8 +68,9 @@ class Control:
         heartbeats: Heartbeats,
         recording_parts: RecordingParts,
         logger: logging.LoggerAdapter[logging.Logger],
+        seek_s: float,
     ) -> None:
-        """`master` leads to one of the `masters`."""
+        """`master` leads to one of the `masters`. A newcomer looks for one that leads a run for `seek_s` at least."""
         self.attached = trio.Event()
         """Set while there is a control connection, as far as is known."""
         self.attached.set()
@@ -88,6 +89,7 @@ class Control:
         self._heartbeats = heartbeats
         self._recording_parts = recording_parts
         self._logger = logger
+        self._seek_s = seek_s
         self._attending = trio.CancelScope()
         """Holds what concerns the present control connection."""
         self._patience: trio.CancelScope | None = None
@@ -161,7 +163,7 @@ class Control:
                         continue
                     reason = f"{reason}; {failure}"
                 reason = stranger or reason
-                self.is_cut_off = messages is None and not stranger
+                self.is_cut_off = messages is None and not (stranger or error.is_of_tls)
             except StrangerError as error:
                 reason = str(error)
             except TlsError as error:
@@ -345,19 +347,20 @@ class Control:
         self._heartbeats.stop()
         if self._patience is None:
             limit_s = self._options.master_timeout_s
+            if not self._driver.facts.run:
+                limit_s = max(limit_s, self._seek_s)
             self._patience = trio.CancelScope(deadline=trio.current_time() + limit_s)
             self._masters = self._masters.anew()
             self._gone.clear()
-            self._lifetime.spawn(self._be_patient, self._patience, effect.reason)
+            self._lifetime.spawn(self._be_patient, self._patience, effect.reason, limit_s)
 
-    async def _be_patient(self, patience: trio.CancelScope, reason: str) -> None:
+    async def _be_patient(self, patience: trio.CancelScope, reason: str, limit_s: float) -> None:
         with patience:
             while True:
                 with self._driver.hearing as machine:
                     self._note_gone(machine)
                 await trio.sleep(GIVING_UP_S)
         if trio.current_time() >= patience.deadline:
-            limit_s = self._options.master_timeout_s
             with self._driver.taking_over as machine:
                 tried = self._masters.account()
                 machine.give_up(

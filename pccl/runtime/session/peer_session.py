@@ -95,9 +95,11 @@ class PeerSession:
         options: SessionOptions,
         masters: MasterAddresses,
         address: Address,
+        seek_s: float,
     ) -> None:
         """`connection` leads to `address`, one of the `masters`, for whose host its certificate must be.
-        `staged_ops` are those of `engine`."""
+        `staged_ops` are those of `engine`. Before it is in a run, a session looks for a master for `seek_s`, or for
+        `options.master_timeout_s` if that is more."""
         self.view: ps.View | None = None
         """The installed view. Replaced as a whole: any thread may read it."""
         self.losses: dict[int, str] = {}
@@ -126,7 +128,9 @@ class PeerSession:
         state_sync = StateSync(options, driver, lifetime, calls, outbound, counters)
         heartbeats = Heartbeats(options, driver, lifetime)
         parts = RecordingParts(lifetime, recorder.recording, master.send, about)
-        control = Control(master, options, masters, self._listen_port, driver, lifetime, heartbeats, parts, about)
+        control = Control(
+            master, options, masters, self._listen_port, driver, lifetime, heartbeats, parts, about, seek_s
+        )
         inbound = Inbound(listener, options, driver, lifetime, outbound, state_sync, control.until_master_speaks, about)
         measuring = Measuring(driver, lifetime, outbound, about)
         for part in (bridge, calls, outbound, state_sync, control, measuring):
@@ -238,6 +242,11 @@ class PeerSession:
     async def until_answered(self) -> None:
         """Wait until some master has answered, or the session is over."""
         await self._control.answered.wait()
+
+    @property
+    def master_address(self) -> str:
+        """The address of the master that it talks with."""
+        return addresses.join(*self._master.address)
 
     @property
     def obstacle(self) -> str:
@@ -440,10 +449,10 @@ async def _dial_master(address: Address, options: SessionOptions, dial_s: float)
 
 
 async def open_session(
-    masters: Sequence[Address], options: SessionOptions, dial_s: float = float("inf")
+    masters: Sequence[Address], options: SessionOptions, dial_s: float = float("inf"), seek_s: float = 0.0
 ) -> PeerSession:
     """Connect to a master and create a session; the caller spawns its `run`. SessionError names the addresses. An
-    address that does not answer within `dial_s` is given up."""
+    address that does not answer within `dial_s` is given up. `seek_s` is that of the session."""
     search = MasterAddresses(masters)
     connection: ControlConnection[m.SaidByMaster] | None = None
     while connection is None:
@@ -474,6 +483,6 @@ async def open_session(
         except OSError as error:
             raise SessionError(Result.INTERNAL_ERROR, str(error)) from None
         undo.callback(staged_ops.close)
-        session = PeerSession(connection, listener, engine, staged_ops, options, search, address)
+        session = PeerSession(connection, listener, engine, staged_ops, options, search, address, seek_s)
         undo.pop_all()
     return session

@@ -30,8 +30,10 @@ Account = Callable[[], Awaitable[tuple[str, str]]]
 class waiting(AbstractContextManager[None]):  # noqa: N801 - a context, as trio's are named
     """A context for a call that waits. `account` is asked only when that has lasted for long."""
 
-    def __init__(self, what: str, account: Account, logger: Logger) -> None:
-        self._wait = _Wait(LongWait(what, trio.current_time()), account, logger)
+    def __init__(self, what: str | LongWait, account: Account, logger: Logger) -> None:
+        """`what` is the call's name, or the schedule of its wait."""
+        schedule = what if isinstance(what, LongWait) else LongWait(what, trio.current_time())
+        self._wait = _Wait(schedule, account, logger)
 
     def __enter__(self) -> None:
         _board().enter(self._wait)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import shutil
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,7 +16,7 @@ from pccl.protocol.fence import Fence, FencedView
 from pccl.protocol.master.effects import Close, Effect, Persist, TakeHeartbeats
 from pccl.runtime.master import durable_effects
 from pccl.runtime.master.durable_effects import DurableEffects
-from pccl.runtime.master.fence_file import FenceFile
+from pccl.runtime.master.fence_file import LOCK, FenceFile
 
 WAIT_S = 60.0
 
@@ -26,8 +28,8 @@ def fence(term: int) -> Fence:
 class Disk(FenceFile):
     """A directory that takes a record when the test says so."""
 
-    def __init__(self, directory: Path) -> None:
-        super().__init__(str(directory), "here")
+    def __init__(self, directory: Path, is_optional: bool = False) -> None:
+        super().__init__(str(directory), "here", is_optional)
         self.may_write = threading.Semaphore(0)
         self.failures = 0
         self.written: list[int] = []
@@ -41,7 +43,7 @@ class Disk(FenceFile):
         self.written.append(fence.term)
 
 
-def with_effects(disk: Disk | None, use: Callable[[DurableEffects, list[Effect]], Awaitable[None]]) -> None:
+def with_effects(disk: FenceFile | None, use: Callable[[DurableEffects, list[Effect]], Awaitable[None]]) -> None:
     """Runs `use` with a queue of effects and the list of those that it has performed."""
     performed: list[Effect] = []
 
@@ -126,3 +128,47 @@ def test_a_disk_that_fails_is_tried_again_and_told_once(
     again = FenceFile(str(tmp_path), "another")
     assert again.fence == fence(1), "closing has given the directory free"
     again.close()
+
+
+def test_a_default_directory_that_somebody_removes_stops_no_run(tmp_path: Path) -> None:
+    directory = tmp_path / "state"
+    state = FenceFile(str(directory), "here", is_optional=True)
+
+    async def use(effects: DurableEffects, performed: list[Effect]) -> None:
+        shutil.rmtree(directory)
+        effects.carry_out([Persist(fence(1)), Close(1)])
+        await until(lambda: performed == [Close(1)])
+
+    with_effects(state, use)
+
+
+def test_a_record_that_nobody_asked_for_stops_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    disk = Disk(tmp_path, is_optional=True)
+    disk.failures = 1
+
+    async def use(effects: DurableEffects, performed: list[Effect]) -> None:
+        effects.carry_out([Persist(fence(1)), Close(1), Persist(fence(2)), Close(2)])
+        disk.may_write.release()
+        await until(lambda: performed == [Close(1), Close(2)])
+
+    with caplog.at_level(logging.WARNING, "pccl.master"):
+        with_effects(disk, use)
+    assert f"this master keeps no record of its run from now on: {tmp_path}: No space left on device" in caplog.text
+    again = FenceFile(str(tmp_path), "here", is_optional=True)
+    assert again.fence is None
+    assert not again.shows_all_runs
+    again.close()
+
+
+def test_a_directory_is_touched_while_its_master_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(durable_effects, "TOUCH_S", 0.002)
+    disk = Disk(tmp_path)
+
+    async def use(effects: DurableEffects, performed: list[Effect]) -> None:
+        assert effects.nursery is not None
+        os.utime(tmp_path / LOCK, (0, 0))
+        effects.nursery.start_soon(effects.keep_touching)
+        await until(lambda: os.stat(tmp_path / LOCK).st_mtime > 0)
+        effects.nursery.cancel_scope.cancel()
+
+    with_effects(disk, use)

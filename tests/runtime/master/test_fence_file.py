@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import stat
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from pccl.protocol.fence import Fence, FencedView
-from pccl.runtime.master.fence_file import LOCK, RECORD, FenceFile, StateError
+from pccl.runtime.master.fence_file import LOCK, RECORD, FenceFile, StateError, may_vanish
 
 FENCE = Fence("a run", b"\x00\xffsecret", 3, FencedView.of(7, [1, 2, 3]), [FencedView.of(8, [1, 2])], False, 90.0)
 
@@ -150,3 +151,65 @@ def test_nothing_is_written_where_another_master_may_have_begun(tmp_path: Path) 
     (tmp_path / "away").rename(directory)
     state.write(FENCE)
     state.close()
+
+
+def test_it_is_known_for_how_long_nobody_has_held_a_directory(tmp_path: Path) -> None:
+    state = FenceFile(str(tmp_path), "here")
+    assert state.idle_s < 100
+    state.write(FENCE)
+    state.close()
+    for path, age_s in ((tmp_path / LOCK, 500.0), (tmp_path / LOCK, 1000.0)):
+        os.utime(path, (time.time() - age_s,) * 2)
+        state = FenceFile(str(tmp_path), "here")
+        assert state.idle_s == pytest.approx(age_s, abs=100)
+        state.touch()
+        state.close()
+    state = FenceFile(str(tmp_path), "here")
+    assert state.idle_s < 100
+    state.close()
+
+
+def test_a_clock_that_was_set_back_makes_nobody_idle(tmp_path: Path) -> None:
+    FenceFile(str(tmp_path), "here").close()
+    os.utime(tmp_path / LOCK, (time.time() + 1000.0,) * 2)
+    state = FenceFile(str(tmp_path), "here")
+    assert state.idle_s == 0.0
+    state.close()
+
+
+def test_a_record_that_was_given_up_is_no_record_and_no_proof_that_there_was_no_run(tmp_path: Path) -> None:
+    state = FenceFile(str(tmp_path), "here", is_optional=True)
+    assert state.shows_all_runs
+    state.write(FENCE)
+    state.give_up()
+    state.close()
+    state = FenceFile(str(tmp_path), "here", is_optional=True)
+    assert state.fence is None
+    assert not state.shows_all_runs
+    state.write(FENCE)
+    state.close()
+    state = FenceFile(str(tmp_path), "here", is_optional=True)
+    assert state.fence == FENCE
+    assert state.shows_all_runs
+    state.close()
+
+
+def test_a_default_directory_that_may_vanish_is_no_proof_that_there_was_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container's own layer, for instance: the next container finds it empty, and peers of its run may live."""
+    monkeypatch.setattr("pccl.runtime.master.fence_file.may_vanish", lambda directory: True)
+    state = FenceFile(str(tmp_path), "here", is_optional=True, is_lasting=False)
+    assert not state.shows_all_runs
+    state.write(FENCE)
+    state.close()
+    for is_lasting in (True, False):
+        state = FenceFile(str(tmp_path), "here", is_optional=True, is_lasting=is_lasting)
+        assert state.shows_all_runs
+        state.close()
+
+
+def test_memory_may_vanish() -> None:
+    if not os.path.isdir("/dev/shm"):
+        pytest.skip("no file system in memory here")
+    assert may_vanish("/dev/shm")

@@ -248,3 +248,14 @@ def test_a_changed_record_is_an_error() -> None:
     record[-1] ^= 1
     with pytest.raises(TlsError, match="bad record mac"):
         master.decrypt(bytes(record))
+
+
+def test_what_is_sent_after_the_other_side_has_ended_tls_raises_nothing() -> None:
+    """A peer says that it leaves where a master has refused its side of TLS."""
+    peer, master = TlsEnd(peer_context(), "localhost"), TlsEnd(master_context(client_ca="ca"))
+    answer = master.handshake(peer.handshake(b""))
+    with pytest.raises(TlsError):
+        master.handshake(peer.handshake(answer))
+    with pytest.raises(TlsError, match="certificate required"):
+        peer.decrypt(master.last_words())
+    peer.encrypt(b"that it leaves")
