@@ -17,7 +17,8 @@ static const char *receiver_on_early_announcement(pccl_receiver *receiver, pccl_
 {
     pccl_group *group = pccl_groups_find(receiver->groups, frame->key.group);
     uint64_t epoch = frame->key.epoch;
-    if (group != NULL && (pccl_group_has_frozen(group, epoch) || epoch < group->newest_epoch)) {
+    int is_over = group != NULL && (pccl_group_has_frozen(group, epoch) || epoch < group->newest_epoch);
+    if (is_over || pccl_unexpected_is_refused(&receiver->ops->unexpected, conn->link, &frame->key)) {
         receiver_discard(conn, frame);
         return NULL;
     }

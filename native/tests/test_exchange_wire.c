@@ -82,6 +82,11 @@ static void broken_segments_lose_the_link(void)
         {0, 2, 0, 1, 0, 10, 20, "a hop beyond its destination"},
         {0, 0, 0, 0, 0, 10, 20, "a hop beyond its destination"},
         {0, 0, 0, 0, 2, 10, 24, "wrong payload size"},
+        {0, 0, 0, 0, 2, 10, 16, "wrong payload size"}, /* also of what passes through */
+        {0, 0, 0, 0, 2, 0, 4, "wrong payload size"},
+        {0, 0, 1, 0, 2, 6, 20, "wrong payload size"},
+        {0, 0, 2, 0, 2, 10, 20, "no such segment"},
+        {0, 0, 1, 0, 2, 0, 0, "no such segment"},
         {0, 0, 0, 0, 1, 10, 16, "wrong payload size"},
         {0, 0, 2, 0, 1, 10, 20, "no such segment"},
     };
@@ -98,6 +103,51 @@ static void repetitions_lose_the_link(void)
         exchange_open(&w, algorithm);
         write_exchanged(&w, &twice);
         write_exchanged(&w, &twice);
+        expect_lost(&w, 0, "the same segment twice");
+        end_op(&w);
+        wire_close(&w);
+    }
+}
+
+/* Rank 0 has nothing for us, which it says once. */
+static void an_empty_part_said_twice_loses_the_link(void)
+{
+    static const uint64_t sent[WORLD] = {CHUNK, CHUNK, CHUNK}, expected[WORLD] = {0, CHUNK, 2 * CHUNK};
+    static const broken_segment empty = {0, 0, 0, 0, RANK, 0, 0, NULL};
+    wire w;
+    exchange_open_bare(&w, PCCL_RING);
+    w.request.send_counts = sent;
+    w.request.recv_counts = expected;
+    wire_submit(&w);
+    wire_await_announcements(&w);
+    describe(&w, 2, PCCL_FRAME_READY, 2 * CHUNK, 0);
+    for (int i = 0; i < 2; i++)
+        write_exchanged(&w, &empty);
+    expect_lost(&w, 0, "the same segment twice");
+    CHECK(!node_has_event(&w.n, PCCL_EVENT_OP_DONE, w.request.op));
+    end_op(&w);
+    wire_close(&w);
+}
+
+/* Of what passes through, too, whether the next rank has taken it or not. */
+static void passing_segments_said_twice_lose_the_link(void)
+{
+    static const broken_segment full = {0, 0, 1, 0, 2, CHUNK, SEGMENT_BYTES, NULL}, empty = {0, 0, 0, 0, 2, 0, 0, NULL};
+    for (int kind = 0; kind < 4; kind++) {
+        const broken_segment *twice = kind % 2 == 0 ? &full : &empty;
+        wire w;
+        exchange_open(&w, PCCL_RING);
+        write_exchanged(&w, twice);
+        if (kind >= 2) {
+            pccl_frame frame;
+            float payload[CHUNK];
+            describe(&w, 2, PCCL_FRAME_READY, CHUNK, 0);
+            do
+                read_frame(w.peers[2], &frame, payload, sizeof payload);
+            while (frame.chunk != 0);
+            write_ack(w.peers[2], 2 + 4);
+        }
+        write_exchanged(&w, twice);
         expect_lost(&w, 0, "the same segment twice");
         end_op(&w);
         wire_close(&w);
@@ -171,6 +221,8 @@ int main(void)
 {
     RUN(broken_segments_lose_the_link);
     RUN(repetitions_lose_the_link);
+    RUN(an_empty_part_said_twice_loses_the_link);
+    RUN(passing_segments_said_twice_lose_the_link);
     RUN(nothing_is_eager_in_a_ring);
     RUN(a_ring_passes_on);
     RUN(another_length_is_a_mismatch);
