@@ -326,7 +326,10 @@ static const char *relay_keep(pccl_op *op, const pccl_frame *frame, pccl_op_inbo
 {
     pccl_relay_lane *lane = &op->relay.lanes[relay_class(frame->chunk, op->request.rank)];
     const char *broken_rule = relay_check_passing(op, frame);
-    if (broken_rule == NULL && lane->received_bytes - lane->reported_bytes >= PCCL_RELAY_WINDOW_BYTES)
+    /* The last frame may be the one that exceeds the window, and overtake others. */
+    uint64_t bytes_max = PCCL_RELAY_WINDOW_BYTES + relay_charge(op->request.shape.segment_bytes);
+    uint64_t held_bytes = lane->received_bytes - lane->reported_bytes + relay_charge(frame->payload_bytes);
+    if (broken_rule == NULL && held_bytes >= bytes_max)
         broken_rule = "more to be passed on than allowed";
     if (broken_rule != NULL)
         return broken_rule;
