@@ -109,12 +109,7 @@ typedef struct {
     uint32_t theirs_rank;
 } pccl_op_relay;
 
-enum pccl_op_announcement {
-    PCCL_ANNOUNCE_NOTHING,
-    PCCL_ANNOUNCE_READY,
-    PCCL_ANNOUNCE_EAGER,
-    PCCL_ANNOUNCE_PASSED
-};
+enum pccl_op_announcement { PCCL_ANNOUNCE_NOTHING, PCCL_ANNOUNCE_READY, PCCL_ANNOUNCE_EAGER, PCCL_ANNOUNCE_PASSED };
 
 typedef struct {
     struct pccl_op *op;

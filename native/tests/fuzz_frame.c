@@ -272,7 +272,8 @@ static uint32_t part_frames(const pccl_op_request *request, uint32_t chunk, uint
 }
 
 /* All segments of an exchange that the sender would send to the victim; how many frames. */
-static uint32_t exchange_frames(const pccl_op_request *request, uint32_t sender, pccl_frame *frames, uint32_t frames_max)
+static uint32_t exchange_frames(
+    const pccl_op_request *request, uint32_t sender, pccl_frame *frames, uint32_t frames_max)
 {
     uint64_t out[WORLD_MAX];
     uint64_t in[WORLD_MAX];
