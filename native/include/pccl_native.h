@@ -242,7 +242,7 @@ typedef struct {
  *     OP_DETACHED        id: op; system_error: ENOENT: there is no such op, ECANCELED: it has stopped
  *     ENGINE_FAILED      detail; system_error. This machine is to blame and no peer: it has no memory, or somebody has
  *                        closed the engine's descriptors. The engine does nothing any more but to be destroyed, which
- *                        restores what ops had. Once; the descriptor to wait on may be gone, too: see
+ *                        restores what ops had, but those that had completed on the fast path. Once; the descriptor to wait on may be gone, too: see
  *                        pccl_engine_has_failed
  *
  * To spare the owner a wakeup, OP_DONE with mutual completion and OP_FAST_COMPLETED wait for the next event that
@@ -329,7 +329,8 @@ void pccl_engine_options_default(pccl_engine_options *options);
 /* Starts the engine thread. NULL on failure, with the reason in `error`. */
 pccl_engine *pccl_engine_create(const pccl_engine_options *options, char *error, size_t error_bytes);
 
-/* Stops the thread, closes every socket, and aborts (and restores) every op not yet ended. */
+/* Stops the thread, closes every socket, and aborts (and restores) every op not yet ended. What has completed on the
+ * fast path has ended. */
 void pccl_engine_destroy(pccl_engine *engine);
 
 /* Closes, in a forked child, the child's copies of all descriptors, so that the parent's death is still seen by its
@@ -379,7 +380,8 @@ int pccl_engine_freeze(pccl_engine *engine, uint32_t group, uint64_t epoch);
 int pccl_engine_freeze_op(pccl_engine *engine, uint64_t op);
 
 /* Forgets what the unexpected queue holds of ops that will never be submitted here: the op with the key `last`, and the
- * uses of its tag before it, `count` in all. */
+ * uses of its tag before it, `count` in all. What is announced of them later is discarded, as of ops that were aborted
+ * here: their keys must not be used again. */
 int pccl_engine_forget_ops(pccl_engine *engine, const pccl_op_key *last, uint32_t count);
 
 /* Takes the caller's buffers away from an op, which goes on in the given memory. From OP_DETACHED on, which waits for

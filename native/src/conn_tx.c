@@ -3,6 +3,7 @@
 
 #include "conn_inside.h"
 #include "crc32c.h"
+#include "op_exchange.h"
 #include "recorder.h"
 
 #include <errno.h>
@@ -31,6 +32,15 @@ int pccl_conn_has_room(const pccl_conn *conn, size_t batch_bytes_max)
     return conn->tx_count < TX_FRAMES_MAX && conn->tx_batch_bytes < batch_bytes_max && !tx_window_is_full(conn);
 }
 
+/* Nonzero if a frame with this payload is in the batch yet. */
+static int tx_is_left(const pccl_conn *conn, const uint8_t *payload)
+{
+    for (unsigned i = conn->tx_first; i < conn->tx_count; i++)
+        if (conn->tx_frames[i].payload == payload)
+            return 1;
+    return 0;
+}
+
 int pccl_conn_acked(pccl_conn *conn, uint32_t frames)
 {
     uint32_t more = frames - conn->tx_acked;
@@ -40,6 +50,12 @@ int pccl_conn_acked(pccl_conn *conn, uint32_t frames)
         const pccl_conn_unacked *unacked = &conn->unacked[conn->tx_acked % PCCL_CONN_WINDOW];
         if (unacked->type == PCCL_FRAME_LOST && unacked->of.lost != NULL)
             pccl_conn_note_notice_acked(unacked->of.lost);
+        if (unacked->type != PCCL_FRAME_SEGMENT || unacked->payload_bytes == 0 || unacked->op == NULL ||
+            !pccl_relay_passes(unacked->op, unacked->of.segment.chunk))
+            continue;
+        if (tx_is_left(conn, unacked->of.segment.payload))
+            return -1;
+        pccl_relay_acknowledged(unacked->of.segment.payload);
     }
     if (more > 0) {
         conn->has_moved = 1;

@@ -229,7 +229,7 @@ void pccl_core_forget_ops(pccl_core *core, pccl_op_key last, uint64_t count)
 {
     for (uint64_t left = count; left > 0; left--, last.sequence--) {
         for (pccl_list *node = core->links.all.next; node != &core->links.all; node = node->next)
-            pccl_unexpected_forget_op(&core->ops.unexpected, PCCL_CONTAINER_OF(node, pccl_link, in_links), &last);
+            pccl_unexpected_refuse_op(&core->ops.unexpected, PCCL_CONTAINER_OF(node, pccl_link, in_links), &last);
         if (last.sequence == 0)
             break;
     }
@@ -313,14 +313,19 @@ void pccl_core_on_poll(pccl_core *core, const pccl_poll_event *event)
         pccl_conn_watch(conn);
 }
 
+static void core_end_ran(pccl_core *core)
+{
+    while (!pccl_list_is_empty(&core->ops.ran))
+        pccl_open_ops_end(&core->ops, PCCL_CONTAINER_OF(core->ops.ran.next, pccl_op, in_ran), PCCL_COMMIT_BY_ALL);
+}
+
 int pccl_core_settle(pccl_core *core)
 {
     int is_more = core_send(core);
     while (pccl_host_read_rest(&core->receiver.host))
         is_more |= core_send(core);
     pccl_open_ops_complete_reached(&core->ops);
-    while (!pccl_list_is_empty(&core->ops.ran))
-        pccl_open_ops_end(&core->ops, PCCL_CONTAINER_OF(core->ops.ran.next, pccl_op, in_ran), PCCL_COMMIT_BY_ALL);
+    core_end_ran(core);
     pccl_links_close_lost(&core->links, &core->ops);
     return is_more;
 }
@@ -423,6 +428,7 @@ void pccl_core_tick(pccl_core *core, int64_t now_ms)
 
 void pccl_core_destroy(pccl_core *core)
 {
+    core_end_ran(core); /* the engine may have failed before it could settle them; their callers know the result */
     while (!pccl_list_is_empty(&core->ops.open))
         pccl_open_ops_end(&core->ops, PCCL_CONTAINER_OF(core->ops.open.next, pccl_op, in_ops), PCCL_ABORT);
     pccl_links_free(&core->links, &core->ops);

@@ -132,6 +132,16 @@ static const char *done_decode(const uint8_t *body, const pccl_frame *frame)
     return NULL;
 }
 
+static const char *passed_decode(const uint8_t *body, pccl_frame *frame)
+{
+    static const uint8_t zeros[BODY_BYTES - 16];
+    frame->passed_bytes[0] = pccl_get_u64(body);
+    frame->passed_bytes[1] = pccl_get_u64(body + 8);
+    if (memcmp(body + 16, zeros, sizeof zeros) != 0)
+        return "reserved bytes in use";
+    return frame->payload_bytes == 0 ? NULL : "payload after a PASSED frame";
+}
+
 static uint32_t header_crc(const uint8_t *header)
 {
     uint32_t crc = pccl_crc32c(0, header, AT_HEADER_CRC);
@@ -169,6 +179,10 @@ void pccl_frame_encode(const pccl_frame *frame, uint8_t *header)
         pccl_put_u32(header + AT_BODY + 8, frame->frames);
         break;
     case PCCL_FRAME_DONE: break;
+    case PCCL_FRAME_PASSED:
+        pccl_put_u64(header + AT_BODY, frame->passed_bytes[0]);
+        pccl_put_u64(header + AT_BODY + 8, frame->passed_bytes[1]);
+        break;
     }
     pccl_frame_set_header_crc(header);
 }
@@ -204,6 +218,7 @@ const char *pccl_frame_decode(const uint8_t *header, pccl_frame *frame)
     case PCCL_FRAME_ACK: frame->type = PCCL_FRAME_ACK; return ack_decode(header + AT_BODY, frame);
     case PCCL_FRAME_LOST: frame->type = PCCL_FRAME_LOST; return lost_decode(header + AT_BODY, frame);
     case PCCL_FRAME_DONE: frame->type = PCCL_FRAME_DONE; return done_decode(header + AT_BODY, frame);
+    case PCCL_FRAME_PASSED: frame->type = PCCL_FRAME_PASSED; return passed_decode(header + AT_BODY, frame);
     default: return "unknown frame type";
     }
 }

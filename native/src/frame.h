@@ -17,6 +17,7 @@
  *          ACK      received_bytes u64, reserved 32 bytes
  *          LOST     connection u32, peer_connection u32, frames u32, reserved 28 bytes
  *          DONE     reserved 40 bytes
+ *          PASSED   passed_bytes u64 for each of two classes, reserved 24 bytes
  *
  * READY has no payload: the sender has submitted the op of this key and shape, and payload for it may come. Its count
  * is that of the op; for an all-to-all it is that of the part which goes from its sender to its receiver, and in the
@@ -29,6 +30,8 @@
  * from the link's beginning (link.h).
  * DONE says that the sender is done with the op of this key (completion.h), and with those of the keys that its payload
  * is, each as it would be in bytes 16 to 44. What counts frames counts it as one for each key.
+ * PASSED says how much of what its receiver has sent for other ranks in an exchange around a ring has been sent on,
+ * counted from the op's beginning (op_relay.c).
  *
  * HELLO, ACK and LOST are about connections (conn.h) and belong to no op either. The sender calls this one, or a
  * lost one, `connection`, the receiver calls the latter `peer_connection`. received_frames is how many frames
@@ -43,7 +46,7 @@
 #include "base.h"
 #include "pccl_native.h"
 
-enum { PCCL_FRAME_BYTES = 88, PCCL_FRAME_MAGIC = 0x4350, PCCL_FRAME_VERSION = 6 };
+enum { PCCL_FRAME_BYTES = 88, PCCL_FRAME_MAGIC = 0x4350, PCCL_FRAME_VERSION = 7 };
 
 enum {
     PCCL_KEY_BYTES = 28,
@@ -59,7 +62,8 @@ enum pccl_frame_type {
     PCCL_FRAME_HELLO = 5,
     PCCL_FRAME_ACK = 6,
     PCCL_FRAME_LOST = 7,
-    PCCL_FRAME_DONE = 8
+    PCCL_FRAME_DONE = 8,
+    PCCL_FRAME_PASSED = 9
 };
 
 /* Returned in the place of a broken rule: none is broken, but there is no memory to buffer what the frame says; or the
@@ -76,6 +80,7 @@ typedef struct {
     pccl_op_key key;
     pccl_op_shape shape; /* READY, EAGER */
     uint64_t eager_bytes; /* CREDIT */
+    uint64_t passed_bytes[2]; /* PASSED: of each class */
     uint64_t received_bytes; /* ACK */
     uint32_t connection; /* HELLO, LOST */
     uint32_t peer_connection; /* LOST */

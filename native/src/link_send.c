@@ -1,6 +1,7 @@
 #include "link_send.h"
 
 #include "completion.h"
+#include "op_exchange.h"
 
 #include <string.h>
 
@@ -29,6 +30,7 @@ static void link_add_announcement(pccl_link *link, pccl_conn *conn)
     pccl_frame frame;
     pccl_op_peer *peer = PCCL_CONTAINER_OF(link->ready_ops.next, pccl_op_peer, in_ready);
     pccl_list_remove(&peer->in_ready);
+    int is_report = peer->announcement == PCCL_ANNOUNCE_PASSED;
     int is_eager = peer->announcement == PCCL_ANNOUNCE_EAGER;
     PCCL_ASSERT(peer->announcement != PCCL_ANNOUNCE_NOTHING);
     peer->announcement = PCCL_ANNOUNCE_NOTHING;
@@ -39,6 +41,11 @@ static void link_add_announcement(pccl_link *link, pccl_conn *conn)
         pccl_conn_add(conn, &frame, payload, peer->op, index);
         if (peer->is_heard && pccl_op_has_sendable(peer))
             pccl_list_append(&link->active_ops, &peer->in_active);
+        return;
+    }
+    if (is_report) {
+        pccl_relay_report(peer->op, &frame);
+        pccl_conn_add(conn, &frame, NULL, peer->op, 0);
         return;
     }
     memset(&frame, 0, sizeof frame);
@@ -80,6 +87,12 @@ static void link_add_again(pccl_link *link, pccl_conn *conn)
         break;
     case PCCL_FRAME_DONE: pccl_conn_add_done(conn, &unacked.of.key, 1); break;
     case PCCL_FRAME_CREDIT: link->eager.is_credit_due = 1; break;
+    case PCCL_FRAME_PASSED:
+        if (unacked.op != NULL) {
+            pccl_relay_report(unacked.op, &frame);
+            pccl_conn_add(conn, &frame, NULL, unacked.op, 0);
+        }
+        break;
     case PCCL_FRAME_LOST: /* on its way again already */ break;
     case PCCL_FRAME_HELLO:
     case PCCL_FRAME_ACK: PCCL_ASSERT(!"these have no record"); break;
@@ -93,6 +106,19 @@ static void link_add_notice(pccl_link *link, pccl_conn *conn)
     pccl_conn_add_lost(conn, lost);
 }
 
+/* Something of the op has been sent on that passes through. */
+static void op_report_passed(pccl_op *op)
+{
+    for (uint32_t i = 0; i < op->peers_count; i++) {
+        pccl_op_peer *source = &op->peers[i];
+        if (source->link == NULL || pccl_list_is_member(&source->in_ready) || !pccl_relay_has_to_report(source))
+            continue;
+        source->announcement = PCCL_ANNOUNCE_PASSED;
+        pccl_list_append(&source->link->ready_ops, &source->in_ready);
+        pccl_link_note_pending(source->link);
+    }
+}
+
 static void link_add_segment(pccl_link *link, pccl_conn *conn)
 {
     pccl_frame frame;
@@ -101,6 +127,7 @@ static void link_add_segment(pccl_link *link, pccl_conn *conn)
     pccl_list_remove(&peer->in_active);
     const uint8_t *payload = pccl_op_take_sendable(peer, &frame, &index);
     pccl_conn_add(conn, &frame, payload, peer->op, index);
+    op_report_passed(peer->op);
     if (link->has_turn) {
         conn->under_way_bytes += frame.payload_bytes;
         conn->unsent_bytes += frame.payload_bytes;

@@ -1,6 +1,7 @@
 #include "matching.h"
 
 #include "completion.h"
+#include "op_exchange.h"
 #include "unexpected.h"
 #include "fast_path.h"
 
@@ -71,6 +72,14 @@ static void op_note_awaited(const pccl_op *op)
 {
     if (op->record != NULL)
         pccl_record_awaits(op->record, pccl_op_awaits(op, op->record->first_rx_ns != 0));
+}
+
+const char *pccl_match_note_passed(pccl_op_peer *target, const pccl_frame *frame)
+{
+    const char *broken_rule = pccl_relay_on_report(target, frame);
+    if (broken_rule == NULL)
+        peer_activate(target);
+    return broken_rule;
 }
 
 /* A target has said that it has submitted the same op. An op without elements is done by that, so that it is

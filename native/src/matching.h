@@ -26,6 +26,9 @@ void pccl_match_attach(pccl_open_ops *ops, pccl_op *op, pccl_link *link);
 /* A target has announced the same op. */
 void pccl_match_note_heard(pccl_open_ops *ops, pccl_op_peer *target);
 
+/* A target has reported what it has passed on: NULL, or the rule that it breaks. */
+const char *pccl_match_note_passed(pccl_op_peer *target, const pccl_frame *frame);
+
 /* All of a segment's payload is there. */
 void pccl_match_note_arrived(pccl_open_ops *ops, pccl_op *op, const pccl_op_inbound *inbound);
 

@@ -84,18 +84,32 @@ typedef struct {
 
 struct pccl_relayed;
 
+enum { PCCL_RELAY_WINDOW_BYTES = PCCL_SIZE(8 << 20, 1024), PCCL_RELAY_OVERHEAD_BYTES = 256 };
+
+/* What passes through of one class. Bytes are counted from the op's beginning, with PCCL_RELAY_OVERHEAD_BYTES for each
+ * frame. */
+typedef struct {
+    struct pccl_relayed *first; /* of what waits to go out */
+    struct pccl_relayed *last;
+    uint64_t received_bytes;
+    uint64_t released_bytes; /* of them: sent on */
+    uint64_t reported_bytes; /* of these, to the rank before */
+    uint64_t sent_bytes; /* to the next rank, for others */
+    uint64_t passed_bytes; /* of them, that it has reported */
+} pccl_relay_lane;
+
 /* An exchange in a ring: op_relay.c. */
 typedef struct {
-    struct pccl_relayed *first; /* of what passes through and waits to go out */
-    struct pccl_relayed *last;
-    struct pccl_relayed *kept; /* all that has passed through, or is about to */
+    pccl_relay_lane lanes[2]; /* of each class */
+    pccl_list kept; /* what passes through, until the next rank has it */
+    pccl_table seen; /* all that has come without a state of its own */
     uint32_t distance; /* of the rank to which own parts go out next; 0: all are out */
     uint32_t segment; /* of that part, to go out next */
     pccl_op_shape theirs; /* as a rank describes the op in another way */
     uint32_t theirs_rank;
 } pccl_op_relay;
 
-enum pccl_op_announcement { PCCL_ANNOUNCE_NOTHING, PCCL_ANNOUNCE_READY, PCCL_ANNOUNCE_EAGER };
+enum pccl_op_announcement { PCCL_ANNOUNCE_NOTHING, PCCL_ANNOUNCE_READY, PCCL_ANNOUNCE_EAGER, PCCL_ANNOUNCE_PASSED };
 
 typedef struct {
     struct pccl_op *op;

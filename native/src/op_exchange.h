@@ -24,6 +24,19 @@ static inline int pccl_exchange_has_parts(const pccl_op *op)
     return op->exchange.send_parts != NULL || op->exchange.recv_parts != NULL;
 }
 
+/* Nonzero if the op is around a ring, and a segment of the chunk that it sends passes through. */
+int pccl_relay_passes(const pccl_op *op, uint32_t chunk);
+
+/* The next rank has acknowledged such a segment with this payload, which is freed. */
+void pccl_relay_acknowledged(const uint8_t *payload);
+
+/* Nonzero if enough has been passed on since the last report to the source; and the frame that reports it. */
+int pccl_relay_has_to_report(const pccl_op_peer *source);
+void pccl_relay_report(pccl_op *op, pccl_frame *frame);
+
+/* A report has come: NULL, or the rule that it breaks. */
+const char *pccl_relay_on_report(pccl_op_peer *target, const pccl_frame *frame);
+
 /* Nothing is reduced. */
 void pccl_exchange_reduce(
     pccl_op *op, const pccl_op_inbound *inbound, size_t first, pccl_reduction *reduction, size_t elements);

@@ -362,14 +362,24 @@ void pccl_open_ops_detach(pccl_open_ops *ops, pccl_op *op, void *send, void *rec
     pccl_op_drop_buffers(op);
 }
 
+/* Peers may not know yet that the op has ended. One that is committed has been announced by all of them. */
+static void op_refuse_late_peers(pccl_open_ops *ops, const pccl_op *op)
+{
+    for (uint32_t i = 0; i < op->peers_count; i++)
+        if (op->peers[i].link != NULL)
+            pccl_unexpected_refuse_op(&ops->unexpected, op->peers[i].link, &op->request.key);
+}
+
 void pccl_open_ops_end(pccl_open_ops *ops, pccl_op *op, int verdict)
 {
     op_release(ops, op);
     op_end_time(ops, op);
     if (op->completion != NULL)
         pccl_completion_end(op->completion);
-    if (verdict == PCCL_ABORT || !op->is_done)
+    if (verdict == PCCL_ABORT || !op->is_done) {
         pccl_op_restore(op);
+        op_refuse_late_peers(ops, op);
+    }
     pccl_event event = pccl_op_event(op, PCCL_EVENT_OP_ENDED);
     event.system_error = verdict != PCCL_ABORT && !op->is_done ? EPROTO : 0;
     pccl_recorder_end(&ops->recorder, op->record, op->tx_bytes, op->rx_bytes, verdict != PCCL_ABORT);

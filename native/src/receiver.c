@@ -17,7 +17,8 @@ static const char *receiver_on_early_announcement(pccl_receiver *receiver, pccl_
 {
     pccl_group *group = pccl_groups_find(receiver->groups, frame->key.group);
     uint64_t epoch = frame->key.epoch;
-    if (group != NULL && (pccl_group_has_frozen(group, epoch) || epoch < group->newest_epoch)) {
+    int is_over = group != NULL && (pccl_group_has_frozen(group, epoch) || epoch < group->newest_epoch);
+    if (is_over || pccl_unexpected_is_refused(&receiver->ops->unexpected, conn->link, &frame->key)) {
         receiver_discard(conn, frame);
         return NULL;
     }
@@ -114,6 +115,15 @@ static const char *receiver_on_segment(pccl_receiver *receiver, pccl_conn *conn,
     return NULL;
 }
 
+static const char *receiver_on_passed(pccl_receiver *receiver, pccl_conn *conn, const pccl_frame *frame)
+{
+    pccl_op *elsewhere;
+    pccl_op_peer *target = pccl_open_ops_find_peer(receiver->ops, &frame->key, conn->link, 0, &elsewhere);
+    if (target == NULL)
+        return elsewhere != NULL ? "a report from the wrong peer" : NULL;
+    return target->op->is_stopped ? NULL : pccl_match_note_passed(target, frame);
+}
+
 static const char *receiver_on_done(pccl_conn_host *host, pccl_conn *conn, const pccl_op_key *key)
 {
     pccl_receiver *receiver = PCCL_CONTAINER_OF(host, pccl_receiver, host);
@@ -145,6 +155,7 @@ static const char *receiver_on_header(pccl_conn_host *host, pccl_conn *conn, con
     case PCCL_FRAME_SEGMENT: return receiver_on_segment(receiver, conn, frame);
     case PCCL_FRAME_CREDIT: return pccl_link_on_credit(conn->link, frame->eager_bytes);
     case PCCL_FRAME_LOST: return pccl_conn_on_lost(conn, frame);
+    case PCCL_FRAME_PASSED: return receiver_on_passed(receiver, conn, frame);
     case PCCL_FRAME_DONE: /* comes to receiver_on_done, key by key */
     case PCCL_FRAME_HELLO:
     case PCCL_FRAME_ACK: break; /* stay with the connection */

@@ -3,6 +3,7 @@
 #include "keyed_hash.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 uint64_t pccl_op_key_hash(const pccl_op_key *key)
 {
@@ -10,7 +11,11 @@ uint64_t pccl_op_key_hash(const pccl_op_key *key)
     return pccl_keyed_hash(words, PCCL_COUNT_OF(words));
 }
 
-void pccl_unexpected_init(pccl_unexpected_queue *queue) { pccl_table_init(&queue->by_key); }
+void pccl_unexpected_init(pccl_unexpected_queue *queue)
+{
+    pccl_table_init(&queue->by_key);
+    memset(queue->refused, 0, sizeof queue->refused);
+}
 
 void pccl_unexpected_free(pccl_unexpected_queue *queue)
 {
@@ -34,6 +39,12 @@ pccl_unexpected_op *pccl_unexpected_find(
             return found;
     }
     return NULL;
+}
+
+int pccl_unexpected_is_refused(const pccl_unexpected_queue *queue, const pccl_link *link, const pccl_op_key *key)
+{
+    uint64_t hash = unexpected_hash(link, key);
+    return queue->refused[hash % PCCL_COUNT_OF(queue->refused)] == hash;
 }
 
 static void unexpected_drop_payload(pccl_unexpected_op *buffered)
@@ -146,9 +157,11 @@ void pccl_unexpected_forget_link(pccl_unexpected_queue *queue, pccl_link *link)
         unexpected_remove(queue, PCCL_CONTAINER_OF(link->unexpected.next, pccl_unexpected_op, in_link));
 }
 
-void pccl_unexpected_forget_op(pccl_unexpected_queue *queue, pccl_link *link, const pccl_op_key *key)
+void pccl_unexpected_refuse_op(pccl_unexpected_queue *queue, pccl_link *link, const pccl_op_key *key)
 {
     pccl_unexpected_op *buffered = pccl_unexpected_find(queue, link, key);
+    uint64_t hash = unexpected_hash(link, key);
+    queue->refused[hash % PCCL_COUNT_OF(queue->refused)] = hash;
     if (buffered != NULL)
         unexpected_remove(queue, buffered);
 }

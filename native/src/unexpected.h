@@ -6,8 +6,10 @@
  * segment where it belongs. The danger is a peer that makes us buffer for ever, or without bound.
  *
  *   1. Entries are found by link and key, so no peer can speak for another.
- *   2. An entry stays until its op is submitted or known never to be (pccl_unexpected_forget_op), its link goes, or its
- *      epoch is over. One of these happens in the end, so nothing stays for ever.
+ *   2. An entry stays until its op is submitted or known never to be (pccl_unexpected_refuse_op), its link goes, or its
+ *      epoch is over. One of these happens in the end, so nothing stays for ever. What is announced of an op after it
+ *      was aborted here, or is known never to be submitted, is discarded (pccl_unexpected_is_refused). Only the last
+ *      few thousand such ops are remembered; an announcement that is later than that waits for the end of its epoch.
  *   3. The number of ops that a link may announce ahead is bounded (PCCL_UNEXPECTED_PER_LINK_MAX), and their payload by
  *      the eager window (link.h), whose bytes are released when payload is given up here. A peer that exceeds either
  *      fails its link, so it can never use up our memory.
@@ -24,10 +26,11 @@
 #include "pccl_native.h"
 #include "table.h"
 
-enum { PCCL_UNEXPECTED_PER_LINK_MAX = 65536 };
+enum { PCCL_UNEXPECTED_PER_LINK_MAX = 65536, PCCL_REFUSED_MAX = 4096 };
 
 typedef struct {
     pccl_table by_key;
+    uint64_t refused[PCCL_REFUSED_MAX]; /* hashes of link and key, each where it falls; 0: none */
 } pccl_unexpected_queue;
 
 typedef struct pccl_unexpected_op {
@@ -64,8 +67,11 @@ void pccl_unexpected_drop_ready(pccl_unexpected_queue *queue, pccl_unexpected_op
 /* Forgets all that is buffered from the link. */
 void pccl_unexpected_forget_link(pccl_unexpected_queue *queue, pccl_link *link);
 
-/* Forgets what is buffered of one op, which will not be submitted. */
-void pccl_unexpected_forget_op(pccl_unexpected_queue *queue, pccl_link *link, const pccl_op_key *key);
+/* Forgets what is buffered of one op from the link, which will not be submitted any more, and remembers that. */
+void pccl_unexpected_refuse_op(pccl_unexpected_queue *queue, pccl_link *link, const pccl_op_key *key);
+
+/* Nonzero if an announcement of the op from the link comes too late to be of use. */
+int pccl_unexpected_is_refused(const pccl_unexpected_queue *queue, const pccl_link *link, const pccl_op_key *key);
 
 /* Forgets what is buffered of the group's epochs up to this one. */
 void pccl_unexpected_forget_epochs(pccl_unexpected_queue *queue, pccl_link *link, uint32_t group, uint64_t epoch);

@@ -3,8 +3,8 @@
  *     fuzz_frame [--frames N] [--seed S]
  *
  * A stream is a few frames of every kind, near to what an op that waits for them could get, or all that a rank of it
- * sends, in some order and with DONE at any place, the first included; lengths are at the boundaries of elements,
- * segments and chunks. Bytes and fields of frames are then changed, most of them with their checksums made right again:
+ * sends, in some order, with DONE at any place, the first included, and perhaps something said more than once; lengths
+ * are at the boundaries of elements, segments and chunks, and parts of exchanges of any length, zero included. Bytes and fields of frames are then changed, most of them with their checksums made right again:
  * what has a wrong one gets no further than that. Ops are of every collective, algorithm and form that they have, with
  * windows of one segment in half of all streams. A stream is written to a link of its own, with one connection or two,
  * which is then closed. What must hold:
@@ -17,6 +17,7 @@
  *
  * Everything is drawn from the seed. Built with -fsanitize=fuzzer and PCCL_LIBFUZZER defined, the same is done with
  * streams that libFuzzer makes. */
+#include "exchange_plan.h"
 #include "ring_plan.h"
 #include "spread_plan.h"
 #include "tiling.h"
@@ -42,7 +43,7 @@ const char *__asan_default_options(void);
 const char *__asan_default_options(void) { return "quarantine_size_mb=16:malloc_context_size=4"; }
 
 typedef struct {
-    uint8_t bytes[FRAMES_MAX * (PCCL_FRAME_BYTES + PAYLOAD_MAX)];
+    uint8_t bytes[2 * FRAMES_MAX * (PCCL_FRAME_BYTES + PAYLOAD_MAX)];
     size_t size;
 } stream;
 
@@ -81,10 +82,35 @@ static void write_some(int fd, const uint8_t *data, size_t bytes)
     }
 }
 
-/* The op that the streams are about. Where an abort puts back what was there, it is in place. */
-static pccl_op_request fuzzed_request(uint64_t op, const uint64_t *links, uint32_t world, float *values, float *result)
+/* How many elements the op's rank gives each rank, and gets from each. */
+typedef struct {
+    uint64_t sent[WORLD_MAX];
+    uint64_t received[WORLD_MAX];
+} part_counts;
+
+static uint32_t part_length(void) { return below(3) == 0 ? 0 : below(COUNT / WORLD_MAX + 1); }
+
+/* An all-to-all whose parts are of different lengths, of which some are empty. */
+static void make_uneven(pccl_op_request *request, part_counts *counts)
 {
-    static const uint8_t counts[] = {COUNT, COUNT, COUNT / 2, COUNT / 4, COUNT - 6};
+    uint64_t sent = 0;
+    uint64_t received = 0;
+    for (uint32_t rank = 0; rank < request->shape.world_size; rank++) {
+        counts->sent[rank] = part_length();
+        counts->received[rank] = rank == request->rank ? counts->sent[rank] : part_length();
+        sent += counts->sent[rank];
+        received += counts->received[rank];
+    }
+    request->shape.count = sent > received ? sent : received;
+    request->send_counts = counts->sent;
+    request->recv_counts = counts->received;
+}
+
+/* The op that the streams are about. Where an abort puts back what was there, it is in place. */
+static pccl_op_request fuzzed_request(
+    uint64_t op, const uint64_t *links, uint32_t world, float *values, float *result, part_counts *counts)
+{
+    static const uint8_t lengths[] = {COUNT, COUNT, COUNT / 2, COUNT / 4, COUNT - 6};
     pccl_op_request request;
     pccl_op_shape *shape = &request.shape;
     memset(&request, 0, sizeof request);
@@ -92,14 +118,18 @@ static pccl_op_request fuzzed_request(uint64_t op, const uint64_t *links, uint32
     request.key.epoch = 1;
     request.key.sequence = op;
     request.rank = below(world);
-    *shape = plain_shape(counts[below(sizeof counts)], PCCL_FLOAT32, PCCL_SUM, SEGMENT_BYTES, world);
+    *shape = plain_shape(lengths[below(sizeof lengths)], PCCL_FLOAT32, PCCL_SUM, SEGMENT_BYTES, world);
     shape->algorithm = (uint8_t)below(PCCL_ALGORITHM_COUNT);
     shape->collective = (uint8_t)(below(2) ? PCCL_ALL_REDUCE : below(PCCL_COLLECTIVE_COUNT));
+    if (below(4) == 0)
+        shape->collective = PCCL_ALL_TO_ALL;
     if (shape->collective == PCCL_SEND && world > 2)
         shape->collective = PCCL_BROADCAST;
     if (shape->collective == PCCL_BARRIER)
         shape->count = 0;
-    if (pccl_op_shape_has_root(shape))
+    if (shape->collective == PCCL_ALL_TO_ALL && below(4) != 0)
+        make_uneven(&request, counts);
+    if (pccl_op_shape_has_root(shape) || shape->collective == PCCL_GATHER || shape->collective == PCCL_SCATTER)
         shape->root = below(world);
     if (shape->collective == PCCL_ALL_REDUCE || shape->collective == PCCL_REDUCE_SCATTER)
         shape->reduce_op = (uint8_t)below(PCCL_REDUCE_OP_COUNT);
@@ -201,6 +231,68 @@ static void hops_from(const pccl_op_request *request, uint32_t sender, uint32_t 
     }
 }
 
+/* The sender's frame of this type, which describes the op as the victim expects it. */
+static pccl_frame announcement(
+    const pccl_op_request *request, uint32_t sender, enum pccl_frame_type type, uint32_t payload_bytes)
+{
+    pccl_frame frame = op_frame(request, type, payload_bytes);
+    if (request->shape.collective == PCCL_ALL_TO_ALL) {
+        uint64_t out[WORLD_MAX];
+        uint64_t in[WORLD_MAX];
+        pccl_exchange_lengths(request, out, in);
+        frame.shape.count = in[sender];
+        frame.shape.root = (uint32_t)out[sender];
+    }
+    return frame;
+}
+
+/* The segments of a part of an exchange on one hop to the victim; how many frames. */
+static uint32_t part_frames(const pccl_op_request *request, uint32_t chunk, uint32_t destination, uint64_t elements,
+    pccl_frame *frames, uint32_t frames_max)
+{
+    const pccl_op_shape *shape = &request->shape;
+    uint32_t world = shape->world_size;
+    int is_ring = shape->algorithm == PCCL_RING;
+    pccl_tiling part;
+    pccl_tiling_init(&part, elements, SEGMENT_BYTES / sizeof(float), 1, shape->slice, shape->last_slice + 1u);
+    uint32_t segments = (uint32_t)pccl_tiling_segments(&part);
+    int is_told = is_ring && shape->collective == PCCL_ALL_TO_ALL && segments == 0 && shape->slice == 0;
+    uint32_t count = 0;
+    for (; count < segments + (uint32_t)is_told && count < frames_max; count++) {
+        uint32_t bytes = is_told ? 0 : pccl_tiling_range(&part, 0, count).count * (uint32_t)sizeof(float);
+        pccl_frame *frame = &frames[count];
+        *frame = op_frame(request, PCCL_FRAME_SEGMENT, bytes);
+        frame->chunk = chunk;
+        frame->segment = count;
+        frame->hop = is_ring ? (request->rank + world - chunk - 1) % world : 0;
+        frame->destination = is_ring ? destination : 0;
+        frame->part_elements = is_ring ? elements : 0;
+    }
+    return count;
+}
+
+/* All segments of an exchange that the sender would send to the victim; how many frames. */
+static uint32_t exchange_frames(
+    const pccl_op_request *request, uint32_t sender, pccl_frame *frames, uint32_t frames_max)
+{
+    uint64_t out[WORLD_MAX];
+    uint64_t in[WORLD_MAX];
+    uint32_t world = request->shape.world_size;
+    uint32_t count = 0;
+    pccl_exchange_lengths(request, out, in);
+    if (request->shape.algorithm == PCCL_DIRECT)
+        return part_frames(request, sender, request->rank, in[sender], frames, frames_max);
+    for (uint32_t way = 1; way < world && (sender + 1) % world == request->rank; way++) {
+        uint32_t chunk = (request->rank + world - way) % world;
+        for (uint32_t beyond = 0; way + beyond < world; beyond++) { /* what passes through is of any length */
+            uint64_t elements = beyond == 0 ? in[chunk] : part_length();
+            uint32_t destination = (request->rank + beyond) % world;
+            count += part_frames(request, chunk, destination, elements, frames + count, frames_max - count);
+        }
+    }
+    return count;
+}
+
 /* All that the sender would send, once in the order in which it would and once in another; how many frames. */
 static uint32_t whole_dialogue(const pccl_op_request *request, uint32_t sender, pccl_frame *frames, uint32_t frames_max)
 {
@@ -213,11 +305,18 @@ static uint32_t whole_dialogue(const pccl_op_request *request, uint32_t sender, 
     memset(&frames[count].key, 0, sizeof frames[count].key);
     frames[count++].connection = 1;
     if (!is_eager || shape->algorithm == PCCL_RING)
-        frames[count++] = op_frame(request, PCCL_FRAME_READY, 0);
+        frames[count++] = announcement(request, sender, PCCL_FRAME_READY, 0);
     if (is_eager)
-        frames[count++] = op_frame(request, PCCL_FRAME_EAGER, boundary_bytes(request));
+        frames[count++] = announcement(request, sender, PCCL_FRAME_EAGER, boundary_bytes(request));
     first = count;
-    for (uint32_t form = 0; form < 2; form++)
+    int is_exchange = pccl_exchange_is(shape->collective);
+    if (is_exchange)
+        count += exchange_frames(request, sender, frames + count, frames_max - 2 - count);
+    if (is_exchange && below(4) == 0) {
+        frames[count] = op_frame(request, PCCL_FRAME_PASSED, 0);
+        frames[count++].passed_bytes[below(2)] = below(2) * 256;
+    }
+    for (uint32_t form = is_exchange ? 2 : 0; form < 2; form++)
         for (uint32_t chunk = 0; chunk < tiling.world_size; chunk++) {
             uint32_t hops[2];
             hops_from(request, sender, chunk, hops);
@@ -246,10 +345,11 @@ static uint32_t whole_dialogue(const pccl_op_request *request, uint32_t sender, 
     return count + 1;
 }
 
-static pccl_frame plausible_frame(const pccl_op_request *request, uint32_t index)
+static pccl_frame plausible_frame(const pccl_op_request *request, uint32_t sender, uint32_t index)
 {
     static const uint8_t types[] = {PCCL_FRAME_READY, PCCL_FRAME_SEGMENT, PCCL_FRAME_SEGMENT, PCCL_FRAME_SEGMENT,
-        PCCL_FRAME_EAGER, PCCL_FRAME_CREDIT, PCCL_FRAME_HELLO, PCCL_FRAME_ACK, PCCL_FRAME_LOST, PCCL_FRAME_DONE};
+        PCCL_FRAME_EAGER, PCCL_FRAME_CREDIT, PCCL_FRAME_HELLO, PCCL_FRAME_ACK, PCCL_FRAME_LOST, PCCL_FRAME_DONE,
+        PCCL_FRAME_PASSED};
     pccl_frame frame;
     memset(&frame, 0, sizeof frame);
     frame.type = (enum pccl_frame_type)types[below(sizeof types)];
@@ -260,13 +360,22 @@ static pccl_frame plausible_frame(const pccl_op_request *request, uint32_t index
     case PCCL_FRAME_READY:
     case PCCL_FRAME_EAGER:
         frame.key = request->key;
-        frame.shape = request->shape;
+        frame.shape = announcement(request, sender, frame.type, 0).shape;
         break;
     case PCCL_FRAME_SEGMENT:
         frame.key = request->key;
         frame.chunk = below(3);
         frame.segment = below(3);
         frame.hop = below(4);
+        if (pccl_exchange_is(request->shape.collective) && request->shape.algorithm == PCCL_RING) {
+            frame.destination = below(3);
+            frame.part_elements = below(COUNT);
+        }
+        break;
+    case PCCL_FRAME_PASSED:
+        frame.key = request->key;
+        frame.passed_bytes[0] = below(600);
+        frame.passed_bytes[1] = below(600);
         break;
     case PCCL_FRAME_DONE: frame.key = request->key; break;
     case PCCL_FRAME_CREDIT: frame.eager_bytes = below(200); break;
@@ -338,6 +447,13 @@ static void append_frame(stream *s, const pccl_frame *frame, int is_honest)
     s->size += PCCL_FRAME_BYTES + payload_bytes;
 }
 
+/* Says the last frame, of so many bytes, twice. */
+static void append_again(stream *s, size_t bytes)
+{
+    memcpy(s->bytes + s->size, s->bytes + s->size - bytes, bytes);
+    s->size += bytes;
+}
+
 /* What the streams are played against. */
 typedef struct {
     uint64_t links[WORLD_MAX]; /* to each rank */
@@ -348,6 +464,7 @@ typedef struct {
     float result[COUNT];
     float private_values[COUNT];
     float private_result[COUNT];
+    part_counts counts;
     pccl_op_request request;
     int is_detached; /* values and result are the caller's again, who has written there */
     int is_with_honest; /* an honest reduce is in flight meanwhile */
@@ -365,7 +482,7 @@ static void play_open(play *p)
     for (int i = 0; i < COUNT; i++)
         p->values[i] = (float)i;
     p->is_detached = 0;
-    p->request = fuzzed_request(next_number++, p->links, p->world, p->values, p->result);
+    p->request = fuzzed_request(next_number++, p->links, p->world, p->values, p->result, &p->counts);
     for (uint32_t rank = 0; rank < p->world; rank++)
         for (uint32_t i = 0; rank != p->request.rank && i < p->connections; i++) {
             int fds[2];
@@ -535,7 +652,7 @@ static void play_stream(play *p, uint32_t sender, uint32_t connection, tally *ma
     uint32_t count = is_whole ? whole_dialogue(&p->request, sender, frames, FRAMES_MAX) : 1 + below(FRAMES_MAX / 2);
     uint32_t mutated = below(count); /* of a dialogue: more than one, and little of it would be looked at */
     for (uint32_t i = 0; i < count; i++) {
-        pccl_frame frame = is_whole ? frames[i] : plausible_frame(&p->request, i);
+        pccl_frame frame = is_whole ? frames[i] : plausible_frame(&p->request, sender, i);
         int is_honest = is_whole ? below(2) != 0 || i != mutated : below(i == 0 ? 8 : 2) != 0;
         if (p->is_with_honest && below(4) == 0 && (frame.type == PCCL_FRAME_SEGMENT || frame.type == PCCL_FRAME_DONE)) {
             /* Of somebody else's op. */
@@ -543,6 +660,8 @@ static void play_stream(play *p, uint32_t sender, uint32_t connection, tally *ma
             is_honest = 1;
         }
         append_frame(&s, &frame, is_honest);
+        if (is_honest && i > 0 && below(16) == 0)
+            append_again(&s, PCCL_FRAME_BYTES + (size_t)frame.payload_bytes);
         if (cut == 0 && below(count) == 0)
             cut = s.size - below(frame.payload_bytes + 1);
         made->frames++;

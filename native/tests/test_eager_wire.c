@@ -416,6 +416,43 @@ static void half_received_eager_payload_is_harmless(void)
         }
 }
 
+/* A slow rank announces what has been aborted here, or will never be submitted. More of that than the eager window
+ * holds does no harm, and the window comes back. */
+static void late_announcements_are_discarded(void)
+{
+    enum { LATE_BYTES = 512 << 10, LATE_COUNT = 2 * (int)PCCL_EAGER_WINDOW_BYTES / LATE_BYTES };
+    static uint8_t payload[LATE_BYTES];
+    for (int is_forgotten = 0; is_forgotten < 2; is_forgotten++) {
+        wire w;
+        wire_open_bare(&w, SEGMENT_BYTES);
+        for (int i = 0; i < LATE_COUNT; i++) {
+            pccl_frame frame;
+            w.request.op = w.request.key.sequence = (uint64_t)i + 1;
+            if (is_forgotten) {
+                CHECK(pccl_engine_forget_ops(w.n.engine, &w.request.key, 1) == 0);
+                pccl_op_request other = w.request; /* whose announcement says that the command has been carried out */
+                other.key.tag = 1;
+                CHECK(pccl_engine_submit(w.n.engine, &other) == 0);
+            } else {
+                wire_submit(&w);
+            }
+            do
+                REQUIRE(read_header_to(w.peers[0], &frame));
+            while (frame.type == PCCL_FRAME_CREDIT);
+            CHECK(read_all(w.peers[0], payload, frame.payload_bytes));
+            end_op(&w);
+            write_op_frame(&w, 0, PCCL_FRAME_EAGER, LATE_BYTES, payload, LATE_BYTES);
+        }
+        pccl_frame frame;
+        do
+            REQUIRE(read_header_to(w.peers[0], &frame));
+        while (frame.type != PCCL_FRAME_CREDIT ||
+               frame.eager_bytes < (LATE_COUNT - 2) * (uint64_t)(LATE_BYTES + PCCL_EAGER_OVERHEAD_BYTES));
+        CHECK(!node_has_event(&w.n, PCCL_EVENT_LINK_LOST, w.links[0]));
+        wire_close(&w);
+    }
+}
+
 int main(void)
 {
     RUN(correct_eager_peers_are_served);
@@ -429,5 +466,6 @@ int main(void)
     RUN(what_is_dropped_is_credited);
     RUN(credit_opens_the_window);
     RUN(half_received_eager_payload_is_harmless);
+    RUN(late_announcements_are_discarded);
     return check_summary();
 }

@@ -201,6 +201,59 @@ static void memory_for_what_a_peer_sends_is_our_own_affair(void)
     wire_close(&w);
 }
 
+/* Its caller has been told, and may have freed or changed the buffers since. */
+static void what_has_completed_on_the_fast_path_survives_a_failing_engine(void)
+{
+    static uint8_t payload[4096];
+    enum { SMALL = 1000, MINE = SMALL / 2 };
+    wire w;
+    wire_open(&w, 0);
+    w.request.shape = plain_shape(SMALL, PCCL_FLOAT32, PCCL_SUM, SMALL * 4, 2);
+    w.request.shape.algorithm = PCCL_DIRECT;
+    w.request.awaits_completion = 1;
+    pccl_fast_path *path = pccl_engine_fast_path(w.n.engine);
+    pccl_fast_path_call *call;
+    pccl_fast_path_result result;
+    uint64_t sequence = 1;
+    CHECK(pccl_fast_path_start(path, pccl_fast_path_open(path), &w.request, &sequence, WAIT_MS, &call) == 0);
+    pccl_frame frame;
+    read_frame(w.peer, &frame, NULL, 0);
+    CHECK(frame.type == PCCL_FRAME_HELLO);
+    read_frame(w.peer, &frame, payload, sizeof payload);
+    CHECK(frame.type == PCCL_FRAME_EAGER);
+    memset(payload, 0, sizeof payload);
+    pccl_frame eager = op_frame(&w.request, PCCL_FRAME_EAGER, MINE * 4);
+    write_frame(w.peer, &eager, payload);
+    pccl_frame final = segment_frame(&w.request, 1, 0, 2, MINE * 4);
+    write_frame(w.peer, &final, payload);
+    do /* until all is here */
+        read_frame(w.peer, &frame, payload, sizeof payload);
+    while (frame.type != PCCL_FRAME_DONE);
+    /* What completes the op, and what there is no memory for, come together. */
+    uint8_t both[2 * PCCL_FRAME_BYTES + 4];
+    pccl_frame done = op_frame(&w.request, PCCL_FRAME_DONE, 0);
+    eager.key.sequence++;
+    eager.payload_bytes = 4;
+    pccl_frame_encode(&done, both);
+    pccl_frame_encode(&eager, both + PCCL_FRAME_BYTES);
+    memset(both + 2 * PCCL_FRAME_BYTES, 0, 4);
+    deny(&malloc_denial, 1, ENOMEM);
+    write_all(w.peer, both, sizeof both);
+    CHECK(pccl_fast_path_wait(path, call, &result) == PCCL_FAST_PATH_COMPLETED);
+    pccl_fast_path_forget(path, call);
+    (void)wire_await_failure(&w);
+    CHECK(node_has_event(&w.n, PCCL_EVENT_OP_FAST_COMPLETED, w.request.op));
+    for (int i = 0; i < SMALL; i++) {
+        CHECK(values[0][i] == (i < MINE ? (float)i : 0));
+        values[0][i] = -1;
+    }
+    pccl_fast_path_release(path);
+    node_close(&w.n);
+    close(w.peer);
+    for (int i = 0; i < SMALL; i++)
+        CHECK(values[0][i] == -1);
+}
+
 /* Half of a frame is out when its op ends, and what is left of it has to be kept. */
 static void memory_for_the_rest_of_a_frame_is_our_own_affair(void)
 {
@@ -284,6 +337,7 @@ int main(void)
     RUN(interrupted_calls_are_made_again);
     RUN(other_errors_lose_the_connection);
     RUN(memory_for_what_a_peer_sends_is_our_own_affair);
+    RUN(what_has_completed_on_the_fast_path_survives_a_failing_engine);
     RUN(memory_for_the_rest_of_a_frame_is_our_own_affair);
     RUN(descriptors_may_be_closed);
     return check_summary();

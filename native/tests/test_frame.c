@@ -164,7 +164,7 @@ static void the_layout_is_as_documented(void)
     uint8_t header[PCCL_FRAME_BYTES];
     pccl_frame frame = segment_frame();
     pccl_frame_encode(&frame, header);
-    CHECK(memcmp(header, "PC\x06\x02\0\0\0\0\x98\xba\xdc\xfe\x38\x37\x36\x35", 16) == 0);
+    CHECK(memcmp(header, "PC\x07\x02\0\0\0\0\x98\xba\xdc\xfe\x38\x37\x36\x35", 16) == 0);
     CHECK(memcmp(header + 16, "\x08\x07\x06\x05\x04\x03\x02\x01", 8) == 0);
     CHECK(memcmp(header + 40, "\x34\x33\x32\x31", 4) == 0);
     CHECK(pccl_get_u32(header + 44) == pccl_crc32c(pccl_crc32c(0, header, 44), header + 48, 40));

@@ -87,7 +87,7 @@ static void an_op_that_will_not_be_submitted_is_forgotten(void)
     for (uint64_t use = 0; use < 2 * (uint64_t)PCCL_UNEXPECTED_PER_LINK_MAX; use++) {
         frame.key.sequence = use;
         REQUIRE(pccl_unexpected_add(&queue, &conn, &frame) == NULL);
-        pccl_unexpected_forget_op(&queue, link, &frame.key);
+        pccl_unexpected_refuse_op(&queue, link, &frame.key);
     }
     CHECK_MSG(queue.by_key.count == 0, "%zu", (size_t)queue.by_key.count);
     CHECK(link->unexpected_count == 0);
