@@ -204,7 +204,7 @@ def _codes_of(function: Any) -> set[types.CodeType]:
     found: set[types.CodeType] = set()
     open_codes = []
     while function is not None:
-        if function.__globals__.get("__name__", "").partition(".")[0] in ("pccl", __name__):  # others' decorators are others'
+        if function.__globals__.get("__name__", "").partition(".")[0] in ("pccl", __name__):
             open_codes.append(function.__code__)
         function = getattr(function, "__wrapped__", None)
     while open_codes:

@@ -233,14 +233,14 @@ class Links:
         else:
             found.lost_early.append(thread)
 
-    def limited(self, link: int, thread: int = 0, by_congestion_control: bool = False) -> None:
-        """Double a link's connections in an engine thread that are held back by their windows, or congestion control."""
+    def limited(self, link: int, thread: int = 0, by_congestion: bool = False) -> None:
+        """Double a link's connections in an engine thread that its windows, or congestion control, hold back."""
         found = self._find(link)
-        most = self._uncrowded_connections_max if by_congestion_control else GROWN_CONNECTIONS_MAX
+        most = self._uncrowded_connections_max if by_congestion else GROWN_CONNECTIONS_MAX
         if found is None or not found.is_up or not self.may_grow or found.connected >= most:
             return
         count = min(found.connected // self.engine_threads, most - found.connected)
-        cause = "congestion control holds" if by_congestion_control else "windows hold"
+        cause = "congestion control holds" if by_congestion else "windows hold"
         text = f"{cause} back the link with peer {found.peer}: {count} connections more than {found.connected}"
         self._outbox.act(PeerLog("info", text, {"other": found.peer}))
         self._add(found, thread, count, is_replacement=False)

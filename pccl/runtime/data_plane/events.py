@@ -217,7 +217,7 @@ class LinkLimited:
 
     link: int
     thread: int = 0
-    by_congestion_control: bool = False
+    by_congestion: bool = False
     """Whether that holds the connections back, not their windows."""
 
 
@@ -301,7 +301,9 @@ READERS: dict[int, Callable[[Any], EngineEvent]] = {
     lib.PCCL_EVENT_OP_ENDED: lambda event: OpEnded(event.id, event.tx_bytes, event.rx_bytes),
     lib.PCCL_EVENT_OP_MISMATCH: _read_mismatch,
     lib.PCCL_EVENT_GROUP_FROZEN: lambda event: GroupFrozen(event.id),
-    lib.PCCL_EVENT_LINK_LIMITED: lambda event: LinkLimited(event.id, by_congestion_control=event.limit == lib.PCCL_LIMIT_CONGESTION_CONTROL),
+    lib.PCCL_EVENT_LINK_LIMITED: lambda event: LinkLimited(
+        event.id, by_congestion=event.limit == lib.PCCL_LIMIT_CONGESTION_CONTROL
+    ),
     lib.PCCL_EVENT_LINK_METRICS: lambda event: LinkCounters(
         event.id,
         event.tx_bytes,

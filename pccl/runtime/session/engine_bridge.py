@@ -75,7 +75,9 @@ class EngineBridge:
             events.LinkDown: lambda machine, event: machine.link_lost(event.link, event.reason),
             events.LinkDegraded: lambda machine, event: machine.connection_lost(event.link, event.reason, event.thread),
             events.LinkCounters: lambda _, event: counters.link_counted(event),
-            events.LinkLimited: lambda machine, event: machine.link_limited(event.link, event.thread, event.by_congestion_control),
+            events.LinkLimited: lambda machine, event: machine.link_limited(
+                event.link, event.thread, event.by_congestion
+            ),
         }
         self._reports = recorder.noting(reports)
         self.handlers: Handlers = {
