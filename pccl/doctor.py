@@ -337,7 +337,15 @@ def _limits() -> Iterator[Check]:
         yield Check("backlog", OK if enough else WARNING, f"somaxconn is {backlog}", advice)
     control = _setting("ipv4/tcp_congestion_control")
     if control:
-        yield Check("congestion", OK, f"{control}; bbr helps on long or lossy ways (docs/operations.md)")
+        yield Check("congestion", OK, control if control.startswith("bbr") else f"{control}; {_bbr()}")
+
+
+def _bbr() -> str:
+    """Return in words whether links can take BBR where the system's default is another congestion control."""
+    with suppress(OSError), socket.socket() as sock:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
+        return "links to distant peers take bbr"
+    return "bbr is not to be had here and would be faster on long or lossy paths (docs/operations.md)"
 
 
 def _setting(name: str) -> str:

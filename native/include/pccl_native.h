@@ -265,7 +265,7 @@ enum pccl_event_kind {
 };
 
 /* What holds back the connections of a link: growth.h. */
-enum pccl_limit { PCCL_LIMIT_NONE, PCCL_LIMIT_WINDOWS, PCCL_LIMIT_CONGESTION_CONTROL };
+enum pccl_limit { PCCL_LIMIT_NONE, PCCL_LIMIT_WINDOWS, PCCL_LIMIT_LOSS };
 
 typedef struct {
     uint32_t kind; /* enum pccl_event_kind */

@@ -6,7 +6,7 @@ enum {
     STARTING_ROUND_TRIPS = 4,
     DRAINING_ROUND_TRIPS = 5,
     DRAINING_ROUND_TRIPS_MAX = 30,
-    SLOW_START_ROUND_TRIPS = 10
+    SHORT_ROUND_TRIPS = 6
 };
 
 static int64_t round_trips_ms(unsigned count, uint64_t round_trip_us)
@@ -31,8 +31,8 @@ void pccl_growth_note_added(pccl_growth *growth, int64_t now_ms, uint64_t round_
     growth->has_asked = 0;
 }
 
-/* Nonzero if congestion control holds the link back, and not the path. */
-static int growth_is_congestion_control(pccl_growth *growth, const pccl_growth_tick *tick, int64_t now_ms)
+/* Returns how congestion control holds the link back, on a path that is not full. */
+static enum pccl_limit growth_congestion_control(pccl_growth *growth, const pccl_growth_tick *tick, int64_t now_ms)
 {
     uint64_t round_trip_us = tick->round_trip_us;
     if (2 * tick->queued > tick->busy)
@@ -44,26 +44,26 @@ static int growth_is_congestion_control(pccl_growth *growth, const pccl_growth_t
     int are_most = tick->count > 0 && 4 * tick->yielding >= 3 * tick->count;
     if (!are_most || round_trip_us < FAR_US || now_ms < growth->settled_ms) {
         growth->short_since_ms = -1;
-        return 0;
+        return PCCL_LIMIT_NONE;
     }
     if (growth->short_since_ms < 0)
         growth->short_since_ms = now_ms;
     growth->lost += tick->lost;
-    return growth->lost > 0 || now_ms - growth->short_since_ms >= round_trips_ms(SLOW_START_ROUND_TRIPS, round_trip_us);
+    if (growth->lost > 0)
+        return PCCL_LIMIT_LOSS;
+    int64_t short_ms = now_ms - growth->short_since_ms;
+    return short_ms >= round_trips_ms(SHORT_ROUND_TRIPS, round_trip_us) ? PCCL_LIMIT_WINDOWS : PCCL_LIMIT_NONE;
 }
 
 enum pccl_limit pccl_growth_learn(pccl_growth *growth, const pccl_growth_tick *tick, int64_t now_ms)
 {
+    enum pccl_limit limit = growth_congestion_control(growth, tick, now_ms);
     int are_all_windows = tick->count > 0 && tick->by_window == tick->count;
-    int is_congestion_control = growth_is_congestion_control(growth, tick, now_ms);
     growth->window_ticks = are_all_windows ? growth->window_ticks + 1 : 0;
     if (growth->has_asked)
         return PCCL_LIMIT_NONE;
-    enum pccl_limit limit = PCCL_LIMIT_NONE;
     if (growth->window_ticks >= WINDOW_TICKS_MIN)
         limit = PCCL_LIMIT_WINDOWS;
-    else if (is_congestion_control)
-        limit = PCCL_LIMIT_CONGESTION_CONTROL;
     growth->has_asked = limit != PCCL_LIMIT_NONE;
     return limit;
 }

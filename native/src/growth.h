@@ -2,11 +2,11 @@
  *
  * Two things hold a TCP connection below its share of the path, and each further connection adds as much again:
  *
- *     windows      the send buffer or the receive window is full: a connection carries a window per round trip
- *     congestion   a loss-based congestion control (CUBIC, Reno) takes each lost packet for congestion. It carries
- *     control      about 1.2 segments / (round trip * sqrt(loss rate)), whatever the path could (Mathis et al., 1997),
- *                  and takes seconds to grow. The sign is a short round trip, so no queue is full, while packets are
- *                  lost, or for longer than a slow start takes
+ *     windows   the send buffer or the receive window is full, or a loss-based congestion control (CUBIC, Reno) is slow
+ *               to open its own: round trips stay short for a while, so no queue is full
+ *     loss      such a congestion control takes each lost packet for congestion. It carries about 1.2 segments /
+ *               (round trip * sqrt(loss rate)), whatever the path could (Mathis et al., 1997). Packets are lost while
+ *               round trips are short
  *
  * Where packets queue the path is full, and more connections would only crowd it. What a full queue has dropped is sent
  * again for several round trips, in which the queue drains: until then losses say nothing.

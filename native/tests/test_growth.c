@@ -46,16 +46,16 @@ static unsigned looks_until_limited(path *p, unsigned lost, unsigned most, enum 
 static void losses_on_a_short_round_trip_ask_at_once(void)
 {
     path p = cubic();
-    CHECK(look(&p, 1) == PCCL_LIMIT_CONGESTION_CONTROL);
+    CHECK(look(&p, 1) == PCCL_LIMIT_LOSS);
     CHECK(looks_until_limited(&p, 5, 50, PCCL_LIMIT_NONE) == 0); /* until a connection is added */
     pccl_growth_note_added(&p.growth, p.now_ms, ROUND_TRIP_US);
-    CHECK(looks_until_limited(&p, 5, 50, PCCL_LIMIT_CONGESTION_CONTROL) == 4); /* it has started */
+    CHECK(looks_until_limited(&p, 5, 50, PCCL_LIMIT_LOSS) == 4); /* it has started */
 }
 
 static void slow_growth_without_losses_asks_later(void)
 {
     path p = cubic();
-    CHECK(looks_until_limited(&p, 0, 50, PCCL_LIMIT_CONGESTION_CONTROL) > 10);
+    CHECK(looks_until_limited(&p, 0, 50, PCCL_LIMIT_WINDOWS) > 5);
 }
 
 static void pauses_are_no_slow_growth(void)
@@ -63,7 +63,7 @@ static void pauses_are_no_slow_growth(void)
     path p = cubic();
     for (int op = 0; op < 20; op++) {
         p.tick.yielding = p.tick.busy = CONNS;
-        CHECK(looks_until_limited(&p, 0, 8, PCCL_LIMIT_NONE) == 0);
+        CHECK(looks_until_limited(&p, 0, 5, PCCL_LIMIT_NONE) == 0);
         p.tick.yielding = p.tick.busy = 0;
         CHECK(look(&p, 0) == PCCL_LIMIT_NONE);
     }
@@ -77,7 +77,7 @@ static void losses_of_a_full_queue_do_not_ask(void)
     p.tick.queued = 0; /* drained, and what it dropped is sent again */
     CHECK(looks_until_limited(&p, 100, 20, PCCL_LIMIT_NONE) == 0);
     CHECK(looks_until_limited(&p, 0, 5, PCCL_LIMIT_NONE) == 0);
-    CHECK(look(&p, 1) == PCCL_LIMIT_CONGESTION_CONTROL);
+    CHECK(look(&p, 1) == PCCL_LIMIT_LOSS);
 }
 
 static void losses_that_never_end_are_the_paths_own(void)
@@ -86,7 +86,7 @@ static void losses_that_never_end_are_the_paths_own(void)
     p.tick.queued = CONNS;
     look(&p, 300);
     p.tick.queued = 0;
-    CHECK(looks_until_limited(&p, 5, 50, PCCL_LIMIT_CONGESTION_CONTROL) > 0);
+    CHECK(looks_until_limited(&p, 5, 50, PCCL_LIMIT_LOSS) > 0);
 }
 
 static void few_busy_connections_do_not_ask(void)

@@ -89,11 +89,12 @@ class Host:
         """Such as net.ipv4.tcp_slow_start_after_idle."""
         self.run("sh", "-c", 'echo "$1" > /proc/sys/"$(echo "$0" | tr . /)"', name, value)
 
-    def set_congestion_control(self, name: str) -> None:
+    def set_congestion_control(self, name: str, is_locked: bool = True) -> None:
         """Set the congestion control of connections made from now on. It is a property of the route: a namespace's
-        sysctl refuses what users may not choose."""
+        sysctl refuses what users may not choose. `is_locked`: programs cannot choose another, as where an ordinary
+        user may not."""
         route = ("ip", "route", "replace", f"{NETWORK}/{NETWORK_BITS}", "dev", DEVICE, "src", self.address)
-        self.run(*route, "congctl", "lock", name)
+        self.run(*route, "congctl", *(["lock"] if is_locked else []), name)
 
     def down(self) -> None:
         """Everything from and to this host vanishes, what is under way included."""

@@ -6,8 +6,8 @@ nothing elsewhere.
 
 Connections. A link that stands may get more of them. Its dialer makes a lost one anew. Where the caller leaves their
 number to us, either end adds as many as there are while the engine finds that their windows hold them back: what a pair
-needs is its bandwidth times its round trip, which nobody can know before. The same where congestion control holds them
-back on a path that is not full (`native/src/growth.h`). Where the path is full, more streams only crowd each other.
+needs is its bandwidth times its round trip, which nobody can know before. The same where losses hold them back on a path
+that is not full (`native/src/growth.h`). Where the path is full, more streams only crowd each other.
 Where engines have several threads, each connection belongs to one of them by its index, on both sides, and every link
 begins with a connection for each. A lost one is replaced in its thread, and the connections of a thread grow by
 themselves.
@@ -42,8 +42,8 @@ LINK_CONNECTIONS_MAX = 64
 """Number of connections of a link. More are refused, whoever dials."""
 GROWN_CONNECTIONS_MAX = 16
 """Number of connections up to which a link grows by itself where windows hold it back."""
-UNCROWDED_CONNECTIONS_MAX = 128
-"""Connections up to which all links together grow where congestion control holds them back. Each link may have
+LOSSY_CONNECTIONS_MAX = 128
+"""Connections up to which all links together grow where losses hold them back. Each link may have
 `GROWN_CONNECTIONS_MAX` of these, and has `LINK_CONNECTIONS_MAX` at most."""
 PROBE_CONNECTIONS_MIN = 4
 """Number of connections of a measurement where links may grow: it must not stop at a window that an op would have
@@ -233,14 +233,14 @@ class Links:
         else:
             found.lost_early.append(thread)
 
-    def limited(self, link: int, thread: int = 0, by_congestion: bool = False) -> None:
-        """Double a link's connections in an engine thread that its windows, or congestion control, hold back."""
+    def limited(self, link: int, thread: int = 0, by_loss: bool = False) -> None:
+        """Double a link's connections in an engine thread that its windows, or losses, hold back."""
         found = self._find(link)
-        most = self._uncrowded_connections_max if by_congestion else GROWN_CONNECTIONS_MAX
+        most = self._lossy_connections_max if by_loss else GROWN_CONNECTIONS_MAX
         if found is None or not found.is_up or not self.may_grow or found.connected >= most:
             return
         count = min(found.connected // self.engine_threads, most - found.connected)
-        cause = "congestion control holds" if by_congestion else "windows hold"
+        cause = "losses hold" if by_loss else "windows hold"
         text = f"{cause} back the link with peer {found.peer}: {count} connections more than {found.connected}"
         self._outbox.act(PeerLog("info", text, {"other": found.peer}))
         self._add(found, thread, count, is_replacement=False)
@@ -286,8 +286,8 @@ class Links:
         return link.link
 
     @property
-    def _uncrowded_connections_max(self) -> int:
-        return min(LINK_CONNECTIONS_MAX, max(GROWN_CONNECTIONS_MAX, UNCROWDED_CONNECTIONS_MAX // len(self._links)))
+    def _lossy_connections_max(self) -> int:
+        return min(LINK_CONNECTIONS_MAX, max(GROWN_CONNECTIONS_MAX, LOSSY_CONNECTIONS_MAX // len(self._links)))
 
     def _find(self, link: int) -> _Link | None:
         return next((each for each in self._links.values() if each.link == link), None)

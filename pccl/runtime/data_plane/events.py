@@ -217,8 +217,8 @@ class LinkLimited:
 
     link: int
     thread: int = 0
-    by_congestion: bool = False
-    """Whether that holds the connections back, not their windows."""
+    by_loss: bool = False
+    """Whether losses hold the connections back, not their windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +302,7 @@ READERS: dict[int, Callable[[Any], EngineEvent]] = {
     lib.PCCL_EVENT_OP_MISMATCH: _read_mismatch,
     lib.PCCL_EVENT_GROUP_FROZEN: lambda event: GroupFrozen(event.id),
     lib.PCCL_EVENT_LINK_LIMITED: lambda event: LinkLimited(
-        event.id, by_congestion=event.limit == lib.PCCL_LIMIT_CONGESTION_CONTROL
+        event.id, by_loss=event.limit == lib.PCCL_LIMIT_LOSS
     ),
     lib.PCCL_EVENT_LINK_METRICS: lambda event: LinkCounters(
         event.id,

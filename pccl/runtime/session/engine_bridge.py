@@ -76,7 +76,7 @@ class EngineBridge:
             events.LinkDegraded: lambda machine, event: machine.connection_lost(event.link, event.reason, event.thread),
             events.LinkCounters: lambda _, event: counters.link_counted(event),
             events.LinkLimited: lambda machine, event: machine.link_limited(
-                event.link, event.thread, event.by_congestion
+                event.link, event.thread, event.by_loss
             ),
         }
         self._reports = recorder.noting(reports)

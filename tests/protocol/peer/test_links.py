@@ -74,12 +74,12 @@ def test_limited_link_doubles_its_connections_where_it_may_grow(rig: Rig) -> Non
 
 
 @pytest.mark.parametrize(("peers", "most"), [(2, 64), (3, 64), (5, 32), (9, 16), (12, 16)])
-def test_link_that_congestion_control_holds_back_grows_to_its_share_of_connections(peers: int, most: int) -> None:
+def test_link_that_losses_hold_back_grows_to_its_share_of_connections(peers: int, most: int) -> None:
     rig = Rig(may_grow=True)
     rig.join([1, ME, *range(3, peers + 1)])
     counts = [1]
     for _ in range(8):
-        rig.machine.link_limited(rig.links[1], by_congestion=True)
+        rig.machine.link_limited(rig.links[1], by_loss=True)
         for added in of(ps.AddConnections, rig.effects()):
             counts.append(len(added.indices))
             for _ in added.indices:
