@@ -33,7 +33,7 @@ with Communicator() as comm:
     sys.stdin.readline()
     while not is_grown[0]:
         comm.all_reduce(values)
-        is_grown[0] = comm.stats()["connections"] >= {CONNECTIONS}
+        is_grown[0] = comm.stats["connections"] >= {CONNECTIONS}
         comm.all_reduce(is_grown)
     print("grown", flush=True)
 """

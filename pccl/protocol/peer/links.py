@@ -6,11 +6,10 @@ nothing elsewhere.
 
 Connections. A link that stands may get more of them. Its dialer makes a lost one anew. Where the caller leaves their
 number to us, either end adds as many as there are while the engine finds that their windows hold them back: what a pair
-needs is its bandwidth times its round trip, which nobody can know before. The same where losses hold them back on a path
-that is not full (`native/src/growth.h`). Where the path is full, more streams only crowd each other.
-Where engines have several threads, each connection belongs to one of them by its index, on both sides, and every link
-begins with a connection for each. A lost one is replaced in its thread, and the connections of a thread grow by
-themselves.
+needs is its bandwidth times its round trip, which nobody can know before. The same where losses hold them back on a
+path that is not full (`native/src/growth.h`). Where the path is full, more streams only crowd each other. Where engines
+have several threads, each connection belongs to one of them by its index, on both sides, and every link begins with a
+connection for each. A lost one is replaced in its thread, and the connections of a thread grow by themselves.
 
 A link whose connections were all lost is lost at both ends. Each notices at its own time, so the dialer may be
 replacing connections of a link that the other end has dropped, with all that was on its way. Such connections are
