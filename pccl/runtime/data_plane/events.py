@@ -301,9 +301,7 @@ READERS: dict[int, Callable[[Any], EngineEvent]] = {
     lib.PCCL_EVENT_OP_ENDED: lambda event: OpEnded(event.id, event.tx_bytes, event.rx_bytes),
     lib.PCCL_EVENT_OP_MISMATCH: _read_mismatch,
     lib.PCCL_EVENT_GROUP_FROZEN: lambda event: GroupFrozen(event.id),
-    lib.PCCL_EVENT_LINK_LIMITED: lambda event: LinkLimited(
-        event.id, by_loss=event.limit == lib.PCCL_LIMIT_LOSS
-    ),
+    lib.PCCL_EVENT_LINK_LIMITED: lambda event: LinkLimited(event.id, by_loss=event.limit == lib.PCCL_LIMIT_LOSS),
     lib.PCCL_EVENT_LINK_METRICS: lambda event: LinkCounters(
         event.id,
         event.tx_bytes,
