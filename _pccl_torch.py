@@ -54,6 +54,9 @@ def _create(options: Any, _: Any) -> Any:
     """Return the process group that c10d asks for."""
     from pccl.torch.process_group import ProcessGroupPCCL
 
+    if _unskipped:
+        text = f"torch.compile may fail at calls of pccl in this release of torch ({_unskipped[0]})"
+        warnings.warn(f"{text}; wrap them with torch.compiler.disable", RuntimeWarning, stacklevel=2)
     ranks = list(options.global_ranks_in_group)
     return ProcessGroupPCCL(
         options.store,
@@ -171,6 +174,8 @@ def _split_group(theirs: Any, parent_pg: Any = None, split_ranks: Any = None, *a
 
 _codes: set[types.CodeType] = set()
 """The code of functions that were given to `outside_graphs`, which torch has not been told of yet."""
+_unskipped: list[str] = []
+"""Why torch could not be told, if it could not."""
 
 
 def outside_graphs(kind: Kind) -> Kind:
@@ -222,5 +227,6 @@ def _skip_all() -> None:
         strategy = evaluation._FrameExecStrategy(skip, skip)
         while _codes:
             evaluation.set_code_exec_strategy(_codes.pop(), strategy)
-    except (AttributeError, TypeError):  # torch 2.6, or one that is newer than any known: graphs break all the same
-        return
+        _unskipped.clear()
+    except Exception as error:  # a torch that is older or newer than those known
+        _unskipped.append(f"{type(error).__name__}: {error}")

@@ -1,13 +1,14 @@
 """The state directory of `pccl master` at a fixed port, where nobody has asked for one or for none.
 
-It lies in the user's home, one for each port. A master that cannot use it does without (`opened`): what nobody has
-asked for must not keep a run from starting, nor stop it later.
+It lies in the user's home, one for each host and port. A master that cannot use it does without (`opened`): what nobody
+has asked for must not keep a run from starting, nor stop it later.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import socket
 
 from pccl._signal_handlers import pass_on
 from pccl.runtime.master.fence_file import FenceFile, StateError
@@ -19,8 +20,7 @@ logger = logging.getLogger("pccl.master")
 class DefaultState(str):
     """The path of a default state directory."""
 
-    is_lasting = False
-    """Whether its user has said that what lies there lasts."""
+    __slots__ = ()
 
 
 def default_state(listen_address: str) -> str:
@@ -32,11 +32,12 @@ def default_state(listen_address: str) -> str:
         return ""
     if not port:
         return ""
-    given = os.environ.get("XDG_STATE_HOME", "")
-    home = given if os.path.isabs(given) else os.path.expanduser("~/.local/state")
-    state = DefaultState(os.path.join(home, "pccl", f"master-{port}"))
-    state.is_lasting = home is given
-    return state
+    home = os.environ.get("XDG_STATE_HOME", "")
+    if not os.path.isabs(home):
+        home = os.path.expanduser("~/.local/state")
+    if not os.path.isabs(home):
+        return ""
+    return DefaultState(os.path.join(home, "pccl", f"master-{socket.gethostname()}-{port}"))  # homes may be shared
 
 
 def opened(directory: str, owner: str) -> FenceFile | None:
@@ -45,7 +46,7 @@ def opened(directory: str, owner: str) -> FenceFile | None:
     if not isinstance(directory, DefaultState):
         return FenceFile(directory, owner)
     try:
-        return FenceFile(directory, owner, is_optional=True, is_lasting=directory.is_lasting)
+        return FenceFile(directory, owner, is_optional=True)
     except StateError as error:
         pass_on(error)
         text = "this master keeps no record of its run: %s (--state DIR takes another directory, --state none none)"

@@ -6,7 +6,8 @@ enum {
     STARTING_ROUND_TRIPS = 4,
     DRAINING_ROUND_TRIPS = 5,
     DRAINING_ROUND_TRIPS_MAX = 30,
-    SHORT_ROUND_TRIPS = 6
+    SHORT_ROUND_TRIPS = 4,
+    CROWDED_PART = 32
 };
 
 static int64_t round_trips_ms(unsigned count, uint64_t round_trip_us)
@@ -19,7 +20,7 @@ static void growth_settle(pccl_growth *growth, int64_t drained_ms, int64_t settl
     growth->drained_ms = drained_ms;
     growth->settled_ms = settled_ms;
     growth->short_since_ms = -1;
-    growth->lost = 0;
+    growth->lost = growth->delivered = 0;
 }
 
 void pccl_growth_note_added(pccl_growth *growth, int64_t now_ms, uint64_t round_trip_us)
@@ -49,8 +50,9 @@ static enum pccl_limit growth_congestion_control(pccl_growth *growth, const pccl
     if (growth->short_since_ms < 0)
         growth->short_since_ms = now_ms;
     growth->lost += tick->lost;
+    growth->delivered += tick->delivered;
     if (growth->lost > 0)
-        return PCCL_LIMIT_LOSS;
+        return growth->lost <= growth->delivered / CROWDED_PART ? PCCL_LIMIT_LOSS : PCCL_LIMIT_NONE;
     int64_t short_ms = now_ms - growth->short_since_ms;
     return short_ms >= round_trips_ms(SHORT_ROUND_TRIPS, round_trip_us) ? PCCL_LIMIT_WINDOWS : PCCL_LIMIT_NONE;
 }

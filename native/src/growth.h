@@ -11,6 +11,8 @@
  * Where packets queue the path is full, and more connections would only crowd it. What a full queue has dropped is sent
  * again for several round trips, in which the queue drains: until then losses say nothing.
  *
+ * A path that drops a part of 1/CROWDED_PART is crowded, too: a short queue shows in no round trip.
+ *
  * After each growth the connections get a few round trips to start in, then the link must show anew that it is held
  * back. So at a loss rate that few connections are enough for, few are added. */
 #ifndef PCCL_GROWTH_H
@@ -21,6 +23,7 @@
 typedef struct {
     unsigned window_ticks; /* in a row in which windows held back all connections */
     uint32_t lost; /* segments, while round trips were short */
+    uint32_t delivered; /* segments meanwhile */
     int64_t short_since_ms; /* all connections busy, and round trips short; -1: not now */
     int64_t settled_ms; /* losses count from then on */
     int64_t drained_ms; /* or from a look without losses from then on */
@@ -35,6 +38,7 @@ typedef struct {
     unsigned yielding; /* of these, with a loss-based congestion control */
     unsigned queued; /* of these, with round trips a good deal longer than the least */
     uint32_t lost; /* segments, of those that yield */
+    uint32_t delivered;
     uint64_t round_trip_us; /* the least of those that are busy; 0: none is */
 } pccl_growth_tick;
 

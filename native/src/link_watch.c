@@ -53,7 +53,10 @@ static void growth_tick_add(pccl_growth_tick *tick, const pccl_conn *conn, const
     tick->busy++;
     tick->by_window += (now->window_us - before->window_us) * 2 > busy_us;
     tick->yielding += conn->yields_to_loss;
-    tick->lost += conn->yields_to_loss ? now->resent - before->resent : 0;
+    if (conn->yields_to_loss) {
+        tick->lost += now->resent - before->resent;
+        tick->delivered += now->delivered - before->delivered;
+    }
     if (tick->round_trip_us == 0 || now->round_trip_us_min < tick->round_trip_us)
         tick->round_trip_us = now->round_trip_us_min;
     tick->queued += now->round_trip_us > now->round_trip_us_min / 4 * 5;

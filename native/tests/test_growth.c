@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-enum { TICK_MS = 100, ROUND_TRIP_US = 100000, CONNS = 4 };
+enum { TICK_MS = 100, ROUND_TRIP_US = 100000, CONNS = 4, DELIVERED = 1000 };
 
 typedef struct {
     pccl_growth growth;
@@ -28,6 +28,7 @@ static enum pccl_limit look(path *p, unsigned lost)
 {
     p->now_ms += TICK_MS;
     p->tick.lost = lost;
+    p->tick.delivered = DELIVERED;
     return pccl_growth_learn(&p->growth, &p->tick, p->now_ms);
 }
 
@@ -55,7 +56,7 @@ static void losses_on_a_short_round_trip_ask_at_once(void)
 static void slow_growth_without_losses_asks_later(void)
 {
     path p = cubic();
-    CHECK(looks_until_limited(&p, 0, 50, PCCL_LIMIT_WINDOWS) > 5);
+    CHECK(looks_until_limited(&p, 0, 50, PCCL_LIMIT_WINDOWS) > 3);
 }
 
 static void pauses_are_no_slow_growth(void)
@@ -63,7 +64,7 @@ static void pauses_are_no_slow_growth(void)
     path p = cubic();
     for (int op = 0; op < 20; op++) {
         p.tick.yielding = p.tick.busy = CONNS;
-        CHECK(looks_until_limited(&p, 0, 5, PCCL_LIMIT_NONE) == 0);
+        CHECK(looks_until_limited(&p, 0, 3, PCCL_LIMIT_NONE) == 0);
         p.tick.yielding = p.tick.busy = 0;
         CHECK(look(&p, 0) == PCCL_LIMIT_NONE);
     }
@@ -76,7 +77,7 @@ static void losses_of_a_full_queue_do_not_ask(void)
     CHECK(looks_until_limited(&p, 300, 50, PCCL_LIMIT_NONE) == 0);
     p.tick.queued = 0; /* drained, and what it dropped is sent again */
     CHECK(looks_until_limited(&p, 100, 20, PCCL_LIMIT_NONE) == 0);
-    CHECK(looks_until_limited(&p, 0, 5, PCCL_LIMIT_NONE) == 0);
+    CHECK(looks_until_limited(&p, 0, 3, PCCL_LIMIT_NONE) == 0);
     CHECK(look(&p, 1) == PCCL_LIMIT_LOSS);
 }
 
@@ -87,6 +88,12 @@ static void losses_that_never_end_are_the_paths_own(void)
     look(&p, 300);
     p.tick.queued = 0;
     CHECK(looks_until_limited(&p, 5, 50, PCCL_LIMIT_LOSS) > 0);
+}
+
+static void losses_of_a_queue_too_short_to_show_do_not_ask(void)
+{
+    path p = cubic();
+    CHECK(looks_until_limited(&p, DELIVERED / 10, 50, PCCL_LIMIT_NONE) == 0);
 }
 
 static void few_busy_connections_do_not_ask(void)
@@ -121,6 +128,7 @@ int main(void)
     RUN(pauses_are_no_slow_growth);
     RUN(losses_of_a_full_queue_do_not_ask);
     RUN(losses_that_never_end_are_the_paths_own);
+    RUN(losses_of_a_queue_too_short_to_show_do_not_ask);
     RUN(few_busy_connections_do_not_ask);
     RUN(short_paths_do_not_ask);
     RUN(bbr_asks_for_its_windows_only);

@@ -89,7 +89,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "at a time, so all that may run behind one name should share it. Without one a master that is started anew "
         "waits for all peers of the last view that it hears of, as long as they wait for a master, and two masters "
         "behind one name may both lead. 'none' records nothing (default: PCCL_STATE, if the environment has it, else "
-        "pccl/master-PORT in XDG_STATE_HOME or ~/.local/state; none for port 0 and for a standby)",
+        "pccl/master-HOSTNAME-PORT in XDG_STATE_HOME or ~/.local/state; none for port 0 and for a standby)",
     )
     begins = parser.add_mutually_exclusive_group()
     begins.add_argument(

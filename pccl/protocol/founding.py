@@ -59,18 +59,26 @@ class Beginning(Enum):
 
 
 def hold_s(
-    beginning: Beginning, options: MasterOptions, fence: Fence | None, has_state: bool, idle_s: float = 0.0
+    beginning: Beginning,
+    options: MasterOptions,
+    fence: Fence | None,
+    has_state: bool,
+    idle_s: float = 0.0,
+    is_default: bool = False,
 ) -> float:
     """Return for how many seconds after its start a master lets nobody found a run.
 
-    `has_state`: the process keeps a fence on disk, so without one there was no run. For `idle_s` before its start no
-    master has led the fence's run: peers may have given up by now.
+    `has_state`: the process keeps a fence on disk, so without one there was no run. Where that `is_default`, the last
+    master may have kept its fence elsewhere, or none: peers that look for a master get the time to find this one. For
+    `idle_s` before its start no master has led the fence's run: peers may have given up by now.
     """
     if beginning is not Beginning.UNKNOWN:
         return 0.0 if beginning is Beginning.FOUND else inf
     if not has_state:
         return options.peer_timeout_s + BIRTH_MARGIN_S
-    if fence is None or (fence.is_over and not fence.newest.peers):
+    if fence is None:
+        return BIRTH_MARGIN_S if is_default else 0.0
+    if fence.is_over and not fence.newest.peers:
         return 0.0
     left_s = fence.master_timeout_s + options.peer_timeout_s - max(0.0, idle_s - IDLE_MARGIN_S)
     if left_s < 0:

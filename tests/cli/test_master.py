@@ -256,13 +256,17 @@ def _ends(process: subprocess.Popen[str], number: signal.Signals = signal.SIGTER
     return process.communicate(timeout=TIMEOUT_S)[1]
 
 
-def test_a_first_start_at_a_fixed_port_founds_a_run_at_once(state_home: Path) -> None:
+def _default_directory(state_home: Path, address: str) -> Path:
+    return state_home / "pccl" / f"master-{socket.gethostname()}-{address.split(':')[1]}"
+
+
+def test_a_first_start_at_a_fixed_port_founds_a_run_soon(state_home: Path) -> None:
     address = _free_address()
     with _master(address) as (process, _):
         with Communicator(address, timeout=TIMEOUT_S) as peer:
             assert peer.world_size == 1
-            assert (state_home / "pccl" / f"master-{address.split(':')[1]}" / "master.json").exists()
-        assert _ends(process) == ""
+            assert (_default_directory(state_home, address) / "master.json").exists()
+        assert re.search(r"held: .* peers of an earlier run, if there is one, for [0-2] s more", _ends(process))
     # Its only peer has left that run, so the next one begins at once, too.
     with _master(address) as (process, _):
         with Communicator(address, timeout=TIMEOUT_S) as peer:
@@ -284,6 +288,26 @@ def test_a_master_that_is_killed_goes_on_with_its_run_from_the_default_directory
         peer.close()
 
 
+def test_an_empty_default_directory_lets_no_newcomer_found_a_second_run(state_home: Path) -> None:
+    """The first master was another user's, for instance."""
+    address = _free_address()
+    with _master(address, "--state", "none", "--found") as (process, _):
+        peer = Communicator(address, timeout=TIMEOUT_S, master_timeout=TIMEOUT_S)
+        peer.connect()
+        run = run_status(address).run
+        process.kill()
+        process.wait()
+    newcomer = Communicator(address, timeout=TIMEOUT_S)
+    joining = Background(newcomer.connect)
+    with _master(address):
+        while peer.world_size == 1:
+            peer.update_topology()
+        assert joining.outcome() is None
+        assert run_status(address).run == run
+        newcomer.close()
+        peer.close()
+
+
 @pytest.mark.parametrize("how", ["--state none", "PCCL_STATE=", "PCCL_STATE=none", "port 0", "--standby-of"])
 def test_no_state_is_kept(state_home: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     address = "127.0.0.1:0" if how == "port 0" else _free_address()
@@ -299,7 +323,7 @@ def test_no_state_is_kept(state_home: Path, monkeypatch: pytest.MonkeyPatch, how
 @pytest.mark.parametrize("obstacle", ["a file", "another master", "no record"])
 def test_a_default_directory_that_cannot_be_used_is_done_without(state_home: Path, obstacle: str) -> None:
     address = _free_address()
-    directory = state_home / "pccl" / f"master-{address.split(':')[1]}"
+    directory = _default_directory(state_home, address)
     with ExitStack() as resources:
         if obstacle == "a file":
             state_home.touch()

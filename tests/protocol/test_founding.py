@@ -110,7 +110,9 @@ def test_nobody_is_waited_for_who_has_given_up_since_the_last_master_was_there(
     fence: Fence | None, idle_s: float, expected_s: float
 ) -> None:
     options = MasterOptions(peer_timeout_s=TIMEOUT_S)
-    assert hold_s(Beginning.UNKNOWN, options, fence, True, idle_s) == expected_s
+    for is_default in (False, True):
+        seconds = hold_s(Beginning.UNKNOWN, options, fence, True, idle_s, is_default)
+        assert seconds == (BIRTH_MARGIN_S if is_default and fence is None else expected_s)
 
 
 def test_the_first_newcomer_that_is_held_is_told_of_in_a_warning() -> None:

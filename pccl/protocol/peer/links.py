@@ -44,6 +44,8 @@ GROWN_CONNECTIONS_MAX = 16
 LOSSY_CONNECTIONS_MAX = 128
 """Connections up to which all links together grow where losses hold them back. Each link may have
 `GROWN_CONNECTIONS_MAX` of these, and has `LINK_CONNECTIONS_MAX` at most."""
+LOSSY_GROWTH = 3
+"""Number of connections added for each that losses hold back: at a loss rate that matters many are needed."""
 PROBE_CONNECTIONS_MIN = 4
 """Number of connections of a measurement where links may grow: it must not stop at a window that an op would have
 outgrown."""
@@ -233,12 +235,13 @@ class Links:
             found.lost_early.append(thread)
 
     def limited(self, link: int, thread: int = 0, by_loss: bool = False) -> None:
-        """Double a link's connections in an engine thread that its windows, or losses, hold back."""
+        """Add connections to a link that windows, or losses, hold back in an engine thread."""
         found = self._find(link)
         most = self._lossy_connections_max if by_loss else GROWN_CONNECTIONS_MAX
         if found is None or not found.is_up or not self.may_grow or found.connected >= most:
             return
-        count = min(found.connected // self.engine_threads, most - found.connected)
+        factor = LOSSY_GROWTH if by_loss else 1
+        count = min(factor * found.connected // self.engine_threads, most - found.connected)
         cause = "losses hold" if by_loss else "windows hold"
         text = f"{cause} back the link with peer {found.peer}: {count} connections more than {found.connected}"
         self._outbox.act(PeerLog("info", text, {"other": found.peer}))

@@ -91,10 +91,12 @@ class DurableEffects:
                 break
             except OSError as error:
                 text = error.strerror or str(error)
-                if self._state.is_optional and await self._gives_up():
-                    where, failure = self._state.directory, ""
+                if self._state.is_optional:
+                    await self._writer.run(self._state.give_up, is_left=False)
+                    self._is_given_up = True
+                    where = self._state.directory
                     logger.warning("this master keeps no record of its run from now on: %s: %s", where, text)
-                    continue
+                    break
                 if text != failure:
                     failure = text
                     logger.warning(
@@ -105,15 +107,6 @@ class DurableEffects:
             logger.warning("the state has been written to %s", self._state.directory)
         self._postponed.popleft()
         self._perform_postponed()
-
-    async def _gives_up(self) -> bool:
-        """Note that the record is out of date. Return whether it can be done without from now on."""
-        assert self._state is not None
-        assert self._writer is not None
-        with suppress(OSError):
-            await self._writer.run(self._state.give_up, is_left=False)
-            self._is_given_up = True
-        return self._is_given_up
 
     def close(self) -> None:
         """Give the state directory free. No task may be writing any more."""

@@ -10,8 +10,7 @@ names the run's secret.
 3. A lock on a file that has been removed keeps nobody out. So before each write it is looked at whether the file is in
    its place still.
 4. The lock file is touched while the master lives, so the next one knows for how long nobody has held the directory.
-5. A record that cannot be kept up is worse than none. Of a directory that nobody asked for it is given up: `outdated`
-   then says that there was a run which is not on record.
+5. A record that cannot be kept up is worse than none: in a directory that nobody asked for it is removed.
 """
 
 from __future__ import annotations
@@ -29,9 +28,6 @@ from pccl.protocol.fence import Fence
 FORMAT = 1
 RECORD = "master.json"
 LOCK = "lock"
-OUTDATED = "outdated"
-VANISHING = frozenset({"tmpfs", "ramfs", "overlay", "aufs"})
-"""File systems in memory, and those of containers, which are gone with them."""
 
 
 class StateError(Exception):
@@ -46,10 +42,9 @@ class _Document(msgspec.Struct, frozen=True):
 class FenceFile:
     """Owns the directory from construction to `close`. `write` may be called in any thread, one at a time."""
 
-    def __init__(self, directory: str, owner: str, is_optional: bool = False, is_lasting: bool = True) -> None:
+    def __init__(self, directory: str, owner: str, is_optional: bool = False) -> None:
         """Make the directory if there is none, and read the record. `owner` names this master to those that want the
-        directory later. One that `is_optional` was asked for by nobody, and one that is not `is_lasting` is where it
-        may vanish, for all that its user has said. StateError."""
+        directory later. One that `is_optional` was asked for by nobody. StateError."""
         self.directory = directory
         self.is_optional = is_optional
         self.idle_s = 0.0
@@ -62,12 +57,7 @@ class FenceFile:
             raise StateError(f"no state can be kept in {directory}: {error.strerror}") from None
         try:
             self._take_lock(owner)
-            self._is_outdated = os.path.exists(self._path(OUTDATED))
-            self.fence = None if self._is_outdated else self._read()
-            self.shows_all_runs = self.fence is not None or not (
-                self._is_outdated or (not is_lasting and may_vanish(directory))
-            )
-            """Whether there was no run that peers may still be in where there is no record of one."""
+            self.fence = self._read()
         except BaseException:
             self.close()
             raise
@@ -134,22 +124,11 @@ class FenceFile:
             os.fsync(directory_fd)
         finally:
             os.close(directory_fd)
-        if self._is_outdated:
-            os.remove(self._path(OUTDATED))
-            self._is_outdated = False
 
     def give_up(self) -> None:
-        """Note that what is on record is out of date from now on. It takes no space. OSError."""
-        try:
-            self._check_lock()
-        except OSError as error:
-            if error.errno == errno.ESTALE:
-                return  # it is gone, or another master's
-            raise
-        with suppress(FileExistsError):
-            os.link(self._path(LOCK), self._path(OUTDATED))
-        self._is_outdated = True
-        with suppress(FileNotFoundError):
+        """Remove a record that is out of date from now on, where that is possible."""
+        with suppress(OSError):
+            self._check_lock()  # it is gone, or another master's
             os.remove(self._path(RECORD))
 
     def _check_lock(self) -> None:
@@ -168,15 +147,3 @@ class FenceFile:
         fd, self._lock_fd = self._lock_fd, -1
         if fd != -1:
             os.close(fd)
-
-
-def may_vanish(directory: str) -> bool:
-    """Return whether a directory is known to lie in memory, or in a container's own file system."""
-    with suppress(OSError, ValueError, IndexError):
-        device = os.stat(directory).st_dev
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
-            for line in mounts:
-                fields, _, kind = line.partition(" - ")
-                if fields.split()[2] == f"{os.major(device)}:{os.minor(device)}":
-                    return kind.split()[0] in VANISHING
-    return False

@@ -115,9 +115,8 @@ class MasterServer:
         self._state = state
         self._beginning = beginning
         fence = state.fence if state is not None and beginning is not Beginning.FOUND else None
-        shows_all_runs = state is not None and state.shows_all_runs
-        idle_s = state.idle_s if state is not None else 0.0
-        self._hold_s = hold_s(beginning, self._options, fence, shows_all_runs, idle_s)
+        idle_s, is_default = (state.idle_s, state.is_optional) if state is not None else (0.0, False)
+        self._hold_s = hold_s(beginning, self._options, fence, state is not None, idle_s, is_default)
         self._hold_beside_s = hold_beside_s(beginning, self._options)
         self._machine = Failover(
             secrets.token_hex(8),

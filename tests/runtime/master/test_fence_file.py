@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from pccl.protocol.fence import Fence, FencedView
-from pccl.runtime.master.fence_file import LOCK, RECORD, FenceFile, StateError, may_vanish
+from pccl.runtime.master.fence_file import LOCK, RECORD, FenceFile, StateError
 
 FENCE = Fence("a run", b"\x00\xffsecret", 3, FencedView.of(7, [1, 2, 3]), [FencedView.of(8, [1, 2])], False, 90.0)
 
@@ -177,39 +177,23 @@ def test_a_clock_that_was_set_back_makes_nobody_idle(tmp_path: Path) -> None:
     state.close()
 
 
-def test_a_record_that_was_given_up_is_no_record_and_no_proof_that_there_was_no_run(tmp_path: Path) -> None:
+def test_a_record_that_was_given_up_is_removed(tmp_path: Path) -> None:
     state = FenceFile(str(tmp_path), "here", is_optional=True)
-    assert state.shows_all_runs
     state.write(FENCE)
+    state.give_up()
     state.give_up()
     state.close()
     state = FenceFile(str(tmp_path), "here", is_optional=True)
     assert state.fence is None
-    assert not state.shows_all_runs
-    state.write(FENCE)
     state.close()
+
+
+def test_the_record_of_another_master_is_not_removed(tmp_path: Path) -> None:
     state = FenceFile(str(tmp_path), "here", is_optional=True)
-    assert state.fence == FENCE
-    assert state.shows_all_runs
+    os.remove(tmp_path / LOCK)
+    other = FenceFile(str(tmp_path), "there")
+    other.write(FENCE)
+    state.give_up()
+    assert (tmp_path / RECORD).exists()
     state.close()
-
-
-def test_a_default_directory_that_may_vanish_is_no_proof_that_there_was_no_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In a container's own layer, for instance: the next container finds it empty, and peers of its run may live."""
-    monkeypatch.setattr("pccl.runtime.master.fence_file.may_vanish", lambda directory: True)
-    state = FenceFile(str(tmp_path), "here", is_optional=True, is_lasting=False)
-    assert not state.shows_all_runs
-    state.write(FENCE)
-    state.close()
-    for is_lasting in (True, False):
-        state = FenceFile(str(tmp_path), "here", is_optional=True, is_lasting=is_lasting)
-        assert state.shows_all_runs
-        state.close()
-
-
-def test_memory_may_vanish() -> None:
-    if not os.path.isdir("/dev/shm"):
-        pytest.skip("no file system in memory here")
-    assert may_vanish("/dev/shm")
+    other.close()
