@@ -94,9 +94,9 @@ class DurableEffects:
                 if self._state.is_optional:
                     await self._writer.run(self._state.give_up, is_left=False)
                     self._is_given_up = True
-                    where = self._state.directory
+                    where, failure = self._state.directory, ""
                     logger.warning("this master keeps no record of its run from now on: %s: %s", where, text)
-                    break
+                    continue
                 if text != failure:
                     failure = text
                     logger.warning(
