@@ -74,13 +74,15 @@ class ForkServer:
     def __init__(self, module: str) -> None:
         """Workers run `module.main`."""
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # The first test to start it may have set a log level, which all later workers would inherit.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_LOG")}
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "tests.processes.fork_server", str(theirs.fileno()), module],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 # A process that is to be forked must have no threads, and numpy's would be some.
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"},
+                env={**environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OPENBLAS_NUM_THREADS": "1"},
             )
         atexit.register(self._close)
 
