@@ -222,7 +222,8 @@ typedef struct {
  *     LINK_LOST          id: link; system_error or 0; detail
  *     CONNECTION_LOST    the same, of a link that goes on with its other connections
  *     LINK_LIMITED       id: link; limit: enum pccl_limit. More connections would let it send faster: those that it has
- *                        were held back, and not by the network. At most once for each connection that was added
+ *                        were held back, and not by the network. At most once of each limit for each connection that
+ *                        was added
  *     OP_COMPLETED       id: op. All ranks are done
  *     OP_FROZEN          id: op
  *     LINK_METRICS       id: link; tx_bytes, rx_bytes: its payload so far, on all its connections; full_ms, full_bytes:
@@ -242,8 +243,8 @@ typedef struct {
  *     OP_DETACHED        id: op; system_error: ENOENT: there is no such op, ECANCELED: it has stopped
  *     ENGINE_FAILED      detail; system_error. This machine is to blame and no peer: it has no memory, or somebody has
  *                        closed the engine's descriptors. The engine does nothing any more but to be destroyed, which
- *                        restores what ops had, but those that had completed on the fast path. Once; the descriptor to wait on may be gone, too: see
- *                        pccl_engine_has_failed
+ *                        restores what ops had, but those that had completed on the fast path. Once; the descriptor to
+ *                        wait on may be gone, too: see pccl_engine_has_failed
  *
  * To spare the owner a wakeup, OP_DONE with mutual completion and OP_FAST_COMPLETED wait for the next event that
  * something depends on, the latter at most until there are many. */

@@ -29,7 +29,7 @@ void pccl_growth_note_added(pccl_growth *growth, int64_t now_ms, uint64_t round_
     int is_draining = growth->settled_ms > started_ms;
     growth_settle(growth, started_ms, is_draining ? growth->settled_ms : started_ms);
     growth->window_ticks = 0;
-    growth->has_asked = 0;
+    growth->asked = PCCL_LIMIT_NONE;
 }
 
 /* Returns how congestion control holds the link back, on a path that is not full. */
@@ -62,10 +62,10 @@ enum pccl_limit pccl_growth_learn(pccl_growth *growth, const pccl_growth_tick *t
     enum pccl_limit limit = growth_congestion_control(growth, tick, now_ms);
     int are_all_windows = tick->count > 0 && tick->by_window == tick->count;
     growth->window_ticks = are_all_windows ? growth->window_ticks + 1 : 0;
-    if (growth->has_asked)
-        return PCCL_LIMIT_NONE;
     if (growth->window_ticks >= WINDOW_TICKS_MIN)
         limit = PCCL_LIMIT_WINDOWS;
-    growth->has_asked = limit != PCCL_LIMIT_NONE;
+    if (limit <= growth->asked)
+        return PCCL_LIMIT_NONE;
+    growth->asked = limit;
     return limit;
 }

@@ -27,7 +27,7 @@ typedef struct {
     int64_t short_since_ms; /* all connections busy, and round trips short; -1: not now */
     int64_t settled_ms; /* losses count from then on */
     int64_t drained_ms; /* or from a look without losses from then on */
-    uint8_t has_asked; /* since the last connection was added */
+    enum pccl_limit asked; /* the last answer since a connection was added */
 } pccl_growth;
 
 /* A link's connections from one look to the next. */
@@ -45,7 +45,8 @@ typedef struct {
 /* A connection was added. */
 void pccl_growth_note_added(pccl_growth *growth, int64_t now_ms, uint64_t round_trip_us);
 
-/* Takes a look into account. Returns what more connections would help against, once until one is added; 0: nothing. */
+/* Takes a look into account. Returns what more connections would help against, each limit once
+ * until one is added, and windows not after losses, for which a link may have more. */
 enum pccl_limit pccl_growth_learn(pccl_growth *growth, const pccl_growth_tick *tick, int64_t now_ms);
 
 #endif

@@ -59,6 +59,18 @@ static void slow_growth_without_losses_asks_later(void)
     CHECK(looks_until_limited(&p, 0, 50, PCCL_LIMIT_WINDOWS) > 3);
 }
 
+/* A link that has all the connections it may have for its windows gets none, and loses packets later. */
+static void losses_ask_though_windows_have_asked_in_vain(void)
+{
+    path p = cubic();
+    CHECK(looks_until_limited(&p, 0, 50, PCCL_LIMIT_WINDOWS) > 0);
+    CHECK(look(&p, 1) == PCCL_LIMIT_LOSS);
+    CHECK(looks_until_limited(&p, 5, 50, PCCL_LIMIT_NONE) == 0);
+    p.tick.lost = 0;
+    p.tick.by_window = CONNS;
+    CHECK(looks_until_limited(&p, 0, 50, PCCL_LIMIT_NONE) == 0);
+}
+
 static void pauses_are_no_slow_growth(void)
 {
     path p = cubic();
@@ -125,6 +137,7 @@ int main(void)
 {
     RUN(losses_on_a_short_round_trip_ask_at_once);
     RUN(slow_growth_without_losses_asks_later);
+    RUN(losses_ask_though_windows_have_asked_in_vain);
     RUN(pauses_are_no_slow_growth);
     RUN(losses_of_a_full_queue_do_not_ask);
     RUN(losses_that_never_end_are_the_paths_own);
