@@ -26,7 +26,6 @@ from pccl._gathering import wait_for_peers
 from pccl._reduce import AsyncReduceHandle, ReduceOpDescriptor, op_spec
 from pccl._retry import Retry
 from pccl._session_holder import SessionErrors, SessionHolder
-from pccl._signal_handlers import pass_on
 from pccl._state_sync import sync_shared_state
 from pccl._timeouts import DEFAULT, Timeout
 from pccl.errors import PCCLError, integer_argument
@@ -124,7 +123,6 @@ class CommunicatorMethods(
                 host, parsed = addresses.parse(advertise, default_port=0)
                 hosts, port = (host,), parsed or None
         except ValueError as error:
-            pass_on(error)
             raise PCCLError(Result.INVALID_ARGUMENT, "Communicator", str(error)) from None
         for what, text in (("name", name), ("site", site)):
             must = f"must be printable text of {NAME_CHARACTERS_MAX} characters at most"

@@ -10,7 +10,6 @@ import logging
 import os
 import socket
 
-from pccl._signal_handlers import pass_on
 from pccl.runtime.master.fence_file import FenceFile, StateError
 from pccl.runtime.network import addresses
 
@@ -27,8 +26,7 @@ def default_state(listen_address: str) -> str:
     """Return the state directory of a master at this address; empty: it has none by default."""
     try:
         _, port = addresses.parse(listen_address)
-    except ValueError as error:
-        pass_on(error)
+    except ValueError:
         return ""
     if not port:
         return ""
@@ -48,7 +46,6 @@ def opened(directory: str, owner: str) -> FenceFile | None:
     try:
         return FenceFile(directory, owner, is_optional=True)
     except StateError as error:
-        pass_on(error)
         text = "this master keeps no record of its run: %s (--state DIR takes another directory, --state none none)"
         logger.warning(text, error)
         return None

@@ -14,7 +14,6 @@ from typing import Any
 
 from pccl._collectives import CallOf, CollectiveCall, Placed, overlap, rooted, spec_of, staged, target_of
 from pccl._operands import Operand, receiving, require_alike, resolve_bytes
-from pccl._signal_handlers import pass_on
 from pccl.devices.staging import Cargo, Piece, Span
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.peer import View
@@ -59,8 +58,7 @@ def _checked(
     for role, counts in (("send_counts", send_counts), ("recv_counts", recv_counts)):
         try:
             numbers = [integer_argument(f"{role}[{i}]", count, func_name) for i, count in enumerate(counts)]
-        except TypeError as error:
-            pass_on(error)
+        except TypeError:
             raise fail(f"{role} must be a sequence with a number for each rank, not {counts!r}") from None
         if any(number < 0 for number in numbers):
             raise fail(f"{role} has a negative number: {numbers}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from pccl import _signal_handlers
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.session.peer_session import PeerSession
@@ -33,17 +32,12 @@ def gave_up(session: PeerSession, timeout_s: float | None, op: PendingOp, whom: 
 
 
 def give_up(session: PeerSession, ops: Sequence[PendingOp]) -> None:
-    """Have ops whose caller was interrupted aborted on all peers, and take their arrays back. Whatever signals come
-    meanwhile, they will be."""
-
-    def ask() -> None:
-        for op in ops:
-            session.ops.cancel(op, Result.TIMEOUT, gave_up(session, None, op))
-        for op in ops:
-            if not op.is_released:
-                session.ops.ask_for_release(op, goes_on=False)
-
-    _signal_handlers.insist(ask)
+    """Abort the interrupted caller's ops on all peers and return its arrays."""
+    for op in ops:
+        session.ops.cancel(op, Result.TIMEOUT, gave_up(session, None, op))
+    for op in ops:
+        if not op.is_released:
+            session.ops.ask_for_release(op, goes_on=False)
     for op in ops:
         op.reclaim()  # waits for this process alone; a further signal ends even that
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from pccl._signal_handlers import pass_on
-
 
 def as_int(name: str, given: Any, least: int | None = None, most: int | None = None) -> int:
     """Return `given` as an int. It may be anything that `operator.index` takes, but for bools.
@@ -27,8 +25,7 @@ def _index(given: Any) -> int | None:
         return None
     try:
         return int(operator.index(given))
-    except (TypeError, ValueError, RuntimeError) as error:  # torch's, of tensors without values
-        pass_on(error)
+    except (TypeError, ValueError, RuntimeError):  # torch's, of tensors without values
         return None
 
 

@@ -18,7 +18,6 @@ import numpy as np
 
 from pccl import _jax_arrays
 from pccl._jax_arrays import NewArray
-from pccl._signal_handlers import pass_on
 from pccl.devices import torch_cuda
 from pccl.devices.device import Device
 from pccl.errors import PCCLError
@@ -94,7 +93,6 @@ def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
         try:
             array = np.frombuffer(array, np.uint8)
         except (ValueError, BufferError) as error:
-            pass_on(error)
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role}: {error}") from None
     if not isinstance(array, np.ndarray):
         if _jax_arrays.is_array(array):
@@ -188,8 +186,7 @@ def _is_reducible(array: Any) -> bool:
             DataType.from_numpy_dtype(array.dtype)
         else:
             DataType.from_torch_dtype(array.dtype)
-    except ValueError as error:
-        pass_on(error)
+    except ValueError:
         return False
     return True
 
@@ -199,7 +196,6 @@ def _from_numpy(array: np.ndarray[Any, Any], role: str, func_name: str, dtype: D
     try:
         dtype = dtype if dtype is not None else DataType.from_numpy_dtype(array.dtype)
     except ValueError as error:
-        pass_on(error)
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role}: {error}") from None
     if not array.flags.c_contiguous:
         raise PCCLError(
@@ -216,8 +212,7 @@ def _address(array: np.ndarray[Any, Any]) -> int:
     """
     try:
         return int(ffi.cast(_ADDRESS, ffi.from_buffer(array)))
-    except (TypeError, ValueError, BufferError) as error:  # of a dtype that the buffer protocol cannot describe
-        pass_on(error)
+    except (TypeError, ValueError, BufferError):  # of a dtype that the buffer protocol cannot describe
         return int(array.__array_interface__["data"][0])
 
 
@@ -258,12 +253,10 @@ def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None =
     try:
         dtype = dtype if dtype is not None else DataType.from_torch_dtype(tensor.dtype)
     except ValueError as error:
-        pass_on(error)
         raise fail(f": {error}") from None
     try:
         return Operand(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), True, tensor.detach(), device)
     except RuntimeError as error:  # of a kind of tensor that has no memory of its own
-        pass_on(error)
         raise fail(f"cannot be used: {error}") from None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Callable, Generator
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any, Generic, TypeVar
 import trio
 
 from _pccl_torch import outside_graphs
-from pccl import _signal_handlers, _timeouts
+from pccl import _timeouts
 from pccl._jax_arrays import NewArray
 from pccl._operands import changes_of, empty_like, require_alike, require_writable, resolve
 from pccl.devices.staging import Staging, divided
@@ -119,7 +118,6 @@ def op_spec(
         try:
             quantization.check_tensor(source.dtype)
         except ValueError as error:
-            _signal_handlers.pass_on(error)
             raise fail(str(error)) from None
     check_algorithm(algorithm, func_name)
     step = checked_step(step, func_name)
@@ -214,32 +212,17 @@ def delivered(op: PendingOp, func_name: str) -> OpResult:
 
 
 def _deliver(op: PendingOp, source: Source, func_name: str) -> None:
-    """Put a result into arrays on a device. A device has failed when it does so twice. A Ctrl-C, or what a signal
-    handler of the program raises meanwhile, is no failure: it is raised once the result is there, or the device has
-    failed, or once it was tried often enough, and then the next wait for the op tries again."""
-    raised: BaseException | None = None
-    has_failed = False
-    earlier, known = sys.exc_info()[1], _signal_handlers.current()
-    for _ in range(DELIVERIES_MAX):
+    """Copy a result to the device, retrying once. A KeyboardInterrupt passes; the next wait copies again."""
+    for is_last in (False, True):
         try:
             source.deliver()
-            break
-        except BaseException as error:  # whatever the device's library raises
-            handlers = known | _signal_handlers.current()  # one may replace itself
-            if isinstance(error, KeyboardInterrupt) or _signal_handlers.is_behind(handlers, error, earlier):
-                raised = raised or error
-                continue
-            if has_failed:
+            return
+        except Exception as error:  # whatever the device's library raises
+            if is_last:
                 what = f"{type(error).__name__}: {error}"
                 text = f"all peers have the result, but it could not be copied to the device here: {what}"
                 op.leave_run(text)
-                failure = PCCLError(Result.INTERNAL_ERROR, func_name, f"{text}; this peer has left the run")
-                if raised is not None:
-                    raise raised from failure
-                raise failure from error
-            has_failed = True
-    if raised is not None:
-        raise raised
+                raise PCCLError(Result.INTERNAL_ERROR, func_name, f"{text}; this peer has left the run") from error
 
 
 def info_of(op: PendingOp, func_name: str) -> ReduceInfo:
@@ -325,7 +308,6 @@ class AsyncHandle(Generic[Info]):
         try:
             info = self._info_of(self._op, name)
         except PCCLError as error:
-            _signal_handlers.pass_on(error)
             return False, error.result, None
         return True, Result.SUCCESS, info
 

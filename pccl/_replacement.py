@@ -15,8 +15,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import BinaryIO
 
-from pccl._signal_handlers import pass_on
-
 Path = str | os.PathLike[str]
 
 
@@ -34,15 +32,14 @@ class Replacement:
         try:
             self._file = self._opened()
         except OSError as error:
-            pass_on(error)
             raise self._of_path(error) from None
 
     def _opened(self) -> BinaryIO:
         try:
             if not stat.S_ISREG(os.stat(self._path).st_mode):
                 return open(self._path, "wb", buffering=0)
-        except FileNotFoundError as error:
-            pass_on(error)
+        except FileNotFoundError:
+            pass
         temporary = os.path.join(os.path.dirname(self._target), f".pccl-{os.urandom(8).hex()}.part")
         file = open(temporary, "xb")  # noqa: SIM115 - `__exit__` closes it
         self._temporary = temporary
@@ -59,14 +56,11 @@ class Replacement:
                 while rest:
                     rest = rest[file.write(rest) :]
             if self._temporary is not None:
-                try:
+                with suppress(OSError):  # there was none, or it is another user's
                     shutil.copymode(self._target, self._temporary)
-                except OSError as error:  # there was none, or it is another user's
-                    pass_on(error)
                 os.replace(self._temporary, self._target)
                 self._temporary = None
         except OSError as error:
-            pass_on(error)
             raise self._of_path(error) from None
 
     def __exit__(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pccl import _signal_handlers
 from pccl._giving_up import gave_up
 from pccl._reduce import ReduceOpDescriptor, info_of
 from pccl._session_holder import SessionErrors
@@ -70,9 +69,8 @@ class Retry:
         try:
             with SessionErrors(self._func_name):
                 session.ops.launch(op)
-        except PCCLError as error:
-            if not _signal_handlers.has_raised(error):
-                self.in_flight.remove(op)
+        except PCCLError:
+            self.in_flight.remove(op)
             raise
 
     def collect(self, session: PeerSession, timeout_s: float | None) -> None:
@@ -96,7 +94,6 @@ class Retry:
             try:
                 self._infos.append(info_of(op, self._func_name))
             except PCCLError as error:
-                _signal_handlers.pass_on(error)
                 if error.result is Result.RANK_CONNECTION_LOST:
                     self.retries += 1
                     self._left.append(op.tag)

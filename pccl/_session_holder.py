@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import trio
 
-from pccl import _signal_handlers, _timeouts
+from pccl import _timeouts
 from pccl._collectives import AsyncCollectiveHandle, CallOf
 from pccl._giving_up import give_up
 from pccl._master_search import ATTEMPT_INTERVAL_S, TAKEN_ONLY, MasterSearch, SearchWait, reach_s
@@ -397,22 +397,15 @@ class SessionHolder:
         is_overlapped = spec.pair is None
         op = session.ops.new(spec._replace(is_overlapped=True) if is_overlapped else spec)
         op.waits = session.overlapped_waits if is_overlapped else None
-        is_settled = False
         try:
             handle = handle_of(op)
             with SessionErrors(func_name):
                 session.ops.launch(op)
-            is_settled = True
-        except PCCLError as error:
-            is_settled = not _signal_handlers.has_raised(error)
+        except PCCLError:
             raise
-        finally:
-            if not is_settled:
-                try:
-                    give_up(session, [op])
-                except BaseException:  # of a second signal, before that had begun
-                    give_up(session, [op])  # again
-                    raise
+        except BaseException:
+            give_up(session, [op])
+            raise
         return handle
 
 

@@ -6,7 +6,6 @@ import os
 from numbers import Real
 from typing import Any
 
-from pccl._signal_handlers import pass_on
 from pccl.errors import PCCLError
 from pccl.protocol.messages import MASTER_TIMEOUT_S
 from pccl.types import Result
@@ -48,8 +47,7 @@ def master_timeout_s(given: Any, func_name: str) -> float:
             given = float(text) if text else MASTER_TIMEOUT_S
             if given != given:
                 raise ValueError
-        except ValueError as error:
-            pass_on(error)
+        except ValueError:
             raise PCCLError(
                 Result.INVALID_ARGUMENT, func_name, f"PCCL_MASTER_TIMEOUT {text!r} is no number of seconds"
             ) from None

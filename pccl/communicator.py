@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from _pccl_torch import outside_graphs
-from pccl import _signal_handlers, _timeouts
+from pccl import _timeouts
 from pccl._collectives import CallOf
 from pccl._communicator_methods import RESULTS, CommunicatorMethods
 from pccl._giving_up import CANCEL_GRACE_S, INTERRUPT_GRACE_S, deadline, gave_up, give_up, require_outcome
@@ -179,17 +179,12 @@ class Communicator(CommunicatorMethods[None, bool, int, SharedStateSyncInfo, Red
                 pending.wait(CANCEL_GRACE_S)
                 pending.reclaim()
             is_settled = True
-        except PCCLError as error:
-            is_settled = not _signal_handlers.has_raised(error)
+        except PCCLError:
+            is_settled = True
             raise
         finally:
             if not is_settled:
-                try:
-                    give_up(session, [pending])
-                except BaseException:  # of a second signal, before that had begun
-                    give_up(session, [pending])  # again
-                    session.ops.let_go(pending)
-                    raise
+                give_up(session, [pending])
                 _await_abortion(session, [pending])
             pending.reclaim()
         if not pending.is_over or pending.is_detached:
@@ -210,7 +205,6 @@ class Communicator(CommunicatorMethods[None, bool, int, SharedStateSyncInfo, Red
                 retry.collect(session, limit_s)
             is_settled = True
         except PCCLError as error:
-            _signal_handlers.pass_on(error)
             retry.abandon(session, limit_s)
             _await_verdicts(retry.in_flight, CANCEL_GRACE_S)
             for op in retry.in_flight:
@@ -221,11 +215,7 @@ class Communicator(CommunicatorMethods[None, bool, int, SharedStateSyncInfo, Red
                 raise
         finally:
             if not is_settled:
-                try:
-                    give_up(session, retry.in_flight)
-                except BaseException:  # of a second signal, before that had begun
-                    give_up(session, retry.in_flight)  # again
-                    raise
+                give_up(session, retry.in_flight)
                 _await_abortion(session, retry.in_flight)
         return retry.info()
 

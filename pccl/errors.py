@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from pccl._integers import as_int
-from pccl._signal_handlers import pass_on
 from pccl.types import Result
 
 
@@ -32,5 +31,4 @@ def integer_argument(name: str, given: Any, func_name: str, least: int | None = 
     try:
         return as_int(name, given, least, most)
     except ValueError as error:
-        pass_on(error)
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, str(error)) from None

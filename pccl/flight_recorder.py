@@ -20,7 +20,6 @@ import trio
 
 from pccl import security
 from pccl._replacement import Replacement
-from pccl._signal_handlers import pass_on
 from pccl._timeouts import checked_bound_s
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.recording import (
@@ -121,20 +120,16 @@ def collect(
     try:
         masters = addresses.parse_masters(address)
     except ValueError as error:
-        pass_on(error)
         raise PCCLError(Result.INVALID_ARGUMENT, "collect", str(error)) from None
     try:
         fetched = portal.current().call(fetch_any, masters, secret, context, seconds, last, timeout_s)
     except NoAnswer as error:
-        pass_on(error)
         raise PCCLError(Result.MASTER_CONNECTION_FAILED, "collect", str(error)) from None
-    except trio.TooSlowError as error:
-        pass_on(error)
+    except trio.TooSlowError:
         where = ", ".join(addresses.join(*master) for master in masters)
         text = f"no answer from {where} within {timeout_s:g} s; is there a pccl master?"
         raise PCCLError(Result.TIMEOUT, "collect", text) from None
     except portal.PortalClosedError as error:
-        pass_on(error)
         raise PCCLError(Result.NOT_INITIALIZED, "collect", str(error)) from None
     peers = []
     for told, packed in fetched.peers:

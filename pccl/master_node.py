@@ -16,7 +16,6 @@ import trio
 
 from pccl import _timeouts, security
 from pccl._default_state import opened as opened_state
-from pccl._signal_handlers import pass_on
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.founding import Beginning
 from pccl.protocol.master.options import MasterOptions
@@ -136,7 +135,6 @@ class MasterNode:
             if self._http_hosts and self._http is None:
                 raise ValueError("http_hosts are names of what http= shows, and that is not given")
         except ValueError as error:
-            pass_on(error)
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode", str(error)) from None
         self._token = security.token(token, "MasterNode")
         self._ssl_context = security.checked_context(ssl_context, "MasterNode")
@@ -155,13 +153,11 @@ class MasterNode:
         try:
             listener = addresses.listen(self._host, self._port)
         except OSError as error:
-            pass_on(error)
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode.run", str(error.strerror)) from None
         try:
             web_listener = None if self._http is None else addresses.listen(*self._http, backlog=HTTP_BACKLOG)
         except OSError as error:
             listener.close()
-            pass_on(error)
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode.run", str(error.strerror)) from None
         security.warn_if_exposed(self._host, self._token, stacklevel=2)
         if self._http is not None:
@@ -192,7 +188,6 @@ class MasterNode:
             for opened in (listener, web_listener, state):
                 if opened is not None:
                     opened.close()
-            pass_on(error)
             code = Result.INVALID_ARGUMENT if isinstance(error, StateError) else Result.INTERNAL_ERROR
             raise PCCLError(code, "MasterNode.run", str(error)) from None
         self._service = service
@@ -266,8 +261,7 @@ class MasterNode:
         try:
             self.interrupt()
             self.wait(STOP_TIMEOUT_S)
-        except PCCLError as failure:
-            pass_on(failure)
+        except PCCLError:
             if error is None:
                 raise
 
@@ -276,8 +270,7 @@ def _peer_timeout_s(given: float | None) -> float:
     text = os.environ.get("PCCL_PEER_TIMEOUT", "") if given is None else str(given)
     try:
         seconds = float(text) if text else MasterOptions.peer_timeout_s
-    except ValueError as error:
-        pass_on(error)
+    except ValueError:
         seconds = math.nan
     if not PEER_TIMEOUT_S_MIN <= seconds <= PEER_TIMEOUT_S_MAX:
         what = "PCCL_PEER_TIMEOUT" if given is None else "peer_timeout"
@@ -293,8 +286,7 @@ def _engine_threads(given: int | None) -> int:
     text = os.environ.get("PCCL_ENGINE_THREADS", "") if given is None else str(given)
     try:
         threads = int(text) if text else MasterOptions.engine_threads
-    except ValueError as error:
-        pass_on(error)
+    except ValueError:
         threads = 0
     if not 1 <= threads <= ENGINE_THREADS_MAX:
         what = "PCCL_ENGINE_THREADS" if given is None else "engine_threads"

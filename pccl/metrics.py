@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pccl._signal_handlers import pass_on
 from pccl.communicator import Communicator
 from pccl.errors import PCCLError
 from pccl.types import Attribute
@@ -53,8 +52,7 @@ class CommunicatorCollector(Collector):
                 "world_size": self._communicator.get_attribute(Attribute.LOCAL_WORLD_SIZE),
                 "global_world_size": self._communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE),
             }
-        except PCCLError as error:
-            pass_on(error)
+        except PCCLError:
             return
         for name, value in {**stats, **world}.items():
             family = CounterMetricFamily if name in COUNTERS else GaugeMetricFamily

@@ -20,7 +20,6 @@ from numbers import Real
 from typing import Any
 
 from pccl._communicator_methods import CommunicatorMethods
-from pccl._signal_handlers import pass_on
 from pccl.communicator import Communicator
 from pccl.errors import PCCLError
 from pccl.protocol.recording import OpRecord, RecordedEvent, Recording
@@ -82,8 +81,7 @@ class Exporter:
         with self._reading:
             try:
                 recording = self._communicator.flight_recorder(self._since_ns)
-            except PCCLError as error:
-                pass_on(error)
+            except PCCLError:
                 return
             self._export(recording)
 

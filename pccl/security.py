@@ -10,7 +10,6 @@ import ssl
 import warnings
 from typing import Any
 
-from pccl._signal_handlers import pass_on
 from pccl.errors import PCCLError
 from pccl.runtime.network import addresses, encrypted
 from pccl.types import Result
@@ -33,8 +32,7 @@ def token(argument: str | None, func_name: str) -> str:
     found = found.strip()  # a newline comes with many ways to read a file
     try:
         found.encode()
-    except UnicodeEncodeError as error:
-        pass_on(error)
+    except UnicodeEncodeError:
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, "the token is not valid Unicode text") from None
     return found
 
@@ -80,7 +78,6 @@ def client_tls(argument: ssl.SSLContext | None, func_name: str) -> ssl.SSLContex
     try:
         context = ssl.create_default_context(cafile=ca)
     except OSError as error:
-        pass_on(error)
         text = f"{CA_VARIABLE}={ca!r} cannot be used: {error.strerror or error}"
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, text) from None
     certificate = os.environ.get(CERT_VARIABLE)
@@ -88,7 +85,6 @@ def client_tls(argument: ssl.SSLContext | None, func_name: str) -> ssl.SSLContex
         try:
             context.load_cert_chain(certificate, os.environ.get(KEY_VARIABLE) or None)
         except OSError as error:
-            pass_on(error)
             text = f"{CERT_VARIABLE}={certificate!r} and {KEY_VARIABLE} cannot be used: {error.strerror or error}"
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, text) from None
     return context

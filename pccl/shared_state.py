@@ -13,7 +13,6 @@ from typing import Any
 
 from pccl import _jax_arrays
 from pccl._operands import Operand, changes_of, resolve
-from pccl._signal_handlers import pass_on
 from pccl.devices.state_store import DeviceStore
 from pccl.errors import PCCLError, integer_argument
 from pccl.runtime.state.tensor_blocks import StateTensor
@@ -88,8 +87,7 @@ class SharedState:
     def __init__(self, tensors: Sequence[TensorInfo]) -> None:
         try:
             given: list[Any] = list(tensors)
-        except TypeError as error:
-            pass_on(error)
+        except TypeError:
             what = f"tensors must be a sequence of TensorInfo, not {tensors!r}"
             raise PCCLError(Result.INVALID_ARGUMENT, "SharedState", what) from None
         for tensor in given:

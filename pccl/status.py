@@ -11,7 +11,6 @@ import ssl
 import trio
 
 from pccl import security
-from pccl._signal_handlers import pass_on
 from pccl._timeouts import checked_bound_s
 from pccl.errors import PCCLError
 from pccl.protocol.names import label, peers_named
@@ -77,19 +76,15 @@ def run_status(
     try:
         masters = addresses.parse_masters(address)
     except ValueError as error:
-        pass_on(error)
         raise PCCLError(Result.INVALID_ARGUMENT, "run_status", str(error)) from None
 
     try:
         return portal.current().call(ask_all, masters, secret, context, timeout_s)
     except NoAnswer as error:
-        pass_on(error)
         raise PCCLError(Result.MASTER_CONNECTION_FAILED, "run_status", str(error)) from None
-    except trio.TooSlowError as error:
-        pass_on(error)
+    except trio.TooSlowError:
         where = ", ".join(addresses.join(*master) for master in masters)
         text = f"no answer from {where} within {timeout_s:g} s; is there a pccl master?"
         raise PCCLError(Result.TIMEOUT, "run_status", text) from None
     except portal.PortalClosedError as error:
-        pass_on(error)
         raise PCCLError(Result.NOT_INITIALIZED, "run_status", str(error)) from None

@@ -23,7 +23,6 @@ from collections import defaultdict, deque
 from dataclasses import dataclass
 from weakref import WeakSet
 
-from pccl._signal_handlers import pass_on
 from pccl.devices.device import Device, HostMemory
 
 logger = logging.getLogger("pccl.devices")
@@ -95,7 +94,6 @@ class HostPool:
                 self._pinned.add(memory)
                 return memory
             except MemoryError as error:
-                pass_on(error)
                 logger.warning("no more memory can be pinned for %s, copies are slower: %s", self._device.name, error)
         return _Memory(self._device.allocate(size, False), size, False)
 

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from pccl._signal_handlers import pass_on
 from pccl.devices.device import Device, Event
 from pccl.devices.host_memory import Block
 from pccl.devices.staging import helper_of
@@ -37,7 +36,6 @@ def _failing_clearly(
         try:
             return method(self, *args, **kwargs)
         except Exception as error:  # whatever the device's library raises
-            pass_on(error)
             raise StoreError(f"{self.device.name} failed: {type(error).__name__}: {error}") from error
 
     return call

@@ -8,7 +8,6 @@ from typing import Any
 
 import blake3
 
-from pccl._signal_handlers import pass_on
 from pccl.devices import torch_blake3
 from pccl.devices.device import Event, HostMemory
 
@@ -56,7 +55,6 @@ class CudaDevice:
                 # `device`: the program may have set another default.
                 tensor = self._torch.empty(size_bytes, dtype=self._torch.uint8, device="cpu", pin_memory=pinned)
         except RuntimeError as error:
-            pass_on(error)
             raise MemoryError(str(error)) from None
         return CudaMemory(tensor)
 
@@ -97,7 +95,6 @@ class CudaDevice:
                 return None
             return torch_blake3.digests(self._torch, self._bytes(array)[: blocks * block_bytes], block_bytes)
         except self._api.OutOfMemoryError as error:
-            pass_on(error)
             logger.info("no memory on %s to hash a state there, the CPU does it: %s", self.name, error)
             return None
 

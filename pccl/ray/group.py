@@ -34,7 +34,6 @@ from ray.util.collective.types import (
 from ray.util.collective.types import ReduceOp as RayReduceOp
 
 from pccl import Communicator, PCCLError, ReduceOp, Result
-from pccl._signal_handlers import pass_on
 from pccl.ray.rendezvous import Rendezvous
 
 OPS = {
@@ -198,7 +197,6 @@ class PCCLGroup(BaseGroup):  # type: ignore[misc]
             try:
                 info = communicator.all_gather(np.array([self._rank]), tag=RANKS_TAG)
             except PCCLError as error:
-                pass_on(error)
                 if error.result is not Result.RANK_CONNECTION_LOST:
                     raise
                 continue  # the others do it again, too

@@ -25,7 +25,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pccl._signal_handlers import pass_on
 from pccl.communicator import Communicator
 from pccl.errors import PCCLError
 from pccl.runtime.network import addresses
@@ -76,7 +75,6 @@ class Meeting(NamedTuple):
         try:
             self.communicator.close(timeout=LEAVE_S, reason=reason)
         except PCCLError as error:
-            pass_on(error)
             if error.result is not Result.TIMEOUT:  # it goes on leaving
                 raise
         finally:
@@ -133,7 +131,6 @@ def _connected(masters: str, token: str, rank: int, size: int, deadline_s: float
         return communicator
     except BaseException as error:
         communicator.close()
-        pass_on(error)
         is_lost = isinstance(error, PCCLError) and error.result is Result.MASTER_CONNECTION_FAILED
         if not is_lost or _left_s(deadline_s) <= RETRY_S:
             raise

@@ -23,7 +23,6 @@ import torch
 from torch.distributed import Work as TorchWork
 
 from _pccl_torch import outside_graphs
-from pccl._signal_handlers import pass_on
 from pccl.errors import PCCLError
 from pccl.torch import ranks_elsewhere
 from pccl.torch.alone import Alone
@@ -79,8 +78,7 @@ class AbortHooks:
         for _, hook in sorted(dict(self._hooks).items()):
             try:
                 hook()
-            except Exception as error:
-                pass_on(error)
+            except Exception:
                 logger.exception("an abort hook has failed")
 
 
@@ -125,13 +123,11 @@ class FaultTolerance:
         try:
             handles = self._reconfigurer.members(opts.uuid, opts.handles)
         except RendezvousError as error:
-            pass_on(error)
             raise ArgumentError(f"ProcessGroupPCCL::reconfigure: {error}") from None
         self._leave("went on to another world", f"it goes on to uuid {opts.uuid}")
         try:
             world = self._reconfigurer.enter(opts.uuid, handles, timeout_s)
         except (RendezvousError, PCCLError, OSError) as error:
-            pass_on(error)
             text = f"reconfigure of {self._names.group} with uuid {opts.uuid} failed: {why(error)}"
             raise self._be_without_world(text, result_of(error)) from None
         self._install(world, self._names.group)

@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from pccl._signal_handlers import pass_on
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.torch import collectives, profiling
@@ -366,7 +365,6 @@ class PointToPointMethods(Caller):
                 self._monitor("to", MONITOR_TAG, word, 0, limit).wait()
                 self._monitor("from", ACKNOWLEDGE_TAG, word, 0, limit).wait()
             except BackendError as error:
-                pass_on(error)
                 text = (
                     f"[Rank {self._rank}]: Rank {self._rank} successfully reached monitoredBarrier, but received "
                     f"errors while waiting for send/recv from rank 0 for {limit_s * 1000:.0f} ms: see there which "
@@ -383,7 +381,6 @@ class PointToPointMethods(Caller):
             try:
                 work.wait()
             except BackendError as error:
-                pass_on(error)
                 if error.result is not Result.TIMEOUT:
                     raise  # it says what has ended the group, which need not be this rank
                 missing[rank] = error

@@ -20,7 +20,6 @@ import torch
 from torch.distributed import PrefixStore
 from torch.distributed import ProcessGroup as TorchProcessGroup
 
-from pccl._signal_handlers import pass_on
 from pccl.errors import PCCLError
 from pccl.torch import bootstrap
 from pccl.torch.alone import Alone
@@ -96,7 +95,6 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         try:
             self._meeting = bootstrap.meet(store, self._names, self._size, self._timeout_s, is_default)
         except PCCLError as error:
-            pass_on(error)
             raise self._names.failure("init_process_group", error) from None
         self._names.number(self._meeting.peers)
         self._names.is_first_rank_master = self._rank == 1 and self._size == 2 and self._meeting.is_own_run

@@ -38,7 +38,6 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from pccl._signal_handlers import pass_on
 from pccl.runtime.network import addresses
 
 LINE_BYTES_MAX = 2**16
@@ -357,24 +356,20 @@ class _Guest:
             some = self.sock.recv(LINE_BYTES_MAX)
         except TimeoutError:
             raise
-        except OSError as error:
-            pass_on(error)
+        except OSError:
             return None
         *lines, self._received = (self._received + some).split(b"\n")
         if not some or len(self._received) > LINE_BYTES_MAX:
             return None
         try:
             return [_decoder.decode(line) for line in lines]
-        except msgspec.DecodeError as error:
-            pass_on(error)
+        except msgspec.DecodeError:
             return None  # somebody else, who tries ports
 
     def send(self, line: _Any) -> None:
         """Say something. That it does not arrive is noticed by `hear`."""
-        try:
+        with suppress(OSError):
             self.sock.sendall(_encoder.encode(line) + b"\n")
-        except OSError as error:
-            pass_on(error)
 
     def close(self) -> None:
         self.sock.close()
@@ -453,11 +448,9 @@ def _visit(join: Join, host: Handle, end_s: float, timeout_s: float, masters: Ma
     where = f"{host.name} at {addresses.join(host.host, host.port)}, the first of the handles,"
     try:
         sock = socket.create_connection((host.host, host.port), max(0.001, end_s - time.monotonic()))
-    except TimeoutError as error:
-        pass_on(error)
+    except TimeoutError:
         raise RendezvousError(f"timed out after {timeout_s:g} s: no answer from {where} came") from None
     except OSError as error:
-        pass_on(error)
         raise RendezvousError(f"{where} cannot be reached: {error.strerror or error}; is that process alive?") from None
     with sock:
         guest = _Guest(sock)
@@ -466,8 +459,7 @@ def _visit(join: Join, host: Handle, end_s: float, timeout_s: float, masters: Ma
             sock.settimeout(max(0.001, end_s - time.monotonic()))
             try:
                 lines = guest.hear()
-            except TimeoutError as error:
-                pass_on(error)
+            except TimeoutError:
                 raise RendezvousError(
                     f"timed out after {timeout_s:g} s: {where} did not say that all have called reconfigure with uuid "
                     f"{join.uuid}"

@@ -32,7 +32,6 @@ from collections.abc import Callable, Hashable, Sequence
 from pccl._giving_up import CANCEL_GRACE_S, gave_up, require_outcome
 from pccl._reduce import delivered
 from pccl._session_holder import SessionErrors
-from pccl._signal_handlers import pass_on
 from pccl.communicator import Communicator
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import OpSpec
@@ -193,7 +192,6 @@ class Scheduler:
                 self.outcome(self.run(spec, title, timeout_s), title)
                 return
             except PCCLError as error:
-                pass_on(error)
                 if not self.may_repeat((spec,), error):
                     raise self.failure(title, error, (spec,)) from None
                 timeout_s = max(0.0, end_s - time.monotonic())
@@ -212,11 +210,9 @@ class Scheduler:
                 for op in ops:
                     self.outcome(op, title)
                 batch = script.send(ops)
-        except StopIteration as error:
-            pass_on(error)
+        except StopIteration:
             return
         except PCCLError as error:
-            pass_on(error)
             raise self.failure(title, error) from None
         finally:
             script.close()

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pccl._signal_handlers import pass_on
 from pccl.errors import PCCLError
 from pccl.torch import bootstrap
 from pccl.torch.errors import BackendError, Names
@@ -48,7 +47,6 @@ class ManagedWork(PCCLWork):
         try:
             return super().wait(timeout)
         except BackendError as error:
-            pass_on(error)
             if self.title == "monitored_barrier":  # waits for works itself, and raises for their failures
                 raise
             logger.info("%s", error)
@@ -105,10 +103,8 @@ class ProcessGroupPCCL(_ProcessGroup, _TorchFT):  # type: ignore[misc]
                 meeting = bootstrap.meet(store, names, world_size, self._timeout_s, is_default=False)
             processes = [store.get(f"pccl/name/{each}").decode() for each in range(world_size)]
         except PCCLError as error:
-            pass_on(error)
             raise self._be_without_world(str(names.failure("configure", error)), error.result) from None
         except RuntimeError as error:
-            pass_on(error)
             raise self._be_without_world(f"configure of {group} failed: {error}", Result.TIMEOUT) from error
         self._install(World(quorum_id or 0, rank, processes, meeting), group)
 

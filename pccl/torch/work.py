@@ -28,7 +28,6 @@ from torch._C import _distributed_c10d as c10d
 from torch.distributed import Work as TorchWork
 
 from _pccl_torch import outside_graphs
-from pccl._signal_handlers import has_raised, pass_on
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
@@ -148,15 +147,14 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
                     for op in ops:
                         driver.outcome(op, title)
                 except PCCLError as error:
-                    pass_on(error)
                     if driver.may_repeat(batch, error):
                         continue
                     raise
                 batch = self._script.send(ops)
         except StopIteration as stop:
-            self._end(stop.value, stop if has_raised(stop) else None)
+            self._end(stop.value, None)
         except PCCLError as error:
-            self._end(None, error if has_raised(error) else driver.failure(title, error, batch))
+            self._end(None, driver.failure(title, error, batch))
         except BaseException as error:
             self._end(None, error)
             if not isinstance(error, Exception):

@@ -36,7 +36,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl._signal_handlers import pass_on
 from pccl.training.data.deal import Range, merged
 from pccl.training.data.elastic_sampler import indices_at
 from pccl.training.data.sample_ledger import GENESIS, history_after
@@ -163,7 +162,6 @@ class _Logs:
                 try:
                     self._add(event)
                 except (KeyError, TypeError, ValueError) as error:
-                    pass_on(error)
                     raise AuditError(f"{path}, line {number}: this is no line of a sampler's log: {error!r}") from error
         if len(self.streams) != 1:
             streams = ", ".join(map(str, sorted(self.streams))) or "none"
@@ -196,7 +194,6 @@ def _events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         try:
             event = json.loads(line)
         except ValueError as error:
-            pass_on(error)
             raise AuditError(f"{path}, line {number}: this is no JSON: {error}") from error
         if not isinstance(event, dict):
             raise AuditError(f"{path}, line {number}: this is no line of a sampler's log")

@@ -186,10 +186,8 @@ FAULTS: dict[str, Known] = {
         "_enqueue",
         (
             """
-            try:
+            with suppress(ValueError):
                 self._launched.remove(op)
-            except ValueError as error:
-                pass_on(error)
             self._require_alive_for(op)
             raise
             """,

@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from pccl._signal_handlers import pass_on
 from pccl.protocol.peer import OpResult, Peer, SubmitOp, pair_start
 from pccl.runtime.data_plane.engine import COMPLETED, HANDED_OVER, EngineCall, EngineFastPath, use_counter
 from pccl.runtime.data_plane.engine_threads import first_thread
@@ -180,8 +179,7 @@ class FastPath:
         try:
             if request.refill(start, spec, op.place(spec, start.rank, start.world_size)):
                 tag.is_suited = self._is_suited(request, spec.dtype.itemsize)
-        except (ValueError, RootLostError) as error:
-            pass_on(error)
+        except (ValueError, RootLostError):
             return False  # as the session will say
         request.rename(op.op, op.shared_tag)
         return tag.is_suited

@@ -11,8 +11,6 @@ import errno
 import ipaddress
 import socket
 
-from pccl._signal_handlers import pass_on
-
 DEFAULT_PORT = 48148
 
 
@@ -77,16 +75,14 @@ def plain_host(sockaddr: tuple[str, int] | tuple[str, int, int, int]) -> str:
 def is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError as error:
-        pass_on(error)
+    except ValueError:
         return host == "localhost"
 
 
 def is_unspecified(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_unspecified
-    except ValueError as error:
-        pass_on(error)
+    except ValueError:
         return False
 
 
@@ -98,8 +94,7 @@ def public_reach(host: str) -> str | None:
             found = [
                 plain_host((str(entry[4][0]), 0)) for entry in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
             ]
-        except OSError as error:
-            pass_on(error)
+        except OSError:
             return None
     else:
         found = source_addresses()
@@ -113,8 +108,7 @@ def source_towards(host: str) -> str | None:
         with socket.socket(family, kind) as sock:
             sock.connect(where)
             return plain_host(sock.getsockname())
-    except OSError as error:  # no such host, no route, or no such family
-        pass_on(error)
+    except OSError:  # no such host, no route, or no such family
         return None
 
 
@@ -141,7 +135,6 @@ def listen(host: str, port: int, backlog: int = 1024) -> socket.socket:
             try:
                 return _bound(family, ("", port), backlog, dual=family == socket.AF_INET6)
             except OSError as error:
-                pass_on(error)
                 failure = error
                 if error.errno == errno.EADDRINUSE:
                     break
@@ -152,7 +145,6 @@ def listen(host: str, port: int, backlog: int = 1024) -> socket.socket:
         family, _, _, _, sockaddr = found[0]
         return _bound(family, sockaddr, backlog, dual=False)
     except OSError as error:
-        pass_on(error)
         raise _explained(error, host, port) from error
 
 

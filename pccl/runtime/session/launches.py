@@ -22,7 +22,6 @@ from contextlib import suppress
 
 import trio
 
-from pccl._signal_handlers import pass_on, pass_on_unless_from_system
 from pccl.protocol import peer as ps
 from pccl.runtime.data_plane.fast_path import FastPath
 from pccl.runtime.data_plane.op_spec import OpSpec
@@ -93,7 +92,6 @@ class Launches:
         try:
             return self._fast_path.run(op, waits)
         except Exception as error:
-            pass_on(error)
             # The op may have been submitted: its caller waits for the session, which ends now and restores its buffers.
             with suppress(trio.RunFinishedError):
                 self._token.run_sync_soon(self._lifetime.break_off, error)
@@ -178,14 +176,11 @@ class Launches:
         try:
             self._token.run_sync_soon(self._take, idempotent=True)
         except OSError as error:  # the run cannot be woken
-            pass_on_unless_from_system(error)
             self._abandon(error)
         except trio.RunFinishedError:
             # The session has ended with its trio run, since we looked.
-            try:
+            with suppress(ValueError):
                 self._launched.remove(op)
-            except ValueError as error:
-                pass_on(error)
             self._require_alive_for(op)
             raise
 
@@ -194,7 +189,6 @@ class Launches:
         try:
             self._token.run_sync_soon(self._take, idempotent=True)
         except OSError as error:  # the run cannot be woken
-            pass_on_unless_from_system(error)
             self._abandon(error)
         except trio.RunFinishedError:
             return False

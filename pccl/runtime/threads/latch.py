@@ -16,8 +16,7 @@ import math
 import threading
 import time
 from collections.abc import Sequence
-
-from pccl._signal_handlers import pass_on
+from contextlib import suppress
 
 LOOK_UP_S = 0.5
 
@@ -36,10 +35,8 @@ class Latch:
         """Wake all who wait, now and later. Never waits itself. May be called again."""
         self._is_set = True
         while self._waiters:
-            try:
+            with suppress(IndexError, RuntimeError):  # the waiter has left, or another latch has released it
                 self._waiters.pop().release()
-            except (IndexError, RuntimeError) as error:  # it has left meanwhile; another latch has released it
-                pass_on(error)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it is set. Return False if the time passed first."""
@@ -60,8 +57,6 @@ def wait_any(latches: Sequence[Latch], timeout_s: float | None = None) -> bool:
             break
     for latch in latches:
         if lock in latch._waiters:
-            try:
+            with suppress(ValueError):  # `set` was faster
                 latch._waiters.remove(lock)
-            except ValueError as error:  # `set` was faster
-                pass_on(error)
     return any(latch._is_set for latch in latches)

@@ -27,7 +27,6 @@ from typing import Any, Protocol, TypeVar
 
 import trio
 
-from pccl._signal_handlers import insist, pass_on_unless_from_system
 from pccl.logs import UNASKED
 from pccl.protocol.long_wait import LongWait
 from pccl.runtime.extension import lib
@@ -182,12 +181,8 @@ class Portal:
     def post(self, function: Callable[..., object], *args: Any) -> None:
         """Call a plain function in the trio thread, soon. Does nothing at exit."""
         assert self._token is not None
-        try:
+        with suppress(OSError, trio.RunFinishedError):
             self._token.run_sync_soon(_contained, function, args)
-        except OSError as error:
-            pass_on_unless_from_system(error)
-        except trio.RunFinishedError:
-            return
 
     def start(self, function: Callable[..., Awaitable[Any]], *args: Any) -> _Job:
         """Start a coroutine in the trio thread, without waiting for it."""
@@ -201,7 +196,6 @@ class Portal:
         try:
             self._token.run_sync_soon(trio.lowlevel.spawn_system_task, job.run, function, args)
         except OSError as error:
-            pass_on_unless_from_system(error)
             job.error = _broken(error)
             job.end()
         except trio.RunFinishedError:
@@ -221,21 +215,13 @@ class Portal:
             is_settled = True
         finally:
             if not is_settled:
-                try:
-                    self._withdraw(job)
-                except BaseException:  # of a second signal, before that had begun
-                    self._withdraw(job)  # again
-                    raise
+                self.post(job.cancel)
                 job.done.wait(INTERRUPT_GRACE_S)
                 self._jobs.discard(job)  # it may never have come to the portal's thread
         if not finished:
             raise PortalTimeoutError
         value: T = job.outcome()
         return value
-
-    def _withdraw(self, job: _Job) -> None:
-        """Have a job cancelled whose caller was interrupted."""
-        insist(lambda: self.post(job.cancel))
 
     async def call_from_asyncio(self, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Do as `call`, for a coroutine of asyncio. A cancellation goes on once the task has undone what it began, or
@@ -246,7 +232,7 @@ class Portal:
         try:
             await job.waker.wait()
         except BaseException:
-            self._withdraw(job)
+            self.post(job.cancel)
             await job.waker.wait(is_shielded=True)
             raise
         value: T = job.outcome()

@@ -32,7 +32,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, ReduceOp, Result, TensorInfo
-from pccl._signal_handlers import pass_on
 from pccl.training.consistency.buffers import Buffers
 from pccl.training.consistency.digests import Check, DivergenceError, Snapshot, digest_of
 from pccl.training.group.followers import Followers
@@ -211,7 +210,6 @@ class Contract:
                 try:
                     self._objects[name].load_state_dict(state[name])
                 except (ValueError, KeyError, TypeError, RuntimeError) as error:
-                    pass_on(error)
                     raise CheckpointError(f"{name} does not take what was saved of it: {error}") from error
             yield
         except BaseException:
@@ -281,7 +279,6 @@ class Contract:
         try:
             self._check.part(lambda: self.snapshot(revision), PARTING_S)
         except PCCLError as error:
-            pass_on(error)
             logger.warning(
                 "the state after the last step, revision %d, was not compared with the others': %s. Call finish() on "
                 "all peers after the last step",
@@ -340,7 +337,6 @@ class Contract:
             try:
                 found[name] = codec.encode(self._objects[name].state_dict())
             except ValueError as error:
-                pass_on(error)
                 raise ValueError(f"the state_dict of {name} cannot be shared: {error}") from error
         return found
 

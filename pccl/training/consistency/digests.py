@@ -45,7 +45,6 @@ from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, ReduceOp, Result
 from pccl._integers import as_int
-from pccl._signal_handlers import pass_on
 from pccl.training.group.relaunch import Relaunched
 from pccl.training.group.seats import until_committed
 from pccl.training.state import codec
@@ -261,7 +260,6 @@ class Check:
                     timeout=max(end_s - time.monotonic(), 0.1),
                 )
             except PCCLError as error:
-                pass_on(error)
                 if error.result is Result.TOO_FEW_PEERS:
                     return  # the others have left
                 if error.result is not Result.RANK_CONNECTION_LOST:

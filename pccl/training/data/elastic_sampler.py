@@ -59,7 +59,6 @@ from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, Result
 from pccl._integers import as_int
-from pccl._signal_handlers import pass_on
 from pccl.training.data.deal import Range
 from pccl.training.data.permutation import permutation
 from pccl.training.data.sample_ledger import Ledger, Member
@@ -206,7 +205,6 @@ class ElasticSampler:
                     )
             self._ledger.load(state_dict)
         except (KeyError, TypeError) as error:
-            pass_on(error)
             raise ValueError(f"this is no state of an ElasticSampler: {error!r}") from error
 
     # Drawing.
@@ -456,7 +454,6 @@ def _integer(name: str, value: Any) -> int:
     try:
         return as_int(name, value)
     except ValueError as error:
-        pass_on(error)
         raise TypeError(str(error)) from None
 
 

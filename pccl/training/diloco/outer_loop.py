@@ -23,7 +23,6 @@ import numpy as np
 
 from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
 from pccl._integers import as_int
-from pccl._signal_handlers import pass_on
 from pccl.training.consistency.buffers import AVERAGE, exchanged_buffers
 from pccl.training.consistency.contract import Contract, ParamGroups, frozen_parameters
 from pccl.training.diloco.outer_optimizer import OuterNesterov
@@ -224,7 +223,6 @@ class OuterLoop(Checkpointed):
         try:
             self._communicator.world_size  # noqa: B018
         except PCCLError as error:
-            pass_on(error)
             if error.result is not Result.NOT_INITIALIZED:
                 raise
             self._communicator.connect()
@@ -275,7 +273,6 @@ class OuterLoop(Checkpointed):
         try:
             averaged = average.wait()
         except PCCLError as error:
-            pass_on(error)
             raise explained(error) from error.__cause__
         if self._is_by_speed and isinstance(average, NotedAverage):
             self._pace.adapt(average.seconds, average.own_seconds)
@@ -376,7 +373,6 @@ class OuterLoop(Checkpointed):
                 try:
                     self._inner.load_state_dict(state["inner"])
                 except (ValueError, KeyError) as error:
-                    pass_on(error)
                     raise CheckpointError(f"the inner optimizer does not take what was saved of it: {error}") from error
             assign(buffers, state.get("buffers", buffers))
             self._parameters[...] = state["parameters"]
@@ -393,7 +389,6 @@ class OuterLoop(Checkpointed):
             layout, inner = arrays["layout"].tobytes().decode(), arrays["inner"].tobytes()
             state = {"parameters": arrays["parameters"], "momentum": arrays["momentum"]}
         except KeyError as error:
-            pass_on(error)
             raise CheckpointError(f"{loaded.path} lacks {error}") from None
         return Snapshot(
             loaded.snapshot.revision, {**state, "inner": self._replica.unpack(inner) if inner else None}, layout

@@ -36,7 +36,6 @@ from numpy.typing import NDArray
 
 from pccl import AsyncCollectiveHandle, Communicator, PCCLError, QuantizationOptions, ReduceOp, Result
 from pccl._floating_point import default_environment
-from pccl._signal_handlers import pass_on
 from pccl.training.group.membership import ABORTED, Average, Averaged
 from pccl.training.tensors.replica import Vector
 
@@ -69,7 +68,6 @@ class Notes:
         try:
             return self._communicator.all_gather_async(self._numbers, tag=self._tag, step=self._step)
         except PCCLError as error:
-            pass_on(error)
             if error.result is not Result.TOO_FEW_PEERS:
                 raise
             return None
@@ -85,7 +83,6 @@ class Notes:
             try:
                 info = self._handle.result()
             except PCCLError as error:
-                pass_on(error)
                 if error.result not in ABORTED:
                     raise
                 aborted += 1

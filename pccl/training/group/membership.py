@@ -54,7 +54,6 @@ from pccl import (
     SharedStateSyncStrategy,
 )
 from pccl._integers import as_int
-from pccl._signal_handlers import pass_on
 from pccl._waiting import LoopWait, warning_to, where_to_look
 from pccl.training.group import roll_call
 from pccl.training.group.roll_call import Row
@@ -148,7 +147,6 @@ class Average:
                 step=self._step,
             )
         except PCCLError as error:
-            pass_on(error)
             if error.result is not Result.TOO_FEW_PEERS:
                 raise
             return None  # the others have just been lost
@@ -276,8 +274,7 @@ class Membership:
             return
         try:
             self._communicator.world_size  # noqa: B018
-        except PCCLError as error:
-            pass_on(error)
+        except PCCLError:
             return  # it has left, or was evicted
         self._joint.part(self._state.revision)
 
@@ -322,7 +319,6 @@ class Membership:
         try:
             yield
         except Exception as error:  # all but interrupts: whoever raises it says what is to be done
-            pass_on(error)
             self._was_interrupted = False
             self._is_outcome_unknown = isinstance(error, PCCLError) and error.result is Result.OUTCOME_UNKNOWN
             raise
@@ -380,7 +376,6 @@ class Membership:
                 rows = [roll_call.row_of(each) for each in launched.result().array]
                 return sorted(rows, key=lambda row: row.peer)
             except PCCLError as error:
-                pass_on(error)
                 if error.result not in ABORTED:
                     raise
         return [own]
@@ -409,7 +404,6 @@ class Membership:
                 info = self._communicator.sync_shared_state(self._state, strategy)
                 break
             except PCCLError as error:
-                pass_on(error)
                 # A newcomer cannot be brought up. It leaves, as `join` does on any failure.
                 recoverable = (Result.INVALID_ARGUMENT, Result.NO_SHARED_STATE_AVAILABLE)
                 if not self.is_under_way or error.result not in recoverable:

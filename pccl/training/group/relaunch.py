@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any
 
 from pccl import Communicator, PCCLError, Result
-from pccl._signal_handlers import pass_on
 from pccl.training.group.membership import ABORTED
 
 
@@ -31,7 +30,6 @@ class Relaunched:
         try:
             return self._launch_op()
         except PCCLError as error:
-            pass_on(error)
             if error.result is not Result.TOO_FEW_PEERS:
                 raise
             return None  # the others have just been lost

@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, ReduceOp, Result
-from pccl._signal_handlers import pass_on
 from pccl.training.group.membership import ABORTED, Averaged, own_number
 
 
@@ -50,7 +49,6 @@ def until_committed(communicator: Communicator, call: Callable[[], AnyInfo]) -> 
         try:
             return call(), aborted
         except PCCLError as error:
-            pass_on(error)
             if error.result not in ABORTED:
                 raise
             aborted += 1

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pccl._signal_handlers import pass_on
-
 SHOWN_MAX = 60
 """The most characters of a wrong number that an error shows."""
 
@@ -35,15 +33,13 @@ def as_float(name: str, given: Any) -> float:
 def _float(given: Any) -> float | None:
     try:
         return float(given)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # torch's, for more than one element
-        pass_on(error)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # torch's, for more than one element
         return None
 
 
 def _shown(given: Any) -> str:
     try:
         text = repr(given)
-    except ValueError as error:  # an integer of more digits than Python writes
-        pass_on(error)
+    except ValueError:  # an integer of more digits than Python writes
         text = f"of type {type(given).__name__}"
     return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."

@@ -58,7 +58,6 @@ from _pccl_torch import outside_graphs
 from pccl import Communicator, PCCLError, ReduceOp, Result, SharedState, TensorInfo
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
-from pccl._signal_handlers import pass_on
 from pccl.training.consistency.buffers import AVERAGE, exchanged_buffers
 from pccl.training.consistency.contract import Contract, frozen_parameters
 from pccl.training.group.membership import NO_UPDATE, Admission, Membership, fingerprint
@@ -277,7 +276,6 @@ class SPSA(Checkpointed):
         try:
             tail = self._tail_for_newcomers()
         except PCCLError as error:
-            pass_on(error)
             if error.result not in (Result.INVALID_USAGE, Result.INVALID_ARGUMENT):
                 raise
             logger.warning("a newcomer does something else: %s", error)  # and the state's names will tell it so
@@ -288,7 +286,6 @@ class SPSA(Checkpointed):
             made = self._play(step_log.entries_of(tail))
             logger.info("caught up by %d steps, %d bytes", made, len(tail))
         except (LogError, OverflowError) as error:
-            pass_on(error)
             logger.warning("the log leads nowhere from this peer's weights: %s", error)
 
     def _tail_for_newcomers(self) -> bytes:
@@ -481,7 +478,6 @@ class SPSA(Checkpointed):
                 "exponents": arrays["exponents"],
             }
         except KeyError as error:
-            pass_on(error)
             raise CheckpointError(f"{loaded.path} lacks {error}") from None
         if run != self._former_run:
             raise CheckpointError(f"{loaded.path} is of another run, {run!r}; this one is {self._former_run!r}")

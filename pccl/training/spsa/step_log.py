@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
-from pccl._signal_handlers import pass_on
-
 MAGIC = b"pccl steps 1\n"
 MARK, STEP = 1, 2
 ENTRY_BYTES_MAX = 1 << 26
@@ -104,7 +102,6 @@ def _split(data: bytes, begin: int = 0) -> Iterator[tuple[int, Entry]]:
         try:
             yield end, _decode(kind, data[body : body + size])
         except (struct.error, UnicodeDecodeError) as error:
-            pass_on(error)
             raise LogError(f"an entry at byte {begin} cannot be understood: {error}") from None
         begin = end
 
@@ -126,7 +123,6 @@ def _entries(data: bytes, name: str) -> Iterator[tuple[int, Entry]]:
     try:
         yield from _split(data, len(MAGIC))
     except LogError as error:
-        pass_on(error)
         raise LogError(f"{name}: {error}") from None
 
 
@@ -139,9 +135,8 @@ class LogFile:
         self._file: BinaryIO = path.open("a+b", buffering=0)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        except OSError:
             self._file.close()
-            pass_on(error)
             raise LogError(f"{path} is written by another process; each peer needs a log of its own") from None
         self._file.seek(0)
         data = self._file.read()

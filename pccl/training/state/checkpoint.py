@@ -36,7 +36,6 @@ from numpy.typing import NDArray
 
 import pccl
 from pccl._integers import as_int
-from pccl._signal_handlers import pass_on
 from pccl.training.group.site import Site
 from pccl.training.state import codec, tensor_file
 from pccl.training.state.tensor_file import CheckpointError, Contents, Entry
@@ -130,11 +129,9 @@ def _save_of(path: Path) -> str | None:
     """The name of the save, "" where the file is damaged; None: it is no checkpoint, or not there any more."""
     try:
         manifest = _manifest(tensor_file.read_metadata(path), path)
-    except FileNotFoundError as error:
-        pass_on(error)
+    except FileNotFoundError:
         return None
-    except CheckpointError as error:
-        pass_on(error)
+    except CheckpointError:
         return ""
     return str(manifest.get("save", "")) if manifest is not None else None
 
@@ -174,8 +171,7 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     """Return the newest checkpoint in `folder` that is no piece of a site's, or None."""
     try:
         newest = next(_newest_first(Path(folder), None), None)
-    except (FileNotFoundError, NotADirectoryError) as error:
-        pass_on(error)
+    except (FileNotFoundError, NotADirectoryError):
         return None
     return newest.path if newest is not None else None
 
@@ -188,7 +184,6 @@ def _manifest(metadata: Mapping[str, str], path: Path) -> dict[str, Any] | None:
         manifest = json.loads(metadata[MANIFEST])
         version = int(manifest["format"])
     except (ValueError, KeyError, TypeError) as error:
-        pass_on(error)
         raise CheckpointError(f"{path} is damaged: its manifest is none of pccl.training's ({error!r})") from None
     if version > FORMAT:
         raise CheckpointError(
@@ -221,7 +216,6 @@ def load(path: Path, site: Site | None = None, shard: Callable[[Any, Shard], Any
         snapshot = Snapshot(manifest["revision"], state, manifest["layout"], manifest["options"])
         return Loaded(path, manifest["class"], snapshot)
     except (KeyError, ValueError, TypeError, StopIteration) as error:
-        pass_on(error)
         raise CheckpointError(f"{path} cannot be read: {error!r}; was torch imported, if it is of torch's?") from error
 
 

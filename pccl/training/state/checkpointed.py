@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from pccl import Communicator, PCCLError, Result
-from pccl._signal_handlers import pass_on
 from pccl.training.group.membership import Membership
 from pccl.training.group.site import Site
 from pccl.training.state.checkpoint import Checkpoints, Loaded, Piece, Snapshot, is_one_file, load, piece_at, pieces
@@ -101,7 +100,6 @@ class Checkpointed(ABC):
         try:
             found = self._found(Path(path))
         except (OSError, CheckpointError) as caught:
-            pass_on(caught)
             if self._site is None and not (missing_ok and isinstance(caught, FileNotFoundError)):
                 raise
             if not isinstance(caught, FileNotFoundError):
@@ -118,7 +116,6 @@ class Checkpointed(ABC):
         try:
             loaded = self._loaded(piece)
         except FileNotFoundError as error:
-            pass_on(error)
             if self._site is not None or piece.path == Path(path) or not self._found(Path(path)):
                 raise
             return self.load(path, missing_ok=missing_ok)  # a save has removed it, once there was a newer one
@@ -131,8 +128,7 @@ class Checkpointed(ABC):
             return
         try:
             self._communicator.world_size  # noqa: B018
-        except PCCLError as error:
-            pass_on(error)
+        except PCCLError:
             return  # it has left; `reconnect` joins with what is loaded
         what = "this peer trains with others, who would not have what it loads: call load before join"
         raise PCCLError(Result.INVALID_USAGE, f"{type(self).__name__}.load", what)
@@ -163,7 +159,6 @@ class Checkpointed(ABC):
         try:
             snapshot = self._checked(load(piece.path, self._site, self._shard))
         except (OSError, CheckpointError) as caught:
-            pass_on(caught)
             error = caught
         if self._site is not None:
             _raise_any(self._site.gather(str(error) if error is not None else ""))

@@ -27,8 +27,6 @@ from typing import Any, TypeAlias
 import msgpack
 import numpy as np
 
-from pccl._signal_handlers import pass_on
-
 Tree: TypeAlias = Any
 """The values that msgpack takes: None, bool, int of 64 bits, float, str, bytes, and lists that begin with a tag."""
 
@@ -50,12 +48,10 @@ def decode(data: bytes) -> Any:
     try:
         tree = msgpack.unpackb(data, raw=False, unicode_errors="surrogatepass")
     except ValueError as error:
-        pass_on(error)
         raise ValueError(f"these bytes are no encoded state: {error or type(error).__name__}") from error
     try:
         return _state(tree)
     except (TypeError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
-        pass_on(error)
         raise ValueError(f"these bytes are no encoded state: {error}") from error
 
 

@@ -24,6 +24,7 @@ import re
 import secrets
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -32,7 +33,6 @@ import blake3
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl._signal_handlers import has_raised, pass_on
 from pccl.training.tensors.npz import arrays_of
 
 Bytes = NDArray[np.uint8]
@@ -123,8 +123,8 @@ def _is_zip(file: BinaryIO, path: Path) -> bool:
         try:
             with zipfile.ZipFile(file) as archive:
                 is_of_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
-        except Exception as error:  # it raises what comes
-            pass_on(error)
+        except Exception:  # it raises what comes
+            pass
         file.seek(0)
     if is_of_torch:
         raise CheckpointError(
@@ -180,9 +180,6 @@ def claim(folder: Path) -> bool:
     try:
         fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if has_raised(error):
-            os.close(opened)
-            raise
         _claims[name] = opened
         return not isinstance(error, BlockingIOError)  # some file systems have no locks
     _claims[name] = opened
@@ -195,10 +192,8 @@ def _temporary(folder: Path, name: str) -> tuple[Path, BinaryIO]:
         path = folder / f".{name}.{secrets.token_hex(8)}.pccl-tmp"
         file = path.open("xb")
         try:
-            try:
+            with suppress(OSError):  # file systems without locks: no file counts as abandoned there
                 fcntl.flock(file, fcntl.LOCK_EX)
-            except OSError as error:  # of file systems without locks; there nothing is taken for abandoned
-                pass_on(error)
             if os.fstat(file.fileno()).st_nlink:  # else somebody took it for abandoned, before it was locked
                 return path, file
         except BaseException:
@@ -217,8 +212,7 @@ def remove_abandoned(folder: Path) -> None:
             with path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink(missing_ok=True)
-        except OSError as error:
-            pass_on(error)
+        except OSError:
             continue  # it is gone, being written, or somebody else's
 
 
@@ -279,7 +273,6 @@ def _metadata(header: bytes, path: Path) -> dict[str, str]:
             raise TypeError("its digest is no text")
         return {str(key): str(value) for key, value in found.items()}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        pass_on(error)
         raise CheckpointError(
             f"{path} is damaged or no checkpoint: its header is none that pccl.training writes ({error})"
         ) from None
@@ -299,8 +292,8 @@ def _read_safetensors(file: BinaryIO, path: Path) -> Contents:
             size = max((int(spec["data_offsets"][1]) for spec in tensors), default=0)
             if data.size < size:
                 what = f"it is cut off, {size - data.size} bytes before its end"
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:  # it may be damaged, too
-            pass_on(error)
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):  # it may be damaged, too
+            pass
         raise CheckpointError(f"{path} is damaged: {what}; take another checkpoint, or delete this one")
     return Contents(metadata, _entries(json.loads(header), data, path))
 
@@ -317,7 +310,6 @@ def _entries(header: Mapping[str, Any], data: Bytes, path: Path) -> dict[str, En
             if not 0 <= begin <= end <= data.nbytes or end - begin != size:
                 raise ValueError(f"it is at bytes {begin} to {end} of {data.nbytes}")
         except (KeyError, TypeError, ValueError) as error:
-            pass_on(error)
             raise CheckpointError(f"{path} is damaged: it has no tensor {name!r} as its header says: {error}") from None
         entries[name] = entry
     return entries
@@ -352,7 +344,6 @@ def _read_npz(file: BinaryIO, path: Path) -> Contents:
         if header is not None and _npz_digest(contents) != header[DIGEST]:
             raise ValueError("the digest of its contents is not the one that it says")
     except Exception as error:  # zipfile and NumPy raise what comes, and it is the contents' fault
-        pass_on(error)
         raise CheckpointError(f"{path} is damaged or no checkpoint: {error}") from error
     return contents
 
