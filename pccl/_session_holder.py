@@ -29,7 +29,7 @@ from pccl.runtime.network.master_addresses import Address
 from pccl.runtime.session.options import SessionError, SessionOptions
 from pccl.runtime.session.peer_session import PeerSession, open_session
 from pccl.runtime.threads import portal
-from pccl.runtime.threads.waits import FLAG, waiting
+from pccl.runtime.threads.waits import waiting
 from pccl.types import Result
 
 SHORT_S = 0.1
@@ -155,7 +155,7 @@ class SessionHolder:
         """Return what holds up the connecting."""
         session = self._session
         if self._is_joining and session is not None:
-            return session.obstacle or await session.accounts.of_admission()
+            return session.obstacle or await session.call_reasons.of_admission()
         return self._obstacle
 
     def _where_to_look(self) -> str:
@@ -246,14 +246,14 @@ class SessionHolder:
         with scope, suppress(Exception):  # a warning must not end anything
             for _ in range(HELD_ASKED_MAX):
                 await trio.sleep(HELD_S)
-                reason = await session.accounts.of_hold()
+                reason = await session.call_reasons.of_hold()
                 if reason == "" or scope.cancel_called:
                     return
                 if reason is not None:
                     search.is_held(reason)
                     self._obstacle = search.account()
                     text = f"connect is held at {session.master_address}: the master waits for {reason}"
-                    logger.warning("%s", text, extra=FLAG)
+                    logger.warning("%s", text)
                     warnings.close()  # that was the first
                     warnings.enter_context(waiting("connect", self._wait_account, logger))
                     return
@@ -374,7 +374,7 @@ class SessionHolder:
             func_name,
             timeout,
             lambda: session.joint(kind),
-            lambda: session.accounts.of_call(kind),
+            lambda: session.call_reasons.of_call(kind),
             where_to_look(self.address),
         )
 

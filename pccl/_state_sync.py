@@ -47,7 +47,7 @@ async def sync_shared_state(
                     FUNC_NAME,
                     timeout,
                     take_part,
-                    lambda: session.accounts.of_call(Kind.SYNC),
+                    lambda: session.call_reasons.of_call(Kind.SYNC),
                     where_to_look(holder.address),
                 )
         finally:

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Callable
 
-from pccl.logs import UNASKED
 from pccl.protocol.long_wait import LongWait, how_to_look, where_to_look
 
 __all__ = ["LoopWait", "how_to_look", "warning_to", "where_to_look"]
@@ -36,4 +35,4 @@ class LoopWait:
 
 def warning_to(logger: logging.Logger) -> Callable[[str], object]:
     """Return a function that logs a line about a long wait."""
-    return lambda line: logger.warning("%s", line, extra={UNASKED: True})
+    return lambda line: logger.warning("%s", line)

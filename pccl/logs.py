@@ -1,55 +1,41 @@
-"""Logging: the standard `logging` tree under "pccl", silent unless asked for, but for what must be seen in time.
+"""Logging: the loggers `pccl`, `pccl.master`, `pccl.peer` and so on, the fields of their records, and two formats.
 
-`PCCL_LOG_LEVEL` (DEBUG, INFO, WARN, ERROR) sends records to stderr, and `PCCL_LOG_FORMAT=json` makes each a JSON object
-on a line of its own. `pccl master` shows warnings also without them. A program that configures `logging` itself needs
-neither.
-
-Where nobody has configured any logging, warnings of calls that have waited for long (`protocol.long_wait`) go to stderr
-all the same: whoever looks at a program that stands still sees why. So do a master's warnings that newcomers are held
-(`protocol.founding`) and of who is slow or stuck (`protocol.master.diagnosing`), and those of recordings that cannot be
-written to where they should (`runtime.session.dumps`). PCCL_LOG_LEVEL=ERROR silences these, too.
-
-A record says in words what happened. What it is about it also carries as attributes, those FIELDS that apply to it, as
-ordinary `extra`s. A formatter of the program's own can use them, such as `%(peer)s`, with `defaults=` for records that
-lack one.
-
-Nobody waits for stderr, which may be a pipe that nobody reads: `BackgroundHandler` queues lines for a thread that
-writes them. Records that do not fit into the queue are dropped, and their number is logged once there is room again. At
-the end of the process the queue is given FLUSH_S. Handlers of the program's own may block the thread that logs;
-heartbeats then reveal it (`pccl.runtime.threads.progress`).
+pccl sets up no logging: a program that sets up none sees warnings and errors on stderr, as Python shows them. Only
+where the environment has PCCL_LOG_LEVEL (DEBUG, INFO, WARN or ERROR) does `import pccl` send the log to stderr at that
+level, with PCCL_LOG_FORMAT=json as one JSON object a line. Records have the FIELDS that they are about as attributes,
+for handlers of the program's own, too.
 """
 
 from __future__ import annotations
 
+import atexit
+import io
 import json
 import logging
+import logging.handlers
 import os
 import queue
-import select
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import Any
 
 FIELDS = ("run", "view", "group", "peer", "other", "tag", "sequence")
 """The run; the installed view; the peer group; the peer that logs or, in the master's log, that the record is about;
-a further peer that it has to do with; the op's tag, and the number of the use of that tag."""
+a second peer; the op's tag, and the use count of that tag."""
 SHOWN = FIELDS[1:]
-"""The fields that lines for people have: they know the run."""
+"""The fields that text lines have."""
 TEXT = "%(asctime)s %(levelname)s %(name)s%(about)s: %(message)s"
 FORMATS = ("text", "json")
-UNASKED = "is_shown_unasked"
-"""The attribute of records that are shown where nobody has configured any logging."""
-QUEUED_CHARACTERS_MAX = 4 << 20
-"""The most characters of records that may wait for stderr."""
+QUEUED_MAX = 10_000
+"""Number of records that may wait for a stderr that is not read; further ones are dropped."""
 FLUSH_S = 1.0
-POLL_S = 0.01
 
 
 class TextFormatter(logging.Formatter):
-    """Formats records for people: the fields of a record stand in brackets before its words."""
+    """Formats records as text, with their fields in brackets before the message."""
 
     def __init__(self) -> None:
         super().__init__(TEXT, defaults={"about": ""})
@@ -61,7 +47,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats records for machines: an object with time (UTC), level, logger, message, its FIELDS, and exception."""
+    """Formats records as JSON objects with time (UTC), level, logger, message, the FIELDS, and exception."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -76,112 +62,6 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-class BackgroundHandler(logging.Handler):
-    """Writes records to a stream, stderr by default, from a thread of its own.
-
-    No call waits for the stream but `flush`, which waits for FLUSH_S at most.
-    """
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        super().__init__()
-        self._stream = sys.stderr if stream is None else stream
-        self._begin()
-
-    def _begin(self) -> None:
-        # Who logs may be a signal handler in the middle of another record: the queue's `put` allows for that.
-        self._queue: queue.SimpleQueue[str] = queue.SimpleQueue()
-        self._queued = 0
-        """Characters that were queued, counted by the threads that log; `_written` is counted by the handler's own."""
-        self._written = 0
-        self._refused = 0
-        """Records that did not fit, counted by the threads that log."""
-        self._lost = 0
-        """Records that could not be written, less all whose loss has been logged; counted by the handler's thread."""
-        self._pid = os.getpid()
-        self._thread: threading.Thread | None = None
-
-    @property
-    def dropped(self) -> int:
-        """The number of records that were dropped and whose loss has not been logged."""
-        return self._refused + self._lost
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Queue a record. `logging` calls this with the handler's lock held."""
-        try:
-            if self._pid != os.getpid():
-                self._begin()  # a forked child has no thread, and nothing of its parent's to say
-            line = self.format(record) + "\n"
-            if self._queued - self._written + len(line) > QUEUED_CHARACTERS_MAX:
-                self._refused += 1
-                return
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._write_all, name="pccl log", daemon=True)
-                self._thread.start()
-            self._queued += len(line)
-            self._queue.put(line)
-        except Exception:
-            self._refused += 1  # logging's way of telling it would wait for stderr
-
-    def flush(self) -> None:
-        """Wait until all records are written, for FLUSH_S at most."""
-        end_s = time.monotonic() + FLUSH_S
-        while self._thread is not None and self._pid == os.getpid() and self._queued > self._written:
-            if time.monotonic() > end_s:
-                return
-            time.sleep(POLL_S)
-
-    def _write_all(self) -> None:
-        while True:
-            line = self._queue.get()
-            if not self._write(line):
-                self._lost += 1
-            if (dropped := self.dropped) and self._queue.empty() and self._write(self._notice(dropped)):
-                self._lost -= dropped
-            self._written += len(line)
-
-    def _notice(self, dropped: int) -> str:
-        text = "%d records dropped: nobody has taken them in time"
-        return self.format(logging.LogRecord("pccl", logging.WARNING, __file__, 0, text, (dropped,), None)) + "\n"
-
-    def _write(self, text: str) -> bool:
-        """Write text, and return whether that succeeded.
-
-        If there is a file behind the stream, the stream's buffer is passed by: a thread that waits for the file and
-        holds that buffer's lock would abort the interpreter when it ends.
-        """
-        stream = self._stream
-        try:
-            if stream.closed:
-                return False
-            try:
-                fd = stream.fileno()
-            except OSError:
-                stream.write(text)
-                stream.flush()
-                return True
-            data = memoryview(text.encode(errors="backslashreplace"))
-            while data:
-                try:
-                    data = data[os.write(fd, data) :]
-                except BlockingIOError:
-                    select.select([], [fd], [])
-            return True
-        except Exception:
-            return False
-
-
-class _UnaskedHandler(BackgroundHandler):
-    """Shows records that are UNASKED, as long as nobody else shows any record of pccl."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.setFormatter(TextFormatter())
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        others = [*logging.getLogger("pccl").handlers, *logging.getLogger().handlers]
-        return getattr(record, UNASKED, False) and all(each is self for each in others)
-
-
 class AboutLogger(logging.LoggerAdapter[logging.Logger]):
     """Adds the fields that `about()` returns to each record. A call's own `extra` takes precedence."""
 
@@ -194,25 +74,68 @@ class AboutLogger(logging.LoggerAdapter[logging.Logger]):
         return msg, kwargs
 
 
-def configure(default_level: str | None = None) -> None:
-    """Set up logging to stderr at PCCL_LOG_LEVEL, else at `default_level`, else not at all."""
+def configure(default_level: str | None = None, in_background: bool = False) -> None:
+    """Send the log to stderr at PCCL_LOG_LEVEL, else at `default_level`, else not at all.
+
+    A program that has given the logger `pccl` a handler keeps it. `in_background`: a thread writes, so that no call
+    waits for stderr.
+    """
     logger = logging.getLogger("pccl")
     level = os.environ.get("PCCL_LOG_LEVEL") or default_level
     if not level:
-        if not logger.handlers:
-            logger.addHandler(_UnaskedHandler())
         return
-    for each in [each for each in logger.handlers if isinstance(each, _UnaskedHandler)]:
-        logger.removeHandler(each)
     number = logging.getLevelNamesMapping().get(level.upper())
     kind = os.environ.get("PCCL_LOG_FORMAT") or FORMATS[0]
-    if not any(isinstance(handler, logging.StreamHandler | BackgroundHandler) for handler in logger.handlers):
-        handler = BackgroundHandler()
+    own = [each for each in logger.handlers if isinstance(each, _StderrHandler)]
+    if in_background:
+        for each in own:
+            logger.removeHandler(each)
+    if not logger.handlers:
+        handler = _StderrHandler(in_background)
         handler.setFormatter(JsonFormatter() if kind == "json" else TextFormatter())
-        logger.addHandler(handler)
+        logger.addHandler(_queued(handler) if in_background else handler)
         logger.propagate = False
     logger.setLevel(number if number is not None else logging.INFO)
     if number is None:
         logger.warning("PCCL_LOG_LEVEL=%r is not one of DEBUG, INFO, WARN, ERROR; using INFO", level)
     if kind not in FORMATS:
         logger.warning("PCCL_LOG_FORMAT=%r is not one of %s; using %s", kind, ", ".join(FORMATS), FORMATS[0])
+
+
+class _StderrHandler(logging.StreamHandler[Any]):
+    """The handler that `configure` adds."""
+
+    def __init__(self, is_unbuffered: bool) -> None:
+        """`is_unbuffered`: a daemon thread writes. One that blocks with the lock of a buffer would abort the
+        interpreter at its end."""
+        stream: Any = sys.stderr
+        if is_unbuffered:
+            with suppress(OSError, ValueError, AttributeError):
+                raw = io.FileIO(sys.stderr.fileno(), "w", closefd=False)
+                stream = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
+        super().__init__(stream)
+
+
+class _QueueHandler(logging.handlers.QueueHandler):
+    """Drops records that do not fit into the queue."""
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        return record
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        with suppress(queue.Full):
+            self.queue.put_nowait(record)
+
+
+def _queued(handler: logging.Handler) -> logging.Handler:
+    """Return a handler that has a thread write the records of `handler`, for FLUSH_S at the end of the process."""
+    records: queue.Queue[Any] = queue.Queue(QUEUED_MAX)
+    logging.handlers.QueueListener(records, handler).start()
+
+    def flush() -> None:
+        end_s = time.monotonic() + FLUSH_S
+        while records.unfinished_tasks and time.monotonic() < end_s:
+            time.sleep(0.01)
+
+    atexit.register(flush)
+    return _QueueHandler(records)

@@ -230,14 +230,14 @@ typedef struct {
  *                        how long it was the limit, and what got across meanwhile, with frames' headers. It was the
  *                        limit where for half a second, at every tick, all its connections had more than TCP might
  *                        send yet, and those of no other link of this engine; 0 where the system does not tell.
- *                        What follows is 0 there, too, and as seen at the last tick. busy_ms: how long its busiest
- *                        connection had something under way; receiver_ms: how much of that the other end did not read;
- *                        delivered, resent, received: TCP segments of all connections; round_trip_us: the longest of
- *                        their round trips now; lying_byte_s: how much was under way, summed up over
- *                        seconds; stuck_ms: for how long something was under way and nothing acknowledged, on the
- *                        connection that does best. unheard_ops, inbound_ops, undone_ops: how
- *                        many of the oldest open ops wait for the rank behind it: to submit them, as far as is known;
- *                        for payload that comes from it or by way of it; for word that it is done
+ *                        The following fields are 0 there, too, and as of the last tick. busy_ms: time for which its
+ *                        busiest connection had unacknowledged data; sender_ms, receiver_ms: the part of it for which
+ *                        the send buffer or the receive window was the limit; stuck_ms: time since the last
+ *                        acknowledgement while data is unacknowledged, on the connection that does best; delivered,
+ *                        resent: TCP segments of all connections; unacked_bytes: of all of them now; round_trip_us: the
+ *                        longest of their round trips now; round_trip_us_min: the shortest seen. unheard_ops,
+ *                        inbound_ops, undone_ops: number of the oldest open ops that wait for the rank at the other end
+ *                        to submit them, for payload that comes through it, and for its DONE
  *     OP_HANDED_OVER     id: op; sequence. The fast path has handed it over: as if it had been submitted, from here on
  *     OP_FAST_COMPLETED  id: op; sequence; tx_bytes, rx_bytes. Completed on the fast path: the op has ended
  *     OP_DETACHED        id: op; system_error: ENOENT: there is no such op, ECANCELED: it has stopped
@@ -279,13 +279,14 @@ typedef struct {
     uint64_t full_ms;
     uint64_t full_bytes;
     uint64_t busy_ms;
+    uint64_t sender_ms;
     uint64_t receiver_ms;
     uint64_t stuck_ms;
     uint64_t delivered;
     uint64_t resent;
-    uint64_t received;
+    uint64_t unacked_bytes;
     uint64_t round_trip_us;
-    uint64_t lying_byte_s;
+    uint64_t round_trip_us_min;
     uint64_t unheard_ops;
     uint64_t inbound_ops;
     uint64_t undone_ops;

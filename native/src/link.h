@@ -35,17 +35,17 @@ typedef struct {
     uint8_t is_credit_due;
 } pccl_link_eager;
 
-/* What tells whether the path, or the other end, is sick: see PCCL_EVENT_LINK_METRICS. */
+/* Health counters: see PCCL_EVENT_LINK_METRICS. */
 typedef struct {
     uint64_t busy_us;
+    uint64_t sender_us;
     uint64_t receiver_us;
     uint64_t delivered;
     uint64_t resent;
-    uint64_t received;
+    uint64_t unacked_bytes;
     uint64_t round_trip_us;
     uint64_t stuck_ms;
-    uint64_t lying_byte_ms; /* what was under way, and for how long */
-} pccl_link_signs;
+} pccl_link_health;
 
 typedef struct pccl_link {
     uint64_t id;
@@ -87,7 +87,7 @@ typedef struct pccl_link {
     uint8_t is_run_long; /* FULL_RUN_MS have been reached */
     uint64_t full_ms; /* of all long runs: see PCCL_EVENT_LINK_METRICS */
     uint64_t full_bytes;
-    pccl_link_signs signs;
+    pccl_link_health health;
     int64_t carried_ms; /* when something was last seen to get across, or nothing to lie on it; -1: never looked */
     uint8_t is_failed; /* stays known, without connections, until it is closed */
     int system_error;

@@ -62,20 +62,15 @@ static void growth_tick_add(pccl_growth_tick *tick, const pccl_conn *conn, const
     tick->queued += now->round_trip_us > now->round_trip_us_min / 4 * 5;
 }
 
-/* Adds what has happened to one connection since the last look. The busiest connection stands for the link. */
-static void link_add_signs(
-    pccl_link *link, pccl_conn *conn, const pccl_tcp_limits *before, int64_t now_ms, int64_t since_ms)
+/* Adds the changes of one connection since the last look. */
+static void link_add_health(pccl_link *link, pccl_conn *conn, const pccl_tcp_limits *before, int64_t now_ms)
 {
-    enum { LOOK_MS_MAX = 300 }; /* nothing is known of a longer time */
     const pccl_tcp_limits *now = &conn->limits;
-    pccl_link_signs *signs = &link->signs;
-    signs->delivered += now->delivered - before->delivered;
-    signs->resent += now->resent - before->resent;
-    signs->received += now->received - before->received;
-    if (now_ms - since_ms <= LOOK_MS_MAX)
-        signs->lying_byte_ms +=
-            ((uint64_t)now->unacked * now->segment_bytes + now->unsent_bytes) * (uint64_t)(now_ms - since_ms);
-    signs->round_trip_us = now->round_trip_us > signs->round_trip_us ? now->round_trip_us : signs->round_trip_us;
+    pccl_link_health *health = &link->health;
+    health->delivered += now->delivered - before->delivered;
+    health->resent += now->resent - before->resent;
+    health->unacked_bytes += (uint64_t)now->unacked * now->segment_bytes;
+    health->round_trip_us = pccl_max_u64(health->round_trip_us, now->round_trip_us);
     if (now->acked_bytes != before->acked_bytes || now->unacked == 0 || conn->acked_ms == 0)
         conn->acked_ms = now_ms;
 }
@@ -86,13 +81,14 @@ enum pccl_limit pccl_link_look(pccl_link *link, int64_t now_ms)
     memset(&tick, 0, sizeof tick);
     link->was_full = link->is_full;
     link->is_full = (uint8_t)(!link->is_failed && link->live_count > 0);
-    int64_t since_ms = link->looked_ms;
     link->acked_bytes = 0;
     link->looked_ms = now_ms;
-    uint64_t busy_us = 0;
+    uint64_t busy_us = 0; /* of the busiest connection; so are the next two */
+    uint64_t window_us = 0;
     uint64_t receiver_us = 0;
     int64_t stuck_ms = INT64_MAX;
-    link->signs.round_trip_us = 0;
+    link->health.round_trip_us = 0;
+    link->health.unacked_bytes = 0;
     for (pccl_list *node = link->conns.next; node != &link->conns; node = node->next) {
         pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
         if (conn->is_lost)
@@ -108,15 +104,17 @@ enum pccl_limit pccl_link_look(pccl_link *link, int64_t now_ms)
         growth_tick_add(&tick, conn, &before);
         link->is_full &= conn->limits.unsent_bytes > 0;
         link->acked_bytes += conn->limits.acked_bytes - before.acked_bytes;
-        link_add_signs(link, conn, &before, now_ms, since_ms);
+        link_add_health(link, conn, &before, now_ms);
         busy_us = pccl_max_u64(busy_us, conn->limits.busy_us - before.busy_us);
+        window_us = pccl_max_u64(window_us, conn->limits.window_us - before.window_us);
         receiver_us = pccl_max_u64(receiver_us, conn->limits.receiver_us - before.receiver_us);
         if (conn->limits.unacked > 0 && now_ms - conn->acked_ms < stuck_ms)
             stuck_ms = now_ms - conn->acked_ms;
     }
-    link->signs.busy_us += busy_us;
-    link->signs.receiver_us += receiver_us;
-    link->signs.stuck_ms = stuck_ms == INT64_MAX ? 0 : (uint64_t)stuck_ms;
+    link->health.busy_us += busy_us;
+    link->health.sender_us += window_us > receiver_us ? window_us - receiver_us : 0;
+    link->health.receiver_us += receiver_us;
+    link->health.stuck_ms = stuck_ms == INT64_MAX ? 0 : (uint64_t)stuck_ms;
     return pccl_growth_learn(&link->growth, &tick, now_ms);
 }
 

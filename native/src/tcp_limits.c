@@ -45,7 +45,6 @@ int pccl_tcp_limits_read(int fd, pccl_tcp_limits *limits)
     limits->round_trip_us_min = info.tcpi_min_rtt;
     limits->delivered = info.tcpi_delivered;
     limits->resent = pccl_tcp_resent(limits->resent, info.tcpi_total_retrans, info.tcpi_dsack_dups);
-    limits->received = info.tcpi_segs_in;
     limits->unacked = info.tcpi_unacked;
     limits->segment_bytes = info.tcpi_snd_mss;
     return 0;

@@ -15,7 +15,6 @@ typedef struct {
     uint64_t round_trip_us_min;
     uint32_t delivered; /* segments, in whatever order */
     uint32_t resent; /* segments that were lost: pccl_tcp_resent */
-    uint32_t received; /* segments, also empty ones and those that had come before */
     uint32_t unacked; /* segments, right now */
     uint32_t segment_bytes;
 } pccl_tcp_limits;

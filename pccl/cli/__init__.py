@@ -11,8 +11,18 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from pccl.cli import bench, completion, demo, doctor, launch, master, status, stress, trace
+from pccl.cli import bench, demo, doctor, launch, master, status, stress, trace
 from pccl.cli.output import UnwrittenError, say, writing
+
+COMPLETION = """\
+Prints a script that makes a shell complete pccl's commands, options and their values.
+
+  bash   pccl completion bash > ~/.local/share/bash-completion/completions/pccl
+  zsh    pccl completion zsh > "${fpath[1]}/_pccl"
+  fish   pccl completion fish > ~/.config/fish/completions/pccl.fish
+
+A new shell uses it. Run it again when pccl is updated.
+"""
 
 
 class _Version(argparse.Action):
@@ -36,9 +46,24 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("--version", action=_Version)
     subparsers = result.add_subparsers(metavar="COMMAND", required=True)
-    for module in (master, status, doctor, trace, launch, demo, bench, stress, completion):
+    for module in (master, status, doctor, trace, launch, demo, bench, stress):
         module.add_parser(subparsers)
+    completion = subparsers.add_parser(
+        "completion",
+        help="print completions for a shell",
+        description=COMPLETION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    completion.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell that is to complete")
+    completion.set_defaults(run=_complete)
     return result
+
+
+def _complete(arguments: argparse.Namespace) -> int:
+    import shtab
+
+    say(shtab.complete(parser(), arguments.shell))
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -46,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _call(argv)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # whoever read has enough
+    except BrokenPipeError:
         _drop_output()
         return 141
     except UnwrittenError as error:
@@ -76,7 +101,7 @@ def _write_out() -> None:
 
 
 def _drop_output() -> None:
-    """Have nothing more written: the interpreter would complain when it empties the buffer again at its end."""
+    """Drop what is in the buffer, which the interpreter would write again at its end."""
     if sys.stdout is not None:
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())

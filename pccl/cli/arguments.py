@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
 
 DEFAULT_MASTER = "127.0.0.1:48148"
 
@@ -84,3 +88,26 @@ def _whole(text: str) -> int:
         return int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def listed(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """Return the type of a list whose parts `parse` understands. Its ValueErrors tell the user what is wrong."""
+
+    def parse_all(text: str) -> list[T]:
+        try:
+            return [parse(part) for part in text.split(",")]
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse_all
+
+
+def one_of(values: Mapping[str, T]) -> Callable[[str], T]:
+    """Return a parser that turns a name into its value."""
+
+    def parse(name: str) -> T:
+        if name not in values:
+            raise ValueError(f"{name!r} is not one of {', '.join(values)}")
+        return values[name]
+
+    return parse

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 from pccl.bench.messages import ALGORITHMS, ALL_REDUCE, COLLECTIVES, DTYPES, GLOO, RAW_RING
 from pccl.bench.quantization import parse_quantization
 from pccl.bench.sizes import parse_bytes
-from pccl.cli.arguments import natural, positive
-from pccl.cli.lists import listed, one_of
+from pccl.cli.arguments import listed, natural, one_of, positive
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]

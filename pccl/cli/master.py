@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from pccl.cli.arguments import token_in
-from pccl.cli.telling import tell
+from pccl.cli.output import tell
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -129,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
-    logs.configure("WARN")
+    logs.configure("WARN", in_background=True)
     state = arguments.state
     if state is None and "PCCL_STATE" not in os.environ and not arguments.standby_of:
         state = default_state(arguments.listen)  # a standby's record would say nothing of what others have led

@@ -25,7 +25,7 @@ RATE_OVER_S = 10.0
 
 def render(status: RunStatus) -> RenderableType:
     # Names and reasons are others' text: as Text they are never taken for markup.
-    rings: list[RenderableType] = [_groups(status), *_decisions(status), *_links(status)]
+    rings: list[RenderableType] = [_groups(status), *_decisions(status), *_links(status), *_traffic(status)]
     return Group(
         *_head(status), *_hold(status), *_findings(status), *rings, _peers(status), *_losses(status), *_events(status)
     )
@@ -69,11 +69,10 @@ def _table(*columns: str, title: str = "") -> Table:
 
 def _findings(status: RunStatus) -> Iterable[Table]:
     if status.findings:
-        table = _table("for", "culprit", "fault", "evidence", title="Slow or stuck")
+        table = _table("for", "peer", "finding", "evidence", title="Stragglers")
         for found in status.findings:
-            to = "" if found.to is None else f" → {_label(status, found.to)}"
-            culprit = Text(_label(status, found.peer) + to)
-            table.add_row(span(found.for_s), culprit, found.kind, Text(found.text, style="yellow"))
+            peer = Text(_label(status, found.peer))
+            table.add_row(span(found.for_s), peer, found.kind, Text(found.text, style="yellow"))
         yield table
 
 
@@ -96,8 +95,7 @@ def _decisions(status: RunStatus) -> Iterable[Text]:
 def _links(status: RunStatus) -> Iterable[Table]:
     known = sorted((link for group in status.groups for link in group.links), key=lambda link: link.bytes_per_s)
     if known:
-        more = f", the slowest {LINKS_SHOWN} of {len(known)}" if len(known) > LINKS_SHOWN else ""
-        table = _table("from", "to", "measured", "round trip", "ago", title=f"Links of the rings{more}")
+        table = _table("from", "to", "measured", "round trip", "ago", title=_titled("Links of the rings", len(known)))
         for link in known[:LINKS_SHOWN]:
             table.add_row(
                 Text(_label(status, link.sender)),
@@ -107,6 +105,35 @@ def _links(status: RunStatus) -> Iterable[Table]:
                 span(link.age_s),
             )
         yield table
+
+
+def _traffic(status: RunStatus) -> Iterable[Table]:
+    """Yield the traffic of the directions that send now, the slowest first."""
+    known = [
+        (member.peer, link) for member in status.members for link in member.traffic.links if link.tx_bytes_per_s > 0
+    ]
+    if known:
+        known.sort(key=lambda each: each[1].tx_bytes_per_s)
+        table = _table("from", "to", title=_titled("Traffic of links", len(known)))
+        for column in ("sends", "rtt now", "least", "resent", "unacked", "sender-lim.", "receiver-lim."):
+            table.add_column(column, justify="right")
+        for peer, link in known[:LINKS_SHOWN]:
+            table.add_row(
+                Text(_label(status, peer)),
+                Text(_label(status, link.peer)),
+                f"{size(link.tx_bytes_per_s)}/s",
+                f"{link.round_trip_s * 1e3:.2f} ms",
+                f"{link.round_trip_s_min * 1e3:.2f} ms",
+                f"{link.resent_share:.1%}",
+                size(link.unacked_bytes),
+                f"{link.sender_limited:.0%}",
+                f"{link.receiver_limited:.0%}",
+            )
+        yield table
+
+
+def _titled(title: str, count: int) -> str:
+    return f"{title}, the slowest {LINKS_SHOWN} of {count}" if count > LINKS_SHOWN else title
 
 
 def _label(status: RunStatus, peer: int) -> str:

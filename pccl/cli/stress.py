@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pccl.cli.judged import add_json_option, console_beside, exit_code, write_json
+from pccl.cli.output import add_json_option, console_beside, exit_code, write_json
 
 if TYPE_CHECKING:
     from pccl.stress.plan import Interval

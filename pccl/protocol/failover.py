@@ -217,9 +217,9 @@ class Failover:
         self._check_leadership()
         return self._drain()
 
-    def diagnose(self, late: Iterable[int], silent: Mapping[int, float], now: float) -> list[Effect]:
-        """Name whoever makes the run slow or has it stuck: see `Master.diagnose`."""
-        return self.master.diagnose(late, silent, now) if self.is_leading else []
+    def name_stragglers(self, silent: Mapping[int, float], now: float) -> list[Effect]:
+        """Log peers for which the others wait: see `Master.name_stragglers`."""
+        return self.master.name_stragglers(silent, now) if self.is_leading else []
 
     def rings_found(self, search: int, rings: Mapping[int, Sequence[int]], now: float) -> list[Effect]:
         self._now = now

@@ -185,7 +185,7 @@ class Founding:
         self._held[connection] = host, hello, now
         text = f"a newcomer from {host} is held: this master waits for {whom}"
         was_told, self._is_told = self._is_told, True
-        return MasterLog("info" if was_told else "warning", text, was_told, is_shown_unasked=not was_told)
+        return MasterLog("info" if was_told else "warning", text, was_told)
 
     def discard(self, connection: int) -> bool:
         """Forget a newcomer. Return False if this connection is of none that waits."""

@@ -1,32 +1,43 @@
-"""Long waits, in one wording: when a call that waits is spoken of, and what is said.
+"""Long waits: when a call that waits is warned of, what it waits for, and the wording of both.
 
-No call waits in silence. Once it has waited for FIRST_S, a warning says in what it waits, for whom, and where to look;
-more follow whenever it has waited GROWTH times as long, and a last line says when it is over:
+A call that has waited for FIRST_S logs a warning that says what it waits for and where to look; more follow whenever it
+has waited GROWTH times as long, and a last line says when the wait is over:
 
     update_topology has waited 10 s for peer 2 (vm:8141), which has not called it; look at ...
     update_topology has ended after 34.2 s
 
-Here is the schedule of one wait and the wording of all, without clocks and logs: those who wait bring both.
+The reason of a group call comes from the status of the run (`explain_wait`), that of an op from the counters of this
+peer's own links (`explain_op`). There are no clocks and no logs here: callers bring both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pccl.protocol.messages import Kind
+from pccl.protocol.names import NAMED_MAX, NameOf, label, peer_named, peers_named
+from pccl.protocol.status import MemberStatus, RunStatus
+
 FIRST_S = 10.0
 """Seconds after which a wait is warned of for the first time."""
 GROWTH = 3.0
-"""How many times as long it has lasted at each further warning."""
+"""Factor between the times of two warnings."""
+FINDINGS_MAX = 3
+STUCK_MS_MIN = 500
+UNKNOWN = "a peer that is not known here"
 
 
 class LongWait:
     """The schedule of one wait. Times are of any one clock, in seconds."""
 
     def __init__(self, what: str, since: float, first_s: float | None = None, every_s: float | None = None) -> None:
-        """`what` names the call, as its caller knows it. Warnings are given after `first_s` and from then on `every_s`,
-        unless they are to follow FIRST_S and GROWTH."""
+        """`what` names the call. Warnings are due after `first_s` and then every `every_s`, by default after FIRST_S
+        and then by GROWTH."""
         self.what = what
         self.since = since
         self.is_told = False
-        """Whether a warning was given, so that its end is to be told, too."""
+        """Whether a warning was given, so that the end is to be logged."""
         self._due_s = FIRST_S if first_s is None else first_s
         self._every_s = every_s
 
@@ -36,7 +47,7 @@ class LongWait:
         return self.since + self._due_s
 
     def is_due(self, now: float) -> bool:
-        """Return whether it is time for a warning. The next one is due later, then."""
+        """Return whether it is time for a warning, and schedule the next one if so."""
         if now < self.due_at:
             return False
         while now >= self.due_at:
@@ -44,8 +55,8 @@ class LongWait:
         return True
 
     def warning(self, now: float, whom: str, where: str) -> str:
-        """Return the text of a warning, which then counts as given. `whom` says for whom it waits and why, `where`
-        where to look."""
+        """Return the text of a warning, which then counts as given. `whom` says what it waits for, `where` where to
+        look."""
         self.is_told = True
         return f"{self.what} has waited {now - self.since:.0f} s for {whom}; {where}"
 
@@ -54,15 +65,126 @@ class LongWait:
         return f"{self.what} has ended after {now - self.since:.1f} s"
 
     def over(self, now: float) -> str:
-        """Return the text for the end of a wait for what may not have ended: it may have been given up."""
+        """Return the text for the end of a wait whose call may not have ended."""
         return f"the wait for {self.what} is over, after {now - self.since:.1f} s"
 
 
 def where_to_look(masters: str) -> str:
-    """Return where to look when peers are waited for, whose master is at one of these addresses."""
+    """Return where to look for the cause when peers are waited for."""
     return f"look at `pccl status {masters}`, and at what the program does there"
 
 
 def how_to_look(masters: str) -> str:
-    """Return where to look when a master does not answer at one of these addresses."""
+    """Return how to find the cause when a master does not answer."""
     return f"`pccl doctor {masters}` looks for the reason"
+
+
+def explain_wait(status: RunStatus, peer: int, call: str) -> str:
+    """Return what a peer waits for in a group call of kind `call`, or a newcomer where `call` is empty."""
+    members = {member.peer: member for member in status.members}
+    reason = _explain_admission(members) if not call else _explain_call(status, members, peer, call)
+    found = [finding.text for finding in status.findings[:FINDINGS_MAX]]
+    return reason + (f" (the master has found: {'; '.join(found)})" if found else "")
+
+
+def _explain_admission(members: Mapping[int, MemberStatus]) -> str:
+    missing = [
+        member.peer
+        for member in members.values()
+        if member.state == "accepted" and (member.waiting is None or member.waiting.call != Kind.UPDATE_TOPOLOGY)
+    ]
+    if not missing:
+        return "the view that lets this one in"
+    return (
+        "the peers of the run, which have yet to let this one in; they do so by calling "
+        f"{Kind.UPDATE_TOPOLOGY}: {_named(members, missing)}"
+    )
+
+
+def _explain_call(status: RunStatus, members: Mapping[int, MemberStatus], peer: int, call: str) -> str:
+    own = members.get(peer)
+    if own is None:
+        return "a master that knows this peer: the one that answers does not"
+    if own.waiting is not None and own.waiting.call == call:
+        missing = own.waiting.missing
+    elif own.waiting is None:  # the status may be half a second old
+        missing = [
+            member.peer
+            for member in members.values()
+            if member.state == "accepted"
+            and member.peer != peer
+            and (call != Kind.SYNC or member.group == own.group)
+            and (member.waiting is None or member.waiting.call != call)
+        ]
+        if not missing:
+            return "the master, for all others have called it"
+    else:
+        missing = []
+    if missing:
+        verb = "has" if len(missing) == 1 else "have"
+        names = peers_named(missing, lambda each: members[each].name if each in members else "")
+        return f"{names}, which {verb} not called {call}{_elsewhere(members, missing)}"
+    due = [member.peer for member in status.members if member.answer_due_s is not None]
+    if due:
+        return f"{peers_named(due, lambda each: members[each].name)} to answer the master's change of membership"
+    if call == Kind.SYNC and any(each.group == own.group and each.is_syncing for each in status.groups):
+        return "the shared state to be fetched by all who need it"
+    return "the master, for all have called it"
+
+
+def _named(members: Mapping[int, MemberStatus], missing: list[int]) -> str:
+    names = peers_named(missing, lambda each: members[each].name if each in members else "")
+    return names + _elsewhere(members, missing)
+
+
+def _elsewhere(members: Mapping[int, MemberStatus], missing: list[int]) -> str:
+    """Return the calls in which missing peers wait themselves."""
+    found = [
+        f"{label(peer, '')} is in {wait.call}"
+        for peer in missing[:NAMED_MAX]
+        if peer in members and (wait := members[peer].waiting) is not None
+    ]
+    return f" ({', '.join(found)})" if found else ""
+
+
+@dataclass(frozen=True)
+class LinkWait:
+    """What the oldest ops wait for from one peer: numbers of ops, and the time since its last acknowledgement."""
+
+    unheard_ops: int
+    """Ops that it has not announced."""
+    inbound_ops: int
+    """Ops that lack data from it."""
+    undone_ops: int
+    """Ops that lack its DONE."""
+    stuck_ms: int
+
+
+def explain_op(waits: Mapping[int, LinkWait], name_of: NameOf) -> str:
+    """Return the peers that ops of the group wait for, and why. Around a ring these may wait for others themselves."""
+    reasons = []
+    for verb, peers in (
+        ("has not called it", [peer for peer, wait in waits.items() if wait.unheard_ops]),
+        ("has yet to send data, or to pass it on", [peer for peer, wait in waits.items() if wait.inbound_ops]),
+        ("has not said that it is done", [peer for peer, wait in waits.items() if wait.undone_ops]),
+    ):
+        if peers:
+            verb = verb if len(peers) == 1 else verb.replace("has", "have", 1)
+            reasons = [f"{peers_named(peers, name_of)}, which {verb}"]
+            break
+    reasons += [_stuck(peer, wait, name_of) for peer, wait in waits.items() if wait.stuck_ms >= STUCK_MS_MIN]
+    return "; ".join(reasons) or UNKNOWN
+
+
+def explain_pair(peer: int, is_sender: bool, waits: Mapping[int, LinkWait], name_of: NameOf) -> str:
+    """Return what a send or recv waits for. `is_sender`: this side is."""
+    what = "called recv, or not taken all of it" if is_sender else "called send, or not sent all of it"
+    reasons = [f"{peer_named(peer, name_of(peer))}, which has not {what}"]
+    wait = waits.get(peer)
+    if wait is not None and wait.stuck_ms >= STUCK_MS_MIN:
+        reasons.append(_stuck(peer, wait, name_of))
+    return "; ".join(reasons)
+
+
+def _stuck(peer: int, wait: LinkWait, name_of: NameOf) -> str:
+    return f"{peer_named(peer, name_of(peer))} has acknowledged nothing for {wait.stuck_ms / 1e3:.1f} s"

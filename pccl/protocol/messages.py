@@ -26,7 +26,7 @@ from pccl.protocol.direct_limit import UNKNOWN
 from pccl.protocol.status import RunStatus
 from pccl.types import Result
 
-PROTOCOL_VERSION = 18
+PROTOCOL_VERSION = 19
 
 PEER_TIMEOUT_S_MIN = 0.1
 PEER_TIMEOUT_S_MAX = 86400.0
@@ -103,19 +103,6 @@ class PendingAnswer:
     """They wait in update_topology."""
     ELSEWHERE = -2
     """They wait in other calls, or in an op that the receiver would have to launch."""
-
-
-class PathTrial:
-    """What is found when a path is tried on which nothing is acknowledged any more."""
-
-    NONE = 0
-    """It was not tried."""
-    NOTHING = 1
-    """No connection can be made."""
-    SMALL_ONLY = 2
-    """A connection can be made, and packets of full size do not get there."""
-    CARRIES = 3
-    """Packets of full size reach the other end's machine."""
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -526,35 +513,32 @@ class Probes(Message, frozen=True):
 
 
 class LinkReport(Part, frozen=True):
-    """The payload that ops have sent over the link to one peer since it was made."""
+    """The direction of a link from this peer to another, since it was made."""
 
     peer: int
     """The peer at the other end."""
     tx_bytes: Count
     """Payload sent."""
     full_ms: Count = 0
-    """Milliseconds for which this link was what held up the ops: see `throughput`."""
+    """Milliseconds for which this link limited the ops: see `traffic.Throughput`."""
     full_bytes: Count = 0
     """Payload that was acknowledged in that time."""
     busy_ms: Count = 0
-    """Milliseconds for which something was under way to the other end."""
+    """Milliseconds for which data was unacknowledged."""
+    sender_ms: Count = 0
+    """The part of `busy_ms` for which the send buffer was the limit."""
     receiver_ms: Count = 0
-    """Share of `busy_ms` for which the other end did not read."""
-    stuck_ms: Count = 0
-    """Milliseconds for which something has been under way now, and nothing was acknowledged. This, `round_trip_us` and
-    `trial` may fall."""
+    """The part of `busy_ms` for which the other end's receive window was the limit."""
     delivered: Count = 0
-    """TCP segments that were acknowledged; the next two are segments, too."""
+    """TCP segments that were acknowledged."""
     resent: Count = 0
-    """Segments that were sent again, but for those of which the receiver says that it had got them."""
-    received: Count = 0
-    """Segments that came from the other end, whatever was in them."""
+    """TCP segments that were lost and sent again."""
+    unacked_bytes: Count = 0
+    """Unacknowledged bytes now. This and the round trips may fall."""
     round_trip_us: Count = 0
-    trial: Count = 0
-    """What a further connection to the other end carries, as tried while this one is stuck, or ops wait for that end:
-    see `PathTrial`."""
-    lying_byte_s: Count = 0
-    """Bytes that were under way, summed up over seconds."""
+    """The round trip now."""
+    round_trip_us_min: Count = 0
+    """The shortest round trip seen."""
 
 
 class Report(Message, frozen=True):
@@ -577,8 +561,6 @@ class Report(Message, frozen=True):
     """Milliseconds for which such ops have been in flight now, and none has ended. This may fall."""
     at_ms: Count = 0
     """The moment of the report, by the peer's own clock."""
-    late_ms: Count = 0
-    """Milliseconds by which the engine has come too late: it got no CPU, or was stopped."""
 
 
 # Master to peer.

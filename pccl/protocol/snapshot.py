@@ -47,7 +47,7 @@ def snapshot(master: Master, now: float, uptime_s: float, version: str) -> RunSt
         course=history.course(now),
         losses=history.losses(now),
         events=history.events(now),
-        findings=state.diagnosis.findings(now),
+        findings=state.stragglers.findings(now),
     )
 
 

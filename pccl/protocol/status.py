@@ -35,14 +35,25 @@ class StalledOp(_Facts, frozen=True):
 
 
 class LinkTraffic(_Facts, frozen=True):
-    """The payload that ops of a peer send over one of its links."""
+    """One direction of a link: what a peer sends to another. Shares and rates are of the last seconds."""
 
     peer: int
     """The peer at the other end."""
     tx_bytes: int
-    """Payload that was sent since the link was made."""
+    """Payload of ops that was sent since the link was made."""
     tx_bytes_per_s: float
-    """The rate between the last two reports."""
+    round_trip_s: float = 0.0
+    """The round trip now; 0 where the system does not report it."""
+    round_trip_s_min: float = 0.0
+    """The shortest round trip seen."""
+    resent_share: float = 0.0
+    """Retransmitted share of the TCP segments that were sent."""
+    unacked_bytes: int = 0
+    """Bytes that are sent and not acknowledged now."""
+    sender_limited: float = 0.0
+    """Share of the time for which this end's send buffer limited the rate."""
+    receiver_limited: float = 0.0
+    """Share of the time for which the other end's receive window limited the rate."""
 
 
 class PeerTraffic(_Facts, frozen=True):
@@ -153,16 +164,12 @@ class Event(_Facts, frozen=True):
 
 
 class Finding(_Facts, frozen=True):
-    """Somebody who makes the run slow or has it stuck, as far as the master can tell."""
+    """A peer for which the others wait."""
 
     kind: str
-    """"silent": no heartbeat comes from the peer; "blocked": nothing gets from it to another; "mtu": large packets do
-    not; "lossy": packets get lost; "slow way": ops wait for what that carries; "slow": the others wait for the peer;
-    "absent": it has not made a call in which others wait."""
+    """"silent": no heartbeat comes from the peer; "absent": it has not made a call in which others wait; "straggler":
+    the others wait for it in every step."""
     peer: int
-    """The peer, or the sending end of the way."""
-    to: int | None
-    """The receiving end of the way; None: it is the peer itself, or its ways to or from all others."""
     group: int
     text: str
     """The evidence, in a sentence."""
@@ -202,7 +209,7 @@ class RunStatus(_Facts, frozen=True):
     """"leading"; "vacant": nobody is in a run here yet; "standby": the same, and nobody begins one here, because the
     master waits to take over."""
     findings: list[Finding] = []
-    """Who makes the run slow, or has it stuck, now; the longest first."""
+    """Peers for which the others wait now, the longest first."""
     held: int = 0
     """Number of newcomers that wait because the master lets nobody found a run yet."""
     held_for: str = ""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import os
 
-from pccl.logs import UNASKED
-
 logger = logging.getLogger("pccl")
 
 _warned_of: set[str] = set()
@@ -28,5 +26,5 @@ def number_of(name: str, default: float, most: float) -> float:
     warning = f"{name}={text}: not a number from 0 to {most:.10g}; {default:.10g} is used"
     if warning not in _warned_of:
         _warned_of.add(warning)
-        logger.warning("%s", warning, extra={UNASKED: True})
+        logger.warning("%s", warning)
     return default

@@ -15,7 +15,6 @@ from typing import Any
 from torch.distributed import DistStoreError
 
 from pccl.protocol.long_wait import LongWait
-from pccl.runtime.threads.waits import FLAG
 from pccl.torch.errors import Names
 
 logger = logging.getLogger("pccl.torch")
@@ -54,9 +53,9 @@ def wait_for_ranks(
             raise DistStoreError(f"{text} not called it, or cannot reach the store")
         if wait.is_due(now):
             whom = f"{ranks}, which {'has' if len(missing) == 1 else 'have'} not called it"
-            logger.warning("%s", wait.warning(now, whom, "look at what the program does there"), extra=FLAG)
+            logger.warning("%s", wait.warning(now, whom, "look at what the program does there"))
         time.sleep(min(pause_s, deadline_s - now))
         pause_s = min(PAUSE_S_MAX, pause_s * 1.5)
     if wait.is_told:
-        logger.warning("%s", wait.ending(now), extra=FLAG)
+        logger.warning("%s", wait.ending(now))
     return not missing

@@ -1,21 +1,32 @@
 """A run's status as Prometheus metrics, written by the official client library (the extra `metrics`).
 
-Nothing is labelled by peer: names come and go, and a time series for each would stay.
+Only findings and links have labels for peers, by number: the series of a peer stays in Prometheus when the peer is
+gone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from pccl.protocol.messages import Kind
-from pccl.protocol.status import RunStatus
+from pccl.protocol.status import LinkTraffic, RunStatus
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 STATES = ("accepted", "joining", "pending", "connecting")
+LINK_GAUGES: list[tuple[str, str, Callable[[LinkTraffic], float]]] = [
+    ("bytes_per_second", "Payload sent.", lambda link: link.tx_bytes_per_s),
+    ("round_trip_seconds", "Round trip now.", lambda link: link.round_trip_s),
+    ("round_trip_min_seconds", "Shortest round trip seen.", lambda link: link.round_trip_s_min),
+    ("retransmitted_ratio", "Retransmitted share of the TCP segments.", lambda link: link.resent_share),
+    ("unacked_bytes", "Bytes sent and not acknowledged.", lambda link: link.unacked_bytes),
+    ("sender_limited_ratio", "Share of time limited by the send buffer.", lambda link: link.sender_limited),
+    ("receiver_limited_ratio", "Share of time limited by the receive window.", lambda link: link.receiver_limited),
+]
+"""The figures of each direction of a link."""
 
 
 class NotInstalledError(Exception):
@@ -83,11 +94,12 @@ def _metrics(status: RunStatus) -> Iterator[Metric]:
     stalled = sum(bool(member.stalled_ops) for member in status.members)
     yield GaugeMetricFamily("pccl_peers_stalled", "Peers that have waited in an op for long.", value=stalled)
     culprits = GaugeMetricFamily(
-        "pccl_culprit", "1 for each peer, or way to another, that is slow or stuck.", labels=["kind", "peer", "to"]
+        "pccl_culprit", "1 for each peer that is silent, absent or a straggler.", labels=["kind", "peer"]
     )
     for found in status.findings:
-        culprits.add_metric([found.kind, str(found.peer), "" if found.to is None else str(found.to)], 1)
+        culprits.add_metric([found.kind, str(found.peer)], 1)
     yield culprits
+    yield from _links(status)
     revision = GaugeMetricFamily("pccl_shared_state_revision", "Of the last sync.", labels=["group"])
     undecided = GaugeMetricFamily("pccl_ops_undecided", "Ops that some peers are done with.", labels=["group"])
     for group_status in status.groups:
@@ -96,3 +108,15 @@ def _metrics(status: RunStatus) -> Iterator[Metric]:
         undecided.add_metric([str(group_status.group)], group_status.undecided_ops)
     yield revision
     yield undecided
+
+
+def _links(status: RunStatus) -> Iterator[Metric]:
+    """Yield the figures of each direction of a link that has carried payload."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    for name, text, value in LINK_GAUGES:
+        family = GaugeMetricFamily(f"pccl_link_{name}", text, labels=["peer", "to"])
+        for member in status.members:
+            for link in member.traffic.links:
+                family.add_metric([str(member.peer), str(link.peer)], value(link))
+        yield family

@@ -8,8 +8,8 @@ from importlib.resources import files
 from typing import Protocol
 
 from pccl.protocol.status import RunStatus
-from pccl.runtime.network.strangers import PAGE_HEADER
 from pccl.runtime.network.tls import begins_tls
+from pccl.runtime.network.wire import PAGE_HEADER
 from pccl.web import prometheus
 from pccl.web.hosts import Hosts
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from pccl import Communicator, PCCLError
-from pccl.cli.telling import tell
+from pccl.cli.output import tell
 from pccl.status import run_status
 from tests.conftest import Command
 from tests.support.cluster import Background

@@ -54,8 +54,6 @@ class MasterLog:
     """Whether anybody who can connect can cause this line, as often as they like."""
     about: Mapping[str, int] = field(default_factory=dict)
     """The peers, groups and ops that it is about, by the fields of `pccl.logs.FIELDS`."""
-    is_shown_unasked: bool = False
-    """Whether a program that has set up no logging shows it, too."""
 
 
 @dataclass(frozen=True)

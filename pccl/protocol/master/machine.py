@@ -27,7 +27,6 @@ from typing import Any
 from pccl.protocol import messages as m
 from pccl.protocol.fence import Fence, FencedView
 from pccl.protocol.master.admission import Admission
-from pccl.protocol.master.diagnosing import look
 from pccl.protocol.master.effects import Effect
 from pccl.protocol.master.joint_calls import JointCalls
 from pccl.protocol.master.leadership import Leadership
@@ -39,7 +38,7 @@ from pccl.protocol.master.ring_change import RingChange
 from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState
 from pccl.protocol.master.state_sync import StateSync
 from pccl.protocol.master.view_stages import ViewStages
-from pccl.protocol.master.waits import Waits
+from pccl.protocol.master.waits import Waits, name_stragglers
 from pccl.protocol.messages import OpRef
 from pccl.protocol.probation import Probation
 from pccl.protocol.returning import Returning
@@ -176,12 +175,14 @@ class Master:
         self._evict_silent(peer, silent_s)
         return self._advance()
 
-    def diagnose(self, late: Iterable[int], silent: Mapping[int, float], now: float) -> list[Effect]:
-        """Name whoever makes the run slow or has it stuck, in the log and in the status. `late` are connections over
-        which heartbeats are late, and `silent` those over which none comes, and for how many seconds. It decides
-        nothing."""
+    def name_stragglers(self, silent: Mapping[int, float], now: float) -> list[Effect]:
+        """Log peers for which the others wait. `silent` are connections without heartbeats, and for how many seconds.
+        It decides nothing."""
         self.state.now = now
-        look(self.state, self._liveness.heartbeats, late, silent)
+        heartbeats = self._liveness.heartbeats
+        name_stragglers(
+            self.state, {heartbeats[each]: silent_s for each, silent_s in silent.items() if each in heartbeats}
+        )
         return self.state.drain()
 
     def rings_found(self, search: int, rings: Mapping[int, Sequence[int]], now: float) -> list[Effect]:
@@ -472,5 +473,5 @@ class Master:
         for other, bytes_per_s in state.throughput.reported(member.peer, message):
             if other in state.members:
                 state.link_metrics.carried((member.peer, other), bytes_per_s, state.now)
-        state.diagnosis.reported(member.peer, member.hello.group, message, state.now)
+        state.stragglers.reported(member.peer, member.hello.group, message, state.now)
         state.traffic.reported(member.peer, member.hello.group, message, state.now)

@@ -14,7 +14,6 @@ from types import MappingProxyType
 
 from pccl.protocol import messages as m
 from pccl.protocol import topology
-from pccl.protocol.diagnosis import Diagnosis
 from pccl.protocol.direct_limit import UNKNOWN
 from pccl.protocol.fence import bounded_s
 from pccl.protocol.history import History
@@ -24,8 +23,8 @@ from pccl.protocol.master.effects import Close, Effect, MasterLog, Send
 from pccl.protocol.master.options import NAMED_MAX, MasterOptions
 from pccl.protocol.messages import OpRef
 from pccl.protocol.point_to_point import participants
-from pccl.protocol.throughput import Throughput
-from pccl.protocol.traffic import Traffic
+from pccl.protocol.stragglers import Stragglers
+from pccl.protocol.traffic import Throughput, Traffic
 
 Pair = tuple[int, int]
 """Two peers, the lower number first."""
@@ -248,7 +247,7 @@ class RunState:
         self.traffic = Traffic(self.history)
         self.link_metrics = LinkMetrics()
         self.throughput = Throughput()
-        self.diagnosis = Diagnosis()
+        self.stragglers = Stragglers()
         self.outbox: list[Effect] = []
         """Effects of the event that is being handled."""
 
@@ -284,7 +283,7 @@ class RunState:
             del self.made_in[pair]
         self.traffic.forget(peer)
         self.throughput.forget(peer)
-        self.diagnosis.gone(peer)
+        self.stragglers.gone(peer)
         self.link_metrics.gone(peer)
         return member
 
@@ -356,11 +355,10 @@ class RunState:
         text: str,
         about: Mapping[str, int] = MappingProxyType({}),
         is_unauthenticated: bool = False,
-        is_shown_unasked: bool = False,
     ) -> None:
         """Write a line to the log. `about` names what it is about by the fields of `pccl.logs.FIELDS`."""
         known = {"view": self.installed_view, **about}
-        self.outbox.append(MasterLog(level, text, is_unauthenticated, known, is_shown_unasked))
+        self.outbox.append(MasterLog(level, text, is_unauthenticated, known))
         if not is_unauthenticated:
             self.history.logged(self.now, level, text)
 

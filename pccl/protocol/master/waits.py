@@ -9,12 +9,14 @@ one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from pccl.protocol import messages as m
-from pccl.protocol.master.run_state import Member, RunState, Wait
+from pccl.protocol.master.run_state import Group, Member, RunState, Wait
 from pccl.protocol.messages import Kind
+from pccl.protocol.quorum import majority
+from pccl.protocol.stragglers import GroupScene, Scene
 from pccl.types import Result
 
 LONG_WAIT_S = 10.0
@@ -95,3 +97,35 @@ class Waits:
     def deadlines(self) -> list[float]:
         """Return the time of the next line to log."""
         return [since + LONG_WAIT_S for since in islice(self._unlogged.values(), 1)]
+
+
+def name_stragglers(state: RunState, silent_s: Mapping[int, float]) -> None:
+    """Log the peers for which the others wait. `silent_s` are peers without heartbeats, and for how many seconds."""
+    if state.accepted_count > 1 and len(silent_s) >= majority(state.accepted_count):
+        silent_s = {}  # more likely, this master receives nothing
+    groups = [_group_scene(state, group) for group in state.groups.values() if len(group.ring) > 1]
+    scene = Scene(groups, silent_s, lambda peer: str(state.members.get(peer, f"peer {peer}")))
+    for change in state.stragglers.judge(scene, state.now):
+        about = {"group": change.suspect.group, "peer": change.suspect.peer}
+        if change.is_over:
+            state.log("info", f"over after {change.for_s:.1f} s: {change.suspect.text}", about)
+        else:
+            state.log("warning", change.suspect.text, about)
+
+
+def _group_scene(state: RunState, group: Group) -> GroupScene:
+    waits = {}
+    for kind in (Kind.UPDATE_TOPOLOGY, Kind.OPTIMIZE_TOPOLOGY, Kind.SYNC):
+        if not group.waiting[kind] or (kind == Kind.SYNC and group.sync is not None):
+            continue
+        peers = group.ring if kind == Kind.SYNC else state.accepted
+        missing = state.missing((peer for peer in peers if state.is_accepted(peer)), kind)
+        since = [
+            member.wait.since
+            for peer in group.ring
+            if (member := state.members.get(peer)) is not None and member.wait is not None and member.wait.kind == kind
+        ]
+        if missing and since:
+            waits[kind] = state.now - min(since), len(since), missing
+    is_running = group.running and not state.is_changing
+    return GroupScene(group.number, group.ring, group.epoch, is_running, waits, group.ledger.stalled)

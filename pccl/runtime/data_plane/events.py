@@ -180,8 +180,7 @@ class LinkDegraded:
 
 @dataclass(frozen=True, slots=True)
 class LinkCounters:
-    """A link's counters in one engine thread: payload so far, how long it was what held up its ops, and how much got
-    across meanwhile."""
+    """The counters of one link in one engine thread."""
 
     link: int
     tx_bytes: int
@@ -190,25 +189,29 @@ class LinkCounters:
     full_bytes: int
     thread: int = 0
     busy_ms: int = 0
-    """Time for which its busiest connection had something under way."""
+    """Time for which its busiest connection had unacknowledged data."""
+    sender_ms: int = 0
+    """The part of it for which this end's send buffer was the limit."""
     receiver_ms: int = 0
-    """Share of that for which the other end did not read."""
+    """The part of it for which the other end's receive window was the limit."""
     stuck_ms: int = 0
-    """Time for which something has been under way, and nothing was acknowledged."""
+    """Time since the last acknowledgement, while data is unacknowledged."""
     delivered: int = 0
-    """TCP segments that were acknowledged; the next two are segments as well."""
+    """TCP segments that were acknowledged."""
     resent: int = 0
-    received: int = 0
+    """TCP segments that were lost and sent again."""
+    unacked_bytes: int = 0
+    """Unacknowledged bytes of all its connections now."""
     round_trip_us: int = 0
     """The longest round trip of its connections now."""
-    lying_byte_s: int = 0
-    """Bytes that were under way, summed up over seconds."""
+    round_trip_us_min: int = 0
+    """The shortest round trip seen."""
     unheard_ops: int = 0
-    """Number of ops that the peer has not called, as far as is known here."""
+    """Number of ops that the peer has not announced here."""
     inbound_ops: int = 0
-    """Number of ops that lack data which comes from it, or by way of it."""
+    """Number of ops that lack data that comes from it or through it."""
     undone_ops: int = 0
-    """Number of ops that are done here, and of which it has not said so."""
+    """Number of ops that are done here and of which its DONE is missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,13 +313,14 @@ READERS: dict[int, Callable[[Any], EngineEvent]] = {
         event.full_bytes,
         0,
         event.busy_ms,
+        event.sender_ms,
         event.receiver_ms,
         event.stuck_ms,
         event.delivered,
         event.resent,
-        event.received,
+        event.unacked_bytes,
         event.round_trip_us,
-        event.lying_byte_s,
+        event.round_trip_us_min,
         event.unheard_ops,
         event.inbound_ops,
         event.undone_ops,

@@ -27,7 +27,6 @@ from dataclasses import dataclass, field
 
 import trio
 
-from pccl.logs import UNASKED
 from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, encode, harmless
@@ -68,12 +67,10 @@ WATCH_SHARE = 0.5
 """Interval in which a standby asks the other masters, in peer timeouts."""
 SECRET_BYTES = 16
 """Size of a run's secret."""
-DIAGNOSIS_S = 0.25
-"""Time between two looks at who makes the run slow."""
-LATE_INTERVALS = 1.6
-"""Number of intervals of heartbeats without one after which the next is late."""
+STRAGGLERS_S = 0.25
+"""Time between two looks for stragglers."""
 SILENT_INTERVALS = 2.5
-"""The same for a peer that is named for it, half a peer timeout at most."""
+"""Number of intervals without a heartbeat after which a peer is named as silent."""
 STATUS_READERS_MAX = 16
 """Number of connections that may be sent the status at a time. What they have not read yet lies in this process."""
 
@@ -179,7 +176,7 @@ class MasterServer:
                     nursery.start_soon(self._watch_others)
                 nursery.start_soon(self._effects.keep_touching)
                 nursery.start_soon(self._watch_heartbeats)
-                nursery.start_soon(self._diagnose)
+                nursery.start_soon(self._name_stragglers)
                 await accept_connections(
                     self._listener,
                     self._authentication.unauthenticated,
@@ -429,7 +426,7 @@ class MasterServer:
                 if effect.is_unauthenticated:
                     self._limited_log.log(LEVELS[effect.level], text)
                 else:
-                    about = {"run": self._machine.run, **effect.about, UNASKED: effect.is_shown_unasked}
+                    about = {"run": self._machine.run, **effect.about}
                     logger.log(LEVELS[effect.level], "%s", text, extra=about)
         flooded: list[_Client] = []
         for number, frames in outgoing.items():
@@ -472,24 +469,21 @@ class MasterServer:
                 else:
                     self._carry_out(self._machine.disconnected(event.connection, event.reason, now))
 
-    async def _diagnose(self) -> None:
-        """Have the machine name whoever makes the run slow or has it stuck."""
+    async def _name_stragglers(self) -> None:
         silent_since: dict[int, float] = {}
         timeout_s = self._options.peer_timeout_s
         interval_s = min(HEARTBEAT_INTERVAL_S_MAX, timeout_s / HEARTBEATS_PER_TIMEOUT)
         while True:
-            await trio.sleep(DIAGNOSIS_S)
-            late = self._heartbeat_thread.quiet(LATE_INTERVALS * interval_s)
+            await trio.sleep(STRAGGLERS_S)
             now = self._alive_now()
             silent_s = SILENT_INTERVALS * interval_s
-            quiet = self._heartbeat_thread.quiet(silent_s) if late else []
+            quiet = self._heartbeat_thread.quiet(silent_s)
             silent_since = {each: silent_since.get(each, now - silent_s) for each in quiet}
             silent = {each: now - since for each, since in silent_since.items()}
             try:
-                effects = self._machine.diagnose(late, silent, now)
-            except Exception:
-                # It advises, and decides nothing: the run must not end with it.
-                logger.exception("a bug of pccl has ended the diagnosis of this run, which goes on; please report it")
+                effects = self._machine.name_stragglers(silent, now)
+            except Exception:  # findings decide nothing, so the run goes on without them
+                logger.exception("a bug of pccl has ended the search for stragglers; the run goes on; please report it")
                 return
             if effects:
                 self._carry_out(effects)

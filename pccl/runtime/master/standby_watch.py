@@ -23,7 +23,6 @@ from pccl.runtime.network.conversation import NoAnswer
 from pccl.runtime.network.dialing import Dial, dial_tcp
 from pccl.runtime.network.master_addresses import Address
 from pccl.runtime.network.status_client import ask
-from pccl.runtime.threads.waits import FLAG
 
 logger = logging.getLogger("pccl.master")
 
@@ -72,9 +71,9 @@ def _warn_of_silence(silences: dict[Address, LongWait], looked: Mapping[Address,
         if run is None:
             silence = silences.setdefault(address, LongWait("the standby's question", now))
             if silence.is_due(now):
-                logger.warning("%s", silence.warning(now, text.removeprefix(SILENT), how_to_look(where)), extra=FLAG)
+                logger.warning("%s", silence.warning(now, text.removeprefix(SILENT), how_to_look(where)))
         elif (over := silences.pop(address, None)) is not None and over.is_told:
-            logger.warning("the master at %s answers again: %s", where, over.ending(now), extra=FLAG)
+            logger.warning("the master at %s answers again: %s", where, over.ending(now))
 
 
 async def _look(

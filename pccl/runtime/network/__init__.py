@@ -14,7 +14,6 @@ links               connections between peers, until the engine or a state trans
 probe               how much a link carries
 heartbeat           heartbeats, by a thread that needs no Python; tells who falls silent
 master_addresses    which master to ask next
-strangers           names what answers where a master should be
 conversation        one question to a master, from outside of its run, by
     status_client       for the status of the run
     trace_client        for what its peers have recorded

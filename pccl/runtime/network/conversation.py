@@ -20,18 +20,14 @@ from pccl.protocol.codec import ProtocolError, harmless
 from pccl.protocol.long_wait import how_to_look
 from pccl.runtime.network import addresses, handshake
 from pccl.runtime.network.dialing import Dial, dial_tcp
-from pccl.runtime.network.strangers import StrangerError, identify, no_master
 from pccl.runtime.network.tls import TlsEnd, TlsError
-from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control
-from pccl.runtime.threads.tasks import start_task
+from pccl.runtime.network.wire import ConnectionLost, ControlConnection, NoMasterError, dial_control
 from pccl.runtime.threads.waits import waiting
 
 logger = logging.getLogger("pccl")
 
 T = TypeVar("T")
 
-SILENCE_S = 0.5
-"""Time without a first answer after which the dialer looks who is there."""
 FAILURES = ConnectionLost, TlsError, AuthError, ProtocolError
 """What a conversation may end with."""
 
@@ -52,7 +48,7 @@ def failure_of(error: Exception) -> str:
         return f"no TLS with it: {error}"
     if isinstance(error, AuthError):
         return f"not accepted: {error}"
-    if isinstance(error, StrangerError | Refused):
+    if isinstance(error, NoMasterError | Refused):
         return str(error)
     return f"it does not speak as a pccl master of this version does: {error}"
 
@@ -61,38 +57,10 @@ def waiting_for(what: str, masters: Sequence[tuple[str, int]]) -> AbstractContex
     """Return a context for a request that waits for an answer from one of these masters."""
     where = ",".join(addresses.join(*master) for master in masters)
 
-    async def account() -> tuple[str, str]:
+    async def reason() -> tuple[str, str]:
         return f"an answer from {where}", how_to_look(where)
 
-    return waiting(what, account, logger)
-
-
-async def recognizing(host: str, port: int, opening: Callable[[], Awaitable[T]], dial: Dial = dial_tcp) -> T:
-    """Await `opening()`, which waits for the first answer from this address. StrangerError if none comes for
-    SILENCE_S, and what listens there is clearly no master; otherwise `opening` may raise FAILURES and Refused."""
-    said: list[T] = []
-    failure: Exception | None = None
-    stranger = ""
-
-    async def recognize() -> None:
-        nonlocal stranger
-        await trio.sleep(SILENCE_S)
-        stranger = no_master(await identify(host, port, dial))
-        if stranger:
-            nursery.cancel_scope.cancel()
-
-    async with trio.open_nursery() as nursery:
-        start_task(nursery, recognize)
-        try:
-            said.append(await opening())
-        except (*FAILURES, Refused) as error:
-            failure = error
-        nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
-    if not said:
-        raise StrangerError(stranger)
-    return said[0]
+    return waiting(what, reason, logger)
 
 
 async def converse(
@@ -129,12 +97,10 @@ async def converse(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(connection.run_sender)
             try:
-                await recognizing(host, port, open_it, dial)
+                await open_it()
                 said.append(await talk(connection))
             except (*FAILURES, Refused) as error:
                 failure = failure_of(error)
-                if isinstance(error, ConnectionLost):
-                    failure = no_master(await identify(host, port, dial)) or failure
             nursery.cancel_scope.cancel()
     finally:
         connection.close()

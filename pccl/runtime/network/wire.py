@@ -31,7 +31,6 @@ from pccl.protocol.codec import (
 from pccl.protocol.control_session import ControlSession
 from pccl.protocol.messages import Ack, Message
 from pccl.runtime.network.dialing import Dial, dial_tcp
-from pccl.runtime.network.strangers import SEEN_BYTES_MAX, StrangerError, refusal
 from pccl.runtime.network.tls import NO_TLS_AT_MASTER, TlsEnd, TlsError, answers_tls, begins_tls
 
 RECEIVE_BYTES = 64 * 1024
@@ -44,7 +43,17 @@ KEEPALIVE_S_MAX = 32767
 """The most that Linux takes."""
 BACKLOG_BYTES_MAX = 64 * 2**20
 
+SEEN_BYTES_MAX = 512
+"""Bytes at the beginning of a connection that are kept to check whether a pccl master answers."""
+SHOWN_MAX = 40
+PAGE_HEADER = "Pccl-Master-Port"
+"""The header with which the page of a run answers peers that dial it by mistake."""
+
 M = TypeVar("M")
+
+
+class NoMasterError(ProtocolError):
+    """The server at a master's address is not a pccl master; the text shows what it sent."""
 
 
 class ConnectionLost(Exception):  # noqa: N818 - named after what happened, as trio's are
@@ -293,7 +302,7 @@ class ControlConnection(Generic[M]):
                 if self._is_dialed and self._first[:1] == b"\0":
                     raise TlsError(NO_TLS_AT_MASTER) from None
                 if self._is_dialed and not answers_tls(self._first):
-                    self._refuse_strangers()
+                    self._require_master()
                 raise
             self._send_raw(outgoing)
             if not end.is_established:
@@ -313,15 +322,24 @@ class ControlConnection(Generic[M]):
                 self._decoder.feed_raw(await self._receive_some())
         except (ProtocolError, ConnectionLost):
             if self._is_dialed and self._tls is None:
-                self._refuse_strangers()
+                self._require_master()
             raise
         return body
 
-    def _refuse_strangers(self) -> None:
-        """Raise StrangerError if what has come first is clearly not pccl's."""
-        stranger = refusal(self._first)
-        if stranger:
-            raise StrangerError(stranger) from None
+    def _require_master(self) -> None:
+        """Raise NoMasterError if the first bytes are not a message of pccl's, whose length begins with a byte 0."""
+        first = self._first
+        if not first or first[0] == 0:
+            return
+        got = first[: first.find(b"\n")] if 0 < first.find(b"\n") < SHOWN_MAX else first[:SHOWN_MAX]
+        advice = "check host and port"
+        if answers_tls(first):
+            advice = "if it is a master with TLS, give the peer ssl_context= or PCCL_TLS_CA"
+        for line in first.decode("latin-1").split("\r\n"):
+            name, _, value = line.partition(":")
+            if name == PAGE_HEADER:
+                advice = f"this is the page of a pccl master, for browsers: that master's own port is {value.strip()}"
+        raise NoMasterError(f"no pccl master answered (got {got!r}); {advice}") from None
 
     def trust(self) -> None:
         """Let messages be large: the other side is known."""

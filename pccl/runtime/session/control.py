@@ -28,11 +28,9 @@ from pccl.protocol.codec import ProtocolError
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
 from pccl.protocol.names import peers_named
 from pccl.runtime.network import addresses, handshake
-from pccl.runtime.network.conversation import recognizing
 from pccl.runtime.network.master_addresses import DIAL_S, LEAD_TIMEOUTS, MasterAddresses
-from pccl.runtime.network.strangers import StrangerError, identify, no_master
 from pccl.runtime.network.tls import TlsEnd, TlsError
-from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control
+from pccl.runtime.network.wire import ConnectionLost, ControlConnection, NoMasterError, dial_control
 from pccl.runtime.session.driver import Driver, Handlers
 from pccl.runtime.session.heartbeats import Heartbeats
 from pccl.runtime.session.lifetime import Lifetime
@@ -144,7 +142,7 @@ class Control:
             try:
                 with trio.move_on_after(patience_s) as scope:
                     if messages is None:
-                        messages = [await self._first_words(opening, session)]
+                        messages = [await self._open(opening, session)]
                         self.answered.set()
                     else:
                         messages = await self._master.connection.receive()
@@ -154,17 +152,15 @@ class Control:
                         reason = f"no answer within {patience_s:g} s; is there a pccl master at this address?"
             except ConnectionLost as error:
                 reason = f"lost the master: {error}"
-                stranger = await self._stranger() if messages is None and not facts.run else ""
-                if facts.is_led and not stranger:
+                if facts.is_led:
                     failure = await self._reattach(session, str(error))
                     if not failure:
                         messages = []
                         self.answered.set()
                         continue
                     reason = f"{reason}; {failure}"
-                reason = stranger or reason
-                self.is_cut_off = messages is None and not (stranger or error.is_of_tls)
-            except StrangerError as error:
+                self.is_cut_off = messages is None and not error.is_of_tls
+            except NoMasterError as error:
                 reason = str(error)
             except TlsError as error:
                 reason = f"no TLS with the master: {error}"
@@ -263,17 +259,6 @@ class Control:
         connection.trust()
         connection.note_delivery()
         return answer
-
-    async def _first_words(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.SaidByMaster:
-        """Do as `_open`. StrangerError if a newcomer gets no answer, and what listens there is clearly no master."""
-        if self._driver.facts.run:
-            return await self._open(opening, session)
-        master, dial = self._master, self._options.system.dial
-        return await recognizing(master.host, master.port, lambda: self._open(opening, session), dial)
-
-    async def _stranger(self) -> str:
-        """Return what listens at the master's address, as an error text, if that is clearly no master."""
-        return no_master(await identify(self._master.host, self._master.port, self._options.system.dial))
 
     def welcomed(self, timeout_s: float) -> None:
         """Note that a master has taken this peer in, whose run has this peer timeout."""

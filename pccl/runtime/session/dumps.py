@@ -19,7 +19,6 @@ from pathlib import Path
 
 import trio
 
-from pccl.logs import UNASKED
 from pccl.protocol.recording import to_json
 from pccl.runtime.environment import number_of
 from pccl.runtime.session.flight_recorder import FlightRecorder
@@ -37,7 +36,6 @@ FILES_KEPT = 64
 HANG_S = 30.0
 LOOK_S = 1.0
 """Interval in which ops are looked at."""
-SHOWN = {UNASKED: True}
 _warned_of: set[Path] = set()
 """Directories of which this process has warned that they cannot be written."""
 
@@ -66,7 +64,7 @@ class Dumps:
                 self._thread = HelperThread("pccl-dumps")
                 recorder.on_failure = self.ask
             except OSError as error:
-                logger.warning("the flight recorder will not be written to %s: %s", directory, error, extra=SHOWN)
+                logger.warning("the flight recorder will not be written to %s: %s", directory, error)
 
     def ask(self, reason: str) -> None:
         """Have a dump made soon. The first reason is the one that it names."""
@@ -119,9 +117,7 @@ class Dumps:
             level = logging.INFO if self._directory in _warned_of else logging.WARNING
             _warned_of.add(self._directory)
             why = (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
-            self._logger.log(
-                level, "the flight recorder cannot be written to %s: %s", self._directory, why, extra=SHOWN
-            )
+            self._logger.log(level, "the flight recorder cannot be written to %s: %s", self._directory, why)
 
     def _write(self, reason: str) -> Path:
         recording = self._recorder.recording(reason)

@@ -1,30 +1,47 @@
-"""Long waits in ops: warns, at the caller's side, of an op that does not end, and says whom it waits for and why.
+"""Long waits of a session: warns of ops that do not end, and asks the master what a group call waits for.
 
-This is what a peer can tell by itself, without a master. It knows who has announced an op, whose data is missing, and
-who acknowledges what it is sent. Around a ring a neighbour may itself wait for somebody further on: the master hears
-all of them, and names the one whom all wait for (`protocol.diagnosis`).
-
-Ops of the whole group are looked at together: the engine tells for how long none has ended. An op of two peers, and one
-that has yet to start, is looked at by itself.
+Ops of the whole group are watched together: the engine counts the time since one has ended. Sends, recvs and ops that
+have yet to start are watched one by one.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from pccl.protocol.long_wait import LongWait, where_to_look
+import trio
+
+from pccl.protocol.long_wait import (
+    UNKNOWN,
+    LinkWait,
+    LongWait,
+    explain_op,
+    explain_pair,
+    explain_wait,
+    where_to_look,
+)
 from pccl.protocol.names import NameOf, peer_named, peers_named
 from pccl.protocol.peer.op import OpWait
-from pccl.runtime.session.reports import LinkWait, WorkCounters
-from pccl.runtime.threads.waits import FLAG
+from pccl.protocol.status import RunStatus
+from pccl.runtime.network import addresses
+from pccl.runtime.network.conversation import NoAnswer
+from pccl.runtime.network.status_client import ask
+from pccl.runtime.session.control import Control
+from pccl.runtime.session.driver import Driver
+from pccl.runtime.session.master_connection import MasterConnection
+from pccl.runtime.session.options import SessionOptions
+from pccl.runtime.session.reports import WorkCounters
 
-STUCK_MS_MIN = 500
 TAGS_NAMED_MAX = 4
-NOTHING = "something of which nothing is known here"
 SINGLE_MAX = 16
-"""Number of ops that are looked at by themselves at a time."""
+"""Number of ops that are watched one by one at a time."""
+ASKERS = 64
+"""Number of peers of a large run that ask the master at a time, on average."""
+ASK_S = 2.0
+
+_chance = random.SystemRandom()
 
 
 class LongWaits:
@@ -57,7 +74,7 @@ class LongWaits:
             self._group = self._group or LongWait("", since)
             if self._group.is_due(now):
                 self._group.what = _ops_with(tags())
-                self._warn(self._group, now, whom(self._counters.waits(), self._name_of))
+                self._warn(self._group, now, explain_op(self._counters.waits(), self._name_of))
         self._look_at_each(now, {wait.op: wait for wait in single})
 
     def _look_at_each(self, now: float, waits: Mapping[int, OpWait]) -> None:
@@ -68,89 +85,110 @@ class LongWaits:
                 self._single[op] = LongWait(named(wait, self._name_of), wait.since)
             known = self._single.get(op)
             if known is not None and known.is_due(now):
-                self._warn(known, now, whom_of_two(wait, self._counters.waits(), self._name_of))
+                self._warn(known, now, self._explain_single(wait))
+
+    def _explain_single(self, wait: OpWait) -> str:
+        if wait.is_queued or wait.pair is None:
+            return "the ring to be made, or a group call to end: it has not begun"
+        return explain_pair(*wait.pair, self._counters.waits(), self._name_of)
 
     def whom(
         self, tag: int, pair: tuple[int, bool] | None, others: Sequence[int], awaited: Collection[int] | None
     ) -> str:
-        """Return whom an op waits for, as last counted; `pair` is that of a point-to-point op, `others` take part in
-        it, and of these `awaited` are known not to have launched it, some of them at least. None: nothing is known of
-        it alone, and all in flight are looked at together. Any thread."""
+        """Return the peers that an op waits for, by the last counters. Any thread.
+
+        Args:
+            tag: The op's tag.
+            pair: The other peer of a point-to-point op, and whether this side sends.
+            others: The other participants.
+            awaited: Participants that have not launched it, as far as is known; None: all ops are taken together.
+        """
         waits = self._counters.waits()
-        if pair is None:
-            if awaited is not None:
-                waits = {peer: _of_one(wait, peer in awaited, bool(awaited)) for peer, wait in waits.items()}
-            found = whom(waits, self._name_of)
-            if found == NOTHING and others:
-                return peers_named(others, self._name_of) + (", or one of them" if len(others) > 1 else "")
-            return found
-        return whom_of_two(OpWait(0, tag, 0.0, pair, False), waits, self._name_of)
+        if pair is not None:
+            return explain_pair(*pair, waits, self._name_of)
+        if awaited is not None:
+            waits = {peer: _of_one(wait, peer in awaited, bool(awaited)) for peer, wait in waits.items()}
+        found = explain_op(waits, self._name_of)
+        if found == UNKNOWN and others:
+            return peers_named(others, self._name_of) + (", or one of them" if len(others) > 1 else "")
+        return found
 
     def _warn(self, wait: LongWait, now: float, text: str) -> None:
-        self._logger.warning("%s", wait.warning(now, text, self._where), extra=FLAG)
+        self._logger.warning("%s", wait.warning(now, text, self._where))
 
     def _end(self, wait: LongWait, now: float, may_be_open: bool = False) -> None:
         if wait.is_told:
-            self._logger.warning("%s", wait.over(now) if may_be_open else wait.ending(now), extra=FLAG)
+            self._logger.warning("%s", wait.over(now) if may_be_open else wait.ending(now))
 
 
 def _ops_with(tags: Sequence[int]) -> str:
-    named = ", ".join(map(str, tags[:TAGS_NAMED_MAX])) + (" ..." if len(tags) > TAGS_NAMED_MAX else "")
+    shown = ", ".join(map(str, tags[:TAGS_NAMED_MAX])) + (" ..." if len(tags) > TAGS_NAMED_MAX else "")
     return (
-        f"the op with tag {named}" if len(tags) == 1 else f"the first of the ops with tags {named}" if tags else "an op"
+        f"the op with tag {shown}" if len(tags) == 1 else f"the first of the ops with tags {shown}" if tags else "an op"
     )
 
 
 def named(wait: OpWait, name_of: NameOf) -> str:
-    """Return what a single op is called."""
+    """Return the name of a single op for a sentence."""
     if wait.pair is None:
         return f"the op with tag {wait.tag}"
     peer, is_sender = wait.pair
-    return f"{'send' if is_sender else 'recv'} with tag {wait.tag} {'to' if is_sender else 'from'} " + peer_named(
-        peer, name_of(peer)
-    )
+    verb, direction = ("send", "to") if is_sender else ("recv", "from")
+    return f"{verb} with tag {wait.tag} {direction} {peer_named(peer, name_of(peer))}"
 
 
-def whom(waits: Mapping[int, LinkWait], name_of: NameOf) -> str:
-    """Return whom ops of the group wait for, and why."""
-    reasons = []
-    for verb, peers in (
-        ("has not called it", [peer for peer, wait in waits.items() if wait.unheard_ops]),
-        ("has yet to send data, or to pass it on", [peer for peer, wait in waits.items() if wait.inbound_ops]),
-        ("has not said that it is done", [peer for peer, wait in waits.items() if wait.undone_ops]),
-    ):
-        if peers:
-            reasons = [
-                f"{peers_named(peers, name_of)}, which {verb if len(peers) == 1 else verb.replace('has', 'have', 1)}"
-            ]
-            break
-    reasons += _stuck(waits, name_of)
-    return "; ".join(reasons) or NOTHING
-
-
-def _of_one(wait: LinkWait, is_awaited: bool, is_anybody: bool) -> LinkWait:
-    """Return what an op of which it is known whether this peer may not have launched it waits for from the peer.
-    `is_anybody`: there is one that may not have."""
-    if is_anybody and not is_awaited:
+def _of_one(wait: LinkWait, is_awaited: bool, is_known: bool) -> LinkWait:
+    """Return what one op waits for from a peer. `is_known`: the peers that have not launched it are known."""
+    if is_known and not is_awaited:
         return replace(wait, unheard_ops=0, inbound_ops=0, undone_ops=0)
     return replace(wait, unheard_ops=int(is_awaited))
 
 
-def whom_of_two(wait: OpWait, waits: Mapping[int, LinkWait], name_of: NameOf) -> str:
-    """Return whom an op waits for that is looked at by itself, and why."""
-    if wait.is_queued:
-        return "the ring to be made, or a joint call to end: it has not begun"
-    assert wait.pair is not None
-    peer, is_sender = wait.pair
-    who = peer_named(peer, name_of(peer))
-    what = "called recv, or not taken all of it" if is_sender else "called send, or not sent all of it"
-    stuck = _stuck({peer: waits[peer]} if peer in waits else {}, name_of)
-    return "; ".join([f"{who}, which has not {what}", *stuck])
+class CallReasons:
+    """Asks the master what group calls wait for. Only for the trio thread.
 
+    In a large run all peers wait for the same one, so each asks with a chance that has about ASKERS ask at a time.
+    """
 
-def _stuck(waits: Mapping[int, LinkWait], name_of: NameOf) -> list[str]:
-    return [
-        f"{peer_named(peer, name_of(peer))} has acknowledged nothing for {wait.stuck_ms / 1e3:.1f} s"
-        for peer, wait in waits.items()
-        if wait.stuck_ms >= STUCK_MS_MIN
-    ]
+    def __init__(
+        self,
+        options: SessionOptions,
+        driver: Driver,
+        master: MasterConnection,
+        control: Control,
+        world_size: Callable[[], int],
+    ) -> None:
+        self._options = options
+        self._driver = driver
+        self._master = master
+        self._control = control
+        self._world_size = world_size
+
+    async def of_call(self, kind: str) -> str:
+        """Return what a group call of this kind waits for."""
+        status = await self._status()
+        return explain_wait(status, self._driver.facts.peer, kind) if isinstance(status, RunStatus) else status
+
+    async def of_admission(self) -> str:
+        """Return what this newcomer waits for."""
+        return await self.of_call("")
+
+    async def of_hold(self) -> str | None:
+        """Return what the master that holds this newcomer waits for; None: it does not answer."""
+        status = await self._status()
+        return status.held_for if isinstance(status, RunStatus) else None
+
+    async def _status(self) -> RunStatus | str:
+        """Return the status of the run, or in words what is known without it."""
+        if not self._driver.facts.is_led:
+            tried = self._control.account()
+            return f"a master, for the last one is lost{f' (tried {tried})' if tried else ''}"
+        if _chance.random() * self._world_size() > ASKERS:
+            return "other peers, which have not called it"
+        options, where = self._options, addresses.join(*self._master.address)
+        try:
+            with trio.fail_after(ASK_S):
+                return await ask(*self._master.address, options.token, options.ssl_context, options.system.dial)
+        except (NoAnswer, trio.TooSlowError) as error:
+            why = str(error) or f"no answer in {ASK_S:g} s"
+            return f"other peers, or their master at {where}, which does not answer: {why}"

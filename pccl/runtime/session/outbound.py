@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
 import trio
@@ -31,12 +30,6 @@ STANDS_S = 1.0
 REDIAL_S = 1.0
 """Pause before a lost connection that could not be made anew is tried once more; it doubles with each try."""
 REDIAL_S_MAX = 30.0
-
-
-TRIAL_S = 0.6
-"""Time in which packets get to the other end of a path if they ever do: some are sent again twice."""
-TRIAL_CONNECTIONS = 3
-"""Number of connections by which a path is tried: on one that loses packets, some lose theirs."""
 
 
 class Outbound:
@@ -62,8 +55,6 @@ class Outbound:
         self._master_host = master_host
         self._making: dict[int, list[trio.CancelScope]] = {}
         """Tasks that dial or await connections, or have something to say, by link."""
-        self._members: dict[int, m.PeerInfo] = {}
-        """The peer at the other end, by link."""
         self.handlers: Handlers = {
             ps.MakeLink: self._make_link,
             ps.AddConnections: self._add_connections,
@@ -84,34 +75,6 @@ class Outbound:
         options = self._options
         return await links.dial_within(member, self._master_host(), opening, options.token, timeout_s, options.system)
 
-    def try_path(self, link: int, report: Callable[[], None]) -> None:
-        """Find out what a further connection to the other end of a link carries, for `WorkCounters.path_tried`, and
-        have it reported: the link may be given up before a report is due."""
-        if link in self._making and self._counters.path_tried(link, m.PathTrial.NONE):
-            self._lifetime.spawn(self._try_path, link, self._members[link], report)
-
-    async def _try_path(self, link: int, member: m.PeerInfo, report: Callable[[], None]) -> None:
-        facts = self._driver.facts
-        hello = m.ProbeHello(m.PROTOCOL_VERSION, facts.run, facts.peer, member.peer, pulls=False)
-        passages = [links.Passage() for _ in range(TRIAL_CONNECTIONS)]
-
-        async def dial(passage: links.Passage) -> None:
-            with suppress(links.LinkError):
-                sock, _ = await links.dial(member, self._master_host(), hello, self._options.token, passage)
-                sock.close()
-
-        async with trio.open_nursery() as nursery:
-            for passage in passages:
-                start_task(nursery, dial, passage)
-            await trio.sleep(TRIAL_S)
-            found = m.PathTrial.NOTHING
-            if any(passage.sock is not None for passage in passages):
-                is_through = any(passage.gets_there for passage in passages)
-                found = m.PathTrial.CARRIES if is_through else m.PathTrial.SMALL_ONLY
-            nursery.cancel_scope.cancel()
-        if self._counters.path_tried(link, found):
-            report()
-
     def take_connection(self, link: int, index: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:
         """Give a link's connection to the engine, if the link is wanted still."""
         with self._driver.taking_over as machine:
@@ -124,7 +87,6 @@ class Outbound:
         scope = trio.CancelScope()
         self._counters.link_made(effect.link, effect.member.peer)
         self._making[effect.link] = [scope]
-        self._members[effect.link] = effect.member
         self._lifetime.spawn(self._dial_link if effect.dial else self._await_link, effect, scope)
 
     async def _dial_link(self, effect: ps.MakeLink, scope: trio.CancelScope) -> None:
@@ -222,7 +184,6 @@ class Outbound:
     def _close_link(self, _: ps.Peer, effect: ps.CloseLink) -> None:
         for scope in self._making.pop(effect.link, ()):
             scope.cancel()
-        self._members.pop(effect.link, None)
         self._counters.link_closed(effect.link)
         self._engine.link_close(effect.link)
 

@@ -47,7 +47,6 @@ from pccl.runtime.data_plane.staged_ops import StagedOps
 from pccl.runtime.network import addresses
 from pccl.runtime.network.master_addresses import Address, MasterAddresses
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control
-from pccl.runtime.session.accounts import Accounts
 from pccl.runtime.session.control import Control
 from pccl.runtime.session.driver import Driver, Handlers
 from pccl.runtime.session.dumps import Dumps
@@ -58,7 +57,7 @@ from pccl.runtime.session.inbound import Inbound
 from pccl.runtime.session.joint_calls import JointCalls
 from pccl.runtime.session.launches import Launches
 from pccl.runtime.session.lifetime import Lifetime, loop_has_ended
-from pccl.runtime.session.long_waits import LongWaits
+from pccl.runtime.session.long_waits import CallReasons, LongWaits
 from pccl.runtime.session.master_connection import MasterConnection
 from pccl.runtime.session.measuring import Measuring
 from pccl.runtime.session.op_table import OpTable
@@ -169,10 +168,9 @@ class PeerSession:
         self._logger = about
         self._masters_named = ",".join(addresses.join(*each) for each in masters.addresses)
         self._long_waits = LongWaits(counters, about, machine.name_of, self._masters_named)
-        self.accounts = Accounts(
+        self.call_reasons = CallReasons(
             options, driver, master, control, lambda: self.view.global_world_size if self.view else 1
         )
-        """Answers whom its joint calls wait for."""
         self._abandoning = threading.RLock()
         lifetime.at_end(lambda _: self.installed.set())
 
@@ -400,8 +398,6 @@ class PeerSession:
             group_wait_s = self._stats()["op_wait_us"] / 1e6
             single = self._machine.ops.single_waits()
             self._long_waits.look(trio.current_time(), group_wait_s, lambda: self._machine.ops.tags, single)
-            for link in self._counters.to_try(group_wait_s):
-                self._outbound.try_path(link, self._report)
             counting_s = min(COUNTING_S, interval_s(self.view.global_world_size))
             await trio.sleep(interval_s(self.view.global_world_size) - counting_s)
             with suppress(MemoryError):

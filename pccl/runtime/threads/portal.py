@@ -27,7 +27,6 @@ from typing import Any, Protocol, TypeVar
 
 import trio
 
-from pccl.logs import UNASKED
 from pccl.protocol.long_wait import LongWait
 from pccl.runtime.extension import lib
 from pccl.runtime.threads import faults, serving, waking
@@ -116,8 +115,7 @@ class _Job:
 
 def _say(text: str) -> None:
     """Log a line about a long wait from a thread of its own, for what holds up one thread may hold up this one."""
-    extra = {UNASKED: True}
-    threading.Thread(target=lambda: logger.warning("%s", text, extra=extra), name="pccl says", daemon=True).start()
+    threading.Thread(target=lambda: logger.warning("%s", text), name="pccl says", daemon=True).start()
 
 
 def _contained(function: Callable[..., object], args: tuple[Any, ...]) -> None:

@@ -1,0 +1,294 @@
+"""Stragglers: names peers that are silent, absent or straggling, from heartbeats, waits and reports.
+
+    silent      no heartbeat has come from the peer for several intervals (`SILENT_INTERVALS` of the master's server)
+    absent      at least as many other peers have waited ABSENT_S in an op or a group call that the peer has not called
+    straggler   in ROUNDS rounds in a row the peer spent at least FACTOR times as long between ops as the next slowest
+                peer, and the others lost at least LOST_SHARE of the time by that
+
+All peers of a group end an op together, so the peer that launches last spends the least time in ops, and the
+difference to the others is the time for which they wait. A round covers at least ROUND_S of each peer's own clock and
+one op that all peers have ended. A pause, such as a checkpoint or a compilation, is one round and names no peer.
+
+A silent peer stops all ops of its group, so its group gets no other finding. Links get no label: `Traffic` has the
+figures of each direction. Everything here is pure: moments are arguments, and decisions are returned.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from pccl.protocol.messages import OpRef, Report
+from pccl.protocol.point_to_point import callers_tag, ranks_of
+from pccl.protocol.status import Finding
+
+SILENT, ABSENT, STRAGGLER = "silent", "absent", "straggler"
+"""The kinds of finding."""
+ABSENT_S = 30.0
+FACTOR = 2.0
+LOST_SHARE = 0.1
+ROUNDS = 5
+ROUND_S = 1.0
+CLEAR_S = 4.0
+"""Seconds without evidence after which a finding is over."""
+STALE_S, STALE_ROUNDS = 10.0, 3.0
+"""Rounds count for this many seconds, and for this many times the length of the last one."""
+FRESH_S = 2.0
+"""Age up to which a report shows that its peer still waits."""
+ABSENT_NAMED_MAX = 8
+
+
+@dataclass(frozen=True)
+class GroupScene:
+    """A group as the master knows it."""
+
+    group: int
+    ring: Sequence[int]
+    epoch: int
+    is_running: bool
+    """Whether ops may be in flight."""
+    waits: Mapping[str, tuple[float, int, Sequence[int]]] = field(default_factory=dict)
+    """Group calls in which peers wait: seconds of the longest wait, number of waiting peers, and missing peers."""
+    stalled: Mapping[OpRef, Set[int]] = field(default_factory=dict)
+    """Ops in which peers have waited for some seconds, and these peers."""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """The state of all groups, without the reports."""
+
+    groups: Sequence[GroupScene]
+    silent_s: Mapping[int, float]
+    """Peers without heartbeats, and for how many seconds."""
+    name: Callable[[int], str] = lambda peer: f"peer {peer}"
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A peer to be named, and the evidence."""
+
+    kind: str
+    group: int
+    peer: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Change:
+    """The beginning or the end of a finding."""
+
+    suspect: Suspect
+    is_over: bool
+    for_s: float = 0.0
+    """Seconds for which it has lasted, at its end."""
+
+
+@dataclass
+class _Open:
+    suspect: Suspect
+    since: float
+    seen_at: float
+
+
+class Stragglers:
+    """The findings of one run."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[int, _Rounds] = {}
+        self._open: dict[tuple[str, int], _Open] = {}
+
+    def reported(self, peer: int, group: int, report: Report, now: float) -> None:
+        """Take in a report of a peer."""
+        if group in self._rounds:
+            self._rounds[group].reported(peer, report, now)
+
+    def gone(self, peer: int) -> None:
+        """Forget a peer that was lost or has left: the master's log says so already."""
+        for key in [key for key in self._open if key[1] == peer]:
+            del self._open[key]
+
+    def judge(self, scene: Scene, now: float) -> list[Change]:
+        """Return the findings that begin or end now."""
+        groups = {each.group: each for each in scene.groups}
+        self._rounds = {group: rounds for group, rounds in self._rounds.items() if group in groups}
+        suspects: list[Suspect] = []
+        for number, group in groups.items():
+            rounds = self._rounds.get(number)
+            if rounds is None or rounds.epoch != group.epoch or rounds.ring != tuple(group.ring):
+                rounds = self._rounds[number] = _Rounds(tuple(group.ring), group.epoch)
+            rounds.advance(now)
+            suspects += _suspects(group, rounds, scene, now)
+        return self._note(suspects, now)
+
+    def findings(self, now: float) -> list[Finding]:
+        """Return the open findings, the oldest first."""
+        return [
+            Finding(each.suspect.kind, each.suspect.peer, each.suspect.group, each.suspect.text, now - each.since)
+            for each in self._open.values()
+        ]
+
+    def _note(self, suspects: Iterable[Suspect], now: float) -> list[Change]:
+        changes = []
+        for suspect in suspects:
+            known = self._open.get((suspect.kind, suspect.peer))
+            if known is None:
+                self._open[suspect.kind, suspect.peer] = _Open(suspect, now, now)
+                changes.append(Change(suspect, is_over=False))
+            else:
+                known.suspect, known.seen_at = suspect, now
+        for key, known in list(self._open.items()):
+            if now - known.seen_at >= CLEAR_S:
+                del self._open[key]
+                changes.append(Change(known.suspect, is_over=True, for_s=known.seen_at - known.since))
+        return changes
+
+
+@dataclass(frozen=True)
+class _Sample:
+    """The last report of a peer."""
+
+    received_at: float
+    own_s: float
+    """Time by the peer's own clock."""
+    ops: int
+    """Ops of this epoch that have ended."""
+    in_ops_s: float
+    op_wait_s: float
+
+
+class _Rounds:
+    """The reports of one group in one epoch, in rounds that can be compared."""
+
+    def __init__(self, ring: tuple[int, ...], epoch: int) -> None:
+        self.ring = ring
+        self.epoch = epoch
+        self.last: dict[int, _Sample] = {}
+        self._edge: dict[int, _Sample] = {}
+        """The samples with which the present round begins."""
+        self._slowest: deque[int | None] = deque(maxlen=ROUNDS)
+        """The peer that straggled in each of the last rounds; None: no peer did."""
+        self._named: int | None = None
+        self._shares = 0.0, 0.0
+        """Shares of the last round that the slowest peer and the next slowest spent between ops."""
+        self._valid_until = 0.0
+
+    def reported(self, peer: int, report: Report, now: float) -> None:
+        if peer not in self.ring:
+            return
+        ops = next((committed + aborted for epoch, committed, aborted in report.ops if epoch == self.epoch), 0)
+        self.last[peer] = _Sample(now, report.at_ms / 1e3, ops, report.in_ops_ms / 1e3, report.op_wait_ms / 1e3)
+
+    def advance(self, now: float) -> None:
+        """End the present round if all peers have reported enough."""
+        if len(self.ring) < 2 or len(self.last) < len(self.ring):
+            return
+        if not self._edge:
+            self._edge = dict(self.last)
+            return
+        spans = {peer: sample.own_s - self._edge[peer].own_s for peer, sample in self.last.items()}
+        if min(spans.values()) < ROUND_S or any(
+            sample.ops <= self._edge[peer].ops for peer, sample in self.last.items()
+        ):
+            return
+        between = {
+            peer: 1 - min(1.0, max(0.0, sample.in_ops_s - self._edge[peer].in_ops_s) / spans[peer])
+            for peer, sample in self.last.items()
+        }
+        self._edge = dict(self.last)
+        self._valid_until = now + max(STALE_S, STALE_ROUNDS * max(spans.values()))
+        if max(sample.op_wait_s for sample in self.last.values()) >= min(spans.values()):
+            return  # a further thread of a peer waits in an op all the time, so its time in ops shows nothing
+        peer = max(between, key=lambda each: between[each])
+        own = between.pop(peer)
+        rest = max(between.values())
+        straggles = own >= FACTOR * rest and own - rest >= LOST_SHARE
+        self._slowest.append(peer if straggles else None)
+        if straggles:
+            self._shares = own, rest
+
+    def straggler(self, now: float) -> tuple[int, float, float] | None:
+        """Return the straggler and the shares of the time that it and the next slowest peer spend between ops.
+
+        A peer is named after ROUNDS rounds in a row, and stays so until ROUNDS rounds in a row do not show it.
+        """
+        if now >= self._valid_until:
+            self._slowest.clear()
+        if self._named not in self._slowest:
+            is_full = len(self._slowest) == ROUNDS and len(set(self._slowest)) == 1
+            self._named = self._slowest[0] if is_full else None
+        return None if self._named is None else (self._named, *self._shares)
+
+
+def _suspects(group: GroupScene, rounds: _Rounds, scene: Scene, now: float) -> list[Suspect]:
+    name = scene.name
+    silent = [
+        Suspect(SILENT, group.group, peer, f"{name(peer)} is silent: no heartbeat for {seconds:.1f} s")
+        for peer, seconds in scene.silent_s.items()
+        if peer in group.ring
+    ]
+    if silent:
+        return silent
+    found = _absent_from_calls(group, name)
+    if not group.is_running:
+        return found
+    found += _absent_from_ops(group, rounds, name, now)
+    straggler = rounds.straggler(now)
+    if straggler is not None:
+        peer, own, rest = straggler
+        text = (
+            f"{name(peer)} straggles: it spends {own:.0%} of the time between ops, the next slowest peer {rest:.0%}; "
+            "the others wait for it"
+        )
+        found.append(Suspect(STRAGGLER, group.group, peer, text))
+    return found
+
+
+def _absent_from_calls(group: GroupScene, name: Callable[[int], str]) -> list[Suspect]:
+    return [
+        Suspect(
+            ABSENT,
+            group.group,
+            peer,
+            f"{name(peer)} has not called {call}, in which {_peers(count)} waited for {seconds:.0f} s",
+        )
+        for call, (seconds, count, missing) in group.waits.items()
+        if seconds >= ABSENT_S and len(missing) <= count
+        for peer in missing[:ABSENT_NAMED_MAX]
+    ]
+
+
+def _absent_from_ops(group: GroupScene, rounds: _Rounds, name: Callable[[int], str], now: float) -> list[Suspect]:
+    """Return the peers that have not called the op in which most others wait.
+
+    Peers may all wait, in ops that others have not called: then the program calls ops in different orders.
+    """
+    last = rounds.last
+    if len(last) < len(group.ring):
+        return []
+    waiting = {op: peers & last.keys() for op, peers in group.stalled.items() if ranks_of(op.tag) is None}
+    if not waiting:
+        return []
+    op = max(waiting, key=lambda each: len(waiting[each]))
+    elsewhere = {peer: other for other, peers in waiting.items() if other != op for peer in peers}
+    missing = [
+        peer for peer in group.ring if peer not in waiting[op] and (peer in elsewhere or not last[peer].op_wait_s)
+    ]
+    waited_s = min(last[peer].op_wait_s if now - last[peer].received_at <= FRESH_S else 0.0 for peer in waiting[op])
+    if waited_s < ABSENT_S or len(missing) > len(waiting[op]):
+        return []
+    found = []
+    for peer in missing[:ABSENT_NAMED_MAX]:
+        text = (
+            f"{name(peer)} has not called the op with tag {callers_tag(op.tag)} in which {_peers(len(waiting[op]))} "
+            f"waited for {waited_s:.0f} s; its process is alive"
+        )
+        if peer in elsewhere:
+            tag = callers_tag(elsewhere[peer].tag)
+            text += f" and waits in the op with tag {tag}: do all peers call the same ops in the same order?"
+        found.append(Suspect(ABSENT, group.group, peer, text))
+    return found
+
+
+def _peers(count: int) -> str:
+    return "1 other peer has" if count == 1 else f"{count} other peers have"
