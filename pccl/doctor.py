@@ -256,7 +256,7 @@ class _Doctor:
 def _advice_on(text: str) -> str:
     """Return what to do about a conversation that has failed so."""
     for sign, advice in (
-        ("no pccl master but", "give the master's own address"),
+        ("no pccl master answered", "give the master's own address"),
         ("token", "give this side the run's token (PCCL_TOKEN, --token-file), or none if the master has none"),
         ("asks for TLS", "set PCCL_TLS_CA to the file with the certificate of the master's CA"),
         ("does not speak TLS", "unset PCCL_TLS_CA, or start the master with --tls-cert"),

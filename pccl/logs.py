@@ -103,17 +103,26 @@ def configure(default_level: str | None = None, in_background: bool = False) -> 
 
 
 class _StderrHandler(logging.StreamHandler[Any]):
-    """The handler that `configure` adds."""
+    """The handler that `configure` adds.
 
-    def __init__(self, is_unbuffered: bool) -> None:
-        """`is_unbuffered`: a daemon thread writes. One that blocks with the lock of a buffer would abort the
-        interpreter at its end."""
+    A daemon thread in the background holds no lock while it writes: neither that of the handler, for which logging
+    waits at the end of the process, nor that of a buffer, for which the interpreter aborts then.
+    """
+
+    def __init__(self, in_background: bool) -> None:
+        self._in_background = in_background
         stream: Any = sys.stderr
-        if is_unbuffered:
+        if in_background:
             with suppress(OSError, ValueError, AttributeError):
                 raw = io.FileIO(sys.stderr.fileno(), "w", closefd=False)
                 stream = io.TextIOWrapper(raw, "utf-8", "backslashreplace", write_through=True)
         super().__init__(stream)
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        if not self._in_background:
+            return bool(super().handle(record))
+        self.emit(record)
+        return True
 
 
 class _QueueHandler(logging.handlers.QueueHandler):

@@ -28,7 +28,7 @@ from pccl.runtime.threads import faults, portal
 from pccl.runtime.threads.latch import Latch
 from pccl.runtime.threads.serving import STOP_TIMEOUT_S
 from pccl.types import Result
-from pccl.web.hosts import Hosts, checked_names
+from pccl.web.routes import Hosts, checked_names
 
 if TYPE_CHECKING:
     from pccl.web.server import WebServer

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
-from pccl.logs import UNASKED
-from pccl.protocol.diagnosis import Change, Diagnosis, Suspect
 from pccl.protocol.failover import Failover
 from pccl.protocol.fence import Fence, FencedView
+from pccl.protocol.stragglers import Change, Stragglers, Suspect
 from pccl.runtime.master import server
 from pccl.runtime.master.fence_file import FenceFile
 from pccl.runtime.threads import portal
@@ -237,27 +236,25 @@ def test_a_master_that_does_not_stop_is_told_of(monkeypatch: pytest.MonkeyPatch)
         assert master.wait(WAIT_S)
 
 
-def test_a_fault_of_the_diagnosis_does_not_end_the_run(
+def test_bug_in_the_search_for_stragglers_does_not_end_the_run(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*_: object) -> None:
         raise KeyError((2, 1))
 
-    monkeypatch.setattr(server, "DIAGNOSIS_S", 0.01)
-    monkeypatch.setattr(Failover, "diagnose", fail)
+    monkeypatch.setattr(server, "STRAGGLERS_S", 0.01)
+    monkeypatch.setattr(Failover, "name_stragglers", fail)
     with MasterNode("127.0.0.1:0") as node:
-        until(lambda: "has ended the diagnosis of this run, which goes on" in caplog.text, "it is logged")
+        until(lambda: "has ended the search for stragglers; the run goes on" in caplog.text, "it is logged")
         with Communicator(node.address) as peer:
             assert peer.world_size == 1
 
 
-def test_whom_it_names_is_shown_in_a_program_without_logging(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    changes = [Change(Suspect("slow", 0, 2, None, "peer 2 is slow"), is_over=False)]
-    monkeypatch.setattr(server, "DIAGNOSIS_S", 0.01)
-    monkeypatch.setattr(Diagnosis, "judge", lambda *_: [changes.pop()] if changes else [])
+def test_straggler_is_logged_as_a_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    changes = [Change(Suspect("straggler", 0, 2, "peer 2 straggles"), is_over=False)]
+    monkeypatch.setattr(server, "STRAGGLERS_S", 0.01)
+    monkeypatch.setattr(Stragglers, "judge", lambda *_: [changes.pop()] if changes else [])
     with MasterNode("127.0.0.1:0") as node, Communicator(node.address):
-        until(lambda: "peer 2 is slow" in caplog.messages, "it is logged")
-    (record,) = [record for record in caplog.records if record.getMessage() == "peer 2 is slow"]
-    assert getattr(record, UNASKED, False)
+        until(lambda: "peer 2 straggles" in caplog.messages, "it is logged")
+    (record,) = [record for record in caplog.records if record.getMessage() == "peer 2 straggles"]
+    assert record.levelname == "WARNING"

@@ -18,7 +18,7 @@ from pccl.runtime.network import check_client, status_client
 from pccl.runtime.network.check_client import Way
 from tests.conftest import Command
 from tests.processes.test_errors import a_free_port, black_hole
-from tests.runtime.network.test_strangers import server, ssh
+from tests.runtime.network.test_no_master import server, ssh
 from tests.runtime.network.test_tls import CA, master_context
 from tests.support.cluster import WAIT_S
 
@@ -82,7 +82,7 @@ def test_something_else_answers() -> None:
     with server(ssh) as address:
         check = of(examine(address), "master")
     assert check.verdict == "failed"
-    assert "this is no pccl master but an SSH server" in check.text
+    assert "no pccl master answered (got b'SSH-" in check.text
     assert check.advice == "give the master's own address"
 
 

@@ -294,7 +294,7 @@ def test_an_older_master_refuses() -> None:
 def test_something_else_is_no_master() -> None:
     with somebody(b"HTTP/1.1 400 Bad Request\r\n\r\n") as address, pytest.raises(PCCLError) as caught:
         collect(address)
-    assert "this is no pccl master but a web server" in caught.value.message
+    assert "no pccl master answered (got b'HTTP/1.1" in caught.value.message
 
 
 def test_nobody_is_there() -> None:

@@ -1,1 +1,1 @@
-"""Injects faults into real peers, and checks whom pccl names: see `__main__`."""
+"""Faults in real peer processes, and the peers that the master names for them."""

@@ -1,9 +1,8 @@
-"""When a wait is warned of, whom the status of a run says that it is for, and what a process is called."""
+"""Warnings of long waits: when, the reason, and the names of processes."""
 
 from __future__ import annotations
 
-from pccl.protocol import accounts
-from pccl.protocol.long_wait import FIRST_S, LongWait
+from pccl.protocol.long_wait import FIRST_S, LinkWait, LongWait, explain_op, explain_pair, explain_wait
 from pccl.protocol.messages import Kind
 from pccl.protocol.names import NAMED_MAX, label, peers_named
 from pccl.protocol.status import Course, Finding, GroupStatus, MemberStatus, RunStatus, Totals, Waiting
@@ -44,7 +43,7 @@ def member(peer: int, call: str = "", missing: tuple[int, ...] = (), due_s: floa
 
 def run(*members: MemberStatus, is_syncing: bool = False, findings: tuple[str, ...] = ()) -> RunStatus:
     group = GroupStatus(0, [each.peer for each in members], 1, "running", True, None, 0, is_syncing)
-    found = [Finding("slow", 1, None, 0, text, 1.0) for text in findings]
+    found = [Finding("straggler", 1, 0, text, 1.0) for text in findings]
     return RunStatus(
         "r", 1, "1", 1.0, 5.0, 1, False, [group], list(members), Totals(), Course(1.0, []), [], [], findings=found
     )
@@ -55,33 +54,58 @@ TOPOLOGY, SYNC = Kind.UPDATE_TOPOLOGY, Kind.SYNC
 
 def test_who_has_not_called_is_named_with_what_they_do_instead() -> None:
     status = run(member(1, TOPOLOGY, (2, 3)), member(2, SYNC, (1, 3)), member(3))
-    assert accounts.of_call(status, 1, TOPOLOGY) == (
+    assert explain_wait(status, 1, TOPOLOGY) == (
         "peers 2 (vm:2), 3 (vm:3), which have not called update_topology (2 is in sync_shared_state)"
     )
     status = run(member(1, TOPOLOGY, (2,)), member(2), findings=("peer 2 (vm:2) is slow",))
-    assert accounts.of_call(status, 1, TOPOLOGY) == (
+    assert explain_wait(status, 1, TOPOLOGY) == (
         "peer 2 (vm:2), which has not called update_topology (the master has found: peer 2 (vm:2) is slow)"
     )
 
 
 def test_calls_that_all_have_made() -> None:
-    assert "peer 2 (vm:2) to answer the master" in accounts.of_call(
+    assert "peer 2 (vm:2) to answer the master" in explain_wait(
         run(member(1, TOPOLOGY), member(2, TOPOLOGY, due_s=3.0)), 1, TOPOLOGY
     )
-    assert "the shared state to be fetched" in accounts.of_call(
+    assert "the shared state to be fetched" in explain_wait(
         run(member(1, SYNC), member(2, SYNC), is_syncing=True), 1, SYNC
     )
-    assert accounts.of_call(run(member(1, SYNC), member(2, SYNC)), 1, SYNC) == "the master, for all have called it"
-    assert (
-        accounts.of_call(run(member(1), member(2)), 1, SYNC) == "peer 2 (vm:2), which has not called sync_shared_state"
-    )
-    assert "the master, for all others" in accounts.of_call(run(member(1), member(2, SYNC)), 1, SYNC)
-    assert "a master that knows this peer" in accounts.of_call(run(member(2)), 1, SYNC)
+    assert explain_wait(run(member(1, SYNC), member(2, SYNC)), 1, SYNC) == "the master, for all have called it"
+    assert explain_wait(run(member(1), member(2)), 1, SYNC) == "peer 2 (vm:2), which has not called sync_shared_state"
+    assert "the master, for all others" in explain_wait(run(member(1), member(2, SYNC)), 1, SYNC)
+    assert "a master that knows this peer" in explain_wait(run(member(2)), 1, SYNC)
 
 
 def test_a_newcomer_waits_for_those_who_have_not_called_update_topology() -> None:
-    assert accounts.of_admission(run(member(1, TOPOLOGY), member(2, SYNC), member(3))) == (
+    assert explain_wait(run(member(1, TOPOLOGY), member(2, SYNC), member(3)), 0, "") == (
         "the peers of the run, which have yet to let this one in; they do so by calling update_topology: "
         "peers 2 (vm:2), 3 (vm:3) (2 is in sync_shared_state)"
     )
-    assert accounts.of_admission(run(member(1, TOPOLOGY))) == "the view that lets this one in"
+    assert explain_wait(run(member(1, TOPOLOGY)), 0, "") == "the view that lets this one in"
+
+
+NOTHING = LinkWait(0, 0, 0, 0)
+
+
+def name_of(peer: int) -> str:
+    return f"vm:{peer}"
+
+
+def test_op_names_the_peers_that_have_not_called_it() -> None:
+    waits = {1: NOTHING, 2: LinkWait(1, 1, 0, 0), 3: LinkWait(0, 1, 0, 0)}
+    assert explain_op(waits, name_of) == "peer 2 (vm:2), which has not called it"
+
+
+def test_op_names_the_peers_whose_data_is_missing() -> None:
+    waits = {1: LinkWait(0, 1, 0, 0), 2: LinkWait(0, 1, 0, 2400)}
+    assert explain_op(waits, name_of) == (
+        "peers 1 (vm:1), 2 (vm:2), which have yet to send data, or to pass it on; "
+        "peer 2 (vm:2) has acknowledged nothing for 2.4 s"
+    )
+    assert "peer 5 (vm:5), which has not said that it is done" in explain_op({5: LinkWait(0, 0, 1, 0)}, name_of)
+
+
+def test_send_names_its_receiver() -> None:
+    assert "peer 3 (vm:3) has acknowledged nothing for 1.0 s" in explain_pair(
+        3, True, {3: LinkWait(0, 0, 0, 1000)}, name_of
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pccl.protocol.messages import LinkReport, Report
-from pccl.protocol.throughput import FULL_MS_MIN, Throughput
+from pccl.protocol.traffic import FULL_MS_MIN, Throughput
 
 
 def report(*links: LinkReport) -> Report:

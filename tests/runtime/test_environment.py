@@ -6,7 +6,6 @@ import warnings
 
 import pytest
 
-from pccl.logs import UNASKED
 from pccl.runtime.environment import number_of
 
 
@@ -30,4 +29,3 @@ def test_what_is_none_is_warned_of_and_ends_nothing(
             assert number_of("PCCL_TEST", 4, 10) == 4
     (record,) = caplog.records  # each session asks, and would say the same
     assert record.getMessage() == f"PCCL_TEST={text}: not a number from 0 to 10; 4 is used"
-    assert getattr(record, UNASKED, False)

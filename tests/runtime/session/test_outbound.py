@@ -16,7 +16,7 @@ from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.runtime.network import links
 from pccl.runtime.session.options import SessionOptions
-from pccl.runtime.session.outbound import REDIAL_S, REDIAL_S_MAX, TRIAL_S, Outbound
+from pccl.runtime.session.outbound import REDIAL_S, REDIAL_S_MAX, Outbound
 from pccl.runtime.session.reports import WorkCounters
 
 NOBODY = cast(Any, None)
@@ -87,60 +87,5 @@ def test_a_link_that_is_closed_is_dialled_no_more(monkeypatch: pytest.MonkeyPatc
         await trio.sleep(1000)
         assert len(played.dialled_s) == 1
         assert played.outbound.links_made == 0
-
-    play(run, monkeypatch)
-
-
-@pytest.mark.parametrize("is_closed", [False, True])
-def test_it_is_told_at_once_what_a_path_carries(is_closed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def run(played: Played) -> None:
-        async def dial(*_: object) -> None:
-            await trio.sleep_forever()
-
-        monkeypatch.setattr(links, "dial", dial)
-        played.counters.link_made(LINK, MEMBER.peer)
-        played.outbound._members[LINK] = MEMBER
-        told_s: list[float] = []
-        begun_s = trio.current_time()
-        played.outbound.try_path(LINK, lambda: told_s.append(trio.current_time()))
-        await trio.sleep(TRIAL_S / 2)
-        if is_closed:
-            played.counters.link_closed(LINK)
-        await trio.sleep(1000)
-        assert told_s == ([] if is_closed else [pytest.approx(begun_s + TRIAL_S)])
-
-    play(run, monkeypatch)
-
-
-@pytest.mark.parametrize(
-    ("fates", "found"),
-    [
-        (["lost", "small", "through"], m.PathTrial.CARRIES),
-        (["lost", "small", "lost"], m.PathTrial.SMALL_ONLY),
-        (["lost", "lost", "lost"], m.PathTrial.NOTHING),
-    ],
-)
-def test_a_path_that_loses_packets_carries_them_still(
-    fates: list[str], found: m.PathTrial, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A single connection may lose its first packet, and try again too late."""
-
-    async def run(played: Played) -> None:
-        left = list(fates)
-
-        async def dial(_: object, __: object, ___: object, ____: object, passage: links.Passage) -> None:
-            fate = left.pop()
-            passage.sock = None if fate == "lost" else cast(Any, SimpleNamespace(fileno=lambda: 0))
-            passage.is_heard = fate == "through"
-            await trio.sleep_forever()
-
-        monkeypatch.setattr(links, "dial", dial)
-        monkeypatch.setattr(links, "_lying_bytes", lambda sock: 1)
-        played.counters.link_made(LINK, MEMBER.peer)
-        played.outbound._members[LINK] = MEMBER
-        played.outbound.try_path(LINK, lambda: None)
-        await trio.sleep(1000)
-        assert not left
-        assert played.counters._links[LINK].trial == found
 
     play(run, monkeypatch)

@@ -7,7 +7,7 @@ import pytest
 
 from pccl import MasterNode, ReduceOp
 from pccl.protocol.history import History
-from pccl.protocol.messages import LinkReport, PathTrial, Report
+from pccl.protocol.messages import LinkReport, Report
 from pccl.protocol.traffic import Traffic
 from pccl.runtime.data_plane.events import LinkCounters
 from pccl.runtime.session.reports import (
@@ -15,14 +15,13 @@ from pccl.runtime.session.reports import (
     REPEATS,
     REPORT_S,
     REPORTS_PER_S_MAX,
-    WAITED_S,
     WorkCounters,
     interval_s,
 )
 from pccl.status import RunStatus, run_status
 from tests.support.cluster import Cluster, until
 
-STATS = {"tx_payload_bytes": 10, "rx_payload_bytes": 20, "in_ops_us": 0, "op_wait_us": 0, "late_ms": 0}
+STATS = {"tx_payload_bytes": 10, "rx_payload_bytes": 20, "in_ops_us": 0, "op_wait_us": 0}
 
 
 def test_what_is_counted() -> None:
@@ -48,13 +47,41 @@ def test_a_link_over_which_payload_only_comes_is_reported_and_not_shown() -> Non
     counters, traffic = WorkCounters(), Traffic(History())
     for link, peer in ((1, 2), (2, 5)):
         counters.link_made(link, peer)
-        counters.link_counted(LinkCounters(link, 0, 4 if peer == 2 else 0, 0, 0, received=9))
+        counters.link_counted(LinkCounters(link, 0, 4 if peer == 2 else 0, 0, 0))
     report = counters.report(STATS)
     assert report is not None
-    assert [(link.peer, link.tx_bytes, link.received) for link in report.links] == [(2, 0, 9)]
+    assert [(link.peer, link.tx_bytes) for link in report.links] == [(2, 0)]
     for now in (100.0, 100.5, 103.0):
         traffic.reported(1, 0, report, now)
         assert traffic.of(1).links == []
+
+
+def test_figures_of_a_direction() -> None:
+    """Of several engine threads: sums, and the largest shares."""
+    counters, traffic = WorkCounters(), Traffic(History())
+    counters.link_made(1, 2)
+    for at in range(1, 3):
+        for thread in range(2):
+            counts = LinkCounters(
+                *(1, 1000 * at, 0, 0, 0, thread),
+                busy_ms=900 * at,
+                sender_ms=200 * at * thread,
+                receiver_ms=400 * at * (1 - thread),
+                delivered=95 * at,
+                resent=5 * at,
+                unacked_bytes=3000,
+                round_trip_us=50_000 + thread,
+                round_trip_us_min=20_000 + thread,
+            )
+            counters.link_counted(counts)
+        report = counters.report(STATS)
+        assert report is not None
+        traffic.reported(1, 0, report, 2.0 * at)
+    (link,) = traffic.of(1).links
+    assert (link.peer, link.tx_bytes, link.tx_bytes_per_s) == (2, 4000, 1000.0)
+    assert (link.round_trip_s, link.round_trip_s_min) == (0.050001, 0.02)
+    assert (link.resent_share, link.unacked_bytes) == (0.05, 6000)
+    assert (link.sender_limited, link.receiver_limited) == (0.1, 0.2)
 
 
 def test_an_idle_peer_falls_silent_after_saying_so_for_a_while() -> None:
@@ -64,23 +91,6 @@ def test_an_idle_peer_falls_silent_after_saying_so_for_a_while() -> None:
     assert counters.report(STATS) is None
     counters.op_ended(1, is_committed=True)
     assert counters.report(STATS) is not None
-
-
-def test_the_path_to_whom_ops_wait_for_is_tried_once_for_each_wait() -> None:
-    """Its machine may acknowledge all that it was sent, and not its process."""
-    counters = WorkCounters()
-    for link, peer in ((1, 2), (2, 3)):
-        counters.link_made(link, peer)
-        counters.link_counted(LinkCounters(link, 4, 0, 0, 0, 0, unheard_ops=int(peer == 3)))
-    assert counters.to_try(0.5) == []
-    assert counters.to_try(WAITED_S) == [2]
-    counters.path_tried(2, PathTrial.CARRIES)
-    assert counters.to_try(WAITED_S + 1) == []
-    report = counters.report(STATS)
-    assert report is not None
-    assert [link.trial for link in report.links] == [PathTrial.NONE, PathTrial.CARRIES]
-    assert counters.to_try(0.0) == []
-    assert counters.to_try(WAITED_S) == [2]
 
 
 @pytest.mark.parametrize("busy_reports", range(1, 12))

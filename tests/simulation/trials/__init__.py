@@ -53,7 +53,6 @@ from tests.simulation.trials.ousted import Ousted
 from tests.simulation.trials.probation import Probation
 from tests.simulation.trials.records import LeftOutFirst, OldDisk, SlowHeirs
 from tests.simulation.trials.renewal import Renewal
-from tests.simulation.trials.reports import LossyWay, SlowPeer, TwoWays
 from tests.simulation.trials.rivals import Deserted, Farewell, Straggler, TakenApart
 from tests.simulation.trials.slow_voters import SlowVoters
 from tests.simulation.trials.sound_links import FailedOnce, NoNeighbours, OrderlyEnd, SoundLink
@@ -196,7 +195,6 @@ CLOSE_SHARE = 0.8
 SUCCESSORS: tuple[type[Trial], ...] = (
     *(Elders, NeededAgain, OneByOne, OneLink, ResetTogether),
     *(LedElsewhere, NewDisk, TooFew, TooFew, LeftStandby, LastOfAll),
-    *(LossyWay, LossyWay, SlowPeer, TwoWays, TwoWays),
 )
 """Trials, for any run, of what a new master knows and newcomers ask, and of what peers report."""
 SUCCESSORS_SHARE = 0.6
