@@ -1,5 +1,5 @@
-"""Looks for what keeps this host from taking part in a run, and says what to do. `pccl doctor` is the same on the
-command line.
+"""Finds problems that keep this host from taking part in a run, with remedies. `pccl doctor` is the same on the command
+line.
 
 from pccl.doctor import examine
 for check in examine("host:48148"):
@@ -43,9 +43,9 @@ CLOCK_S = 1.0
 FILES_MIN = 1024
 BACKLOG_MIN = 128
 LONG_WAY_S = 0.02
-"""Round trip from which the windows of TCP matter."""
+"""Round trip above that the windows of TCP matter."""
 CONNECTIONS_MAX = 16
-"""Connections that a link may grow to: their windows add up."""
+"""Most connections of a link; their windows add up."""
 WINDOW_BYTES_MIN = 16 << 20
 PEERS_MAX = 16
 DIAL_S = 3.0
@@ -54,7 +54,7 @@ PROC = Path("/proc/sys/net")
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at."""
+    """One check and its result."""
 
     name: str
     verdict: str
@@ -62,7 +62,7 @@ class Check:
     text: str
     """What was found, with figures."""
     advice: str = ""
-    """What to do about it; empty if nothing."""
+    """The remedy; empty if none is needed."""
 
 
 def examine(
@@ -73,21 +73,21 @@ def examine(
     listen: str | None = None,
     advertise: str | None = None,
 ) -> list[Check]:
-    """Check the way to a master and back, and this host's own limits. The run goes on. Thread-safe; takes seconds.
+    """Check the path to a master and back, and this host's own limits. The run continues. Thread-safe; takes seconds.
 
     Args:
-        address: The master's "host:port", or several with commas between, each of which is looked at.
+        address: The master's "host:port", or several, separated by commas; each is examined.
         token: The run's shared secret, as of a peer. Default: PCCL_TOKEN in the environment.
         ssl_context: A context for TLS, as of a peer, with the same defaults from the environment.
-        listen: The "host:port" at which a peer here would listen. Default: PCCL_LISTEN, else any free port.
+        listen: The "host:port" where a peer here would listen. Default: PCCL_LISTEN, else any free port.
         advertise: The "host[:port]" that other peers would be told to dial. Default: PCCL_ADVERTISE, else the address
             that the master sees.
 
     Returns:
-        What was found, in the order in which it was looked at. Nothing more is said of a master that does not answer.
+        The checks in their order. A master that does not answer has no further ones.
 
     Raises:
-        PCCLError: INVALID_ARGUMENT; NOT_INITIALIZED if the interpreter exits meanwhile.
+        PCCLError: INVALID_ARGUMENT; NOT_INITIALIZED if the interpreter exits.
     """
     secret = security.token(token, "examine")
     context = security.client_tls(ssl_context, "examine")
@@ -111,7 +111,7 @@ def examine(
 
 
 class _Doctor:
-    """The examination of the way to one master."""
+    """The examination of the path to one master."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class _Doctor:
         except NoAnswer as error:
             return [*found, Check("master", FAILED, str(error), _advice_on(str(error)))]
         except trio.TooSlowError:
-            text = f"{self._where} takes a connection and says nothing"
+            text = f"{self._where} accepts connections and does not answer"
             return [*found, Check("master", FAILED, text, "is that a pccl master, and does its process run?")]
         found.append(self._versions(status))
         found += await self._way()
@@ -155,11 +155,11 @@ class _Doctor:
             with trio.fail_after(DIAL_S):
                 sock = await dial_tcp(self._host, self._port)
         except trio.TooSlowError:
-            text = f"no answer from {self._where} within {DIAL_S:g} s: packets vanish on the way"
+            text = f"no answer from {self._where} within {DIAL_S:g} s: packets are dropped on the path"
             advice = "open the port in the firewalls of that host and its network, and check the address"
             return Check("reach", FAILED, text, advice)
         except ConnectionRefusedError:
-            text = f"nobody listens at {self._where}"
+            text = f"no process listens at {self._where}"
             return Check("reach", FAILED, text, "start `pccl master --listen 0.0.0.0:PORT` there, or correct the port")
         except OSError as error:
             text = f"{self._where} cannot be reached: {error.strerror or error}"
@@ -175,7 +175,7 @@ class _Doctor:
         return Check("versions", OK, f"{text}; run {status.run} ({status.role}) with {peers} peers")
 
     async def _way(self) -> list[Check]:
-        """Check the way to the master and back."""
+        """Check the path to the master and back."""
         listener: socket.socket | None = None
         found: list[Check] = []
         try:
@@ -254,7 +254,7 @@ class _Doctor:
 
 
 def _advice_on(text: str) -> str:
-    """Return what to do about a conversation that has failed so."""
+    """Return the remedy for the text of a failed conversation."""
     for sign, advice in (
         ("no pccl master answered", "give the master's own address"),
         ("token", "give this side the run's token (PCCL_TOKEN, --token-file), or none if the master has none"),
@@ -301,7 +301,7 @@ def _mtu(way: Way) -> Check:
 
 
 def _windows(way: Way) -> Iterator[Check]:
-    """Compare the windows that the system allows with what the way could carry."""
+    """Compare the windows that the system allows with the capacity of the path."""
     round_trip_s = min(way.round_trips_s)
     if round_trip_s < LONG_WAY_S:
         return
@@ -324,7 +324,7 @@ def _windows(way: Way) -> Iterator[Check]:
 
 
 def _limits() -> Iterator[Check]:
-    """Return what this host's own limits are."""
+    """Check this host's own limits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = soft == resource.RLIM_INFINITY or soft >= FILES_MIN
     most = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
@@ -345,7 +345,7 @@ def _bbr() -> str:
     with suppress(OSError), socket.socket() as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
         return "links to distant peers take bbr"
-    return "bbr is not to be had here and would be faster on long or lossy paths (docs/operations.md)"
+    return "bbr is not available here and would be faster on long or lossy paths (docs/operations.md)"
 
 
 def _setting(name: str) -> str:

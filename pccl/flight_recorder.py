@@ -1,4 +1,4 @@
-"""What the peers of a run did when. `collect` asks for all their flight recorders, `load` reads those in files.
+"""Recordings of the peers of a run. `collect` fetches their flight recorders from a master, `load` reads files.
 
 from pccl.flight_recorder import collect
 for peer in collect("host:48148").peers:
@@ -98,19 +98,19 @@ def collect(
 ) -> Trace:
     """Ask a master for the flight recorders of all peers. The run goes on. Thread-safe.
 
-    A peer that does not answer the master within five seconds is named with the reason, in the place of its recording.
+    A peer that does not answer the master within five seconds has a reason in place of a recording.
 
     Args:
-        address: The master's "host:port", or several with commas between, of which the one that leads the run answers.
+        address: The master's "host:port", or several, separated by commas; the one that leads the run answers.
         seconds: How far back to look; 0: as far as is recorded.
-        last: How many of the last ops of each peer, besides those that have not ended; 0: all.
+        last: Number of the last ops of each peer, in addition to the ops that have not ended; 0: all.
         token: The run's shared secret, as of a peer. Default: PCCL_TOKEN in the environment.
         ssl_context: A context for TLS, as of a peer, with the same defaults from the environment.
         timeout: Seconds; None: as long as it takes. What has come by then is returned, if it is anything.
 
     Raises:
         PCCLError: INVALID_ARGUMENT; MASTER_CONNECTION_FAILED if no master answers, or it refuses or leads no run;
-            TIMEOUT; NOT_INITIALIZED if the interpreter exits meanwhile.
+            TIMEOUT; NOT_INITIALIZED if the interpreter exits.
     """
     timeout_s = checked_bound_s(timeout, "collect")
     last = _checked_last(last, "collect")
@@ -165,13 +165,13 @@ def _checked_path(path: Any, func_name: str) -> str | os.PathLike[str]:
 
 
 def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
-    """Read recordings from files, as PCCL_TRACE_DIR and `save` make them: one of each peer. Nothing says how far apart
-    their clocks are, so the trace has no offsets.
+    """Read recordings from files of PCCL_TRACE_DIR or `save`, one of each peer. Their clocks have not been compared, so
+    the trace has no offsets.
 
     Raises:
-        PCCLError: INVALID_ARGUMENT if these are no paths.
+        PCCLError: INVALID_ARGUMENT if these are not paths.
         OSError: A file cannot be read.
-        RecordingError: A file is no recording, or they are of different runs.
+        RecordingError: A file is not a recording, or they are of different runs.
     """
     if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable):
         raise PCCLError(Result.INVALID_ARGUMENT, "load", f"paths {paths!r}: must be a list of paths")

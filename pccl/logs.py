@@ -105,8 +105,8 @@ def configure(default_level: str | None = None, in_background: bool = False) -> 
 class _StderrHandler(logging.StreamHandler[Any]):
     """The handler that `configure` adds.
 
-    A daemon thread in the background holds no lock while it writes: neither that of the handler, for which logging
-    waits at the end of the process, nor that of a buffer, for which the interpreter aborts then.
+    A daemon thread in the background must hold no lock while it writes: at the end of the process, logging waits for
+    the lock of the handler, and the interpreter aborts if a buffer is locked.
     """
 
     def __init__(self, in_background: bool) -> None:

@@ -34,13 +34,13 @@ COUNTERS = {
 
 
 class CommunicatorCollector(Collector):
-    """Reports a communicator's `stats` and world sizes whenever it is scraped, and nothing while it is not connected.
+    """Reports a communicator's `stats` and world sizes at each scrape while it is connected.
 
     Thread-safe.
     """
 
     def __init__(self, communicator: Communicator, **labels: str) -> None:
-        """Report `communicator`. `labels` tell several communicators of a process apart."""
+        """Report `communicator`. `labels` distinguish several communicators of a process."""
         self._communicator = communicator
         self._names = list(labels)
         self._values = list(labels.values())
@@ -62,7 +62,7 @@ class CommunicatorCollector(Collector):
             yield metric
 
     def describe(self) -> list[Metric]:
-        """Return no metrics: which there are is not known before the communicator is connected."""
+        """Return no metrics: they are not known before the communicator is connected."""
         return []
 
 
@@ -71,7 +71,7 @@ def register(
 ) -> CommunicatorCollector:
     """Add a collector for `communicator` to a registry, and return it. `registry.unregister` takes it out again.
 
-    `labels` tell several communicators of a process apart. ValueError if there is one with the same metrics already.
+    `labels` distinguish several communicators of a process. ValueError if the registry has the same metrics already.
     """
     collector = CommunicatorCollector(communicator, **labels)
     registry.register(collector)

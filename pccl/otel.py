@@ -6,9 +6,9 @@ exporter = pccl.otel.export(comm)
 ...
 exporter.close()
 
-A thread of its own reads the flight recorder every few seconds, so no op waits for it, and what it has missed by then
-is missing: the recorder holds 4096 ops. Spans have the times of the recorder, not those of the export. Each op is given
-to the providers once: if they raise, that one is lost, and the others are exported with the next reading.
+A thread reads the flight recorder every few seconds, so ops do not wait for it; ops that the recorder has dropped by
+then (it holds 4096) are not exported. Spans have the times of the recorder. Each op goes to the providers once: if they
+raise, it is lost, and the others are exported with the next reading.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ except ImportError:
 logger = logging.getLogger("pccl")
 
 OVERLAP_NS = 2 * 10**9
-"""How much of the last reading is looked at again: engine threads note an op's end a little later than it was."""
+"""Overlap of two readings: engine threads note an op's end a little late."""
 INTERVAL_S_MAX = 1e9
 MILESTONES = {
     "first byte sent": "first_sent_ns",
@@ -68,7 +68,7 @@ class Exporter:
         self._seconds = meter.create_histogram("pccl.op.duration", "s", "Time from the launch of an op to its end.")
         self._calls = meter.create_histogram("pccl.call.duration", "s", "Time of joint calls.")
         self._seen: set[Any] = set()
-        """What was exported of the last readings."""
+        """Ops and calls of the last readings that were exported."""
         self._since_ns = 0
         self._reading = threading.Lock()
         self._closed = threading.Event()
@@ -76,8 +76,7 @@ class Exporter:
         self._thread.start()
 
     def flush(self) -> None:
-        """Export what there is by now. Does nothing while the communicator is not connected. Raises what the providers
-        do."""
+        """Export finished ops and calls, if the communicator is connected. Raises the exceptions of the providers."""
         with self._reading:
             try:
                 recording = self._communicator.flight_recorder(self._since_ns)
@@ -86,7 +85,7 @@ class Exporter:
             self._export(recording)
 
     def close(self) -> None:
-        """Export what there is, and end. To be called before the communicator is closed; it may be called again."""
+        """Export the rest, and end. Call it before the communicator is closed; further calls have no effect."""
         if not self._closed.is_set():
             self._closed.set()
             self._thread.join()
@@ -100,7 +99,7 @@ class Exporter:
                 is_refused = False
             except Exception as error:  # whatever providers raise, the next reading is for them as well
                 if not is_refused:
-                    text = "OpenTelemetry did not take what was exported to it, and is given more later: %s"
+                    text = "OpenTelemetry refused an export; later ones are tried: %s"
                     logger.warning(text, str(error) or type(error).__name__)
                 is_refused = True
 

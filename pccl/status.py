@@ -1,4 +1,4 @@
-"""The state of a run as its master sees it. `run_status` asks from anywhere, without taking part in the run.
+"""The state of a run as its master sees it. `run_status` asks a master without taking part in the run.
 
 from pccl.status import run_status
 print(run_status("host:48148").totals.ops_committed)
@@ -57,8 +57,8 @@ def run_status(
     """Ask a master for the state of its run. The run is not affected. Thread-safe.
 
     Args:
-        address: The master's "host:port". Of several, with commas between, the one that leads the run answers, or any
-            that answers if none leads.
+        address: The master's "host:port". Of several, separated by commas, the leading one answers, or any if none
+            leads.
         token: The run's shared secret, as of a peer. Default: PCCL_TOKEN in the environment.
         ssl_context: A context for TLS, as of a peer, with the same defaults from the environment.
         timeout: Seconds; None: as long as it takes.
@@ -68,7 +68,7 @@ def run_status(
 
     Raises:
         PCCLError: INVALID_ARGUMENT; MASTER_CONNECTION_FAILED if no master answers or it refuses (the text says why);
-            TIMEOUT; NOT_INITIALIZED if the interpreter exits meanwhile.
+            TIMEOUT; NOT_INITIALIZED if the interpreter exits.
     """
     timeout_s = checked_bound_s(timeout, "run_status")
     secret = security.token(token, "run_status")

@@ -56,7 +56,7 @@ def add_master(parser: argparse.ArgumentParser) -> None:
 
 
 def add_token_file(parser: argparse.ArgumentParser) -> None:
-    """Add the option of whoever asks a master of a run that has a token. `token_of` reads it."""
+    """Add the option `--token-file`. `token_of` reads it."""
     parser.add_argument(
         "--token-file", metavar="FILE", help="file with the run's token (default: the token in PCCL_TOKEN)"
     )

@@ -1,4 +1,4 @@
-"""`pccl doctor`: looks for what keeps this host from taking part in a run."""
+"""`pccl doctor`: finds problems that keep this host from taking part in a run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "doctor",
         help="find out why a host cannot take part in a run",
-        description="Checks the way from this host to a master and back: whether it is reached and what answers there, "
-        "versions, clocks, packets of full size, round trip and bandwidth, whether the master's host reaches a peer "
-        "here, and whether the peers of the run are reached; then this host's limits. Says what to do about each. Run "
-        "it where a peer is to run, with that peer's environment. The run goes on meanwhile. Exits with 0 if nothing "
-        "has failed, else with 1.",
+        description="Checks the path from this host to a master and back: the answer at its address, versions, clocks, "
+        "packets of full size, round trip and bandwidth, whether the master's host reaches a peer here, and whether "
+        "the peers of the run are reached; then this host's limits. Prints a remedy for each problem. Run it where a "
+        "peer is to run, with that peer's environment. The run continues. Exits with 1 if a check has failed, else "
+        "with 0.",
     )
     add_master(parser)
-    parser.add_argument("--json", action="store_true", help="print what is found as JSON")
+    parser.add_argument("--json", action="store_true", help="print the checks as JSON")
     parser.add_argument(
         "--listen",
         metavar="HOST:PORT",

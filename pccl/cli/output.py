@@ -24,8 +24,7 @@ class UnwrittenError(Exception):
 
 @contextmanager
 def writing() -> Iterator[None]:
-    """A context in which only standard output is written. BrokenPipeError if its reader is gone, else
-    UnwrittenError."""
+    """A context for writes to standard output. BrokenPipeError if its reader is gone, else UnwrittenError."""
     try:
         yield
     except BrokenPipeError:

@@ -25,8 +25,8 @@ def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "status",
         help="show the state of a run",
-        description="Asks a master for the state of its run: who is in it, who waits for whom, what was lost. Takes "
-        "no part in the run. With a token or TLS, it needs what a peer needs (PCCL_TOKEN, PCCL_TLS_CA, PCCL_TLS_CERT).",
+        description="Asks a master for the state of its run: peers, stragglers, waits, links and losses. Takes no part "
+        "in the run. With a token or TLS, it needs the settings of a peer (PCCL_TOKEN, PCCL_TLS_CA, PCCL_TLS_CERT).",
     )
     add_master(parser)
     parser.add_argument(
@@ -35,14 +35,14 @@ def add_parser(subparsers: Subparsers) -> None:
         type=interval,
         nargs="?",
         const=1.0,
-        help="show it again and again until Ctrl-C, this long apart (default: %(const)g); one after the other where "
-        "standard output is no terminal",
+        help="show it at this interval until Ctrl-C (default: %(const)g); one after the other where "
+        "standard output is not a terminal",
     )
     parser.add_argument("--json", action="store_true", help="print it as one line of JSON")
     parser.add_argument(
         "--check",
         action="store_true",
-        help="for probes: print nothing, and exit with 0 if the master answers and the next two hold, else with 1",
+        help="for probes: no output, and exit with 0 if the master answers and the next two hold, else with 1",
     )
     parser.add_argument(
         "--peers", metavar="N", type=natural, default=0, help="with --check: at least N peers are in the run"
@@ -95,7 +95,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _lack(status: RunStatus, peers: int, peer: str | None) -> str | None:
-    """Return what of the conditions of `--check` does not hold, None if all do. A standby may answer too."""
+    """Return the condition of `--check` that does not hold, None if all do. A standby may answer too."""
     names = [member.name for member in status.members if member.state == "accepted"]
     if len(names) < peers:
         return f"{len(names)} peers are in the run, not {peers}"
@@ -118,7 +118,7 @@ def _print_json(status: RunStatus) -> None:
 def _print(shown: RenderableType) -> None:
     from rich.console import Console
 
-    # To memory, for rich ends the process in its own way where a pipe is not read.
+    # To memory: rich would end the process by itself where a pipe is not read.
     memory = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding, sys.stdout.errors)
     Console(file=memory, force_terminal=sys.stdout.isatty()).print(shown)
     memory.seek(0)
@@ -126,7 +126,7 @@ def _print(shown: RenderableType) -> None:
 
 
 def _watch(ask: Callable[[], RunStatus], every_s: float, as_json: bool) -> None:
-    """Show the state again and again, until Ctrl-C. It waits for a master that is away, but not for the first one."""
+    """Show the state until Ctrl-C. The first request must succeed."""
     if as_json:
         while True:
             _print_json(ask())
@@ -147,8 +147,8 @@ def _watch(ask: Callable[[], RunStatus], every_s: float, as_json: bool) -> None:
 
 
 def _states(ask: Callable[[], RunStatus]) -> Iterator[RenderableType]:
-    """Yield the state whenever it is asked for; after the first, where none comes, why. A terminal, where each takes
-    the place of the one before, keeps showing what was known."""
+    """Yield the state at each request, or after the first one the error of a request. A terminal keeps showing the last
+    state with the error."""
     from rich.console import Group
     from rich.text import Text
 

@@ -24,7 +24,7 @@ RATE_OVER_S = 10.0
 
 
 def render(status: RunStatus) -> RenderableType:
-    # Names and reasons are others' text: as Text they are never taken for markup.
+    # As Text, names and reasons from other processes are never taken for markup.
     rings: list[RenderableType] = [_groups(status), *_decisions(status), *_links(status), *_traffic(status)]
     return Group(
         *_head(status), *_hold(status), *_findings(status), *rings, _peers(status), *_losses(status), *_events(status)
@@ -55,7 +55,7 @@ def _head(status: RunStatus) -> list[Text]:
 
 
 def _hold(status: RunStatus) -> Iterable[Text]:
-    """Yield what newcomers wait for where nobody may found a run yet."""
+    """Yield the reason why newcomers are held."""
     if status.held_for:
         yield Text(f"newcomers are held: this master waits for {status.held_for}", style="yellow")
 
@@ -164,8 +164,7 @@ def _peers(status: RunStatus) -> Table:
 
 
 def waits(member: MemberStatus, names: Mapping[int, str]) -> Iterable[str]:
-    """Return in words what a peer waits for, and for what others wait for it. `names` are what peers call
-    themselves."""
+    """Return a peer's waits in words. `names` are the names of peers."""
 
     def named(peers: Iterable[int]) -> str:
         return peers_named(peers, lambda peer: names.get(peer, ""))

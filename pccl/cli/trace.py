@@ -1,4 +1,4 @@
-"""`pccl trace`: draws what all peers of a run did lately on one timeline, for Perfetto."""
+"""`pccl trace`: draws the flight recorders of all peers on one timeline, for Perfetto."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "trace",
-        help="draw what all peers did lately on one timeline",
+        help="draw the last ops of all peers on one timeline",
         description="Asks a master for the flight recorders of all peers, and writes them as one timeline that "
-        "https://ui.perfetto.dev shows: ops with what they waited for, compute, links, views and calls. Takes no part "
-        "in the run. With a token or TLS, it needs what a peer needs (PCCL_TOKEN, PCCL_TLS_CA, PCCL_TLS_CERT).",
+        "https://ui.perfetto.dev shows: ops and their waits, compute, links, views and calls. Takes no part in the "
+        "run. With a token or TLS, it needs the settings of a peer (PCCL_TOKEN, PCCL_TLS_CA, PCCL_TLS_CERT).",
     )
     add_master(parser)
     parser.add_argument(
@@ -48,7 +48,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "--files",
         metavar="FILE",
         nargs="+",
-        help="take the recordings from these files, which peers wrote into PCCL_TRACE_DIR, and ask nobody",
+        help="take the recordings from these files, which peers wrote into PCCL_TRACE_DIR, not from a master",
     )
     add_token_file(parser)
     add_timeout(parser, 60.0, "draw what has come by then")
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not output:
         return _failed("-o needs the name of a file, or - for standard output")
     is_stdout = _is_stdout(output)
-    try:  # before anybody is asked: what comes from the peers then is not lost
+    try:  # before the request, so that the recordings are not lost if this fails
         place = None if is_stdout else Replacement(output)
     except OSError as error:
         return _unwritten(output, error)
@@ -92,17 +92,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _is_stdout(output: str) -> bool:
-    """Return whether a file is what standard output goes to, by this name or another."""
+    """Return whether a file is standard output, by any name."""
     if output == "-":
         return True
     try:
         return os.path.samestat(os.stat(output), os.fstat(sys.stdout.fileno()))
-    except (OSError, AttributeError):  # there is no such file, or no standard output
+    except (OSError, AttributeError):  # one of them does not exist
         return False
 
 
 def _print(drawing: bytes) -> None:
-    """Write to standard output, past its buffer, which would try once more at the end what has failed. OSError."""
+    """Write to standard output without its buffer, which would repeat a failed write at the end. OSError."""
     if sys.stdout is None:
         raise OSError(errno.EBADF, "it is closed")
     with open(sys.stdout.fileno(), "wb", closefd=False) as file:
@@ -138,7 +138,7 @@ def _tell(trace: Trace, what: str, stream: TextIO) -> None:
 
 
 def _printable(text: str) -> str:
-    """Return a text that another process has given, without what a terminal would obey."""
+    """Return text from another process without control characters."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
 

@@ -1,19 +1,16 @@
 """Link metrics: what the master knows of the links between peers, each value with its age and its source.
 
-A link has two directions, and each has metrics of its own: how many bytes per second it carries, and how long a round
-trip takes, of which half counts as its latency. They come from
+Each direction of a link has a rate in bytes per second and a round trip; half of that counts as its latency. Metrics
+come from probes (`optimize_topology`) or from ops (`carried`).
 
-    probes   a measurement for optimize_topology
-    ops      what an op carried in passing, see `carried`
-
-    1  A metric is kept until there is a newer one, however old it is. `is_due` says when it should be measured anew.
-    2  A metric between two hosts is kept, too, whichever peers of theirs it was measured between. It stands for the
-       pairs of their peers that were not measured themselves, also for a peer that comes later from a known host.
-    3  Peers share a host if they advertise the same addresses. Peers of one host of which nothing else is known are
-       assumed to have the best link there is.
+    1  A metric is kept until there is a newer one. `is_due` says when to measure again.
+    2  A metric between two hosts stands for all pairs of their peers that were not measured themselves, also for a peer
+       that comes later from a known host.
+    3  Peers share a host if they advertise the same addresses. Unmeasured peers of one host are assumed to have the
+       best link there is.
     4  A pair that could not be measured is unreachable until it could.
 
-What a peer has measured it also keeps for the next master; the rest is found out anew.
+A peer keeps its own measurements for the next master.
 """
 
 from __future__ import annotations
@@ -29,9 +26,9 @@ Pair = tuple[int, int]
 Hosts = tuple[str, ...]
 
 FRESH_S = 600.0
-"""Seconds for which a metric is not measured anew."""
+"""Seconds before a metric is measured again."""
 FAILURE_FRESH_S = 60.0
-"""Seconds for which a pair that could not be measured is left alone."""
+"""Seconds before a pair that could not be measured is tried again."""
 HOST_PAIRS_MAX = 2**16
 LOCAL_BYTES_PER_S = 1e10
 """The rate that is assumed between peers of one host."""
@@ -96,9 +93,9 @@ class LinkMetrics:
         self._failed_at[pair] = now
 
     def carried(self, pair: Pair, bytes_per_s: float, now: float) -> None:
-        """Note that an op has moved data over this link at such a rate while the link was what held it up.
+        """Note the rate of an op that was limited by this link.
 
-        The round trip is known from elsewhere; where it is not, nothing is noted.
+        Without a known round trip the rate is dropped.
         """
         known = self.get(pair)
         if known is not None and 0 < bytes_per_s <= BYTES_PER_S_MAX and not self.is_unreachable(pair):

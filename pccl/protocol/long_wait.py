@@ -7,7 +7,7 @@ has waited GROWTH times as long, and a last line says when the wait is over:
     update_topology has ended after 34.2 s
 
 The reason of a group call comes from the status of the run (`explain_wait`), that of an op from the counters of this
-peer's own links (`explain_op`). There are no clocks and no logs here: callers bring both.
+peer's own links (`explain_op`). Clocks and logs are the callers'.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def _explain_call(status: RunStatus, members: Mapping[int, MemberStatus], peer: 
     if due:
         return f"{peers_named(due, lambda each: members[each].name)} to answer the master's change of membership"
     if call == Kind.SYNC and any(each.group == own.group and each.is_syncing for each in status.groups):
-        return "the shared state to be fetched by all who need it"
+        return "the shared state to be fetched by all that need it"
     return "the master, for all have called it"
 
 
@@ -138,7 +138,7 @@ def _named(members: Mapping[int, MemberStatus], missing: list[int]) -> str:
 
 
 def _elsewhere(members: Mapping[int, MemberStatus], missing: list[int]) -> str:
-    """Return the calls in which missing peers wait themselves."""
+    """Return the calls that missing peers wait in themselves."""
     found = [
         f"{label(peer, '')} is in {wait.call}"
         for peer in missing[:NAMED_MAX]

@@ -18,7 +18,7 @@ class Waiting(_Facts, frozen=True):
 
     call: str
     for_s: float
-    """Seconds for which it has waited already."""
+    """Seconds of the wait by now."""
     missing: list[int]
     """The first of the peers that have not made the call yet; none: it is being carried out."""
 
@@ -51,9 +51,9 @@ class LinkTraffic(_Facts, frozen=True):
     unacked_bytes: int = 0
     """Bytes that are sent and not acknowledged now."""
     sender_limited: float = 0.0
-    """Share of the time for which this end's send buffer limited the rate."""
+    """Share of the time when this end's send buffer limited the rate."""
     receiver_limited: float = 0.0
-    """Share of the time for which the other end's receive window limited the rate."""
+    """Share of the time when the other end's receive window limited the rate."""
 
 
 class PeerTraffic(_Facts, frozen=True):
@@ -83,7 +83,7 @@ class MemberStatus(_Facts, frozen=True):
     waiting: Waiting | None = None
     stalled_ops: list[StalledOp] = []
     answer_due_s: float | None = None
-    """Seconds for which it has owed the master an answer to a change of membership."""
+    """Seconds since the master asked it for an answer to a change of membership."""
     is_heard: bool = True
     """Whether it has a connection for heartbeats."""
     traffic: PeerTraffic = PeerTraffic()
@@ -109,7 +109,7 @@ class GroupStatus(_Facts, frozen=True):
     group: int
     ring: list[int]
     epoch: int
-    """The view in which the ring last changed."""
+    """The view of the last change of the ring."""
     state: str
     """"running"; "flushing": its ops stop after a loss; "forming": links are made."""
     is_meshed: bool
@@ -120,7 +120,7 @@ class GroupStatus(_Facts, frozen=True):
     """Number of ops that some peers are done with and others not, as far as the master hears of them."""
     is_syncing: bool = False
     links: list[LinkFigures] = []
-    """Links of the ring of which something is known."""
+    """Links of the ring that have metrics."""
     decision: str = ""
     """The decision of the last optimize_topology and its reason."""
 
@@ -141,7 +141,7 @@ class Totals(_Facts, frozen=True):
     state_bytes: int = 0
     """Shared state that peers have fetched."""
     reconnects: int = 0
-    """Connections between peers that broke and were made anew."""
+    """Connections between peers that broke and were made again."""
 
 
 class Loss(_Facts, frozen=True):
@@ -164,10 +164,10 @@ class Event(_Facts, frozen=True):
 
 
 class Finding(_Facts, frozen=True):
-    """A peer for which the others wait."""
+    """A peer that the others wait for."""
 
     kind: str
-    """"silent": no heartbeat comes from the peer; "absent": it has not made a call in which others wait; "straggler":
+    """"silent": no heartbeat comes from the peer; "absent": it has not made a call that others wait in; "straggler":
     the others wait for it in every step."""
     peer: int
     group: int
@@ -206,11 +206,10 @@ class RunStatus(_Facts, frozen=True):
     events: list[Event]
     """The last lines of the log, oldest first."""
     role: str = "leading"
-    """"leading"; "vacant": nobody is in a run here yet; "standby": the same, and nobody begins one here, because the
-    master waits to take over."""
+    """"leading"; "vacant": there are no peers yet; "standby": it waits to take over a run."""
     findings: list[Finding] = []
-    """Peers for which the others wait now, the longest first."""
+    """Peers that the others wait for now, the longest first."""
     held: int = 0
-    """Number of newcomers that wait because the master lets nobody found a run yet."""
+    """Number of newcomers that the master holds."""
     held_for: str = ""
-    """What the master waits for before newcomers may found a run, for how long, and what skips that; empty: nothing."""
+    """What the master waits for before newcomers may begin a run, for how long, and what skips that."""

@@ -5,8 +5,8 @@
     straggler   in ROUNDS rounds in a row the peer spent at least FACTOR times as long between ops as the next slowest
                 peer, and the others lost at least LOST_SHARE of the time by that
 
-All peers of a group end an op together, so the peer that launches last spends the least time in ops, and the
-difference to the others is the time for which they wait. A round covers at least ROUND_S of each peer's own clock and
+All peers of a group end an op together, so the peer that launches last spends the least time in ops, and the others
+wait for the difference. A round covers at least ROUND_S of each peer's own clock and
 one op that all peers have ended. A pause, such as a checkpoint or a compilation, is one round and names no peer.
 
 A silent peer stops all ops of its group, so its group gets no other finding. Links get no label: `Traffic` has the
@@ -35,7 +35,7 @@ CLEAR_S = 4.0
 STALE_S, STALE_ROUNDS = 10.0, 3.0
 """Rounds count for this many seconds, and for this many times the length of the last one."""
 FRESH_S = 2.0
-"""Age up to which a report shows that its peer still waits."""
+"""A younger report shows that its peer still waits."""
 ABSENT_NAMED_MAX = 8
 
 
@@ -49,9 +49,9 @@ class GroupScene:
     is_running: bool
     """Whether ops may be in flight."""
     waits: Mapping[str, tuple[float, int, Sequence[int]]] = field(default_factory=dict)
-    """Group calls in which peers wait: seconds of the longest wait, number of waiting peers, and missing peers."""
+    """Group calls with waiting peers: seconds of the longest wait, number of waiting peers, and missing peers."""
     stalled: Mapping[OpRef, Set[int]] = field(default_factory=dict)
-    """Ops in which peers have waited for some seconds, and these peers."""
+    """Ops that have lasted for seconds, and the peers that wait in them."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Change:
     suspect: Suspect
     is_over: bool
     for_s: float = 0.0
-    """Seconds for which it has lasted, at its end."""
+    """Its duration in seconds, at its end."""
 
 
 @dataclass
@@ -165,7 +165,7 @@ class _Rounds:
         self.epoch = epoch
         self.last: dict[int, _Sample] = {}
         self._edge: dict[int, _Sample] = {}
-        """The samples with which the present round begins."""
+        """The samples at the beginning of the present round."""
         self._slowest: deque[int | None] = deque(maxlen=ROUNDS)
         """The peer that straggled in each of the last rounds; None: no peer did."""
         self._named: int | None = None
@@ -198,7 +198,7 @@ class _Rounds:
         self._edge = dict(self.last)
         self._valid_until = now + max(STALE_S, STALE_ROUNDS * max(spans.values()))
         if max(sample.op_wait_s for sample in self.last.values()) >= min(spans.values()):
-            return  # a further thread of a peer waits in an op all the time, so its time in ops shows nothing
+            return  # a further thread of a peer waits in an op all the time, so its time in ops is not comparable
         peer = max(between, key=lambda each: between[each])
         own = between.pop(peer)
         rest = max(between.values())
@@ -250,7 +250,7 @@ def _absent_from_calls(group: GroupScene, name: Callable[[int], str]) -> list[Su
             ABSENT,
             group.group,
             peer,
-            f"{name(peer)} has not called {call}, in which {_peers(count)} waited for {seconds:.0f} s",
+            f"{name(peer)} has not called {call}; {_peers(count)} waited in it for {seconds:.0f} s",
         )
         for call, (seconds, count, missing) in group.waits.items()
         if seconds >= ABSENT_S and len(missing) <= count
@@ -259,7 +259,7 @@ def _absent_from_calls(group: GroupScene, name: Callable[[int], str]) -> list[Su
 
 
 def _absent_from_ops(group: GroupScene, rounds: _Rounds, name: Callable[[int], str], now: float) -> list[Suspect]:
-    """Return the peers that have not called the op in which most others wait.
+    """Return the peers that have not called the op with the most waiters.
 
     Peers may all wait, in ops that others have not called: then the program calls ops in different orders.
     """
@@ -280,8 +280,8 @@ def _absent_from_ops(group: GroupScene, rounds: _Rounds, name: Callable[[int], s
     found = []
     for peer in missing[:ABSENT_NAMED_MAX]:
         text = (
-            f"{name(peer)} has not called the op with tag {callers_tag(op.tag)} in which {_peers(len(waiting[op]))} "
-            f"waited for {waited_s:.0f} s; its process is alive"
+            f"{name(peer)} has not called the op with tag {callers_tag(op.tag)}; {_peers(len(waiting[op]))} waited in it "
+            f"for {waited_s:.0f} s"
         )
         if peer in elsewhere:
             tag = callers_tag(elsewhere[peer].tag)

@@ -30,14 +30,14 @@ FULL_MS_MIN = 500
 
 @dataclass
 class _Reported:
-    """The last report of a peer, and its traffic so far."""
+    """The last report of a peer, and its traffic."""
 
     group: int
     report: Report
     at: float
     traffic: PeerTraffic = field(default_factory=PeerTraffic)
     basis: Report | None = None
-    """The report with which the next rates begin; None: `report`."""
+    """The report at the beginning of the next rates; None: `report`."""
     basis_at: float = 0.0
 
 
@@ -163,7 +163,7 @@ class Throughput:
     """Measurements of links by the ops themselves.
 
     What a link carries says little of what it could carry: a ring waits for its slowest link, and small ops wait for
-    answers. So only time counts in which the link limited the ops: for half a second, at each look of the engine, all
+    answers. So time counts only while the link limited the ops: for half a second, at each look of the engine, all
     its connections had more to send than TCP let them, and no other link of the peer had.
     """
 

@@ -1,5 +1,5 @@
-"""Brings the recordings of all peers onto one timeline, and draws it for Perfetto: what `pccl trace` does.
+"""Aligns the recordings of all peers and draws them for Perfetto, for `pccl trace`.
 
-clocks     how far the peers' clocks are apart
+clocks     alignment of the peers' clocks
 timeline   the drawing: Chrome's trace events
 """

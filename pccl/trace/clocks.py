@@ -1,20 +1,16 @@
-"""How far the clocks of the peers of a trace are apart.
+"""Alignment of the peers' clocks.
 
-Every recording has the times of its peer's own monotonic clock. To compare two of them, one must know the *shift*: what
-to add to the times of each to have them on the timeline of the trace. Three things are known of it:
+A recording has the times of its peer's own monotonic clock. The *shift* of a clock is added to its times to put them on
+the timeline of the trace. It is bounded by
 
-1. Processes of one machine have one clock, which recordings name. They need no shift.
-2. The master has exchanged timestamps with each peer, and says how far they may be wrong (`runtime.master.tracing`).
-   Without a master, for files, there is only the calendar of the hosts, which may be seconds off.
-3. The ops themselves: no peer knows of another's launch before it was, nor is it done before all have launched. Each op
-   bounds the shift between two clocks from one side or the other; thousands of them leave little room, tens of
-   microseconds in one data centre, where an exchange of timestamps between two busy Python programs may leave
-   milliseconds.
+1. the name of the clock: processes of one machine share one, and need no shift;
+2. timestamps that the master exchanged with each peer, with their uncertainty (`runtime.master.tracing`); for files,
+   the calendars of the hosts, which may be seconds off;
+3. the ops: no peer is done before all have launched. Thousands of ops bound the shift between two clocks to tens of
+   microseconds in one data centre, where timestamps of busy Python programs may leave milliseconds.
 
-The shift is the middle of what all of these allow, and its uncertainty half of the width. Where they contradict each
-other, as when a clock runs faster than another one, the last ops count, and then the timestamps alone. So on the
-timeline nobody is done with an op before the last has launched it, as far as the bounds between the clocks that are
-compared go.
+The shift is the middle of the interval that all bounds allow. Where they contradict each other, as when one clock runs
+faster, only the last ops count, and then the timestamps alone.
 """
 
 from __future__ import annotations
@@ -26,14 +22,14 @@ from dataclasses import dataclass
 from pccl.flight_recorder import OpRecord, PeerTrace, Recording, Trace
 
 CALENDAR_NS = 10 * 10**9
-"""How far the calendars of two hosts are taken to be apart at most."""
+"""Assumed limit of the difference between two hosts' calendars."""
 OPS_COMPARED = 1024
 """Number of ops, the last ones, that are compared between two clocks."""
 OPS_COMPARED_MIN = 4
 CLOCKS_COMPARED = 8
-"""Number of clocks with which another one is compared."""
+"""Number of clocks that another one is compared with."""
 OF_ALL = frozenset({"all_reduce", "all_gather", "reduce_scatter", "barrier"})
-"""Kinds of op whose result nobody has before all have launched them."""
+"""Kinds of op that end only after all peers have launched them."""
 
 Bounds = tuple[int, int]
 Name = tuple[int, int, int, int]
@@ -121,8 +117,8 @@ def _joined(ops: Sequence[tuple[int, OpRecord]]) -> _Seen:
 
 
 def _most(mine: _Seen, theirs: _Seen) -> int | None:
-    """Return by how much at most the other clock's shift exceeds this one's, since it has launched the op before this
-    one knew that. None: the op does not tell."""
+    """Return the greatest difference of the other clock's shift to this one's, since it launched the op before this one
+    knew that. None: the op gives no bound."""
     bounds = [mine.done_ns - theirs.launched_ns] if mine.done_ns else []
     launches = dict(theirs.launches)
     bounds += [at_ns - launches[peer] for peer, at_ns in mine.met if peer in launches]
@@ -130,8 +126,8 @@ def _most(mine: _Seen, theirs: _Seen) -> int | None:
 
 
 def _bounds(mine: dict[Name, _Seen], theirs: dict[Name, _Seen]) -> list[tuple[int | None, int | None]]:
-    """Return, for the ops that two clocks have in common, the last one first, the least and the most by which the
-    shift of the other exceeds this one's."""
+    """Return, for common ops of two clocks, the last one first, the least and the greatest difference of the other's
+    shift to this one's."""
     names = sorted(mine.keys() & theirs.keys(), key=lambda name: mine[name].launched_ns, reverse=True)[:OPS_COMPARED]
     found = []
     for name in names:

@@ -3,13 +3,13 @@
 Each peer is a process. Its lanes are
 
     tag N               the ops with that tag, and in each the phases that it went through
-    compute: THREAD     the times in which a thread had no op in flight
+    compute: THREAD     the times when a thread had no op in flight
     calls               joint calls
     events              views, masters, links, failures: moments
-    link to peer NAME   counters: what goes over the link per second, and what had to be sent again
+    link to peer NAME   counters: rates of the link, and retransmitted segments
 
-An arrow leads from the last peer that launched an op to each of the others, to where these had its result: that is what
-they waited for. A peer without a recording is there, too, with the reason for a name.
+An arrow leads from the last peer that launched an op to the end of the op on each of the others. A peer without a
+recording appears with the reason in its name.
 """
 
 from __future__ import annotations
@@ -94,8 +94,7 @@ def _times(trace: Trace, known: dict[int, Shift]) -> Iterator[int]:
 
 
 def _absent_peers(trace: Trace) -> dict[OpName, list[int]]:
-    """Return, for each collective that somebody waits in, the peers whose recordings show that they have not launched
-    it."""
+    """Return, for each unfinished collective, the peers whose recordings show that they have not launched it."""
     recordings = [peer.recording for peer in trace.peers if peer.recording is not None]
     rings: dict[OpName, list[int]] = {}
     launched: dict[OpName, set[int]] = defaultdict(set)
@@ -135,7 +134,7 @@ def _tag(tag: int) -> str:
 
 
 def _done_ns(op: OpRecord) -> int:
-    """When a peer had an op's result, or could go on without it; 0: it has neither."""
+    """Return the time when a peer had an op's result or failure; 0: it has neither."""
     return op.agreed_ns or op.done_ns or op.over_ns
 
 
@@ -149,7 +148,7 @@ class _Lanes:
 
 
 def _op_lanes(recording: Recording) -> _Lanes:
-    """Give each tag a lane, the most used ones first. What is left shares lanes in which no two ops overlap."""
+    """Give the most used tags a lane each. Other ops share lanes without overlaps."""
     uses = Counter(op.tag for op in recording.ops)
     drawn = sorted(tag for tag, _ in uses.most_common(TAGS_DRAWN))
     own = {tag: FIRST_OP_LANE + place for place, tag in enumerate(drawn)}

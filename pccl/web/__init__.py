@@ -1,5 +1,5 @@
-"""The page of a run: an HTTP server of a master that shows its status, read-only and bounded, and nothing else.
+"""The page of a run: a read-only HTTP server of a master.
 
-`server` speaks HTTP, `routes` knows what lies at which path, `hosts` by which names it may be asked for, `prometheus`
-writes the metrics, `page.html` is the page.
+`server` speaks HTTP, `routes` maps paths and host names to answers, `prometheus` writes the metrics, `page.html` is the
+page.
 """

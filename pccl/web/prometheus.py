@@ -63,11 +63,11 @@ def _metrics(status: RunStatus) -> Iterator[Metric]:
         ("pccl_ops_committed", "Ops that all peers have the result of.", totals.ops_committed),
         ("pccl_ops_aborted", "Ops that ended without a result.", totals.ops_aborted),
         ("pccl_joins", "Peers accepted.", totals.joins),
-        ("pccl_losses", "Accepted peers that are gone without having said so.", totals.losses),
+        ("pccl_losses", "Accepted peers that are gone without having left.", totals.losses),
         ("pccl_leaves", "Accepted peers that have left.", totals.leaves),
         ("pccl_payload_bytes", "Payload of ops, sent by all peers together.", totals.tx_bytes),
         ("pccl_state_bytes", "Shared state that peers have fetched.", totals.state_bytes),
-        ("pccl_reconnects", "Connections between peers that broke and were made anew.", totals.reconnects),
+        ("pccl_reconnects", "Connections between peers that broke and were made again.", totals.reconnects),
     ):
         yield CounterMetricFamily(name, text, value=count)
     for name, text, value in (
@@ -90,7 +90,7 @@ def _metrics(status: RunStatus) -> Iterator[Metric]:
         waiting.add_metric([call], calls[call])
     yield waiting
     longest = max((member.waiting.for_s for member in status.members if member.waiting is not None), default=0.0)
-    yield GaugeMetricFamily("pccl_longest_wait_seconds", "In a joint call, of those who wait in one.", value=longest)
+    yield GaugeMetricFamily("pccl_longest_wait_seconds", "The longest wait in a group call now.", value=longest)
     stalled = sum(bool(member.stalled_ops) for member in status.members)
     yield GaugeMetricFamily("pccl_peers_stalled", "Peers that have waited in an op for long.", value=stalled)
     culprits = GaugeMetricFamily(

@@ -1,4 +1,4 @@
-"""The paths of the page: maps a method, a path and a Host to an answer. There are no sockets here.
+"""The paths of the page: maps a method, a path and a Host to an answer, without sockets.
 
 A page from elsewhere can make its name resolve to the address of this server (DNS rebinding), and its script could then
 read the answers. A browser sends the name of that page as Host, so the server answers only to names that no other
@@ -30,7 +30,7 @@ PAGE_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The content security policy of the page, which is one file and talks to nobody but this server."""
+"""The content security policy of the page, which is one file and connects to this server only."""
 
 
 class Board(Protocol):
@@ -52,7 +52,7 @@ class Answer:
 
 
 def is_no_browser(first: bytes) -> bool:
-    """Whether somebody who begins a connection with these bytes speaks as a peer does, or TLS."""
+    """Whether a connection that begins with these bytes is from a peer, or TLS."""
     return first[:1] == b"\0" or begins_tls(first)
 
 
@@ -113,15 +113,15 @@ def checked_names(names: Sequence[str]) -> list[str]:
 
 
 def plain_name(name: str) -> str:
-    """Return a name or address in the form in which `host_in` returns it. ValueError if it is none."""
+    """Return a name or address in the form of `host_in`. ValueError if it is neither."""
     if not isinstance(name, str):
-        raise ValueError(f"{name!r} is no host name")
+        raise ValueError(f"{name!r} is not a host name")
     text = name.strip().lower().removesuffix(".")
     inside = text.removeprefix("[").removesuffix("]")
     if _address(inside) is not None:
         return inside
     if not NAME.fullmatch(text):
-        raise ValueError(f"{name!r} is no host name: write it as browsers send it, without http:// and port")
+        raise ValueError(f"{name!r} is not a host name: write it as browsers send it, without http:// and port")
     return text
 
 
@@ -135,14 +135,14 @@ def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 ANY_HOST = "/healthz"
-"""The path that is answered for any Host: probes ask for it by whatever address they have, and it reveals nothing."""
+"""The path that is answered for any Host: probes use any address, and the answer has no data."""
 
 
 class Routes:
     """The answers of a run's page."""
 
     def __init__(self, board: Board, hosts: Hosts, master_port: int) -> None:
-        """`master_port` is told to peers that come here by mistake."""
+        """`master_port` is for peers that dial the page by mistake."""
         self._board = board
         self._master_port = master_port
         self._hosts = hosts
@@ -163,13 +163,13 @@ class Routes:
             return Answer(421, TEXT, f"{self._hosts.refusal(host)}\n".encode())
         maker = self._makers.get(path)
         if maker is None:
-            return Answer(404, TEXT, f"nothing is at this path; there are {', '.join(self._makers)}\n".encode())
+            return Answer(404, TEXT, f"unknown path; there are {', '.join(self._makers)}\n".encode())
         if method not in ("GET", "HEAD"):
             return Answer(405, TEXT, b"only GET and HEAD: nothing can be changed here\n", [("Allow", "GET, HEAD")])
         return maker()
 
     def answer_to_peers(self) -> Answer:
-        """Answer somebody who speaks as peers do, or TLS, and is here by mistake."""
+        """Answer a peer or a TLS client that dialed the page by mistake."""
         text = f"this is the page of a pccl master, for browsers and without TLS: peers dial port {self._master_port}\n"
         return Answer(400, TEXT, text.encode(), [(PAGE_HEADER, str(self._master_port))])
 

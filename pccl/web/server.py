@@ -1,13 +1,11 @@
 """Serves `routes` over HTTP/1.1: h11 for the protocol, one request a connection, everything bounded.
 
-Peers that have mistaken the page's port for their master's begin with a byte that no HTTP request has, and are told at
-once.
+A peer that has dialed the page's port instead of its master's begins with a byte 0, and gets an error at once.
 
-It shares the thread of the master's control plane. Hence one answer at a time is made from what is cached there anyway,
-at most CONNECTIONS_MAX connections are open, a request has HEAD_BYTES_MAX and no body that is read, and a connection
-ends after CONNECTION_S whatever the other side does. For a further one the oldest makes room (`unauthenticated`), so
-that who asks at once, as a probe does, is answered however many say nothing. Whatever goes wrong with one ends that
-one.
+The server shares the thread of the master's control plane. Hence one answer at a time is made, from a cached status; at
+most CONNECTIONS_MAX connections are open; a request has at most HEAD_BYTES_MAX, and its body is not read; and a
+connection ends after CONNECTION_S. The oldest connection makes room for a new one (`unauthenticated`), so idle
+connections do not keep a probe from its answer. An error ends its own connection only.
 """
 
 from __future__ import annotations
@@ -80,7 +78,7 @@ class WebServer:
                 while (event := connection.next_event()) is h11.NEED_DATA:
                     connection.receive_data(await stream.receive_some(RECEIVE_BYTES))
                 if not isinstance(event, h11.Request):
-                    return  # it has gone without a word
+                    return
                 host = next((value.decode("latin-1") for name, value in event.headers if name == b"host"), None)
                 answer = self._routes.answer(event.method.decode("ascii"), event.target.decode("ascii"), host)
                 is_head = event.method == b"HEAD"

@@ -74,7 +74,7 @@ def test_a_port_that_drops_packets(monkeypatch: pytest.MonkeyPatch) -> None:
     with black_hole() as address:
         reach = of(examine(address), "reach")
     assert reach.verdict == "failed"
-    assert "packets vanish on the way" in reach.text
+    assert "packets are dropped on the path" in reach.text
     assert "firewall" in reach.advice
 
 

@@ -151,7 +151,7 @@ def test_peer_absent_from_a_group_call() -> None:
     world.run(1)
     assert world.begun == [("absent", 3)]
     assert world.changes[0].suspect.text == (
-        "peer 3 has not called update_topology, in which 2 other peers have waited for 30 s"
+        "peer 3 has not called update_topology; 2 other peers have waited in it for 30 s"
     )
     world.waits = {"update_topology": (ABSENT_S, 1, [2, 3])}  # most are missing: not an absent peer
     world.run(CLEAR_S + 1)
@@ -168,7 +168,7 @@ def test_peer_absent_from_an_op() -> None:
     world.op_wait_s = {1: ABSENT_S, 2: ABSENT_S + 1}
     world.run(1)
     assert world.begun == [("absent", 3)]
-    assert "has not called the op with tag 7 in which 2 other peers have waited for 30 s" in (
+    assert "has not called the op with tag 7; 2 other peers have waited in it for 30 s" in (
         world.changes[0].suspect.text
     )
     world.op_wait_s = {1: ABSENT_S, 2: ABSENT_S + 1, 3: 0.1}  # it has called it, and the op runs

@@ -71,4 +71,4 @@ def test_a_long_way_and_a_dead_one() -> None:
         lab.block(host, master)
         status, found = examined(host, address)
     assert status == 1
-    assert "packets vanish on the way" in found["reach"]["text"]
+    assert "packets are dropped on the path" in found["reach"]["text"]

@@ -1,4 +1,4 @@
-"""Time for which callers wait for ops that they launched before, such as through handles.
+"""Waiting times of callers in ops that they launched before, such as through handles.
 
 The engine times an op from its launch only if the caller waits from then on. An op that overlaps with computation costs
 no time until its handle is waited for; these waits are added to the engine's counters here, and the master finds
@@ -26,7 +26,7 @@ def _never() -> bool:
 
 @dataclass
 class _Op:
-    """An op in which callers wait."""
+    """An op with waiting callers."""
 
     since_ns: int
     is_over: Callable[[], bool]
@@ -40,7 +40,7 @@ class OverlappedWaits:
         """`in_ops_ns` returns the engine's time in ops by now. Any thread."""
         self._in_ops_ns = in_ops_ns
         self._notes: deque[tuple[int, int, Callable[[], bool], int, int]] = deque()
-        """What happened, to which op, a function that says whether that is over, and the time by both clocks."""
+        """The kind of event, the op, a function that says whether that is over, and the time by both clocks."""
         self._taking = threading.Lock()
         self._ops: dict[int, _Op] = {}
         self._since = (0, 0)
@@ -100,6 +100,6 @@ class OverlappedWaits:
                 self._total_ns += self._spent_ns(now_ns, in_ops_ns)
 
     def _spent_ns(self, now_ns: int, in_ops_ns: int) -> int:
-        """Return the time since `_since` for which the engine timed no op."""
+        """Return the time since `_since` when the engine timed no op."""
         since_ns, in_ops_before_ns = self._since
         return max(0, now_ns - since_ns - max(0, in_ops_ns - in_ops_before_ns))

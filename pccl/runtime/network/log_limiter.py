@@ -1,4 +1,4 @@
-"""Log lines about unauthenticated connections, bounded: whoever can reach a port must not be able to fill a disk."""
+"""Bounds log lines about unauthenticated connections, so that clients of a port cannot fill a disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WINDOW_S = 60.0
 
 
 class LogLimiter:
-    """Lets LINES_MAX lines through in WINDOW_S seconds and counts the rest, which the next window tells."""
+    """Passes LINES_MAX lines in WINDOW_S seconds and counts the rest, which the next window logs."""
 
     def __init__(
         self, logger: logging.Logger | logging.LoggerAdapter[logging.Logger], now: Callable[[], float]
@@ -35,6 +35,4 @@ class LogLimiter:
         if self._lines <= LINES_MAX:
             self._logger.log(level, "%s", text)
         elif self._lines == LINES_MAX + 1:
-            self._logger.warning(
-                "too many unauthenticated connections: what they do is not logged for up to %g s", WINDOW_S
-            )
+            self._logger.warning("too many unauthenticated connections: they are not logged for up to %g s", WINDOW_S)

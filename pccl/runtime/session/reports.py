@@ -22,7 +22,7 @@ master needs 2.9 % of a core and a peer 1.34 %, or 0.33 % when it rests; at 2 s 
 REPORTS_PER_S_MAX = 250
 EPOCHS_REPORTED = 4
 REPEATS = 10
-"""Number of equal reports before there are no more: the master takes two rates from them, the second of them only."""
+"""Number of equal reports before they cease. The master takes two rates in that time, the second one of 0."""
 
 
 def interval_s(peers: int) -> float:
@@ -114,7 +114,7 @@ class WorkCounters:
         return {link.peer: link.wait() for link in list(self._links.values())}
 
     def report(self, stats: Mapping[str, int], term: int = 1, now: float = 0.0) -> Report | None:
-        """Return the report to the master of this term, with the engine's counters. None: nothing has changed."""
+        """Return the report to the master of this term, with the engine's counters; None if they have not changed."""
         self._in_ops_us = max(self._in_ops_us, stats["in_ops_us"])
         if term != self._term:
             self._term = term

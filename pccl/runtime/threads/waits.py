@@ -69,7 +69,7 @@ def _board() -> _Board:
 
 
 async def _look(board: _Board) -> None:
-    """Warn of long waits until there is no wait."""
+    """Warn of long waits until the last wait is over."""
     try:
         while board.waits:
             await trio.sleep(LOOK_S)
