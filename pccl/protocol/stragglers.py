@@ -279,13 +279,11 @@ def _absent_from_ops(group: GroupScene, rounds: _Rounds, name: Callable[[int], s
         return []
     found = []
     for peer in missing[:ABSENT_NAMED_MAX]:
-        text = (
-            f"{name(peer)} has not called the op with tag {callers_tag(op.tag)}; {_peers(len(waiting[op]))} waited in it "
-            f"for {waited_s:.0f} s"
-        )
+        what = f"the op with tag {callers_tag(op.tag)}"
+        text = f"{name(peer)} has not called {what}; {_peers(len(waiting[op]))} waited in it for {waited_s:.0f} s"
         if peer in elsewhere:
             tag = callers_tag(elsewhere[peer].tag)
-            text += f" and waits in the op with tag {tag}: do all peers call the same ops in the same order?"
+            text += f"; it waits in the op with tag {tag}: do all peers call the same ops in the same order?"
         found.append(Suspect(ABSENT, group.group, peer, text))
     return found
 

@@ -182,6 +182,6 @@ def test_peer_that_waits_in_another_op() -> None:
     world.op_wait_s = dict.fromkeys(world.ring, ABSENT_S)
     world.run(1)
     assert world.begun == [("absent", 3)]
-    assert "and waits in the op with tag 8: do all peers call the same ops in the same order?" in (
+    assert "; it waits in the op with tag 8: do all peers call the same ops in the same order?" in (
         world.changes[0].suspect.text
     )
