@@ -22,7 +22,20 @@ from pccl.cli.status_table import render, span
 from pccl.protocol import messages as m
 from pccl.protocol.codec import Decoder, encode
 from pccl.runtime.master import server
-from pccl.status import Event, Loss, MemberStatus, RunStatus, Waiting, run_status
+from pccl.status import (
+    Course,
+    Event,
+    Finding,
+    LinkTraffic,
+    Loss,
+    MemberStatus,
+    PeerTraffic,
+    RunStatus,
+    Totals,
+    Waiting,
+    run_status,
+)
+from pccl.web.prometheus import exposition
 from tests.conftest import Command
 from tests.support.cluster import Background, Cluster, run_of, until
 
@@ -310,6 +323,27 @@ def test_the_table_takes_no_text_for_markup() -> None:
     Console(file=out, width=200).print(render(RunStatus(**values)))
     assert out.getvalue().count(odd) == 5
     assert "sync_shared_state for peers 3, 4, 75 s; the master waits for its answer, 12 s; gives no" in out.getvalue()
+
+
+def test_figures_of_links_and_stragglers_are_shown() -> None:
+    link = LinkTraffic(2, 10**9, 25e6, 0.0605, 0.05, 0.0123, 1_500_000, 0.1, 0.02)
+    members = [
+        MemberStatus(peer, f"vm:{peer}", 0, "h:1", "accepted", 60.0, traffic=PeerTraffic(links=[link] * (peer == 1)))
+        for peer in (1, 2)
+    ]
+    finding = Finding("straggler", 2, 0, "peer 2 (vm:2) straggles", 12.0)
+    status = RunStatus(
+        *("r", 1, "1", 1.0, 5.0, 1, False, [], members, Totals(), Course(1.0, []), [], []), findings=[finding]
+    )
+    out = io.StringIO()
+    Console(file=out, width=200).print(render(status))
+    text = " ".join(out.getvalue().split())
+    assert "12 s 2 (vm:2) straggler peer 2 (vm:2) straggles" in text
+    assert "1 (vm:1) 2 (vm:2) 25.0 MB/s 60.50 ms 50.00 ms 1.2% 1.5 MB 10% 2%" in text
+    metrics = exposition(status)[1].decode()
+    assert 'pccl_culprit{kind="straggler",peer="2"} 1.0' in metrics
+    assert 'pccl_link_bytes_per_second{peer="1",to="2"} 2.5e+07' in metrics
+    assert 'pccl_link_retransmitted_ratio{peer="1",to="2"} 0.0123' in metrics
 
 
 def test_addresses_of_version_6_are_shown_whole() -> None:
