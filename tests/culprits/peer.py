@@ -1,6 +1,6 @@
 """A peer that computes and reduces in a loop:
 
-python -m tests.culprits.peer MASTER NAME STEP_MS [HABIT]
+python tests/culprits/peer.py MASTER NAME STEP_MS HABIT
 
 Computation takes STEP_MS, plus or minus a fifth. A line on stdin is a factor for that from then on. Habits of healthy
 programs: "steady"; "uneven": steps of very different lengths; "saves": p0 pauses for 3 s out of 10; "overlaps": the

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -26,7 +27,7 @@ Peers = list[subprocess.Popen[str]]
 def run(habit: str = "steady") -> Iterator[tuple[str, Peers]]:
     """The address of a master, and the processes of its peers."""
     with MasterNode("127.0.0.1:0") as node:
-        command = [sys.executable, "-P", "-m", "tests.culprits.peer", node.address]
+        command = [sys.executable, "-P", str(Path(__file__).with_name("peer.py")), node.address]
         peers = [
             subprocess.Popen([*command, f"p{i}", "100", habit], stdin=subprocess.PIPE, text=True) for i in range(PEERS)
         ]
