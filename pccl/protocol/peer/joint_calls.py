@@ -16,8 +16,7 @@ import msgspec
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import Kind, OpRef
-from pccl.protocol.peer.effects import CallResult
-from pccl.protocol.peer.outbox import Outbox
+from pccl.protocol.peer.effects import CallResult, Outbox
 from pccl.types import Result, SharedStateSyncStrategy
 
 
