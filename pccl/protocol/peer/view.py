@@ -27,7 +27,7 @@ class View:
 
     view: int
     epoch: int
-    """The view in which the group's ring last changed."""
+    """View of the last change of the group's ring."""
     peer: int
     group: int
     ring: tuple[int, ...]
@@ -37,7 +37,7 @@ class View:
     is_meshed: bool = False
     """Whether every pair of the group has a link."""
     direct_limit: int = UNKNOWN
-    """The size up to which ops go direct: see `protocol.direct_limit`."""
+    """Size limit of the direct algorithm: see `protocol.direct_limit`."""
     is_local: bool = False
     """Whether all peers of the group are on one host."""
 
