@@ -33,7 +33,7 @@ WATCHED = (
     "pccl/_giving_up.py",
     "pccl/_session_holder.py",
     "pccl/_retry.py",
-    "pccl/protocol/peer/uses.py",
+    "pccl/protocol/peer/op.py",
     "pccl/runtime/data_plane/detached.py",
     "pccl/runtime/data_plane/engine.py",
     "pccl/runtime/data_plane/fast_path.py",

@@ -69,7 +69,7 @@ NEAREST: Mapping[str, Sequence[str]] = {
         "tests/protocol/test_ledger.py",
     ),
     "pccl/protocol/quorum.py": ("tests/protocol/test_recovery_report.py",),
-    "pccl/protocol/peer/known_views.py": ("tests/protocol/peer/test_views.py", "tests/protocol/peer/test_recovery.py"),
+    "pccl/protocol/peer/view.py": ("tests/protocol/peer/test_views.py", "tests/protocol/peer/test_recovery.py"),
     "pccl/protocol/peer/machine.py": ("tests/protocol/peer/test_machine.py", "tests/protocol/peer/test_recovery.py"),
     "pccl/protocol/peer/ops.py": (
         "tests/protocol/peer/test_ops.py",

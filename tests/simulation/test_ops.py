@@ -6,9 +6,8 @@ import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol.messages import Kind
-from pccl.protocol.peer import verdicts
-from pccl.protocol.peer.uses import EARLY_KEPT_MAX
-from pccl.protocol.peer.verdicts import ABORTS_KEPT_MAX
+from pccl.protocol.peer import op as verdicts
+from pccl.protocol.peer.op import ABORTS_KEPT_MAX, EARLY_KEPT_MAX
 from pccl.protocol.point_to_point import pair_tag
 from pccl.types import Result
 from tests.simulation.world import TAG, World

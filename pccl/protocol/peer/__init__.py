@@ -27,7 +27,7 @@ from pccl.protocol.peer.effects import (
 )
 from pccl.protocol.peer.joint_calls import in_flight
 from pccl.protocol.peer.machine import Peer
-from pccl.protocol.peer.submission import pair_start
+from pccl.protocol.peer.ops import pair_start
 from pccl.protocol.peer.view import View, alone_in
 
 __all__ = [

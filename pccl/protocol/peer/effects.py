@@ -1,4 +1,4 @@
-"""Effects: what a peer's machine asks its control connection, its engine, its links and its callers to do."""
+"""Effects of a peer's machine for its connections, engine, links and callers, and the outbox that collects them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from pccl.protocol import messages as m
 from pccl.protocol.direct_limit import UNKNOWN
+from pccl.protocol.messages import OpRef
 from pccl.protocol.peer.view import View
 from pccl.types import Result
 
@@ -20,21 +21,21 @@ class ToMaster:
 
 @dataclass(frozen=True)
 class SubmitOp:
-    """Have the engine run an op."""
+    """Submit an op to the engine."""
 
     op: int
-    """The number by which this peer's callers and engine know it. Others know it by epoch, tag and sequence."""
+    """Local number. Other peers identify the op by epoch, tag and sequence."""
     epoch: int
     tag: int
     sequence: int
     rank: int
     world_size: int
     links: tuple[int, ...]
-    """The link to each rank; 0 for this peer itself and where there is no link."""
+    """Link to each rank; 0 for this peer and for a missing link."""
     is_meshed: bool
     is_mutual: bool
-    """Whether its participants complete it by themselves (`completion`). Then engines tell each other when they are
-    done, and this one calls `op_completed` when all are."""
+    """Whether its participants complete it without the master (`completion`): engines notify each other, and
+    `op_completed` reports that all are done."""
     ring: tuple[int, ...] = field(default=(), compare=False)
     """The peers of the group by rank."""
     direct_limit: int = UNKNOWN
@@ -75,15 +76,14 @@ class EndOp:
 
 @dataclass(frozen=True)
 class ForgetOp:
-    """Give up all that is kept of an op: it is committed, every peer is done with it, and nothing has to be reported
-    any more."""
+    """Drop all state of a committed op that every peer has completed."""
 
     op: int
 
 
 @dataclass(frozen=True)
 class ForgetUnmade:
-    """Forget uses of a tag that have ended before they were made here. They will never be submitted."""
+    """Drop uses of a tag that ended before they were made here. They are never submitted."""
 
     epoch: int
     tag: int
@@ -92,7 +92,7 @@ class ForgetUnmade:
 
 @dataclass(frozen=True)
 class OpResult:
-    """Tell the caller of an op its end."""
+    """Report the end of an op to its caller."""
 
     op: int
     code: Result
@@ -104,7 +104,7 @@ class OpResult:
 
 @dataclass(frozen=True)
 class CallResult:
-    """Tell the caller of a joint call its end."""
+    """Report the end of a joint call to its caller."""
 
     call: int
     code: Result
@@ -116,8 +116,8 @@ class CallResult:
 class MakeLink:
     """Make a link of `connections` connections: dial `member`, or expect it to dial.
 
-    Report each connection that is handed to the engine with `link_connected`. Report `link_failed` if not all are there
-    after `timeout_s`, or if by dialing no word got through to the other side and back within `reach_s`.
+    Report each connection with `link_connected`. Report `link_failed` if some are missing after `timeout_s`, or if no
+    dialled connection gets an answer within `reach_s`.
     """
 
     link: int
@@ -133,7 +133,7 @@ class MakeLink:
 class AddConnections:
     """Dial `member` for more connections of a link that stands, and report each with `link_connected`.
 
-    One that is to replace another is tried again after a while if it cannot be made, until the link is closed.
+    A replacement that fails is retried until the link is closed.
     """
 
     link: int
@@ -146,7 +146,7 @@ class AddConnections:
 
 @dataclass(frozen=True)
 class TryLinks:
-    """Connect to each of these peers once, only to see whether that works, and call `tried`."""
+    """Connect to each of these peers once as a test, then call `tried`."""
 
     members: list[m.PeerInfo]
     timeout_s: float
@@ -154,7 +154,7 @@ class TryLinks:
 
 @dataclass(frozen=True)
 class CloseLink:
-    """Close all connections of the link and stop trying to make more."""
+    """Close all connections of the link and stop dialling."""
 
     link: int
 
@@ -177,26 +177,26 @@ class RunProbe:
 
 @dataclass(frozen=True)
 class ProbedLink:
-    """One direction of a link that is to be measured."""
+    """One direction of a link to measure."""
 
     member: m.PeerInfo
     is_inbound: bool
     connections: int
-    """Number of connections that the link has, or would have once it is used."""
+    """Number of connections of the link, present or planned."""
 
 
 @dataclass(frozen=True)
 class Installed:
-    """A view is in force."""
+    """A view was installed."""
 
     view: View
     lost: list[tuple[int, str]]
-    """Peers that the view before had and this one has not, each with the reason."""
+    """Peers of the previous view that this one lacks, each with the reason."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The session is over; all calls have their results once the engine has given the ops back."""
+    """The session is over. Calls get their results once the engine has returned the ops."""
 
     code: Result
     reason: str
@@ -211,22 +211,21 @@ class PeerLog:
     about: Mapping[str, int] = field(default_factory=dict)
     """The fields of the line: see `pccl.logs.FIELDS`."""
     link: int = 0
-    """The link that the line is about, else 0. It is logged only after that link has stood for a moment longer, and not
-    once it is closed."""
+    """Link that the line concerns, else 0. Such a line is logged with a delay, and dropped if the link closes first."""
 
 
 @dataclass(frozen=True)
 class StartEngine:
-    """Start the engine with this number of threads. There are no links before."""
+    """Start the engine with this number of threads, before the first link."""
 
     threads: int
 
 
 @dataclass(frozen=True)
 class KeepHeartbeats:
-    """Exchange heartbeats with the master over a connection of their own, which is made anew when it is closed.
+    """Exchange heartbeats with the master over a separate connection, and reconnect it when it closes.
 
-    After `timeout_s` of silence `master_lost` is called. This ends with the next KeepHeartbeats and with SeekMaster.
+    Call `master_lost` after `timeout_s` of silence. Ends with the next KeepHeartbeats or SeekMaster.
     """
 
     timeout_s: float
@@ -234,9 +233,9 @@ class KeepHeartbeats:
 
 @dataclass(frozen=True)
 class SeekMaster:
-    """Close the control connection, and make one to a master, the same or another.
+    """Close the control connection and connect to a master, the same or another.
 
-    Say `resume()` if it returns a message, else Hello. If no master is found for long, `give_up` is called.
+    Send the message that `resume()` returns, else Hello. Call `give_up` if the search fails.
     """
 
     reason: str
@@ -265,3 +264,76 @@ Effect = (
     | Ended
     | PeerLog
 )
+
+
+# Outbox: the effects of a peer's machine in order, and what of them its master hears.
+
+
+class Outbox:
+    """Effects of one peer in order, and its reports to the master.
+
+    Messages for an absent master are dropped: their content is state of the other parts, repeated to the next master.
+    Reports of one batch of events are combined into one message.
+    """
+
+    def __init__(self) -> None:
+        self.is_led = True
+        """Whether a master receives messages."""
+        self.is_closed = False
+        """Whether the session is over: no more messages."""
+        self._effects: list[Effect] = []
+        self._epoch = 0
+        """Epoch of the reported ops; 0 for none."""
+        self._done: list[OpRef] = []
+        self._stalled: list[OpRef] = []
+        self._over: list[OpRef] = []
+
+    def act(self, effect: Effect) -> None:
+        """Add an effect."""
+        self._effects.append(effect)
+
+    def say(self, message: m.FromPeer) -> None:
+        """Send a message to the leading master, if there is one."""
+        if self.is_led and not self.is_closed:
+            self._effects.append(ToMaster(message))
+
+    def answer(self, message: m.FromPeer) -> None:
+        """Answer a master, also one that does not lead yet."""
+        self._effects.append(ToMaster(message))
+
+    def report_ops_of(self, epoch: int) -> None:
+        """Report ops of this epoch from now on; 0 stops reports."""
+        self._epoch = epoch
+        self.discard_reports()
+
+    def report_done(self, op: OpRef) -> None:
+        """Report that all result bytes of this op have arrived."""
+        self._done.append(op)
+
+    def report_stalled(self, op: OpRef) -> None:
+        """Report that this op is slow."""
+        self._stalled.append(op)
+
+    def report_over(self, op: OpRef) -> None:
+        """Report the commit of an op reported as stalled."""
+        self._over.append(op)
+
+    def send_reports(self) -> None:
+        """Send the collected reports."""
+        if self._epoch:
+            if self._done:
+                self.say(m.OpsDone(self._epoch, self._done))
+            if self._stalled:
+                self.say(m.OpsStalled(self._epoch, self._stalled))
+            if self._over:
+                self.say(m.OpsOver(self._epoch, self._over))
+        self.discard_reports()
+
+    def discard_reports(self) -> None:
+        self._done, self._stalled, self._over = [], [], []
+
+    def drain(self) -> list[Effect]:
+        """Return the effects of all events since the last call, in order."""
+        self.send_reports()
+        effects, self._effects = self._effects, []
+        return effects

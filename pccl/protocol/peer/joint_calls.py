@@ -1,7 +1,7 @@
-"""Joint calls of one peer: the one that it waits in, those after it, and how the last of each kind ended.
+"""Joint calls of one peer: the current one, the queue, and the last outcome of each kind.
 
-A joint call is made by all peers of a group, or of the run, together. A peer is in one at a time. How the last ones
-ended is remembered for a master after this one, which tells it to whoever has not heard.
+All peers of a group, or of the run, make a joint call together. A peer is in one at a time. The last outcomes are kept
+for the next master, which repeats them to peers that lack them.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ import msgspec
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import Kind, OpRef
-from pccl.protocol.peer.effects import CallResult
-from pccl.protocol.peer.outbox import Outbox
+from pccl.protocol.peer.effects import CallResult, Outbox
 from pccl.types import Result, SharedStateSyncStrategy
 
 
 def in_flight(tags: Sequence[int]) -> str:
-    """Return the error text for a caller whose own ops are in the way."""
+    """Return the error text for a call that open ops prevent."""
     return f"ops with tags {list(tags[:10])} are in flight; wait for their handles first"
 
 
 class OpenOps(Protocol):
-    """The part of the ops that joint calls have to know."""
+    """What joint calls need of `Ops`."""
 
     @property
     def tags(self) -> Sequence[int]:
@@ -35,27 +34,27 @@ class OpenOps(Protocol):
 
     @property
     def undecided(self) -> list[OpRef]:
-        """Ops that were started and have no verdict."""
+        """Started ops without a verdict."""
 
 
 @dataclass
 class _Call:
-    """One joint call of this peer's caller."""
+    """One joint call."""
 
     call: int
     kind: str
     offer: m.SyncOffer | None
-    """The offer with which its caller came."""
+    """The caller's offer."""
     held: m.SyncOffer | None = None
-    """The offer as it was when the plan came."""
+    """The offer when the plan arrived."""
     is_cancelled: bool = False
     plan: m.SyncPlan | None = None
     is_fetched: bool = False
-    """Whether all that the plan asks for has come."""
+    """Whether the plan's data has arrived."""
 
     def current_offer(self) -> m.SyncOffer | None:
-        """Return the offer as it is now: not what the caller came with, once that has been overwritten under an earlier
-        master."""
+        """Return the present offer. It differs from the caller's once a transfer under an earlier master has
+        overwritten the state."""
         offer, plan = self.offer, self.plan
         if offer is None or plan is None:
             return offer
@@ -77,36 +76,36 @@ class JointCalls:
         self._call: _Call | None = None
         self._waiting: deque[_Call] = deque()
         self._outcomes: dict[str, m.JointOutcome] = {}
-        """The end of the last call of each kind."""
+        """Outcome of the last call of each kind."""
         self._admission: int | None = None
-        """The last update_topology whose view was in force before its end was told."""
+        """The last update_topology whose view was installed before its result arrived."""
         self.joined_after = 0
-        """The joint-call number of the last call that ended before this peer was accepted."""
+        """Number of the last joint call that ended before this peer was accepted."""
         self.synced: tuple[int, int] | None = None
-        """The joint-call number of the last sync that this peer took part in with success, and its revision."""
+        """Number and revision of this peer's last successful sync."""
 
     @property
     def kind(self) -> str:
-        """The kind of the call that is under way; empty: none is."""
+        """Kind of the current call; empty for none."""
         return self._call.kind if self._call is not None else ""
 
     @property
     def is_exclusive(self) -> bool:
-        """Whether a call is under way that allows no op in flight."""
+        """Whether the current call allows no op in flight."""
         return self._call is not None and self._call.kind in Kind.EXCLUSIVE
 
     @property
     def outcomes(self) -> list[m.JointOutcome]:
-        """Ends of the last call of each kind."""
+        """Outcome of the last call of each kind."""
         return list(self._outcomes.values())
 
     def enter(self, call: int, kind: str, offer: m.SyncOffer | None) -> None:
-        """Enter a call, after those that this peer is in already. Its end is a CallResult."""
+        """Enter a call, after those already entered. It ends with a CallResult."""
         self._waiting.append(_Call(call, kind, offer))
         self._enter_next()
 
     def cancel(self, call: int) -> None:
-        """Stop waiting for its caller. A call that has begun to take effect goes on."""
+        """Withdraw a call, unless it has begun to take effect."""
         for waiting in self._waiting:
             if waiting.call == call:
                 self._waiting.remove(waiting)
@@ -127,7 +126,7 @@ class JointCalls:
             self.restate()
 
     def restate(self) -> None:
-        """Tell the master, or another one after it, what this peer waits in."""
+        """Send the current call to the master, or to the next one."""
         call = self._call
         if call is None:
             return
@@ -137,7 +136,7 @@ class JointCalls:
             self._outbox.say(m.JointCancel(call.call))
 
     def on_result(self, message: m.JointResult) -> None:
-        """Take in the end of the call that is under way."""
+        """End the current call."""
         call = self._call
         if call is None or call.call != message.call:
             raise ProtocolError(f"the result of joint call {message.call}, which is not under way")
@@ -153,26 +152,26 @@ class JointCalls:
         self._enter_next()
 
     def on_plan(self, plan: m.SyncPlan) -> None:
-        """Note how the sync under way goes on."""
+        """Keep the plan of the current sync."""
         if self._call is not None:
             self._call.held = self._call.current_offer()
             self._call.plan = plan
             self._call.is_fetched = False
 
     def fetched(self, sync: int, success: bool) -> None:
-        """Note whether all that a plan asks for has come."""
+        """Note whether a plan's data has arrived."""
         call = self._call
         if call is not None and call.plan is not None and call.plan.sync == sync:
             call.is_fetched = success
 
     def admitted(self, call_number: int) -> None:
-        """Note that a view with newcomers is in force, by the joint call `call_number`."""
+        """Note that joint call `call_number` installed a view with newcomers."""
         self._outcomes[Kind.UPDATE_TOPOLOGY] = m.JointOutcome(Kind.UPDATE_TOPOLOGY, call_number, Result.SUCCESS, "", 0)
         if self._call is not None and self._call.kind == Kind.UPDATE_TOPOLOGY:
             self._admission = self._call.call
 
     def end_admission(self) -> None:
-        """End an update_topology whose view is in force, though the master has not come to say so."""
+        """End an update_topology whose view was installed before its master died."""
         call = self._call
         if call is not None and call.kind == Kind.UPDATE_TOPOLOGY and self._admission == call.call:
             call_number = self._outcomes[Kind.UPDATE_TOPOLOGY].call_number

@@ -1,25 +1,21 @@
 """Links of one peer with the others of its ring: made for a view, grown, replaced, lost.
 
 A link is named by the pair and the view whose `Prepare` made it (`made_in`), so both ends agree which connections
-belong to it. The peer with the higher number (accepted later) dials. The engine knows a link by a number that means
-nothing elsewhere.
+belong to it. The peer with the higher number (accepted later) dials. Link numbers are local to peer and engine.
 
-Connections. A link that stands may get more of them. Its dialer makes a lost one anew. Where the caller leaves their
-number to us, either end adds as many as there are while the engine finds that their windows hold them back: what a pair
-needs is its bandwidth times its round trip, which nobody can know before. The same where losses hold them back on a
-path that is not full (`native/src/growth.h`). Where the path is full, more streams only crowd each other. Where engines
-have several threads, each connection belongs to one of them by its index, on both sides, and every link begins with a
-connection for each. A lost one is replaced in its thread, and the connections of a thread grow by themselves.
+*Connections.* The dialer replaces a lost connection. Where the caller leaves their number open, either end doubles it
+while TCP windows limit the link (the bandwidth-delay product is unknown in advance), or while losses limit it on a path
+that is not full (`native/src/growth.h`). With several engine threads each connection belongs to one thread by its
+index, on both sides; every link begins with one for each, a lost one is replaced in its thread, and each thread grows
+its own connections.
 
-A link whose connections were all lost is lost at both ends. Each notices at its own time, so the dialer may be
-replacing connections of a link that the other end has dropped, with all that was on its way. Such connections are
-refused, also when the link was made anew meanwhile, even in vain: the dialer then loses the last of its own, and the
-next view has a new link.
+A link without connections is lost at both ends, at different times: the dialer may still replace connections of a link
+that the other end has dropped. The other end refuses them, also after it has made a newer link, so the dialer loses its
+last connection and the next view makes the link again.
 
-Silence. A link between two live peers that carries nothing any more is missed by whichever end has something lying on
-it, after half the peer timeout, and made anew. The other half is for that, so that a path that stays dead is known
-after a peer timeout, as a silent peer is. Only the dialer can tell that nothing gets through to the other side; the end
-that expects it to dial is patient, because a process may be merely busy.
+*Silence.* An end whose data stays unacknowledged for half the peer timeout reports the link, which is then made again.
+The other half bounds that attempt, so a dead path is known after one peer timeout, like a silent peer. Only the dialer
+can tell that the path is dead; the other end waits longer, because the dialer's process may merely be busy.
 """
 
 from __future__ import annotations
@@ -28,67 +24,66 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pccl.protocol import messages as m
-from pccl.protocol.peer.effects import AddConnections, CloseLink, MakeLink, PeerLog
-from pccl.protocol.peer.outbox import Outbox
+from pccl.protocol.messages import METRICS_KEPT_MAX, LinkMetric
+from pccl.protocol.peer.effects import AddConnections, CloseLink, MakeLink, Outbox, PeerLog
 from pccl.protocol.topology import linked_peers, neighbours
 
 LINK_SHARE = 0.5
-"""Share of the peer timeout for which a link may carry nothing, and for which making it anew may then get nowhere."""
+"""Share of the peer timeout that a link may be silent, and that the attempt to make it again may then take."""
 LINK_TIMEOUTS = 2.0
-"""Number of peer timeouts that making a link may take, and `LINK_TIMEOUT_S_MIN` at least."""
+"""Peer timeouts that making a link may take; `LINK_TIMEOUT_S_MIN` at least."""
 LINK_TIMEOUT_S_MIN = 2.0
 LINK_CONNECTIONS_MAX = 64
-"""Number of connections of a link. More are refused, whoever dials."""
+"""Connections per link. More are refused."""
 GROWN_CONNECTIONS_MAX = 16
-"""Number of connections up to which a link grows by itself where windows hold it back."""
+"""Connections up to which a link grows while windows limit it."""
 LOSSY_CONNECTIONS_MAX = 128
-"""Connections up to which all links together grow where losses hold them back. Each link may have
-`GROWN_CONNECTIONS_MAX` of these, and has `LINK_CONNECTIONS_MAX` at most."""
+"""Connections up to which all links together grow while losses limit them. Each link may have `GROWN_CONNECTIONS_MAX`
+in any case, and `LINK_CONNECTIONS_MAX` at most."""
 LOSSY_GROWTH = 3
-"""Number of connections added for each that losses hold back: at a loss rate that matters many are needed."""
+"""Connections added for each that losses limit."""
 PROBE_CONNECTIONS_MIN = 4
-"""Number of connections of a measurement where links may grow: it must not stop at a window that an op would have
-outgrown."""
+"""Connections of a measurement where links may grow, so that it is not limited by a window that ops outgrow."""
 GRACE_S = 0.5
-"""Seconds by which the other end may begin later to make a link."""
+"""Seconds that the other end may lag behind in making a link."""
 
 
 @dataclass
 class _Link:
-    """One link, from the time when it begins to be made."""
+    """One link, present or in the making."""
 
     link: int
     peer: int
     made_in: int
     connections: int
-    """Number of connections without which it does not stand."""
+    """Connections needed before the link is up."""
     dial: bool
     connected: int = 0
     is_up: bool = False
-    """Whether all of them have come. Further ones may come then, and any but the last may go."""
+    """Whether all of them stand. Then more may be added, and any but the last may break."""
     lost_early: list[int] = field(default_factory=list)
-    """Engine threads of the connections that were lost before that."""
+    """Engine threads of connections lost before."""
     extras: dict[int, int] = field(default_factory=dict)
-    """Number of connections dialled beyond those, by engine thread."""
+    """Connections dialled beyond those, by engine thread."""
 
 
 @dataclass
 class _Target:
-    """The links that the last prepared view asks for."""
+    """The links of the last prepared view."""
 
     view: int = 0
     ring: Sequence[int] = ()
     is_open: bool = False
-    """Whether the view is not installed yet."""
+    """Whether the view awaits installation."""
     failed: dict[int, str] = field(default_factory=dict)
-    """Peers with whom a link could not be made, and why."""
+    """Reasons of links that could not be made, by peer."""
 
 
 class Links:
     """All links of one peer."""
 
     def __init__(self, outbox: Outbox, connections: int, may_grow: bool) -> None:
-        """Each link begins with `connections` connections, and may add more where it `may_grow`."""
+        """`connections` is the initial number per link, which `may_grow`."""
         self.may_grow = may_grow
         self.engine_threads = 1
         self.peer_timeout_s = 0.0
@@ -101,23 +96,23 @@ class Links:
         """Links by peer."""
         self._last_link = 0
         self._broken: dict[int, m.LinkLost] = {}
-        """Links of the installed view that were lost since, by peer."""
+        """Lost links of the installed view, by peer."""
         self._made_in: dict[int, int] = {}
-        """The newest view for which a link was made, by peer, whatever has become of it."""
+        """Newest view that made a link, by peer."""
 
     def welcomed(self, own: int, engine_threads: int, peer_timeout_s: float) -> None:
-        """Note what the master has said: this peer's number, and what all of a run have in common."""
+        """Apply Welcome."""
         self._own = own
         self.engine_threads = engine_threads
         self.peer_timeout_s = peer_timeout_s
 
     @property
     def timeout_s(self) -> float:
-        """Seconds for which bytes may lie on a link without anything getting through; 0 before Welcome."""
+        """Seconds that data may stay unacknowledged on a link without progress; 0 before Welcome."""
         return LINK_SHARE * self.peer_timeout_s
 
     def number_of(self, peer: int) -> int:
-        """Return the number of the link to a peer; 0, which is no link, where there is none."""
+        """Return the number of the link to a peer; 0 if it is missing."""
         link = self._links.get(peer)
         return link.link if link is not None else 0
 
@@ -131,33 +126,33 @@ class Links:
         return link is not None and link.is_up
 
     def connections_to(self, member: m.PeerInfo) -> int:
-        """Return the number of connections that the link with this peer has, or would have once it is used."""
+        """Return the number of connections of the link with this peer, present or planned."""
         link = self._links.get(member.peer)
         count = max(self._begun_with(member), link.connected if link is not None else 0)
         return max(count, PROBE_CONNECTIONS_MIN) if self.may_grow else count
 
     def lost_needed(self, ring: Sequence[int], is_meshed: bool) -> Iterator[m.LinkLost]:
-        """Yield the links of the installed view that were lost since and that its ops need."""
+        """Yield the lost links of the installed view that its ops need."""
         for lost in self._broken.values():
             if is_meshed or lost.peer in neighbours(ring, self._own):
                 yield lost
 
     @property
     def gone(self) -> dict[int, str]:
-        """The peers whose links were lost since the view was installed, and why."""
+        """Reasons of links lost since the view was installed, by peer."""
         return {lost.peer: lost.reason for lost in self._broken.values()}
 
     # Views.
 
     def aim(self, view: int, ring: Sequence[int], members: Mapping[int, m.PeerInfo]) -> None:
-        """Make this prepared view the one that links are for. `members` are the peers of all groups."""
+        """Take a prepared view as the target of links. `members` are the peers of all groups."""
         self._target = _Target(view, ring, is_open=True)
         self._members = members
         self._broken = {peer: lost for peer, lost in self._broken.items() if peer in members}
         self._made_in = {peer: made_in for peer, made_in in self._made_in.items() if peer in members}
 
     def prepare(self, relinked: Collection[int]) -> None:
-        """Make the links that the view needs and close those it does not, those with `relinked` peers first."""
+        """Make the links that the view needs and close the others, those with `relinked` peers first."""
         for peer in relinked:
             self._drop(peer)
         for peer in [peer for peer in self._links if peer not in self._members]:
@@ -181,19 +176,19 @@ class Links:
         return m.LinksReady(target.view, failed, missing)
 
     def installed(self) -> None:
-        """Note that the prepared view is in force."""
+        """Note that the prepared view is installed."""
         self._target.is_open = False
 
     def close(self) -> None:
-        """Close all links, and aim at none."""
+        """Close all links."""
         for peer in list(self._links):
             self._drop(peer)
         self._target = _Target()
 
-    # What the engine and the makers of links report.
+    # Reports of the engine and the dialers.
 
     def lost(self, link: int, reason: str) -> m.LinkLost | None:
-        """Note that an established link broke. Return what the master is told of it, if anything."""
+        """Note that a link broke. Return the message to the master, if one is needed."""
         found = self._find(link)
         if found is None:
             return None
@@ -207,8 +202,7 @@ class Links:
         return lost
 
     def connected(self, link: int) -> bool:
-        """Count one more connection of a link. Return False if it is not wanted any more: then it must be closed, else
-        handed to the engine."""
+        """Count one more connection of a link. Return whether to hand it to the engine; close it otherwise."""
         found = self._find(link)
         if found is None or found.connected >= LINK_CONNECTIONS_MAX:
             return False
@@ -220,10 +214,7 @@ class Links:
         return True
 
     def connection_lost(self, link: int, reason: str, thread: int = 0) -> None:
-        """Note that a connection of a link broke; the link goes on with its others, unless they break, too.
-
-        A peer that leaves or dies closes one after the other, which need not be logged one by one.
-        """
+        """Note that a connection of a link broke, and replace it."""
         found = self._find(link)
         if found is None:
             return
@@ -235,7 +226,7 @@ class Links:
             found.lost_early.append(thread)
 
     def limited(self, link: int, thread: int = 0, by_loss: bool = False) -> None:
-        """Add connections to a link that windows, or losses, hold back in an engine thread."""
+        """Add connections to a link that windows, or losses, limit in an engine thread."""
         found = self._find(link)
         most = self._lossy_connections_max if by_loss else GROWN_CONNECTIONS_MAX
         if found is None or not found.is_up or not self.may_grow or found.connected >= most:
@@ -248,8 +239,7 @@ class Links:
         self._add(found, thread, count, is_replacement=False)
 
     def failed(self, link: int, reason: str) -> m.LinkFailed | None:
-        """Note that a link could not be made. Return what the master is told of it while it waits for this peer's
-        links."""
+        """Note that a link could not be made. Return the message to the master, if one is needed."""
         found = self._find(link)
         if found is None or found.is_up:
             return None
@@ -258,7 +248,7 @@ class Links:
         if not target.is_open or not self._is_wanted(found.peer):
             return None
         if found.made_in < target.view:
-            # It was begun under an earlier Prepare, and the other side may have begun anew since: once more.
+            # Begun under an earlier Prepare: the other side may have started again since.
             self._make(found.peer, target.view, dial=self._own > found.peer)
             return None
         self._give_up(found.peer, reason)
@@ -267,20 +257,20 @@ class Links:
         return m.LinkFailed(target.view, found.peer, reason[: m.REASON_CHARACTERS_MAX])
 
     def offered(self, peer: int, made_in: int) -> int | str | None:
-        """Find the link that an incoming connection shall belong to: its number, a refusal, or None: ask again after
-        the next message of the master, which may tell who that is."""
+        """Return the link number of an incoming connection, a refusal, or None: retry after the master's next message,
+        which may introduce the peer."""
         if made_in > self._target.view:
             return None
         if peer not in self._members or peer == self._own:
             return f"peer {peer} is not in view {self._target.view}"
         if made_in < self._made_in.get(peer, 0):
-            return f"the link with peer {peer} was made anew in view {self._made_in[peer]}"
+            return f"the link with peer {peer} was made again in view {self._made_in[peer]}"
         link = self._links.get(peer)
         lost = self._broken.get(peer)
         if link is None and lost is not None and lost.made_in == made_in:
             return f"the link with peer {peer} of view {made_in} was lost here"
         if link is None or link.made_in < made_in:
-            # The dialer has dropped the link that we still have: its word counts.
+            # The dialer has dropped the link that stands here; the dialer decides.
             self._drop(peer)
             link = self._make(peer, made_in, dial=False)
         if link.connected >= LINK_CONNECTIONS_MAX:
@@ -305,8 +295,7 @@ class Links:
         return max(self._connections, member.connections, self.engine_threads)
 
     def _make(self, peer: int, made_in: int, dial: bool, is_urgent: bool = False, is_needed: bool = True) -> _Link:
-        """Begin to make a link. `is_urgent`: it had stood, and broke. The group can go on without one that is not
-        needed."""
+        """Begin to make a link. `is_urgent`: it broke before. The group can do without one that is not needed."""
         member = self._members[peer]
         timeout_s = max(LINK_TIMEOUT_S_MIN, LINK_TIMEOUTS * self.peer_timeout_s)
         reach_s = self.timeout_s if is_urgent else max(LINK_TIMEOUT_S_MIN, self.peer_timeout_s)
@@ -341,3 +330,33 @@ class Links:
         link = self._links.pop(peer, None)
         if link is not None:
             self._outbox.act(CloseLink(link.link))
+
+
+Link = tuple[int, bool]
+"""The other peer, and whether it sends."""
+
+
+class Measurements:
+    """The last measurement of each link, the oldest first."""
+
+    def __init__(self) -> None:
+        self._found: dict[Link, tuple[LinkMetric, float]] = {}
+
+    def add(self, found: list[LinkMetric], now: float) -> None:
+        for metric in found:
+            self._found[metric.peer, metric.is_inbound] = metric, now
+        for oldest in list(self._found)[:-METRICS_KEPT_MAX]:
+            del self._found[oldest]
+
+    def discard(self, links: list[Link]) -> None:
+        """Forget links before they are measured again."""
+        for link in links:
+            self._found.pop(link, None)
+
+    def keep(self, peers: Collection[int]) -> None:
+        """Forget the links with all peers but these."""
+        self._found = {link: metric for link, metric in self._found.items() if link[0] in peers}
+
+    def aged(self, now: float) -> list[tuple[LinkMetric, int]]:
+        """Return all measurements, each with its age in seconds."""
+        return [(metric, max(0, round(now - at))) for metric, at in self._found.values()]

@@ -1,23 +1,20 @@
 """The peer's side of the control plane: one peer of one run, from Hello to its end.
 
-Events come in as method calls: messages of the master, calls of the user, reports of the engine and of whoever makes
-links. Effects collect until `drain()`, so a batch of events costs one message to the master where one will do. Ops,
-links and joint calls are decided by the parts that have these names; views, terms and masters are decided here.
+Events arrive as method calls: messages of the master, calls of the user, reports of the engine and of the dialers.
+Effects collect until `drain()`, so that a batch of events costs one message to the master where possible. `Ops`,
+`Links` and `JointCalls` decide their own parts; this module decides views, terms and masters.
 
-The master may die. Then nothing here stops: ops go on, calls wait. What would be said to the master is not said, but
-kept as state: which ops are done, which failed here, which links are broken, which joint call is waited in.
-`SeekMaster` asks for another master. That one hears the peer's recovery report (Vote, see `recovery_report`), and when
-it leads (Resumed) it is told all that again. No two masters may take what a peer says for the word of one that follows
-them, and none that does not know the run may end its part in it. The terms are those of Raft and Viewstamped
-Replication:
+When the master dies, ops continue and calls wait. Messages to the master are dropped; their content is kept as state:
+ops that are done, ops that failed here, broken links, the joint call in progress. `SeekMaster` requests another master.
+That master receives the peer's recovery report (Vote, see `recovery_report`), and once it leads (Resumed) the peer
+repeats its state. The terms are those of Raft and Viewstamped Replication:
 
-    1  A peer follows no lower term than it has, so two masters never both hear of new events.
-    2  It reports the verdicts that it has heard and that others might not have heard: of each tag the last commit and
-       the aborts since. That is enough, because a peer has one op of a tag in flight at a time: a peer that is
-       committed with one use has decided all that came before.
-    3  It is sent away for good only by a master that shows that it knows the run, by the secret that every peer hears
-       with its Welcome and reports to whomever it follows. At a dead master's address anybody may answer, if by
-       mistake.
+    1  A peer follows no lower term than its own, so two masters never both receive new events.
+    2  It reports verdicts that other peers may not have received: for each tag the last commit and the aborts since.
+       That suffices because a peer has one op per tag in flight: a peer that commits one use has decided all earlier
+       ones.
+    3  Only a master that knows the run's secret can dismiss a peer. Each peer receives the secret in Welcome and
+       reports it to the masters that it follows. Any process may answer at a dead master's address.
 """
 
 from __future__ import annotations
@@ -42,6 +39,7 @@ from pccl.protocol.peer.effects import (
     Ended,
     Installed,
     KeepHeartbeats,
+    Outbox,
     PeerLog,
     ProbedLink,
     RunProbe,
@@ -51,13 +49,10 @@ from pccl.protocol.peer.effects import (
     TryLinks,
 )
 from pccl.protocol.peer.joint_calls import JointCalls
-from pccl.protocol.peer.known_views import KnownViews
-from pccl.protocol.peer.links import LINK_TIMEOUT_S_MIN, Links
-from pccl.protocol.peer.measurements import Measurements
+from pccl.protocol.peer.links import LINK_TIMEOUT_S_MIN, Links, Measurements
+from pccl.protocol.peer.op import failure_of
 from pccl.protocol.peer.ops import Ops
-from pccl.protocol.peer.outbox import Outbox
-from pccl.protocol.peer.verdicts import failure_of
-from pccl.protocol.peer.view import View
+from pccl.protocol.peer.view import KnownViews, View
 from pccl.protocol.topology import linked_peers
 from pccl.types import Result
 
@@ -66,41 +61,40 @@ class Peer:
     """One peer of one run."""
 
     def __init__(self, group: int, connections: int, may_grow: bool = False, outlives_masters: bool = False) -> None:
-        """Each link begins with `connections` connections, and may add more where it `may_grow`. A peer that does not
-        outlive its master ends with it."""
+        """`connections` is the initial number per link, which `may_grow`. A peer ends with its master unless it
+        `outlives_masters`."""
         self.site = ""
         self.site_size = 0
-        """The name of this peer's site and the number of its peers, as in Hello."""
+        """Name and size of this peer's site, as in Hello."""
         self.outlives_masters = outlives_masters
         self.obstacle = ""
-        """The reason why the master does not let this peer in for a while; empty: nothing but the others holds it
-        up."""
+        """Why the master delays the admission of this peer; empty if it only waits for the other peers."""
         self.term = 0
-        """The highest term that it has followed."""
+        """Highest term followed."""
         self.group = group
         self.connections = connections
         self.peer = 0
         self.run = ""
         self.peer_timeout_s = 0.0
-        """Seconds of silence that mean a loss, as the master has said; 0 before."""
+        """Seconds of silence after which a peer counts as lost, as in Welcome; 0 before Welcome."""
         self.engine_threads = 1
-        """Number of threads in the engine of each peer, as the master has said."""
+        """Engine threads of each peer, as in Welcome."""
         self.view: View | None = None
         self._secret = b""
-        """The run's secret. A master that has it knows the run."""
+        """Secret that proves that a master knows the run."""
         self._members: dict[int, m.PeerInfo] = {}
         self._names: dict[int, str] = {}
-        """What the peers of the last two views call themselves."""
+        """Names of the peers of the last two views."""
         self.views = KnownViews()
         self._flush: m.Flush | None = None
-        """The flush that waits for the engine to stop."""
+        """Flush to answer once the engine has stopped."""
         self._resumed_at = 0.0
         self._outbox = Outbox()
         self._measurements = Measurements()
         self.links = Links(self._outbox, connections, may_grow)
         self.ops = Ops(self._outbox, self.links.number_of, is_blocked=lambda: self._calls.is_exclusive)
         self._calls = JointCalls(self._outbox, self.ops)
-        # What concerns one part alone goes straight to it: a small op has no time for a call more.
+        # Direct references: a forwarding method would cost a small op one more Python call.
         self.deadline, self.tick = self.ops.deadline, self.ops.tick
         self.launch, self.cancel, self.hasten = self.ops.launch, self.ops.cancel, self.ops.hasten
         self.plain_start, self.uses_of = self.ops.plain_start, self.ops.uses_of
@@ -117,44 +111,44 @@ class Peer:
 
     @property
     def is_over(self) -> bool:
-        """Whether the session has ended. The engine may still have to give ops back."""
+        """Whether the session has ended. The engine may still hold ops."""
         return self._outbox.is_closed
 
     @property
     def is_led(self) -> bool:
-        """Whether a master hears what it says. So it is before the first one, too."""
+        """Whether a master receives this peer's messages. True before the first one, too."""
         return self._outbox.is_led
 
     @property
     def is_optimizing(self) -> bool:
-        """Whether it takes part in an optimize_topology: others may measure their links with this peer."""
+        """Whether an optimize_topology is in progress: other peers may measure their links with this one."""
         return self._calls.kind == Kind.OPTIMIZE_TOPOLOGY
 
     def name_of(self, peer: int) -> str:
-        """Return what a peer calls itself; empty if that is not known. Any thread."""
+        """Return a peer's name; empty if unknown. Any thread."""
         return self._names.get(peer, "")
 
     @property
     def _has_had_masters(self) -> bool:
-        """Whether masters before the present one may have told this peer what this one tells it."""
+        """Whether earlier masters may have sent what this one sends again."""
         return self.term > 1
 
     # Ops.
 
     @property
     def open_ops(self) -> int:
-        """Number of ops that its callers wait for."""
+        """Number of ops without a result."""
         return self.ops.count
 
     def frozen(self, epoch: int) -> None:
-        """Note that all ops of the epoch have stopped and everything that was done has been reported."""
+        """Note that all ops of the epoch have stopped, after all their reports."""
         if self.ops.frozen(epoch):
             self._answer_flush()
 
     # Joint calls.
 
     def joint(self, call: int, kind: str, offer: m.SyncOffer | None = None) -> None:
-        """Enter a joint call, after those that this peer is in already. Its end is a CallResult."""
+        """Enter a joint call, after those already entered. It ends with a CallResult."""
         if self.is_over or self.view is None:
             self._outbox.act(CallResult(call, Result.NOT_INITIALIZED, "not connected", 0))
             return
@@ -172,7 +166,7 @@ class Peer:
         self._outbox.act(RunSync(message, donors))
 
     def sync_ended(self, sync: int, success: bool, reason: str, suspects: list[tuple[int, str]]) -> None:
-        """Report how a transfer of shared state has ended."""
+        """Report the end of a shared-state transfer."""
         self._calls.fetched(sync, success)
         self._outbox.say(m.SyncReport(sync, success, reason, suspects))
 
@@ -186,7 +180,7 @@ class Peer:
         self._outbox.act(RunProbe(message.probe, links))
 
     def probed(self, probe: int, found: list[m.LinkMetric], now: float) -> None:
-        """Report what was measured."""
+        """Report link measurements."""
         self._measurements.add(found, now)
         self._outbox.say(m.Probes(probe, found))
 
@@ -194,7 +188,7 @@ class Peer:
 
     @property
     def link_timeout_s(self) -> float:
-        """Seconds for which bytes may lie on a link without anything getting through; 0 before Welcome."""
+        """Seconds that data may stay unacknowledged on a link without progress; 0 before Welcome."""
         return self.links.timeout_s
 
     def link_lost(self, link: int, reason: str) -> None:
@@ -205,8 +199,7 @@ class Peer:
             self._answer_prepare()
 
     def link_connected(self, link: int) -> bool:
-        """Note that one more connection of the link stands. Return False if it is not wanted any more: then it must be
-        closed, else handed to the engine."""
+        """Count one more connection of a link. Return whether to hand it to the engine; close it otherwise."""
         is_wanted = self.links.connected(link)
         self._answer_prepare()
         return is_wanted
@@ -220,12 +213,12 @@ class Peer:
             self._outbox.say(failed)
 
     def link_offered(self, peer: int, made_in: int) -> int | str | None:
-        """Find the link that an incoming connection shall belong to: its number, a refusal, or None: ask again after
-        the next message of the master, which may tell who that is."""
+        """Return the link number of an incoming connection, a refusal, or None: retry after the master's next message,
+        which may introduce the peer."""
         return "the session is over" if self.is_over else self.links.offered(peer, made_in)
 
     def tried(self, failed: list[tuple[int, str]]) -> None:
-        """Tell the master with whom `TryLinks` did not work, and why. A newcomer is not let in for it."""
+        """Report the peers that `TryLinks` could not reach. The master does not admit this newcomer then."""
         for _, reason in failed[:1] if self.view is None else ():
             self.obstacle = f"this peer was evicted for its links before, and they still fail: {reason}"
             self._outbox.act(PeerLog("warning", self.obstacle))
@@ -234,7 +227,7 @@ class Peer:
     # The session.
 
     def report(self, message: m.Report) -> None:
-        """Tell the master what was done so far."""
+        """Send a traffic report."""
         if self.view is not None:
             self._outbox.say(message)
 
@@ -243,12 +236,12 @@ class Peer:
         self._end(Result.NOT_INITIALIZED, "this communicator was closed")
 
     def fail(self, reason: str) -> None:
-        """Leave because something is missing on this side that the session cannot go on without."""
+        """Leave after a local failure that the session cannot survive."""
         self._outbox.say(m.Leave(reason))
         self._end(Result.INTERNAL_ERROR, reason)
 
     def give_up(self, reason: str) -> None:
-        """End the session because there is no master."""
+        """End the session for lack of a master."""
         self._end(Result.MASTER_CONNECTION_FAILED, reason)
 
     def _end(self, code: Result, reason: str) -> None:
@@ -264,8 +257,7 @@ class Peer:
     # Masters.
 
     def received(self, message: m.FromMaster) -> None:
-        """Take in a message. Raises ProtocolError if a master cannot say so here: the runtime then calls
-        `master_lost`."""
+        """Handle a message. Raises ProtocolError if it is not valid here; the runtime then calls `master_lost`."""
         if self.is_over:
             return
         if not self.is_led and type(message) not in self._BEFORE_LEADERSHIP:
@@ -273,7 +265,7 @@ class Peer:
         self._HANDLERS[type(message)](self, message)
 
     def master_lost(self, reason: str) -> None:
-        """Note that the control connection is gone, or the master silent."""
+        """Note that the control connection broke or the master is silent."""
         if self.is_over:
             return
         if not self.outlives_masters:
@@ -296,8 +288,8 @@ class Peer:
     ) -> m.Resume | None:
         """Return the first message to the next master, or None if that is Hello.
 
-        `masters` is the number of master addresses, which are asked for `patience_s` of `master_timeout_s` from now on,
-        and `session` the key of the session that begins.
+        `masters` is the number of master addresses, `patience_s` what is left of `master_timeout_s` to search them, and
+        `session` the key of the new session.
         """
         if not self.peer:
             return None
@@ -365,7 +357,7 @@ class Peer:
         self._outbox.answer(self.views.summary())
 
     def _recovery_report(self) -> m.RecoveryReport:
-        """Return all that this peer knows of its run and the next master may not."""
+        """Return what the next master needs to continue the run."""
         view, summary = self.view, self.views.summary()
         commits, aborts = self.ops.verdicts()
         ring = linked_peers(view.ring, self.peer) if view is not None else []
@@ -403,7 +395,7 @@ class Peer:
         self._restate()
 
     def _restate(self) -> None:
-        """Say all that the last master may not have heard."""
+        """Repeat what the last master may not have received."""
         self.ops.restate()
         if self.view is not None and self.ops.is_running:
             for lost in self.links.lost_needed(self.view.ring, self.view.is_meshed):
@@ -412,7 +404,7 @@ class Peer:
 
     def _on_goodbye(self, message: m.Goodbye) -> None:
         if not self.is_led and self.run and message.secret != self._secret:
-            self.master_lost(f"refused by somebody who does not know the run: {message.reason}")
+            self.master_lost(f"refused by a process that does not know the run: {message.reason}")
             return
         code = Result(message.code) if message.code in m.FAILURES else Result.MASTER_CONNECTION_FAILED
         self._end(code, message.reason)
@@ -435,7 +427,7 @@ class Peer:
             self._flush = None
 
     def _on_prepare(self, message: m.Prepare) -> None:
-        """Take in the next view: settle the ops that it ends, and make the links that it needs."""
+        """Prepare the next view: settle the ops that it ends and make the links that it needs."""
         if message.view <= self.views.last:
             raise ProtocolError(f"Prepare of view {message.view} after {self.views.last}")
         ring = next((ring for ring in message.rings if self.peer in ring.peers), None)
@@ -460,12 +452,12 @@ class Peer:
         self._answer_prepare()
 
     def _answer_prepare(self) -> None:
-        """Tell the master that has prepared the next view, once every link that it needs stands or has failed."""
+        """Answer Prepare once every link of the view stands or has failed."""
         prepared = self.views.prepared
         if prepared is None or prepared.answered or self.views.keeps_ring(prepared.ring):
             return
         if not self.is_led or prepared.term != self.term:
-            return  # another view follows
+            return  # another Prepare follows
         answer = self.links.readiness()
         if answer is not None:
             prepared.answered = True
@@ -476,7 +468,7 @@ class Peer:
             self._outbox.act(TryLinks(message.members, max(LINK_TIMEOUT_S_MIN, self.peer_timeout_s)))
 
     def _on_install(self, message: m.Install) -> None:
-        """Put the prepared view in force."""
+        """Install the prepared view."""
         prepared = self.views.prepared
         if prepared is None or message.view != prepared.view:
             raise ProtocolError(f"Install of view {message.view}, which was not prepared")

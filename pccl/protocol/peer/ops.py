@@ -1,49 +1,62 @@
 """Ops of one peer: launched by its callers, run by its engine, ended by verdicts.
 
-An op starts in the installed view, under the epoch, the tag and the use count of the tag (`uses`), and goes through the
-states of `op`. Its verdict is the master's, or that all participants have completed it (`completion`). A view that
-changes the ring ends every op that has started. Ops that a flush ends return when the view is installed, so that a
-caller who then asks for the world size sees who is left.
+An op starts in the installed view, under the epoch, the tag and its use count, and goes through the states of `op`.
+Its verdict comes from the master, or from all participants having completed it (`completion`). A view that changes the
+ring ends every op that has started. Ops that a flush ends return once the view is installed, so their callers then see
+the new world size.
 
-Ops that their participants complete by themselves need not come here at all. `plain_start` tells how one would start,
-if nothing else can come of it, and the fast path that runs ops so says later what became of each: it is running
-(`handed_over`) or committed (`fast_completed`). It says so of all of them before anything else happens here.
+The fast path runs ops without this module where only one course is possible: `plain_start` returns the submission, and
+the fast path reports each op later, before any other event, as running (`handed_over`) or committed
+(`fast_completed`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 
 from pccl.protocol import completion
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import OpRef
-from pccl.protocol.peer.effects import EndOp, ForgetOp, ForgetUnmade, FreezeOp, FreezeOps, OpResult, PeerLog, SubmitOp
-from pccl.protocol.peer.op import IS_DONE, MAY_BE_DONE, UNDECIDED, Failure, Op, OpState, OpWait
-from pccl.protocol.peer.outbox import Outbox
-from pccl.protocol.peer.submission import (
-    LinkTo,
-    plain_submission,
-    refusal,
-    shared_tag,
-    submission,
-    would_have_tag,
+from pccl.protocol.peer.effects import (
+    EndOp,
+    ForgetOp,
+    ForgetUnmade,
+    FreezeOp,
+    FreezeOps,
+    OpResult,
+    Outbox,
+    PeerLog,
+    SubmitOp,
 )
-from pccl.protocol.peer.uses import Uses
-from pccl.protocol.peer.verdicts import HeardVerdicts, failure_of
-from pccl.protocol.peer.view import View
+from pccl.protocol.peer.op import (
+    IS_DONE,
+    MAY_BE_DONE,
+    UNDECIDED,
+    Failure,
+    HeardVerdicts,
+    Op,
+    OpState,
+    OpWait,
+    Uses,
+    failure_of,
+)
+from pccl.protocol.peer.view import View, alone_in
+from pccl.protocol.point_to_point import pair_tag
+from pccl.protocol.topology import neighbours
 from pccl.types import Result
 
 STALL_AFTER_S = 2.0
-"""Seconds after which an op that has not ended is reported to the master, once."""
+"""Seconds after which an open op is reported to the master, once."""
 
 
 class Ops:
-    """All open ops of one peer, and what it knows of those of the installed epoch."""
+    """All open ops of one peer, and the verdicts of the installed epoch."""
 
     def __init__(self, outbox: Outbox, link_to: LinkTo, is_blocked: Callable[[], bool]) -> None:
-        """`is_blocked` says whether an exclusive joint call is under way."""
+        """`is_blocked` returns whether an exclusive joint call is in progress."""
         self._outbox = outbox
         self._link_to = link_to
         self._is_blocked = is_blocked
@@ -55,19 +68,19 @@ class Ops:
         self.has_committed = False
         """Whether this peer has committed ops of the epoch by itself."""
         self._is_full = False
-        """Whether nothing may start before the next epoch, because too many tags were used in this one."""
+        """Whether starts wait for the next epoch because too many tags were used in this one."""
         self._ops: dict[int, Op] = {}
         self._queued: deque[Op] = deque()
         self._undecided: dict[OpRef, Op] = {}
         self.uses = Uses()
         self.heard = HeardVerdicts()
         self._settled: set[OpRef] = set()
-        """Commits that a prepared view has told."""
+        """Commits of the prepared view."""
 
     # What callers do.
 
     def launch(self, op: int, tag: int, now: float, pair: tuple[int, bool] | None = None) -> None:
-        """Launch an op, at once or as soon as ops may start. Its end is an OpResult.
+        """Launch an op, at once or when ops may start. It ends with an OpResult.
 
         `pair` makes it a point-to-point op: the other peer, and whether this one sends.
         """
@@ -82,7 +95,7 @@ class Ops:
             self._queued.append(entry)
 
     def cancel(self, op: int, code: Result, reason: str) -> None:
-        """Give an op up for its caller: it is aborted on all peers, unless it has been committed before."""
+        """Abort an op on all peers for its caller, unless it has been committed."""
         entry = self._ops.get(op)
         if entry is None or self._outbox.is_closed:
             return
@@ -100,7 +113,7 @@ class Ops:
                 self._tell_failure(entry)
 
     def hasten(self, op: int) -> bool:
-        """Let the caller hear a known verdict before the next view is installed. Return False if none is known."""
+        """Report a known verdict before the next view is installed. Return False if none is known."""
         entry = self._ops.get(op)
         if entry is None or entry.verdict is None:
             return False
@@ -108,9 +121,8 @@ class Ops:
         return True
 
     def plain_start(self) -> SubmitOp | None:
-        """Return the submission of an op of the whole group with a tag that was used in this epoch, without its number,
-        tag and use count (`submission.pair_start` makes one of two peers of it). None: something else may come of such
-        an op, or its participants would not complete it."""
+        """Return the submission of an op of the whole group without its number, tag and use count (`pair_start` turns
+        it into one of two peers). None if such an op could take another course."""
         view = self._view
         if view is None or not self._may_start or view.world_size < 2 or not completion.is_mutual(0, view.is_meshed):
             return None
@@ -119,11 +131,11 @@ class Ops:
         return plain_submission(view, self._link_to)
 
     def uses_of(self, tag: int) -> int:
-        """Return the use count of a tag in this epoch. May be called from any thread."""
+        """Return the use count of a tag in this epoch. Any thread."""
         return self.uses.made(tag)
 
     def handed_over(self, op: int, tag: int, sequence: int, now: float, pair: tuple[int, bool] | None = None) -> None:
-        """Take over an op that was started as `plain_start` has said, and runs. `pair` as in `launch`."""
+        """Take over a running op that was started by `plain_start`. `pair` as in `launch`."""
         assert self._view is not None
         assert self.is_running
         entry = self._ops[op] = Op(op, tag, now, pair, world_size=self._view.world_size, is_mutual=True)
@@ -132,8 +144,7 @@ class Ops:
         self._submit(entry, ref)
 
     def fast_completed(self, tag: int, sequence: int) -> None:
-        """Note that an op that was started so is committed: all participants are done. `tag` is the one by which they
-        know it."""
+        """Note the commit of an op started by `plain_start`. `tag` is the participants' tag."""
         self.has_committed = True
         ref = self.uses.make(tag)
         assert ref.sequence == sequence
@@ -142,14 +153,14 @@ class Ops:
     # Time.
 
     def deadline(self) -> float | None:
-        """Return when `tick` should be called next."""
+        """Return the time of the next `tick`."""
         for op in self._undecided.values() if self.is_running else ():
             if not op.stall_reported:
                 return op.launched_at + STALL_AFTER_S
         return None
 
     def tick(self, now: float) -> None:
-        """Report ops that take long."""
+        """Report slow ops."""
         for op in self._undecided.values() if self.is_running else ():
             if op.stall_reported:
                 continue
@@ -169,7 +180,7 @@ class Ops:
         self._outbox.act(PeerLog("info", text, op.ref._asdict()))
 
     def single_waits(self) -> list[OpWait]:
-        """Return the ops of two peers that have not ended, and those of all kinds that have yet to start."""
+        """Return the open point-to-point ops, and all ops that have not started."""
         return [
             OpWait(op.op, op.tag, op.launched_at, op.pair, op.state is OpState.QUEUED)
             for op in self._ops.values()
@@ -184,7 +195,7 @@ class Ops:
 
     @property
     def tags(self) -> list[int]:
-        """The tags of all open ops, as their callers have named them."""
+        """Callers' tags of all open ops."""
         return sorted({op.tag for op in self._ops.values()})
 
     @property
@@ -193,7 +204,7 @@ class Ops:
 
     @property
     def queued(self) -> int:
-        """Number of ops that wait for their start."""
+        """Number of ops that have not started."""
         return len(self._queued)
 
     @property
@@ -201,12 +212,12 @@ class Ops:
         return self.is_running and not self._is_full and not self._is_blocked()
 
     def start_queued(self) -> None:
-        """Start the ops that wait, as far as ops may start."""
+        """Start queued ops while ops may start."""
         while self._queued and self._may_start:
             self._start(self._queued.popleft())
 
     def _start(self, op: Op) -> None:
-        """Submit an op to the engine, end it at once where its end is known, or let it wait for a new epoch."""
+        """Submit an op to the engine, end it at once if its verdict is known, or queue it for a new epoch."""
         view = self._view
         assert view is not None
         op.world_size = view.world_size
@@ -240,7 +251,7 @@ class Ops:
         self._undecided[ref] = op
 
     def master_lost(self) -> None:
-        """Start the ops that have waited for a new epoch: none will come soon."""
+        """Start ops that waited for a new epoch: none will come soon."""
         self._is_full = False
         self.start_queued()
 
@@ -259,16 +270,16 @@ class Ops:
             self._outbox.act(EndOp(op.op, code is Result.SUCCESS))
 
     def _commit(self, op: Op) -> None:
-        """Commit an op: all participants are done, and ops run."""
+        """Commit an op that all participants have completed."""
         assert op.ref is not None
         del self._undecided[op.ref]
         self.heard.commit(op.ref)
-        # First, so that nothing between the two can have the engine put back what its caller has been told to be there.
+        # Before the result: afterwards the engine must not restore the input.
         self._outbox.act(ForgetOp(op.op))
         self._finish(op, Result.SUCCESS, "")
 
     def _release(self, op: Op) -> None:
-        """End an op whose verdict is known and of which the engine has nothing any more."""
+        """End an op with a known verdict that the engine has released."""
         assert op.verdict is not None
         if op.awaits_view:
             op.move(OpState.HELD)
@@ -295,7 +306,7 @@ class Ops:
     # Verdicts of the master.
 
     def on_commit(self, message: m.OpsCommit, had_masters: bool) -> None:
-        """Take in commits. `had_masters`: an earlier master may have said the same."""
+        """Apply commits. `had_masters`: an earlier master may have sent the same."""
         self._require_running(message.epoch)
         for ref in message.ops:
             op = self._undecided.get(ref)
@@ -333,7 +344,7 @@ class Ops:
         self._outbox.act(ForgetUnmade(view.epoch, ref.tag, self.uses.unmade_until(ref)))
 
     def on_abort_vote_request(self, message: m.AbortVoteRequest) -> None:
-        """Promise not to commit an op by oneself, unless that has happened."""
+        """Vote not to commit an op without the master, unless it is committed already."""
         self._require_running(message.epoch)
         ref, failure = OpRef(message.tag, message.sequence), failure_of(message.code, message.reason)
         op = self._undecided.get(ref)
@@ -355,7 +366,7 @@ class Ops:
     # What the engine reports.
 
     def done(self, op: int, tx_bytes: int = 0, rx_bytes: int = 0) -> None:
-        """Note that all result bytes are here. The counts are those of the whole op, sent or not."""
+        """Note that all result bytes have arrived. The counts are those of the whole op."""
         entry = self._ops[op]
         entry.traffic = tx_bytes, rx_bytes
         if entry.state is OpState.COMMITTED:
@@ -370,8 +381,7 @@ class Ops:
                 self._outbox.report_done(entry.ref)
 
     def completed(self, op: int) -> None:
-        """Commit an op because all participants are done, unless this peer has promised not to. Ops may have been
-        stopped meanwhile."""
+        """Commit an op that all participants have completed, unless this peer has voted not to. Ops may be stopped."""
         entry = self._ops.get(op)
         if entry is None or entry.verdict is not None or entry.has_voted_abort:
             return
@@ -385,7 +395,7 @@ class Ops:
         self._commit(entry)
 
     def stopped(self, op: int) -> None:
-        """Note that the engine has stopped an op: if it was not reported as done before, it never will be."""
+        """Note that the engine has stopped an op. It is never reported done afterwards."""
         entry = self._ops.get(op)
         if entry is None or entry.state not in UNDECIDED or entry.state is OpState.REFUSED:
             return
@@ -396,7 +406,7 @@ class Ops:
             self._tell_failure(entry)
 
     def refused(self, op: int, code: Result, reason: str) -> None:
-        """Note that the engine did not take an op that was submitted: it fails here, and so on all peers."""
+        """Note that the engine refused an op: it fails on all peers."""
         entry = self._ops[op]
         if entry.verdict is not None:
             self._release(entry)
@@ -406,11 +416,11 @@ class Ops:
             self._tell_failure(entry)
 
     def mismatched(self, op: int, reason: str, is_other_call: bool = False) -> None:
-        """Give up an op that others call with other arguments, or instead of which they call something else."""
+        """Abort an op that other peers call with other arguments, or replace by another call."""
         self.cancel(op, Result.INVALID_USAGE if is_other_call else Result.INVALID_ARGUMENT, reason)
 
     def ended(self, op: int, tx_bytes: int, rx_bytes: int) -> None:
-        """Note that the engine has carried the verdict out and gives the buffers back."""
+        """Note that the engine has carried out the verdict and released the buffers."""
         entry = self._ops[op]
         entry.traffic = tx_bytes, rx_bytes
         self._release(entry)
@@ -428,8 +438,7 @@ class Ops:
         self._outbox.report_ops_of(0)
 
     def frozen(self, epoch: int) -> bool:
-        """Note that all ops of the epoch have stopped and everything that was done has been reported. Return False if
-        that is of no interest any more."""
+        """Note that all ops of the epoch have stopped, after all their reports. Return False if the epoch is over."""
         if self._view is None or self._view.epoch != epoch or self._outbox.is_closed:
             return False
         self.is_frozen = True
@@ -442,7 +451,7 @@ class Ops:
         return m.FlushReply(flush, done, *(self.heard.told() if knows_more else ()))
 
     def settle(self, commits: Collection[OpRef], aborts: Mapping[OpRef, Failure], reason: str) -> None:
-        """End all ops of the epoch, as a prepared view says; `reason` is that of all other aborts."""
+        """End all ops of the epoch as a prepared view decides; `reason` is that of all other aborts."""
         self._halt()
         self._settled.update(commits)
         for ref, failure in aborts.items():
@@ -458,7 +467,7 @@ class Ops:
                 self._decide(op, *aborts.get(ref, (Result.RANK_CONNECTION_LOST, f"aborted on all peers: {reason}")))
 
     def installed(self, view: View, is_new_epoch: bool) -> None:
-        """Go on in this view. A new epoch begins with no op; those that waited for it return or start."""
+        """Continue in this view. In a new epoch, ops that waited for it return or start."""
         self._view = view
         if not is_new_epoch:
             return
@@ -476,12 +485,12 @@ class Ops:
     # Another master, and the end.
 
     def verdicts(self) -> tuple[list[OpRef], list[m.Aborted]]:
-        """Return the commits and aborts that others might not have heard."""
+        """Return the commits and aborts that other peers may lack."""
         commits, aborts = self.heard.told()
         return sorted(self._settled.union(commits)), aborts
 
     def restate(self) -> None:
-        """Say of the running ops all that the last master may not have heard."""
+        """Repeat the reports of running ops that the last master may not have received."""
         self._outbox.discard_reports()
         view = self._view
         if view is None or not self.is_running:
@@ -497,8 +506,7 @@ class Ops:
             self._outbox.say(m.OpFailed(view.epoch, *ref, *failure, may_be_done=True))
 
     def end(self, code: Result, reason: str) -> None:
-        """End all ops: the session is over. What the engine has comes back later. What a master has committed, and is
-        done here, is committed."""
+        """End all ops with the session. Ops that a master has committed and that are done here are committed."""
         self._halt()
         for op in self._queued:
             self._finish(op, code, reason)
@@ -510,3 +518,88 @@ class Ops:
                 self._decide(op, code, reason)
         for op in list(self._ops.values()):
             self._stop_awaiting(op)
+
+
+LinkTo = Callable[[int], int]
+"""Returns the number of the link to a peer; 0 if it was just lost. Then the op waits for the flush that follows."""
+
+
+def refusal(view: View, pair: tuple[int, bool] | None) -> Failure | None:
+    """Return why an op cannot start in this view, or None. Both peers of a point-to-point op are refused alike."""
+    if view.world_size < 2:
+        return Result.TOO_FEW_PEERS, alone_in(view.group)
+    if pair is None:
+        return None
+    other = pair[0]
+    if other not in view.ring:
+        return Result.RANK_CONNECTION_LOST, f"peer {other} has left; call again with a rank of the present group"
+    if not view.is_meshed and other not in neighbours(view.ring, view.peer):
+        return (
+            Result.INVALID_USAGE,
+            f"no link with peer {other}: in a group without a mesh only neighbours of the ring have one",
+        )
+    return None
+
+
+def shared_tag(view: View, tag: int, pair: tuple[int, bool] | None) -> int:
+    """Return the participants' tag of an op with this caller's tag."""
+    if pair is None:
+        return tag
+    own, other = view.ring.index(view.peer), view.ring.index(pair[0])
+    return pair_tag(own, other, tag) if pair[1] else pair_tag(other, own, tag)
+
+
+def would_have_tag(view: View, op: Op, tag: int) -> bool:
+    """Whether an op would have this tag if it started in this view."""
+    return (op.pair is None or op.pair[0] in view.ring) and shared_tag(view, op.tag, op.pair) == tag
+
+
+def submission(view: View, op: Op, ref: OpRef, link_to: LinkTo) -> SubmitOp:
+    """Return the submission of an op in this view."""
+    participants = view.ring
+    if op.pair is not None:
+        other, is_sender = op.pair
+        participants = (view.peer, other) if is_sender else (other, view.peer)
+    links = tuple(map(link_to, participants))
+    return _submission(view, op.op, ref, participants, links, op.is_mutual)
+
+
+def plain_submission(view: View, link_to: LinkTo) -> SubmitOp | None:
+    """Return the submission of an op of the whole group, completed without the master, without its number, tag and use
+    count. None if a link is missing."""
+    links = tuple(0 if peer == view.peer else link_to(peer) for peer in view.ring)
+    return None if links.count(0) > 1 else _submission(view, 0, OpRef(0, 0), view.ring, links, is_mutual=True)
+
+
+def pair_start(start: SubmitOp, pair: tuple[int, bool]) -> SubmitOp | None:
+    """Return the submission of a point-to-point op where ops of the whole group are submitted by `start`.
+
+    Its tag is that of the two peers for the caller's tag 0. None if the other peer has left.
+    """
+    other, is_sender = pair
+    if other not in start.ring:
+        return None
+    rank = start.ring.index(other)
+    link = start.links[rank]
+    tag = pair_tag(start.rank, rank, 0) if is_sender else pair_tag(rank, start.rank, 0)
+    links = (0, link) if is_sender else (link, 0)
+    return replace(start, tag=tag, rank=0 if is_sender else 1, world_size=2, links=links)
+
+
+def _submission(
+    view: View, op: int, ref: OpRef, participants: tuple[int, ...], links: tuple[int, ...], is_mutual: bool
+) -> SubmitOp:
+    return SubmitOp(
+        op=op,
+        epoch=view.epoch,
+        tag=ref.tag,
+        sequence=ref.sequence,
+        rank=participants.index(view.peer),
+        world_size=len(participants),
+        links=links,
+        is_meshed=view.is_meshed,
+        is_mutual=is_mutual,
+        ring=view.ring,
+        direct_limit=view.direct_limit,
+        is_local=view.is_local,
+    )

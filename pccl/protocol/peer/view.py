@@ -1,23 +1,33 @@
-"""The view: an installed membership, as one peer sees it.
+"""Views of one peer: the installed one, the prepared one, and those answered to earlier masters.
 
-A view is what view-synchronous group communication calls one: all peers of a group that install it have the same
-members in the same order, and every op that was under way before ends the same way for all of them.
+A view is that of view-synchronous group communication: all peers of a group that install it have the same members in
+the same order, and every op in flight before it ends alike on all of them.
+
+A view may be installed elsewhere as soon as all its peers have answered Prepare, so the next master needs the views
+that this peer has answered (`recovery_report`, rules 2 and 3):
+
+    1  A prepared view that this peer has answered (LinksReady) counts until a view is installed here.
+    2  A newer view prepared by the same master replaces it: that master has given the earlier one up.
+    3  A view answered to an earlier master counts until a leading master excludes it (`Resumed.in_force`): only then is
+       it certain that no peer has installed it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from pccl.protocol import messages as m
 from pccl.protocol.direct_limit import UNKNOWN
 
 
 @dataclass(frozen=True)
 class View:
-    """An installed membership, as seen by one peer. Immutable: threads may keep it."""
+    """An installed membership. Immutable: threads may keep it."""
 
     view: int
     epoch: int
-    """The view in which the group's ring last changed."""
+    """View of the last change of the group's ring."""
     peer: int
     group: int
     ring: tuple[int, ...]
@@ -27,7 +37,7 @@ class View:
     is_meshed: bool = False
     """Whether every pair of the group has a link."""
     direct_limit: int = UNKNOWN
-    """The size up to which ops go direct: see `protocol.direct_limit`."""
+    """Size limit of the direct algorithm: see `protocol.direct_limit`."""
     is_local: bool = False
     """Whether all peers of the group are on one host."""
 
@@ -41,5 +51,105 @@ class View:
 
 
 def alone_in(group: int) -> str:
-    """Return the error text for a caller whose group has no other peer."""
+    """Return the error text for a group without other peers."""
     return f"alone in peer group {group}; wait_for_peers(2) returns when another one has joined"
+
+
+# The views that one peer knows: the one in force, the one that is prepared, and those that it has answered before.
+
+
+@dataclass
+class Prepared:
+    """A view before its installation."""
+
+    view: int
+    ring: m.Ring
+    """The ring of this peer's group."""
+    term: int
+    """Term of its master."""
+    rings: list[m.Ring]
+    lost: list[tuple[int, str]]
+    answered: bool = False
+    """Whether this peer has sent LinksReady, so that other peers may have installed the view."""
+
+
+class KnownViews:
+    """All known views of one peer."""
+
+    def __init__(self) -> None:
+        self.installed: View | None = None
+        self.prepared: Prepared | None = None
+        self.rings: list[m.Ring] = []
+        """Rings of the installed view."""
+        self._answered: list[m.PreparedView] = []
+        """Views newer than the installed one, answered to masters before that of the prepared view (rule 3)."""
+
+    @property
+    def last(self) -> int:
+        """Number of the last view prepared or installed; 0 before the first."""
+        if self.prepared is not None:
+            return self.prepared.view
+        return self.installed.view if self.installed is not None else 0
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the prepared view changes this peer's ring and so has decided all its ops."""
+        return self.prepared is not None and not self.keeps_ring(self.prepared.ring)
+
+    def keeps_ring(self, ring: m.Ring) -> bool:
+        """Whether this is the installed ring."""
+        return self.installed is not None and ring.epoch == self.installed.epoch
+
+    def prepare(self, message: m.Prepare, ring: m.Ring, term: int) -> Prepared:
+        """Keep the view that the master of this term prepares. `ring` is this peer's ring in it."""
+        last = self.prepared
+        if last is not None and last.answered and last.term != term:
+            self._answered.append(m.PreparedView(last.view, last.rings, answered=True))
+        self.prepared = Prepared(message.view, ring, term, message.rings, message.lost)
+        return self.prepared
+
+    def admits_newcomers(self, prepared: Prepared) -> bool:
+        """Whether a view has peers that the installed one lacks."""
+        before = {peer for ring in self.rings for peer in ring.peers}
+        return any(peer not in before for ring in prepared.rings for peer in ring.peers)
+
+    def install(self, prepared: Prepared, message: m.Install, peer: int, group: int) -> View:
+        """Install the prepared view. A ring that does not change keeps the hints for the choice of algorithms."""
+        hints: View | m.Install = message
+        if self.installed is not None and self.keeps_ring(prepared.ring):
+            hints = self.installed
+        self.forget_prepared()
+        self.rings = prepared.rings
+        self.installed = View(
+            view=prepared.view,
+            epoch=prepared.ring.epoch,
+            peer=peer,
+            group=group,
+            ring=tuple(prepared.ring.peers),
+            group_sizes={ring.group: len(ring.peers) for ring in prepared.rings},
+            is_meshed=message.is_meshed,
+            direct_limit=hints.direct_limit,
+            is_local=hints.is_local,
+        )
+        return self.installed
+
+    def forget_prepared(self) -> None:
+        """Forget all views but the installed one."""
+        self.prepared = None
+        self._answered.clear()
+
+    def rule_out_all_but(self, in_force: Collection[int]) -> None:
+        """Exclude all answered views but these, as a leading master has found."""
+        self._answered = [each for each in self._answered if each.view in in_force]
+        if self.prepared is not None and self.prepared.view not in in_force:
+            self.prepared.answered = False
+
+    def summary(self) -> m.PreVote:
+        """Return the answer to PreVoteRequest."""
+        view, prepared = self.installed, self.prepared
+        return m.PreVote(
+            installed=None if view is None else m.InstalledView(view.view, self.rings, view.is_meshed),
+            prepared=None if prepared is None else m.PreparedView(prepared.view, prepared.rings, prepared.answered),
+            is_settled=view is not None and self.is_settled,
+            answered=list(self._answered),
+        )

@@ -9,9 +9,8 @@ import pytest
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import Kind, OpRef
-from pccl.protocol.peer.effects import CallResult, Effect, ToMaster
+from pccl.protocol.peer.effects import CallResult, Effect, Outbox, ToMaster
 from pccl.protocol.peer.joint_calls import JointCalls
-from pccl.protocol.peer.outbox import Outbox
 from pccl.types import Result
 
 

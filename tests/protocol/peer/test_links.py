@@ -123,7 +123,7 @@ def test_links_with_more_connections_than_engine_threads_continue_their_numbers(
 
 def test_offer_for_a_link_that_was_replaced_is_refused(rig: Rig) -> None:
     rig.hear(m.Flush(1, 1), prepare([1, 2, 3], 2, relink=[(2, 3)]))
-    assert rig.machine.link_offered(3, 1) == "the link with peer 3 was made anew in view 2"
+    assert rig.machine.link_offered(3, 1) == "the link with peer 3 was made again in view 2"
 
 
 def test_offer_for_a_link_that_was_replaced_in_vain_is_refused(rig: Rig) -> None:
@@ -131,7 +131,7 @@ def test_offer_for_a_link_that_was_replaced_in_vain_is_refused(rig: Rig) -> None
     rig.machine.link_lost(rig.links[3], "reset")
     rig.hear(m.Flush(1, 1), prepare([1, 2, 3], 2, relink=[(2, 3)]))
     rig.machine.link_failed(rig.links[3], "no connection within the time")
-    assert rig.machine.link_offered(3, 1) == "the link with peer 3 was made anew in view 2"
+    assert rig.machine.link_offered(3, 1) == "the link with peer 3 was made again in view 2"
 
 
 def test_dialer_that_begins_anew_is_believed(rig: Rig) -> None:

@@ -227,4 +227,4 @@ def test_without_a_link_two_cannot_meet() -> None:
     (result,) = rig.launch(2, pair=(4, False))
     assert isinstance(result, ps.OpResult)
     assert result.code is Result.INVALID_USAGE
-    assert "there is no link with peer 4" in result.reason
+    assert "no link with peer 4" in result.reason

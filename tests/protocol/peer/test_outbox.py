@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pccl.protocol import messages as m
 from pccl.protocol.messages import OpRef
-from pccl.protocol.peer.effects import Effect, PeerLog, ToMaster
-from pccl.protocol.peer.outbox import Outbox
+from pccl.protocol.peer.effects import Effect, Outbox, PeerLog, ToMaster
 
 A, B = OpRef(7, 0), OpRef(8, 0)
 

@@ -118,7 +118,7 @@ def test_only_who_knows_the_run_can_put_it_out() -> None:
     rig.effects()
     for secret in (b"", b"another"):
         (seek,) = rig.hear(m.Goodbye(Result.MASTER_CONNECTION_FAILED, "your run is over", secret))
-        assert seek == ps.SeekMaster("refused by somebody who does not know the run: your run is over")
+        assert seek == ps.SeekMaster("refused by a process that does not know the run: your run is over")
     (follow,) = said(rig.hear(m.VoteRequest(rig.machine.term + 1)))
     assert isinstance(follow, m.Vote)
     assert follow.report.secret == b"of the run"

@@ -23,7 +23,7 @@ from pccl.types import Result
 from tests.simulation.checks.facts import Epoch, Facts, Leader
 from tests.simulation.node import Key, Node, Value
 
-REFUSALS = re.compile(r"peer \d+ has left; call again|there is no link with peer \d+")
+REFUSALS = re.compile(r"peer \d+ has left; call again|no link with peer \d+")
 """The errors of point-to-point ops that cannot start."""
 
 

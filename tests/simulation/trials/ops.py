@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pccl.protocol import messages as m
 from pccl.protocol.messages import Kind
-from pccl.protocol.peer.uses import EARLY_KEPT_MAX
+from pccl.protocol.peer.op import EARLY_KEPT_MAX
 from pccl.types import Result
 from tests.simulation.node import Node
 from tests.simulation.trials.base import MARGIN_S, TICK_S
