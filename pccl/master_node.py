@@ -87,7 +87,6 @@ class MasterNode:
             at a fixed port has a default of its own, a directory of its user.)
         found: True if there is no run to go on with: one is founded at once.
         resume: True if there is one: none is founded before that has been led.
-        resume_any: True to wait, without `state`, for no more than a majority and a peer timeout.
         founders: How many peers found a run together: as long as nobody is in the run, newcomers wait until so many are
             there, and one view admits them all.
         daemon: True if the end of the program shall not wait for this master, and stops it.
@@ -110,7 +109,6 @@ class MasterNode:
         state: str | os.PathLike[str] | None = None,
         found: bool = False,
         resume: bool = False,
-        resume_any: bool = False,
         founders: int = 1,
         daemon: bool = False,
     ) -> None:
@@ -121,7 +119,6 @@ class MasterNode:
         if self._state == "none":
             self._state = ""
         self._beginning = Beginning.FOUND if found else Beginning.RESUME if resume else Beginning.UNKNOWN
-        self._resumes_any = resume_any
         self._options = MasterOptions(
             peer_timeout_s=_peer_timeout_s(peer_timeout),
             engine_threads=_engine_threads(engine_threads),
@@ -182,7 +179,6 @@ class MasterNode:
                 beginning,
                 self._standby_of,
                 state,
-                self._resumes_any,
             )
         except (OSError, StateError) as error:
             for opened in (listener, web_listener, state):
@@ -310,7 +306,6 @@ class _Service:
         beginning: Beginning,
         standby_of: Sequence[Address],
         state: FenceFile | None,
-        resumes_any: bool,
     ) -> None:
         self.port: int = listener.getsockname()[1]
         self.description = f"the master at {addresses.join(host, self.port)}"
@@ -327,7 +322,6 @@ class _Service:
             standby_of,
             security.client_tls(None, "MasterNode") if standby_of else None,
             state,
-            resumes_any,
         )
         self._web: WebServer | None = None
         self.http_port = 0

@@ -119,14 +119,12 @@ class Failover:
         secret: bytes = b"",
         fence: Fence | None = None,
         persists: bool = False,
-        resumes_any: bool = False,
     ) -> None:
         """`run` names the run that may be founded here, and `secret` is what only its masters and peers know. `fence`
         is the record of a process before this one; with `persists`, this one says what to record (Persist)."""
         self.options = options or MasterOptions()
         self._known = KnownRuns(fence)
         self._persists = persists
-        self._resumes_any = resumes_any
         self._secret = secret
         self.master = Master(RunState(run, self.options, secret=secret))
         self.is_standby = is_standby
@@ -331,7 +329,7 @@ class Failover:
         gathering = self._gatherings.get(message.run)
         if gathering is None:
             term = max(message.term, known) + 1
-            gathering = Gathering(message.run, term, self.options.peer_timeout_s, self._resumes_any)
+            gathering = Gathering(message.run, term, self.options.peer_timeout_s)
             self._gatherings[message.run] = gathering
         gathering.enter(claim)
         gathering.unaccepted_since = self._known.unaccepted_since(message.run, self._now, self.options.peer_timeout_s)

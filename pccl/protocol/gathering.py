@@ -49,15 +49,12 @@ class Claim:
     since: float
     """The time when it came."""
     master_timeout_s: float
-    gives_up_at: float
-    """The time when its patience ends."""
     asked: int = 0
     """The last term that it was asked to follow in."""
 
     @classmethod
     def of(cls, connection: int, host: str, message: m.Resume, now: float) -> Claim:
         """Return the claim of a peer that has said this."""
-        master_timeout_s = bounded_s(message.master_timeout_s, m.MASTER_TIMEOUT_S)
         return cls(
             connection,
             host,
@@ -67,8 +64,7 @@ class Claim:
             message.masters,
             message.is_accepted,
             now,
-            master_timeout_s,
-            now + bounded_s(message.patience_s, master_timeout_s),
+            bounded_s(message.master_timeout_s, m.MASTER_TIMEOUT_S),
         )
 
 
@@ -78,7 +74,7 @@ class Gathering:
     Where a method takes `is_fenced`, it says whether nobody can have led the run since this process wrote its fence.
     """
 
-    def __init__(self, run: str, term: int, peer_timeout_s: float, resumes_any: bool) -> None:
+    def __init__(self, run: str, term: int, peer_timeout_s: float) -> None:
         views = Views()
         self.run = run
         self.term = term
@@ -101,21 +97,16 @@ class Gathering:
         """The record of the run's last view besides the word of those who are here."""
         self.tells_at: float | None = None
         """The time when the log is to say who is waited for."""
-        self._patience: tuple[frozenset[int], float] | None = None
-        """A set of peers of the run, and the time when the first of them that are here gives up."""
         self._to_ask: dict[int, Claim] = {}
         """Peers that have come and were not asked to follow in `term`."""
         self._with_rivals = 0
         self._timeout_s = peer_timeout_s
-        self._resumes_any = resumes_any
 
     def enter(self, claim: Claim) -> None:
         """Note a peer that has come."""
         self.claims[claim.peer] = claim
         self._with_rivals += claim.masters > 1
         self.term_heard = max(self.term_heard, claim.term)
-        if self._patience is not None and claim.peer in self._patience[0]:
-            self._patience = self._patience[0], min(self._patience[1], claim.gives_up_at)
 
     def leave(self, claim: Claim) -> None:
         """Forget a peer that has gone."""
@@ -124,14 +115,6 @@ class Gathering:
         self.here.discard(claim.peer)
         self.following.discard(claim.peer)
         self._to_ask.pop(claim.peer, None)
-        self._patience = None
-
-    def gives_up_at(self, peers: frozenset[int]) -> float:
-        """Return the time when the first of these peers that are here gives up."""
-        if self._patience is None or self._patience[0] != peers:
-            ends = [claim.gives_up_at for claim in self.claims.values() if claim.peer in peers]
-            self._patience = peers, min(ends, default=inf)
-        return self._patience[1]
 
     def said(self, claim: Claim, summary: Summary, is_following: bool, now: float) -> None:
         """Take in a summary or a report of a peer that is here."""
@@ -189,15 +172,12 @@ class Gathering:
         return not is_fenced or now < self.doubts_until()
 
     def leads_at(self, majority_at: float, is_fenced: bool) -> float:
-        """Return the time when the run goes on with those who follow. As long as they go on coming they are not late,
-        but this master is busy."""
+        """Return the time when the run continues without the missing peers. inf: never, because the last master may
+        have evicted the peers that are here, and there is no record of it."""
+        if not (self.has_rivals or is_fenced):
+            return inf
         heard_at = max(majority_at, self.heard_at)
-        at = min(heard_at + self._timeout_s, majority_at + GATHER_TIMEOUTS * self._timeout_s)
-        if not (self._resumes_any or self.has_rivals or is_fenced):
-            # Others may have gone on without those who are here.
-            gives_up_at = self.gives_up_at(self.quorum().expected)
-            at = max(at, gives_up_at - self._timeout_s) if gives_up_at < inf else at
-        return at
+        return min(heard_at + self._timeout_s, majority_at + GATHER_TIMEOUTS * self._timeout_s)
 
     def may_lead(self, needs_majority: bool) -> bool:
         """Whether those who follow are enough, and nobody here tells of a later view."""
@@ -213,10 +193,8 @@ class Gathering:
     def stays_until(self, since: float, is_fenced: bool) -> float:
         """Return the time until which a peer that came at `since` is kept waiting. It is later while a majority is
         here, which may lead on without the rest before that."""
-        leads_at = since
-        if self.majority_at is not None:
-            leads_at = self.leads_at(self.majority_at, is_fenced)
-        return max(since, leads_at) + GATHER_TIMEOUTS * self._timeout_s
+        leads_at = inf if self.majority_at is None else self.leads_at(self.majority_at, is_fenced)
+        return max(since, leads_at if leads_at < inf else since) + GATHER_TIMEOUTS * self._timeout_s
 
     def deadlines(self, now: float, is_fenced: bool) -> list[float]:
         """Return the times at which something is due."""
@@ -240,5 +218,5 @@ class Gathering:
             text += f"; it waits for peers {absent[:NAMED_MAX]}"
         if absent and self.majority_at is not None:
             left_s = self.leads_at(self.majority_at, is_fenced) - now
-            text += f", and goes on without them in {max(0.0, left_s):.1f} s"
+            text += f" and continues without them in {max(0.0, left_s):.1f} s" if left_s < inf else ""
         return text

@@ -25,8 +25,6 @@ class Memory(Enum):
     NONE = "none"
     """The next master waits for all peers."""
     DISK = "disk"
-    WAIVED = "waived"
-    """Nothing, and the next master waits for a majority only."""
 
 
 @dataclass(eq=False)
@@ -79,7 +77,6 @@ class MasterHost:
             secret=b"secret of run %d" % run,
             fence=self.fence,
             persists=memory is Memory.DISK,
-            resumes_any=memory is Memory.WAIVED,
         )
         self.machine.begin(now, hold_s, hold_beside_s)
         self.process = run

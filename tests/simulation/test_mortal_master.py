@@ -272,7 +272,7 @@ def test_who_is_put_out_of_the_run_and_asks_a_standby_disturbs_nobody() -> None:
 
 
 def test_one_who_comes_too_late_hears_so() -> None:
-    world = World(masters=1, memory=Memory.WAIVED)
+    world = World(masters=1, memory=Memory.DISK)
     nodes = [*world.join(0), *world.join(0, 0)]
     world.cut(nodes[2], world.hosts[0].name)
     world.kill_master()

@@ -102,7 +102,6 @@ class MasterServer:
         standby_of: Sequence[Address] = (),
         client_context: ssl.SSLContext | None = None,
         state: FenceFile | None = None,
-        resumes_any: bool = False,
         system: System = SYSTEM,
     ) -> None:
         """Let in only those who know the `token`, if there is one, and only over TLS, if there is an `ssl_context`.
@@ -125,7 +124,6 @@ class MasterServer:
             secret=secrets.token_bytes(SECRET_BYTES),
             fence=fence,
             persists=state is not None,
-            resumes_any=resumes_any,
         )
         self._standby_of = standby_of
         self._system = system

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pccl.protocol.messages import Kind
 from tests.simulation.master_host import Memory
 from tests.simulation.node import Node
-from tests.simulation.scene import MASTER_TIMEOUT_S
 from tests.simulation.trials.base import DELIVERIES, MARGIN_S, SEARCH_TIMEOUTS, Trial
 
 
@@ -32,7 +31,7 @@ class Succession(Trial):
         self._work(kind, [node for node in peers if node not in absent], ops, calls)
         victims: list[Node] = []
         may_lose = n - 1 if self._is_fenced else (n - 1) // 2
-        if may_lose and not self._is_out_of_time and not is_parted and rng.random() < 0.4:
+        if may_lose and not self._needs_all and not is_parted and rng.random() < 0.4:
             victims = self._some(peers, rng.randint(1, may_lose))
             if not self._is_fenced and len(newcomers) + len(victims) > (n + len(newcomers)) // 2:
                 victims = []  # a view may be in force that needs one of them
@@ -108,8 +107,6 @@ class Succession(Trial):
             s += SEARCH_TIMEOUTS * self._timeout_s
         if survivors < peers:
             s += self._timeout_s
-            if world.memory is Memory.NONE and world.addresses == 1:
-                s = MASTER_TIMEOUT_S
-            elif 2 * survivors <= peers:
+            if 2 * survivors <= peers:
                 s += 2 * self._timeout_s
         return s * self._slack
