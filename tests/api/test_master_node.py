@@ -15,10 +15,10 @@ import pytest
 from pccl import Communicator, MasterNode, PCCLError, Result
 from pccl.logs import UNASKED
 from pccl.protocol.diagnosis import Change, Diagnosis, Suspect
-from pccl.protocol.failover import Failover
-from pccl.protocol.fence import Fence, FencedView
+from pccl.protocol.failover.durable_state import Fence, FencedView
+from pccl.protocol.failover.machine import Failover
 from pccl.runtime.master import server
-from pccl.runtime.master.fence_file import FenceFile
+from pccl.runtime.master.durable_state import FenceFile
 from pccl.runtime.threads import portal
 from pccl.runtime.threads.latch import Latch
 from pccl.status import run_status
@@ -72,7 +72,7 @@ def test_it_can_run_again_at_the_same_address() -> None:
         address = first.address
         with Communicator(address):
             pass
-    master = MasterNode(address, found=True)
+    master = MasterNode(address, start="new")
     for _ in range(2):
         with master:
             assert master.address == address
@@ -117,7 +117,7 @@ def test_nothing_is_announced_before_it_is_on_disk(tmp_path: Path, monkeypatch: 
         write(self, fence)
 
     monkeypatch.setattr(FenceFile, "write", late)
-    monkeypatch.setattr("pccl.runtime.master.durable_effects.WRITE_AGAIN_S", 0.01)
+    monkeypatch.setattr("pccl.runtime.master.durable_state.WRITE_AGAIN_S", 0.01)
     with MasterNode("127.0.0.1:0", state=tmp_path) as node:
         peer = Communicator(node.address)
         connecting = Background(peer.connect)
@@ -133,19 +133,19 @@ def test_nothing_is_announced_before_it_is_on_disk(tmp_path: Path, monkeypatch: 
 def test_the_recorded_run_is_not_forgotten_for_a_newcomer_unless_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pccl.protocol.founding.HOLD_S", 0.1)
+    monkeypatch.setattr("pccl.protocol.failover.bootstrap.HOLD_S", 0.1)
     state = FenceFile(str(tmp_path), "before")
     state.write(Fence("run", b"secret", 1, FencedView.of(3, [1, 2])))
     state.close()
     with MasterNode("127.0.0.1:0", state=tmp_path) as node:
         error = refusal(partial(Communicator(node.address, master_timeout=0.1).connect, n_attempts=1))
         assert "it waits for the peers of run run in term 1, view 3, peers [1, 2]" in str(error)
-    with MasterNode("127.0.0.1:0", state=tmp_path, found=True) as node, Communicator(node.address) as founder:
+    with MasterNode("127.0.0.1:0", state=tmp_path, start="new") as node, Communicator(node.address) as founder:
         assert founder.world_size == 1
 
 
 def test_found_and_resume_exclude_each_other() -> None:
-    error = refusal(partial(MasterNode, "127.0.0.1:0", found=True, resume=True))
+    error = refusal(partial(MasterNode, "127.0.0.1:0", start="new", resume=True))
     assert error.result is Result.INVALID_ARGUMENT
 
 
@@ -208,7 +208,7 @@ def test_once_interrupted_its_ports_are_free() -> None:
     with MasterNode("127.0.0.1:0", http="127.0.0.1:0") as first:
         address, http = first.address, first.http_address
     for _ in range(5):
-        master = MasterNode(address, http=http, found=True)
+        master = MasterNode(address, http=http, start="new")
         master.run()
         try:
             peer = Communicator(address)

@@ -13,9 +13,9 @@ from pccl import Communicator, MasterNode, PCCLError
 from pccl import doctor as doctors
 from pccl.doctor import Check, examine
 from pccl.protocol import messages as m
-from pccl.runtime.master import checking
-from pccl.runtime.network import check_client, status_client
-from pccl.runtime.network.check_client import Way
+from pccl.runtime.master import requests
+from pccl.runtime.network import clients
+from pccl.runtime.network.clients import Way
 from tests.conftest import Command
 from tests.processes.test_errors import a_free_port, black_hole
 from tests.runtime.network.test_strangers import server, ssh
@@ -28,7 +28,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No peer's environment, and short floods."""
     for name in ("PCCL_LISTEN", "PCCL_ADVERTISE", "PCCL_TOKEN", "PCCL_TLS_CA", "PCCL_MASTER"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(check_client, "FLOOD_S", 0.05)
+    monkeypatch.setattr(clients, "FLOOD_S", 0.05)
 
 
 def of(found: list[Check], name: str) -> Check:
@@ -102,14 +102,14 @@ def test_over_tls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_protocol(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
     other = SimpleNamespace(**{**vars(m), "PROTOCOL_VERSION": m.PROTOCOL_VERSION - 1})
-    monkeypatch.setattr(status_client, "m", other)
+    monkeypatch.setattr(clients, "m", other)
     check = of(examine(master.address), "master")
     assert f"this master speaks protocol {m.PROTOCOL_VERSION}, the asker {m.PROTOCOL_VERSION - 1}" in check.text
     assert check.advice == "install the same version of pccl on both sides"
 
 
 def test_clocks_that_differ(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "time", SimpleNamespace(time=lambda: time.time() + 7))
+    monkeypatch.setattr(requests, "time", SimpleNamespace(time=lambda: time.time() + 7))
     clock = of(examine(master.address), "clock")
     assert clock.verdict == "warning"
     assert "the master's clock is 7.0" in clock.text

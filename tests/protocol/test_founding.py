@@ -6,11 +6,11 @@ import msgspec
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.failover import Failover
-from pccl.protocol.fence import Fence, FencedView
-from pccl.protocol.founding import BIRTH_MARGIN_S, IDLE_MARGIN_S, Beginning, hold_beside_s, hold_s
+from pccl.protocol.failover.bootstrap import BIRTH_MARGIN_S, IDLE_MARGIN_S, Start, hold_beside_s, hold_s
+from pccl.protocol.failover.durable_state import Fence, FencedView
+from pccl.protocol.failover.machine import Failover
 from pccl.protocol.master.effects import Close, Effect, MasterLog, Send
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import MasterOptions
 from tests.protocol.test_recovery_report import report_of, view
 
 TIMEOUT_S = 5.0
@@ -24,7 +24,7 @@ class _Master:
 
     def __init__(
         self,
-        beginning: Beginning = Beginning.UNKNOWN,
+        start: Start = Start.AUTO,
         has_state: bool = False,
         fence: Fence | None = None,
         is_standby: bool = False,
@@ -34,8 +34,8 @@ class _Master:
         self.machine = Failover("new", options, is_standby=is_standby, fence=fence, persists=has_state)
         self.now = 10.0
         self.effects: list[Effect] = []
-        seconds = hold_s(beginning, options, fence, has_state)
-        self.machine.begin(self.now, seconds, hold_beside_s(beginning, options))
+        seconds = hold_s(start, options, fence, has_state)
+        self.machine.begin(self.now, seconds, hold_beside_s(start, options))
 
     def say(self, connection: int, message: m.FromPeer) -> list[type]:
         """Return what this connection is told."""
@@ -111,7 +111,7 @@ def test_nobody_is_waited_for_who_has_given_up_since_the_last_master_was_there(
 ) -> None:
     options = MasterOptions(peer_timeout_s=TIMEOUT_S)
     for is_default in (False, True):
-        seconds = hold_s(Beginning.UNKNOWN, options, fence, True, idle_s, is_default)
+        seconds = hold_s(Start.AUTO, options, fence, True, idle_s, is_default)
         assert seconds == (BIRTH_MARGIN_S if is_default and fence is None else expected_s)
 
 
@@ -130,7 +130,7 @@ def test_the_first_newcomer_that_is_held_is_told_of_in_a_warning() -> None:
 
 
 def test_a_master_that_was_told_that_there_is_no_run_waits_for_none() -> None:
-    assert _Master(Beginning.FOUND, has_state=True).hello(1) == [m.Welcome]
+    assert _Master(Start.NEW, has_state=True).hello(1) == [m.Welcome]
 
 
 def test_a_master_that_has_led_the_run_waits_for_no_other() -> None:
@@ -179,7 +179,7 @@ def test_as_many_as_found_a_run_go_on_at_a_standby_whose_others_have_left() -> N
 @pytest.mark.parametrize("masters", [1, 2])
 def test_founders_who_wait_for_others_give_way_to_peers_of_a_run(masters: int) -> None:
     """They have founded none. Were the peers sent away, theirs would be lost to a newcomer that waits."""
-    master = _Master(Beginning.FOUND, founders=2)
+    master = _Master(Start.NEW, founders=2)
     assert master.hello(1, masters) == [m.Welcome]
     assert master.say(2, m.Resume(m.PROTOCOL_VERSION, "old", 1, 1, masters=masters)) == [m.PreVoteRequest]
     assert master.told(1) == [m.Welcome, m.StartOver]
@@ -192,7 +192,7 @@ def test_founders_who_wait_for_others_give_way_to_peers_of_a_run(masters: int) -
 
 
 def test_but_not_to_who_was_never_in_one() -> None:
-    master = _Master(Beginning.FOUND, founders=2)
+    master = _Master(Start.NEW, founders=2)
     assert master.hello(1) == [m.Welcome]
     assert master.say(2, m.Resume(m.PROTOCOL_VERSION, "old", 1, 1, masters=2, is_accepted=False)) == [m.StartOver]
     assert master.told(1) == [m.Welcome]

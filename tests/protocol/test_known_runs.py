@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.fence import Fence, FencedView
+from pccl.protocol.failover.durable_state import Fence, FencedView
 from tests.protocol.test_failover import Rig
 from tests.protocol.test_recovery_report import report_of, view
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.protocol.link_metrics import FRESH_S, LinkMetrics
-from pccl.protocol.optimization import (
+from pccl.protocol.master.ring import (
     ALL_PAIRS_PEERS_MAX,
     MEASURING_S_MAX,
     ROUND_S_MAX,

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.quorum import majority
-from pccl.protocol.recovery_report import quorum_of, rebuild
+from pccl.protocol.failover.durable_state import majority
+from pccl.protocol.failover.recovery import quorum_of, rebuild
 from tests.protocol.test_recovery_report import prepared, report_of, view
 
 FOUNDERS_MAX = 5

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.protocol import messages as m
-from pccl.protocol.fence import Fence, FencedView
+from pccl.protocol.failover.durable_state import Fence, FencedView, majority
+from pccl.protocol.failover.recovery import quorum_of, rebuild, unheard
 from pccl.protocol.messages import Kind, OpRef
-from pccl.protocol.quorum import majority
-from pccl.protocol.recovery_report import quorum_of, rebuild, unheard
 from pccl.types import Result
 
 

@@ -15,7 +15,7 @@ from pccl.protocol import peer as ps
 from pccl.protocol.codec import ProtocolError, encode
 from pccl.protocol.control_session import ControlSession
 from pccl.protocol.master.effects import Close, Send
-from pccl.runtime.network.master_addresses import FIRST_SHARE, LEAD_TIMEOUTS, OTHER_SHARE
+from pccl.runtime.network.addresses import FIRST_SHARE, LEAD_TIMEOUTS, OTHER_SHARE
 from pccl.runtime.session.control import WELCOME_TIMEOUT_S
 from pccl.types import Result
 from tests.simulation.connections import Control

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from pccl.protocol.failover import Failover
-from pccl.protocol.fence import Fence
+from pccl.protocol.failover.durable_state import Fence
+from pccl.protocol.failover.machine import Failover
 from pccl.protocol.master.effects import Effect
 from pccl.protocol.master.machine import Master
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import MasterOptions
 
 if TYPE_CHECKING:
     from tests.simulation.node import Node

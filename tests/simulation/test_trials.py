@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import MasterOptions
 from pccl.types import Result
 from tests.simulation.master_host import Memory
 from tests.simulation.scene import CLOCK_RATES

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from pccl.protocol.diagnosis import Change, GroupScene, Scene
+from pccl.protocol.failover.durable_state import majority
 from pccl.protocol.master.run_state import Group, RunState
 from pccl.protocol.messages import Kind
-from pccl.protocol.quorum import majority
 
 JOINT_CALLS = (Kind.UPDATE_TOPOLOGY, Kind.OPTIMIZE_TOPOLOGY, Kind.SYNC)
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pccl.protocol import messages as m
-from pccl.protocol.fence import Fence
-from pccl.protocol.ring_problem import RingProblem
+from pccl.protocol.failover.durable_state import Fence
+from pccl.protocol.topology import RingProblem
 
 
 @dataclass(frozen=True)

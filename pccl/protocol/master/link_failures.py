@@ -22,9 +22,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pccl.protocol import messages as m
 from pccl.protocol import topology
+from pccl.protocol.master.admission import Probation
 from pccl.protocol.master.liveness import Liveness
 from pccl.protocol.master.run_state import Group, Member, Pair, RunState
-from pccl.protocol.probation import Probation
 from pccl.types import Result
 
 EVIDENCE_SHARE = 0.1

@@ -1,4 +1,9 @@
-"""Liveness: which peers are alive, by their heartbeats, their control connections and what others say of their links.
+"""Peers that have followed a new master, and have not yet connected to it for heartbeats.
+
+Each has a peer timeout for that, counted from the last one that did so. As long as they go on coming it is the master
+that is busy, with thousands of them, and nobody is late. RETURN_TIMEOUTS bounds the sum.
+
+Liveness: which peers are alive, by their heartbeats, their control connections and what others say of their links.
 
 A failure detector must miss a dead process at once and a dead machine soon, and must not take a living peer for dead
 because a connection broke. No single sign can do all three, so there are three:
@@ -32,10 +37,38 @@ from collections.abc import Iterable
 from itertools import islice, takewhile
 
 from pccl.protocol import topology
+from pccl.protocol.failover.durable_state import majority
 from pccl.protocol.master.effects import TakeHeartbeats
 from pccl.protocol.master.run_state import Group, Member, RunState
-from pccl.protocol.quorum import majority
-from pccl.protocol.returning import Returning
+
+RETURN_TIMEOUTS = 3.0
+
+
+class Returning:
+    """Peers that are still expected."""
+
+    def __init__(self, peers: Iterable[int] = (), now: float = 0.0, timeout_s: float = 0.0) -> None:
+        self.peers = dict.fromkeys(peers)
+        """Peers that have not come yet, as an ordered set."""
+        self.since = now
+        self.until = now + timeout_s
+        """The time after which peers that have not come are lost."""
+        self._timeout_s = timeout_s
+
+    def came(self, peer: int, now: float) -> None:
+        """Expect this peer no more, and the others for longer. A peer that was not expected is ignored."""
+        if peer in self.peers:
+            del self.peers[peer]
+            self.until = min(now + self._timeout_s, self.since + RETURN_TIMEOUTS * self._timeout_s)
+
+    def gone(self, peer: int) -> None:
+        """Expect this peer no more: it is lost, or has left."""
+        self.peers.pop(peer, None)
+
+    def late(self, now: float) -> list[int]:
+        """Return the peers that are lost because they have not come in time."""
+        return list(self.peers) if now >= self.until else []
+
 
 QUIET_SHARE = 0.5
 """Share of the peer timeout after which several heartbeats are missing on a connection."""

@@ -25,24 +25,19 @@ from itertools import islice
 from typing import Any
 
 from pccl.protocol import messages as m
-from pccl.protocol.fence import Fence, FencedView
-from pccl.protocol.master.admission import Admission
+from pccl.protocol.failover.durable_state import Fence, FencedView
+from pccl.protocol.master.admission import Admission, Probation
 from pccl.protocol.master.diagnosing import look
 from pccl.protocol.master.effects import Effect
-from pccl.protocol.master.joint_calls import JointCalls
-from pccl.protocol.master.leadership import Leadership
+from pccl.protocol.master.group_calls import JointCalls
 from pccl.protocol.master.link_failures import LinkFailures
-from pccl.protocol.master.liveness import Liveness
-from pccl.protocol.master.missing_links import MissingLinks
-from pccl.protocol.master.op_verdicts import OpVerdicts
-from pccl.protocol.master.ring_change import RingChange
-from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState
+from pccl.protocol.master.liveness import Liveness, Returning
+from pccl.protocol.master.ring import RingChange
+from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState, Waits
 from pccl.protocol.master.state_sync import StateSync
-from pccl.protocol.master.view_stages import ViewStages
-from pccl.protocol.master.waits import Waits
+from pccl.protocol.master.verdicts import OpVerdicts
+from pccl.protocol.master.views import Leadership, MissingLinks, ViewStages
 from pccl.protocol.messages import OpRef
-from pccl.protocol.probation import Probation
-from pccl.protocol.returning import Returning
 from pccl.types import Result
 
 BEFORE_ACCEPTANCE = frozenset({m.Leave, m.LinksReady, m.LinkFailed, m.LinkLost, m.Tried})

@@ -30,7 +30,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from pccl.protocol.ring_problem import RingProblem
+from pccl.protocol.topology import RingProblem
 
 Grades = npt.NDArray[np.int32]
 Latencies = npt.NDArray[np.float64]

@@ -1,4 +1,9 @@
-"""Runs a master over TCP: one task reads each control connection, one sends its backlog, one watches the clock.
+"""The first message on a connection to a master: TLS where it is asked for, then proof of the token.
+
+An unauthenticated connection is held to one small message, and may be dropped when there are too many like it
+(`network.unauthenticated`). What follows a proven first message may be large.
+
+Runs a master over TCP: one task reads each control connection, one sends its backlog, one watches the clock.
 
     accepting           connections come in (`network.accepting`)
     authentication      who they are, before anything else is heard of them
@@ -22,7 +27,7 @@ import logging
 import secrets
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import trio
@@ -30,31 +35,77 @@ import trio
 from pccl.logs import UNASKED
 from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
-from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, encode, harmless
+from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, decode_body, encode, harmless
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
-from pccl.protocol.failover import Failover
-from pccl.protocol.founding import Beginning, hold_beside_s, hold_s
+from pccl.protocol.failover.bootstrap import Start, hold_beside_s, hold_s
+from pccl.protocol.failover.machine import Failover
 from pccl.protocol.master.effects import Close, Effect, FindRings, MasterLog, Send, TakeHeartbeats
 from pccl.protocol.master.liveness import QUIET_SHARE
-from pccl.protocol.master.options import MasterOptions
-from pccl.runtime.master.authentication import Authentication
-from pccl.runtime.master.checking import Checking
-from pccl.runtime.master.durable_effects import DurableEffects
-from pccl.runtime.master.fence_file import FenceFile
+from pccl.protocol.master.run_state import MasterOptions
+from pccl.runtime.master.durable_state import DurableEffects, FenceFile
+from pccl.runtime.master.requests import Checking, StatusBoard, Traceable, Tracing
 from pccl.runtime.master.ring_search import best_ring
 from pccl.runtime.master.standby_watch import watch
-from pccl.runtime.master.status_board import StatusBoard
-from pccl.runtime.master.tracing import Traceable, Tracing
-from pccl.runtime.network import addresses
-from pccl.runtime.network.accepting import accept_connections
+from pccl.runtime.network import addresses, handshake
+from pccl.runtime.network.accepting import Unauthenticated, accept_connections
+from pccl.runtime.network.addresses import Address
 from pccl.runtime.network.heartbeat import HEARTBEAT_INTERVAL_S_MAX, HEARTBEATS_PER_TIMEOUT, Silent
 from pccl.runtime.network.log_limiter import LogLimiter
-from pccl.runtime.network.master_addresses import Address
 from pccl.runtime.network.system import SYSTEM, System
-from pccl.runtime.network.tls import TlsError
+from pccl.runtime.network.tls import TlsEnd, TlsError
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection
 from pccl.runtime.threads.clock_name import clock_name
 from pccl.types import Result
+
+Opening = m.FromPeer | m.StatusRequest | m.TraceRequest | m.CheckRequest | m.Reattach
+DIALERS = m.Hello | m.Resume | m.Reattach | m.HeartbeatHello | m.StatusRequest | m.TraceRequest | m.CheckRequest
+"""The openings of connections to a master."""
+
+
+class Authentication:
+    """Decides who may speak to a master."""
+
+    def __init__(self, token: str, ssl_context: ssl.SSLContext | None, run: Callable[[], str]) -> None:
+        """Let in only those who know the `token`, if there is one, and only over TLS, if there is an `ssl_context`.
+        `run` returns the name of the run at present."""
+        self.unauthenticated = Unauthenticated()
+        self._token = token
+        self._ssl_context = ssl_context
+        self._run = run
+
+    async def first_message(self, connection: ControlConnection[m.SaidByPeer], host: str) -> Opening:
+        """Return the first message on a connection from `host`, once its sender has proved itself. ConnectionLost, also
+        if it was dropped; TlsError, AuthError, ProtocolError."""
+        with trio.CancelScope() as scope:
+            number = self.unauthenticated.enter(host, scope.cancel)
+            try:
+                is_private = await self._agree_on_tls(connection)
+                body = await connection.receive_body()
+                opening: Opening = decode_body(body, Opening)
+                if isinstance(opening, DIALERS):
+                    self._check_tls(opening, is_private)
+                    await handshake.accept(connection, self._token, self._run(), "the master", opening, body)
+                    connection.trust()
+                return opening
+            finally:
+                self.unauthenticated.leave(number)
+        raise ConnectionLost("dropped: too many connections that had not said who they are")
+
+    async def _agree_on_tls(self, connection: ControlConnection[m.SaidByPeer]) -> bool:
+        """Speak TLS if the other side begins with it. Return whether it does."""
+        if not await connection.speaks_tls():
+            return False
+        if self._ssl_context is None:
+            raise AuthError("it speaks TLS, for which this master has no certificate")
+        await connection.start_tls(TlsEnd(self._ssl_context))
+        return True
+
+    def _check_tls(self, opening: Opening, is_private: bool) -> None:
+        if not isinstance(opening, m.HeartbeatHello) and self._ssl_context is not None and not is_private:
+            raise AuthError("the master asks for TLS; give the peer an ssl_context= or PCCL_TLS_CA")
+        if isinstance(opening, m.HeartbeatHello) and is_private:
+            raise AuthError("heartbeats go without TLS")  # the thread that hears them knows none
+
 
 logger = logging.getLogger("pccl.master")
 
@@ -98,7 +149,7 @@ class MasterServer:
         options: MasterOptions | None = None,
         token: str = "",
         ssl_context: ssl.SSLContext | None = None,
-        beginning: Beginning = Beginning.FOUND,
+        start: Start = Start.NEW,
         standby_of: Sequence[Address] = (),
         client_context: ssl.SSLContext | None = None,
         state: FenceFile | None = None,
@@ -112,11 +163,11 @@ class MasterServer:
         self._client_context = client_context
         self._options = options or MasterOptions()
         self._state = state
-        self._beginning = beginning
-        fence = state.fence if state is not None and beginning is not Beginning.FOUND else None
-        idle_s, is_default = (state.idle_s, state.is_optional) if state is not None else (0.0, False)
-        self._hold_s = hold_s(beginning, self._options, fence, state is not None, idle_s, is_default)
-        self._hold_beside_s = hold_beside_s(beginning, self._options)
+        self._start = start
+        fence = state.fence if state is not None and start is not Start.NEW else None
+        idle_s = state.idle_s if state is not None else 0.0
+        self._hold_s = hold_s(start, self._options, fence, state is not None, idle_s)
+        self._hold_beside_s = hold_beside_s(start, self._options)
         self._machine = Failover(
             secrets.token_hex(8),
             self._options,
@@ -198,7 +249,7 @@ class MasterServer:
                 "and nothing keeps a second master behind the same name from leading, too. Give it a state directory "
                 "against both"
             )
-        elif self._beginning is Beginning.FOUND and self._state.fence is not None and not self._state.fence.is_over:
+        elif self._start is Start.NEW and self._state.fence is not None and not self._state.fence.is_over:
             text = "told to found a run, this master forgets the one recorded in %s: %s"
             level = logging.INFO if self._state.is_optional else logging.WARNING
             logger.log(level, text, self._state.directory, self._state.fence)

@@ -19,10 +19,9 @@ import trio
 
 from pccl.protocol.long_wait import LongWait, how_to_look
 from pccl.runtime.network import addresses
-from pccl.runtime.network.conversation import NoAnswer
+from pccl.runtime.network.addresses import Address
+from pccl.runtime.network.clients import NoAnswer, ask
 from pccl.runtime.network.dialing import Dial, dial_tcp
-from pccl.runtime.network.master_addresses import Address
-from pccl.runtime.network.status_client import ask
 from pccl.runtime.threads.waits import FLAG
 
 logger = logging.getLogger("pccl.master")

@@ -1,4 +1,12 @@
-"""Accepts the connections that come to a listening socket, a master's or a peer's.
+"""Connections whose other side has not proved yet who it is: how many there may be, and which one is dropped for more.
+
+Each costs a descriptor, a task and at most one small message, for a bounded time. There is room for `total_max` of
+them, `per_source_max` from one source. A new one is always let in, and the oldest of the source that holds most is
+dropped for it: whoever dials in earnest speaks at once and is soon authenticated, so neither a thousand idle
+connections nor a flood of them keeps others out, unless they are dropped faster than a handshake takes. A source is an
+IPv4 address or an IPv6 network of 64 bits, since such a network belongs to one host as a rule.
+
+Accepts the connections that come to a listening socket, a master's or a peer's.
 
 A process may run out of descriptors. Whoever is connected already must not suffer from that, so the longest waiting of
 the unauthenticated connections is dropped to make room, and the loop goes on after a pause.
@@ -6,6 +14,7 @@ the unauthenticated connections is dropped to make room, and the loop goes on af
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import socket
 from collections.abc import Callable
@@ -13,8 +22,73 @@ from typing import NoReturn
 
 import trio
 
-from pccl.runtime.network.unauthenticated import Unauthenticated
 from pccl.runtime.threads.fork_guard import close_in_child
+
+TOTAL_MAX = 512
+PER_SOURCE_MAX = 256
+"""Enough for several peers of one host, each with many connections a link."""
+
+
+class Unauthenticated:
+    """The unauthenticated connections of one listening socket."""
+
+    def __init__(self, total_max: int | None = None, per_source_max: int | None = None) -> None:
+        self._total_max = TOTAL_MAX if total_max is None else total_max
+        self._per_source_max = PER_SOURCE_MAX if per_source_max is None else per_source_max
+        self._next = 1
+        self._source_of: dict[int, str] = {}
+        self._drops: dict[str, dict[int, Callable[[], object]]] = {}
+        """Functions that drop the connections, by source, the oldest first."""
+        self.dropped = 0
+        """Number of connections that have been dropped so far."""
+
+    def __len__(self) -> int:
+        return len(self._source_of)
+
+    def enter(self, host: str, drop: Callable[[], object]) -> int:
+        """Add a connection from `host`; `drop` ends it. Return a number to `leave` with."""
+        number = self._next
+        self._next += 1
+        source = source_of(host)
+        self._source_of[number] = source
+        self._drops.setdefault(source, {})[number] = drop
+        if len(self._drops[source]) > self._per_source_max:
+            self._drop(source)
+        elif len(self) > self._total_max:
+            self.drop_one()
+        return number
+
+    def leave(self, number: int) -> None:
+        """Remove a connection, which is authenticated, or gone. May be called again, and after it was dropped."""
+        source = self._source_of.pop(number, None)
+        if source is not None:
+            del self._drops[source][number]
+            if not self._drops[source]:
+                del self._drops[source]
+
+    def drop_one(self) -> bool:
+        """Drop one connection to make room. Return False if there is none."""
+        if not self._drops:
+            return False
+        self._drop(max(self._drops, key=lambda source: (len(self._drops[source]), -next(iter(self._drops[source])))))
+        return True
+
+    def _drop(self, source: str) -> None:
+        number, drop = next(iter(self._drops[source].items()))
+        self.leave(number)
+        self.dropped += 1
+        drop()
+
+
+def source_of(host: str) -> str:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.version == 6:
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return host
+
 
 STARVED_PAUSE_S = 0.1
 

@@ -28,8 +28,8 @@ from pccl.protocol.codec import ProtocolError
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
 from pccl.protocol.names import peers_named
 from pccl.runtime.network import addresses, handshake
-from pccl.runtime.network.conversation import recognizing
-from pccl.runtime.network.master_addresses import DIAL_S, LEAD_TIMEOUTS, MasterAddresses
+from pccl.runtime.network.addresses import DIAL_S, LEAD_TIMEOUTS, MasterAddresses
+from pccl.runtime.network.clients import recognizing
 from pccl.runtime.network.strangers import StrangerError, identify, no_master
 from pccl.runtime.network.tls import TlsEnd, TlsError
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control

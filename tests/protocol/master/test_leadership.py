@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.protocol.fence import FencedView
-from pccl.protocol.master.leadership import Leadership, QuorumView
+from pccl.protocol.failover.durable_state import FencedView
 from pccl.protocol.master.run_state import RunState
+from pccl.protocol.master.views import Leadership, QuorumView
 
 
 def leading(peers: int) -> Leadership:

@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 import trio
 
-from pccl.protocol.fence import Fence, FencedView
+from pccl.protocol.failover.durable_state import Fence, FencedView
 from pccl.protocol.master.effects import Close, Effect, Persist, TakeHeartbeats
-from pccl.runtime.master import durable_effects
-from pccl.runtime.master.durable_effects import DurableEffects
-from pccl.runtime.master.fence_file import LOCK, FenceFile
+from pccl.runtime.master import durable_state
+from pccl.runtime.master.durable_state import LOCK, DurableEffects, FenceFile
 
 WAIT_S = 60.0
 
@@ -108,7 +107,7 @@ def test_connections_for_heartbeats_are_taken_at_once(tmp_path: Path) -> None:
 def test_a_disk_that_fails_is_tried_again_and_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(durable_effects, "WRITE_AGAIN_S", 0.001)
+    monkeypatch.setattr(durable_state, "WRITE_AGAIN_S", 0.001)
     disk = Disk(tmp_path)
     disk.failures = 3
 
@@ -160,7 +159,7 @@ def test_a_record_that_nobody_asked_for_stops_no_run(tmp_path: Path, caplog: pyt
 
 
 def test_a_directory_is_touched_while_its_master_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable_effects, "TOUCH_S", 0.002)
+    monkeypatch.setattr(durable_state, "TOUCH_S", 0.002)
     disk = Disk(tmp_path)
 
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:

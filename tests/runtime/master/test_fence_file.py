@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pccl.protocol.fence import Fence, FencedView
-from pccl.runtime.master.fence_file import LOCK, RECORD, FenceFile, StateError
+from pccl.protocol.failover.durable_state import Fence, FencedView
+from pccl.runtime.master.durable_state import LOCK, RECORD, FenceFile, StateError
 
 FENCE = Fence("a run", b"\x00\xffsecret", 3, FencedView.of(7, [1, 2, 3]), [FencedView.of(8, [1, 2])], False, 90.0)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pccl.protocol import messages as m
-from pccl.protocol.failover import Failover
-from pccl.protocol.founding import BIRTH_MARGIN_S, HOLD_S
+from pccl.protocol.failover.bootstrap import BIRTH_MARGIN_S, HOLD_S
+from pccl.protocol.failover.machine import Failover
 from pccl.protocol.master.effects import Close, Effect, Send
 from pccl.types import Result
 from tests.simulation.master_host import Memory

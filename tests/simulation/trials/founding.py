@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pccl.protocol import messages as m
-from pccl.protocol.founding import BIRTH_MARGIN_S, END_TIMEOUTS, HOLD_S
+from pccl.protocol.failover.bootstrap import BIRTH_MARGIN_S, END_TIMEOUTS, HOLD_S
 from tests.simulation.master_host import Memory
 from tests.simulation.node import Node
 from tests.simulation.scene import MASTER_TIMEOUT_S

@@ -1,4 +1,6 @@
-"""The fence: what a master has to remember so that nobody whom it left out leads its run on.
+"""Majorities of views, by which masters are told apart: any two majorities of one view have a peer in common.
+
+The fence: what a master has to remember so that nobody whom it left out leads its run on.
 
 A master that is its run's only one may lose most of a view and go on with the rest. If it dies, those whom it lost may
 be a majority of the last view that they know of, and a majority is all that recovery reports can show. What tells them
@@ -19,10 +21,31 @@ connection was lost, and which were neither evicted nor left.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import msgspec
 
 from pccl.protocol.messages import MASTER_TIMEOUT_S, Secret
+
+
+def majority(peers: int) -> int:
+    return peers // 2 + 1
+
+
+@dataclass
+class QuorumView:
+    """The peers of a view, a majority of whom could go on with another master."""
+
+    size: int
+    """Number of its peers, without those who have left it on purpose since."""
+    here: frozenset[int]
+    """Peers that are neither lost nor have left."""
+
+    @property
+    def lost(self) -> int:
+        """Number of peers that were lost."""
+        return self.size - len(self.here)
+
 
 MASTER_TIMEOUT_S_MAX = 1e9
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import islice
 
-from pccl.protocol.ledger import Ledger
+from pccl.protocol.master.ledger import Ledger
 from pccl.protocol.master.machine import Master
-from pccl.protocol.master.options import NAMED_MAX
-from pccl.protocol.master.run_state import Group, Member, RunState
+from pccl.protocol.master.run_state import NAMED_MAX, Group, Member, RunState
 from pccl.protocol.messages import Kind
 from pccl.protocol.point_to_point import callers_tag
 from pccl.protocol.status import GroupStatus, LinkFigures, MemberStatus, RunStatus, StalledOp, Waiting

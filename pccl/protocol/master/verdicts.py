@@ -21,9 +21,8 @@ from itertools import islice
 
 from pccl.protocol import completion
 from pccl.protocol import messages as m
-from pccl.protocol.ledger import Ledger
-from pccl.protocol.master.options import NAMED_MAX
-from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState
+from pccl.protocol.master.ledger import Ledger
+from pccl.protocol.master.run_state import NAMED_MAX, Group, Member, OpenAbortVote, RunState
 from pccl.protocol.messages import OpRef
 from pccl.protocol.point_to_point import callers_tag, ranks_of
 from pccl.types import Result

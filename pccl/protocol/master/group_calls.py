@@ -18,11 +18,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pccl.protocol import completion
 from pccl.protocol import messages as m
 from pccl.protocol.master.admission import Admission
-from pccl.protocol.master.op_verdicts import OpVerdicts
-from pccl.protocol.master.ring_change import RingChange
-from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState, Wait
+from pccl.protocol.master.ring import RingChange
+from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState, Wait, Waits
 from pccl.protocol.master.state_sync import StateSync
-from pccl.protocol.master.waits import Waits
+from pccl.protocol.master.verdicts import OpVerdicts
 from pccl.protocol.messages import Kind, OpRef, PendingAnswer
 from pccl.protocol.point_to_point import callers_tag
 from pccl.types import Result

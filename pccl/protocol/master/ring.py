@@ -1,4 +1,6 @@
-"""The course of one optimize_topology, without its messages: what is measured in which order, and what comes of it.
+"""Insertion of newcomers into a ring that otherwise stays as it is: where they slow it down least.
+
+The course of one optimize_topology, without its messages: what is measured in which order, and what comes of it.
 
     measuring   round after round; in each, several links at once
     searching   the runtime looks for better rings, which takes time
@@ -15,19 +17,69 @@ the search goes by what is known.
 
 Of the two ends of a link the one that dials is asked, as for the link itself: behind some routers it is the only one
 that could.
+
+optimize_topology: links are measured, rings searched, and groups whose ring gets better are formed anew.
+
+`optimization` decides what is measured and which ring is better; this part asks the peers, and carries the decision
+out. What comes of it changes a ring as a loss does. Otherwise a ring keeps its order: a lost peer is left out, and
+newcomers come where they hurt least.
+
+A pair that its group goes without a link for may have been measured while it had one. It counts as unreachable all the
+same, and no ring is adopted that needs its link: one of the two would be evicted if it cannot be made.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 
+from pccl.protocol import messages as m
+from pccl.protocol import topology
+from pccl.protocol.direct_limit import direct_limit, is_outdated
 from pccl.protocol.link_metrics import LinkMetrics, Pair
-from pccl.protocol.ring_problem import RingProblem
-from pccl.protocol.topology import ring_links, updated_ring
+from pccl.protocol.master.effects import FindRings
+from pccl.protocol.master.run_state import Group, Member, RunState
+from pccl.protocol.topology import RingProblem, ring_links, updated_ring
+
+
+def with_newcomers(ring: Sequence[int], newcomers: Iterable[int], metrics: LinkMetrics) -> list[int]:
+    """Insert newcomers in the order of their numbers: each beside peers of its host unless more is known, at the end if
+    nothing is.
+
+    All others keep their order, and so their links but one for each newcomer.
+    """
+    found = list(ring)
+    rates = [metric.bytes_per_s for pair in ring_links(ring) if (metric := metrics.get(pair)) is not None]
+    slowest = min(rates, default=float("inf"))
+    for peer in sorted(newcomers):
+        found.insert(_place(found, peer, metrics, slowest), peer)
+    return found
+
+
+def _place(ring: Sequence[int], peer: int, metrics: LinkMetrics, slowest: float) -> int:
+    """Return the place in the ring before which a newcomer comes. `slowest` is the rate of the ring's slowest link so
+    far, in bytes per second."""
+    if not metrics.knows_host_of(peer):
+        hosts = metrics.hosts(peer)
+        beside = [at for at, other in enumerate(ring) if metrics.hosts(other) == hosts]
+        return beside[-1] + 1 if beside else len(ring)
+
+    def harm(at: int) -> tuple[int, int, float, float, int]:
+        """Return the damage that a place would do to the ring. Slow links count only as far as they are slower than the
+        ring is."""
+        new = [(ring[at - 1], peer), (peer, ring[at % len(ring)])]
+        unreachable = sum(metrics.is_unreachable(pair) for pair in new)
+        known = [metric for pair in new if (metric := metrics.get(pair)) is not None]
+        rate = min([slowest, *(metric.bytes_per_s for metric in known)])
+        replaced = metrics.get((ring[at - 1], ring[at % len(ring)]))
+        more_s = sum(metric.latency_s for metric in known) - (replaced.latency_s if replaced is not None else 0.0)
+        return unreachable, 2 - len(known), -rate, more_s, -at
+
+    return min(range(1, len(ring) + 1), key=harm, default=0)
+
 
 ROUNDS_MAX = 64
 ROUND_S_MAX = 8.0
@@ -243,3 +295,104 @@ def _listed(ring: Sequence[int]) -> str:
     if len(ring) <= LISTED_MAX:
         return str(list(ring))
     return f"[{', '.join(map(str, ring[:LISTED_MAX]))} and {len(ring) - LISTED_MAX} more]"
+
+
+class RingChange:
+    """The optimize_topology of a run that is under way, if one is."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._course: Optimization | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._course is not None
+
+    def forget_all(self) -> None:
+        """End the call: nobody is left who could want it."""
+        self._course = None
+
+    def step(self) -> bool | None:
+        """Take the next step. Return None if it has to wait for answers, True if the call is over."""
+        state, course = self._state, self._course
+        rings = {group.number: group.ring for group in state.groups.values()}
+        if course is None:
+            self._course = Optimization(state.link_metrics, rings, state.view, state.now)
+            return False
+        if course.is_waiting:
+            return None
+        if course.is_decided:
+            self._course = None
+            return True
+        if course.rings is not None:
+            self._decide(course, course.rings)
+            return False
+        number = state.number()
+        asked = course.next_round(number, state.now)
+        for peer, links in asked.items():
+            told = [(receiver, False) if sender == peer else (sender, True) for sender, receiver in links]
+            state.tell(peer, m.Probe(number, told))
+        if not asked:
+            problems = course.search(number, rings)
+            state.outbox.append(FindRings(number, {at: self._with_linkless(at, each) for at, each in problems.items()}))
+        return False
+
+    def _with_linkless(self, group: int, problem: RingProblem) -> RingProblem:
+        """Return the problem of a group in which pairs without a link are unreachable."""
+        pairs = _kept_apart(self._state.groups[group])
+        return replace(problem, unreachable=problem.unreachable | pairs | {(high, low) for low, high in pairs})
+
+    def _decide(self, course: Optimization, rings: Mapping[int, Sequence[int]]) -> None:
+        """Adopt the rings that are better by enough."""
+        state = self._state
+        course.is_decided = True
+        seconds = state.now - course.begun_at
+        cost = f"{course.measured} links measured, {course.failed} not measurable, {seconds:.1f} s"
+        for group in state.groups.values():
+            found = rings.get(group.number, group.ring)
+            if topology.ring_pairs(found) & _kept_apart(group):
+                found = group.ring
+            ring, group.decision = decide(group.ring, found, state.link_metrics)
+            state.log("info", f"group {group.number}: {group.decision}; {cost}", {"group": group.number})
+            limit = direct_limit(ring, state.link_metrics)
+            if ring != group.ring or (group.is_meshed and is_outdated(group.direct_limit, limit, len(ring))):
+                state.stop(group)
+                group.ring = ring
+
+    def probed(self, member: Member, message: m.Probes) -> None:
+        """Take in what a peer has measured."""
+        course = self._course
+        if course is None or not course.is_asked(message.probe, member.peer):
+            return
+        found = {link.link_of(member.peer): (link.bytes_per_s, link.round_trip_us / 1e6) for link in message.found}
+        self._log_unmeasured(course.answered(member.peer, found, self._state.now))
+
+    def found(self, search: int, rings: Mapping[int, Sequence[int]]) -> bool:
+        """Take in the rings that a search has found, by group. Return False if nobody waits for them."""
+        course = self._course
+        if course is None or not course.is_searching or course.number != search:
+            return False
+        course.found(rings)
+        return True
+
+    def expire(self) -> None:
+        if self._course is not None:
+            self._log_unmeasured(self._course.expire(self._state.now))
+
+    def _log_unmeasured(self, links: list[tuple[int, int]]) -> None:
+        for sender, receiver in links:
+            self._state.log("warning", f"the link {sender}->{receiver} could not be measured")
+
+    def deadlines(self) -> list[float]:
+        ends_at = self._course.deadline() if self._course is not None else None
+        return [ends_at] if ends_at is not None else []
+
+    def forget(self, peer: int) -> None:
+        """Forget a peer that is gone."""
+        if self._course is not None:
+            self._course.lost(peer)
+
+
+def _kept_apart(group: Group) -> set[Pair]:
+    """Return the pairs that have no link and are no neighbours."""
+    return group.linkless - topology.ring_pairs(group.ring)

@@ -79,6 +79,11 @@ A peer that comes back to its master after that has lost it:
        sent on until then, to come again. Where nothing gets from a master to its peers, they give it up one by one,
        and it hears those who have not done so yet. Were each put out as it comes, too few would be left for a majority
        by the time when so many are lost that the master is deposed.
+
+Farewells: what a master says to a peer that has lost its master, and for which it does not lead the run on.
+
+Only a Goodbye with the run's secret puts a peer of the run out. After Elsewhere it asks another master, and after
+StartOver it says Hello again, as one that was never accepted.
 """
 
 from __future__ import annotations
@@ -87,18 +92,14 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from pccl.protocol import farewells
 from pccl.protocol import messages as m
-from pccl.protocol.fence import Fence
-from pccl.protocol.founding import BIRTH_MARGIN_S, Founding
-from pccl.protocol.gathering import Claim, Gathering
-from pccl.protocol.known_runs import KnownRuns
+from pccl.protocol.failover.bootstrap import BIRTH_MARGIN_S, Founding
+from pccl.protocol.failover.durable_state import Fence
+from pccl.protocol.failover.gathering import Claim, Gathering, KnownRuns
+from pccl.protocol.failover.recovery import Survivor, is_sound, rebuild, take_over
 from pccl.protocol.master.effects import Close, Effect, MasterLog, Persist, Send
 from pccl.protocol.master.machine import Master
-from pccl.protocol.master.options import MasterOptions
-from pccl.protocol.master.run_state import RunState
-from pccl.protocol.recovery import Survivor, take_over
-from pccl.protocol.recovery_report import is_sound, rebuild
+from pccl.protocol.master.run_state import MasterOptions, RunState
 from pccl.types import Result
 
 STANDSTILL_SHARE = 0.5
@@ -275,14 +276,14 @@ class Failover:
         """Hear a peer that has lost its master: let it wait here, or say why not."""
         who = f"peer {message.peer} of run {message.run!r}"
         if message.protocol != m.PROTOCOL_VERSION:
-            self._dismiss(connection, farewells.other_version(message))
+            self._dismiss(connection, other_version(message))
             return
         if (ended := self._founding.refusal(message)) is not None:
             self._dismiss(connection, ended)
             return
         if self.is_leading and self._heard_while_leading(connection, message, who):
             return
-        if (farewell := farewells.left_out(self.master, message)) is not None:
+        if (farewell := left_out(self.master, message)) is not None:
             self._dismiss(connection, farewell)
             return
         if (refusal := self._known.refusal(message, is_waiting=self._founding.is_waiting(self._now))) is not None:
@@ -298,7 +299,7 @@ class Failover:
             if message.is_accepted and self.master.waits_for_founders:
                 self._effects += self.master.dismiss_founders(f"peers of run {message.run!r} have come")
             if self.is_leading:
-                self._dismiss(connection, farewells.of_another_run(self.master, message))
+                self._dismiss(connection, of_another_run(self.master, message))
             return self.is_leading
         if message.term > self.master.term and self.master.is_accepted(message.peer):
             self._depose(f"{who} has followed another master, in term {message.term}")
@@ -313,7 +314,7 @@ class Failover:
             self._effects += self.master.disconnected(old, "its connection was lost on its side", self._now)
             self._check_leadership()
         if self.is_leading:
-            self._dismiss(connection, farewells.lost(self.master, message))
+            self._dismiss(connection, lost(self.master, message))
         return self.is_leading
 
     def _wait_with_others(self, connection: int, host: str, message: m.Resume) -> None:
@@ -469,7 +470,7 @@ class Failover:
                 self._dismiss(claim.connection, m.StartOver("the view that was to accept it was never in force"))
             else:
                 late = f"lost before view {recovered.view_heard}, or too late to report after the loss of the master"
-                self._dismiss(claim.connection, farewells.put_out(self.master, f"{late}; connect again"))
+                self._dismiss(claim.connection, put_out(self.master, f"{late}; connect again"))
         for connection, host in unidentified.items():
             self._effects += self.master.connected(connection, host, self._now)
         self._effects += self.master.tick(self._now)
@@ -605,3 +606,42 @@ class Failover:
             if isinstance(effect, Persist) and effect.fence is not self._known.fence:
                 self._known.fence = effect.fence
         return effects if self._persists else [each for each in effects if not isinstance(each, Persist)]
+
+
+def other_version(message: m.Resume) -> m.Goodbye:
+    """Return the refusal of a peer that speaks another protocol."""
+    spoken = f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {message.protocol}"
+    text = f"{spoken}; install the same version of pccl on both"
+    return m.Goodbye(Result.MASTER_CONNECTION_FAILED, text)
+
+
+def of_another_run(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver:
+    """Return what a peer of another run is told."""
+    farewell = m.Elsewhere if message.is_accepted else m.StartOver
+    return farewell(f"it leads run {master.run!r} and not {message.run!r}")
+
+
+def lost(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver | m.Goodbye:
+    """Return what a peer is told that this master leads no more, and whose run it leads on (`failover`, rule 13)."""
+    if not message.is_accepted:
+        return m.StartOver("the run has gone on without the view that was to accept it")
+    if not master.leadership.is_settled_without(message.peer):
+        return m.Elsewhere(f"no view without peer {message.peer} is in force yet")
+    return put_out(master, f"run {message.run!r} has gone on without peer {message.peer}, whose connection was lost")
+
+
+def left_out(master: Master, message: m.Resume) -> m.StartOver | m.Goodbye | None:
+    """Return what a peer is told whose run this master has led to the end, without it. None: it has not."""
+    if message.run != master.run:
+        return None
+    if not message.is_accepted:
+        return m.StartOver("nobody is in the run any more, and nobody has accepted this peer")
+    if message.term < master.term or (message.term == master.term and message.peer in master.leadership.evicted):
+        # It has not lost the run: that has ended without this peer, if it follows a lower term.
+        return put_out(master, f"run {message.run!r} has ended without peer {message.peer}; connect again")
+    return None
+
+
+def put_out(master: Master, reason: str) -> m.Goodbye:
+    """Return what tells a peer that it is not in the run any more that this master leads, or has led to its end."""
+    return m.Goodbye(Result.MASTER_CONNECTION_FAILED, f"evicted: {reason}", master.secret)

@@ -32,9 +32,9 @@ from enum import Enum
 from math import inf
 
 from pccl.protocol import messages as m
-from pccl.protocol.fence import Fence
+from pccl.protocol.failover.durable_state import Fence
 from pccl.protocol.master.effects import MasterLog
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import MasterOptions
 from pccl.types import Result
 
 BIRTH_MARGIN_S = 2.0
@@ -48,23 +48,22 @@ END_TIMEOUTS = 3.0
 """Number of peer timeouts after which rule 3 takes a run for over."""
 
 
-class Beginning(Enum):
+class Start(Enum):
     """The knowledge of a run with which its master starts."""
 
-    FOUND = "found"
-    """There is no run that could come back."""
+    AUTO = "auto"
+    NEW = "new"
+    """There is no earlier run, or it is discarded."""
     RESUME = "resume"
-    """There is a run, and none is to be founded before it has been led on."""
-    UNKNOWN = "unknown"
+    """There is an earlier run, which must continue before a new one may start."""
 
 
 def hold_s(
-    beginning: Beginning,
+    start: Start,
     options: MasterOptions,
     fence: Fence | None,
     has_state: bool,
     idle_s: float = 0.0,
-    is_default: bool = False,
 ) -> float:
     """Return for how many seconds after its start a master lets nobody found a run.
 
@@ -72,12 +71,12 @@ def hold_s(
     master may have kept its fence elsewhere, or none: peers that look for a master get the time to find this one. For
     `idle_s` before its start no master has led the fence's run: peers may have given up by now.
     """
-    if beginning is not Beginning.UNKNOWN:
-        return 0.0 if beginning is Beginning.FOUND else inf
+    if start is not Start.AUTO:
+        return 0.0 if start is Start.NEW else inf
     if not has_state:
         return options.peer_timeout_s + BIRTH_MARGIN_S
     if fence is None:
-        return BIRTH_MARGIN_S if is_default else 0.0
+        return 0.0
     if fence.is_over and not fence.newest.peers:
         return 0.0
     left_s = fence.master_timeout_s + options.peer_timeout_s - max(0.0, idle_s - IDLE_MARGIN_S)
@@ -87,10 +86,10 @@ def hold_s(
     return short_s if fence.is_over else max(short_s, left_s)
 
 
-def hold_beside_s(beginning: Beginning, options: MasterOptions) -> float:
+def hold_beside_s(start: Start, options: MasterOptions) -> float:
     """Return for how many seconds after its start a master lets nobody found a run that knows other masters, whatever
     is on record (rule 6)."""
-    return options.peer_timeout_s + BIRTH_MARGIN_S if beginning is Beginning.UNKNOWN else 0.0
+    return options.peer_timeout_s + BIRTH_MARGIN_S if start is Start.AUTO else 0.0
 
 
 class Founding:
@@ -175,8 +174,10 @@ class Founding:
         if left_s == inf:
             return f"the peers of {fence}, as long as it takes" if fence is not None else "the peers of an earlier run"
         if fence is not None and not fence.is_over:
-            return f"the peers of {fence}, for {left_s:.0f} s more; if it is over, `pccl master --found` skips this"
-        return f"peers of an earlier run, if there is one, for {left_s:.0f} s more; `pccl master --found` skips this"
+            return f"the peers of {fence}, for {left_s:.0f} s more; if it is over, `pccl master --start new` skips this"
+        return (
+            f"peers of an earlier run, if there is one, for {left_s:.0f} s more; `pccl master --start new` skips this"
+        )
 
     # Newcomers that wait.
 
