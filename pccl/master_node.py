@@ -19,7 +19,7 @@ from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.failover.bootstrap import Start
 from pccl.protocol.master.run_state import MasterOptions
 from pccl.protocol.messages import ENGINE_THREADS_MAX, PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
-from pccl.runtime.master.durable_state import FenceFile, StateError
+from pccl.runtime.master.durable_state import FenceFile, StateError, default_directory, open_directory
 from pccl.runtime.master.server import MasterServer
 from pccl.runtime.network import addresses
 from pccl.runtime.network.addresses import Address
@@ -48,11 +48,11 @@ class MasterNode:
         listen_address: "host:port" to listen on; port 0 is any free port.
         token: Shared secret of the run. Default: PCCL_TOKEN; "" is none.
         ssl_context: Server-side context with a certificate: peers must use TLS.
-        peer_timeout: Seconds without heartbeat until a peer, or the master, is lost. Default: PCCL_PEER_TIMEOUT, else 5.
+        peer_timeout: Seconds without heartbeat until a peer or master is lost. Default: PCCL_PEER_TIMEOUT, else 5.
         engine_threads: Threads of each peer that move payload, 1 to 16. Default: PCCL_ENGINE_THREADS, else 1.
         http: "host:port" of the status page, JSON and metrics, which need no authentication.
         http_hosts: Further host names under which the page may be requested.
-        standby_of: "host:port,..." of the other masters: this one starts no run and takes over one that lost its master.
+        standby_of: "host:port,..." of the other masters. A standby starts no run; it takes over one without a master.
         state: Directory for the run's durable state, "none" for none. Default: PCCL_STATE, else, at a fixed port
             and without `standby_of`, a directory per port under XDG_STATE_HOME.
         start: "auto" continues the recorded run or starts a new one, "new" discards the record, "resume" waits for

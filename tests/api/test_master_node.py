@@ -144,8 +144,8 @@ def test_the_recorded_run_is_not_forgotten_for_a_newcomer_unless_told_so(
         assert founder.world_size == 1
 
 
-def test_found_and_resume_exclude_each_other() -> None:
-    error = refusal(partial(MasterNode, "127.0.0.1:0", start="new", resume=True))
+def test_unknown_start_is_refused() -> None:
+    error = refusal(partial(MasterNode, "127.0.0.1:0", start="again"))
     assert error.result is Result.INVALID_ARGUMENT
 
 

@@ -180,7 +180,7 @@ def test_who_is_held_by_a_master_and_who_holds_say_so(warned: Warned, monkeypatc
         peer = Communicator(master.address)
         connecting = Background(peer.connect)
         where = re.escape(master.address)
-        why = r"peers of an earlier run, if there is one, for \d+ s more; `pccl master --found` skips this"
+        why = r"peers of an earlier run, if any, for \d+ s more; `pccl master --start new` skips this"
         until(lambda: warned(rf"connect is held at {where}: the master waits for {why}"), "the peer says so")
         assert warned(rf"a newcomer from 127.0.0.1 is held: this master waits for {why}")
         status = run_status(master.address)

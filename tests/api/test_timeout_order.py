@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
@@ -27,17 +29,17 @@ def test_what_waits_for_something_waits_longer_than_that_may_take(peer_timeout_s
     assert control.REATTACH_SHARE < 1.0, "some time is left to look for another master"
 
 
-def test_a_peer_that_a_majority_waits_with_does_not_give_up_before_it_is_led() -> None:
+def test_a_peer_that_a_majority_waits_with_does_not_give_up_before_it_is_led(tmp_path: Path) -> None:
     """One of three is gone with the master, so the next one waits for it for a peer timeout: longer than the others
     look for a master."""
-    with MasterNode("127.0.0.1:0", peer_timeout=4) as first:
+    with MasterNode("127.0.0.1:0", peer_timeout=4, state=tmp_path) as first:
         address = first.address
         cluster = Cluster(address, master_timeout=3)
         cluster.join(2)
         (third,) = cluster.join(1, master_timeout=0)
     assert results(outcomes([third.are_peers_pending])) == [Result.MASTER_CONNECTION_FAILED]
     cluster.peers.remove(third)
-    with MasterNode(address, peer_timeout=4):
+    with MasterNode(address, peer_timeout=4, state=tmp_path):
         until(lambda: cluster[0].world_size == 2, "the two are led, without the third")
         assert cluster.each(reduce_once) == [2, 2]
         cluster.close_all()

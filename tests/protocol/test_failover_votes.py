@@ -89,6 +89,7 @@ def test_so_is_who_comes_when_a_majority_has_turned_out_to_be_one_of_an_earlier_
 
 def test_a_master_that_leads_no_further_records_a_run_that_is_not_over() -> None:
     rig = Rig()
+    rig.masters = 1
     rig.recover(1, 2)
     rig.machine.stood_still(9.0, rig.now)
     for peer in (1, 2):

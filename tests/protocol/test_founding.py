@@ -110,9 +110,7 @@ def test_nobody_is_waited_for_who_has_given_up_since_the_last_master_was_there(
     fence: Fence | None, idle_s: float, expected_s: float
 ) -> None:
     options = MasterOptions(peer_timeout_s=TIMEOUT_S)
-    for is_default in (False, True):
-        seconds = hold_s(Start.AUTO, options, fence, True, idle_s, is_default)
-        assert seconds == (BIRTH_MARGIN_S if is_default and fence is None else expected_s)
+    assert hold_s(Start.AUTO, options, fence, True, idle_s) == expected_s
 
 
 def test_the_first_newcomer_that_is_held_is_told_of_in_a_warning() -> None:
@@ -121,7 +119,7 @@ def test_the_first_newcomer_that_is_held_is_told_of_in_a_warning() -> None:
         master.hello(connection, masters=1)
     lines = [each for each in master.effects if isinstance(each, MasterLog) and "is held" in each.text]
     assert [each.level for each in lines] == ["warning", "info"]
-    assert "for peers of an earlier run, if there is one, for 7 s more; `pccl master --found` skips" in lines[0].text
+    assert "for peers of an earlier run, if any, for 7 s more; `pccl master --start new` skips" in lines[0].text
     held, what_for = master.machine.holding(master.now)
     assert held == 2
     assert what_for in lines[0].text

@@ -16,12 +16,12 @@ def _record() -> Fence:
 
 def test_the_newest_view_that_was_told_of_counts_when_who_told_of_it_is_gone() -> None:
     rig = Rig()
-    rig.resume(1)
+    rig.resume(1, masters=1)
     rig.deliver(report_of(1, view(6, 1, 2, 3)))
-    rig.resume(3)
+    rig.resume(3, masters=1)
     rig.deliver(report_of(3, view(7, 3, 4)))
     rig.machine.disconnected(3, "reset", rig.now)
-    rig.resume(2)
+    rig.resume(2, masters=1)
     rig.deliver(report_of(2, view(6, 1, 2, 3)))
     rig.wait(4.0)
     assert not rig.machine.is_leading

@@ -175,9 +175,7 @@ class Founding:
             return f"the peers of {fence}, as long as it takes" if fence is not None else "the peers of an earlier run"
         if fence is not None and not fence.is_over:
             return f"the peers of {fence}, for {left_s:.0f} s more; if it is over, `pccl master --start new` skips this"
-        return (
-            f"peers of an earlier run, if there is one, for {left_s:.0f} s more; `pccl master --start new` skips this"
-        )
+        return f"peers of an earlier run, if any, for {left_s:.0f} s more; `pccl master --start new` skips this"
 
     # Newcomers that wait.
 
