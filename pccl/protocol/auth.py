@@ -94,7 +94,6 @@ class KeyExchange(Protocol):
 
 
 def run_key(token: str, run: str) -> bytes:
-    """Return the pre-shared key of a run."""
     return _hmac(token.encode(), b"pccl 2 run key" + _field(run.encode()))
 
 
@@ -182,7 +181,6 @@ class Dialer:
         self._must_encrypt = _wants_encryption(opening)
         self._public_key = b"" if self._exchange is None else self._exchange.public_key
         self.opening = encode(msgspec.structs.replace(opening, auth=nonce + self._public_key if token else b""))
-        """The frame to send first."""
         self._expected = b""
         self.is_proven = False
         """Whether the acceptor has proved that it knows the token."""
@@ -240,7 +238,6 @@ class Acceptor:
         self._run = run
         self._exchange = exchange
         self._said: tuple[bytes, bytes, bytes] | None = None
-        """The dialer's public key, the opening and the Challenge."""
         self.payload_keys: Keys | None = None
         """The payload keys; None before `check`, and without a key exchange."""
 

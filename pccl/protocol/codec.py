@@ -48,7 +48,6 @@ class FrameCache:
         self._frames: dict[int, tuple[Message, bytes]] = {}
 
     def frame(self, message: Message) -> bytes:
-        """Return the message as `encode` does."""
         found = self._frames.get(id(message))
         if found is None:
             found = self._frames[id(message)] = message, encode(message)
@@ -130,7 +129,6 @@ class Decoder(Generic[M]):
         return body
 
     def trust(self) -> None:
-        """Let messages have MESSAGE_BYTES_MAX from here on."""
         self._limit_bytes = MESSAGE_BYTES_MAX
 
     @property

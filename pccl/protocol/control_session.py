@@ -42,10 +42,8 @@ class ControlSession:
         """Number of messages that have been received."""
         self.kept_bytes = 0
         self._kept: deque[bytes] = deque()
-        """Frames that the other side may lack, the oldest first."""
         self._acknowledged = 0
         self._told = 0
-        """The number in the last Ack."""
 
     def keep(self, frame: bytes) -> None:
         """Note the next message that is sent, whether there is a connection or not."""

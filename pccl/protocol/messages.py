@@ -30,9 +30,7 @@ PROTOCOL_VERSION = 18
 
 PEER_TIMEOUT_S_MIN = 0.1
 PEER_TIMEOUT_S_MAX = 86400.0
-"""Bounds of `Welcome.peer_timeout_s`."""
 ENGINE_THREADS_MAX = 16
-"""Bound of `Welcome.engine_threads`."""
 MASTER_TIMEOUT_S = 60.0
 """Seconds for which a peer that has lost its master looks for one, unless its caller says otherwise."""
 
@@ -73,7 +71,6 @@ Padding = Annotated[int, msgspec.Meta(ge=0, le=PADDING_BYTES_MAX)]
 """Number of meaningless bytes that follow a message on a connection between peers, to prove that the path carries
 packets of full size: see `runtime.network.links`."""
 Age = Annotated[int, msgspec.Meta(ge=0, le=2**32)]
-"""An age in seconds."""
 Ops = Annotated[list[OpRef], msgspec.Meta(max_length=OPS_MAX)]
 Reason = Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)]
 PeerReasons = Annotated[list[tuple[int, Reason]], msgspec.Meta(max_length=PEERS_MAX)]
@@ -100,7 +97,6 @@ class PendingAnswer:
     the others, and is answered with no."""
 
     ADMITTING = -1
-    """They wait in update_topology."""
     ELSEWHERE = -2
     """They wait in other calls, or in an op that the receiver would have to launch."""
 
@@ -109,9 +105,7 @@ class PathTrial:
     """What is found when a path is tried on which nothing is acknowledged any more."""
 
     NONE = 0
-    """It was not tried."""
     NOTHING = 1
-    """No connection can be made."""
     SMALL_ONLY = 2
     """A connection can be made, and packets of full size do not get there."""
     CARRIES = 3
@@ -148,7 +142,6 @@ class Ring(Part, frozen=True):
     epoch: int
     """The view in which this ring last changed. Ops of the group are named by it."""
     peers: list[int]
-    """Peers by rank."""
 
 
 class TensorOffer(Part, frozen=True):
@@ -180,7 +173,6 @@ class SyncOffer(Part, frozen=True):
     """The shared state that a peer brings to sync_shared_state, without its content."""
 
     strategy: str
-    """A value of `pccl.types.SharedStateSyncStrategy`."""
     revision: int
     root: bytes
     """The digest of all tensors that are not loose."""
@@ -286,11 +278,9 @@ class JointOutcome(Part, frozen=True):
 
     kind: str
     call_number: int
-    """The call's `JointResult.call_number`."""
     code: int
     reason: Reason
     value: int
-    """The call's `JointResult.value`."""
 
 
 class InstalledView(Part, frozen=True):
@@ -298,7 +288,6 @@ class InstalledView(Part, frozen=True):
 
     view: int
     rings: list[Ring]
-    """The rings of all groups."""
     is_meshed: bool
     """Whether all pairs of the sender's group have a link."""
 
@@ -308,7 +297,6 @@ class PreparedView(Part, frozen=True):
 
     view: int
     rings: list[Ring]
-    """The rings of all groups."""
     answered: bool
     """Whether the sender has answered with LinksReady. Then the view may be in force elsewhere."""
 
@@ -354,14 +342,12 @@ class RecoveryReport(Part, frozen=True):
     peer_timeout_s: float
     """The `Welcome.peer_timeout_s` that the run has had so far."""
     engine_threads: int
-    """The run's `Welcome.engine_threads`."""
     site: str = ""
     """The site that the peer named in its Hello; empty: none."""
     site_size: int = 0
     link_metrics: Annotated[list[tuple[LinkMetric, Age]], msgspec.Meta(max_length=METRICS_KEPT_MAX)] = []
     """The peer's measurements, the oldest first, each with its age in seconds when the peer said Resume."""
     secret: Secret = b""
-    """The run's `Welcome.secret`."""
     answered: list[PreparedView] = []
     """Views newer than `installed` that this peer has answered to masters before the one that made `prepared`, unless a
     later master has ruled them out."""
@@ -371,7 +357,6 @@ class Vote(Message, frozen=True):
     """The answer to VoteRequest: this peer follows no master of a lower term any more."""
 
     term: int
-    """The term of the VoteRequest."""
     report: RecoveryReport
 
 
@@ -387,7 +372,6 @@ class JointCall(Message, frozen=True):
     call: int
     """The peer's own number of this call, which JointResult repeats."""
     kind: str
-    """One of `Kind.ALL`."""
     offer: SyncOffer | None = None
     """The peer's shared state, for sync_shared_state; None for the other kinds."""
     open_ops: Ops = []
@@ -488,14 +472,12 @@ class TagsUsed(Message, frozen=True):
 
     epoch: int
     tags: Count
-    """Number of different tags."""
 
 
 class FlushReply(Message, frozen=True):
     """The answer to Flush: the group's ops have stopped at the sender."""
 
     flush: int
-    """The number in the Flush."""
     ops: Ops
     """Ops that are done at the sender and have no verdict there."""
     commits: Ops = []
@@ -508,10 +490,8 @@ class SyncReport(Message, frozen=True):
     """A peer that had to fetch shared state has ended its transfer."""
 
     sync: int
-    """The number in the SyncPlan."""
     success: bool
     reason: Reason = ""
-    """Why it failed."""
     suspects: PeerReasons = []
     """Donors that did not serve the peer."""
 
@@ -520,7 +500,6 @@ class Probes(Message, frozen=True):
     """The answer to Probe."""
 
     probe: int
-    """The number in the Probe."""
     found: Annotated[list[LinkMetric], msgspec.Meta(max_length=PEERS_MAX)]
     """The links that could be measured. Those of the Probe that are not here could not."""
 
@@ -531,7 +510,6 @@ class LinkReport(Part, frozen=True):
     peer: int
     """The peer at the other end."""
     tx_bytes: Count
-    """Payload sent."""
     full_ms: Count = 0
     """Milliseconds for which this link was what held up the ops: see `throughput`."""
     full_bytes: Count = 0
@@ -590,7 +568,6 @@ class Welcome(Message, frozen=True):
     peer: int
     """The number that the peer has from now on."""
     run: str
-    """The name of the run."""
     term: int
     """The term in which this master leads it."""
     accepted_peers: int
@@ -685,7 +662,6 @@ class Prepare(Message, frozen=True):
     members: list[PeerInfo]
     """The peers of the view that the receiver has not heard of in an earlier Prepare."""
     rings: list[Ring]
-    """The rings of all groups."""
     commits: list[OpRef] = []
     relink: list[tuple[int, int]] = []
     """Pairs whose link is closed and made anew, the lower number first."""
@@ -821,7 +797,6 @@ class RecordingPart(Message, frozen=True):
     received_ns: Count
     """When the request was received, by the sender's monotonic clock in nanoseconds."""
     sent_ns: Count
-    """When this was sent."""
     content: Annotated[bytes, msgspec.Meta(max_length=PART_BYTES_MAX)] = b""
     """A stretch of the recording (`recording`)."""
     lack: Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)] = ""
@@ -912,7 +887,6 @@ class CheckEcho(Message, frozen=True):
     content: Annotated[bytes, msgspec.Meta(max_length=CHECK_BYTES_MAX)] = b""
     reply_bytes: Annotated[int, msgspec.Meta(ge=0, le=CHECK_BYTES_MAX)] = 0
     unix_s: float = 0.0
-    """The sender's clock."""
 
 
 class CheckDial(Message, frozen=True):
@@ -1113,7 +1087,6 @@ Credential = Challenge | Proof
 ToWatcher = Accepted | Status | Goodbye
 """The answers to StatusRequest: Accepted and Status, or Goodbye."""
 ToTracer = Accepted | TracePart | TracedPeer | Traced | Goodbye
-"""The answers to TraceRequest."""
 FromChecker = CheckEcho | CheckDial
 ToChecker = Accepted | Checked | CheckEcho | CheckDialled | Goodbye
 """The answers to CheckRequest, and to what follows it."""

@@ -50,7 +50,6 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     caller: int
     """The thread that launched it, as an index into `Recording.callers`."""
     launched_ns: int
-    """The caller has launched it."""
     first_sent_ns: int = 0
     """The system has taken a frame of it; so `last_sent_ns`."""
     last_sent_ns: int = 0
@@ -63,9 +62,7 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     """The last of the peers that send to this one, or get from it, was known to have launched it; 0: not all of them
     are."""
     joined_last: int = 0
-    """That peer; 0: not known."""
     done_ns: int = 0
-    """The result was here."""
     agreed_ns: int = 0
     """All peers were known to be done. 0 also where the master decides."""
     ended_ns: int = 0
@@ -76,7 +73,6 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     result: str = ""
     """"" while it is open, "SUCCESS", "ABORTED", or the name of the `Result` with which it failed."""
     reason: str = ""
-    """The text of a failure."""
     awaited: int = 0
     """A peer that may not have launched it, as far as is known here; 0: there is none, or it is not known."""
 
@@ -87,7 +83,6 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def callers_tag(self) -> int:
-        """The tag that its caller gave."""
         return callers_tag(self.tag)
 
     @property
@@ -141,7 +136,6 @@ class Recording(msgspec.Struct, frozen=True):
     callers: list[str] = []
     """The threads that have launched ops."""
     ops: list[OpRecord] = []
-    """By `launched_ns`."""
     links: list[LinkSample] = []
     events: list[RecordedEvent] = []
     reason: str = ""
@@ -196,12 +190,10 @@ def encodable(text: str) -> str:
 
 
 def pack(recording: Recording) -> bytes:
-    """Return the recording as bytes for `unpack`."""
     return zlib.compress(msgspec.msgpack.encode(recording), COMPRESSION)
 
 
 def unpack(data: bytes) -> Recording:
-    """Return what was packed. RecordingError."""
     try:
         expander = zlib.decompressobj()
         plain = expander.decompress(data, UNPACKED_BYTES_MAX)
@@ -226,7 +218,6 @@ def from_json(text: bytes) -> Recording:
 
 
 def _checked(recording: Recording) -> Recording:
-    """Return a recording whose ops were launched by threads that it has. RecordingError."""
     if not all(0 <= op.caller < len(recording.callers) for op in recording.ops):
         raise RecordingError("not a recording: an op names a thread that it does not have")
     return recording

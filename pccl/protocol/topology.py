@@ -114,7 +114,6 @@ class RingProblem:
     """A ring, and all that is known of links between its peers."""
 
     ring: tuple[int, ...]
-    """The ring as it is."""
     links: dict[tuple[int, int], Known]
     """Metrics of links by sender and receiver."""
     unreachable: frozenset[tuple[int, int]] = frozenset()

@@ -102,11 +102,9 @@ class Founding:
         """The fence of a run that was taken for over by rule 3, although some of its peers may still come."""
         self._peer_timeout_s = peer_timeout_s
         self._beside_at = 0.0
-        """The earliest `birth_at` where there are other masters."""
         self._missed_since = inf
         """The time since which the peers of the fence's run could have come here."""
         self._back_by = 0.0
-        """The time by which the peers that have left last must have come again, if they live."""
         self._held: dict[int, tuple[str, m.Hello, float]] = {}
         """The newcomers that wait, by connection, longest first: host, Hello, and the time when it came."""
         self._is_told = False
@@ -155,7 +153,6 @@ class Founding:
         return True
 
     def _founds_at(self, fence: Fence | None) -> float:
-        """Return the time from which newcomers may found a run, as things stand."""
         if fence is None or self.birth_at == inf or len(self._held) < len(fence.newest.peers):
             return self.birth_at
         ends_at = self._missed_since + END_TIMEOUTS * self._peer_timeout_s

@@ -43,7 +43,6 @@ class QuorumView:
 
     @property
     def lost(self) -> int:
-        """Number of peers that were lost."""
         return self.size - len(self.here)
 
 

@@ -61,7 +61,6 @@ class Claim:
     """Number of master addresses that it knows."""
     is_accepted: bool
     since: float
-    """The time when it came."""
     master_timeout_s: float
     asked: int = 0
     """The last term that it was asked to follow in."""
@@ -112,18 +111,15 @@ class Gathering:
         self.tells_at: float | None = None
         """The time when the log is to say who is waited for."""
         self._to_ask: dict[int, Claim] = {}
-        """Peers that have come and were not asked to follow in `term`."""
         self._with_rivals = 0
         self._timeout_s = peer_timeout_s
 
     def enter(self, claim: Claim) -> None:
-        """Note a peer that has come."""
         self.claims[claim.peer] = claim
         self._with_rivals += claim.masters > 1
         self.term_heard = max(self.term_heard, claim.term)
 
     def leave(self, claim: Claim) -> None:
-        """Forget a peer that has gone."""
         del self.claims[claim.peer]
         self._with_rivals -= claim.masters > 1
         self.here.discard(claim.peer)
@@ -157,7 +153,6 @@ class Gathering:
 
     @property
     def has_rivals(self) -> bool:
-        """Whether its peers know of other masters."""
         return self._with_rivals > 0
 
     @property
@@ -170,7 +165,6 @@ class Gathering:
         return quorum_of(self.here, self.has_rivals, self.fence, needs_majority)
 
     def quorum_following(self, needs_majority: bool = True) -> Quorum:
-        """Judge those who follow."""
         return quorum_of(self.following, self.has_rivals, self.fence, needs_majority)
 
     # When it may be led.

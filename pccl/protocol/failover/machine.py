@@ -135,13 +135,10 @@ class Failover:
         self._names = run
         self._claims: dict[int, Claim] = {}
         self._gatherings: dict[str, Gathering] = {}
-        """The gathering of each run whose peers have come."""
         self._now = 0.0
         self._effects: list[Effect] = []
         self._depositions = 0
         self._unheard: set[tuple[str, int]] = set()
-        """Runs and peers for which all have gathered again (rule 12), and which have not heard since that they are
-        led."""
 
     # Events.
 
@@ -162,7 +159,6 @@ class Failover:
         return self._drain()
 
     def received(self, connection: int, message: m.FromPeer, now: float) -> list[Effect]:
-        """Take in a message."""
         self._now = now
         host = self.master.host_of(connection)
         if connection in self._claims:
@@ -318,7 +314,6 @@ class Failover:
         return self.is_leading
 
     def _wait_with_others(self, connection: int, host: str, message: m.Resume) -> None:
-        """Let a peer wait here for others of its run."""
         before = self._gatherings.get(message.run)
         if before is not None and message.peer in before.claims:
             former = before.claims[message.peer].connection
@@ -348,7 +343,6 @@ class Failover:
         return self.master.is_returning(message.peer) and (message.run, message.peer) not in self._unheard
 
     def _claimant_said(self, claim: Claim, message: m.FromPeer) -> None:
-        """Hear what a peer that waits here says."""
         if isinstance(message, m.Leave):
             self._release(claim.connection)
             self._effects.append(Close(claim.connection))
@@ -382,7 +376,6 @@ class Failover:
                 self._consider(run)
 
     def _ask(self, run: str) -> None:
-        """Ask those who have come to follow, if they are a majority."""
         gathering = self._gatherings[run]
         here = gathering.quorum(gathering.needs_majority(self._now, self._known.is_fenced(gathering)))
         if not here.peers and self._now >= gathering.unaccepted_since + self.options.peer_timeout_s:
@@ -424,7 +417,6 @@ class Failover:
                 self._dismiss(claim.connection, m.StartOver("none of the peers that have come was ever accepted"))
 
     def _note_term(self, run: str, gathering: Gathering) -> None:
-        """Record the term before peers are asked to follow in it."""
         fence = self._known.fence_of(gathering)
         if fence is not None and fence.term < gathering.term:
             self._remember(msgspec.structs.replace(fence, term=gathering.term))
@@ -436,7 +428,6 @@ class Failover:
             self._effects.append(Persist(fence))
 
     def _consider(self, run: str) -> None:
-        """Lead the run if it may be led now."""
         gathering = self._gatherings[run]
         majority_at, is_fenced = gathering.majority_at, self._known.is_fenced(gathering)
         needs_majority = gathering.needs_majority(self._now, is_fenced)
@@ -446,7 +437,6 @@ class Failover:
             self._lead(run)
 
     def _lead(self, run: str) -> None:
-        """Lead the run with those who follow, and send all others away."""
         gathering = self._gatherings[run]
         needs_majority = gathering.needs_majority(self._now, self._known.is_fenced(gathering))
         recovered = rebuild(gathering.following, gathering.has_rivals, gathering.fence, needs_majority)
@@ -487,7 +477,6 @@ class Failover:
             self._effects += self.master.dismiss_founders(text)
 
     def _depose(self, reason: str) -> None:
-        """Lead no further."""
         old = self.master
         self._log("warning", f"this master leads run {old.run} no further: {reason}")
         self._effects += old.abdicate(f"it leads no further: {reason}")
@@ -556,7 +545,6 @@ class Failover:
             self._release_held()
 
     def _send_away_held(self) -> None:
-        """Send those who have waited for long to another master. They may come again."""
         for connection in self._founding.overdue(self._now):
             self._dismiss(connection, m.Elsewhere(f"it waits for {self._whom_it_waits_for(self._now)}"))
 

@@ -110,11 +110,9 @@ class Quorum:
     view: int
     """The last view in force; 0 if no survivor has ever been accepted."""
     peers: frozenset[int]
-    """Peers of the last view."""
     quorum_views: dict[int, frozenset[int]]
     """The peers of each quorum view by its number, the last view in force first."""
     expected: frozenset[int]
-    """Peers that can go on."""
     has_majority: bool
     """Whether those who have come are enough to lead the run on (rules 4 to 6)."""
     is_complete: bool
@@ -163,7 +161,6 @@ class Recovered:
     """A run as it stands without its master."""
 
     view: int
-    """The last view in force."""
     view_heard: int
     """The highest number of a view that anybody has heard of."""
     peers: frozenset[int]
@@ -323,7 +320,6 @@ def _own_epoch(report: m.RecoveryReport) -> int:
 
 
 def _group(ring: m.Ring, members: Mapping[int, m.RecoveryReport]) -> RecoveredGroup:
-    """Return a group as the reports of its peers show it."""
     ours = {peer: members[peer] for peer in ring.peers if peer in members}
     is_steady = len(ours) == len(ring.peers) and all(
         each.is_running and _own_epoch(each) == ring.epoch for each in ours.values()
@@ -343,7 +339,6 @@ def _group(ring: m.Ring, members: Mapping[int, m.RecoveryReport]) -> RecoveredGr
 
 
 def _note_links(group: RecoveredGroup, ring: m.Ring, ours: Mapping[int, m.RecoveryReport]) -> None:
-    """Note the pairs that go without a link."""
     is_mesh = all(each.installed is None or each.installed.is_meshed for each in ours.values())
     if is_mesh:
         return  # a link that was lost since is told anew
@@ -467,7 +462,6 @@ def _run_state(
     now: float,
     name: str,
 ) -> RunState:
-    """Return the state of the run as recovery reports have shown it."""
     threads = max(each.engine_threads for each in recovered.members.values())
     secrets = Counter(each.secret for each in recovered.members.values())
     secret = max(secrets, key=lambda each: (secrets[each], each))
@@ -514,7 +508,6 @@ def _highest_peer(recovered: Recovered) -> int:
 
 
 def _member(peer: int, report: m.RecoveryReport, survivor: Survivor, now: float) -> Member:
-    """Return a peer that goes on as a member of the run."""
     me = report.me
     # A loopback address at which the dead master saw it stood for that master's machine.
     known = [host for host in me.hosts if not (host.startswith("127.") or host == "::1")]

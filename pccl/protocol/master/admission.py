@@ -53,7 +53,6 @@ class Restraint:
     """A peer's evictions for its links, and the end of its delay."""
 
     evictions: int
-    """Number of evictions."""
     until: float
     """The time from which on it may be let in."""
 
@@ -104,11 +103,9 @@ class Admission:
         self._liveness = liveness
         self._probation = probation
         self._unidentified: dict[int, tuple[str, float]] = {}
-        """Connections that have said nothing yet, with their hosts and the time when they came."""
         self._trials_due_at: dict[int, float] = {}
         """Newcomers that were evicted for their links before, and the time when they may try these again."""
         self._broken_sites: dict[str, str] = {}
-        """Sites of which a peer was lost, and why. The others follow."""
 
     # Connections that have said nothing yet.
 
@@ -157,7 +154,6 @@ class Admission:
         self._state.close(connection)
 
     def _refusal(self, hello: m.Hello) -> str | None:
-        """Return why a Hello is refused, or None."""
         options = self._state.options
         if hello.protocol != m.PROTOCOL_VERSION:
             return (
@@ -180,7 +176,6 @@ class Admission:
         return None
 
     def _welcome(self, connection: int, host: str, hello: m.Hello) -> Member:
-        """Give a newcomer its number and let it wait."""
         state = self._state
         peer = state.next_peer
         state.next_peer += 1
@@ -280,7 +275,6 @@ class Admission:
     # Sites.
 
     def _site_refusal(self, hello: m.Hello) -> str | None:
-        """Return why a Hello is refused because of its site, or None."""
         if not hello.site:
             return None
         if not is_name(hello.site):

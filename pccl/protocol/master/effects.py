@@ -48,7 +48,6 @@ class MasterLog:
     """Write a line to the master's log."""
 
     level: str
-    """"debug", "info" or "warning"."""
     text: str
     is_unauthenticated: bool = False
     """Whether anybody who can connect can cause this line, as often as they like."""

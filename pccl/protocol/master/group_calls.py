@@ -127,7 +127,6 @@ class JointCalls:
             self._finish_all(Kind.UPDATE_TOPOLOGY)
 
     def _tell_unheard(self) -> bool:
-        """End calls that had ended under a master before this one."""
         progress = False
         for peer, end in list(self._unheard.items()):
             member = self._state.members[peer]
@@ -153,7 +152,6 @@ class JointCalls:
             pass
 
     def _end_first_hopeless(self) -> bool:
-        """End one set of hopeless calls. Return False if there are none."""
         state = self._state
         for group in state.groups.values():
             waiting = group.waiting.total()
@@ -209,7 +207,6 @@ class JointCalls:
             self._end(waits, vote.reason)
 
     def _behind(self, group: Group, op: OpRef, stuck: set[int]) -> dict[int, Wait]:
-        """Return the waits of participants of `op` that keep them from launching it."""
         return {
             peer: wait
             for peer, wait in self._waits.of(group.participants(op)).items()

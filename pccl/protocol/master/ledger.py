@@ -34,7 +34,6 @@ class Ledger:
         """Undecided ops that peers have waited in for long, and these peers."""
         self._done: dict[OpRef, set[int]] = {}
         self._decided: dict[int, int] = {}
-        """The last use of each tag that has a verdict."""
         self._verdicts: dict[OpRef, None] = {}
         """Ops that peers complete by themselves and that were decided here, the oldest first."""
 
@@ -62,7 +61,6 @@ class Ledger:
         return True
 
     def forget(self, ops: Iterable[OpRef]) -> None:
-        """Note that these ops have verdicts."""
         for op in ops:
             if not self.is_decided(op):
                 self._decide(op)
@@ -113,7 +111,6 @@ class Ledger:
 
     @property
     def entries(self) -> int:
-        """Number of entries on undecided ops."""
         return len(self._done) + len(self.stalled)
 
     @property

@@ -52,17 +52,13 @@ class LinkFailures:
         self._given_up: set[Pair] = set()
         """Pairs of the prepared view, needed or not, whose dialer has said that they cannot connect."""
         self._evidence_due_at: float | None = None
-        """The time when it is settled who is evicted for these, whatever is known by then."""
         self._relink: set[Pair] = set()
-        """Pairs whose link broke, and must be made anew by the next Prepare."""
         self._doubted: set[Pair] = set()
         """Pairs whose link stands as far as is known, and is to be tried by the next Prepare."""
         self._untold: dict[Pair, tuple[str, dict[str, int]]] = {}
         """Lines for the log about lost links, and what these are about, by pair (rule 6)."""
         self._relinks: dict[Pair, int] = {}
-        """Number of times that the link of a pair was made anew since an op was committed."""
         self._worn: dict[Pair, str] = {}
-        """Pairs whose link broke once more than it may be made anew, and why, unless the flush tells of a commit."""
 
     @property
     def evidence_due_at(self) -> float | None:
@@ -188,7 +184,6 @@ class LinkFailures:
         self._tell_lost(self._untold)
 
     def _tell_lost(self, pairs: Iterable[Pair]) -> None:
-        """Log the links of these pairs that were lost (rule 6)."""
         for pair in [pair for pair in pairs if pair in self._untold]:
             self._state.log("warning", *self._untold.pop(pair))
 
@@ -236,7 +231,6 @@ class LinkFailures:
         return {pair: why for pair, why in self._failed.items() if pair[1] not in awaiting or pair in self._given_up}
 
     def _resolve(self, failed: Mapping[Pair, str]) -> None:
-        """Evict the fewest peers that leave no failed pair (rule 3)."""
         state = self._state
         members = state.members
         newcomers = {peer for peer, member in members.items() if not member.accepted or member.absence}
@@ -262,7 +256,6 @@ class LinkFailures:
         self._evidence_due_at = None
 
     def forget(self, peer: int) -> None:
-        """Forget a peer that is gone."""
         self._relink = {pair for pair in self._relink if peer not in pair}
         self._doubted = {pair for pair in self._doubted if peer not in pair}
         self._untold = {pair: line for pair, line in self._untold.items() if peer not in pair}

@@ -92,14 +92,11 @@ class Liveness:
         self._cut: set[tuple[int, int]] = set()
         """Pairs of a peer that has lost its link with another since it was made, and that other."""
         self._suspects: set[int] = set()
-        """Peers of which there is new evidence that they might have died."""
         self._quiet: set[int] = set()
-        """Peers whose heartbeats are late, as was noted last."""
 
     # Heartbeats.
 
     def welcomed(self, peer: int) -> None:
-        """Expect the first heartbeat of a newcomer."""
         self._first_due_at[peer] = self._state.now + self._state.options.hello_timeout_s
 
     def take_heartbeats(self, connection: int, member: Member) -> None:
@@ -156,7 +153,6 @@ class Liveness:
         self._state.log("info", f"{member} has lost its control connection: {reason}", member.about)
 
     def reattached(self, member: Member) -> None:
-        """Note that an absent peer is back."""
         member.absence = ""
         self.absent_until.pop(member.peer, None)
         self._state.log("info", f"{member} has another control connection", member.about)
@@ -202,7 +198,6 @@ class Liveness:
         return bool(observers) and all((peer, member.peer) in self._cut for peer in observers)
 
     def _observers(self, member: Member) -> list[int]:
-        """Return the peers whose links with this one tell whether it lives (rule 3)."""
         members, group = self._state.members, self._state.group_of(member)
         linkless = group.linkless
         found = [
@@ -266,7 +261,6 @@ class Liveness:
         return peer in self._returning.peers
 
     def forget(self, member: Member) -> None:
-        """Forget a peer that is gone."""
         peer = member.peer
         self._close_heartbeat(member)
         for due_at in (self._first_due_at, self._due_at, self.absent_until):

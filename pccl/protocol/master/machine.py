@@ -102,13 +102,11 @@ class Master:
     # Events.
 
     def connected(self, connection: int, host: str, now: float) -> list[Effect]:
-        """A control connection was accepted from `host`."""
         self.state.now = now
         self._admission.connected(connection, host, len(self.state.members) + len(self._liveness.heartbeats))
         return self.state.drain()
 
     def received(self, connection: int, message: m.FromPeer, now: float) -> list[Effect]:
-        """Take in a message."""
         state = self.state
         state.now = now
         if connection in self._admission:
@@ -152,7 +150,6 @@ class Master:
         return self._advance()
 
     def reattached(self, connection: int, now: float) -> list[Effect]:
-        """The session goes on over another connection."""
         self.state.now = now
         self._liveness.reattached(self.state.members[self.state.peer_of[connection]])
         return self._advance()
@@ -185,7 +182,6 @@ class Master:
         return self._advance() if self._ring_change.found(search, rings) else self.state.drain()
 
     def tick(self, now: float) -> list[Effect]:
-        """Do what is due by now."""
         state = self.state
         state.now = now
         self._admission.expire()
@@ -278,7 +274,6 @@ class Master:
         return self.state.is_accepted(peer)
 
     def is_member(self, connection: int) -> bool:
-        """Whether this is a peer's control connection."""
         return connection in self.state.peer_of
 
     def connection_of(self, peer: int) -> int | None:
@@ -333,7 +328,6 @@ class Master:
     # Departures.
 
     def _evict(self, peer: int, reason: str, code: Result = Result.MASTER_CONNECTION_FAILED) -> None:
-        """Put a peer out of the run and tell it why."""
         member = self.state.members[peer]
         if member.accepted:  # others have no run to come back to, and anybody could make these more and more
             self.leadership.evict(peer)
@@ -342,7 +336,6 @@ class Master:
         self._remove(peer, f"evicted: {reason}")
 
     def _evict_silent(self, peer: int, silent_s: float) -> None:
-        """Evict a peer whose heartbeats are missing, unless this master hears nobody."""
         reason = f"silent for {silent_s:.1f} s"
         if self.state.members[peer].absence:
             self._lose_late(peer, reason)  # a host that closes connections is there, and the peer may come back
@@ -355,7 +348,6 @@ class Master:
             self._lose(peer, reason)
 
     def _lose(self, peer: int, reason: str = "") -> None:
-        """Give up an absent peer."""
         member = self.state.members[peer]
         self.state.close(member.connection)
         self._remove(peer, "; ".join(filter(None, [member.absence, reason])))
@@ -378,7 +370,6 @@ class Master:
         return bool(self.deposed)
 
     def _remove(self, peer: int, reason: str, is_leaving: bool = False) -> None:
-        """Forget a peer that is gone. Its group is flushed and formed anew."""
         state = self.state
         member = state.members[peer]
         self._calls.forget(member)
@@ -410,7 +401,6 @@ class Master:
     # What follows from an event.
 
     def _advance(self) -> list[Effect]:
-        """Take every step that has become possible. Called after each event."""
         progress = True
         while progress and not self.deposed:
             for peer, reason in self._admission.to_evict():
@@ -439,7 +429,6 @@ class Master:
 
     @property
     def _has_nobody(self) -> bool:
-        """Whether nobody is accepted, or about to be."""
         change = self.state.change
         if self.state.accepted_count or change.admitting or change.is_preparing:
             return False

@@ -215,7 +215,6 @@ class Optimization:
         return late
 
     def lost(self, peer: int) -> None:
-        """Forget a peer that is gone."""
         self._asked.pop(peer, None)
         for links in [*self._asked.values(), *self._rounds]:
             links[:] = [pair for pair in links if peer not in pair]
@@ -242,7 +241,6 @@ class Outlook:
     slowest: Pair | None
     """The slowest of the links that are known."""
     bytes_per_s: float
-    """The rate of that link."""
     latency_s: float
     """The sum of latencies once round, over the links that are known."""
 
@@ -338,12 +336,10 @@ class RingChange:
         return False
 
     def _with_linkless(self, group: int, problem: RingProblem) -> RingProblem:
-        """Return the problem of a group in which pairs without a link are unreachable."""
         pairs = _kept_apart(self._state.groups[group])
         return replace(problem, unreachable=problem.unreachable | pairs | {(high, low) for low, high in pairs})
 
     def _decide(self, course: Optimization, rings: Mapping[int, Sequence[int]]) -> None:
-        """Adopt the rings that are better by enough."""
         state = self._state
         course.is_decided = True
         seconds = state.now - course.begun_at
@@ -360,7 +356,6 @@ class RingChange:
                 group.ring = ring
 
     def probed(self, member: Member, message: m.Probes) -> None:
-        """Take in what a peer has measured."""
         course = self._course
         if course is None or not course.is_asked(message.probe, member.peer):
             return
@@ -388,11 +383,9 @@ class RingChange:
         return [ends_at] if ends_at is not None else []
 
     def forget(self, peer: int) -> None:
-        """Forget a peer that is gone."""
         if self._course is not None:
             self._course.lost(peer)
 
 
 def _kept_apart(group: Group) -> set[Pair]:
-    """Return the pairs that have no link and are no neighbours."""
     return group.linkless - topology.ring_pairs(group.ring)

@@ -80,7 +80,6 @@ class Wait:
     open_ops: list[OpRef]
     """Ops that the peer had in flight when it called."""
     since: float
-    """The time when it called."""
 
 
 @dataclass
@@ -204,12 +203,10 @@ class Group:
 
     @property
     def is_meshed(self) -> bool:
-        """Whether every pair has a link."""
         return 1 < len(self.ring) <= topology.MESH_PEERS_MAX and not self.missing and not self.unreliable
 
     @property
     def linkless(self) -> set[Pair]:
-        """Pairs that go without a link."""
         return self.missing | self.unreliable
 
     def participants(self, op: OpRef) -> list[int]:
@@ -272,7 +269,6 @@ class RunState:
         self.accepted_count = 0
         """Number of members that are accepted."""
         self.peer_of: dict[int, int] = {}
-        """Peers by their control connections."""
         self.groups: dict[int, Group] = {}
         self.change = ViewChange()
         self.told: set[int] = set()
@@ -305,7 +301,6 @@ class RunState:
         return peer in self.members and self.members[peer].accepted
 
     def add(self, member: Member) -> None:
-        """Add a member."""
         self.members[member.peer] = member
         self.peer_of[member.connection] = member.peer
         self.accepted_count += member.accepted
@@ -429,7 +424,6 @@ class Waits:
         self._count(member, message.kind, 1)
 
     def answer(self, member: Member, code: Result, reason: str = "", value: int = 0, number: int = 0) -> None:
-        """End one peer's wait."""
         assert member.wait is not None
         self._state.send(member.connection, m.JointResult(member.wait.call, code, reason, value, number))
         self._count(member, member.wait.kind, -1)

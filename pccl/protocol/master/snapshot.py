@@ -51,7 +51,6 @@ def snapshot(master: Master, now: float, uptime_s: float, version: str) -> RunSt
 
 
 def _group(state: RunState, group: Group, now: float) -> GroupStatus:
-    """Return how one group stands."""
     return GroupStatus(
         group=group.number,
         ring=list(group.ring),
@@ -73,7 +72,6 @@ def _group(state: RunState, group: Group, now: float) -> GroupStatus:
 def _member(
     state: RunState, member: Member, absent: dict[str, list[int]], stalled: list[StalledOp], now: float
 ) -> MemberStatus:
-    """Return how one peer stands."""
     wait = member.wait
     group = state.groups.get(member.hello.group)
     asked_at = state.asked_at.get(member.peer)
@@ -100,7 +98,6 @@ def _member(
 
 
 def _stalled(group: Group) -> dict[int, list[StalledOp]]:
-    """Return the stalled ops of a group by the peer that waits in them."""
     found: dict[int, list[StalledOp]] = {}
     ledger: Ledger = group.ledger
     for op, stuck in ledger.stalled.items():

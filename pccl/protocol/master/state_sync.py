@@ -129,7 +129,6 @@ def _nobody_sends(offers: Mapping[int, SyncOffer], lost: Sequence[tuple[int, str
 
 
 def _send_only_conflict(candidates: Mapping[int, SyncOffer], protected: list[int], revision: int) -> str | None:
-    """Return why the offers of SEND_ONLY peers cannot be kept, or None."""
     for peer in protected[1:]:
         a, b = candidates[protected[0]], candidates[peer]
         if a.root != b.root or a.revision != b.revision:

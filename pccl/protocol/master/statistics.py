@@ -50,7 +50,6 @@ class History:
     def __init__(self) -> None:
         self.totals = Totals()
         self._steps: dict[int, Totals] = {}
-        """Steps by their numbers; those in which nothing happened are left out."""
         self._losses: deque[tuple[float, Loss]] = deque(maxlen=LOSSES_MAX)
         self._events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS_MAX)
 
@@ -80,7 +79,6 @@ class History:
         self._events.append((now, level, _short(text)))
 
     def course(self, now: float) -> Course:
-        """Return the last minutes, up to `now`."""
         current = int(now // STEP_S)
         first = max(min(self._steps, default=current), current - STEPS_MAX + 1)
         return Course(STEP_S, [self._steps.get(number, NOTHING) for number in range(first, current + 1)])
@@ -150,10 +148,8 @@ class Traffic:
         self._history = history
         self._peers: dict[int, _Reported] = {}
         self._ops: dict[int, dict[int, tuple[int, int]]] = {}
-        """Numbers of ops committed and aborted, by group and epoch."""
 
     def reported(self, peer: int, group: int, report: Report, now: float) -> None:
-        """Take in the report of a peer."""
         last = self._peers.get(peer)
         if last is None:
             self._peers[peer] = _Reported(group, report, now, PeerTraffic(links=_links(report, None, 0.0)))
@@ -200,7 +196,6 @@ class Traffic:
         return found.traffic if found is not None else NO_TRAFFIC
 
     def _count_ops(self, group: int, report: Report, is_first: bool) -> tuple[int, int]:
-        """Return how many more ops were committed and aborted than was known."""
         epochs = self._ops.setdefault(group, {})
         more_committed = more_aborted = 0
         for epoch, committed, aborted in report.ops:
@@ -231,7 +226,6 @@ def _links(report: Report, before: Report | None, over_s: float) -> list[LinkTra
 
 
 def _used(report: Report) -> list[LinkReport]:
-    """Return the links over which the peer has sent something."""
     return [link for link in report.links if link.tx_bytes]
 
 

@@ -121,7 +121,6 @@ class OpVerdicts:
             self._renew(group, f"{message.tags} tags were used in the last one")
 
     def _group(self, member: Member, epoch: int) -> Group | None:
-        """Return the peer's group, if the peer means its present epoch."""
         group = self._state.groups.get(member.hello.group)
         return group if group is not None and group.epoch == epoch else None
 

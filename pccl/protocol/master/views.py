@@ -142,7 +142,6 @@ class Leadership:
         self._parted.add(peer)
 
     def lose(self, peer: int, is_leaving: bool) -> None:
-        """Note that an accepted peer is gone."""
         if is_leaving:
             self._parted.add(peer)
         for view in self._quorum_views:
@@ -170,7 +169,6 @@ class _Retry:
 
 
 def _is_small(group: Group) -> bool:
-    """Whether the group may be a mesh."""
     return len(group.ring) <= topology.MESH_PEERS_MAX
 
 
@@ -236,13 +234,11 @@ class MissingLinks:
             retry.works = other not in failed
 
     def forget(self, peer: int) -> None:
-        """Forget a peer that is gone."""
         self._asked.pop(peer, None)
         for pair in [pair for pair in self._retries if peer in pair]:
             del self._retries[pair]
 
     def deadlines(self) -> list[float]:
-        """Return the time of the next try."""
         return [min(retry.due_at for retry in self._retries.values())] if self._retries else []
 
 
@@ -314,7 +310,6 @@ class ViewStages:
         self._liveness.suspect_cut()  # those who make their links anew are no observers
 
     def _take_in(self, peers: Iterable[int]) -> None:
-        """Put newcomers into the rings of their groups."""
         state = self._state
         newcomers: dict[int, list[int]] = {}
         for peer in peers:
@@ -333,7 +328,6 @@ class ViewStages:
                 group.ring = with_newcomers(group.ring, found, state.link_metrics)
 
     def _announce(self, listed: Sequence[int], relink: list[tuple[int, int]]) -> None:
-        """Send Prepare to all who are in the view."""
         state = self._state
         rings = [m.Ring(group.number, group.epoch, list(group.ring)) for group in state.groups.values()]
         members = [state.members[peer].as_record() for peer in listed]
@@ -347,7 +341,6 @@ class ViewStages:
                 state.ask(peer, to_all if peer in state.told else to_new)
 
     def _install(self) -> None:
-        """Put the prepared view in force."""
         state = self._state
         state.change.is_preparing = False
         state.installed_view = state.view
@@ -372,7 +365,6 @@ class ViewStages:
         self._calls.view_installed()
 
     def _form(self, group: Group) -> None:
-        """Let ops start in a group whose ring is in force."""
         group.running = True
         self._liveness.links_made(group)
         self._missing.formed(group)

@@ -193,7 +193,6 @@ class DurableEffects:
         self._perform = perform
         self._writer = system.helper("pccl-state") if state is not None else None
         self._is_given_up = False
-        """Whether the record is out of date, and not written any more."""
         self._postponed: deque[Effect] = deque()
         """Effects that wait for the disk, beginning with the one that is being written."""
 
@@ -227,7 +226,6 @@ class DurableEffects:
         self._perform(effects)
 
     async def _write(self) -> None:
-        """Write the record that the postponed effects begin with, then go on with them."""
         persist = self._postponed[0]
         assert isinstance(persist, Persist)
         assert self._state is not None

@@ -62,11 +62,9 @@ class StatusBoard:
         self._json: bytes | None = None
 
     def begin(self) -> None:
-        """Note when the master begins to serve."""
         self._started_at = self._now()
 
     def status(self) -> RunStatus:
-        """Return the run's status. After `begin`."""
         assert self._started_at is not None
         now = self._now()
         if self._status is None or now >= self._made_at + REFRESH_S:
@@ -80,7 +78,6 @@ class StatusBoard:
         return self._status
 
     def frame(self) -> bytes:
-        """Return the status as an encoded message."""
         status = self.status()
         if self._frame is None:
             self._frame = encode(m.Status(status))
@@ -168,7 +165,6 @@ class Tracing:
         self._send = send
         self._numbers = itertools.count(1)
         self._questions: dict[tuple[int, int], _Question] = {}
-        """By connection and trace."""
         self._running = 0
 
     @property

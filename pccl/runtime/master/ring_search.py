@@ -289,7 +289,6 @@ def _exchanged(grades: Grades, order: Places, above: int) -> Places | None:
 
 
 def _highest(grades: Grades, above: int) -> Places:
-    """Return where the highest grades are, of those that are higher than `above`."""
     found = np.flatnonzero(grades > above)
     if len(found) > CONSIDERED_MAX:
         found = found[np.argsort(-grades[found], kind="stable")[:CONSIDERED_MAX]]

@@ -92,7 +92,6 @@ class Authentication:
         raise ConnectionLost("dropped: too many connections that had not said who they are")
 
     async def _agree_on_tls(self, connection: ControlConnection[m.SaidByPeer]) -> bool:
-        """Speak TLS if the other side begins with it. Return whether it does."""
         if not await connection.speaks_tls():
             return False
         if self._ssl_context is None:
@@ -118,7 +117,6 @@ LIFE_SHARE = 0.1
 WATCH_SHARE = 0.5
 """Interval in which a standby asks the other masters, in peer timeouts."""
 SECRET_BYTES = 16
-"""Size of a run's secret."""
 DIAGNOSIS_S = 0.25
 """Time between two looks at who makes the run slow."""
 LATE_INTERVALS = 1.6
@@ -179,11 +177,9 @@ class MasterServer:
         self._standby_of = standby_of
         self._system = system
         self._lived_at = 0.0
-        """The time at which this process last did something."""
         self._clients: dict[int, _Client] = {}
         """The clients that the machine knows. One whose connection is gone stays while its session may go on."""
         self._sessions: dict[bytes, int] = {}
-        """The clients' numbers by the keys of their sessions."""
         self.board = StatusBoard(self._machine, trio.current_time)
         self._status_readers = 0
         self._tracing = Tracing(self._send_to)
@@ -194,7 +190,6 @@ class MasterServer:
         self._heartbeat_thread = system.heartbeats(self._options.peer_timeout_s)
         self._searcher = system.helper("pccl-search")
         self._heartbeat_connections: set[int] = set()
-        """Connections that the heartbeat thread has."""
         self._next_connection = 1
         self._timer_changed = trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -213,7 +208,6 @@ class MasterServer:
             client.connection.forget_after_fork()
 
     async def serve(self) -> None:
-        """Serve until cancelled, then close everything."""
         self.board.begin()
         self._lived_at = trio.current_time()
         self._tell_memory()
@@ -242,7 +236,6 @@ class MasterServer:
             self._effects.close()
 
     def _tell_memory(self) -> None:
-        """Log what this master remembers of a run."""
         if self._state is None:
             logger.info(
                 "this master keeps nothing on disk: started anew, it waits for all peers of a run as long as it can, "
@@ -288,7 +281,6 @@ class MasterServer:
             connection.close()
 
     def _lost(self, client: _Client, reason: str) -> None:
-        """Tell the machine that a client's connection has ended."""
         if client.connection.session is not None:
             self._sense()
             self._carry_out(self._machine.detached(client.number, reason, self._alive_now()))
@@ -297,7 +289,6 @@ class MasterServer:
             self._carry_out(self._machine.disconnected(client.number, reason, self._alive_now()))
 
     def _forget(self, client: _Client) -> None:
-        """Remove a client that the machine knows no more, or never has."""
         if self._clients.get(client.number) is client:
             del self._clients[client.number]
             if client.connection.session is not None:
@@ -365,7 +356,6 @@ class MasterServer:
             self._sessions[opening.session] = client.number
 
     def _end_session(self, connection: ControlConnection[m.SaidByPeer]) -> None:
-        """Forget the session of a connection: none will carry it on."""
         if connection.session is not None:
             self._sessions.pop(connection.session.key, None)
             connection.session = None
@@ -396,7 +386,6 @@ class MasterServer:
         return None
 
     async def _tell_status(self, connection: ControlConnection[m.SaidByPeer], request: m.StatusRequest) -> str:
-        """Answer a connection that only asks for the status. Return how it ended."""
         refusal = None
         if request.protocol != m.PROTOCOL_VERSION:
             refusal = f"this master speaks protocol {m.PROTOCOL_VERSION}, the asker {request.protocol}"
@@ -522,7 +511,6 @@ class MasterServer:
                     self._carry_out(self._machine.disconnected(event.connection, event.reason, now))
 
     async def _diagnose(self) -> None:
-        """Have the machine name whoever makes the run slow or has it stuck."""
         silent_since: dict[int, float] = {}
         timeout_s = self._options.peer_timeout_s
         interval_s = min(HEARTBEAT_INTERVAL_S_MAX, timeout_s / HEARTBEATS_PER_TIMEOUT)

@@ -38,7 +38,6 @@ class Unauthenticated:
         self._next = 1
         self._source_of: dict[int, str] = {}
         self._drops: dict[str, dict[int, Callable[[], object]]] = {}
-        """Functions that drop the connections, by source, the oldest first."""
         self.dropped = 0
         """Number of connections that have been dropped so far."""
 

@@ -55,7 +55,6 @@ def parse(address: str, default_port: int | None = DEFAULT_PORT) -> tuple[str, i
 
 
 def _instead_of(url: str) -> str:
-    """Return what to write instead of a URL, as the rest of a sentence."""
     scheme, _, rest = url.partition("://")
     where = rest.partition("/")[0] or "host:port"
     page = "; the page of a run has a port of its own, which peers do not dial" if scheme.startswith("http") else ""
@@ -63,7 +62,6 @@ def _instead_of(url: str) -> str:
 
 
 def parse_masters(addresses: str) -> list[tuple[str, int]]:
-    """Split "host:port,host:port" into addresses, each once. ValueError."""
     _require_text(addresses)
     found = [parse(address) for address in addresses.split(",") if address.strip()]
     if not found:
@@ -214,7 +212,6 @@ Address = tuple[str, int]
 class Attempt:
     address: Address
     pause_s: float
-    """The pause before this attempt."""
     is_first_round: bool
 
 
@@ -225,9 +222,7 @@ class MasterAddresses:
         self._asked = 0
         self._failures: dict[Address, str] = {}
         self._waited_in_round = -1
-        """The number of the last round in which some master was waited at."""
         self._pause_s_max = PAUSE_S_MAX
-        """The longest pause after that round."""
 
     def anew(self) -> MasterAddresses:
         """Return the same addresses for a new search, none of which has been asked."""
@@ -268,7 +263,6 @@ class MasterAddresses:
 
     @property
     def are_all_asked(self) -> bool:
-        """Whether each was asked once, at least."""
         return self._asked >= len(self.addresses)
 
     def account(self) -> str:

@@ -215,7 +215,6 @@ class FetchedTrace:
     peers: list[tuple[m.TracedPeer, bytes]] = field(default_factory=list)
     """Each peer with its packed recording, empty if there is none."""
     end: m.Traced | None = None
-    """None: it is not complete."""
 
 
 async def fetch(
@@ -270,7 +269,6 @@ async def fetch_any(
 
 
 async def _take_in(connection: ControlConnection[m.ToTracer], fetched: FetchedTrace) -> None:
-    """Take the trace in, to its end. Refused."""
     parts: dict[int, bytearray] = {}
     while True:
         for message in await connection.receive():
@@ -394,7 +392,6 @@ async def _fill_packets(connection: ControlConnection[m.ToChecker], way: Way) ->
 
 
 def _unacknowledged_bytes(sock: socket.socket) -> int:
-    """Return how many bytes the other side's system has not acknowledged."""
     queued: int = struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, struct.pack("i", 0)))[0]
     return queued
 
@@ -421,7 +418,6 @@ async def _be_called(
 
 
 async def _take_calls(listener: socket.socket, nonce: bytes) -> None:
-    """Answer the master's calls, and nobody else's."""
     while True:
         await trio.lowlevel.wait_readable(listener.fileno())
         try:

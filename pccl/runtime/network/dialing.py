@@ -81,7 +81,6 @@ def _numeric(host: str, port: int) -> Any:
 
 
 async def _connected(target: Any) -> socket.socket:
-    """Connect to the address of one entry of getaddrinfo."""
     family, kind, protocol, _, address = target
     raw = socket.socket(family, kind, protocol)
     close_in_child(raw)

@@ -72,7 +72,6 @@ class _Shared:
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._users = 1
-        """Handshakes under way, and one more until the exchange's life has ended."""
 
     def __enter__(self) -> Exchange:
         self._users += 1

@@ -31,7 +31,6 @@ FIRST_HEARTBEAT_S = 10.0
 PAUSES_PER_TIMEOUT = 20
 HEARTBEAT_INTERVAL_S_MAX = 1.0
 HEARTBEATS_PER_TIMEOUT = 5
-"""These two as in native/src/heartbeat.c."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,6 @@ class HeartbeatThread:
             raise OSError(f"the system refuses a connection for heartbeats (status {status})")
 
     def remove(self, connection: int) -> None:
-        """Close a connection. No event follows."""
         if self._handle != ffi.NULL:
             lib.pccl_heartbeat_remove(self._handle, connection)
 

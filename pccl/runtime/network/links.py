@@ -168,7 +168,6 @@ class _PaddingStream:
 
 
 async def accept(sock: trio.socket.SocketType) -> None:
-    """Send Accepted, with padding. ConnectionLost."""
     count = padding_bytes(sock)
     await send_bytes(sock, encode(m.Accepted(padding_bytes=count)) + _padding[:count])
 
@@ -242,7 +241,6 @@ async def dial_within(
     timeout_s: float,
     system: System = SYSTEM,
 ) -> tuple[trio.socket.SocketType, Keys | None]:
-    """Do as `dial`. LinkError after `timeout_s`, too."""
     taken: list[tuple[trio.socket.SocketType, Keys | None]] = []
 
     def take(_: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:

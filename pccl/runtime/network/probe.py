@@ -85,7 +85,6 @@ async def measure(dial: Dial, connections: int, pulls: bool) -> Measured:
 
 
 async def _until_one_fails(tasks: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Run all tasks. ProbeError for the first that fails."""
     failures: list[Exception] = []
 
     async def run(task: Callable[[], Awaitable[None]]) -> None:
@@ -103,7 +102,6 @@ async def _until_one_fails(tasks: Sequence[Callable[[], Awaitable[None]]]) -> No
 
 
 async def _connect(dial: Dial, connections: int, socks: list[trio.socket.SocketType]) -> float:
-    """Dial all connections and return the shortest round trip."""
     shortest_s = float("inf")
 
     async def one() -> None:
@@ -124,7 +122,6 @@ async def _connect(dial: Dial, connections: int, socks: list[trio.socket.SocketT
 
 
 async def _flood(socks: Sequence[trio.socket.SocketType], round_trip_s: float, pulls: bool) -> float:
-    """Send or receive for a while; return the bytes per second."""
     totals = [0] * len(socks)
     arrivals: list[tuple[float, int]] = []
 

@@ -21,11 +21,9 @@ class System:
     """The system that this process runs on."""
 
     def listen(self, host: str, port: int) -> socket.socket:
-        """Return a listening socket, as `addresses.listen`."""
         return addresses.listen(host, port)
 
     async def dial(self, host: str, port: int) -> socket.socket:
-        """Return a connection, as `dialing.dial_tcp`."""
         return await dial_tcp(host, port)
 
     def stream(self, sock: socket.socket) -> trio.socket.SocketType:

@@ -41,7 +41,6 @@ so short that probes, which are seconds apart, take longer."""
 KEEPALIVE_PROBES = 3
 """Number of probes without an answer after which the other side is gone, where there is no TCP_USER_TIMEOUT."""
 KEEPALIVE_S_MAX = 32767
-"""The most that Linux takes."""
 BACKLOG_BYTES_MAX = 64 * 2**20
 
 M = TypeVar("M")
@@ -88,7 +87,6 @@ class ControlConnection(Generic[M]):
         self._tls: TlsEnd | None = None
         self._is_dialed = is_dialed
         self._first = b""
-        """The first bytes that have come, as the network carried them: they tell who is no pccl process."""
 
     @property
     def sock(self) -> socket.socket:
@@ -158,7 +156,6 @@ class ControlConnection(Generic[M]):
 
     @property
     def is_flooded(self) -> bool:
-        """Whether the other side has stopped reading."""
         return len(self._backlog) > BACKLOG_BYTES_MAX or (self.session is not None and self.session.is_flooded)
 
     async def run_sender(self) -> None:
@@ -262,7 +259,6 @@ class ControlConnection(Generic[M]):
         return said
 
     async def _receive_raw(self, flags: int = 0) -> bytes:
-        """Return what has come, b"" at the end."""
         while True:
             await trio.lowlevel.wait_readable(self._sock.fileno())
             if self._has_given_session_up:
@@ -318,7 +314,6 @@ class ControlConnection(Generic[M]):
         return body
 
     def _refuse_strangers(self) -> None:
-        """Raise StrangerError if what has come first is clearly not pccl's."""
         stranger = refusal(self._first)
         if stranger:
             raise StrangerError(stranger) from None
@@ -337,7 +332,6 @@ class ControlConnection(Generic[M]):
         return self._sock.detach()
 
     def shutdown(self) -> None:
-        """Break the connection; `receive` will say so."""
         self._closing = True
         self._backlog.clear()
         with suppress(OSError):
@@ -385,7 +379,6 @@ async def send_message(sock: ByteStream, message: Message) -> None:
 
 
 async def send_bytes(sock: ByteStream, data: bytes | memoryview) -> None:
-    """Send all of `data`. ConnectionLost."""
     data = memoryview(data)
     while data:
         data = data[await send_some(sock, data) :]

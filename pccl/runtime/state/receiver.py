@@ -260,7 +260,6 @@ class _Fetch:
         self._connect = connect
         self._donors: dict[int, _Donor] = {}
         self._goal: dict[int, bytes] = {}
-        """The block digests to reach, by tensor."""
         self._schedule: Schedule | None = None
         self._tells = (
             root is not None
@@ -309,7 +308,6 @@ class _Fetch:
                 await self._use(member)
 
     async def _use(self, member: m.PeerInfo) -> None:
-        """Fetch from a donor until everything has landed or it has failed."""
         donor = self._donors[member.peer] = _Donor(member)
         try:
             with donor.scope:
@@ -320,7 +318,6 @@ class _Fetch:
             self._fail(donor.peer, str(error))
 
     async def _begin(self, donor: _Donor) -> _Connection:
-        """Return the donor's first connection, when the goal is known."""
         connection = _Connection(donor, await self._connect(donor.member, self._tells))
         try:
             if self._tells:
@@ -516,7 +513,6 @@ class _Fetch:
         self._hold(block, UNKNOWN)
 
     def _land(self, block: Block, landing: Landing) -> None:
-        """Put the verified bytes in `landing` in the block's place."""
         assert self._schedule is not None
         self._spoil(block)
         landing.land()

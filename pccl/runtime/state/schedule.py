@@ -73,7 +73,6 @@ class DonorStream:
         self.silent_s = 0.0
 
     def moved(self, count: int, now: float) -> None:
-        """Note that so many bytes have come."""
         self.silent_s = 0.0
         if self._asked_at is not None:
             latency_s = now - self._asked_at
@@ -152,7 +151,6 @@ class Schedule:
         return block
 
     def _late(self, idle: DonorStream) -> Block | None:
-        """Return the block to rescue: the one that will take longest."""
         found: Block | None = None
         found_s = 0.0
         waits: dict[Block, float] = {}

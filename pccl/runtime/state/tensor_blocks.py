@@ -160,7 +160,6 @@ def fingerprint(tensors: Sequence[StateTensor]) -> Fingerprint:
 
 
 def _shares(tensors: Sequence[StateTensor]) -> Iterator[list[memoryview]]:
-    """Yield all blocks in order, in runs of about SHARE_BYTES."""
     share: list[memoryview] = []
     size = 0
     for tensor in tensors:
