@@ -178,7 +178,7 @@ def test_master_dies_before_every_delivery_and_nothing_is_lost(name: str, share:
     _try_all(share, name, close)
 
 
-@pytest.mark.parametrize("memory", Memory)
+@pytest.mark.parametrize("memory", [Memory.DISK])
 @SHARES
 def test_master_and_a_peer_die_before_every_delivery(memory: Memory, share: tuple[int, ...]) -> None:
     def close(world: World) -> None:
@@ -404,7 +404,7 @@ def test_with_a_fence_the_evicted_hear_so_at_once() -> None:
     assert [node.ended is not None for node in lost] == [True, True, False]
 
 
-@pytest.mark.parametrize("memory", Memory)
+@pytest.mark.parametrize("memory", [Memory.DISK])
 def test_a_run_whose_master_and_one_peer_die_together_goes_on(memory: Memory) -> None:
     world = World(masters=1, memory=memory)
     nodes = [*world.join(0), *world.join(0, 0)]

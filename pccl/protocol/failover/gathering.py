@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from math import inf
 
 from pccl.protocol import messages as m
-from pccl.protocol.failover.durable_state import Fence, FencedView, bounded_s
+from pccl.protocol.failover.durable_state import Fence, bounded_s
 from pccl.protocol.failover.recovery import Quorum, quorum_of
 from pccl.protocol.master.run_state import NAMED_MAX
 from pccl.protocol.summary_tally import Summary, SummaryTally, Views
@@ -176,13 +176,13 @@ class Gathering:
         since = next((claim.since for claim in self.claims.values() if claim.peer in expected), inf)
         return since + DOUBT_TIMEOUTS * self._timeout_s
 
-    def needs_majority(self, now: float, is_fenced: bool) -> bool:
-        return not is_fenced or now < self.doubts_until()
+    def needs_majority(self, now: float) -> bool:
+        return self.fence is None or now < self.doubts_until()
 
-    def leads_at(self, majority_at: float, is_fenced: bool) -> float:
+    def leads_at(self, majority_at: float) -> float:
         """Return the time when the run continues without the missing peers. inf: never, because the last master may
         have evicted the peers that are here, and there is no record of it."""
-        if not (self.has_rivals or is_fenced):
+        if not (self.has_rivals or self.fence is not None):
             return inf
         heard_at = max(majority_at, self.heard_at)
         return min(heard_at + self._timeout_s, majority_at + GATHER_TIMEOUTS * self._timeout_s)
@@ -198,40 +198,40 @@ class Gathering:
         all_follow = self.here.count(following.expected) == self.following.count(following.expected)
         return following.is_complete or (not needs_majority and all_follow)
 
-    def stays_until(self, since: float, is_fenced: bool) -> float:
+    def stays_until(self, since: float) -> float:
         """Return the time until which a peer that came at `since` is kept waiting. It is later while a majority is
         here, which may lead on without the rest before that."""
-        leads_at = inf if self.majority_at is None else self.leads_at(self.majority_at, is_fenced)
+        leads_at = inf if self.majority_at is None else self.leads_at(self.majority_at)
         return max(since, leads_at if leads_at < inf else since) + GATHER_TIMEOUTS * self._timeout_s
 
-    def deadlines(self, now: float, is_fenced: bool) -> list[float]:
+    def deadlines(self, now: float) -> list[float]:
         """Return the times at which something is due."""
-        needs_majority = self.needs_majority(now, is_fenced)
-        times = [self.stays_until(self.since, is_fenced)]
+        needs_majority = self.needs_majority(now)
+        times = [self.stays_until(self.since)]
         if self.here.heard and not self.quorum().peers:
             times.append(self.unaccepted_since + self._timeout_s)
         elif self.majority_at is not None and self.may_lead(needs_majority):
-            times.append(self.leads_at(self.majority_at, is_fenced))
+            times.append(self.leads_at(self.majority_at))
         if self.tells_at is not None:
             times.append(self.tells_at)
-        if is_fenced and needs_majority:
+        if self.fence is not None and needs_majority:
             times.append(self.doubts_until())
         return times
 
-    def account(self, here: Quorum, now: float, is_fenced: bool) -> str:
+    def account(self, here: Quorum, now: float) -> str:
         """Return a line for the log: who has come, and who is waited for."""
         absent = sorted(frozenset().union(*here.quorum_views.values()) - self.here.heard)
         text = f"run {self.run}: {here}"
         if absent:
             text += f"; it waits for peers {absent[:NAMED_MAX]}"
         if absent and self.majority_at is not None:
-            left_s = self.leads_at(self.majority_at, is_fenced) - now
+            left_s = self.leads_at(self.majority_at) - now
             text += f" and continues without them in {max(0.0, left_s):.1f} s" if left_s < inf else ""
         return text
 
 
-RUNS_HEARD_OF_MAX = 16
-"""Number of runs whose last views are remembered."""
+RUNS_MAX = 16
+"""Number of runs that are remembered."""
 BREAK_TIMEOUTS = 3.0
 """Number of peer timeouts within which peers that go from master to master are back at each."""
 
@@ -242,8 +242,6 @@ class KnownRuns:
     def __init__(self, fence: Fence | None) -> None:
         self.fence = fence
         """The record of the run that this process, or one before it with the same state, has led last."""
-        self._heard_of: dict[str, FencedView] = {}
-        """The newest view in force of each run that a peer has told of here."""
         self._unaccepted: dict[str, tuple[float, float]] = {}
         """Runs whose peers have told of no view in force: the times when one came first, and last."""
 
@@ -255,17 +253,6 @@ class KnownRuns:
             return None
         return fence
 
-    def is_fenced(self, gathering: Gathering) -> bool:
-        """Whether nobody has led the gathering's run since the fence was written."""
-        return gathering.fence is not None and gathering.fence is self.fence
-
-    def bound(self, gathering: Gathering) -> None:
-        """Tell a gathering what is known of its run's last view besides the word of those who are here."""
-        heard_of = self._heard_of.get(gathering.run)
-        gathering.fence = self.fence_of(gathering)
-        if gathering.fence is None and heard_of is not None and not gathering.has_rivals:
-            gathering.fence = Fence(gathering.run, b"", 0, heard_of)
-
     def unaccepted_since(self, run: str, now: float, peer_timeout_s: float) -> float:
         """Note that a peer of this run has come. Return the time since which its peers have, with short breaks at most,
         and none told of a view in force."""
@@ -273,25 +260,12 @@ class KnownRuns:
         if now >= last + BREAK_TIMEOUTS * peer_timeout_s:
             since = now
         self._unaccepted[run] = since, now
-        for oldest in list(self._unaccepted)[:-RUNS_HEARD_OF_MAX]:
+        for oldest in list(self._unaccepted)[:-RUNS_MAX]:
             del self._unaccepted[oldest]
         return since
 
-    def note_view(self, gathering: Gathering, installed: m.InstalledView) -> None:
-        """Remember a view in force that a peer has told of (rule 1)."""
-        self._unaccepted.pop(gathering.run, None)
-        before = self._heard_of.get(gathering.run)
-        if before is not None and before.view >= installed.view:
-            return
-        self._heard_of.pop(gathering.run, None)
-        self._heard_of[gathering.run] = FencedView(installed.view, gathering.here.views.of(installed).peers)
-        for oldest in list(self._heard_of)[:-RUNS_HEARD_OF_MAX]:
-            del self._heard_of[oldest]
-        self.bound(gathering)
-
     def forget(self, run: str) -> None:
-        """Forget what was heard of a run: this process leads it."""
-        self._heard_of.pop(run, None)
+        """Forget when peers of a run came: a view of it was in force."""
         self._unaccepted.pop(run, None)
 
     def refusal(self, message: m.Resume, is_waiting: bool) -> m.FromMaster | None:

@@ -244,7 +244,7 @@ class Failover:
     def deadline(self) -> float | None:
         times = self._founding.deadlines(self._known.fence, is_missed=not self._claims)
         for gathering in self._gatherings.values():
-            times += gathering.deadlines(self._now, self._known.is_fenced(gathering))
+            times += gathering.deadlines(self._now)
         deadline = self.master.deadline()
         return min([*times, deadline] if deadline is not None else times, default=None)
 
@@ -329,7 +329,7 @@ class Failover:
             self._gatherings[message.run] = gathering
         gathering.enter(claim)
         gathering.unaccepted_since = self._known.unaccepted_since(message.run, self._now, self.options.peer_timeout_s)
-        self._known.bound(gathering)
+        gathering.fence = self._known.fence_of(gathering)
         if gathering.term <= message.term:
             gathering.raise_term(message.term + 1)
             self._ask(message.run)
@@ -358,7 +358,7 @@ class Failover:
                 self._dismiss(claim.connection, m.Goodbye(Result.INVALID_USAGE, text))
                 return
             if summary.installed is not None:
-                self._known.note_view(gathering, summary.installed)
+                self._known.forget(gathering.run)
                 gathering.unaccepted_since = self._now
             is_following = isinstance(message, m.Vote) and message.term == gathering.term
             gathering.said(claim, summary, is_following, self._now)
@@ -377,7 +377,7 @@ class Failover:
 
     def _ask(self, run: str) -> None:
         gathering = self._gatherings[run]
-        here = gathering.quorum(gathering.needs_majority(self._now, self._known.is_fenced(gathering)))
+        here = gathering.quorum(gathering.needs_majority(self._now))
         if not here.peers and self._now >= gathering.unaccepted_since + self.options.peer_timeout_s:
             self._start_over(run, gathering)
             return
@@ -391,7 +391,7 @@ class Failover:
                 self._say(claim.connection, m.VoteRequest(claim.asked))
         if gathering.tells_at is not None and self._now >= gathering.tells_at:
             gathering.tells_at = None
-            self._log("info", gathering.account(here, self._now, self._known.is_fenced(gathering)))
+            self._log("info", gathering.account(here, self._now))
 
     def _lose_majority(self, gathering: Gathering) -> None:
         """Note that those who are here are no majority, or no more. Who was asked to follow would stay until another
@@ -407,7 +407,7 @@ class Failover:
         """Send all who are here to say Hello again: none of them was ever accepted, so there is nothing to go on
         with."""
         gathering.tells_at = None
-        fence = self._known.fence_of(gathering)
+        fence = gathering.fence
         if fence is not None and fence.installed is None and fence.newest.peers <= gathering.here.heard:
             self._remember(msgspec.structs.replace(fence, prepared=[], is_over=True))
             self._founding.allow(self._now)
@@ -417,10 +417,10 @@ class Failover:
                 self._dismiss(claim.connection, m.StartOver("none of the peers that have come was ever accepted"))
 
     def _note_term(self, run: str, gathering: Gathering) -> None:
-        fence = self._known.fence_of(gathering)
+        fence = gathering.fence
         if fence is not None and fence.term < gathering.term:
             self._remember(msgspec.structs.replace(fence, term=gathering.term))
-            self._known.bound(gathering)
+            gathering.fence = self._known.fence_of(gathering)
 
     def _remember(self, fence: Fence) -> None:
         self._known.fence = fence
@@ -429,16 +429,16 @@ class Failover:
 
     def _consider(self, run: str) -> None:
         gathering = self._gatherings[run]
-        majority_at, is_fenced = gathering.majority_at, self._known.is_fenced(gathering)
-        needs_majority = gathering.needs_majority(self._now, is_fenced)
+        majority_at = gathering.majority_at
+        needs_majority = gathering.needs_majority(self._now)
         if majority_at is None or not gathering.may_lead(needs_majority):
             return
-        if gathering.is_enough(needs_majority) or self._now >= gathering.leads_at(majority_at, is_fenced):
+        if gathering.is_enough(needs_majority) or self._now >= gathering.leads_at(majority_at):
             self._lead(run)
 
     def _lead(self, run: str) -> None:
         gathering = self._gatherings[run]
-        needs_majority = gathering.needs_majority(self._now, self._known.is_fenced(gathering))
+        needs_majority = gathering.needs_majority(self._now)
         recovered = rebuild(gathering.following, gathering.has_rivals, gathering.fence, needs_majority)
         survivors = {
             peer: Survivor(claim.connection, claim.host, claim.masters, claim.since, claim.master_timeout_s)
@@ -501,7 +501,7 @@ class Failover:
         late: list[Claim] = []
         for gathering in self._gatherings.values():
             for claim in gathering.claims.values():
-                if self._now < gathering.stays_until(claim.since, self._known.is_fenced(gathering)):
+                if self._now < gathering.stays_until(claim.since):
                     break
                 late.append(claim)
         for claim in late:
