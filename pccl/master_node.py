@@ -19,7 +19,7 @@ from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.failover.bootstrap import Start
 from pccl.protocol.master.run_state import MasterOptions
 from pccl.protocol.messages import ENGINE_THREADS_MAX, PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
-from pccl.runtime.master.durable_state import FenceFile, StateError, default_directory, open_directory
+from pccl.runtime.master.durable_state import StateDirectory, StateError, default_directory, open_directory
 from pccl.runtime.master.server import MasterServer
 from pccl.runtime.network import addresses
 from pccl.runtime.network.addresses import Address
@@ -275,7 +275,7 @@ class _Service:
         web: tuple[socket.socket, Hosts] | None,
         start: Start,
         standby_of: Sequence[Address],
-        state: FenceFile | None,
+        state: StateDirectory | None,
     ) -> None:
         self.port: int = listener.getsockname()[1]
         self.description = f"the master at {addresses.join(host, self.port)}"

@@ -15,10 +15,10 @@ import pytest
 from pccl import Communicator, MasterNode, PCCLError, Result
 from pccl.logs import UNASKED
 from pccl.protocol.diagnosis import Change, Diagnosis, Suspect
-from pccl.protocol.failover.durable_state import Fence, FencedView
+from pccl.protocol.failover.durable_state import RecordedView, RunRecord
 from pccl.protocol.failover.machine import Failover
 from pccl.runtime.master import server
-from pccl.runtime.master.durable_state import FenceFile
+from pccl.runtime.master.durable_state import StateDirectory
 from pccl.runtime.threads import portal
 from pccl.runtime.threads.latch import Latch
 from pccl.status import run_status
@@ -107,16 +107,16 @@ def test_one_with_state_leads_the_recorded_run_on_and_founds_at_once_when_there_
 
 
 def test_nothing_is_announced_before_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_written, write = threading.Event(), FenceFile.write
-    tried: list[Fence] = []
+    is_written, write = threading.Event(), StateDirectory.write
+    tried: list[RunRecord] = []
 
-    def late(self: FenceFile, fence: Fence) -> None:
-        tried.append(fence)
+    def late(self: StateDirectory, record: RunRecord) -> None:
+        tried.append(record)
         if not is_written.is_set():
             raise OSError(28, "No space left on device")
-        write(self, fence)
+        write(self, record)
 
-    monkeypatch.setattr(FenceFile, "write", late)
+    monkeypatch.setattr(StateDirectory, "write", late)
     monkeypatch.setattr("pccl.runtime.master.durable_state.WRITE_AGAIN_S", 0.01)
     with MasterNode("127.0.0.1:0", state=tmp_path) as node:
         peer = Communicator(node.address)
@@ -134,8 +134,8 @@ def test_the_recorded_run_is_not_forgotten_for_a_newcomer_unless_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pccl.protocol.failover.bootstrap.HOLD_S", 0.1)
-    state = FenceFile(str(tmp_path), "before")
-    state.write(Fence("run", b"secret", 1, FencedView.of(3, [1, 2])))
+    state = StateDirectory(str(tmp_path), "before")
+    state.write(RunRecord("run", b"secret", 1, RecordedView.of(3, [1, 2])))
     state.close()
     with MasterNode("127.0.0.1:0", state=tmp_path) as node:
         error = refusal(partial(Communicator(node.address, master_timeout=0.1).connect, n_attempts=1))

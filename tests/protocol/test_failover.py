@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pccl.protocol import messages as m
 from pccl.protocol.failover.bootstrap import HOLD_S
-from pccl.protocol.failover.durable_state import Fence
+from pccl.protocol.failover.durable_state import RunRecord
 from pccl.protocol.failover.machine import DEPOSED_TIMEOUTS, Failover
 from pccl.protocol.failover.recovery import SALTS, TERMS, block
 from pccl.protocol.link_metrics import KnownMetric
@@ -34,10 +34,10 @@ class Rig:
         birth_at: float = 0.0,
         is_standby: bool = False,
         secret: bytes = b"",
-        fence: Fence | None = None,
+        record: RunRecord | None = None,
     ) -> None:
-        self.machine = Failover("new", options, birth_at, is_standby, secret, fence, persists=True)
-        self.masters = 1 if fence is not None else 2
+        self.machine = Failover("new", options, birth_at, is_standby, secret, record, persists=True)
+        self.masters = 1 if record is not None else 2
         """Number of master addresses that peers know."""
         self.now = 0.0
         self.effects: list[Effect] = []

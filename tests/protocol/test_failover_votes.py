@@ -95,7 +95,7 @@ def test_a_master_that_leads_no_further_records_a_run_that_is_not_over() -> None
     for peer in (1, 2):
         rig.resume(peer, term=2)
         rig.quorum_of(report_of(peer, view(7, 1, 2)))
-    records = [each.fence for each in rig.effects if isinstance(each, Persist)]
+    records = [each.record for each in rig.effects if isinstance(each, Persist)]
     assert [(each.term, each.is_over) for each in records] == [(3, False)]
 
 

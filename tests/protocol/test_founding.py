@@ -7,7 +7,7 @@ import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol.failover.bootstrap import BIRTH_MARGIN_S, IDLE_MARGIN_S, Start, hold_beside_s, hold_s
-from pccl.protocol.failover.durable_state import Fence, FencedView
+from pccl.protocol.failover.durable_state import RecordedView, RunRecord
 from pccl.protocol.failover.machine import Failover
 from pccl.protocol.master.effects import Close, Effect, MasterLog, Send
 from pccl.protocol.master.run_state import MasterOptions
@@ -16,7 +16,7 @@ from tests.protocol.test_recovery_report import report_of, view
 TIMEOUT_S = 5.0
 MARGIN_S = TIMEOUT_S + BIRTH_MARGIN_S
 HEARTBEATS = 100
-OVER = Fence("old", b"", 1, FencedView(3, frozenset()), is_over=True)
+OVER = RunRecord("old", b"", 1, RecordedView(3, frozenset()), is_over=True)
 
 
 class _Master:
@@ -26,15 +26,15 @@ class _Master:
         self,
         start: Start = Start.AUTO,
         has_state: bool = False,
-        fence: Fence | None = None,
+        record: RunRecord | None = None,
         is_standby: bool = False,
         founders: int = 1,
     ) -> None:
         options = MasterOptions(peer_timeout_s=TIMEOUT_S, founders=founders)
-        self.machine = Failover("new", options, is_standby=is_standby, fence=fence, persists=has_state)
+        self.machine = Failover("new", options, is_standby=is_standby, record=record, persists=has_state)
         self.now = 10.0
         self.effects: list[Effect] = []
-        seconds = hold_s(start, options, fence, has_state)
+        seconds = hold_s(start, options, record, has_state)
         self.machine.begin(self.now, seconds, hold_beside_s(start, options))
 
     def say(self, connection: int, message: m.FromPeer) -> list[type]:
@@ -74,9 +74,9 @@ def test_who_knows_this_master_only_has_nobody_else_to_ask() -> None:
     assert master.told(1) == [m.Welcome]
 
 
-@pytest.mark.parametrize("fence", [None, OVER])
-def test_a_record_says_nothing_about_what_other_masters_have_led(fence: Fence | None) -> None:
-    master = _Master(has_state=True, fence=fence)
+@pytest.mark.parametrize("record", [None, OVER])
+def test_a_record_says_nothing_about_what_other_masters_have_led(record: RunRecord | None) -> None:
+    master = _Master(has_state=True, record=record)
     began_at = master.now
     assert master.hello(1) == []
     assert master.machine.birth_at == began_at + MARGIN_S
@@ -84,16 +84,16 @@ def test_a_record_says_nothing_about_what_other_masters_have_led(fence: Fence | 
     assert master.hello(2) == [m.Welcome]
 
 
-@pytest.mark.parametrize("fence", [None, OVER])
-def test_where_there_is_no_other_master_a_record_of_no_run_suffices(fence: Fence | None) -> None:
-    assert _Master(has_state=True, fence=fence).hello(1, masters=1) == [m.Welcome]
+@pytest.mark.parametrize("record", [None, OVER])
+def test_where_there_is_no_other_master_a_record_of_no_run_suffices(record: RunRecord | None) -> None:
+    assert _Master(has_state=True, record=record).hello(1, masters=1) == [m.Welcome]
 
 
-UNDER_WAY = Fence("old", b"", 1, FencedView(3, frozenset([1, 2])), master_timeout_s=60.0)
+UNDER_WAY = RunRecord("old", b"", 1, RecordedView(3, frozenset([1, 2])), master_timeout_s=60.0)
 
 
 @pytest.mark.parametrize(
-    ("fence", "idle_s", "expected_s"),
+    ("record", "idle_s", "expected_s"),
     [
         (UNDER_WAY, 0.0, 60 + TIMEOUT_S),
         (UNDER_WAY, IDLE_MARGIN_S, 60 + TIMEOUT_S),
@@ -107,10 +107,10 @@ UNDER_WAY = Fence("old", b"", 1, FencedView(3, frozenset([1, 2])), master_timeou
     ],
 )
 def test_nobody_is_waited_for_who_has_given_up_since_the_last_master_was_there(
-    fence: Fence | None, idle_s: float, expected_s: float
+    record: RunRecord | None, idle_s: float, expected_s: float
 ) -> None:
     options = MasterOptions(peer_timeout_s=TIMEOUT_S)
-    assert hold_s(Start.AUTO, options, fence, True, idle_s) == expected_s
+    assert hold_s(Start.AUTO, options, record, True, idle_s) == expected_s
 
 
 def test_the_first_newcomer_that_is_held_is_told_of_in_a_warning() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from pccl.protocol.failover.durable_state import Fence
+from pccl.protocol.failover.durable_state import RunRecord
 from pccl.protocol.failover.machine import Failover
 from pccl.protocol.master.effects import Effect
 from pccl.protocol.master.machine import Master
@@ -48,7 +48,7 @@ class MasterHost:
     """The heartbeat connections that it knows."""
     seen: Master | None = None
     """The leading machine, as last looked at."""
-    fence: Fence | None = None
+    record: RunRecord | None = None
     """The record that it keeps on disk."""
 
     @property
@@ -75,7 +75,7 @@ class MasterHost:
             options,
             is_standby=is_standby,
             secret=b"secret of run %d" % run,
-            fence=self.fence,
+            record=self.record,
             persists=memory is Memory.DISK,
         )
         self.machine.begin(now, hold_s, hold_beside_s)

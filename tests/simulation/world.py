@@ -349,7 +349,7 @@ class World(Scene):
         """Begin a new master where one was killed."""
         host = host or self.hosts[0]
         assert host.is_dead
-        seconds = hold_s(Start.AUTO, self.options, host.fence, self.memory is Memory.DISK)
+        seconds = hold_s(Start.AUTO, self.options, host.record, self.memory is Memory.DISK)
         self._masters.begin(host, seconds, hold_beside_s(Start.AUTO, self.options))
         for node in self.nodes:
             if node.machine.peer:

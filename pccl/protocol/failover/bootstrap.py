@@ -1,4 +1,4 @@
-"""Founding: when newcomers may begin a run at a master that leads none, and those who wait for that.
+"""Bootstrap: when newcomers may begin a run at a master that leads none, and those who wait for that.
 
 Two runs where there should be one cannot be joined again, so a master that leads none must not let newcomers found a
 run while another might come back to it.
@@ -8,7 +8,7 @@ run while another might come back to it.
     2  Nobody founds a run while peers of one are here, nor for a peer timeout after the last of them has left: they may
        be back in a moment. Newcomers that joined to found one with others, who have not come yet, have founded none. So
        they begin anew when peers of a run come, who would be sent away for good otherwise, and their run be lost.
-    3  A master whose fence names a run that is not over lets nobody found another for as long as peers of that run may
+    3  A master whose record names a run that is not over lets nobody found another for as long as peers of that run may
        look for a master. If nobody has come for END_TIMEOUTS, and as many newcomers are here as peers are missing, it
        is these peers that are cut off, or dead, and not this master: then that run is over. Peers whose
        master died long before this one started have given up by then, and are not waited for (`hold_s`).
@@ -32,7 +32,7 @@ from enum import Enum
 from math import inf
 
 from pccl.protocol import messages as m
-from pccl.protocol.failover.durable_state import Fence
+from pccl.protocol.failover.durable_state import RunRecord
 from pccl.protocol.master.effects import MasterLog
 from pccl.protocol.master.run_state import MasterOptions
 from pccl.types import Result
@@ -61,29 +61,29 @@ class Start(Enum):
 def hold_s(
     start: Start,
     options: MasterOptions,
-    fence: Fence | None,
+    record: RunRecord | None,
     has_state: bool,
     idle_s: float = 0.0,
 ) -> float:
     """Return for how many seconds after its start a master lets nobody found a run.
 
-    `has_state`: the process keeps a fence on disk, so without one there was no run. Where that `is_default`, the last
-    master may have kept its fence elsewhere, or none: peers that look for a master get the time to find this one. For
-    `idle_s` before its start no master has led the fence's run: peers may have given up by now.
+    `has_state`: the process keeps a record on disk, so without one there was no run. Where that `is_default`, the last
+    master may have kept its record elsewhere, or none: peers that look for a master get the time to find this one. For
+    `idle_s` before its start no master has led the record's run: peers may have given up by now.
     """
     if start is not Start.AUTO:
         return 0.0 if start is Start.NEW else inf
     if not has_state:
         return options.peer_timeout_s + BIRTH_MARGIN_S
-    if fence is None:
+    if record is None:
         return 0.0
-    if fence.is_over and not fence.newest.peers:
+    if record.is_over and not record.newest.peers:
         return 0.0
-    left_s = fence.master_timeout_s + options.peer_timeout_s - max(0.0, idle_s - IDLE_MARGIN_S)
+    left_s = record.master_timeout_s + options.peer_timeout_s - max(0.0, idle_s - IDLE_MARGIN_S)
     if left_s < 0:
         return 0.0
     short_s = options.peer_timeout_s + BIRTH_MARGIN_S
-    return short_s if fence.is_over else max(short_s, left_s)
+    return short_s if record.is_over else max(short_s, left_s)
 
 
 def hold_beside_s(start: Start, options: MasterOptions) -> float:
@@ -92,18 +92,18 @@ def hold_beside_s(start: Start, options: MasterOptions) -> float:
     return options.peer_timeout_s + BIRTH_MARGIN_S if start is Start.AUTO else 0.0
 
 
-class Founding:
+class Bootstrap:
     """The newcomers that wait at one master, and the time when they may found a run."""
 
     def __init__(self, peer_timeout_s: float, birth_at: float) -> None:
         self.birth_at = birth_at
         """The time from which newcomers may found a run, unless peers of one come first."""
-        self.ended: Fence | None = None
-        """The fence of a run that was taken for over by rule 3, although some of its peers may still come."""
+        self.ended: RunRecord | None = None
+        """The record of a run that was taken for over by rule 3, although some of its peers may still come."""
         self._peer_timeout_s = peer_timeout_s
         self._beside_at = 0.0
         self._missed_since = inf
-        """The time since which the peers of the fence's run could have come here."""
+        """The time since which the peers of the record's run could have come here."""
         self._back_by = 0.0
         self._held: dict[int, tuple[str, m.Hello, float]] = {}
         """The newcomers that wait, by connection, longest first: host, Hello, and the time when it came."""
@@ -143,35 +143,39 @@ class Founding:
     def is_waiting(self, now: float) -> bool:
         return now < self.birth_at
 
-    def try_to_found(self, fence: Fence | None, now: float) -> bool:
-        """Return whether newcomers are here that found a run now. If rule 3 lets them, the fence's run is over."""
-        if not self._held or now < self._founds_at(fence):
+    def try_to_found(self, record: RunRecord | None, now: float) -> bool:
+        """Return whether newcomers are here that found a run now. If rule 3 lets them, the record's run is over."""
+        if not self._held or now < self._founds_at(record):
             return False
         if now < self.birth_at:
-            self.ended = fence
+            self.ended = record
             self.birth_at = now
         return True
 
-    def _founds_at(self, fence: Fence | None) -> float:
-        if fence is None or self.birth_at == inf or len(self._held) < len(fence.newest.peers):
+    def _founds_at(self, record: RunRecord | None) -> float:
+        if record is None or self.birth_at == inf or len(self._held) < len(record.newest.peers):
             return self.birth_at
         ends_at = self._missed_since + END_TIMEOUTS * self._peer_timeout_s
         return min(self.birth_at, max(ends_at, self._back_by))
 
-    def deadlines(self, fence: Fence | None, is_missed: bool) -> list[float]:
+    def deadlines(self, record: RunRecord | None, is_missed: bool) -> list[float]:
         """Return the times at which something is due for those who wait. `is_missed`: no peers of a run are here."""
         if not self._held:
             return []
         _, _, since = next(iter(self._held.values()))
-        return [since + HOLD_S, self._founds_at(fence)] if is_missed else [since + HOLD_S]
+        return [since + HOLD_S, self._founds_at(record)] if is_missed else [since + HOLD_S]
 
-    def whom_it_waits_for(self, fence: Fence | None, now: float) -> str:
+    def whom_it_waits_for(self, record: RunRecord | None, now: float) -> str:
         """Say for which peers this master waits, for how long and what skips that, in a log or in an answer."""
-        left_s = max(0.0, self._founds_at(fence) - now)
+        left_s = max(0.0, self._founds_at(record) - now)
         if left_s == inf:
-            return f"the peers of {fence}, as long as it takes" if fence is not None else "the peers of an earlier run"
-        if fence is not None and not fence.is_over:
-            return f"the peers of {fence}, for {left_s:.0f} s more; if it is over, `pccl master --start new` skips this"
+            return (
+                f"the peers of {record}, as long as it takes" if record is not None else "the peers of an earlier run"
+            )
+        if record is not None and not record.is_over:
+            return (
+                f"the peers of {record}, for {left_s:.0f} s more; if it is over, `pccl master --start new` skips this"
+            )
         return f"peers of an earlier run, if any, for {left_s:.0f} s more; `pccl master --start new` skips this"
 
     # Newcomers that wait.

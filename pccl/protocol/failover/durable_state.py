@@ -1,6 +1,6 @@
 """Majorities of views, by which masters are told apart: any two majorities of one view have a peer in common.
 
-The fence: what a master has to remember so that nobody whom it left out leads its run on.
+The record: what a master has to remember so that nobody whom it left out leads its run on.
 
 A master that is its run's only one may lose most of a view and go on with the rest. If it dies, those whom it lost may
 be a majority of the last view that they know of, and a majority is all that recovery reports can show. What tells them
@@ -49,27 +49,27 @@ class QuorumView:
 MASTER_TIMEOUT_S_MAX = 1e9
 
 
-class FencedView(msgspec.Struct, frozen=True):
+class RecordedView(msgspec.Struct, frozen=True):
     """A view, as far as it decides who may lead the run on: its number and its peers."""
 
     view: int
     peers: frozenset[int]
 
     @classmethod
-    def of(cls, view: int, peers: Iterable[int]) -> FencedView:
+    def of(cls, view: int, peers: Iterable[int]) -> RecordedView:
         return cls(view, frozenset(peers))
 
 
-class Fence(msgspec.Struct, frozen=True):
+class RunRecord(msgspec.Struct, frozen=True):
     """The record of one run."""
 
     run: str
     secret: Secret
     """The run's `Welcome.secret`. By it the run's peers know who may send them away."""
     term: int
-    installed: FencedView | None
+    installed: RecordedView | None
     """The last view in force, as far as it was recorded."""
-    prepared: list[FencedView] = []
+    prepared: list[RecordedView] = []
     """Newer views that may be in force, the newest last."""
     is_over: bool = False
     """Whether nobody is in the run any more."""
@@ -77,11 +77,11 @@ class Fence(msgspec.Struct, frozen=True):
     """The longest time for which a peer of the run looks for a master."""
 
     @property
-    def newest(self) -> FencedView:
+    def newest(self) -> RecordedView:
         """The view that the run goes on with, if nobody tells of a later one."""
         if self.prepared:
             return self.prepared[-1]
-        return self.installed or FencedView(0, frozenset())
+        return self.installed or RecordedView(0, frozenset())
 
     def __str__(self) -> str:
         newest = self.newest

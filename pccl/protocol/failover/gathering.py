@@ -10,17 +10,17 @@ leads the others well. So there are two rounds, as with Raft's pre-vote:
     3  The run is led when those who follow are a majority of the last view that anybody here tells of. All who can go
        on are waited for, for a time: a peer that comes too late is lost to the run.
 
-Known runs: the fence of this process, and the last views of runs that it does not lead, as peers have told of them.
+Known runs: the record of this process, and the last views of runs that it does not lead, as peers have told of them.
 
 Peers of one run come to a master in any order and may leave again, so what it may conclude must not depend on who
 happens to be here:
 
     1  A peer that a view in force has left out must not go on from an earlier one, even when those who told of that
        view are gone again. So the newest view in force that was told of is remembered for each run.
-    2  Where nobody can have led a run since this process wrote its fence, the fence counts instead: see `fence`.
+    2  Where nobody can have led a run since this process wrote its record, the record counts instead: see `record`.
     3  Peers that know several masters stay at each for a moment only. Whether any of them was ever accepted is judged
        by all that have come one after the other (`unaccepted_since`).
-    4  A peer that the fence's run has left out is put out, and peers of other runs are sent away while that run may
+    4  A peer that the record's run has left out is put out, and peers of other runs are sent away while that run may
        come.
 """
 
@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from math import inf
 
 from pccl.protocol import messages as m
-from pccl.protocol.failover.durable_state import Fence, bounded_s
+from pccl.protocol.failover.durable_state import RunRecord, bounded_s
 from pccl.protocol.failover.recovery import Quorum, quorum_of
 from pccl.protocol.master.run_state import NAMED_MAX
 from pccl.protocol.summary_tally import Summary, SummaryTally, Views
@@ -47,7 +47,7 @@ TELL_S = 1.0
 
 
 @dataclass
-class Claim:
+class RecoveringPeer:
     """A peer of a run that has lost its master."""
 
     connection: int
@@ -66,7 +66,7 @@ class Claim:
     """The last term that it was asked to follow in."""
 
     @classmethod
-    def of(cls, connection: int, host: str, message: m.Resume, now: float) -> Claim:
+    def of(cls, connection: int, host: str, message: m.Resume, now: float) -> RecoveringPeer:
         """Return the claim of a peer that has said this."""
         return cls(
             connection,
@@ -84,7 +84,7 @@ class Claim:
 class Gathering:
     """The peers of one run that have come. The work for what one of them says does not depend on how many are here.
 
-    Where a method takes `is_fenced`, it says whether nobody can have led the run since this process wrote its fence.
+    Where a method takes `is_fenced`, it says whether nobody can have led the run since this process wrote its record.
     """
 
     def __init__(self, run: str, term: int, peer_timeout_s: float) -> None:
@@ -98,7 +98,7 @@ class Gathering:
         """The time since which peers of the run have come, and none of them told of a view in force."""
         self.heard_at = 0.0
         """The time when somebody came or followed last."""
-        self.claims: dict[int, Claim] = {}
+        self.claims: dict[int, RecoveringPeer] = {}
         """Claims by peer, the one that has waited longest first."""
         self.here: SummaryTally[Summary] = SummaryTally(views)
         """Summaries of all who have come, whether they follow or not."""
@@ -106,27 +106,27 @@ class Gathering:
         """Reports of those who follow in `term`."""
         self.term_heard = 0
         """The highest term that one of them had followed."""
-        self.fence: Fence | None = None
+        self.record: RunRecord | None = None
         """The record of the run's last view besides the word of those who are here."""
         self.tells_at: float | None = None
         """The time when the log is to say who is waited for."""
-        self._to_ask: dict[int, Claim] = {}
+        self._to_ask: dict[int, RecoveringPeer] = {}
         self._with_rivals = 0
         self._timeout_s = peer_timeout_s
 
-    def enter(self, claim: Claim) -> None:
+    def enter(self, claim: RecoveringPeer) -> None:
         self.claims[claim.peer] = claim
         self._with_rivals += claim.masters > 1
         self.term_heard = max(self.term_heard, claim.term)
 
-    def leave(self, claim: Claim) -> None:
+    def leave(self, claim: RecoveringPeer) -> None:
         del self.claims[claim.peer]
         self._with_rivals -= claim.masters > 1
         self.here.discard(claim.peer)
         self.following.discard(claim.peer)
         self._to_ask.pop(claim.peer, None)
 
-    def said(self, claim: Claim, summary: Summary, is_following: bool, now: float) -> None:
+    def said(self, claim: RecoveringPeer, summary: Summary, is_following: bool, now: float) -> None:
         """Take in a summary or a report of a peer that is here."""
         if claim.peer not in (self.following if is_following else self.here).heard:
             self.heard_at = now
@@ -146,7 +146,7 @@ class Gathering:
         self.following = SummaryTally(self.here.views)
         self._to_ask = {peer: claim for peer, claim in self.claims.items() if peer in self.here.heard}
 
-    def to_ask(self) -> list[Claim]:
+    def to_ask(self) -> list[RecoveringPeer]:
         """Take the peers that are to be asked to follow now."""
         claims, self._to_ask = list(self._to_ask.values()), {}
         return claims
@@ -162,10 +162,10 @@ class Gathering:
 
     def quorum(self, needs_majority: bool = True) -> Quorum:
         """Judge those who have come, whether they follow or not."""
-        return quorum_of(self.here, self.has_rivals, self.fence, needs_majority)
+        return quorum_of(self.here, self.has_rivals, self.record, needs_majority)
 
     def quorum_following(self, needs_majority: bool = True) -> Quorum:
-        return quorum_of(self.following, self.has_rivals, self.fence, needs_majority)
+        return quorum_of(self.following, self.has_rivals, self.record, needs_majority)
 
     # When it may be led.
 
@@ -177,12 +177,12 @@ class Gathering:
         return since + DOUBT_TIMEOUTS * self._timeout_s
 
     def needs_majority(self, now: float) -> bool:
-        return self.fence is None or now < self.doubts_until()
+        return self.record is None or now < self.doubts_until()
 
     def leads_at(self, majority_at: float) -> float:
         """Return the time when the run continues without the missing peers. inf: never, because the last master may
         have evicted the peers that are here, and there is no record of it."""
-        if not (self.has_rivals or self.fence is not None):
+        if not (self.has_rivals or self.record is not None):
             return inf
         heard_at = max(majority_at, self.heard_at)
         return min(heard_at + self._timeout_s, majority_at + GATHER_TIMEOUTS * self._timeout_s)
@@ -214,7 +214,7 @@ class Gathering:
             times.append(self.leads_at(self.majority_at))
         if self.tells_at is not None:
             times.append(self.tells_at)
-        if self.fence is not None and needs_majority:
+        if self.record is not None and needs_majority:
             times.append(self.doubts_until())
         return times
 
@@ -237,21 +237,21 @@ BREAK_TIMEOUTS = 3.0
 
 
 class KnownRuns:
-    """The fence of this process and the last views of other runs."""
+    """The record of this process and the last views of other runs."""
 
-    def __init__(self, fence: Fence | None) -> None:
-        self.fence = fence
+    def __init__(self, record: RunRecord | None) -> None:
+        self.record = record
         """The record of the run that this process, or one before it with the same state, has led last."""
         self._unaccepted: dict[str, tuple[float, float]] = {}
         """Runs whose peers have told of no view in force: the times when one came first, and last."""
 
-    def fence_of(self, gathering: Gathering) -> Fence | None:
-        """Return the fence of a gathering's run. None: somebody else may have led that run since, for all that is known
+    def record_of(self, gathering: Gathering) -> RunRecord | None:
+        """Return the record of a gathering's run. None: somebody else may have led that run since, for all that is known
         here."""
-        fence = self.fence
-        if fence is None or fence.run != gathering.run or gathering.has_rivals or gathering.term_heard > fence.term:
+        record = self.record
+        if record is None or record.run != gathering.run or gathering.has_rivals or gathering.term_heard > record.term:
             return None
-        return fence
+        return record
 
     def unaccepted_since(self, run: str, now: float, peer_timeout_s: float) -> float:
         """Note that a peer of this run has come. Return the time since which its peers have, with short breaks at most,
@@ -271,19 +271,19 @@ class KnownRuns:
     def refusal(self, message: m.Resume, is_waiting: bool) -> m.FromMaster | None:
         """Return what a peer is told that is known not to be in the run that this master waits for; None: it may be in
         it. `is_waiting`: nobody may found another run yet."""
-        fence = self.fence
-        if fence is None or message.masters > 1:
+        record = self.record
+        if record is None or message.masters > 1:
             return None
-        if message.run != fence.run:
-            if fence.is_over or not is_waiting:
+        if message.run != record.run:
+            if record.is_over or not is_waiting:
                 return None
-            text = f"it waits for {fence}, and not for run {message.run!r}"
+            text = f"it waits for {record}, and not for run {message.run!r}"
             return m.Elsewhere(text) if message.is_accepted else m.StartOver(text)
-        views = [fence.installed, *fence.prepared] if fence.installed is not None else fence.prepared
-        if message.term > fence.term or any(message.peer in view.peers for view in views if view is not None):
+        views = [record.installed, *record.prepared] if record.installed is not None else record.prepared
+        if message.term > record.term or any(message.peer in view.peers for view in views if view is not None):
             return None
         if not message.is_accepted:
             return m.StartOver("the run has gone on without the view that was to accept it")
-        how = "has ended" if fence.is_over else "has gone on"
+        how = "has ended" if record.is_over else "has gone on"
         text = f"evicted: run {message.run!r} {how} without peer {message.peer}; connect again"
-        return m.Goodbye(Result.MASTER_CONNECTION_FAILED, text, fence.secret)
+        return m.Goodbye(Result.MASTER_CONNECTION_FAILED, text, record.secret)

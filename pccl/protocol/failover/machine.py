@@ -30,8 +30,8 @@ How a run comes to be led on:
     4  How long is enough depends on who else can have led the run on:
 
            several addresses   `peer_timeout_s`: nobody has, for want of a majority
-           one, and a fence    `peer_timeout_s`: whom the last master had left out is known (`fence`)
-           one, and no fence   as long as those who are here have patience, less a `peer_timeout_s`. Some of the others
+           one, and a record    `peer_timeout_s`: whom the last master had left out is known (`record`)
+           one, and no record   as long as those who are here have patience, less a `peer_timeout_s`. Some of the others
                                may have gone on without those who are here, so all of them are waited for, unless
                                `resumes_any` says that no such wait is wanted
 
@@ -63,7 +63,7 @@ A founder that has lost its master is never left to wander between masters that 
        none of them was in a view in force. A peer that starts over is to the others as one that has died.
 
 Where two masters can still lead. Where peers know one master only, that one leads on whomever it loses. If it dies,
-some that it had lost may be all of the last view that they know of. A new master without a fence waits for others as
+some that it had lost may be all of the last view that they know of. A new master without a record waits for others as
 long as it can. If none of those who were led to the end come by then, or those are dead, the lost peers go on from
 where they were, perhaps in the term in which another master has led the others, who are told that they are evicted. No
 peer goes on with both masters, and what a stopped master still says must mean nothing to peers that the other one
@@ -93,9 +93,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from pccl.protocol import messages as m
-from pccl.protocol.failover.bootstrap import BIRTH_MARGIN_S, Founding
-from pccl.protocol.failover.durable_state import Fence
-from pccl.protocol.failover.gathering import Claim, Gathering, KnownRuns
+from pccl.protocol.failover.bootstrap import BIRTH_MARGIN_S, Bootstrap
+from pccl.protocol.failover.durable_state import RunRecord
+from pccl.protocol.failover.gathering import Gathering, KnownRuns, RecoveringPeer
 from pccl.protocol.failover.recovery import Survivor, is_sound, rebuild, take_over
 from pccl.protocol.master.effects import Close, Effect, MasterLog, Persist, Send
 from pccl.protocol.master.machine import Master
@@ -118,22 +118,22 @@ class Failover:
         birth_at: float = 0.0,
         is_standby: bool = False,
         secret: bytes = b"",
-        fence: Fence | None = None,
+        record: RunRecord | None = None,
         persists: bool = False,
     ) -> None:
-        """`run` names the run that may be founded here, and `secret` is what only its masters and peers know. `fence`
+        """`run` names the run that may be founded here, and `secret` is what only its masters and peers know. `record`
         is the record of a process before this one; with `persists`, this one says what to record (Persist)."""
         self.options = options or MasterOptions()
-        self._known = KnownRuns(fence)
+        self._known = KnownRuns(record)
         self._persists = persists
         self._secret = secret
         self.master = Master(RunState(run, self.options, secret=secret))
         self.is_standby = is_standby
         self.others = ""
         """The text about other masters for those who are sent away."""
-        self._founding = Founding(self.options.peer_timeout_s, birth_at)
+        self._bootstrap = Bootstrap(self.options.peer_timeout_s, birth_at)
         self._names = run
-        self._claims: dict[int, Claim] = {}
+        self._claims: dict[int, RecoveringPeer] = {}
         self._gatherings: dict[str, Gathering] = {}
         self._now = 0.0
         self._effects: list[Effect] = []
@@ -145,14 +145,14 @@ class Failover:
     def begin(self, now: float, hold_s: float, hold_beside_s: float = 0.0) -> list[Effect]:
         """Start. For `hold_s` nobody may found a run, nor, if there are other masters, for `hold_beside_s`."""
         self._now = now
-        self._founding.wait(now, hold_s, hold_beside_s)
-        if self._known.fence is not None and not self._known.fence.is_over and not self.is_standby:
+        self._bootstrap.wait(now, hold_s, hold_beside_s)
+        if self._known.record is not None and not self._known.record.is_over and not self.is_standby:
             self._log("warning", f"waits for {self._whom_it_waits_for(now)}")
         return self._drain()
 
     def connected(self, connection: int, host: str, now: float) -> list[Effect]:
         self._now = now
-        if len(self._claims) + len(self._founding) >= self.options.connections_max:
+        if len(self._claims) + len(self._bootstrap) >= self.options.connections_max:
             self._dismiss(connection, m.Elsewhere("this master has too many connections"))
         else:
             self._effects += self.master.connected(connection, host, now)
@@ -163,7 +163,7 @@ class Failover:
         host = self.master.host_of(connection)
         if connection in self._claims:
             self._claimant_said(self._claims[connection], message)
-        elif connection in self._founding:
+        elif connection in self._bootstrap:
             self._release(connection)
             self._dismiss(
                 connection,
@@ -242,7 +242,7 @@ class Failover:
         return self._drain()
 
     def deadline(self) -> float | None:
-        times = self._founding.deadlines(self._known.fence, is_missed=not self._claims)
+        times = self._bootstrap.deadlines(self._known.record, is_missed=not self._claims)
         for gathering in self._gatherings.values():
             times += gathering.deadlines(self._now)
         deadline = self.master.deadline()
@@ -258,13 +258,13 @@ class Failover:
 
     def holding(self, now: float) -> tuple[int, str]:
         """Return how many newcomers wait here, and what for; empty: none need to."""
-        is_waiting = self._claims or (self._founding.is_waiting(now) and not (self.is_standby or self.is_leading))
-        return len(self._founding), self._whom_it_waits_for(now) if is_waiting else ""
+        is_waiting = self._claims or (self._bootstrap.is_waiting(now) and not (self.is_standby or self.is_leading))
+        return len(self._bootstrap), self._whom_it_waits_for(now) if is_waiting else ""
 
     @property
     def birth_at(self) -> float:
         """The time from which newcomers may found a run here, unless peers of one come first."""
-        return self._founding.birth_at
+        return self._bootstrap.birth_at
 
     # Peers without a master.
 
@@ -274,7 +274,7 @@ class Failover:
         if message.protocol != m.PROTOCOL_VERSION:
             self._dismiss(connection, other_version(message))
             return
-        if (ended := self._founding.refusal(message)) is not None:
+        if (ended := self._bootstrap.refusal(message)) is not None:
             self._dismiss(connection, ended)
             return
         if self.is_leading and self._heard_while_leading(connection, message, who):
@@ -282,7 +282,7 @@ class Failover:
         if (farewell := left_out(self.master, message)) is not None:
             self._dismiss(connection, farewell)
             return
-        if (refusal := self._known.refusal(message, is_waiting=self._founding.is_waiting(self._now))) is not None:
+        if (refusal := self._known.refusal(message, is_waiting=self._bootstrap.is_waiting(self._now))) is not None:
             self._dismiss(connection, refusal)
             return
         self._log("info", f"{who} ({host}) has lost its master")
@@ -319,9 +319,11 @@ class Failover:
             former = before.claims[message.peer].connection
             self._release(former)
             self._dismiss(former, m.Elsewhere("this peer has come again"))
-        claim = self._claims[connection] = Claim.of(connection, host, message, self._now)
+        claim = self._claims[connection] = RecoveringPeer.of(connection, host, message, self._now)
         self._say(connection, m.PreVoteRequest())
-        known = self._known.fence.term if self._known.fence is not None and self._known.fence.run == message.run else 0
+        known = (
+            self._known.record.term if self._known.record is not None and self._known.record.run == message.run else 0
+        )
         gathering = self._gatherings.get(message.run)
         if gathering is None:
             term = max(message.term, known) + 1
@@ -329,7 +331,7 @@ class Failover:
             self._gatherings[message.run] = gathering
         gathering.enter(claim)
         gathering.unaccepted_since = self._known.unaccepted_since(message.run, self._now, self.options.peer_timeout_s)
-        gathering.fence = self._known.fence_of(gathering)
+        gathering.record = self._known.record_of(gathering)
         if gathering.term <= message.term:
             gathering.raise_term(message.term + 1)
             self._ask(message.run)
@@ -342,7 +344,7 @@ class Failover:
         """Whether the peer has followed this master, and nothing shows that it has heard that it is led."""
         return self.master.is_returning(message.peer) and (message.run, message.peer) not in self._unheard
 
-    def _claimant_said(self, claim: Claim, message: m.FromPeer) -> None:
+    def _claimant_said(self, claim: RecoveringPeer, message: m.FromPeer) -> None:
         if isinstance(message, m.Leave):
             self._release(claim.connection)
             self._effects.append(Close(claim.connection))
@@ -407,25 +409,25 @@ class Failover:
         """Send all who are here to say Hello again: none of them was ever accepted, so there is nothing to go on
         with."""
         gathering.tells_at = None
-        fence = gathering.fence
-        if fence is not None and fence.installed is None and fence.newest.peers <= gathering.here.heard:
-            self._remember(msgspec.structs.replace(fence, prepared=[], is_over=True))
-            self._founding.allow(self._now)
+        record = gathering.record
+        if record is not None and record.installed is None and record.newest.peers <= gathering.here.heard:
+            self._remember(msgspec.structs.replace(record, prepared=[], is_over=True))
+            self._bootstrap.allow(self._now)
         for claim in list(gathering.claims.values()):
             if claim.peer in gathering.here.heard:
                 self._release(claim.connection)
                 self._dismiss(claim.connection, m.StartOver("none of the peers that have come was ever accepted"))
 
     def _note_term(self, run: str, gathering: Gathering) -> None:
-        fence = gathering.fence
-        if fence is not None and fence.term < gathering.term:
-            self._remember(msgspec.structs.replace(fence, term=gathering.term))
-            gathering.fence = self._known.fence_of(gathering)
+        record = gathering.record
+        if record is not None and record.term < gathering.term:
+            self._remember(msgspec.structs.replace(record, term=gathering.term))
+            gathering.record = self._known.record_of(gathering)
 
-    def _remember(self, fence: Fence) -> None:
-        self._known.fence = fence
+    def _remember(self, record: RunRecord) -> None:
+        self._known.record = record
         if self._persists:
-            self._effects.append(Persist(fence))
+            self._effects.append(Persist(record))
 
     def _consider(self, run: str) -> None:
         gathering = self._gatherings[run]
@@ -439,7 +441,7 @@ class Failover:
     def _lead(self, run: str) -> None:
         gathering = self._gatherings[run]
         needs_majority = gathering.needs_majority(self._now)
-        recovered = rebuild(gathering.following, gathering.has_rivals, gathering.fence, needs_majority)
+        recovered = rebuild(gathering.following, gathering.has_rivals, gathering.record, needs_majority)
         survivors = {
             peer: Survivor(claim.connection, claim.host, claim.masters, claim.since, claim.master_timeout_s)
             for peer, claim in gathering.claims.items()
@@ -449,7 +451,7 @@ class Failover:
         self.master = take_over(run, gathering.term, self.options, recovered, survivors, self._now, name)
         self._gatherings.clear()
         self._known.forget(run)
-        self._founding.allow(self._now)
+        self._bootstrap.allow(self._now)
         for claim in list(self._claims.values()):
             self._release(claim.connection)
             if claim.run == run and claim.peer in recovered.members:
@@ -481,15 +483,15 @@ class Failover:
         self._log("warning", f"this master leads run {old.run} no further: {reason}")
         self._effects += old.abdicate(f"it leads no further: {reason}")
         self._depositions += 1
-        self._known.fence = old.fence()
+        self._known.record = old.record()
         if old.leadership.has_rivals:  # it may be led elsewhere
             hold_s = DEPOSED_TIMEOUTS * self.options.peer_timeout_s
         elif old.is_deserted:
             hold_s = self.options.peer_timeout_s + BIRTH_MARGIN_S
         else:
             # Its peers may look for a master for so long.
-            hold_s = self._known.fence.master_timeout_s + self.options.peer_timeout_s
-        self._founding.wait(self._now, hold_s)
+            hold_s = self._known.record.master_timeout_s + self.options.peer_timeout_s
+        self._bootstrap.wait(self._now, hold_s)
         name = f"{self._names}-{self._depositions}"
         self.master = Master(RunState(name, self.options, secret=self._secret))
         for connection, host in old.unidentified.items():
@@ -498,7 +500,7 @@ class Failover:
     def _send_away(self) -> bool:
         """Send away peers that have waited for long: those that live come again, and nothing else would tell. Return
         whether there was one."""
-        late: list[Claim] = []
+        late: list[RecoveringPeer] = []
         for gathering in self._gatherings.values():
             for claim in gathering.claims.values():
                 if self._now < gathering.stays_until(claim.since):
@@ -521,10 +523,10 @@ class Failover:
 
     def _hello(self, connection: int, host: str, message: m.Hello) -> None:
         """Hear a newcomer while no run is led that it may join: hold it, send it away, or let it found a run."""
-        self._founding.note_masters(message.masters)
-        if self._claims or (self._founding.is_waiting(self._now) and message.may_found and not self.is_standby):
+        self._bootstrap.note_masters(message.masters)
+        if self._claims or (self._bootstrap.is_waiting(self._now) and message.may_found and not self.is_standby):
             whom = self._whom_it_waits_for(self._now)
-            self._effects.append(self._founding.hold(connection, host, message, self._now, whom))
+            self._effects.append(self._bootstrap.hold(connection, host, message, self._now, whom))
             self._effects += self.master.disconnected(connection, "it is held", self._now)
         elif self.is_standby:
             self._effects += self.master.disconnected(connection, "it is sent away", self._now)
@@ -539,29 +541,29 @@ class Failover:
 
     def _found(self) -> None:
         """Let those who wait found a run, unless peers of one are here, or have them ask the other masters first."""
-        if not self._claims and self._founding.try_to_found(self._known.fence, self._now):
-            for connection in self._founding.take_those_with_others():
+        if not self._claims and self._bootstrap.try_to_found(self._known.record, self._now):
+            for connection in self._bootstrap.take_those_with_others():
                 self._dismiss(connection, m.Elsewhere("it leads no run; another master may do so by now"))
             self._release_held()
 
     def _send_away_held(self) -> None:
-        for connection in self._founding.overdue(self._now):
+        for connection in self._bootstrap.overdue(self._now):
             self._dismiss(connection, m.Elsewhere(f"it waits for {self._whom_it_waits_for(self._now)}"))
 
     def _whom_it_waits_for(self, now: float) -> str:
         if self._gatherings:
             runs = ", ".join(f"{run!r} ({each.quorum()})" for run, each in self._gatherings.items())
             return f"the peers of run {runs}"
-        return self._founding.whom_it_waits_for(self._known.fence, now)
+        return self._bootstrap.whom_it_waits_for(self._known.record, now)
 
     def _release_held(self) -> None:
-        for connection, (host, hello) in self._founding.take_all().items():
+        for connection, (host, hello) in self._bootstrap.take_all().items():
             self._effects += self.master.connected(connection, host, self._now)
             self._newcomer(connection, host, hello)
 
     def _release(self, connection: int) -> bool:
         """Forget a peer or a newcomer that waits here. False if this connection is of none."""
-        if self._founding.discard(connection):
+        if self._bootstrap.discard(connection):
             return True
         claim = self._claims.pop(connection, None)
         if claim is None:
@@ -574,7 +576,7 @@ class Failover:
             elif not gathering.quorum().has_majority:
                 self._lose_majority(gathering)
         if not self._claims:
-            self._founding.peers_have_left(self._now)
+            self._bootstrap.peers_have_left(self._now)
         return True
 
     def _say(self, connection: int, message: m.FromMaster) -> None:
@@ -591,8 +593,8 @@ class Failover:
     def _drain(self) -> list[Effect]:
         effects, self._effects = self._effects, []
         for effect in effects:
-            if isinstance(effect, Persist) and effect.fence is not self._known.fence:
-                self._known.fence = effect.fence
+            if isinstance(effect, Persist) and effect.record is not self._known.record:
+                self._known.record = effect.record
         return effects if self._persists else [each for each in effects if not isinstance(each, Persist)]
 
 

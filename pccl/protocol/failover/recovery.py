@@ -32,15 +32,15 @@ Who may lead:
        force that was to accept as many peers as there were before, or more, nobody goes on until all of them have come,
        or one that has it installed.)
     6  Where peers know one master only, that one evicts whomever it loses, also most of a view, and the evicted may
-       come to the next master first. What keeps them from leading is a `Fence`, where the next master has one:
+       come to the next master first. What keeps them from leading is a `RunRecord`, where the next master has one:
 
-       a  Of the views in force the fence's counts, unless a survivor has installed a later one. Peers that it does not
+       a  Of the views in force the record's counts, unless a survivor has installed a later one. Peers that it does not
           name count for nothing.
-       b  A view that the fence says was prepared is treated like one that a survivor tells of: it may be in force
+       b  A view that the record says was prepared is treated like one that a survivor tells of: it may be in force
           unless one of its peers here has not answered it. So a peer that was left out of it cannot go on before some
           peer of it has come.
        c  Where it is not in force, and the view before lacks its majority, a majority of the prepared view goes on:
-          nobody but the master that has the fence can have led the others.
+          nobody but the master that has the record can have led the others.
        d  A master that has led the run itself until just then needs no majority: a peer that does not come is lost, as
           it would have been if that master had never doubted (`failover`).
 
@@ -90,7 +90,7 @@ from zlib import crc32
 from pccl._version import __version__
 from pccl.protocol import messages as m
 from pccl.protocol import topology
-from pccl.protocol.failover.durable_state import Fence, FencedView, QuorumView, majority
+from pccl.protocol.failover.durable_state import QuorumView, RecordedView, RunRecord, majority
 from pccl.protocol.master.effects import Persist
 from pccl.protocol.master.ledger import Ledger
 from pccl.protocol.master.liveness import Returning
@@ -180,10 +180,10 @@ class Recovered:
     """Whether everything goes on as it stands, without a new view."""
     call_number: int
     """The highest joint-call number that anybody has heard of."""
-    in_force: FencedView
-    """The last view in force, for the new master's fence."""
-    possible: list[FencedView]
-    """Other views that may be in force, for the new master's fence."""
+    in_force: RecordedView
+    """The last view in force, for the new master's record."""
+    possible: list[RecordedView]
+    """Other views that may be in force, for the new master's record."""
 
 
 def is_sound(peer: int, summary: Summary, views: Views | None = None) -> bool:
@@ -205,21 +205,21 @@ def _may_be_in_force(view: int, peers: frozenset[int], tally: SummaryTally[Any])
     return tally.have_answered(view, peers) and tally.count(peers) < len(peers)
 
 
-def _in_force(installed: m.InstalledView, peers: frozenset[int], fence: Fence | None) -> FencedView:
+def _in_force(installed: m.InstalledView, peers: frozenset[int], record: RunRecord | None) -> RecordedView:
     """Return the last view that certainly is in force (rule 6a). `installed` is the last one that a survivor tells of,
     with `peers`."""
-    if fence is not None and fence.installed is not None and fence.installed.view >= installed.view:
-        return fence.installed
-    return FencedView(installed.view, peers)
+    if record is not None and record.installed is not None and record.installed.view >= installed.view:
+        return record.installed
+    return RecordedView(installed.view, peers)
 
 
 def quorum_of(
     summaries: SummaryTally[Any] | Mapping[int, Summary],
     has_rivals: bool = True,
-    fence: Fence | None = None,
+    record: RunRecord | None = None,
     needs_majority: bool = True,
 ) -> Quorum:
-    """Judge who has come. `has_rivals`: survivors may follow other masters; otherwise a `fence` counts, if there is
+    """Judge who has come. `has_rivals`: survivors may follow other masters; otherwise a `record` counts, if there is
     one.
 
     For a tally the time that this takes does not depend on how many have come.
@@ -229,7 +229,7 @@ def quorum_of(
     if installed is None:
         return Quorum(0, frozenset(), {}, frozenset(), has_majority=False, is_complete=False, here=0)
     peers = tally.views.of(installed).peers
-    last = _in_force(installed, peers, fence)
+    last = _in_force(installed, peers, record)
     settled_by = tally.settled(after=installed.view, by=peers)
     settled = [] if settled_by is None else [tally.views.of(settled_by).peers]
 
@@ -249,32 +249,32 @@ def quorum_of(
         return Quorum(installed.view, peers, quorum_views, expected, has_majority, is_complete, here, is_reduced)
 
     quorum_views = {last.view: last.peers}
-    for view, listed in _prepared(tally, last.view, fence).items():
+    for view, listed in _prepared(tally, last.view, record).items():
         if _may_be_in_force(view, listed, tally):
             quorum_views[view] = listed
     found = judged(quorum_views, is_reduced=False)
-    if found.has_majority or fence is None or fence.newest.view <= last.view or fence.newest.view in quorum_views:
+    if found.has_majority or record is None or record.newest.view <= last.view or record.newest.view in quorum_views:
         return found
-    reduced = judged({fence.newest.view: fence.newest.peers}, is_reduced=True)
+    reduced = judged({record.newest.view: record.newest.peers}, is_reduced=True)
     return reduced if reduced.has_majority else found
 
 
-def _prepared(tally: SummaryTally[Any], after: int, fence: Fence | None) -> dict[int, frozenset[int]]:
-    """The peers of each view newer than `after`, as one survivor or the fence tells of it."""
-    found = {view.view: view.peers for view in (fence.prepared if fence is not None else ()) if view.view > after}
+def _prepared(tally: SummaryTally[Any], after: int, record: RunRecord | None) -> dict[int, frozenset[int]]:
+    """The peers of each view newer than `after`, as one survivor or the record tells of it."""
+    found = {view.view: view.peers for view in (record.prepared if record is not None else ()) if view.view > after}
     return found | {view.view: tally.views.of(view).peers for view in tally.prepared(after)}
 
 
 def rebuild(
     summaries: SummaryTally[m.RecoveryReport] | Mapping[int, m.RecoveryReport],
     has_rivals: bool = True,
-    fence: Fence | None = None,
+    record: RunRecord | None = None,
     needs_majority: bool = True,
 ) -> Recovered:
     """Return the run as its survivors report it. They must be enough, as `quorum_of` judges them."""
     tally = summaries if isinstance(summaries, SummaryTally) else SummaryTally.of(summaries)
     reports = tally.summaries
-    quorum = quorum_of(tally, has_rivals, fence, needs_majority)
+    quorum = quorum_of(tally, has_rivals, record, needs_majority)
     installed = tally.last_installed()
     assert installed is not None
     assert quorum.has_majority
@@ -282,10 +282,10 @@ def rebuild(
     members = {peer: each for peer, each in reports.items() if (peer, each.me.group) in seats}
     others = {peer: each for peer, each in reports.items() if peer not in members}
     groups = [_group(ring, members) for ring in installed.rings]
-    newer = _prepared(tally, installed.view, fence)
-    in_force, *possible = (FencedView(view, listed) for view, listed in quorum.quorum_views.items())
+    newer = _prepared(tally, installed.view, record)
+    in_force, *possible = (RecordedView(view, listed) for view, listed in quorum.quorum_views.items())
     if quorum.is_reduced:
-        in_force, possible = _in_force(installed, quorum.peers, fence), [in_force]
+        in_force, possible = _in_force(installed, quorum.peers, record), [in_force]
     is_unchanged = (
         not newer
         and in_force.view == installed.view
@@ -439,7 +439,7 @@ def take_over(
         {peer: end for peer, end in ends.items() if end is not None},
         "a peer of its site did not come back after the loss of the master" if recovered.missing else "",
     )
-    state.outbox.append(Persist(leadership.fence()))
+    state.outbox.append(Persist(leadership.record()))
     for survivor in survivors.values():
         state.send(survivor.connection, m.Resumed(term, options.peer_timeout_s, list(recovered.quorum_views)))
     for group in recovered.groups:

@@ -5,7 +5,7 @@
     effects         what the machine asks the runtime to carry out
     options         settings of a master
     run_state       members, groups and numbering of the run, and what is about to be said
-    leadership      whether this master may lead on: quorum views, the fence
+    leadership      whether this master may lead on: quorum views, the record
     admission       Hello, refusals, sites, trials of newcomers that were evicted before
     liveness        heartbeats, absence, and who is taken for dead
     link_failures   links that broke or cannot be made, and who is evicted for them

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pccl.protocol import messages as m
-from pccl.protocol.failover.durable_state import Fence
+from pccl.protocol.failover.durable_state import RunRecord
 from pccl.protocol.topology import RingProblem
 
 
@@ -59,9 +59,9 @@ class MasterLog:
 
 @dataclass(frozen=True)
 class Persist:
-    """Record this fence before any effect that follows is carried out: on disk, where it shall outlast the process."""
+    """Record this record before any effect that follows is carried out: on disk, where it shall outlast the process."""
 
-    fence: Fence
+    record: RunRecord
 
 
 Effect = Send | Close | TakeHeartbeats | FindRings | MasterLog | Persist

@@ -25,7 +25,7 @@ from itertools import islice
 from typing import Any
 
 from pccl.protocol import messages as m
-from pccl.protocol.failover.durable_state import Fence, FencedView
+from pccl.protocol.failover.durable_state import RecordedView, RunRecord
 from pccl.protocol.master.admission import Admission, Probation
 from pccl.protocol.master.diagnosing import look
 from pccl.protocol.master.effects import Effect
@@ -321,9 +321,9 @@ class Master:
     def is_changing(self) -> bool:
         return self.state.is_changing
 
-    def fence(self, prepared: Sequence[FencedView] = (), is_over: bool = False) -> Fence:
+    def record(self, prepared: Sequence[RecordedView] = (), is_over: bool = False) -> RunRecord:
         """Return the record of this run as it stands, with the views in `prepared` that this master has prepared."""
-        return self.leadership.fence(prepared, is_over)
+        return self.leadership.record(prepared, is_over)
 
     # Departures.
 

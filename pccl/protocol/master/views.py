@@ -58,7 +58,7 @@ from dataclasses import dataclass
 from pccl.protocol import messages as m
 from pccl.protocol import topology
 from pccl.protocol.direct_limit import direct_limit
-from pccl.protocol.failover.durable_state import Fence, FencedView, QuorumView, majority
+from pccl.protocol.failover.durable_state import QuorumView, RecordedView, RunRecord, majority
 from pccl.protocol.master.effects import Persist
 from pccl.protocol.master.group_calls import JointCalls
 from pccl.protocol.master.ledger import Ledger
@@ -74,8 +74,8 @@ class Leadership:
     def __init__(
         self,
         state: RunState,
-        in_force: FencedView | None = None,
-        possible: Sequence[FencedView] = (),
+        in_force: RecordedView | None = None,
+        possible: Sequence[RecordedView] = (),
         quorum_views: Sequence[QuorumView] = (),
         has_rivals: bool = False,
     ) -> None:
@@ -99,28 +99,28 @@ class Leadership:
         """Whether a view of the run is in force, or was: before that, nobody can lead the run but its founder."""
         return self._in_force is not None
 
-    def fence(self, prepared: Sequence[FencedView] = (), is_over: bool = False) -> Fence:
+    def record(self, prepared: Sequence[RecordedView] = (), is_over: bool = False) -> RunRecord:
         """Return the record of the run as it stands, with the views in `prepared` that this master has prepared."""
         state = self._state
         longest_s = max((member.master_timeout_s for member in state.members.values()), default=m.MASTER_TIMEOUT_S)
         views = [*self._possible, *prepared]
-        return Fence(state.run, state.secret, state.term, self._in_force, views, is_over, longest_s)
+        return RunRecord(state.run, state.secret, state.term, self._in_force, views, is_over, longest_s)
 
-    def prepare(self, listed: Collection[int]) -> Fence:
+    def prepare(self, listed: Collection[int]) -> RunRecord:
         """Return the record that must be kept before a view of these peers is announced."""
         if listed:
-            return self.fence([FencedView.of(self._state.view, listed)])
+            return self.record([RecordedView.of(self._state.view, listed)])
         if self._in_force is not None:
             # A peer that lost its connection, not its right to be here, may come back to the end of the run.
-            self._in_force = FencedView(self._in_force.view, self._in_force.peers - self._parted)
+            self._in_force = RecordedView(self._in_force.view, self._in_force.peers - self._parted)
         self._possible.clear()
-        return self.fence(is_over=True)
+        return self.record(is_over=True)
 
     def installed(self) -> None:
         """Note that the view that was prepared is in force."""
         accepted = self._state.accepted
         if accepted:
-            self._in_force = FencedView.of(self._state.view, accepted)
+            self._in_force = RecordedView.of(self._state.view, accepted)
             self._possible.clear()
             self._parted.clear()
         self._quorum_views = [QuorumView(len(accepted), frozenset(accepted))] if accepted else []

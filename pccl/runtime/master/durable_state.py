@@ -1,4 +1,4 @@
-"""A directory in which a master keeps what fences its run (`protocol.fence`), one master at a time.
+"""A directory in which a master keeps what fences its run (`protocol.record`), one master at a time.
 
 `master.json` is the record, `lock` says who holds the directory. Both are readable by their owner alone, for the record
 names the run's secret.
@@ -43,7 +43,7 @@ from functools import partial
 import msgspec
 import trio
 
-from pccl.protocol.failover.durable_state import Fence
+from pccl.protocol.failover.durable_state import RunRecord
 from pccl.protocol.master.effects import Effect, Persist, TakeHeartbeats
 from pccl.runtime.network.system import SYSTEM, System
 
@@ -58,10 +58,10 @@ class StateError(Exception):
 
 class _Document(msgspec.Struct, frozen=True):
     format: int
-    fence: Fence
+    record: RunRecord = msgspec.field(name="fence")
 
 
-class FenceFile:
+class StateDirectory:
     """Owns the directory from construction to `close`. `write` may be called in any thread, one at a time."""
 
     def __init__(self, directory: str, owner: str, is_optional: bool = False) -> None:
@@ -79,7 +79,7 @@ class FenceFile:
             raise StateError(f"no state can be kept in {directory}: {error.strerror}") from None
         try:
             self._take_lock(owner)
-            self.fence = self._read()
+            self.record = self._read()
         except BaseException:
             self.close()
             raise
@@ -107,7 +107,7 @@ class FenceFile:
         """Note that the directory is held now. OSError."""
         os.utime(self._lock_fd)
 
-    def _read(self) -> Fence | None:
+    def _read(self) -> RunRecord | None:
         path = self._path(RECORD)
         try:
             with open(path, "rb") as file:
@@ -124,13 +124,13 @@ class FenceFile:
             raise StateError(
                 f"{path} has format {document.format}, this pccl writes {FORMAT}; use the version that wrote it"
             )
-        return document.fence
+        return document.record
 
-    def write(self, fence: Fence) -> None:
+    def write(self, record: RunRecord) -> None:
         """Write the record; return when it is on disk. OSError, also when the directory was replaced, and may be
         another master's."""
         self._check_lock()
-        data = msgspec.json.format(msgspec.json.encode(_Document(FORMAT, fence)), indent=1)
+        data = msgspec.json.format(msgspec.json.encode(_Document(FORMAT, record)), indent=1)
         path = self._path(RECORD)
         new = path + ".new"
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
@@ -183,7 +183,7 @@ class DurableEffects:
     """The queue of effects, for one trio run."""
 
     def __init__(
-        self, state: FenceFile | None, perform: Callable[[list[Effect]], None], system: System = SYSTEM
+        self, state: StateDirectory | None, perform: Callable[[list[Effect]], None], system: System = SYSTEM
     ) -> None:
         """`perform` carries effects out, and never waits. `state` is closed with this object; None: nothing is written.
         OSError if the system denies a thread."""
@@ -233,7 +233,7 @@ class DurableEffects:
         failure = ""
         while not self._is_given_up:
             try:
-                await self._writer.run(partial(self._state.write, persist.fence), is_left=False)
+                await self._writer.run(partial(self._state.write, persist.record), is_left=False)
                 break
             except OSError as error:
                 text = error.strerror or str(error)
@@ -277,10 +277,10 @@ def default_directory(port: int) -> str:
     return os.path.join(home, "pccl", f"master-{socket.gethostname()}-{port}")  # a home may be shared by hosts
 
 
-def open_directory(directory: str, owner: str, is_default: bool) -> FenceFile | None:
+def open_directory(directory: str, owner: str, is_default: bool) -> StateDirectory | None:
     """Open a state directory. Return None for a default directory that cannot be used. StateError."""
     try:
-        return FenceFile(directory, owner, is_optional=is_default)
+        return StateDirectory(directory, owner, is_optional=is_default)
     except StateError as error:
         if not is_default:
             raise

@@ -42,7 +42,7 @@ from pccl.protocol.failover.machine import Failover
 from pccl.protocol.master.effects import Close, Effect, FindRings, MasterLog, Send, TakeHeartbeats
 from pccl.protocol.master.liveness import QUIET_SHARE
 from pccl.protocol.master.run_state import MasterOptions
-from pccl.runtime.master.durable_state import DurableEffects, FenceFile
+from pccl.runtime.master.durable_state import DurableEffects, StateDirectory
 from pccl.runtime.master.requests import Checking, StatusBoard, Traceable, Tracing
 from pccl.runtime.master.ring_search import best_ring
 from pccl.runtime.master.standby_watch import watch
@@ -150,7 +150,7 @@ class MasterServer:
         start: Start = Start.NEW,
         standby_of: Sequence[Address] = (),
         client_context: ssl.SSLContext | None = None,
-        state: FenceFile | None = None,
+        state: StateDirectory | None = None,
         system: System = SYSTEM,
     ) -> None:
         """Let in only those who know the `token`, if there is one, and only over TLS, if there is an `ssl_context`.
@@ -162,16 +162,16 @@ class MasterServer:
         self._options = options or MasterOptions()
         self._state = state
         self._start = start
-        fence = state.fence if state is not None and start is not Start.NEW else None
+        record = state.record if state is not None and start is not Start.NEW else None
         idle_s = state.idle_s if state is not None else 0.0
-        self._hold_s = hold_s(start, self._options, fence, state is not None, idle_s)
+        self._hold_s = hold_s(start, self._options, record, state is not None, idle_s)
         self._hold_beside_s = hold_beside_s(start, self._options)
         self._machine = Failover(
             secrets.token_hex(8),
             self._options,
             is_standby=bool(standby_of),
             secret=secrets.token_bytes(SECRET_BYTES),
-            fence=fence,
+            record=record,
             persists=state is not None,
         )
         self._standby_of = standby_of
@@ -242,10 +242,10 @@ class MasterServer:
                 "and nothing keeps a second master behind the same name from leading, too. Give it a state directory "
                 "against both"
             )
-        elif self._start is Start.NEW and self._state.fence is not None and not self._state.fence.is_over:
+        elif self._start is Start.NEW and self._state.record is not None and not self._state.record.is_over:
             text = "told to found a run, this master forgets the one recorded in %s: %s"
             level = logging.INFO if self._state.is_optional else logging.WARNING
-            logger.log(level, text, self._state.directory, self._state.fence)
+            logger.log(level, text, self._state.directory, self._state.record)
         else:
             logger.info("this master keeps its record of the run in %s", self._state.directory)
 

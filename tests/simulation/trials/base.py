@@ -44,7 +44,7 @@ class Trial:
         self._timeout_s = world.peer_timeout_s
         self._heals_at: dict[Node, float] = {}
         """Nodes that reach no master, and when they do again."""
-        self._is_fenced = world.memory is Memory.DISK and world.addresses == 1
+        self._is_recorded = world.memory is Memory.DISK and world.addresses == 1
         """Few may go on: their master knows who was in the run, and nobody else can have led it."""
         self._needs_all = world.memory is Memory.NONE and world.addresses == 1
         """A new master without a record continues the run only with all peers of its last view."""

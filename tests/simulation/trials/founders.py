@@ -126,7 +126,7 @@ class LeftStandby(Trial):
         self._all_are_led(peers, run, (MARGIN_S + (SEARCH_TIMEOUTS + 2) * self._timeout_s) * self._slack)
         if not first.is_dead:
             world.kill_master(first)
-        first.fence = None
+        first.record = None
         world.restart_master(first)
         self._pass((self._timeout_s + BIRTH_MARGIN_S) * self._slack + MARGIN_S)
         early = [world.add(rng.randrange(self._groups)) for _ in range(rng.randint(1, count - 1))]
