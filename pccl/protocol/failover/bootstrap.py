@@ -1,29 +1,19 @@
-"""Bootstrap: when newcomers may begin a run at a master that leads none, and those who wait for that.
+"""Bootstrap: when newcomers may start a run at a master that leads none.
 
-Two runs where there should be one cannot be joined again, so a master that leads none must not let newcomers found a
-run while another might come back to it.
+Two runs cannot be merged later, so a master without a run does not start one while an earlier run may return to it:
 
-    1  A fresh master at an address where another may have been lets nobody found a run until `birth_at`. Peers of a run
-       would have come by then, for they notice the silence of their master after a peer timeout.
-    2  Nobody founds a run while peers of one are here, nor for a peer timeout after the last of them has left: they may
-       be back in a moment. Newcomers that joined to found one with others, who have not come yet, have founded none. So
-       they begin anew when peers of a run come, who would be sent away for good otherwise, and their run be lost.
-    3  A master whose record names a run that is not over lets nobody found another for as long as peers of that run may
-       look for a master. If nobody has come for END_TIMEOUTS, and as many newcomers are here as peers are missing, it
-       is these peers that are cut off, or dead, and not this master: then that run is over. Peers whose
-       master died long before this one started have given up by then, and are not waited for (`hold_s`).
-    4  A standby founds none and tells newcomers to ask elsewhere. A newcomer that knows several masters founds a run
-       only after all of them have said that they lead none (`Hello.may_found`). So does one that would wait with others
-       until a run has all its founders: one of these may not have reached the master that leads a run already, and
-       would have all who come later wait with it. The machine that holds this part (`failover`) sees to both.
-    5  What a newcomer has heard from other masters is old once it has waited: peers of a run may have come to one of
-       them since. So one that knows several and has waited here founds none, but asks them once more, and comes again.
-    6  A record shows what its masters have led. Of a run that another one has led it says nothing, so where newcomers
-       know several masters, a master that has no run on record waits as one without a record does.
-    7  Newcomers that joined a run at a standby wait there in vain if the run ends and they are too few to found one:
-       those who come later found it at another master. So they begin anew, as those later ones do.
-    8  A newcomer that has waited for HOLD_S is sent away and may come again, lest it take the silence for that of
-       something else than a master.
+    1  Without a record, a master waits until `birth_at`: peers of a run notice the loss of their master after a peer
+       timeout.
+    2  No run starts while peers of one are here, nor for a peer timeout after the last of them has left. Newcomers
+       that wait for their `founders` start over when peers of an accepted run come.
+    3  A master with the record of an unfinished run waits for as long as its peers may search for a master. The run is
+       over if none of them has come for END_TIMEOUTS and as many newcomers are here as peers are missing, or if its
+       last master stopped longer ago than they search (`hold_s`).
+    4  A standby starts none. A newcomer that knows several masters, or waits for other founders, starts a run only
+       after all masters have answered that they lead none (`Hello.may_found`). If it had to wait, it asks them again.
+    5  A record is only about the runs of its own masters: where there are other masters, a master without a recorded
+       run waits as in rule 1.
+    6  A newcomer that has waited for HOLD_S is sent away and may come again.
 """
 
 from __future__ import annotations
@@ -42,18 +32,17 @@ BIRTH_MARGIN_S = 2.0
 HOLD_S = 8.0
 """Seconds that a newcomer is kept waiting before it is sent away."""
 IDLE_MARGIN_S = 60.0
-"""Seconds by which the time without a master may be shorter than it seems: the last one noted that it lived some time
-before it died."""
+"""Margin for the time since the last master: it was noted some time before that master died."""
 END_TIMEOUTS = 3.0
 """Number of peer timeouts after which rule 3 takes a run for over."""
 
 
 class Start(Enum):
-    """The knowledge of a run with which its master starts."""
+    """What a master assumes about earlier runs when it starts."""
 
     AUTO = "auto"
     NEW = "new"
-    """There is no earlier run, or it is discarded."""
+    """Discard any earlier run."""
     RESUME = "resume"
     """There is an earlier run, which must continue before a new one may start."""
 
@@ -65,12 +54,8 @@ def hold_s(
     has_state: bool,
     idle_s: float = 0.0,
 ) -> float:
-    """Return for how many seconds after its start a master lets nobody found a run.
-
-    `has_state`: the process keeps a record on disk, so without one there was no run. Where that `is_default`, the last
-    master may have kept its record elsewhere, or none: peers that look for a master get the time to find this one. For
-    `idle_s` before its start no master has led the record's run: peers may have given up by now.
-    """
+    """Return the seconds after its start during which a master starts no run. `record` is None if there is none;
+    `has_state`: the master has a state directory; `idle_s`: the time since the last master used it."""
     if start is not Start.AUTO:
         return 0.0 if start is Start.NEW else inf
     if not has_state:
@@ -87,8 +72,7 @@ def hold_s(
 
 
 def hold_beside_s(start: Start, options: MasterOptions) -> float:
-    """Return for how many seconds after its start a master lets nobody found a run that knows other masters, whatever
-    is on record (rule 6)."""
+    """Return the same for newcomers that know other masters (rule 5)."""
     return options.peer_timeout_s + BIRTH_MARGIN_S if start is Start.AUTO else 0.0
 
 
@@ -97,13 +81,12 @@ class Bootstrap:
 
     def __init__(self, peer_timeout_s: float, birth_at: float) -> None:
         self.birth_at = birth_at
-        """The time from which newcomers may found a run, unless peers of one come first."""
+        """The earliest start of a new run, unless peers of one come first."""
         self.ended: RunRecord | None = None
-        """The record of a run that was taken for over by rule 3, although some of its peers may still come."""
+        """The record of a run that rule 3 declared over."""
         self._peer_timeout_s = peer_timeout_s
         self._beside_at = 0.0
         self._missed_since = inf
-        """The time since which the peers of the record's run could have come here."""
         self._back_by = 0.0
         self._held: dict[int, tuple[str, m.Hello, float]] = {}
         """The newcomers that wait, by connection, longest first: host, Hello, and the time when it came."""
@@ -119,24 +102,23 @@ class Bootstrap:
     # When a run may be founded.
 
     def wait(self, now: float, hold_s: float, hold_beside_s: float = 0.0) -> None:
-        """Let nobody found a run for `hold_s` from now on, nor, if there are other masters, for `hold_beside_s`: the
-        process starts, or leads no further."""
+        """Start no run for `hold_s`, and none with other masters for `hold_beside_s`."""
         self.birth_at = now + hold_s
         self._beside_at = now + hold_beside_s
         self._missed_since = now
 
     def note_masters(self, masters: int) -> None:
-        """Note how many masters somebody knows: one of several waits for what others may have led (rule 6)."""
+        """Note the number of masters that a newcomer knows (rule 5)."""
         if masters > 1:
             self.birth_at = max(self.birth_at, self._beside_at)
 
     def allow(self, now: float) -> None:
-        """Wait no longer: the run that was waited for is led, or cannot come back."""
+        """The earlier run is led again or cannot return."""
         self.birth_at = min(self.birth_at, now)
         self._beside_at = min(self._beside_at, now)
 
     def peers_have_left(self, now: float) -> None:
-        """Note that the last peer of a run that was here has left (rule 2)."""
+        """Note that the last recovering peer has left (rule 2)."""
         self._back_by = now + self._peer_timeout_s
         self.birth_at = max(self.birth_at, self._back_by)
 
@@ -144,7 +126,7 @@ class Bootstrap:
         return now < self.birth_at
 
     def try_to_found(self, record: RunRecord | None, now: float) -> bool:
-        """Return whether newcomers are here that found a run now. If rule 3 lets them, the record's run is over."""
+        """Return whether waiting newcomers start a run now. Rule 3 may declare the recorded run over."""
         if not self._held or now < self._founds_at(record):
             return False
         if now < self.birth_at:
@@ -159,14 +141,14 @@ class Bootstrap:
         return min(self.birth_at, max(ends_at, self._back_by))
 
     def deadlines(self, record: RunRecord | None, is_missed: bool) -> list[float]:
-        """Return the times at which something is due for those who wait. `is_missed`: no peers of a run are here."""
+        """Return the times of the next changes. `is_missed`: no peers of a run are here."""
         if not self._held:
             return []
         _, _, since = next(iter(self._held.values()))
         return [since + HOLD_S, self._founds_at(record)] if is_missed else [since + HOLD_S]
 
     def whom_it_waits_for(self, record: RunRecord | None, now: float) -> str:
-        """Say for which peers this master waits, for how long and what skips that, in a log or in an answer."""
+        """Return the peers that this master waits for, how long, and how to skip the wait."""
         left_s = max(0.0, self._founds_at(record) - now)
         if left_s == inf:
             return (
@@ -181,7 +163,7 @@ class Bootstrap:
     # Newcomers that wait.
 
     def hold(self, connection: int, host: str, hello: m.Hello, now: float, whom: str) -> MasterLog:
-        """Have a newcomer wait. Return the log line, which is a warning for the first one."""
+        """Hold a newcomer. Return the log line, a warning for the first one."""
         self._held[connection] = host, hello, now
         text = f"a newcomer from {host} is held: this master waits for {whom}"
         was_told, self._is_told = self._is_told, True
@@ -192,7 +174,7 @@ class Bootstrap:
         return self._held.pop(connection, None) is not None
 
     def refusal(self, message: m.Resume) -> m.Goodbye | None:
-        """Return what a peer of a run is told that was taken for over (rule 3)."""
+        """Return the rejection of a peer of a run that rule 3 declared over."""
         ended = self.ended
         if ended is None or ended.run != message.run or message.term > ended.term or message.masters > 1:
             return None
@@ -200,20 +182,20 @@ class Bootstrap:
         return m.Goodbye(Result.MASTER_CONNECTION_FAILED, text, ended.secret)
 
     def take_all(self) -> dict[int, tuple[str, m.Hello]]:
-        """Forget all newcomers that wait. Return their hosts and Hellos by connection, longest first."""
+        """Return and forget all held newcomers, with host and Hello by connection, longest first."""
         held, self._held = self._held, {}
         self._is_told = False
         return {connection: (host, hello) for connection, (host, hello, _) in held.items()}
 
     def take_those_with_others(self) -> list[int]:
-        """Forget the newcomers that know other masters. Return their connections."""
+        """Return and forget the connections of newcomers that know other masters."""
         found = [connection for connection, (_, hello, _) in self._held.items() if hello.masters > 1]
         for connection in found:
             del self._held[connection]
         return found
 
     def overdue(self, now: float) -> list[int]:
-        """Forget the newcomers that have waited for HOLD_S. Return their connections."""
+        """Return and forget the connections of newcomers held for HOLD_S."""
         found = [connection for connection, (_, _, since) in self._held.items() if now >= since + HOLD_S]
         for connection in found:
             del self._held[connection]

@@ -1,27 +1,17 @@
-"""Gathering: peers of one run that have lost its master and come to the same other one, and when it may lead them on.
+"""Recovering peers: peers of one run that have lost its master and gather at another.
 
-The danger is a few peers that are cut off: asked at once, they would vote in a higher term, and disturb a master that
-leads the others well. So there are two rounds, as with Raft's pre-vote:
+A few peers that are cut off must not vote in a higher term and so disturb the master of the others. As with Raft's
+pre-vote there are two rounds:
 
-    1  Each peer says which views it knows and promises nothing.
-    2  Only when those who are here hold a majority of the run's last view are they asked to vote, in a term that is
-       higher than any that has been heard of. A vote carries what the peer knows of the run, from which that is
-       rebuilt.
-    3  The run is led when those who follow are a majority of the last view that anybody here tells of. All who can go
-       on are waited for, for a time: a peer that comes too late is lost to the run.
+    1  Each peer reports the views that it knows, without a promise.
+    2  Once a majority of the run's last view has gathered, the peers are asked to vote in a term higher than any known.
+       A vote carries the recovery report that rebuilds the run.
+    3  The run continues when the voters are a majority of the newest view that any peer here knows. All peers that can
+       continue are awaited for a bounded time; a later one is lost to the run.
 
-Known runs: the record of this process, and the last views of runs that it does not lead, as peers have told of them.
-
-Peers of one run come to a master in any order and may leave again, so what it may conclude must not depend on who
-happens to be here:
-
-    1  A peer that a view in force has left out must not go on from an earlier one, even when those who told of that
-       view are gone again. So the newest view in force that was told of is remembered for each run.
-    2  Where nobody can have led a run since this process wrote its record, the record counts instead: see `record`.
-    3  Peers that know several masters stay at each for a moment only. Whether any of them was ever accepted is judged
-       by all that have come one after the other (`unaccepted_since`).
-    4  A peer that the record's run has left out is put out, and peers of other runs are sent away while that run may
-       come.
+`KnownRuns` holds what this process knows of runs it does not lead. A record counts if no other master can have led its
+run since. Whether any peer of a run was ever accepted is judged over all peers that came one after the other, because
+peers with several masters stay at each for a moment (`unaccepted_since`).
 """
 
 from __future__ import annotations
@@ -37,21 +27,18 @@ from pccl.protocol.summary_tally import Summary, SummaryTally, Views
 from pccl.types import Result
 
 GATHER_TIMEOUTS = 3.0
-"""Number of peer timeouts for which a peer waits here for others of its run. Then it is sent away, and may come
-again."""
+"""Number of peer timeouts until a waiting peer is sent away. It may come again."""
 DOUBT_TIMEOUTS = 2.0
-"""Number of peer timeouts for which a master that knows that nobody else has led the run waits for a majority with
-those who are here."""
+"""Peer timeouts that a master with a record waits for a majority."""
 TELL_S = 1.0
-"""Seconds after somebody has come after which the log says who is still waited for."""
+"""Delay of the log line that names the missing peers."""
 
 
 @dataclass
 class RecoveringPeer:
-    """A peer of a run that has lost its master."""
+    """A peer that has lost its master."""
 
     connection: int
-    """The control connection over which it has come."""
     host: str
     peer: int
     run: str
@@ -63,11 +50,10 @@ class RecoveringPeer:
     since: float
     master_timeout_s: float
     asked: int = 0
-    """The last term that it was asked to follow in."""
+    """The term of the last vote request."""
 
     @classmethod
     def of(cls, connection: int, host: str, message: m.Resume, now: float) -> RecoveringPeer:
-        """Return the claim of a peer that has said this."""
         return cls(
             connection,
             host,
@@ -82,34 +68,30 @@ class RecoveringPeer:
 
 
 class Gathering:
-    """The peers of one run that have come. The work for what one of them says does not depend on how many are here.
-
-    Where a method takes `is_fenced`, it says whether nobody can have led the run since this process wrote its record.
-    """
+    """The recovering peers of one run. The work per message does not depend on the number of peers."""
 
     def __init__(self, run: str, term: int, peer_timeout_s: float) -> None:
         views = Views()
         self.run = run
         self.term = term
-        """The term in which this master would lead the run."""
+        """The term for the next vote."""
         self.majority_at: float | None = None
-        """The time since which a majority of its last view is here without a break; None: there is none."""
+        """The time since which a majority of the last view is here; None: there is none."""
         self.unaccepted_since = 0.0
-        """The time since which peers of the run have come, and none of them told of a view in force."""
+        """The time since which peers of the run have come without a peer that knows an installed view."""
         self.heard_at = 0.0
-        """The time when somebody came or followed last."""
+        """The time of the last arrival or vote."""
         self.claims: dict[int, RecoveringPeer] = {}
         """Claims by peer, the one that has waited longest first."""
         self.here: SummaryTally[Summary] = SummaryTally(views)
-        """Summaries of all who have come, whether they follow or not."""
+        """Summaries of all peers here."""
         self.following: SummaryTally[m.RecoveryReport] = SummaryTally(views)
-        """Reports of those who follow in `term`."""
+        """Reports of the peers that voted in `term`."""
         self.term_heard = 0
-        """The highest term that one of them had followed."""
+        """The highest term that one of them has followed."""
         self.record: RunRecord | None = None
-        """The record of the run's last view besides the word of those who are here."""
+        """The record of this run, if no other master can have led it since."""
         self.tells_at: float | None = None
-        """The time when the log is to say who is waited for."""
         self._to_ask: dict[int, RecoveringPeer] = {}
         self._with_rivals = 0
         self._timeout_s = peer_timeout_s
@@ -127,7 +109,7 @@ class Gathering:
         self._to_ask.pop(claim.peer, None)
 
     def said(self, claim: RecoveringPeer, summary: Summary, is_following: bool, now: float) -> None:
-        """Take in a summary or a report of a peer that is here."""
+        """Add a summary or a report of a peer that is here."""
         if claim.peer not in (self.following if is_following else self.here).heard:
             self.heard_at = now
         self.here.add(claim.peer, summary)
@@ -141,13 +123,13 @@ class Gathering:
             self._to_ask[claim.peer] = claim
 
     def raise_term(self, term: int) -> None:
-        """Ask in this term from now on. All who are here have to be asked again."""
+        """Use this term from now on, and ask all peers for their votes again."""
         self.term = term
         self.following = SummaryTally(self.here.views)
         self._to_ask = {peer: claim for peer, claim in self.claims.items() if peer in self.here.heard}
 
     def to_ask(self) -> list[RecoveringPeer]:
-        """Take the peers that are to be asked to follow now."""
+        """Return and forget the peers to ask for votes now."""
         claims, self._to_ask = list(self._to_ask.values()), {}
         return claims
 
@@ -157,11 +139,10 @@ class Gathering:
 
     @property
     def since(self) -> float:
-        """The time since which the first of them has waited."""
         return next(iter(self.claims.values())).since
 
     def quorum(self, needs_majority: bool = True) -> Quorum:
-        """Judge those who have come, whether they follow or not."""
+        """Judge all peers here, with or without a vote."""
         return quorum_of(self.here, self.has_rivals, self.record, needs_majority)
 
     def quorum_following(self, needs_majority: bool = True) -> Quorum:
@@ -170,8 +151,8 @@ class Gathering:
     # When it may be led.
 
     def doubts_until(self) -> float:
-        """Return the time until which a majority is needed in any case: those who can go on wait for each other. Who
-        was left out and has waited for longer hurries nobody. inf: none of those who can go on is here."""
+        """Return the time until which a majority is needed despite a record, counted from the first peer here that can
+        continue."""
         expected = self.quorum().expected
         since = next((claim.since for claim in self.claims.values() if claim.peer in expected), inf)
         return since + DOUBT_TIMEOUTS * self._timeout_s
@@ -181,31 +162,30 @@ class Gathering:
 
     def leads_at(self, majority_at: float) -> float:
         """Return the time when the run continues without the missing peers. inf: never, because the last master may
-        have evicted the peers that are here, and there is no record of it."""
+        have evicted the peers that are here, and no record tells."""
         if not (self.has_rivals or self.record is not None):
             return inf
         heard_at = max(majority_at, self.heard_at)
         return min(heard_at + self._timeout_s, majority_at + GATHER_TIMEOUTS * self._timeout_s)
 
     def may_lead(self, needs_majority: bool) -> bool:
-        """Whether those who follow are enough, and nobody here tells of a later view."""
+        """Whether the voters are enough, and no peer here knows a later view."""
         here, following = self.quorum(needs_majority), self.quorum_following(needs_majority)
         return here.has_majority and following.has_majority and following.view == here.view
 
     def is_enough(self, needs_majority: bool) -> bool:
-        """Whether all who can go on follow, or, where no majority is needed, all of those who are here."""
+        """Whether all peers that can continue have voted; without a needed majority, all of these that are here."""
         following = self.quorum_following(needs_majority)
         all_follow = self.here.count(following.expected) == self.following.count(following.expected)
         return following.is_complete or (not needs_majority and all_follow)
 
     def stays_until(self, since: float) -> float:
-        """Return the time until which a peer that came at `since` is kept waiting. It is later while a majority is
-        here, which may lead on without the rest before that."""
+        """Return the time until which a peer stays. It is later while a majority is here, which may continue without
+        it."""
         leads_at = inf if self.majority_at is None else self.leads_at(self.majority_at)
         return max(since, leads_at if leads_at < inf else since) + GATHER_TIMEOUTS * self._timeout_s
 
     def deadlines(self, now: float) -> list[float]:
-        """Return the times at which something is due."""
         needs_majority = self.needs_majority(now)
         times = [self.stays_until(self.since)]
         if self.here.heard and not self.quorum().peers:
@@ -219,7 +199,7 @@ class Gathering:
         return times
 
     def account(self, here: Quorum, now: float) -> str:
-        """Return a line for the log: who has come, and who is waited for."""
+        """Return a log line with the peers that have come and the missing ones."""
         absent = sorted(frozenset().union(*here.quorum_views.values()) - self.here.heard)
         text = f"run {self.run}: {here}"
         if absent:
@@ -241,21 +221,20 @@ class KnownRuns:
 
     def __init__(self, record: RunRecord | None) -> None:
         self.record = record
-        """The record of the run that this process, or one before it with the same state, has led last."""
+        """The record of the last run that this process, or an earlier one with the same directory, has led."""
         self._unaccepted: dict[str, tuple[float, float]] = {}
-        """Runs whose peers have told of no view in force: the times when one came first, and last."""
+        """Runs without a known installed view: the times of the first and the last arrival of a peer."""
 
     def record_of(self, gathering: Gathering) -> RunRecord | None:
-        """Return the record of a gathering's run. None: somebody else may have led that run since, for all that is known
-        here."""
+        """Return the record of a gathering's run, or None if another master may have led that run since."""
         record = self.record
         if record is None or record.run != gathering.run or gathering.has_rivals or gathering.term_heard > record.term:
             return None
         return record
 
     def unaccepted_since(self, run: str, now: float, peer_timeout_s: float) -> float:
-        """Note that a peer of this run has come. Return the time since which its peers have, with short breaks at most,
-        and none told of a view in force."""
+        """Note a peer of a run. Return the time since which its peers came, with short breaks, none of them ever
+        accepted."""
         since, last = self._unaccepted.pop(run, (now, now))
         if now >= last + BREAK_TIMEOUTS * peer_timeout_s:
             since = now
@@ -269,8 +248,8 @@ class KnownRuns:
         self._unaccepted.pop(run, None)
 
     def refusal(self, message: m.Resume, is_waiting: bool) -> m.FromMaster | None:
-        """Return what a peer is told that is known not to be in the run that this master waits for; None: it may be in
-        it. `is_waiting`: nobody may found another run yet."""
+        """Return the rejection of a peer that is not in the run this master waits for, or None. `is_waiting`: no run
+        may start yet."""
         record = self.record
         if record is None or message.masters > 1:
             return None

@@ -1,89 +1,40 @@
-"""Failover: a master process that leads a run, or waits for peers that have lost the master of theirs.
+"""The state machine of a master process: it leads a run, or waits for peers that have lost their master.
 
-A run must be led by one master at a time, and go on when that one dies. As in Raft, peers of a dead master are first
-asked what they know without promising anything (pre-vote), then asked for their votes in a higher term, and whoever has
-a majority of the last view leads. As in Viewstamped Replication, those who vote send what the next leader needs to
-know.
+One master at a time leads a run, and the run outlives it. As in Raft, peers that lost their master first report what
+they know (pre-vote), then vote in a higher term, and a master with a majority of the last view leads. As in Viewstamped
+Replication, a vote carries what the next leader must know. `master.machine.Master` does the leading; this machine
+replaces it when leadership starts or ends.
 
-Events and effects are those of a master's machine (`master.machine`), which does all the leading; this one replaces it
-when leadership begins or ends. It is
+How a run continues:
 
-    vacant      it leads no run. Peers may found one (Hello), or bring one along (Resume)
-    leading     all is passed on to the `Master`
+    1  A peer without a master sends Resume and answers PreVoteRequest with the views that it knows.
+    2  When a majority of the last view is here, its peers are asked for votes in a higher term (VoteRequest). A peer
+       follows one master per term, so at most one master leads in a term. If the majority breaks up where there are
+       several masters, the asked peers get PreVoteRequest again, and the next majority votes in a higher term.
+    3  The run is rebuilt and led (`recovery`) when all peers of the view have voted, or a `peer_timeout` after the last
+       arrival, GATHER_TIMEOUTS at most. No peer is evicted before that.
+    4  With one master address, evicted peers could otherwise outvote the ones that continued. With a record of the run,
+       the record decides who they are, and after DOUBT_TIMEOUTS no majority is needed: other peers are dead or cut off.
+       Without a record the run continues only with all peers of its newest known view.
 
-How a run comes to be led on:
+When a master stops leading: it closes its connections, and its peers gather again.
 
-    1  Pre-vote. A peer that has lost its master says Resume, and which views it knows when it is asked
-       (PreVoteRequest, PreVote). That promises nothing. So peers that are few and cut off gather here without leaving
-       their term, and when they come back they have nothing that their master would have to give way to.
-    2  Vote. As soon as a majority of the run's last view has come, so far as those who are here know of it, they are
-       asked to follow in a term higher than any that has been heard of (VoteRequest). They answer with their recovery
-       reports (Vote), and follow no lower term from then on. A peer follows one master in a term, so at most one leads
-       in it: see `recovery_report`. Whoever was asked stays longer than others do. Where there are several masters and
-       the majority is gone again, it hears so (PreVoteRequest), lest another one lead the rest on without it; and if
-       there is a majority once more, that is for a higher term.
-    3  The run is rebuilt (`recovery_report`, `recovery`) and led when a majority follows, and all of the view do or
-       enough time has passed since a majority was here and since somebody came or followed last. GATHER_TIMEOUTS
-       bounds the sum. So a peer that has waited here for longer, because it alone was cut off from the last master,
-       hurries nobody; and nobody is late because this master is busy with thousands of others. What one peer says
-       costs the same however many are here (`summary_tally`). Until then nobody is evicted.
-    4  How long is enough depends on who else can have led the run on:
+    5  Most of a view lost its heartbeat at once, or its connections closed (`Master.deposed`): probably this master is
+       cut off. If all connections closed, as when all processes end, a new run may start soon.
+    6  One of its own peers reports a higher term. Other peers with a higher term were evicted before.
+    7  It stood still for long (`stood_still`), unless no view of its run was ever installed.
 
-           several addresses   `peer_timeout_s`: nobody has, for want of a majority
-           one, and a record    `peer_timeout_s`: whom the last master had left out is known (`record`)
-           one, and no record   as long as those who are here have patience, less a `peer_timeout_s`. Some of the others
-                               may have gone on without those who are here, so all of them are waited for, unless
-                               `resumes_any` says that no such wait is wanted
+Peers that are not accepted yet start over: at once at the master of their run, and elsewhere after a peer timeout in
+which none of the run's peers knew an installed view.
 
-    5  Where peers know of this address only, nobody else has led the run since, and this process knows who was in it
-       because it has led it, or has the record of a process that did, it goes on without a majority too, with those
-       who have been here for `DOUBT_TIMEOUTS`: the others are dead, or cut off from these as well.
+A peer that returns to a master that has lost it:
 
-Newcomers may found a run only when no other can come back: see `founding`. A peer of a run never joins another: it
-waits for its own until its patience ends.
+    8  If it lost its connection before it received Resumed, all peers gather again, once per peer.
+    9  Otherwise it is rejected once a view without it is installed (`Leadership.is_settled_without`), and sent to other
+       masters until then. The next master may need it for its majority.
 
-When a master leads no further. It is deposed, lets go of all its peers, and they, and it, gather again, when its peers
-may have given it up:
-
-    6  It hears no heartbeat of most of a view at once, or their connections were closed and none came back
-       (`Master.deposed`). Then it is rather its own network that is out. So nobody is evicted, and peers that have gone
-       on meanwhile report. Where all connections were closed, as when all processes have ended, others may soon found
-       a run: peers that live dial again and again, and come as soon as newcomers do.
-    7  It hears of a higher term of its run from one of its own peers. From anybody else a higher term is none that it
-       must give way to: as long as it has a majority of the view in force, nobody else has, and if another master had
-       gone on with a majority, this one would have lost it. A peer that says so was put out of the run.
-    8  It stood still for so long that its peers may have given it up (`stood_still`). As long as no view of its run was
-       ever in force, nobody else can lead that run, so it goes on: its founders still wait, or come again and begin
-       anew.
-
-A founder that has lost its master is never left to wander between masters that cannot tell whether it was accepted:
-
-    9  The master of its run has it start over at once.
-   10  Any other has it start over once peers of that run have come for a peer timeout, here and there in between, and
-       none of them was in a view in force. A peer that starts over is to the others as one that has died.
-
-Where two masters can still lead. Where peers know one master only, that one leads on whomever it loses. If it dies,
-some that it had lost may be all of the last view that they know of. A new master without a record waits for others as
-long as it can. If none of those who were led to the end come by then, or those are dead, the lost peers go on from
-where they were, perhaps in the term in which another master has led the others, who are told that they are evicted. No
-peer goes on with both masters, and what a stopped master still says must mean nothing to peers that the other one
-leads:
-
-   11  Two leaders number peers and views apart, even in one term (`recovery.block`).
-
-A peer that comes back to its master after that has lost it:
-
-   12  If it never heard that it is led, because its connection was lost in the moment in which this master began to
-       lead, nothing is wrong with it: all gather again, once for each peer until it has heard.
-   13  Otherwise it is put out, but only once a view without it is in force (`Leadership.is_settled_without`), and is
-       sent on until then, to come again. Where nothing gets from a master to its peers, they give it up one by one,
-       and it hears those who have not done so yet. Were each put out as it comes, too few would be left for a majority
-       by the time when so many are lost that the master is deposed.
-
-Farewells: what a master says to a peer that has lost its master, and for which it does not lead the run on.
-
-Only a Goodbye with the run's secret puts a peer of the run out. After Elsewhere it asks another master, and after
-StartOver it says Hello again, as one that was never accepted.
+Only a Goodbye with the run's secret evicts a peer. After Elsewhere it tries another master, after StartOver it sends
+Hello as a newcomer.
 """
 
 from __future__ import annotations
@@ -103,9 +54,9 @@ from pccl.protocol.master.run_state import MasterOptions, RunState
 from pccl.types import Result
 
 STANDSTILL_SHARE = 0.5
-"""Share of the peer timeout: a master that stood still for less is not missed by its peers."""
+"""Share of the peer timeout that peers tolerate without their master."""
 DEPOSED_TIMEOUTS = 2.0
-"""Number of peer timeouts for which a deposed master lets nobody found a run, where peers may follow another master."""
+"""After being deposed, start no run for this many peer timeouts: peers may have moved to another master."""
 
 
 class Failover:
@@ -121,8 +72,8 @@ class Failover:
         record: RunRecord | None = None,
         persists: bool = False,
     ) -> None:
-        """`run` names the run that may be founded here, and `secret` is what only its masters and peers know. `record`
-        is the record of a process before this one; with `persists`, this one says what to record (Persist)."""
+        """`run` names the run that may start here; its masters and peers share `secret`. `record` is from an earlier
+        process; with `persists`, Persist effects say what to record."""
         self.options = options or MasterOptions()
         self._known = KnownRuns(record)
         self._persists = persists
@@ -130,7 +81,7 @@ class Failover:
         self.master = Master(RunState(run, self.options, secret=secret))
         self.is_standby = is_standby
         self.others = ""
-        """The text about other masters for those who are sent away."""
+        """The state of the other masters, for newcomers that are sent away."""
         self._bootstrap = Bootstrap(self.options.peer_timeout_s, birth_at)
         self._names = run
         self._claims: dict[int, RecoveringPeer] = {}
@@ -143,7 +94,7 @@ class Failover:
     # Events.
 
     def begin(self, now: float, hold_s: float, hold_beside_s: float = 0.0) -> list[Effect]:
-        """Start. For `hold_s` nobody may found a run, nor, if there are other masters, for `hold_beside_s`."""
+        """Start. No run starts for `hold_s`, nor, with other masters, for `hold_beside_s`."""
         self._now = now
         self._bootstrap.wait(now, hold_s, hold_beside_s)
         if self._known.record is not None and not self._known.record.is_over and not self.is_standby:
@@ -203,7 +154,6 @@ class Failover:
         return self._drain()
 
     def note_quiet(self, connections: Iterable[int]) -> None:
-        """Note connections over which heartbeats are late: see `Master.note_quiet`."""
         self.master.note_quiet(connections)
 
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
@@ -213,7 +163,7 @@ class Failover:
         return self._drain()
 
     def diagnose(self, late: Iterable[int], silent: Mapping[int, float], now: float) -> list[Effect]:
-        """Name whoever makes the run slow or has it stuck: see `Master.diagnose`."""
+        """See `Master.diagnose`."""
         return self.master.diagnose(late, silent, now) if self.is_leading else []
 
     def rings_found(self, search: int, rings: Mapping[int, Sequence[int]], now: float) -> list[Effect]:
@@ -223,7 +173,7 @@ class Failover:
         return self._drain()
 
     def stood_still(self, seconds: float, now: float) -> list[Effect]:
-        """Note that this process could do nothing for so long. It is called before any other event after that."""
+        """Note that this process stood still. Called before any later event."""
         self._now = now
         is_long = seconds >= STANDSTILL_SHARE * self.options.peer_timeout_s
         if self.is_leading and is_long and self.master.leadership.has_begun:
@@ -257,19 +207,19 @@ class Failover:
         return self.master.run
 
     def holding(self, now: float) -> tuple[int, str]:
-        """Return how many newcomers wait here, and what for; empty: none need to."""
+        """Return the number of held newcomers and the reason of their wait; empty if they need not wait."""
         is_waiting = self._claims or (self._bootstrap.is_waiting(now) and not (self.is_standby or self.is_leading))
         return len(self._bootstrap), self._whom_it_waits_for(now) if is_waiting else ""
 
     @property
     def birth_at(self) -> float:
-        """The time from which newcomers may found a run here, unless peers of one come first."""
+        """The earliest start of a new run, unless peers of one come first."""
         return self._bootstrap.birth_at
 
     # Peers without a master.
 
     def _resume(self, connection: int, host: str, message: m.Resume) -> None:
-        """Hear a peer that has lost its master: let it wait here, or say why not."""
+        """Handle Resume: keep the peer here, or reject it."""
         who = f"peer {message.peer} of run {message.run!r}"
         if message.protocol != m.PROTOCOL_VERSION:
             self._dismiss(connection, other_version(message))
@@ -289,8 +239,7 @@ class Failover:
         self._wait_with_others(connection, host, message)
 
     def _heard_while_leading(self, connection: int, message: m.Resume, who: str) -> bool:
-        """Answer a peer that has lost its master while this one leads. False: it leads no further, and the peer may
-        wait here."""
+        """Handle Resume while leading. Return False if this master stopped leading and the peer may wait here."""
         if message.run != self.run:
             if message.is_accepted and self.master.waits_for_founders:
                 self._effects += self.master.dismiss_founders(f"peers of run {message.run!r} have come")
@@ -337,11 +286,11 @@ class Failover:
             self._ask(message.run)
 
     def _is_missed_by(self, message: m.Resume) -> bool:
-        """Whether the peer is one of those whom this master leads, and has lost it."""
+        """Whether the peer is accepted in this master's run and term."""
         return self.is_leading and message.term == self.master.term and self.master.is_accepted(message.peer)
 
     def _is_unheard(self, message: m.Resume) -> bool:
-        """Whether the peer has followed this master, and nothing shows that it has heard that it is led."""
+        """Whether the peer voted for this master and may not have received Resumed."""
         return self.master.is_returning(message.peer) and (message.run, message.peer) not in self._unheard
 
     def _claimant_said(self, claim: RecoveringPeer, message: m.FromPeer) -> None:
@@ -396,8 +345,7 @@ class Failover:
             self._log("info", gathering.account(here, self._now))
 
     def _lose_majority(self, gathering: Gathering) -> None:
-        """Note that those who are here are no majority, or no more. Who was asked to follow would stay until another
-        master has led the rest without it, so it hears that there is no majority."""
+        """Note that the majority broke up. Voters would stay until another master leads without them, so they are told."""
         if gathering.majority_at is not None and gathering.has_rivals:
             asked = [claim for claim in gathering.claims.values() if claim.asked == gathering.term]
             gathering.raise_term(gathering.term + 1)
@@ -406,8 +354,7 @@ class Failover:
         gathering.majority_at = None
 
     def _start_over(self, run: str, gathering: Gathering) -> None:
-        """Send all who are here to say Hello again: none of them was ever accepted, so there is nothing to go on
-        with."""
+        """Send StartOver to all peers here: none of them was ever accepted."""
         gathering.tells_at = None
         record = gathering.record
         if record is not None and record.installed is None and record.newest.peers <= gathering.here.heard:
@@ -469,7 +416,7 @@ class Failover:
         self._release_held()
 
     def _check_leadership(self) -> None:
-        """Lead no further where this master must not, and lead no newcomers whom nobody will join here."""
+        """Stop leading where rules 5 to 7 say so, and send away founders that wait at a standby."""
         if self._unheard and self.is_leading:
             self._unheard = {each for each in self._unheard if each[0] != self.run or self.master.is_returning(each[1])}
         if self.master.deposed:
@@ -498,8 +445,7 @@ class Failover:
             self._effects += self.master.connected(connection, host, self._now)
 
     def _send_away(self) -> bool:
-        """Send away peers that have waited for long: those that live come again, and nothing else would tell. Return
-        whether there was one."""
+        """Send away peers that have waited too long. Return whether there was one."""
         late: list[RecoveringPeer] = []
         for gathering in self._gatherings.values():
             for claim in gathering.claims.values():
@@ -514,7 +460,6 @@ class Failover:
     # Newcomers.
 
     def _newcomer(self, connection: int, host: str, message: m.Hello) -> None:
-        """Hear a newcomer: it joins the run that is led, as soon as that has its founders."""
         if self.is_leading and (message.may_found or not self.master.waits_for_founders):
             self._effects += self.master.received(connection, message, self._now)
             self._check_leadership()
@@ -522,7 +467,7 @@ class Failover:
             self._hello(connection, host, message)
 
     def _hello(self, connection: int, host: str, message: m.Hello) -> None:
-        """Hear a newcomer while no run is led that it may join: hold it, send it away, or let it found a run."""
+        """Handle Hello without a run to join: hold the newcomer, send it away, or start a run."""
         self._bootstrap.note_masters(message.masters)
         if self._claims or (self._bootstrap.is_waiting(self._now) and message.may_found and not self.is_standby):
             whom = self._whom_it_waits_for(self._now)
@@ -540,7 +485,7 @@ class Failover:
             self._check_leadership()
 
     def _found(self) -> None:
-        """Let those who wait found a run, unless peers of one are here, or have them ask the other masters first."""
+        """Let held newcomers start a run, unless peers of one are here or other masters must be asked first."""
         if not self._claims and self._bootstrap.try_to_found(self._known.record, self._now):
             for connection in self._bootstrap.take_those_with_others():
                 self._dismiss(connection, m.Elsewhere("it leads no run; another master may do so by now"))
@@ -562,7 +507,7 @@ class Failover:
             self._newcomer(connection, host, hello)
 
     def _release(self, connection: int) -> bool:
-        """Forget a peer or a newcomer that waits here. False if this connection is of none."""
+        """Forget a recovering peer or a held newcomer. Return False if the connection belongs to neither."""
         if self._bootstrap.discard(connection):
             return True
         claim = self._claims.pop(connection, None)
@@ -599,20 +544,18 @@ class Failover:
 
 
 def other_version(message: m.Resume) -> m.Goodbye:
-    """Return the refusal of a peer that speaks another protocol."""
     spoken = f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {message.protocol}"
     text = f"{spoken}; install the same version of pccl on both"
     return m.Goodbye(Result.MASTER_CONNECTION_FAILED, text)
 
 
 def of_another_run(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver:
-    """Return what a peer of another run is told."""
     farewell = m.Elsewhere if message.is_accepted else m.StartOver
     return farewell(f"it leads run {master.run!r} and not {message.run!r}")
 
 
 def lost(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver | m.Goodbye:
-    """Return what a peer is told that this master leads no more, and whose run it leads on (`failover`, rule 13)."""
+    """Return the rejection of a lost peer of the current run (rule 9)."""
     if not message.is_accepted:
         return m.StartOver("the run has gone on without the view that was to accept it")
     if not master.leadership.is_settled_without(message.peer):
@@ -621,7 +564,7 @@ def lost(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver | m.Goo
 
 
 def left_out(master: Master, message: m.Resume) -> m.StartOver | m.Goodbye | None:
-    """Return what a peer is told whose run this master has led to the end, without it. None: it has not."""
+    """Return the rejection of a peer whose run this master has led to its end; None if it has not."""
     if message.run != master.run:
         return None
     if not message.is_accepted:
@@ -633,5 +576,4 @@ def left_out(master: Master, message: m.Resume) -> m.StartOver | m.Goodbye | Non
 
 
 def put_out(master: Master, reason: str) -> m.Goodbye:
-    """Return what tells a peer that it is not in the run any more that this master leads, or has led to its end."""
     return m.Goodbye(Result.MASTER_CONNECTION_FAILED, f"evicted: {reason}", master.secret)

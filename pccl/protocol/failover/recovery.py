@@ -1,82 +1,51 @@
-"""Recovery reports: what the survivors of a dead master tell the one that would lead on, and what follows from it.
+"""Recovery reports, and the run that follows from them.
 
-A master dies, and with it all that it knew: who is in the run, which ops are decided, which joint calls have ended.
-Nothing that somebody has heard may be taken back, and no two masters may lead on. So each peer that looks for another
-master says first which views it knows (its summary, in a PreVote), and, once it follows one, all that it has heard (its
-recovery report, in a Vote). From these a pure function decides whether that master may lead, and what the run is then.
+With its master a run loses the membership, the verdicts on ops and the ends of group calls. A verdict that any peer
+received must stand, and no two masters may lead. So a peer that looks for a master reports the views that it knows
+(PreVote), and with its vote all that it has received (Vote). Pure functions decide from these reports whether a master
+may lead, and what the run is then. As in Raft's joint consensus, each view that may be installed needs its own quorum.
 
-The problem is the one of a view change in Viewstamped Replication and of an election in Raft, with one difference:
-members come and go, so each view that may be in force needs a quorum of its own, as each configuration does in Raft's
-joint consensus.
+Quorum views:
 
-Which views need a quorum (quorum views):
+    1  The highest view that any survivor has installed.
+    2  Each newer prepared view that may be installed at a peer that has not come. It is ruled out if a survivor whose
+       ring it changes has not answered it, or was sent a yet newer view by the same master.
+    3  Survivors report all views that they have answered, not only the newest, except those that a later master has
+       ruled out (Resumed).
 
-    1  The last view does: the highest that any survivor has installed.
-    2  Each newer view does that was prepared and may be in force at a peer that has not come. It can only be in force
-       if all had answered whose ring it changes (for the others see `leadership`, rule 4). So it is ruled out by one
-       such survivor that had not answered, or by any that the same master has told of a yet newer view instead. A
-       survivor that keeps its ring and has not heard of the view says nothing about it.
-    3  Not only the newest prepared view counts. The peers that it admits can be all who know of it, and they say
-       nothing of one before it. And a master may have died that knew, or could not rule out, that the view before was
-       in force, and told of the newer one some peers that have never installed the one before. So survivors report all
-       views that they have answered, except those that a master they have followed since has ruled out (Resumed): one
-       of those who follow it had not answered, or all had come and none had installed it, so nobody ever will.
+A master may lead if:
 
-Who may lead:
+    4  A majority of each quorum view is here. So no two masters lead: their majorities share a peer, and a peer follows
+       the highest term only.
+    5  With several masters, the peers of a quorum view that are missing or do not continue are not a majority either:
+       they may gather at another master.
+    6  With one master address, which evicts any number of peers, the `RunRecord` replaces the majority of a view that
+       evicted peers know:
 
-    4  A majority of each quorum view must have come. Every master that leads had a majority of the same view, or of one
-       that a majority of it had to answer before it came into force, and a survivor follows the highest term only. So
-       two masters can never both lead.
-    5  Where peers know several masters, those of a quorum view that do not go on, or have not come, must be no majority
-       either: a peer that is sent away may never hear of it, and report to another master. (So where a view may be in
-       force that was to accept as many peers as there were before, or more, nobody goes on until all of them have come,
-       or one that has it installed.)
-    6  Where peers know one master only, that one evicts whomever it loses, also most of a view, and the evicted may
-       come to the next master first. What keeps them from leading is a `RunRecord`, where the next master has one:
+       a  The recorded installed view counts, unless a survivor has installed a later one.
+       b  A recorded prepared view counts like one that a survivor reports.
+       c  If that view is not installed and the view before lacks a majority, a majority of the prepared view suffices.
+       d  A master that led the run itself needs no majority: missing peers are lost.
 
-       a  Of the views in force the record's counts, unless a survivor has installed a later one. Peers that it does not
-          name count for nothing.
-       b  A view that the record says was prepared is treated like one that a survivor tells of: it may be in force
-          unless one of its peers here has not answered it. So a peer that was left out of it cannot go on before some
-          peer of it has come.
-       c  Where it is not in force, and the view before lacks its majority, a majority of the prepared view goes on:
-          nobody but the master that has the record can have led the others.
-       d  A master that has led the run itself until just then needs no majority: a peer that does not come is lost, as
-          it would have been if that master had never doubted (`failover`).
+Peers that continue:
 
-Who goes on:
+    7  All survivors of the last view. Missing peers are lost, as if they had died.
+    8  If a survivor has settled its ops by a prepared view, only the peers of that view.
+    9  Newcomers report too, because the view that accepts them may be installed. Otherwise they start over.
 
-    7  All survivors of the last view go on. A peer that is missing is lost to the others, as if it had died.
-    8  Where a survivor has settled its ops by a prepared view, its verdicts stand, and they are those of the peers of
-       that view: nobody else goes on.
-    9  Newcomers report too, because a view that would have accepted them may be in force. If it is not, they say Hello
-       again.
+Ops:
 
-What becomes of ops:
+   10  If all peers of a group are here and their ops run, the ops go on. Otherwise the group is flushed as after a
+       loss.
+   11  A verdict that a survivor received stands. Any other op commits if all survivors are done.
 
-   10  If all peers of a group are there, and their ops run, these go on and nobody notices. Otherwise the group is
-       flushed as after a loss.
-   11  A verdict that a survivor has heard stands, by a message or by a prepared view. For all other ops what holds at
-       every flush holds: committed if all survivors are done. A commit that only peers have heard that do not go on was
-       made because all were done, so it is made again. An abort that only such peers have heard may become a commit for
-       the others: the two never exchange anything again.
+Group calls:
 
-What becomes of joint calls:
+   12  Peers repeat the call that they wait in. If another accepted peer has received its end, they get the same end.
+   13  A call whose end only lost peers received is made again.
 
-   12  Peers state again what they wait in. A peer that waits in a call of which another has heard the end, while both
-       were accepted, is told that end: a peer that waits in a call has heard of all that ended before it.
-   13  So nobody is told that a sync succeeded that ended without it, and whose state it lacks: a peer that has heard
-       that end has heard before, by a prepared view, whom its group had lost, and those do not go on.
-   14  An end that only peers have heard that do not go on is none for the others, who make the call again. A revision
-       that must not be lowered is one that somebody here has heard elected.
-
-The tests of this module put rules 1 to 11 beside naive models of how masters come to die.
-
-Take a run over: build its `RunState`, and the master that leads it on, from what recovery reports have shown.
-
-A new leader must never make a number that another leader has made or may yet make, for a view, a peer or a request. In
-Paxos ballots are made unique for that, in Raft terms. Terms are unique here among masters that know of each other; what
-keeps the numbers of all others apart is `block`.
+A new leader never reuses a number of another leader for a view, a peer or a request. Terms are unique among masters
+that know of each other; `block` separates the numbers of all others.
 """
 
 from __future__ import annotations
@@ -105,22 +74,22 @@ from pccl.types import Result
 
 @dataclass(frozen=True)
 class Quorum:
-    """The judgement of those who have come: which views count, and whether they are enough."""
+    """Which views count, and whether the peers here are enough."""
 
     view: int
-    """The last view in force; 0 if no survivor has ever been accepted."""
+    """The last installed view; 0 if no survivor was ever accepted."""
     peers: frozenset[int]
     quorum_views: dict[int, frozenset[int]]
     """The peers of each quorum view by its number, the last view in force first."""
     expected: frozenset[int]
     has_majority: bool
-    """Whether those who have come are enough to lead the run on (rules 4 to 6)."""
+    """Whether the peers here are enough (rules 4 to 6)."""
     is_complete: bool
-    """Whether they are, and none is missing."""
+    """Whether they are enough and none is missing."""
     here: int
     """Number of the last view's `peers` that have come."""
     is_reduced: bool = False
-    """Whether it counts by rule 6c: a view that never came into force, but which the run's last master had prepared."""
+    """Whether rule 6c applies."""
 
     def __str__(self) -> str:
         if not self.peers:
@@ -145,7 +114,7 @@ class RecoveredGroup:
     unsettled: dict[int, int] = field(default_factory=dict)
     """Peers whose ops have to be flushed, and the epoch of these ops."""
     commits: set[OpRef] = field(default_factory=set)
-    """Ops that some have heard to be committed, while others might not have."""
+    """Ops with a commit that other peers might not have received."""
     aborts: dict[OpRef, m.Aborted] = field(default_factory=dict)
     missing: set[tuple[int, int]] = field(default_factory=set)
     """Pairs that have no link and need none."""
@@ -153,7 +122,7 @@ class RecoveredGroup:
     synced: set[int] = field(default_factory=set)
     """Peers that took part in the last sync."""
     results: dict[str, m.JointOutcome] = field(default_factory=dict)
-    """The end of the last joint call of each kind that any of its peers has heard of."""
+    """The known end of the last group call of each kind."""
 
 
 @dataclass
@@ -162,7 +131,7 @@ class Recovered:
 
     view: int
     view_heard: int
-    """The highest number of a view that anybody has heard of."""
+    """The highest known number of a view."""
     peers: frozenset[int]
     """Peers of the last view in force."""
     quorum_views: dict[int, frozenset[int]]
@@ -170,16 +139,16 @@ class Recovered:
     members: dict[int, m.RecoveryReport]
     """The reports of the peers that go on."""
     newcomers: set[int]
-    """Survivors that were never accepted. They say Hello again (rule 9)."""
+    """Survivors that were never accepted (rule 9)."""
     left_out: set[int]
     """Survivors that do not go on, because they were lost before."""
     missing: list[int]
     """Peers of the last view that have not come."""
     groups: list[RecoveredGroup]
     is_unchanged: bool
-    """Whether everything goes on as it stands, without a new view."""
+    """Whether the run continues without a new view."""
     call_number: int
-    """The highest joint-call number that anybody has heard of."""
+    """The highest known number of a group call."""
     in_force: RecordedView
     """The last view in force, for the new master's record."""
     possible: list[RecordedView]
@@ -187,7 +156,7 @@ class Recovered:
 
 
 def is_sound(peer: int, summary: Summary, views: Views | None = None) -> bool:
-    """Whether a peer may say so: the summary does not contradict itself in what others rely on."""
+    """Whether a peer's summary is consistent in what others rely on."""
     installed = summary.installed
     rings = (views or Views()).of(installed) if installed is not None else None
     groups = rings.groups_of.get(peer, []) if rings is not None else []
@@ -206,8 +175,7 @@ def _may_be_in_force(view: int, peers: frozenset[int], tally: SummaryTally[Any])
 
 
 def _in_force(installed: m.InstalledView, peers: frozenset[int], record: RunRecord | None) -> RecordedView:
-    """Return the last view that certainly is in force (rule 6a). `installed` is the last one that a survivor tells of,
-    with `peers`."""
+    """Return the last installed view (rule 6a). `installed` is the last one that a survivor reports."""
     if record is not None and record.installed is not None and record.installed.view >= installed.view:
         return record.installed
     return RecordedView(installed.view, peers)
@@ -219,10 +187,8 @@ def quorum_of(
     record: RunRecord | None = None,
     needs_majority: bool = True,
 ) -> Quorum:
-    """Judge who has come. `has_rivals`: survivors may follow other masters; otherwise a `record` counts, if there is
-    one.
-
-    For a tally the time that this takes does not depend on how many have come.
+    """Judge the peers here. `has_rivals`: survivors may follow other masters; otherwise a `record` counts.
+    The time for a tally does not depend on the number of peers.
     """
     tally = summaries if isinstance(summaries, SummaryTally) else SummaryTally.of(summaries)
     installed = tally.last_installed()
@@ -260,7 +226,6 @@ def quorum_of(
 
 
 def _prepared(tally: SummaryTally[Any], after: int, record: RunRecord | None) -> dict[int, frozenset[int]]:
-    """The peers of each view newer than `after`, as one survivor or the record tells of it."""
     found = {view.view: view.peers for view in (record.prepared if record is not None else ()) if view.view > after}
     return found | {view.view: tally.views.of(view).peers for view in tally.prepared(after)}
 
@@ -271,7 +236,7 @@ def rebuild(
     record: RunRecord | None = None,
     needs_majority: bool = True,
 ) -> Recovered:
-    """Return the run as its survivors report it. They must be enough, as `quorum_of` judges them."""
+    """Return the run as its survivors report it. They are enough by `quorum_of`."""
     tally = summaries if isinstance(summaries, SummaryTally) else SummaryTally.of(summaries)
     reports = tally.summaries
     quorum = quorum_of(tally, has_rivals, record, needs_majority)
@@ -350,7 +315,6 @@ def _note_links(group: RecoveredGroup, ring: m.Ring, ours: Mapping[int, m.Recove
 
 
 def _note_joint_calls(group: RecoveredGroup, ours: Mapping[int, m.RecoveryReport]) -> None:
-    """Note how the last joint calls of a group ended, and which of its peers have the state of the last sync."""
     for each in ours.values():
         for outcome in each.outcomes:
             if outcome.kind not in group.results or group.results[outcome.kind].call_number < outcome.call_number:
@@ -370,7 +334,7 @@ def _note_joint_calls(group: RecoveredGroup, ours: Mapping[int, m.RecoveryReport
 
 
 def unheard(report: m.RecoveryReport, recovered: Recovered) -> m.JointOutcome | None:
-    """Return the end of the joint call that this peer waits in, if somebody has heard of it (rule 12)."""
+    """Return the end of the group call that this peer waits in, if another peer received it (rule 12)."""
     kind = report.waits_in
     heard = [outcome.call_number for outcome in report.outcomes if outcome.kind == kind]
     known = [
@@ -385,20 +349,19 @@ def unheard(report: m.RecoveryReport, recovered: Recovered) -> m.JointOutcome | 
 
 
 VIEWS_PER_TERM = 10**6
-"""Size of a block of view numbers. Two masters that know of the same view never make the same next one."""
+"""Size of a block of view numbers, so that two masters never make the same next view."""
 PEERS_PER_TERM = 10_000
-"""Size of a block of peer numbers. A newcomer never gets the number of one that a dead master has welcomed and that no
-survivor knows of."""
+"""Size of a block of peer numbers. A newcomer never gets the number of an unknown peer of the last master."""
 TERMS = 100
 SALTS = 1000
-"""Numbers of different terms and salts that `block` keeps apart."""
+"""Number of terms and salts that `block` separates."""
 NUMBERS_PER_TERM = 2**40
-"""Size of a block of request numbers. What answers a dead master is never taken for an answer to this one."""
+"""Size of a block of request numbers, so that answers to a dead master never match."""
 
 
 @dataclass(frozen=True)
 class Survivor:
-    """A peer that goes on, and the way to reach it."""
+    """A peer that continues."""
 
     connection: int
     host: str
@@ -419,9 +382,8 @@ def take_over(
     now: float,
     name: str,
 ) -> Master:
-    """Return a master that leads this run. `name` is one that no other leader has.
-
-    Its first effects are what `Master.received` would return; they begin with Persist, and Resumed to all who go on.
+    """Return a master that leads this run. `name` is unique to this leader.
+    Its first effects are Persist and Resumed to all peers that continue.
     """
     state = _run_state(run, term, options, recovered, survivors, now, name)
     leadership = Leadership(
@@ -492,12 +454,8 @@ def _run_state(
 
 
 def block(heard: int, term: int, size: int, salt: int) -> int:
-    """Return the number above which a leader begins to number.
-
-    It is above all that was heard, in a block of `size` that no other of TERMS terms in a row shares, whatever the
-    master of each has heard, nor the same term of another `salt` modulo SALTS. A master that needs more than a block
-    goes on into the next one, and whoever hears of that begins farther up.
-    """
+    """Return the number above which a leader numbers. It is above all known numbers, in a block of `size` that no other
+    of TERMS consecutive terms shares, nor the same term of another `salt` modulo SALTS."""
     period = SALTS * TERMS * size
     begin = heard - heard % period + (salt % SALTS * TERMS + (term - 1) % TERMS) * size
     return begin if begin > heard else begin + period
@@ -559,7 +517,7 @@ def _add_group(state: RunState, found: RecoveredGroup) -> None:
 
 
 def _tell_verdicts(state: RunState, found: RecoveredGroup) -> None:
-    """Send the verdicts that some have heard to all who go on. Those who know them ignore them."""
+    """Send the known verdicts to all peers that continue."""
     for peer in found.ring:
         commits = [op for op in sorted(found.commits) if peer in participants(op.tag, found.former)]
         if commits:
