@@ -345,7 +345,7 @@ class Failover:
             self._log("info", gathering.account(here, self._now))
 
     def _lose_majority(self, gathering: Gathering) -> None:
-        """Note that the majority broke up. Voters would stay until another master leads without them, so they are told."""
+        """Note that the majority broke up. Tell the voters, which would stay otherwise."""
         if gathering.majority_at is not None and gathering.has_rivals:
             asked = [claim for claim in gathering.claims.values() if claim.asked == gathering.term]
             gathering.raise_term(gathering.term + 1)

@@ -1,28 +1,14 @@
-"""Probation: how soon a peer that was evicted for its links is let in again.
+"""Admission: the first message of a connection, refusals, sites, and delays after an eviction for links.
 
-A peer whose links carry only small packets reaches the master, and the others at first sight, so it comes back at once.
-And whoever is admitted has the others wait until its links have been tried. So it is let in after a delay that grows
-with every eviction:
+A peer is unidentified (connected), pending (Hello), accepted (Install of a view that has it), then gone.
 
-    1  The delay is one peer timeout after the first eviction, twice as long after each further one, and DELAY_S_MAX at
-       most. A peer that has not been evicted again for WELL_S after its delay was over begins anew.
-    2  A peer is known by its host and its name, without a process id at the end. What ails links is a host's way to the
-       network as a rule, and a supervisor may start the process anew.
-    3  All this is kept in memory only: another master begins with a clean slate.
-
-Admission: the first message of a connection, refusals, sites, and trials of peers that were evicted before.
-
-Whoever is admitted can hold up all others, so nobody is before it can be missed and has shown what it needs to show. A
-peer is unidentified (connected), then pending (Hello), accepted (Install of a view that has it), gone.
-
-    1  A Hello is refused when it is malformed, of another protocol version, or one too many.
-    2  A pending peer is *admissible* once it has sent a heartbeat, so that nobody who cannot be missed may hold up the
-       others, while it is not absent, and when its site is complete.
-    3  Peers that work as one, such as the ranks that share a model's shards, name a common *site* and its size. One
-       view admits them all, and when one is lost the others are evicted in the same event. So every group sees the
-       same sites come and go, in the same views. A peer that leaves on purpose leaves alone.
-    4  A peer that was evicted for its links waits for a delay that grows (`probation`), then tries to connect to the
-       others while these go on (`Trial`), and is admissible when that has worked.
+    1  A Hello is refused when it is malformed, has another protocol version, or exceeds a limit.
+    2  A pending peer is *admissible* once it has sent a heartbeat, is not absent, and its site is complete.
+    3  Peers of one *site* are admitted in one view, and when one is lost the others are evicted in the same event. A
+       peer that leaves on purpose leaves alone.
+    4  A peer that was evicted for its links waits, then connects to the others while these go on (`Trial`), and is
+       admissible when that has worked. The delay is one peer timeout after the first eviction and doubles up to
+       DELAY_S_MAX; WELL_S after its end it is forgotten. A peer is known by its host and its name without a process id.
 """
 
 from __future__ import annotations
@@ -54,7 +40,7 @@ class Restraint:
 
     evictions: int
     until: float
-    """The time from which on it may be let in."""
+    """The end of the delay."""
 
 
 class Probation:
@@ -65,7 +51,7 @@ class Probation:
         self._records: dict[tuple[str, str], Restraint] = {}
 
     def evicted(self, host: str, name: str, now: float) -> float:
-        """Note that a peer was evicted for its links. Return the seconds for which it is held back."""
+        """Note an eviction for links. Return the seconds of the delay."""
         known = self.record(host, name, now)
         evictions = 1 + (known.evictions if known is not None else 0)
         # The exponent is bounded, for a float is.
@@ -96,7 +82,7 @@ SITE_PEERS_MAX = 2**12
 
 
 class Admission:
-    """The connections that have said nothing yet, and the peers that wait to be admitted."""
+    """The connections without a first message, and the peers that wait to be admitted."""
 
     def __init__(self, state: RunState, liveness: Liveness, probation: Probation) -> None:
         self._state = state
@@ -111,14 +97,14 @@ class Admission:
 
     @property
     def unidentified(self) -> dict[int, str]:
-        """The hosts of connections that have said nothing yet, by connection."""
+        """The hosts of connections without a first message, by connection."""
         return {connection: host for connection, (host, _) in self._unidentified.items()}
 
     def __contains__(self, connection: int) -> bool:
         return connection in self._unidentified
 
     def host_of(self, connection: int) -> str | None:
-        """Return the host of a connection that has said nothing yet, or None."""
+        """Return the host of a connection without a first message, or None."""
         return self._unidentified[connection][0] if connection in self._unidentified else None
 
     def connected(self, connection: int, host: str, others: int) -> None:
@@ -211,11 +197,8 @@ class Admission:
 
     @property
     def admissible(self) -> list[int]:
-        """Pending peers that have sent a heartbeat and are neither absent nor on trial, if the same holds for all of
-        their site.
-
-        With nobody in the run there is nobody to be kept from.
-        """
+        """Return the pending peers that can be admitted: with a heartbeat, not absent, not on trial, and so their whole
+        site."""
         state = self._state
         alive = [
             member
@@ -231,7 +214,7 @@ class Admission:
     # Trials.
 
     def _hold_back(self, member: Member) -> str:
-        """Return what the newcomer is told to be waiting for; empty: nothing but the others."""
+        """Return the reason of a newcomer's wait; empty if it only waits for the others."""
         now = self._state.now
         record = self._probation.record(member.host, member.hello.name, now)
         if record is None:
@@ -255,7 +238,7 @@ class Admission:
             state.tell(member.peer, m.Trial([state.members[peer].as_record() for peer in others]))
 
     def tried(self, member: Member, message: m.Tried) -> None:
-        """Hear with whom a newcomer on trial could not connect."""
+        """Take the peers that a newcomer on trial could not reach."""
         state = self._state
         others = [peer for peer in member.on_trial or () if peer in state.members]
         failed = {peer: why for peer, why in message.failed if peer in others}
@@ -290,7 +273,7 @@ class Admission:
         return None
 
     def break_incomplete_sites(self, reason: str) -> None:
-        """Evict the peers of sites of which not all peers are here."""
+        """Evict the peers of incomplete sites."""
         members = self._state.members.values()
         here = Counter(member.hello.site for member in members)
         for member in members:
@@ -310,7 +293,7 @@ class Admission:
     # Time.
 
     def expire(self) -> None:
-        """Close connections that have said nothing for too long."""
+        """Close connections without a first message after too long."""
         state = self._state
         limit_s = state.options.hello_timeout_s
         for connection, (host, since) in list(self._unidentified.items()):

@@ -27,10 +27,7 @@ class Close:
 
 @dataclass(frozen=True)
 class TakeHeartbeats:
-    """Answer Accepted, and exchange nothing but heartbeats over this connection from then on.
-
-    Its end is `silent` or `disconnected`.
-    """
+    """Answer Accepted, and use this connection for heartbeats only. It ends with `silent` or `disconnected`."""
 
     connection: int
 
@@ -50,7 +47,7 @@ class MasterLog:
     level: str
     text: str
     is_unauthenticated: bool = False
-    """Whether anybody who can connect can cause this line, as often as they like."""
+    """Whether any unauthenticated client can cause this line at any rate."""
     about: Mapping[str, int] = field(default_factory=dict)
     """The peers, groups and ops that it is about, by the fields of `pccl.logs.FIELDS`."""
     is_shown_unasked: bool = False

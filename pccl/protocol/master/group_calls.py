@@ -1,14 +1,12 @@
-"""Joint calls: when one is complete and carried out, and which of them can never end.
+"""Group calls: when one is complete, and which of them are deadlocked.
 
-1  A call is complete when all accepted peers (of the group for sync_shared_state, of the run otherwise) wait in it.
-   A peer that is lost is taken out of it.
-2  A call that ended under a master before this one, and whose end a peer has not heard, is told that end, and never
-   taken for one that begins.
-3  A wait that nothing could ever end is ended here. So it is if all peers of a group wait and not all for the same,
-   if all peers of the run wait for its calls and not all for the same, or if one waits in a call while another has
-   long waited for an op that only the first could launch. Then those who are in are_peers_pending are told no; if
-   there are none, the calls (and the op) fail with INVALID_USAGE and an account of who waits in what. The no tells
-   what the others wait in (`PendingAnswer`): who gathers peers then joins their update_topology, or gathers no more.
+1  A call is complete when all accepted peers wait in it: those of the group for sync_shared_state, of the run
+   otherwise. A lost peer is removed from it.
+2  A call that ended under an earlier master ends in the same way for a peer that has not received its end.
+3  Calls are deadlocked if all peers of a group, or of the run, wait in different calls, or if a peer waits in a call
+   while another has long waited for an op of that peer. Then are_peers_pending returns False; without such a caller
+   the calls and the op fail with INVALID_USAGE and the list of waits. The answer names the calls of the others
+   (`PendingAnswer`), so a gathering peer joins their update_topology.
 """
 
 from __future__ import annotations
@@ -145,7 +143,7 @@ class JointCalls:
     # Hopeless calls.
 
     def end_hopeless(self) -> None:
-        """End the joint calls that nothing else could end."""
+        """End deadlocked calls."""
         if self._state.is_changing or self.is_updating or self._ring_change.is_under_way:
             return
         while self._end_first_hopeless():
@@ -199,7 +197,7 @@ class JointCalls:
         return True
 
     def abort_hopeless(self, group: Group, op: OpRef, vote: OpenAbortVote) -> None:
-        """Abort an op after the abort vote that was called for hopeless waits: nobody has committed it."""
+        """Abort an op after the abort vote for deadlocked calls: no peer has committed it."""
         waits = self._behind(group, op, group.ledger.stalled.get(op, set()))
         waits = {peer: wait for peer, wait in waits.items() if wait.kind in Kind.EXCLUSIVE}
         self._verdicts.abort(group, op, vote.code, vote.reason, without=waits)
@@ -215,12 +213,7 @@ class JointCalls:
         }
 
     def _end(self, waits: Mapping[int, Wait], reason: str, answer: int = PendingAnswer.ELSEWHERE) -> None:
-        """End joint calls that nothing else could end.
-
-        Those who only ask whether peers are pending are told no, and may then come to the call that the others wait in:
-        so does a newcomer that enters the usual loop at its top while the others go on from update_topology. If nobody
-        asks, all fail. `answer` is the no.
-        """
+        """End deadlocked calls. are_peers_pending ends with `answer`; if no peer waits in it, all calls fail."""
         members = self._state.members
         asking = [peer for peer, wait in waits.items() if wait.kind == Kind.ARE_PEERS_PENDING]
         self._state.log("info" if asking else "warning", reason)

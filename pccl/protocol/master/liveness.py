@@ -1,33 +1,21 @@
-"""Peers that have followed a new master, and have not yet connected to it for heartbeats.
+"""Liveness: which peers are alive, by heartbeats, control connections and reports about their links.
 
-Each has a peer timeout for that, counted from the last one that did so. As long as they go on coming it is the master
-that is busy, with thousands of them, and nobody is late. RETURN_TIMEOUTS bounds the sum.
+    1  A peer whose heartbeats stop for `peer_timeout_s` is evicted; so is one that has closed its heartbeat connection
+       and made no other within that time.
+    2  A peer whose control connection breaks is *absent*. It is kept for `peer_timeout_s` while its heartbeats go on,
+       and may reattach.
+    3  An absent peer without heartbeats is lost at once when all its observers, at least one, have lost their links
+       with it. Observers are the peers of its ring with a link to it that are not absent; newcomers only if there are
+       no others; never a peer that is still making its link.
+    4  An absent peer without observers is kept as in 2.
+    5  A pending peer that is being admitted is lost as soon as both its connections have ended.
+    6  If most peers of a view, and most of all that ever sent a heartbeat, are late by half the timeout when the first
+       would be lost, this master is cut off itself (`has_lost_sight`): it evicts none and is deposed.
 
-Liveness: which peers are alive, by their heartbeats, their control connections and what others say of their links.
+Observers can be wrong when all connections of a living peer are reset at once; that costs an eviction.
 
-A failure detector must miss a dead process at once and a dead machine soon, and must not take a living peer for dead
-because a connection broke. No single sign can do all three, so there are three:
-
-    1  *Heartbeats* come over a connection of their own. A peer whose heartbeats stop for `peer_timeout_s` is evicted,
-       whatever else is going on; so is one that has closed that connection and made no other within that time.
-    2  A peer whose control connection breaks is *absent*: it dials again and goes on in its session. It is kept for
-       `peer_timeout_s` while its heartbeats go on, and lost after that.
-    3  When a process ends, its heartbeats and its links end, too. So an absent peer without heartbeats is lost at once
-       when all its observers, and at least one, have lost their links with it, or failed to make them. Its observers
-       are the peers of its ring that have a link with it and are not absent, newcomers only if there is nobody else. A
-       peer that is still making its link is no observer: it may wait for the dead one to dial. Nor is one that the loss
-       of another has made its neighbour, until the next view gives it a link.
-    4  An absent peer without observers, because it is alone in its group or the others are absent, is kept as in 2: if
-       all are gone at once, the network is more likely to have failed here than all of them there.
-    5  A pending peer that holds up others, because it is being admitted, is lost as soon as both its connections have
-       ended: it loses nothing by starting over.
-    6  Where most peers of a view, and most of all who have ever sent a heartbeat, are late by half the timeout when the
-       first of them would be lost, it is rather this master that hears nobody (`has_lost_sight`). It evicts none of
-       them then and is deposed.
-
-Observers can be wrong, when all connections of a living peer are reset at once, or all to its master and one link, with
-which its others are made anew. That costs what it costs without a session: an eviction. The links that observers have
-lost are forgotten when a view is installed that has made them anew.
+After a takeover each peer has a peer timeout for its heartbeat connection, counted from the last arrival, bounded by
+RETURN_TIMEOUTS (`Returning`).
 """
 
 from __future__ import annotations
@@ -75,7 +63,7 @@ QUIET_SHARE = 0.5
 
 
 class Liveness:
-    """The heartbeats of all peers of one run, and who is missed."""
+    """The heartbeats of all peers of one run, and the peers that are missed."""
 
     def __init__(self, state: RunState, returning: Returning | None = None) -> None:
         """`returning` are peers that have followed this master from another one, and have yet to send heartbeats."""
@@ -131,8 +119,7 @@ class Liveness:
         return True
 
     def heartbeat_silent(self, connection: int) -> int | None:
-        """Note that nothing has come over this connection for too long, and that it is closed. Return its peer, if it
-        had one."""
+        """Note a silent heartbeat connection, which is closed. Return its peer, if it had one."""
         peer = self.heartbeats.pop(connection, None)
         if peer is not None:
             self._state.members[peer].heartbeat = None
@@ -168,12 +155,12 @@ class Liveness:
         self._suspects.add(other)
 
     def links_made(self, group: Group) -> None:
-        """Note that the links of a group stand again, but for those that it goes without."""
+        """Note that the links of a group stand again, except `missing` ones."""
         linkless = group.linkless
         self._cut = {cut for cut in self._cut if cut[0] not in group.ring or topology.pair(*cut) in linkless}
 
     def suspect_cut(self) -> None:
-        """Judge absent peers anew: an observer is gone, and the word of the others may suffice."""
+        """Judge absent peers again: an observer is gone."""
         self._suspects.update(other for _, other in self._cut if other in self.absent_until)
 
     # Judgement.
@@ -209,9 +196,7 @@ class Liveness:
         return [peer for peer in found if (peer, member.peer) in self._cut or self._has_link(group, peer, member)]
 
     def _has_link(self, group: Group, peer: int, member: Member) -> bool:
-        """Whether `peer` has a link with `member`, as far as it has said: of the ring in force, or of the view that is
-        being prepared, for which it may be waiting for that peer to dial. Whoever becomes its neighbour by a loss has
-        none before that."""
+        """Whether `peer` has a link with `member`, of the installed ring or of the prepared view."""
         state = self._state
         pair = topology.pair(peer, member.peer)
         if not state.change.is_preparing:
@@ -220,8 +205,8 @@ class Liveness:
         return is_kept or peer not in state.change.awaiting_ready
 
     def has_lost_sight(self, but_of: int) -> bool:
-        """Whether this master has no heartbeat of most of the accepted peers, and of most of all who have ever sent
-        one: their connections for them are late or gone. `but_of` is one of them."""
+        """Whether this master misses most of the accepted peers, and most of all that ever sent a heartbeat. `but_of`
+        is one of them."""
         lost: Counter[bool] = Counter()
         """Numbers of peers without heartbeats, by whether they are accepted."""
         heard = 0
@@ -251,7 +236,6 @@ class Liveness:
         return next((peer for peer, until in self.absent_until.items() if self._state.now >= until), None)
 
     def deadlines(self) -> list[float]:
-        """Return the times at which something is due."""
         due = [self._first_due_at, self._due_at, self.absent_until]
         times = [at for each in due for at in islice(each.values(), 1)]
         return [*times, self._returning.until] if self._returning.peers else times

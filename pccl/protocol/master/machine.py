@@ -1,21 +1,15 @@
 """The master's machine: it keeps the membership and decides outcomes, and never touches payload.
 
-Peers must agree on who is in the run and on how every op ended, although any of them may die at any moment. The master
-orders both by views, as in view-synchronous membership: a new view is in force on all of its peers only when the ops of
-the one before are settled in the same way on all of them.
+Peers must agree on the membership and on the end of every op, although any of them may die at any time. As in
+view-synchronous membership, a new view is installed only when the ops of the one before have ended in the same way on
+all its peers.
 
-Events come in through `connected`, `received`, `disconnected`, `silent` and `tick`; each returns the effects to carry
-out, in order. Within one control connection order is kept, and the rules below rest on that.
+Events arrive through `connected`, `received`, `disconnected`, `silent` and `tick`; each returns effects to perform in
+order. The rules rely on the order within one control connection. After each event the machine takes every step that has
+become possible (`_advance`). A `deposed` master takes none.
 
-After each event every step is taken that has become possible (`_advance`). A master that is `deposed` takes none and
-evicts nobody: another one may lead, and knows better.
-
-How a view follows another (`view_stages`), who is admitted, taken for dead or evicted for its links, and how ops and
-joint calls end is decided by the parts, each with its own rules. `failover` drives this machine and replaces it.
-
-The work for a message does not grow with the number of peers: who waits in what is counted, and what is due at some
-time is kept in the order of that time. Only a view, a verdict or the end of a joint call goes through all peers, and a
-message to many is one object, so that it can be encoded once.
+The work for a message does not grow with the number of peers. Only a view, a verdict or the end of a group call visits
+all peers, and a message to many is one object, encoded once.
 """
 
 from __future__ import annotations
@@ -129,7 +123,7 @@ class Master:
         return self._advance()
 
     def disconnected(self, connection: int, reason: str, now: float) -> list[Effect]:
-        """The connection is gone, or what came over it was no message."""
+        """The connection has ended, or sent an invalid message."""
         state = self.state
         state.now = now
         self._admission.disconnected(connection)
@@ -160,7 +154,7 @@ class Master:
         self._liveness.note_quiet(connections)
 
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
-        """No heartbeat has come over this connection for so long, and it is closed."""
+        """A heartbeat connection was silent for `silent_s`, and is closed."""
         self.state.now = now
         peer = self._liveness.heartbeat_silent(connection)
         if peer is None:
@@ -169,9 +163,8 @@ class Master:
         return self._advance()
 
     def diagnose(self, late: Iterable[int], silent: Mapping[int, float], now: float) -> list[Effect]:
-        """Name whoever makes the run slow or has it stuck, in the log and in the status. `late` are connections over
-        which heartbeats are late, and `silent` those over which none comes, and for how many seconds. It decides
-        nothing."""
+        """Report the peers that slow the run, in the log and in the status. `late` are connections with late
+        heartbeats, `silent` those without any, with seconds. It decides nothing else."""
         self.state.now = now
         look(self.state, self._liveness.heartbeats, late, silent)
         return self.state.drain()
@@ -205,7 +198,7 @@ class Master:
         return self._advance()
 
     def deadline(self) -> float | None:
-        """Return when `tick` should be called next; None: nothing is due, as once this master is deposed."""
+        """Return the time for the next `tick`, or None."""
         if self.deposed:
             return None
         answer_limit_s = self.state.options.answer_limit_s

@@ -1,31 +1,11 @@
-"""Insertion of newcomers into a ring that otherwise stays as it is: where they slow it down least.
+"""Rings: where newcomers are inserted, and optimize_topology.
 
-The course of one optimize_topology, without its messages: what is measured in which order, and what comes of it.
+optimize_topology measures links in rounds, searches a better ring for each group, and installs it like a ring change
+after a loss. All pairs are measured in groups of up to ALL_PAIRS_PEERS_MAX peers; in larger ones each peer measures
+that many links per call. The dialing end of a link measures it. Rounds stop after MEASURING_S_MAX; the search uses the
+known values. A missing link counts as unreachable, and no ring that needs one is adopted.
 
-    measuring   round after round; in each, several links at once
-    searching   the runtime looks for better rings, which takes time
-    decided     `decide` has said for each group whether its ring changes, and why
-
-Rounds. Measurements of one round must not disturb each other. So no host sends in two links of a round, nor receives in
-two, and no pair is measured both ways at once. Links between peers of one host share no wire, and only must not share a
-sender or a receiver. A host may send in one link and receive in another, as it does in a ring. Links without a fresh
-metric are due, those of the present ring first; of a large group a part, another part each time.
-
-Time. A round has an end whatever its peers do: a peer that has not answered by then is not asked again, and its links
-of the round count as failed. After MEASURING_S_MAX no further round begins; what is left waits for the next call, and
-the search goes by what is known.
-
-Of the two ends of a link the one that dials is asked, as for the link itself: behind some routers it is the only one
-that could.
-
-optimize_topology: links are measured, rings searched, and groups whose ring gets better are formed anew.
-
-`optimization` decides what is measured and which ring is better; this part asks the peers, and carries the decision
-out. What comes of it changes a ring as a loss does. Otherwise a ring keeps its order: a lost peer is left out, and
-newcomers come where they hurt least.
-
-A pair that its group goes without a link for may have been measured while it had one. It counts as unreachable all the
-same, and no ring is adopted that needs its link: one of the two would be evicted if it cannot be made.
+Otherwise a ring keeps its order: a lost peer is removed, and newcomers are inserted where they cost least.
 """
 
 from __future__ import annotations
@@ -46,11 +26,8 @@ from pccl.protocol.topology import RingProblem, ring_links, updated_ring
 
 
 def with_newcomers(ring: Sequence[int], newcomers: Iterable[int], metrics: LinkMetrics) -> list[int]:
-    """Insert newcomers in the order of their numbers: each beside peers of its host unless more is known, at the end if
-    nothing is.
-
-    All others keep their order, and so their links but one for each newcomer.
-    """
+    """Insert newcomers in the order of their numbers: next to peers of their host unless metrics are known, else at the
+    end. Other peers keep their order."""
     found = list(ring)
     rates = [metric.bytes_per_s for pair in ring_links(ring) if (metric := metrics.get(pair)) is not None]
     slowest = min(rates, default=float("inf"))
@@ -86,8 +63,7 @@ ROUND_S_MAX = 8.0
 """Seconds that a round may take. It is longer than a peer takes to find out that it cannot measure."""
 MEASURING_S_MAX = 20.0
 ALL_PAIRS_PEERS_MAX = 32
-"""Size of a group up to which all pairs are measured. In a larger one each peer measures this many links at most in one
-call."""
+"""Largest group that measures all pairs. In a larger one each peer measures this many links per call."""
 FASTER = 1.05
 SHORTER = 0.9
 """A ring replaces another whose links are as reachable and as known if its slowest link is faster by the factor FASTER,
@@ -168,11 +144,11 @@ class Optimization:
         return bool(self._asked) or self.is_searching
 
     def deadline(self) -> float | None:
-        """Return the time at which `expire` should be called."""
+        """Return the time for `expire`."""
         return self._round_ends_at if self._asked else None
 
     def next_round(self, number: int, now: float) -> dict[int, list[Pair]]:
-        """Return whom to ask for which links; nobody when there is nothing more to be measured."""
+        """Return the links to measure next, by peer; empty when all are measured."""
         assert not self.is_waiting
         while self._rounds and now < self.begun_at + MEASURING_S_MAX:
             for pair in self._rounds.popleft():
@@ -203,7 +179,7 @@ class Optimization:
         return failed
 
     def expire(self, now: float) -> list[Pair]:
-        """End a round whose time is over. Return the links of which nothing was heard."""
+        """End a late round. Return the links without an answer."""
         if not self._asked or now < self._round_ends_at:
             return []
         late = [pair for pairs in self._asked.values() for pair in pairs]
@@ -307,7 +283,7 @@ class RingChange:
         return self._course is not None
 
     def forget_all(self) -> None:
-        """End the call: nobody is left who could want it."""
+        """End the call: no caller is left."""
         self._course = None
 
     def step(self) -> bool | None:
@@ -363,7 +339,7 @@ class RingChange:
         self._log_unmeasured(course.answered(member.peer, found, self._state.now))
 
     def found(self, search: int, rings: Mapping[int, Sequence[int]]) -> bool:
-        """Take in the rings that a search has found, by group. Return False if nobody waits for them."""
+        """Take the rings of a finished search. Return False if no call waits for them."""
         course = self._course
         if course is None or not course.is_searching or course.number != search:
             return False

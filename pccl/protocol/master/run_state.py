@@ -1,16 +1,9 @@
-"""Settings of a master, and the limits that follow from them.
+"""A run as its master keeps it: options, members, groups, numbering, outgoing messages, and waits in group calls.
 
-A run as its master keeps it: members, groups, numbering, and the messages that are about to be sent.
+`RunState` is plain data, shared by the parts of the master. A takeover builds one from recovery reports.
 
-`RunState` is plain data with the few operations that keep it consistent. The parts of the master share it; a master
-that takes a run over is made by building one (`recovery`).
-
-Waits: who waits in which joint call, and how such calls end.
-
-A peer waits in one joint call at a time. Counts of waiting peers are kept as they come and go, so that a judgement does
-not go through all peers. Calls that ended for all who were to make them are numbered (the joint-call number): when a
-master has died, and some have heard the end of a call and others not, a recovery report tells whose wait is for that
-one.
+A peer waits in one group call at a time. Waiting peers are counted per call. Ended calls are numbered, so that after
+the death of a master a recovery report identifies the call that a peer waits in.
 """
 
 from __future__ import annotations
@@ -35,7 +28,7 @@ from pccl.protocol.point_to_point import participants
 from pccl.types import Result
 
 ANSWER_TIMEOUTS = 3.0
-"""Number of peer timeouts for an answer. It is more than making a link may take, of which an answer tells."""
+"""Number of peer timeouts for an answer, longer than making a link may take."""
 NAMED_MAX = 20
 """Number of peers that a line of the log names."""
 
@@ -59,7 +52,7 @@ class MasterOptions:
     """Number of peers that may wait to be accepted."""
     connections_per_link_max: int = 64
     founders: int = 1
-    """Number of peers that found a run together: newcomers wait for so many, and one view admits them all."""
+    """Number of initial peers: newcomers wait until this many are there, and one view admits them all."""
 
     @property
     def answer_limit_s(self) -> float:
@@ -91,12 +84,11 @@ class Member:
     hello: m.Hello
     hosts: list[str]
     host: str
-    """The host from which it has said Hello."""
+    """The host that sent Hello."""
     since: float
     """The time when it said Hello."""
     on_trial: list[int] | None = None
-    """The peers with whom a newcomer tries its links, if it was evicted for them before and has yet to show that they
-    carry; None of all others."""
+    """The peers that a newcomer on trial must connect to; None: not on trial."""
     accepted: bool = False
     """Whether a view that has it was installed."""
     wait: Wait | None = None
@@ -113,7 +105,7 @@ class Member:
 
     @property
     def about(self) -> dict[str, int]:
-        """The fields by which a line of the log names it."""
+        """Its fields in structured log lines."""
         return {"group": self.hello.group, "peer": self.peer}
 
     def as_record(self) -> m.PeerInfo:
@@ -129,15 +121,14 @@ class Member:
 
 @dataclass
 class OpenAbortVote:
-    """An op that shall be aborted unless somebody has committed it."""
+    """An op that is aborted unless a peer has committed it."""
 
     code: int
     reason: str
     awaiting: set[int]
     """Peers that have not voted yet."""
     is_hopeless: bool
-    """Whether the vote was called because nothing else would end the joint calls of peers that seem never to have
-    launched the op."""
+    """Whether the vote is for deadlocked group calls."""
 
 
 @dataclass
@@ -177,9 +168,9 @@ class Group:
     is_mutual: bool = False
     """Whether its peers have been told that it is a mesh, so that they complete ops by themselves."""
     missing: set[Pair] = field(default_factory=set)
-    """Pairs that have no link and need none: the group is no mesh."""
+    """Pairs without a link; the group is not a mesh."""
     unreliable: set[Pair] = field(default_factory=set)
-    """Pairs that are no neighbours and whose link broke again and again. They are treated as missing."""
+    """Pairs, not neighbours, whose link broke repeatedly. They count as missing."""
     decision: str = ""
     """The decision of the last optimize_topology and its reason."""
     direct_limit: int = UNKNOWN
@@ -189,7 +180,7 @@ class Group:
     linked: Collection[Pair] = frozenset()
     """The pairs whose links stood when the ring in force was installed."""
     changed: bool = False
-    """Whether the ring differs from the installed one, or must be made anew."""
+    """Whether the ring differs from the installed one, or must be made again."""
     synced: set[int] = field(default_factory=set)
     """Incumbents: peers of the last sync that are still here."""
     revision: int | None = None
@@ -264,7 +255,7 @@ class RunState:
         """The last view that was prepared."""
         self.installed_view = 0
         self.joint_calls_ended = 0
-        """The joint-call number of the last call that ended for all who were to make it."""
+        """The number of the last completed group call."""
         self.members: dict[int, Member] = {}
         self.accepted_count = 0
         """Number of members that are accepted."""
@@ -272,13 +263,13 @@ class RunState:
         self.groups: dict[int, Group] = {}
         self.change = ViewChange()
         self.told: set[int] = set()
-        """Peers of the last Prepare, all of whom know of each other."""
+        """The peers of the last Prepare."""
         self.lost: list[tuple[int, str]] = []
         """Peers that the view in force has and the next one has not, and why."""
         self.asked_at: dict[int, float] = {}
         """The time since which an answer to Flush or Prepare is due, by peer, longest first."""
         self.made_in: dict[Pair, int] = {}
-        """The view whose Prepare asked for the link of a pair that was made anew, by pair."""
+        """The view that made the link of a pair again, by pair."""
         self.history = History()
         self.traffic = Traffic(self.history)
         self.link_metrics = LinkMetrics()
@@ -307,7 +298,7 @@ class RunState:
         self.link_metrics.arrived(member.peer, member.hosts)
 
     def remove(self, peer: int) -> Member:
-        """Forget a member, but for its place in the ring of its group: see `Group.forget`."""
+        """Forget a member. Its group keeps its place in the ring: see `Group.forget`."""
         member = self.members.pop(peer)
         del self.peer_of[member.connection]
         self.accepted_count -= member.accepted
@@ -408,12 +399,12 @@ LONG_WAIT_S = 10.0
 
 
 class Waits:
-    """The waits of all peers of one run."""
+    """Waits of all peers in group calls."""
 
     def __init__(self, state: RunState) -> None:
         self._state = state
         self.waiting: Counter[str] = Counter()
-        """Number of accepted peers that wait in each kind of joint call."""
+        """Number of accepted peers in each kind of group call."""
         self._unlogged: dict[int, float] = {}
         """Peers that wait and whose wait was not logged, and the time since which they do, longest first."""
 
@@ -433,7 +424,7 @@ class Waits:
     def finish(
         self, members: Iterable[Member], kind: str, code: Result = Result.SUCCESS, reason: str = "", value: int = 0
     ) -> None:
-        """End a call for all who were to make it."""
+        """End a call for all its peers."""
         self._state.joint_calls_ended += 1
         for member in members:
             if member.wait is not None and member.wait.kind == kind:
@@ -457,7 +448,7 @@ class Waits:
                 del waiting[kind]
 
     def log_long(self) -> None:
-        """Log once for each peer that has waited for long whom it waits for."""
+        """Log the missing peers once for each long wait."""
         state = self._state
         missing: dict[tuple[str, int], list[int]] = {}
         """The peers that a call waits for, by kind and, for sync_shared_state, group."""

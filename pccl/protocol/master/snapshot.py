@@ -1,4 +1,4 @@
-"""Snapshot: what there is to see of a master, written down as a `status.RunStatus`. It changes nothing."""
+"""The status of a run, made from its master's machine."""
 
 from __future__ import annotations
 

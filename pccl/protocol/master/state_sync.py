@@ -1,26 +1,18 @@
-"""Which shared state a group adopts: a pure function of what its peers offer.
+"""sync_shared_state of a group: the election of a state, and the call.
 
-Rules, in order:
+`elect` is a pure function of the peers' offers:
 
-1. Peers must offer the same tensors (names, dtypes, shapes, looseness), else the call fails on all.
-2. RECEIVE_ONLY offers are no candidates. Without any candidate nobody can provide the state. A peer whose content was
-   being overwritten when a master was lost offers so, too, with an empty root, whatever its caller has asked for.
-3. While a candidate is an incumbent (it was in the group's last sync), the revision is the highest that an incumbent
-   offers: a newcomer cannot outvote incumbents by inventing a revision. It must not be below the revision of the last
-   sync: an elected revision never goes back.
-4. Without an incumbent candidate the newest revision offered is taken. If incumbents are still here but none may send,
-   the floor of rule 3 stays; once all of them are gone the state they had is gone with them, and the run goes on from
-   the best there is.
-5. Among candidates at that revision the digest that most of them offer wins; a tie goes to the digest of the
-   longest-accepted peer. If a SEND_ONLY peer is among them, its digest wins, because it cannot be overwritten.
-6. SEND_ONLY peers with different contents, or one that would have to be overwritten, fail the call on all.
+1. Peers must offer the same tensors (names, dtypes, shapes, looseness), or the call fails on all.
+2. RECEIVE_ONLY offers, and offers of content that was being overwritten, are not candidates.
+3. While a candidate is an incumbent (it took part in the last sync), the revision is the highest of an incumbent. It
+   must not be below the revision of the last sync.
+4. Otherwise the newest offered revision wins. If incumbents remain but may not send, the floor of rule 3 stays.
+5. Among the candidates at that revision the most frequent digest wins, then that of the longest-accepted peer. The
+   digest of a SEND_ONLY peer always wins.
+6. SEND_ONLY peers with different contents fail the call on all.
 
-sync_shared_state of a group: who sends, who receives, and how it ends.
-
-The call is complete when all accepted peers of the group wait in it. The content is elected (`state_election`),
-receivers fetch it, and the call ends when all of them have reported. A peer that is lost meanwhile is taken out of it;
-how the sync then ends is told after the Prepare that leaves the lost one out, so that no later master takes it for one
-of those that have the state.
+The call is complete when all accepted peers of the group wait in it; it ends when all receivers have reported. Its
+end follows the Prepare that leaves out peers lost during the call, so a later master does not count them.
 """
 
 from __future__ import annotations
@@ -70,11 +62,8 @@ def elect(
     floor: int | None,
     lost: Sequence[tuple[int, str]] = (),
 ) -> Elected | NotElected:
-    """Elect among the offers of all peers of a group, keyed by peer number (lower: longer accepted).
-
-    `incumbents` are the peers of the group's last sync that are still in the group, `floor` is the revision it elected
-    (None before the first), `lost` are the last peers that the group has lost, and why.
-    """
+    """Elect among the offers of a group by peer number (lower: longer accepted). `incumbents` took part in the last
+    sync, which elected revision `floor`; `lost` are the last lost peers with reasons."""
     assert offers
     difference = _schema_difference(offers)
     if difference is not None:
@@ -194,7 +183,7 @@ class StateSync:
                 self._link_failures.doubt_links(member)
 
     def step(self) -> bool:
-        """Begin or end the syncs of all groups that have come so far. Return False if there are none."""
+        """Start or end the syncs that are complete. Return False if there are none."""
         progress = False
         for group in self._state.groups.values():
             progress = self._step(group) or progress
@@ -219,7 +208,7 @@ class StateSync:
         return True
 
     def _begin(self, group: Group) -> bool:
-        """Elect a state among the offers of a group and tell all who fetches it from whom."""
+        """Elect a state and send the plan."""
         members = [self._state.members[peer] for peer in group.ring]
         offers = {
             member.peer: member.wait.offer

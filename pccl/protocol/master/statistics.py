@@ -1,27 +1,12 @@
-"""What has happened in a run so far, in bounded memory: totals, the last minutes step by step, the last losses and log
-lines.
+"""What has happened in a run, in bounded memory: totals, recent minutes, losses and log lines; traffic and throughput.
 
-The master tells it what happens; it decides nothing. All moments are the master's `now`.
+Each peer reports its session's totals every few seconds (`messages.Report`), and the master adds the differences:
 
-Traffic: what peers report of what they have done, added up to ops, bytes and connections of the whole run.
+    1  Ops are counted per epoch. The highest count of any peer is the group's, so no op counts twice.
+    2  The first report of a peer is the base of its later ones; a new master counts from there.
 
-The master sees no payload, and need not be asked for every op, so both are counted where they happen. Each peer tells
-every few seconds what its session has done since it began (`messages.Report`), and the master takes differences. A
-report that never comes, because its peer was killed, costs the numbers of a few seconds and nothing else.
-
-    1  Ops are told by epoch. All peers that live into the next epoch saw the same verdicts in this one. So the highest
-       count that any of them tells is the group's, whichever of them tells it first, and no op is counted twice.
-    2  Nothing is made up. The first report of a peer is what its later ones are compared with: a master that takes over
-       a run counts from there on, and not what the last master has counted already.
-
-Throughput: what ops show of the links they use, as peers report it. It is a measurement that costs nothing.
-
-Most of what a link carries says little of what it could carry: a ring waits for its slowest link, and small ops wait
-for answers. It says something where the link itself held up the ops, as BBR takes delivery rates for a path's bandwidth
-only while the sender is not limited by the application. The engine looks every tenth of a second: a link was the limit
-if, look after look for half a second, all its connections had more to send than TCP let them, and no other link of this
-peer had. Traffic that comes in bursts fills a link now and then that could carry more, and several links that are full
-at once share what they have. Only such time, and what was acknowledged in it, is reported and counted.
+Throughput counts only time in which a link limited the ops: for half a second all its connections had more to send than
+TCP accepted, and no other link of the peer did, as BBR ignores application-limited samples.
 """
 
 from __future__ import annotations
@@ -130,14 +115,12 @@ EPOCHS_KEPT = 8
 
 @dataclass
 class _Reported:
-    """The last report of a peer, and its traffic so far."""
-
     group: int
     report: Report
     at: float
     traffic: PeerTraffic = field(default_factory=PeerTraffic)
     basis: Report | None = None
-    """The report with which the next rates begin; None: `report`."""
+    """The base of the next rates; None: `report`."""
     basis_at: float = 0.0
 
 
@@ -234,7 +217,7 @@ FULL_MS_MIN = 500
 
 
 class Throughput:
-    """The time in which links were full, and what they carried in it."""
+    """The time in which links were full, and the bytes they carried."""
 
     def __init__(self) -> None:
         self._used: dict[int, dict[int, tuple[int, int]]] = {}

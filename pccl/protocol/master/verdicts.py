@@ -1,17 +1,15 @@
 """Verdicts on ops: committed or aborted, once, and the same for all peers of a ring.
 
-Peers start ops without asking. In a group that is a mesh they complete them without asking, too (`completion`): the
-master hears only of an op that takes long or that somebody gives up, and of what was committed when a flush asks. Of
-other groups it hears every end, see `ledger`. Callers act on a verdict at once, so it can never be taken back:
+Peers start ops by themselves, and in a mesh complete them by themselves (`completion`): there the master only handles
+ops that take long or are given up. In other groups peers report every end, see `ledger`.
 
-    1  A verdict is made once and sent to each peer of the ring before anything that follows from it.
-    2  An op that a peer gives up, and that others may have committed, is put to an *abort vote*: every participant says
-       whether it has committed the op, and promises not to otherwise. It is aborted when nobody has.
-    3  A *flush* asks every survivor which ops are done. An op that all survivors are done with is committed, since what
-       a lost peer has contributed is in everybody's result; all others are aborted. These verdicts are sent with the
-       next Prepare, so a view separates the ops before it from those after it (virtual synchrony).
-    4  Every peer counts the uses of each tag, from 0 in every epoch. A group that has used very many tags begins a new
-       epoch with the ring that it has, as after a loss, when it is quiet.
+    1  A verdict is made once, and sent to each peer of the ring before anything that follows from it.
+    2  An op that a peer gives up is put to an *abort vote*: every participant answers whether it has committed the op,
+       and promises not to otherwise. The op aborts if no peer has.
+    3  A *flush* asks every survivor for its done ops. An op that all survivors have done is committed, all others are
+       aborted. These verdicts are sent with the next Prepare, so a view separates ops (virtual synchrony).
+    4  Uses of a tag are counted from 0 in every epoch. A group with very many used tags gets a new epoch with the same
+       ring when it is idle.
 """
 
 from __future__ import annotations
@@ -44,9 +42,8 @@ class OpVerdicts:
         abort_hopeless: Callable[[Group, OpRef, OpenAbortVote], None],
         may_be_meshed: Callable[[Group], bool],
     ) -> None:
-        """`committed` is called with every group in which ops go through. `abort_hopeless` concludes an abort vote that
-        was called for the sake of joint calls. `may_be_meshed` says whether a group that is no mesh would be one in a
-        new epoch."""
+        """`committed` is called with every group that commits ops, `abort_hopeless` after an abort vote for group
+        calls. `may_be_meshed` returns whether a group would be a mesh in a new epoch."""
         self._state = state
         self._evict = evict
         self._committed = committed
@@ -234,8 +231,7 @@ class OpVerdicts:
     # Renewal.
 
     def renew_if_full(self, group: Group, is_idle: bool = False) -> None:
-        """Begin a new epoch with the same ring once too many tags were used in this one. It begins sooner if no op is
-        known to be in flight, so that as a rule none is aborted by it."""
+        """Start a new epoch with the same ring after too many tags, earlier if no op is known to be in flight."""
         tags = group.ledger.tags
         if group.running and completion.is_full(tags, is_idle or not group.ledger.entries):
             self._renew(group, f"{tags} tags were used in the last one")

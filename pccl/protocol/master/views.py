@@ -1,53 +1,29 @@
-"""Leadership: whether this master may lead on, and the record that fences the run.
+"""Views: the right to lead, missing links, and the stages of a view change.
 
-Where peers know several masters, those that this one loses may follow another. Two must never lead at once, which is
-kept as in Viewstamped Replication and Raft, by majorities that intersect:
+Leadership. Where peers know several masters, lost peers may follow another. Two masters never lead at once:
 
-    1  A master leads only while it has not lost a majority of the view in force; otherwise it is deposed, because that
-       majority may have chosen another master.
-    2  The same holds for every view that may be in force at a peer that this master has not heard, until its first own
-       view is in force: any of these *quorum views* can have made a master.
-    3  A peer that leaves on purpose does not count: it follows nobody.
-    4  A view that changes no ring of a peer is in force without its answer, but only once no majority of a quorum view
-       is left that has not heard of it: that majority could go on elsewhere as if the view had never been.
-    5  A peer that is lost counts until a view without it is in force (`is_settled_without`): if this master is deposed
-       before that, whoever leads next needs a majority of the view that the peer is in.
+    1  A master that has lost a majority of the installed view is deposed.
+    2  The same holds for every other view that may be installed (quorum views), until its first own view is installed.
+    3  A peer that leaves on purpose does not count.
+    4  A view that keeps a peer's ring needs no answer of that peer, once no majority of a quorum view is left that has
+       not received the view.
+    5  A lost peer counts until a view without it is installed (`is_settled_without`).
 
-Missing links: pairs that a small group goes without a link between, and that are tried again.
+Missing links. A small group works without a link between two peers, but then it is not a mesh. The dialing end tries
+to connect (`Trial`) with a delay that doubles from RETRY_S to RETRY_S_MAX. When packets pass for all missing pairs, the
+group gets a new epoch at the end of a group call without an op in flight. Links that broke repeatedly
+(`Group.unreliable`) are not tried.
 
-One such pair costs the whole group the mesh, and with it the direct algorithm, `all_to_all` over direct links and
-whatever else needs one. Often what kept the two apart is gone soon: a busy machine, a firewall's rule, a route.
+Stages of a view change, as in view-synchronous membership:
 
-    1  The end that dials is asked to connect to the other (`Trial`), a first time after RETRY_S and then after twice as
-       long each time, RETRY_S_MAX at most. Nobody waits for the answer: no verdict, no view and no eviction depends on
-       it.
-    2  Once the last answers tell for all missing pairs of a group that packets get through, the group begins a new
-       epoch with the same ring, whose Prepare makes the links as it makes any. It does so at the end of a joint call
-       that all its peers are in without an op in flight, so that none is aborted by it.
-    3  If a link cannot be made even so, the next epoch for its sake is as far away as the next answer, at least. Its
-       delay is kept until the link stands.
-    4  Links that broke again and again (`Group.unreliable`) are not tried, for they can be made. A group that has one
-       is no mesh in any case.
+    flush     a group that lost a peer or a link stops its ops; survivors report which of them are done
+    prepare   the peers of the next view make missing links and answer
+    install   the view is installed, and ops start in it
 
-The stages in which one view follows another.
-
-All peers of a view must come to the same end of every op of the view before, and none may start an op in a view that
-others cannot take part in. So a change of view runs through three stages, as in view-synchronous membership:
-
-    flush     a group that lost a peer (or a link) stops its ops; every survivor says which of them are done
-    prepare   all peers of the next view hear of it, make the links they lack, and answer. Those that keep their ring
-              only say that they have heard it, see `leadership`
-    install   the view is in force, ops start in it
-
-    1  View numbers only grow. A further loss during a change starts again the stages that it needs, because the view
-       that was prepared must not come into force with a peer that is gone.
-    2  Groups are flushed and formed anew one by one, so a loss in one group neither stops nor aborts ops of another.
-       The *epoch* of a group's ring is the view in which it last changed. Ops are named by it, so a frame or message of
-       an older ring is never taken for one of the present.
-    3  A small group makes links between all pairs. If they all stand it is a mesh, and ops may take the direct
-       algorithm (`Install.is_meshed`), up to a size that depends on the links' speeds (`direct_limit`) as they are
-       known when the ring is installed. A link that is not needed and does not stand costs nothing but that. It is
-       tried again (`missing_links`).
+    1  View numbers only grow. A loss during a change repeats the needed stages.
+    2  Groups change one by one. The *epoch* of a ring is the view of its last change; ops carry it.
+    3  A small group links all pairs. If all links stand it is a mesh, and ops may use the direct algorithm
+       (`Install.is_meshed`) up to a size that follows from the speeds of the links (`direct_limit`).
 """
 
 from __future__ import annotations
@@ -81,11 +57,11 @@ class Leadership:
     ) -> None:
         """`in_force` and `possible` are the views that are, or may be, in force from a master before this one."""
         self.deposed = ""
-        """The reason why this master must lead no further; empty: it may lead."""
+        """The reason to stop leading; empty: it may lead."""
         self.has_rivals = has_rivals
         """Whether peers know of other masters."""
         self.evicted: set[int] = set()
-        """Accepted peers that this master has put out of its run."""
+        """Accepted peers that this master has evicted."""
         self._state = state
         self._in_force = in_force
         self._possible = list(possible)
@@ -96,7 +72,7 @@ class Leadership:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a view of the run is in force, or was: before that, nobody can lead the run but its founder."""
+        """Whether a view of the run is or was installed. Before that only this master can lead it."""
         return self._in_force is not None
 
     def record(self, prepared: Sequence[RecordedView] = (), is_over: bool = False) -> RunRecord:
@@ -132,12 +108,11 @@ class Leadership:
         )
 
     def is_settled_without(self, peer: int) -> bool:
-        """Whether a view without this peer is in force, or nobody is left who could put one in force (rule 5)."""
+        """Whether a view without this peer is installed, or no peer is left to install one (rule 5)."""
         views = [self._in_force] if self._in_force is not None else []
         return not self._state.accepted_count or all(peer not in view.peers for view in [*views, *self._possible])
 
     def evict(self, peer: int) -> None:
-        """Note that an accepted peer is about to be evicted."""
         self.evicted.add(peer)
         self._parted.add(peer)
 
@@ -222,7 +197,7 @@ class MissingLinks:
                 )
 
     def tried(self, member: Member, message: m.Tried) -> None:
-        """Hear with whom a peer that was asked could not connect."""
+        """Take the peers that a peer could not reach."""
         failed = {peer for peer, _ in message.failed}
         for other in self._asked.pop(member.peer, ()):
             retry = self._retries.get((other, member.peer))
@@ -279,7 +254,7 @@ class ViewStages:
         return True
 
     def _prepare(self) -> None:
-        """Begin a view: take newcomers in, give changed rings a new epoch, and tell all who are in it."""
+        """Start a view: add newcomers, give changed rings a new epoch, and send Prepare."""
         state, change = self._state, self._state.change
         state.view += 1
         change.is_renewing = False
