@@ -79,7 +79,7 @@ REMEDY = "give both sides the same token (token=, PCCL_TOKEN or `pccl master --t
 
 
 class AuthError(ProtocolError):
-    """The other side has not proved who it is in the way that is asked for here, or this side cannot do so."""
+    """Authentication failed on the other side or on this one."""
 
 
 class KeyExchange(Protocol):

@@ -1,19 +1,16 @@
-"""The messages: all that goes over the wire in one place, as a second implementation has to read it.
+"""All messages of the wire protocol, for readers and other implementations.
 
-This file is longer than others of the package on purpose. Whoever implements the protocol anew, or changes it, finds
-every message, what its fields mean and who sends it here, and nothing else. `codec` says how messages are framed,
-`auth` how a connection is authenticated, `control_session` how a session outlives its connection.
+`codec` frames messages, `auth` authenticates connections, `control_session` keeps a session over several connections.
 
-Format. Every message is a msgspec struct that travels as a msgpack array `[name, field, ...]`: the name of its class,
-then its fields in order. A `Part` is what messages are composed of; it travels as an array without a name.
+Format. A message is a msgpack array `[name, field, ...]`: its class name, then its fields in order. A `Part` of a
+message is an array without a name.
 
-Compatibility. A field that is added later goes to the end and has a default: an older reader ignores it, a newer one
-fills it in. `PROTOCOL_VERSION` rises only when that is not enough.
+Compatibility. New fields go to the end and have defaults: older readers ignore them, newer ones fill them in.
+`PROTOCOL_VERSION` rises when that is not enough.
 
-Conventions. Peers, views, terms and groups are numbers; no peer number and no view number is given twice in a run. A
-result code is a number of `pccl.types.Result`. A name that ends in `_s`, `_ms` or `_us` is in seconds, milliseconds or
-microseconds, one in `_bytes` or `_per_s` in bytes. The `auth` of an opening is the dialer's share of a handshake, empty
-where it has no token; `auth` of `Welcome` and `Accepted` is reserved and empty.
+Conventions. Peers, views, terms and groups are numbers; peer and view numbers are unique in a run. A result code is a
+number of `pccl.types.Result`. Units are at the end of names (`_s`, `_ms`, `_us`, `_bytes`, `_per_s`). The `auth` of an
+opening is the dialer's share of a handshake, empty without a token; `auth` of `Welcome` and `Accepted` is reserved.
 """
 
 # Annotations are not put off here: msgspec would compile the text of each, 4 ms when the first message comes.
@@ -32,7 +29,7 @@ PEER_TIMEOUT_S_MIN = 0.1
 PEER_TIMEOUT_S_MAX = 86400.0
 ENGINE_THREADS_MAX = 16
 MASTER_TIMEOUT_S = 60.0
-"""Seconds for which a peer that has lost its master looks for one, unless its caller says otherwise."""
+"""Default seconds of the search for a master."""
 
 FAILURES = frozenset(Result) - {Result.SUCCESS, Result.OUTCOME_UNKNOWN}
 """The codes that may say why something failed. Only a caller can be left without knowing an outcome."""
@@ -53,8 +50,7 @@ PEERS_MAX = 2**14
 REPORTED_EPOCHS_MAX = 16
 """Number of epochs that one `Report` may count ops of."""
 METRICS_KEPT_MAX = 128
-"""Number of link metrics that a peer remembers for the next master: all of its own in a group in which all pairs are
-measured, those of the last calls in a larger one."""
+"""Number of link metrics that a peer remembers for the next master."""
 PART_BYTES_MAX = 32 * 2**10
 """Size of a part of a recording. Whatever else the control connection has to carry waits for one part at most."""
 CHECK_BYTES_MAX = 64 * 2**10
@@ -93,8 +89,7 @@ class Kind:
 
 
 class PendingAnswer:
-    """What a JointResult for are_peers_pending has for a value where nobody was counted: the question was no longer for
-    the others, and is answered with no."""
+    """The value of a JointResult for are_peers_pending that ended without a count."""
 
     ADMITTING = -1
     ELSEWHERE = -2
@@ -102,7 +97,7 @@ class PendingAnswer:
 
 
 class PathTrial:
-    """What is found when a path is tried on which nothing is acknowledged any more."""
+    """The result of a path trial."""
 
     NONE = 0
     NOTHING = 1
@@ -128,7 +123,7 @@ class PeerInfo(Part, frozen=True):
     hosts: list[str]
     """Addresses of its listening port, best first. A loopback address stands for 'the master's machine'."""
     port: int
-    """The TCP port on which it listens for other peers."""
+    """Its TCP port for other peers."""
     connections: int
     """Number of TCP connections that it wants in each of its links. The larger wish of both ends counts."""
     name: str = ""
@@ -140,7 +135,7 @@ class Ring(Part, frozen=True):
 
     group: int
     epoch: int
-    """The view in which this ring last changed. Ops of the group are named by it."""
+    """The view of this ring's last change. Ops carry it."""
     peers: list[int]
 
 
@@ -194,7 +189,7 @@ class Hello(Message, frozen=True):
     hosts: list[str]
     """Addresses to advertise to other peers, best first; empty: the address that the master sees."""
     port: int
-    """The TCP port on which the sender listens for other peers."""
+    """The sender's TCP port for other peers."""
     connections: int
     """Number of TCP connections that the sender wants in each of its links."""
     name: str = ""
@@ -212,17 +207,14 @@ class Hello(Message, frozen=True):
     session: Secret = b""
     """The key of the control session that begins here (`control_session`); empty: it ends with the connection."""
     master_timeout_s: float = MASTER_TIMEOUT_S
-    """Seconds for which the sender looks for a master after it has lost one."""
+    """Seconds of the sender's search for a master after a loss."""
     place: int = -1
     """The place in the ring of its group that the sender asks for, if it is one of the founders; -1: none."""
 
 
 class HeartbeatHello(Message, frozen=True):
-    """The first and only message on a peer's second connection to the master, which carries heartbeats.
-
-    After `Accepted` each side sends a byte several times a second. The peer makes this connection upon Welcome, and
-    anew whenever it is closed.
-    """
+    """The only message on a peer's second connection to the master, for heartbeats. After `Accepted` each side sends a
+    byte several times a second. The peer makes this connection upon Welcome, and again whenever it closes."""
 
     protocol: int
     run: str
@@ -247,7 +239,7 @@ class Resume(Message, frozen=True):
     session: Secret = b""
     """The key of the control session that begins here (`control_session`); empty: it ends with the connection."""
     master_timeout_s: float = MASTER_TIMEOUT_S
-    """Seconds for which the peer looks for a master after it has lost one."""
+    """Seconds of the peer's search for a master after a loss."""
     patience_s: float = MASTER_TIMEOUT_S
     """Seconds of `master_timeout_s` that are left now."""
 
@@ -302,10 +294,7 @@ class PreparedView(Part, frozen=True):
 
 
 class PreVote(Message, frozen=True):
-    """The answer to PreVoteRequest: the views that this peer knows. It promises nothing.
-
-    The fields mean what those of the same name mean in RecoveryReport.
-    """
+    """The answer to PreVoteRequest: the views that this peer knows, without a promise. Fields as in RecoveryReport."""
 
     installed: InstalledView | None
     prepared: PreparedView | None
@@ -326,9 +315,9 @@ class RecoveryReport(Part, frozen=True):
     is_settled: bool
     """Whether `prepared` has decided all ops of the epoch in `installed`."""
     commits: Ops
-    """Ops of the epoch in `installed` that are committed, of which other peers may not have heard."""
+    """Committed ops of the epoch in `installed` that other peers might not know."""
     aborts: list[Aborted]
-    """Ops of that epoch that were aborted each for a reason of its own, of which other peers may not have heard."""
+    """Individually aborted ops of that epoch that other peers might not know."""
     waits_in: str
     """The kind of joint call that the peer waits in; empty: none."""
     outcomes: list[JointOutcome]
@@ -340,7 +329,7 @@ class RecoveryReport(Part, frozen=True):
     unlinked: list[int]
     """Peers of its ring that it has no link with."""
     peer_timeout_s: float
-    """The `Welcome.peer_timeout_s` that the run has had so far."""
+    """The run's `Welcome.peer_timeout_s` so far."""
     engine_threads: int
     site: str = ""
     """The site that the peer named in its Hello; empty: none."""
@@ -390,9 +379,9 @@ class LinksReady(Message, frozen=True):
 
     view: int
     failed: PeerReasons = []
-    """Ring neighbours with whom no link could be made. The view cannot come into force without these links."""
+    """Ring neighbours without a possible link. The view cannot be installed without these links."""
     missing: PeerReasons = []
-    """Other peers with whom no link could be made. The group can do without these links, but is no mesh."""
+    """Other peers without a possible link. Without these links the group is not a mesh."""
 
 
 class LinkFailed(Message, frozen=True):
@@ -409,7 +398,7 @@ class Tried(Message, frozen=True):
     """The answer to Trial."""
 
     failed: PeerReasons = []
-    """Peers with whom no connection carries packets of full size."""
+    """Peers without a connection that carries full-size packets."""
 
 
 class LinkLost(Message, frozen=True):
@@ -467,8 +456,7 @@ class OpsOver(Message, frozen=True):
 
 
 class TagsUsed(Message, frozen=True):
-    """The sender has used so many different tags in this epoch that it starts no further op in it. A new epoch is
-    due."""
+    """The sender has used too many tags in this epoch and starts no further op in it. A new epoch is due."""
 
     epoch: int
     tags: Count
@@ -481,9 +469,9 @@ class FlushReply(Message, frozen=True):
     ops: Ops
     """Ops that are done at the sender and have no verdict there."""
     commits: Ops = []
-    """Ops that are committed at the sender, of which other peers may not have heard."""
+    """Committed ops of the sender that other peers might not know."""
     aborts: list[Aborted] = []
-    """Ops that are aborted at the sender, of which other peers may not have heard."""
+    """Aborted ops of the sender that other peers might not know."""
 
 
 class SyncReport(Message, frozen=True):
@@ -569,7 +557,7 @@ class Welcome(Message, frozen=True):
     """The number that the peer has from now on."""
     run: str
     term: int
-    """The term in which this master leads it."""
+    """The term of this master."""
     accepted_peers: int
     """Number of peers that are in the run already. 0: the newcomer is admitted at once."""
     auth: bytes = b""
@@ -581,8 +569,7 @@ class Welcome(Message, frozen=True):
     secret: Secret = b""
     """The run's secret. A master that has it knows the run."""
     obstacle: Reason = ""
-    """Why the peer is held back for a while even though the others call update_topology; empty: nothing holds it
-    up."""
+    """The reason of a delay beyond the others' next update_topology; empty: none."""
 
 
 class Reattached(Message, frozen=True):
@@ -605,11 +592,8 @@ class VoteRequest(Message, frozen=True):
 
 
 class Resumed(Message, frozen=True):
-    """This master leads the run, and the peer is in it.
-
-    The peer answers with whatever the last master may not have heard: OpsDone, OpFailed, LinkLost, JointCall. What
-    follows is as with any master.
-    """
+    """This master leads the run, and the peer is in it. The peer answers with what the last master might not know:
+    OpsDone, OpFailed, LinkLost, JointCall."""
 
     term: int
     peer_timeout_s: float
@@ -619,22 +603,19 @@ class Resumed(Message, frozen=True):
 
 
 class Elsewhere(Message, frozen=True):
-    """The last message before the master closes the connection: it can do nothing for the peer, but another master may.
-    The peer may also come again later."""
+    """The last message of a connection: another master may serve the peer, which may also come again later."""
 
     reason: str
 
 
 class StartOver(Message, frozen=True):
-    """The last message before the master closes the connection: the view that was to accept the peer was never in
-    force. The peer says Hello again."""
+    """The last message of a connection: another master may serve the peer, which may also come again later."""
 
     reason: str
 
 
 class Goodbye(Message, frozen=True):
-    """The last message before the master closes the connection: the peer is refused or evicted. A peer that has lost
-    its master believes it only of one that shows the run's secret."""
+    """The last message of a connection: another master may serve the peer, which may also come again later."""
 
     code: int
     reason: str
@@ -652,11 +633,8 @@ class Flush(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """The next view: make the links that it needs, then answer LinksReady.
-
-    Where the epoch of the receiver's group differs from the installed one, the ops that are open there end here: those
-    in `commits` are committed, all others aborted.
-    """
+    """The next view: make its links, then answer LinksReady. Where the epoch of the receiver's group differs from the
+    installed one, its open ops end: `commits` are committed, all others aborted."""
 
     view: int
     members: list[PeerInfo]
@@ -664,7 +642,7 @@ class Prepare(Message, frozen=True):
     rings: list[Ring]
     commits: list[OpRef] = []
     relink: list[tuple[int, int]] = []
-    """Pairs whose link is closed and made anew, the lower number first."""
+    """Pairs whose link is closed and made again, the lower number first."""
     lost: list[tuple[int, str]] = []
     """Peers that the installed view has and this one has not, each with the reason."""
     aborts: list[Aborted] = []
@@ -679,11 +657,8 @@ class Trial(Message, frozen=True):
 
 
 class Install(Message, frozen=True):
-    """The prepared view is in force.
-
-    A peer that keeps its ring also keeps its `is_meshed`, `direct_limit` and `is_local`, because an op must be carried
-    out alike on all peers.
-    """
+    """The prepared view is installed. A peer that keeps its ring also keeps its `is_meshed`, `direct_limit` and
+    `is_local`, because an op must be executed alike on all peers."""
 
     view: int
     is_meshed: bool = False
@@ -691,8 +666,7 @@ class Install(Message, frozen=True):
     call_number: int = 0
     """The joint-call number of the last call that ends with this view or before; newcomers are accepted after it."""
     direct_limit: int = UNKNOWN
-    """Size in bytes up to which an op had better take the direct algorithm than the ring, or UNKNOWN: see
-    `direct_limit`."""
+    """Largest size in bytes for the direct algorithm, or UNKNOWN: see `direct_limit`."""
     is_local: bool = False
     """Whether all peers of the receiver's group are on one host."""
 
@@ -718,7 +692,7 @@ class OpAbort(Message, frozen=True):
 
 
 class AbortVoteRequest(Message, frozen=True):
-    """This op shall be aborted unless somebody has committed it. The answer is AbortVote."""
+    """This op is aborted unless a peer has committed it. The answer is AbortVote."""
 
     epoch: int
     tag: int
@@ -738,12 +712,11 @@ class JointResult(Message, frozen=True):
     """The number of peers that wait, or a `PendingAnswer`, for are_peers_pending; the elected revision, for
     sync_shared_state; else 0."""
     call_number: int = 0
-    """The joint-call number: the count of the run's calls that have ended for all who were to make them, this one
-    included. 0: this one ended for some only."""
+    """The number of the group call: the count of completed calls of the run. 0: it ended for some peers only."""
 
 
 class SyncPlan(Message, frozen=True):
-    """The course of a sync: which content was elected, who sends it, and whether the receiver fetches it."""
+    """The plan of a sync: the elected content, its senders, and whether the receiver fetches it."""
 
     sync: int
     """A number that tells this sync from others."""
@@ -771,11 +744,8 @@ class Probe(Message, frozen=True):
 
 
 class RecordingRequest(Message, frozen=True):
-    """The master wants a part of the receiver's flight recorder. The answer is RecordingPart.
-
-    The recording is taken with the request for part 0, and kept until the last part was asked for or another trace
-    begins. The master asks for the next part when it has this one, so that never more than one is on its way.
-    """
+    """Request of a part of the receiver's flight recorder. The answer is RecordingPart. The recording is taken with
+    part 0 and kept until its last part was sent or another trace begins. One part is in flight at a time."""
 
     trace: int
     """A number that tells the answers to this trace from others."""
@@ -793,22 +763,22 @@ class RecordingPart(Message, frozen=True):
     trace: int
     part: int
     parts: Count
-    """Number of parts in all; 0 where only the time was asked for, and where there is no such recording any more."""
+    """Number of parts; 0 for a request of the time only, and without a recording."""
     received_ns: Count
     """When the request was received, by the sender's monotonic clock in nanoseconds."""
     sent_ns: Count
     content: Annotated[bytes, msgspec.Meta(max_length=PART_BYTES_MAX)] = b""
     """A stretch of the recording (`recording`)."""
     lack: Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)] = ""
-    """Why there is no recording; empty if it is not known."""
+    """The reason of a missing recording; empty if unknown."""
 
 
 # Whoever asks the master how the run stands, and is no peer.
 
 
 class StatusRequest(Message, frozen=True):
-    """The first and only message on a connection of somebody who asks how the run stands. It is answered by `Accepted`
-    and `Status`, or by Goodbye, and the connection is closed."""
+    """The only message of a status client. The answer is `Accepted` and `Status`, or Goodbye, and the connection
+    closes."""
 
     protocol: int
     auth: bytes = b""
@@ -821,9 +791,8 @@ class Status(Message, frozen=True):
 
 
 class TraceRequest(Message, frozen=True):
-    """The first and only message on a connection of somebody who wants all peers' flight recorders. It is answered by
-    `Accepted`, for each peer its `TracePart`s and a `TracedPeer`, and then `Traced`; or by Goodbye. Then the connection
-    is closed."""
+    """The only message of a trace client. The answer is `Accepted`, for each peer its `TracePart`s and a `TracedPeer`,
+    then `Traced`; or Goodbye. The connection closes."""
 
     protocol: int
     seconds: float = 0.0
@@ -845,7 +814,7 @@ class TracedPeer(Message, frozen=True):
     peer: int
     name: str
     lack: str = ""
-    """Why there is no recording; empty: there is one."""
+    """The reason of a missing recording; empty: there is one."""
     offset_ns: int = 0
     """The peer's monotonic clock less the master's."""
     uncertainty_ns: int = 0
@@ -864,18 +833,18 @@ class Traced(Message, frozen=True):
 
 
 class CheckRequest(Message, frozen=True):
-    """The first message on a connection of somebody who checks the way to this master. It is answered by `Accepted` and
-    `Checked`, or by Goodbye. `CheckEcho` and `CheckDial` may follow, one after the other."""
+    """The first message of a check client. The answer is `Accepted` and `Checked`, or Goodbye. `CheckEcho` and
+    `CheckDial` may follow, one after the other."""
 
     protocol: int
     auth: bytes = b""
 
 
 class Checked(Message, frozen=True):
-    """What the master sees of somebody who checks."""
+    """A check client as the master sees it."""
 
     host: str
-    """The address from which the connection comes."""
+    """The client's address."""
     port: int
     version: str
     """The version of the master's pccl."""
@@ -893,7 +862,7 @@ class CheckDial(Message, frozen=True):
     """Asks the master to dial these addresses, as other peers would, and to say `CheckCall` there."""
 
     hosts: Annotated[list[str], msgspec.Meta(max_length=CHECK_HOSTS_MAX)]
-    """Addresses; empty: that from which the connection comes."""
+    """Addresses; empty: the client's."""
     port: int
     nonce: Secret
 
@@ -959,14 +928,14 @@ FromMaster = (
 
 SaidByPeer = FromPeer | RecordingPart
 SaidByMaster = FromMaster | RecordingRequest
-"""All that comes over a control connection, besides Ack."""
+"""All messages of a control connection except Ack."""
 
 
 # On control connections, either way.
 
 
 class Ack(Message, frozen=True):
-    """The sender has received so many messages in this session. An Ack is not counted itself."""
+    """The number of messages of this session that the sender has received. An Ack is not counted."""
 
     received: Count
 

@@ -1,11 +1,8 @@
-"""A recording: what one peer's flight recorder holds at one moment. The schema of dumps and of traces.
+"""A recording: the content of one peer's flight recorder. The schema of dumps and traces.
 
-A recording travels as MessagePack, compressed (`pack`), and lies in files as JSON. Times are nanoseconds of the peer's
-own monotonic clock, which `clock` names: recordings with the same `clock` were timed by one clock and need no
-correction, all others are brought together by `pccl.trace`. 0 stands for what has not happened. Fields are added at the
-end and have defaults.
-
-Whoever reads one must not trust it: it may come from another peer, or another version.
+A recording travels as compressed MessagePack (`pack`), and is JSON in files. Times are nanoseconds of the monotonic
+clock that `clock` names; `pccl.trace` aligns different clocks. 0 means not happened. New fields are added at the end
+with defaults. Recordings are untrusted input.
 """
 
 # Annotations are not put off here, as in `messages`.
@@ -21,13 +18,13 @@ PACKED_BYTES_MAX = 8 * 2**20
 """Size of a recording that a master takes from a peer."""
 UNPACKED_BYTES_MAX = 64 * 2**20
 SPAN_S_MAX = 1e9
-"""About thirty years. Whoever looks back further sees all there is, too."""
+"""About thirty years, effectively unlimited."""
 COMPRESSION = 1
 """zlib's level: the fastest. The others save little."""
 
 
 class RecordingError(ValueError):
-    """This is no recording."""
+    """Not a recording."""
 
 
 class OpRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -57,7 +54,7 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     """A segment of it has come; so `last_received_ns`."""
     last_received_ns: int = 0
     last_received_from: int = 0
-    """The peer from which that came; 0: not known."""
+    """The sender of those bytes; 0: unknown."""
     joined_ns: int = 0
     """The last of the peers that send to this one, or get from it, was known to have launched it; 0: not all of them
     are."""
@@ -71,7 +68,7 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     """Payload; known once the op has ended."""
     rx_bytes: int = 0
     result: str = ""
-    """"" while it is open, "SUCCESS", "ABORTED", or the name of the `Result` with which it failed."""
+    """"" while it is open, "SUCCESS", "ABORTED", or the name of a failing `Result`."""
     reason: str = ""
     awaited: int = 0
     """A peer that may not have launched it, as far as is known here; 0: there is none, or it is not known."""
@@ -139,12 +136,12 @@ class Recording(msgspec.Struct, frozen=True):
     links: list[LinkSample] = []
     events: list[RecordedEvent] = []
     reason: str = ""
-    """Why it was taken; empty: somebody asked."""
+    """The reason; empty: requested."""
     format: int = 1
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """A time in which a caller had no op in flight: it computed, loaded data, or slept."""
+    """A period without an op in flight of a caller."""
 
     caller: int
     start_ns: int
@@ -156,7 +153,7 @@ class Gap(msgspec.Struct, frozen=True):
 def gaps(recording: Recording) -> Iterator[Gap]:
     """Yield the times between a caller's ops, by `end_ns`."""
     free_ns: dict[int, int] = {}
-    """Since when each caller has nothing in flight, as far as was seen."""
+    """The start of each caller's idle time."""
     for op in recording.ops:
         since_ns = free_ns.get(op.caller, 0)
         if 0 < since_ns < op.launched_ns:

@@ -1,31 +1,15 @@
-"""A directory in which a master keeps what fences its run (`protocol.record`), one master at a time.
+"""The state directory of a master, and effects that wait for the disk.
 
-`master.json` is the record, `lock` says who holds the directory. Both are readable by their owner alone, for the record
-names the run's secret.
+`master.json` is the run's record (`protocol.failover.durable_state`), `lock` names the master that uses the directory.
+Only their owner can read them: the record contains the run's secret.
 
-1. The record is replaced as a whole: written beside it, synced to disk, renamed, and the directory synced. So after a
-   power failure there is the old one or the new one.
-2. The lock is held as long as the master lives, by whatever way it ends; the system gives it free. Its text says who
-   holds it.
-3. A lock on a file that has been removed keeps nobody out. So before each write it is looked at whether the file is in
-   its place still.
-4. The lock file is touched while the master lives, so the next one knows for how long nobody has held the directory.
-5. A record that cannot be kept up is worse than none: in a directory that nobody asked for it is removed.
+1. The record is replaced as a whole: written, synced, renamed, and the directory synced.
+2. The lock is held until the process ends. Before each write the master checks that the lock file is still in place.
+3. The lock file is touched regularly, so the next master knows how long the directory was unused.
+4. A default directory that becomes unwritable loses its record, and the run continues without one. With any other
+   directory the run stops until the disk can be written.
 
-Carries out the effects of a master's machine in order, and what it wants remembered to disk before the rest.
-
-Where there is a state directory, `Persist` is written there by a thread of its own, and all effects that follow wait
-for it. So
-
-1. nothing is announced that is not on disk: whoever hears of a term or a view can rely on the record of it;
-2. the disk holds up no event: the machine goes on deciding, and what it decides queues here;
-3. a disk that fails stops the run until it can be written again, which the log says once. Where nobody has asked for
-   the record, the run goes on without one.
-
-The state directory of `pccl master` at a fixed port, where nobody has asked for one or for none.
-
-It lies in the user's home, one for each host and port. A master that cannot use it does without (`opened`): what nobody
-has asked for must not keep a run from starting, nor stop it later.
+`DurableEffects` writes a `Persist` in a helper thread; the effects after it wait. The machine itself never waits.
 """
 
 from __future__ import annotations
@@ -65,12 +49,12 @@ class StateDirectory:
     """Owns the directory from construction to `close`. `write` may be called in any thread, one at a time."""
 
     def __init__(self, directory: str, owner: str, is_optional: bool = False) -> None:
-        """Make the directory if there is none, and read the record. `owner` names this master to those that want the
-        directory later. One that `is_optional` was asked for by nobody. StateError."""
+        """Open the directory and read the record. `owner` names this master to others; `is_optional`: a default
+        directory. StateError."""
         self.directory = directory
         self.is_optional = is_optional
         self.idle_s = 0.0
-        """Seconds for which nobody held the directory before this master, by the clock of its file system."""
+        """Seconds since the last master used the directory, by the clock of its file system."""
         self._lock_fd = -1
         try:
             os.makedirs(directory, mode=0o700, exist_ok=True)
@@ -154,7 +138,7 @@ class StateDirectory:
             os.remove(self._path(RECORD))
 
     def _check_lock(self) -> None:
-        """Raise OSError if the lock file was removed or replaced: the lock keeps nobody out then."""
+        """Raise OSError if the lock file was removed or replaced."""
         try:
             is_in_place = os.path.samestat(os.stat(self._path(LOCK)), os.fstat(self._lock_fd))
         except FileNotFoundError:
@@ -185,7 +169,7 @@ class DurableEffects:
     def __init__(
         self, state: StateDirectory | None, perform: Callable[[list[Effect]], None], system: System = SYSTEM
     ) -> None:
-        """`perform` carries effects out, and never waits. `state` is closed with this object; None: nothing is written.
+        """`perform` carries effects out without waiting. `state` is closed with this object; None: effects never wait.
         OSError if the system denies a thread."""
         self.nursery: trio.Nursery | None = None
         """Holds the task that writes, while the master serves."""

@@ -1,27 +1,14 @@
-"""The status that a master shows to whoever asks: made anew at most every REFRESH_S, however many ask and in whatever
-form.
+"""Requests from outside the run: status, trace and check.
 
-Traces: asks all peers for their flight recorders, for whoever wants to see them on one timeline.
+Status: encoded at most once per REFRESH_S for all readers.
 
-Theory of operation. The peers are asked over their control connections, which also carry what keeps the run together;
-so a trace must never be in the way of that.
+Trace: collects the flight recorders of all peers over their control connections. The master requests one part of
+PART_BYTES_MAX at a time from PEERS_AT_ONCE peers, and forwards it to the reader at the reader's speed. A peer without a
+timely answer is left out with the reason. Each request is also an NTP exchange of timestamps; the one with the shortest
+round trip gives the offset of the peer's clock, ((t2 - t1) + (t3 - t4)) / 2.
 
-1. Parts are pulled. The master asks a peer for one part at a time, of PART_BYTES_MAX, and for the next one when it is
-   there: whatever else the connection has to carry waits for one part at most.
-2. PEERS_AT_ONCE peers are asked at a time, and what they say goes straight on to who has asked. If that one does not
-   read, no further part is asked for.
-3. A peer that does not answer a request in time is left out, and named with the reason.
-
-Clocks. Each request and its answer are an exchange of timestamps as in NTP: the master's when it asks (t1) and when it
-has the answer (t4), the peer's in between (t2, t3). The peer's clock is ahead of the master's by ((t2 - t1) + (t3 -
-t4)) / 2, if both ways took as long; it is off by half of the round trip at most. So the exchange with the shortest
-round trip counts. Besides the parts there are CLOCK_PROBES exchanges that carry nothing else.
-
-Helps somebody who checks the way to this master and back (`pccl doctor`): echoes what it sends, and dials it.
-
-What a master does here is bounded, and beside its work: one check at a time, CHECK_S in all and BYTES_MAX. It dials no
-address for strangers but their own: without a token anybody may ask, and a master must not be sent to look for open
-ports elsewhere.
+Check (`pccl doctor`): echoes bytes and dials addresses, one check at a time, CHECK_S and BYTES_MAX at most. Without a
+token the master dials only the address of the client, so it cannot be used to scan ports.
 """
 
 from __future__ import annotations
@@ -97,11 +84,11 @@ TRACES_MAX = 2
 CLOCK_PROBES = 12
 PROBE_PAUSE_S = 0.005
 ANSWER_S = 5.0
-"""Time in which a peer has to answer a request."""
+"""Time limit of a peer's answer."""
 PEER_S = 30.0
 """Time that one peer's recording may take in all."""
 BACKLOG_BYTES_MAX = 2**20
-"""What may wait to be read by who has asked."""
+"""Bytes that may wait for the reader of a trace."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +104,7 @@ class Traceable:
 
 
 class Reader(Protocol):
-    """The connection to who has asked, as it is needed here."""
+    """The connection of a reader."""
 
     def send(self, messages: list[m.Message]) -> None: ...
 
@@ -172,7 +159,7 @@ class Tracing:
         return self._running >= TRACES_MAX
 
     def heard(self, connection: int, message: m.RecordingPart) -> None:
-        """Take in what a peer says. Answers that nobody waits for are dropped."""
+        """Take a peer's answer. Unexpected answers are dropped."""
         question = self._questions.get((connection, message.trace))
         if question is not None and question.part == message.part and question.answer is None:
             question.answer = message
@@ -180,7 +167,7 @@ class Tracing:
             question.answered.set()
 
     async def trace(self, peers: Sequence[Traceable], request: m.TraceRequest, reader: Reader) -> None:
-        """Send all that the peers have recorded to who has asked."""
+        """Send all recordings to the reader."""
         self._running += 1
         limit = trio.CapacityLimiter(PEERS_AT_ONCE)
         try:
@@ -241,7 +228,7 @@ class Tracing:
 CHECK_S = 30.0
 BYTES_MAX = 256 << 20
 CALL_S = 3.0
-"""Time in which an address must answer."""
+"""Time limit of a dialed address."""
 UNSENT_BYTES_MAX = 4 << 20
 """Bytes that may wait to be sent to a checker. What it asks for beyond is answered when it has read."""
 CALL_BYTES = 16 * 2**10

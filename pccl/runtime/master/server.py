@@ -1,24 +1,11 @@
-"""The first message on a connection to a master: TLS where it is asked for, then proof of the token.
+"""Runs a master over TCP: one task reads each control connection, one sends its backlog, one watches the clock.
 
-An unauthenticated connection is held to one small message, and may be dropped when there are too many like it
-(`network.unauthenticated`). What follows a proven first message may be large.
+A new connection may speak TLS, sends one small message, and proves the token (`Authentication`). Its first message
+selects a peer's session, a heartbeat connection, or a request of `requests`.
 
-Runs a master over TCP: one task reads each control connection, one sends its backlog, one watches the clock.
-
-    accepting           connections come in (`network.accepting`)
-    authentication      who they are, before anything else is heard of them
-    durable_effects     what the machine wants done, in order, with what must be on disk first
-    status_board        how the run stands, for whoever asks; the machine never hears of these connections
-    tracing             what peers have recorded, for whoever asks; the same
-    checking            whether the ways to this master and back carry, for whoever asks; the same
-    standby_watch       what a standby knows of the other masters
-
-A peer's control connection may break and another one carry its session on (`control_session`): the machine knows both
-by one number, and hears when there is none (`detached`) and when there is one again (`reattached`).
-
-A lost peer is noticed here: a connection that turns out to be for heartbeats (`HeartbeatHello`) goes to the heartbeat
-thread, which outlasts whatever else keeps this process busy, within the limits of `threads.progress`; one task hears of
-those that fall silent and tells the machine, which judges.
+A control connection may break and another one continue its session (`control_session`): the machine knows both by one
+number (`detached`, `reattached`). Heartbeat connections belong to the heartbeat thread, which does not need the
+interpreter, and reports silent ones to the machine.
 """
 
 from __future__ import annotations
@@ -63,11 +50,10 @@ DIALERS = m.Hello | m.Resume | m.Reattach | m.HeartbeatHello | m.StatusRequest |
 
 
 class Authentication:
-    """Decides who may speak to a master."""
+    """Authenticates connections to a master."""
 
     def __init__(self, token: str, ssl_context: ssl.SSLContext | None, run: Callable[[], str]) -> None:
-        """Let in only those who know the `token`, if there is one, and only over TLS, if there is an `ssl_context`.
-        `run` returns the name of the run at present."""
+        """Require the `token` if there is one, and TLS if there is an `ssl_context`. `run` returns the current run."""
         self.unauthenticated = Unauthenticated()
         self._token = token
         self._ssl_context = ssl_context
@@ -111,14 +97,14 @@ logger = logging.getLogger("pccl.master")
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 LOG_CHARACTERS_MAX = 4000
 FAREWELL_S = 2.0
-"""Time in which a closed connection may receive our last words."""
+"""Time limit to send what is left on a closed connection."""
 LIFE_SHARE = 0.1
-"""Interval in which this process notes that it lives, in peer timeouts."""
+"""Interval of this process's sign of life, in peer timeouts."""
 WATCH_SHARE = 0.5
-"""Interval in which a standby asks the other masters, in peer timeouts."""
+"""Interval of a standby's requests to the other masters, in peer timeouts."""
 SECRET_BYTES = 16
 DIAGNOSIS_S = 0.25
-"""Time between two looks at who makes the run slow."""
+"""Interval of the diagnosis."""
 LATE_INTERVALS = 1.6
 """Number of intervals of heartbeats without one after which the next is late."""
 SILENT_INTERVALS = 2.5
@@ -153,9 +139,8 @@ class MasterServer:
         state: StateDirectory | None = None,
         system: System = SYSTEM,
     ) -> None:
-        """Let in only those who know the `token`, if there is one, and only over TLS, if there is an `ssl_context`.
-        With `standby_of`, this is a standby, which founds no run; `client_context` is for its questions to the others,
-        where these speak TLS. `state` is this server's from here on. OSError if the `system` denies a thread."""
+        """Arguments as of `MasterNode`. `client_context` is for TLS to the other masters. The server closes `state`.
+        OSError if the `system` denies a thread."""
         self._listener = listener
         self._token = token
         self._client_context = client_context
@@ -542,8 +527,7 @@ class MasterServer:
         await watch(self._standby_of, self._token, self._client_context, interval_s, tell, own_run, self._system.dial)
 
     def _sense(self, silent: Sequence[int] = ()) -> None:
-        """Tell the machine whose heartbeats are late, before it judges who is lost: also the `silent` ones of which it
-        is about to be told."""
+        """Report late heartbeats to the machine before it judges losses, also the `silent` ones that follow."""
         quiet = self._heartbeat_thread.quiet(QUIET_SHARE * self._options.peer_timeout_s)
         self._machine.note_quiet([*quiet, *silent])
 

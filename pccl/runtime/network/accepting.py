@@ -1,15 +1,9 @@
-"""Connections whose other side has not proved yet who it is: how many there may be, and which one is dropped for more.
+"""Accepts connections, and limits those that are not authenticated yet.
 
-Each costs a descriptor, a task and at most one small message, for a bounded time. There is room for `total_max` of
-them, `per_source_max` from one source. A new one is always let in, and the oldest of the source that holds most is
-dropped for it: whoever dials in earnest speaks at once and is soon authenticated, so neither a thousand idle
-connections nor a flood of them keeps others out, unless they are dropped faster than a handshake takes. A source is an
-IPv4 address or an IPv6 network of 64 bits, since such a network belongs to one host as a rule.
-
-Accepts the connections that come to a listening socket, a master's or a peer's.
-
-A process may run out of descriptors. Whoever is connected already must not suffer from that, so the longest waiting of
-the unauthenticated connections is dropped to make room, and the loop goes on after a pause.
+There is room for `total_max` unauthenticated connections, `per_source_max` from one source (an IPv4 address or an IPv6
+/64 network). A new one is always accepted, and the oldest of the largest source is dropped for it. A real peer sends at
+once and is soon authenticated, so idle connections do not keep it out. When the process has no free descriptors, the
+oldest unauthenticated connection is dropped, and accepting continues after a pause.
 """
 
 from __future__ import annotations
@@ -39,7 +33,7 @@ class Unauthenticated:
         self._source_of: dict[int, str] = {}
         self._drops: dict[str, dict[int, Callable[[], object]]] = {}
         self.dropped = 0
-        """Number of connections that have been dropped so far."""
+        """Number of dropped connections."""
 
     def __len__(self) -> int:
         return len(self._source_of)

@@ -1,21 +1,14 @@
-"""Addresses as people write them, and sockets that listen on or dial them.
+"""Addresses, listening sockets, and the order in which masters are tried.
 
-A peer that reached the master through a loopback address is known to it by that address, which means another machine
-to everybody else. It therefore stands for 'the master's machine': a dialer replaces it by the address under which it
-reached the master itself.
+A peer that the master sees at a loopback address runs on the master's machine: a dialer replaces that address by the
+one at which it reached the master.
 
-Chooses which master to ask next: all of them in turn, again and again, with pauses between rounds.
+`MasterAddresses` is the search for a master, with time and chance as arguments:
 
-Pure: time and chance come in as arguments. A search begins anew whenever a master is lost. Its rules:
-
-1. A round begins with the first address, so that all peers come to the same master when there is a choice. For that a
-   search goes through them in an order of its own, which is the same whatever order they were given in.
-2. Still some masters may be out of reach for some peers, and a majority would wait at different masters for each other.
-   So peers stay longest at the first master of a round that gathers them, and look at the others for a moment, which is
-   enough to be asked to follow where a majority is.
-3. Where all machines answer, a round takes no longer than a majority waits for the rest.
-4. Rounds are at most PAUSE_S_MAX apart, so the next master is found soon after it listens; the first pauses are short,
-   for a master that is started anew at once.
+1. A round tries all addresses in an order that is the same for all peers, so that they meet at the same master.
+2. Peers stay longest at the first master of a round that gathers them, and look at the others for a moment.
+3. A round is not longer than a majority waits for the rest.
+4. Rounds are at most PAUSE_S_MAX apart; the first pauses are short, for a restarted master.
 """
 
 from __future__ import annotations
@@ -115,7 +108,7 @@ def public_reach(host: str) -> str | None:
 
 
 def source_towards(host: str) -> str | None:
-    """Return the address from which this machine would reach a host; None if it would not. Nothing is sent."""
+    """Return the local address towards a host, or None. No packet is sent."""
     try:
         family, kind, _, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as sock:
@@ -126,7 +119,7 @@ def source_towards(host: str) -> str | None:
 
 
 def source_addresses() -> list[str]:
-    """Return the addresses from which this machine would send to the internet. Nothing is sent."""
+    """Return the local addresses towards the internet. No packet is sent."""
     return [found for found in map(source_towards, ("192.0.2.1", "2001:db8::1")) if found]
 
 
@@ -138,8 +131,8 @@ def reachable(hosts: list[str], master_host: str) -> list[str]:
 
 
 def listen(host: str, port: int, backlog: int = 1024) -> socket.socket:
-    """Return a non-blocking listening socket. An empty host and "::" mean every interface, IPv6 and IPv4 on one port,
-    or IPv4 alone where there is no IPv6. OSError with a text that names the address if it cannot be had."""
+    """Return a non-blocking listening socket. An empty host or "::" is every interface, with IPv6 and IPv4 where
+    available. OSError names the address."""
     if not host or is_unspecified(host):
         is_dual = not host or ":" in host
         families = [socket.AF_INET6, socket.AF_INET] if is_dual else [socket.AF_INET]
@@ -198,12 +191,12 @@ OTHER_S_MIN = 0.5
 OTHERS_SHARE = 0.3
 """Time to wait at all others together, at most, in peer timeouts."""
 PAUSE_SHARE = 0.1
-"""Pause between rounds in which a master gathers peers, at most, in peer timeouts, unless PAUSE_S_MIN is more."""
+"""Longest pause between rounds with a gathering master, in peer timeouts, at least PAUSE_S_MIN."""
 LEAD_TIMEOUTS = 3.5
-"""Time to wait at a master that has a majority, in peer timeouts: longer than it takes to lead, at most
-(`gathering.GATHER_TIMEOUTS`). Who leaves in the moment in which it begins to lead would be taken for lost."""
+"""Time to wait at a master with a majority, in peer timeouts, longer than it takes to lead
+(`gathering.GATHER_TIMEOUTS`). A peer that leaves at that moment would be lost."""
 DIAL_S = 1.5
-"""Time in which a connection has to be made. Short, since an address whose machine is gone does not answer at all."""
+"""Time limit of a connection attempt. An absent machine does not answer at all."""
 
 Address = tuple[str, int]
 
@@ -225,7 +218,7 @@ class MasterAddresses:
         self._pause_s_max = PAUSE_S_MAX
 
     def anew(self) -> MasterAddresses:
-        """Return the same addresses for a new search, none of which has been asked."""
+        """Return the same addresses for a new search."""
         return MasterAddresses(sorted(self.addresses))
 
     def next(self, chance: float) -> Attempt:
@@ -255,7 +248,7 @@ class MasterAddresses:
 
     @property
     def are_all_asked_again(self) -> bool:
-        """Whether a refusal counts as final: all others were asked before, or there is no other."""
+        """Whether a refusal is final: all other masters were asked before."""
         return self._asked > len(self.addresses) or len(self.addresses) == 1
 
     def failed(self, address: Address, reason: str) -> None:

@@ -1,17 +1,7 @@
-"""Conversations with a master from outside of its run: dial, TLS, handshake, one question, and what it answers.
+"""Requests to a master from outside its run: status, trace and check. `failure_of` words all failures.
 
-`pccl status`, `pccl trace` and `pccl doctor` ask so, a standby asks the other masters, and a peer that has waited for
-long asks its own. All that can go wrong is told in the same words (`failure_of`).
-
-Asks a master how its run stands, without taking part in it.
-
-Asks a master for the flight recorders of all peers of its run, without taking part in it.
-
-Checks the way to a master and back, for `pccl doctor`: the asker's side.
-
-One connection carries all, in this order, so that what fails first is told first: small messages (round trip, clocks),
-one that fills packets (MTU), the master's own calls to where peers would dial this host, and as much as the way carries
-for a moment in each direction.
+`pccl doctor` uses one connection for its check, in this order: small messages (round trip, clocks), one that fills
+packets (MTU), the master's connections to this host, and a flood in each direction.
 """
 
 from __future__ import annotations
@@ -52,7 +42,7 @@ logger = logging.getLogger("pccl")
 T = TypeVar("T")
 
 SILENCE_S = 0.5
-"""Time without a first answer after which the dialer looks who is there."""
+"""Time without a first answer until the client looks for a foreign service."""
 FAILURES = ConnectionLost, TlsError, AuthError, ProtocolError
 """What a conversation may end with."""
 
@@ -243,8 +233,8 @@ async def fetch_any(
     last: int,
     timeout_s: float,
 ) -> FetchedTrace:
-    """Return the trace that one of the masters gives; after `timeout_s` what has come of it by then. NoAnswer,
-    trio.TooSlowError if that is nothing."""
+    """Return the trace of one of the masters; after `timeout_s` the part received so far. NoAnswer or trio.TooSlowError
+    if that is empty."""
     traces = [FetchedTrace() for _ in masters]
     failures: list[str] = []
 
@@ -305,9 +295,9 @@ class Way:
     version: str = ""
     """The version of the master's pccl."""
     seen_host: str = ""
-    """The address from which the master sees this host."""
+    """This host's address as the master sees it."""
     own_host: str = ""
-    """The address from which this host sends."""
+    """This host's address."""
     round_trips_s: list[float] = field(default_factory=list)
     clock_offset_s: float = 0.0
     """The master's clock less this one's, and how far that may be off."""
@@ -318,7 +308,7 @@ class Way:
     """What becomes of packets of full size: they get through "both" ways, or vanish on the way "out" or "back"; "": not
     tried."""
     calls: list[tuple[str, str]] = field(default_factory=list)
-    """Addresses at which the master has dialled this host, each with why it could not be reached; "": it was."""
+    """Addresses of this host that the master dialed, each with the failure; "": reached."""
     up_bytes_per_s: float = 0.0
     down_bytes_per_s: float = 0.0
 

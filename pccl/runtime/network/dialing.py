@@ -1,11 +1,7 @@
-"""Makes connections to other processes, which forked children close from their first moment on (`fork_guard`).
+"""Outgoing connections, which forked children close (`fork_guard`), unlike those of `trio.open_tcp_stream`.
 
-That is why `trio.open_tcp_stream` is not used: nobody but itself knows its sockets before they are connected. A name
-may have several addresses, of which some may not answer: each has a head start of ATTEMPT_S, as in RFC 8305.
-
-A process that dials a port of this machine again and again, on which nobody listens, is given that very port to dial
-from one day, and so connected to itself. Closed as usual, such a connection would keep the port from any listener for a
-minute; so it is reset.
+Each address of a name has a head start of ATTEMPT_S, as in RFC 8305. A process that repeatedly dials a free local port
+may connect to itself; such a connection is reset, so that it does not block the port.
 """
 
 from __future__ import annotations

@@ -1,17 +1,10 @@
-"""Key exchange over X25519 for the handshakes of `protocol.auth`, done by OpenSSL through the extension.
+"""The handshake of every connection: X25519 key exchange, authentication (`protocol.auth`), and encrypted sockets.
 
-A process that joins a run has some handshakes with each of the others, all within a moment. So a key pair serves all
-handshakes that begin within LIFE_S, in one trio run, and remembers the secrets that it has made:
+OpenSSL computes the key exchange, through the extension. One key pair serves all handshakes that begin within LIFE_S in
+a trio run, since a joining process has several with each peer. Private key and secrets are wiped when its life and its
+last handshake have ended; a forked child wipes its copies.
 
-1. A task of the trio run ends that life; it does so as well when the run ends.
-2. The private key and all secrets are wiped when it has ended and the last handshake that began in it is over. Each of
-   these is bounded in time.
-3. A forked child wipes its copies, but for what another thread is computing with at that moment.
-
-The first words on every connection, up to and without the answer to its opening: see `protocol.auth`.
-
-Encryption of connections between peers: whether there is any, and a socket that nobody but its other end can read
-or write. The work is done by `pccl_records` of the extension (`native/src/records.h`), as on the engine's connections.
+`EncryptedStream` uses `pccl_records` of the extension (`native/src/records.h`), like the engine's connections.
 """
 
 from __future__ import annotations
@@ -40,7 +33,7 @@ class Exchange:
     """One side of a key exchange, with a private key that `close` wipes. Not thread-safe."""
 
     def __init__(self, private_key: bytes | None = None) -> None:
-        """Make a key pair; `private_key` is for tests. OSError if there is no X25519 here, or no memory for it."""
+        """Make a key pair; `private_key` is for tests. OSError without X25519 or memory."""
         made = ffi.new("pccl_key_exchange **")
         public_key = ffi.new("uint8_t[]", PUBLIC_KEY_BYTES)
         status = lib.pccl_key_exchange_create(ffi.NULL if private_key is None else private_key, public_key, made)
@@ -136,8 +129,8 @@ def _exchange(token: str) -> AbstractContextManager[Exchange | None]:
 
 
 async def dial(channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any) -> Any:
-    """Say `opening` and return the answer to it, of the union `answers`, from somebody who knows the token, or a
-    refusal from anybody. AuthError, ProtocolError or ConnectionLost. `run` is as in `auth.Dialer`."""
+    """Send `opening` and return the authenticated answer, of the union `answers`, or any refusal. AuthError,
+    ProtocolError or ConnectionLost. `run` is as in `auth.Dialer`."""
     return (await dial_keyed(channel, token, run, opening, answers)).answer
 
 
@@ -154,7 +147,7 @@ class Dialled(NamedTuple):
 
 
 async def dial_keyed(channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any) -> Dialled:
-    """Do as `dial`, and return the keys besides the answer."""
+    """Do as `dial`, and return the keys too."""
     with _exchange(token) as ours:
         side = auth.Dialer(token, secrets.token_bytes(auth.NONCE_BYTES), opening, run, ours)
         await channel.send_frame(side.opening)
@@ -190,7 +183,7 @@ UNREADABLE = "cannot be decrypted: changed on the way, or not from this peer"
 
 
 def why_unavailable() -> str:
-    """Return why there is no encryption here, naming what was looked for; empty if there is."""
+    """Return why encryption is unavailable; empty if it is available."""
     error = ffi.new("char[256]")
     return text(error) if lib.pccl_encryption_available(error, len(error)) != lib.PCCL_OK else ""
 
@@ -201,8 +194,8 @@ def link_keys(keys: Keys | None) -> Any:
 
 
 class EncryptedStream:
-    """A connected socket as a `wire.ByteStream`. After a cancelled `send` nothing more can be sent; a cancelled
-    `recv_into` has taken nothing."""
+    """A connected socket as a `wire.ByteStream`. A cancelled `send` ends sending; a cancelled `recv_into` takes no
+    bytes."""
 
     def __init__(self, sock: trio.socket.SocketType, keys: Keys) -> None:
         self._sock = sock

@@ -1,9 +1,4 @@
-"""The operating system as sessions and masters ask it for connections, and for what runs beside their trio run.
-
-Whoever makes a session or a master gives it a `System`, and all their parts go to it: there is no other way from them
-to the network or to a thread, but for the engine, which a session is given apart. So a simulation can play the network
-and the threads, and run everything else as it is.
-"""
+"""The operating system as sessions and masters use it, replaceable in simulations."""
 
 from __future__ import annotations
 

@@ -1,29 +1,19 @@
-"""The receiver's side of a state transfer: fetches what differs from many donors at once.
+"""The receiver of a state transfer: fetches differing blocks from many donors at once.
 
-Theory of operation. A `_Fetch` brings some tensors to one goal, which is given by block digests:
+A `_Fetch` brings tensors to a goal that is given by block digests:
 
-1. Every donor sends the block digests, which must hash to the root that the master elected, so a donor can neither lie
-   nor be mistaken about the goal. The first to send them sets it. Where there are very many digests, one donor at a
-   time is asked for them instead, and the others wait, connected, until one has sent them.
-2. Every donor is then asked for blocks as `schedule` says. A block is received straight into its tensor, hashed
-   (a fraction of a millisecond, without the GIL), and landed if its digest is right; on its way to a tensor on a device
-   it is received into memory beside it, and copied when it has been hashed. A second copy of a block that is
-   already being written is received into the stream's scratch block, and copied if it is complete first; whoever was
-   writing the block is first made to let go of it. So a block that has landed is never written again.
-   Whether one stream fills a donor's pipe cannot be known beforehand: in a long transfer each donor gets more streams,
-   one after the other, up to as many as it wants connections in a link, as long as they make it faster.
-3. A donor that is unreachable, breaks off, breaks the protocol, sends a wrong byte, or falls silent is a suspect: it is
-   left out, and its blocks go to the others. A donor is silent that sends nothing for the peer timeout, or for STALL_S
-   while others move. A donor with several streams may lose all but one.
+1. Every donor sends the block digests, which must hash to the elected root. If there are many, one donor at a time is
+   asked.
+2. Blocks are requested as `schedule` decides, received into their tensor, hashed, and done if the digest is right. For
+   device tensors they are hashed in host memory and copied. A second copy of a block goes to a scratch block first, so
+   a verified block is never overwritten. A donor gets more streams while they make it faster.
+3. A donor that is unreachable, breaks the protocol, sends a wrong byte, or is silent is a suspect: its blocks go to
+   others. A donor is silent after the peer timeout, or after STALL_S while others send.
 
-The fetch fails when no donor is left. Verified blocks stay, as they are right whoever sent them.
+The fetch fails when no donor is left; verified blocks stay. Loose tensors are not in the root: all of them come from
+one donor, after the rest.
 
-Loose tensors are not in the root and may differ between donors: all of them come from one donor, whose word counts.
-They follow the rest, from the first donor that has not failed; if it fails, the next is asked, and only what differs
-between the two is fetched anew.
-
-Memory beside the tensors: the digests (32 bytes a block), a scratch block for a stream that needs one, and a block for
-each stream where tensors are on a device.
+Memory: 32 bytes per block, a scratch block per stream that needs one, and a block per stream for device tensors.
 """
 
 from __future__ import annotations
@@ -48,20 +38,19 @@ logger = logging.getLogger("pccl.state")
 
 STALL_S = 5.0
 PATIENCE_S = 5.0
-"""Time that a donor may send nothing, where the peer timeout is not given."""
+"""Longest silence of a donor without a given peer timeout."""
 WATCH_S = 0.25
 IDLE_S = 0.1
-"""Interval in which a stream with nothing to do looks for blocks that are late."""
+"""Interval at which an idle stream looks for late blocks."""
 DONORS_MAX = 32
 """Number of donors in use at once; others take the place of those that fail."""
 STREAMS_MAX = 64
 """Number of streams from all donors together, but each donor has one."""
 STREAMS_PER_DONOR_MAX = 8
 STREAM_AFTER_S = 2.0
-"""Time for which a donor's speed is measured before it gets another stream, if the rest will take longer than twice
-that."""
+"""Time to measure a donor before it gets another stream, if the rest takes longer than twice that."""
 STREAM_GAIN = 1.1
-"""A donor that has not become so much faster by its last stream gets no more."""
+"""Least gain of speed by the last stream of a donor that gets another."""
 DIGESTS_UNASKED_BYTES_MAX = 2**18
 """If all digests are no more than this, every donor tells them unasked, which saves a round trip."""
 DIGEST_REQUESTS_AHEAD = 128
@@ -98,11 +87,11 @@ class Receiver:
         self.rx_bytes = 0
         """Bytes of the blocks that have landed."""
         self.overwritten: set[str] = set()
-        """Tensors of which at least one byte was replaced."""
+        """Tensors with at least one replaced byte."""
         self.suspects: dict[int, str] = {}
-        """Donors that failed, and how, in the order in which they did."""
+        """Failed donors with the reason, in order."""
         self.patience_s = PATIENCE_S
-        """Time that a donor may send nothing."""
+        """Longest silence of a donor."""
         self._fetching: _Fetch | None = None
 
     async def fetch(self, plan: m.SyncPlan, donors: Sequence[m.PeerInfo], connect: Connect) -> None:
@@ -132,7 +121,7 @@ class Receiver:
             self._fetching = None
 
     def lost(self, peer: int, reason: str) -> None:
-        """Note that a peer is gone; if it is a donor, nobody waits for it any more."""
+        """Note that a peer is gone, perhaps a donor."""
         if self._fetching is not None:
             self._fetching.lost(peer, reason)
 
@@ -146,7 +135,7 @@ class _Donor:
         self.nursery: trio.Nursery | None = None
         """Holds the tasks of its streams, once it has one."""
         self.streams = 1
-        """Number of streams that it was given so far."""
+        """Number of its streams so far."""
         self.is_full = False
         """Whether more streams would not make it faster."""
         self.rx_bytes = 0
@@ -377,7 +366,7 @@ class _Fetch:
                 self._returned = trio.Event()
 
     async def _watch(self) -> None:
-        """End connections that have fallen silent, and open more. Only time in which this process ran counts."""
+        """Close silent connections, and open more. Only time in which this process ran counts."""
         last = trio.current_time()
         while True:
             await trio.sleep(WATCH_S)

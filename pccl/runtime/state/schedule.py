@@ -1,18 +1,11 @@
-"""Chooses which block of a state transfer is asked of which donor. No I/O here, and time comes in as an argument.
+"""Chooses a donor for each block of a state transfer. No I/O; time is an argument.
 
-Theory of operation. A *donor stream* is one connection to a donor, which answers requests in order. Blocks wait in one
-pool; each stream draws from it as soon as what it has been asked for will have come within its *horizon*, so a faster
-stream simply draws more often, and all streams run dry at about the same time. The horizon is a quarter of a second, or
-three times the stream's latency where that is more. That is enough to keep a long fat pipe full, as what is asked for
-but not sent yet costs nothing; and it is short, as it is what a stream holds back from the others at the end.
+Each donor stream draws blocks from one pool as soon as its requested blocks will arrive within its *horizon*: a quarter
+of a second, or three times its latency. Faster streams draw more often, and all streams finish at about the same time.
 
-At the end (BitTorrent's endgame), when the pool is empty, an idle stream asks once more for a block that is *late*: one
-that the streams which hold it will not have delivered, by their speed or by their silence, when this stream could have
-done so easily. So a block may be on its way in several streams; the first verified copy lands, and later ones are read
-and dropped. At the end of a transfer nobody waits for a donor that is slow or has fallen silent.
-
-A stream that ends leaves its blocks to the others (`forsake`). `remaining` counts the blocks that have not landed;
-every one of them is in the pool or held by at least one stream.
+At the end an idle stream requests a *late* block again, one that it can deliver well before its holders (BitTorrent's
+endgame). The first verified copy counts. A stream that ends returns its blocks (`forsake`). `remaining` counts blocks
+that are not done; each is in the pool or held by a stream.
 """
 
 from __future__ import annotations
@@ -28,7 +21,7 @@ HORIZON_LATENCIES = 3
 REQUESTS_FIRST = 2
 """Number of requests under way while a stream's speed is not known."""
 REQUESTS_MAX = 256
-"""Number of requests under way at most: so many fit the donor's receive buffer also while it does not read."""
+"""Largest number of open requests. They fit the donor's receive buffer while it does not read."""
 RATE_WINDOW_S = 0.1
 RATE_WEIGHT = 0.3
 """Weight of the newest window in a stream's rate."""
@@ -53,11 +46,11 @@ class DonorStream:
 
     def __init__(self) -> None:
         self.queue: deque[Block] = deque()
-        """Blocks that were asked for, in the order in which they will arrive."""
+        """Requested blocks in the order of arrival."""
         self.silent_s = 0.0
-        """Time for which nothing has come of what was asked for. The receiver's watch adds to it."""
+        """Time without data for the open requests. The receiver's watch adds to it."""
         self.latency_s = 0.0
-        """The shortest wait from a request to the first byte, when nothing else was under way."""
+        """The shortest time from a request to its first byte on an idle stream."""
         self.rate: float | None = None
         """Bytes a second, as far as known; None: not yet."""
         self.to_come_bytes = 0
@@ -67,7 +60,7 @@ class DonorStream:
         self._window_bytes = 0
 
     def asked(self, now: float) -> None:
-        """Note a request at a time when nothing was under way."""
+        """Note a request on an idle stream."""
         self._asked_at = self._window_start = now
         self._window_bytes = 0
         self.silent_s = 0.0
@@ -118,7 +111,7 @@ class DonorStream:
 
 
 class Schedule:
-    """The blocks of a transfer, and who is asked for which. `blocks` is drawn from lazily and holds `count` blocks."""
+    """The blocks of a transfer and their donors. `blocks` is an iterator of `count` blocks."""
 
     def __init__(self, blocks: Iterable[Block], count: int) -> None:
         self.remaining = count

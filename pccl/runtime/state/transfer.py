@@ -1,18 +1,8 @@
-"""The donor's side of a state transfer: answers one connection of a receiver, request by request, in order.
+"""A peer's part in one `sync_shared_state`: it serves its state to others, or fetches theirs.
 
-A donor may serve many connections at once, of one receiver or of several. Each send is at most a block and followed by
-a turn of trio's scheduler, so that connections share the way out evenly and nothing else in the trio thread waits
-for more than a block's copy.
-
-A peer's part in one `sync_shared_state`: it serves its state to others, or has its own brought to theirs.
-
-    tensor_blocks    blocks and digests
-    donor            answers a receiver
-    schedule         which block is asked of which donor
-    receiver         fetches from many donors, verifies, lands
-
-Payload does not go through the engine: the caller is blocked in the joint call anyway, Python only passes memory views
-to the kernel, and hashing happens outside the GIL. The tensors must not change while their owner is in the call.
+A donor answers each connection request by request, at most one block per turn of trio's scheduler. Payload bypasses the
+engine: the caller waits in the call, Python passes memory views to the kernel, and hashing releases the GIL. The
+tensors must not change during the call.
 """
 
 from __future__ import annotations
@@ -36,9 +26,8 @@ async def serve(
     sent: Callable[[int], None],
     tells: bool = False,
 ) -> None:
-    """Answer a receiver, until an exception: ConnectionLost, or ProtocolError for a request that nobody may make. With
-    `tells`, send it the digests of all tensors that are not loose before it asks. `sent` is called with the size of
-    whatever content has left."""
+    """Answer a receiver until ConnectionLost, or ProtocolError for an invalid request. With `tells`, send the digests
+    of all tensors that are not loose first. `sent` is called with the size of sent content."""
     for index, tensor in enumerate(tensors):
         if tells and not tensor.loose:
             await _send_digests(stream, index, own)
@@ -91,7 +80,7 @@ class Transfer:
 
     @property
     def overwritten(self) -> set[str]:
-        """Tensors of which at least one byte was replaced."""
+        """Tensors with at least one replaced byte."""
         return self._receiver.overwritten
 
     async def serve(self, stream: ByteStream, tells: bool = False) -> None:
@@ -106,9 +95,9 @@ class Transfer:
     async def fetch(
         self, plan: m.SyncPlan, donors: Sequence[m.PeerInfo], connect: Connect, patience_s: float = PATIENCE_S
     ) -> list[tuple[int, str]]:
-        """Bring the tensors to the elected content. A donor may send nothing for `patience_s`. Return the donors that
-        failed and how; TransferError, with the same, when none is left to ask. When cancelled, what has come stays, and
-        another fetch may follow."""
+        """Bring the tensors to the elected content. A donor may be silent for `patience_s`. Return the failed donors
+        with reasons; TransferError when none is left. After a cancellation the content stays, and another fetch may
+        follow."""
         self._receiver.suspects.clear()
         self._receiver.patience_s = patience_s
         await self._receiver.fetch(plan, donors, connect)
