@@ -243,7 +243,7 @@ def _peer_timeout_s(given: float | None) -> float:
         raise PCCLError(
             Result.INVALID_ARGUMENT,
             "MasterNode",
-            f"{what} {text!r} is no number of seconds within [{PEER_TIMEOUT_S_MIN:g}, {PEER_TIMEOUT_S_MAX:g}]",
+            f"{what} {text!r} is not a number of seconds within [{PEER_TIMEOUT_S_MIN:g}, {PEER_TIMEOUT_S_MAX:g}]",
         )
     return seconds
 
@@ -257,7 +257,7 @@ def _engine_threads(given: int | None) -> int:
     if not 1 <= threads <= ENGINE_THREADS_MAX:
         what = "PCCL_ENGINE_THREADS" if given is None else "engine_threads"
         raise PCCLError(
-            Result.INVALID_ARGUMENT, "MasterNode", f"{what} {text!r} is no number within [1, {ENGINE_THREADS_MAX}]"
+            Result.INVALID_ARGUMENT, "MasterNode", f"{what} {text!r} is not a number within [1, {ENGINE_THREADS_MAX}]"
         )
     return threads
 

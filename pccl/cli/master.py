@@ -61,15 +61,15 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="HOST:PORT",
         nargs="?",
         const=DEFAULT_HTTP,
-        help="show the run to browsers (/), as JSON (/status.json) and to Prometheus (/metrics) there; it asks nobody "
-        "who they are, so keep to a loopback address (default: not; without HOST:PORT %(const)s)",
+        help="show the run to browsers (/), as JSON (/status.json) and to Prometheus (/metrics) there; it needs "
+        "no authentication, so keep to a loopback address (default: not; without HOST:PORT %(const)s)",
     )
     parser.add_argument(
         "--http-host",
         metavar="NAME",
         action="append",
         default=[],
-        help="a name by which browsers and Prometheus may ask for the page of --http, besides its address and this "
+        help="a name by which browsers and Prometheus may ask for the page of --http, in addition to its address and this "
         "machine's name: that of a proxy, for instance. May be given several times. Other names are refused, since a "
         "page from elsewhere may ask behind a user's back; /healthz answers to all",
     )

@@ -55,7 +55,7 @@ def frame_length(head: bytes, limit_bytes: int) -> int:
     length = int.from_bytes(head, "big")
     if length > limit_bytes:
         raise ProtocolError(
-            f"a message of {length} bytes is announced where {limit_bytes} are allowed; this is no pccl peer, or one "
+            f"a message of {length} bytes is announced where {limit_bytes} are allowed; this is not a pccl peer, or one "
             f"of another version"
         )
     if length == 0:
@@ -78,7 +78,7 @@ def decode_body(body: bytes | bytearray | memoryview, expected: Any) -> Any:
 
 @cache
 def _holder(expected: Any) -> Any:
-    """Return a struct type around one message of the union `expected`, because msgspec caches structs but not unions."""
+    """Return a struct type around a message of the union `expected`: msgspec caches structs but not unions."""
     return msgspec.defstruct("Holder", [("message", expected)], array_like=True)
 
 

@@ -1,4 +1,4 @@
-"""The size up to which the direct algorithm beats the ring, from a group's link metrics.
+"""The size limit below which the direct algorithm beats the ring, from a group's link metrics.
 
 The direct algorithm (native/src/direct_plan.h) takes two one-way delays, the ring 2(W-1), but its streams compete for
 each host's uplink. For a chunk of S/W bytes of each of W ranks:
@@ -18,7 +18,7 @@ from pccl.protocol.link_metrics import LinkMetrics
 from pccl.protocol.topology import ring_links
 
 UNKNOWN = -1
-"""No limit: links were not measured, or there is no choice. Ops are judged by size and world size."""
+"""No limit: links were not measured, or only one algorithm is possible. Ops are judged by size and world size."""
 CROWDING = 1.1
 """Factor of the time for several streams on one uplink, as measured in a WAN lab."""
 STEP_S = 5e-5

@@ -329,7 +329,7 @@ class RecoveryReport(Part, frozen=True):
     unlinked: list[int]
     """Peers of its ring that it has no link with."""
     peer_timeout_s: float
-    """The run's `Welcome.peer_timeout_s` so far."""
+    """The run's `Welcome.peer_timeout_s`."""
     engine_threads: int
     site: str = ""
     """The site that the peer named in its Hello; empty: none."""
@@ -740,7 +740,7 @@ class Probe(Message, frozen=True):
     """The other peer of each link, and whether it is the one that sends."""
 
 
-# Flight recorders. These go beside what the machines of master and peer say to each other, which never hear of them.
+# Flight recorders, which bypass the machines of master and peer.
 
 
 class RecordingRequest(Message, frozen=True):
@@ -773,7 +773,7 @@ class RecordingPart(Message, frozen=True):
     """The reason of a missing recording; empty if unknown."""
 
 
-# Whoever asks the master how the run stands, and is no peer.
+# Status and trace clients.
 
 
 class StatusRequest(Message, frozen=True):
@@ -829,7 +829,7 @@ class Traced(Message, frozen=True):
     """The master's clock, as in `Recording.clock`."""
 
 
-# Whoever checks the way to a master and back (`pccl doctor`), and is no peer.
+# Check clients (`pccl doctor`).
 
 
 class CheckRequest(Message, frozen=True):

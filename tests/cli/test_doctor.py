@@ -156,7 +156,7 @@ def test_one_check_at_a_time(master: MasterNode) -> None:
     service = master._service
     assert service is not None
     service._server._checking._is_busy = True
-    assert "somebody else checks the way to this master; ask again" in of(examine(master.address), "way").text
+    assert "another check is running; try again" in of(examine(master.address), "way").text
 
 
 def healthy_way() -> Way:

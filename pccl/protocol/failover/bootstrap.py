@@ -147,7 +147,7 @@ class Bootstrap:
         _, _, since = next(iter(self._held.values()))
         return [since + HOLD_S, self._founds_at(record)] if is_missed else [since + HOLD_S]
 
-    def whom_it_waits_for(self, record: RunRecord | None, now: float) -> str:
+    def awaited_peers(self, record: RunRecord | None, now: float) -> str:
         """Return the peers that this master waits for, how long, and how to skip the wait."""
         left_s = max(0.0, self._founds_at(record) - now)
         if left_s == inf:
@@ -162,10 +162,10 @@ class Bootstrap:
 
     # Newcomers that wait.
 
-    def hold(self, connection: int, host: str, hello: m.Hello, now: float, whom: str) -> MasterLog:
+    def hold(self, connection: int, host: str, hello: m.Hello, now: float, peers: str) -> MasterLog:
         """Hold a newcomer. Return the log line, a warning for the first one."""
         self._held[connection] = host, hello, now
-        text = f"a newcomer from {host} is held: this master waits for {whom}"
+        text = f"a newcomer from {host} is held: this master waits for {peers}"
         was_told, self._is_told = self._is_told, True
         return MasterLog("info" if was_told else "warning", text, was_told, is_shown_unasked=not was_told)
 

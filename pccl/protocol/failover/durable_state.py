@@ -1,7 +1,7 @@
 """Majorities of views, and the record that a master keeps on disk.
 
 A master that is the only one of its run may evict most of a view and continue. If it dies, the evicted peers may be a
-majority of the last view that they know. The record identifies the peers that continued, like the epoch with which a
+majority of the last view that they know. The record identifies the peers that continued, like the epoch that a
 storage system uses to fence off a replaced leader:
 
     1  The record is written before a view is announced (Prepare) or a term starts (VoteRequest, Resumed). So a commit

@@ -14,7 +14,7 @@ How a run continues:
     3  The run is rebuilt and led (`recovery`) when all peers of the view have voted, or a `peer_timeout` after the last
        arrival, GATHER_TIMEOUTS at most. No peer is evicted before that.
     4  With one master address, evicted peers could otherwise outvote the ones that continued. With a record of the run,
-       the record decides who they are, and after DOUBT_TIMEOUTS no majority is needed: other peers are dead or cut off.
+       the record identifies them, and after DOUBT_TIMEOUTS no majority is needed: other peers are dead or cut off.
        Without a record the run continues only with all peers of its newest known view.
 
 When a master stops leading: it closes its connections, and its peers gather again.
@@ -98,7 +98,7 @@ class Failover:
         self._now = now
         self._bootstrap.wait(now, hold_s, hold_beside_s)
         if self._known.record is not None and not self._known.record.is_over and not self.is_standby:
-            self._log("warning", f"waits for {self._whom_it_waits_for(now)}")
+            self._log("warning", f"waits for {self._awaited_peers(now)}")
         return self._drain()
 
     def connected(self, connection: int, host: str, now: float) -> list[Effect]:
@@ -121,7 +121,7 @@ class Failover:
                 m.Goodbye(Result.INVALID_USAGE, f"unexpected {type(message).__name__} from a newcomer that waits"),
             )
         elif host is not None and isinstance(message, m.Resume):
-            # The master has known this connection as one that had said nothing.
+            # Until now the master had no message of this connection.
             self._effects += self.master.disconnected(connection, "it has a run", now)
             self._resume(connection, host, message)
         elif host is not None and isinstance(message, m.Hello):
@@ -209,7 +209,7 @@ class Failover:
     def holding(self, now: float) -> tuple[int, str]:
         """Return the number of held newcomers and the reason of their wait; empty if they need not wait."""
         is_waiting = self._claims or (self._bootstrap.is_waiting(now) and not (self.is_standby or self.is_leading))
-        return len(self._bootstrap), self._whom_it_waits_for(now) if is_waiting else ""
+        return len(self._bootstrap), self._awaited_peers(now) if is_waiting else ""
 
     @property
     def birth_at(self) -> float:
@@ -220,14 +220,14 @@ class Failover:
 
     def _resume(self, connection: int, host: str, message: m.Resume) -> None:
         """Handle Resume: keep the peer here, or reject it."""
-        who = f"peer {message.peer} of run {message.run!r}"
+        name = f"peer {message.peer} of run {message.run!r}"
         if message.protocol != m.PROTOCOL_VERSION:
             self._dismiss(connection, other_version(message))
             return
         if (ended := self._bootstrap.refusal(message)) is not None:
             self._dismiss(connection, ended)
             return
-        if self.is_leading and self._heard_while_leading(connection, message, who):
+        if self.is_leading and self._heard_while_leading(connection, message, name):
             return
         if (farewell := left_out(self.master, message)) is not None:
             self._dismiss(connection, farewell)
@@ -235,10 +235,10 @@ class Failover:
         if (refusal := self._known.refusal(message, is_waiting=self._bootstrap.is_waiting(self._now))) is not None:
             self._dismiss(connection, refusal)
             return
-        self._log("info", f"{who} ({host}) has lost its master")
+        self._log("info", f"{name} ({host}) has lost its master")
         self._wait_with_others(connection, host, message)
 
-    def _heard_while_leading(self, connection: int, message: m.Resume, who: str) -> bool:
+    def _heard_while_leading(self, connection: int, message: m.Resume, name: str) -> bool:
         """Handle Resume while leading. Return False if this master stopped leading and the peer may wait here."""
         if message.run != self.run:
             if message.is_accepted and self.master.waits_for_founders:
@@ -247,12 +247,12 @@ class Failover:
                 self._dismiss(connection, of_another_run(self.master, message))
             return self.is_leading
         if message.term > self.master.term and self.master.is_accepted(message.peer):
-            self._depose(f"{who} has followed another master, in term {message.term}")
+            self._depose(f"{name} has followed another master, in term {message.term}")
         elif self._is_missed_by(message) and self.master.has_lost_sight(but_of=message.peer):
-            self._depose(f"{who} has lost this master, and most of the others send no heartbeat either")
+            self._depose(f"{name} has lost this master, and most of the others send no heartbeat either")
         elif self._is_missed_by(message) and self._is_unheard(message):
             self._unheard.add((message.run, message.peer))
-            self._depose(f"{who} was to be led, and has lost its connection before it heard so")
+            self._depose(f"{name} lost its connection before it received Resumed")
         old = self.master.connection_of(message.peer)
         if self.is_leading and old is not None:
             self._effects.append(Close(old))
@@ -436,7 +436,7 @@ class Failover:
         elif old.is_deserted:
             hold_s = self.options.peer_timeout_s + BIRTH_MARGIN_S
         else:
-            # Its peers may look for a master for so long.
+            # Its peers may look for a master until then.
             hold_s = self._known.record.master_timeout_s + self.options.peer_timeout_s
         self._bootstrap.wait(self._now, hold_s)
         name = f"{self._names}-{self._depositions}"
@@ -470,8 +470,8 @@ class Failover:
         """Handle Hello without a run to join: hold the newcomer, send it away, or start a run."""
         self._bootstrap.note_masters(message.masters)
         if self._claims or (self._bootstrap.is_waiting(self._now) and message.may_found and not self.is_standby):
-            whom = self._whom_it_waits_for(self._now)
-            self._effects.append(self._bootstrap.hold(connection, host, message, self._now, whom))
+            peers = self._awaited_peers(self._now)
+            self._effects.append(self._bootstrap.hold(connection, host, message, self._now, peers))
             self._effects += self.master.disconnected(connection, "it is held", self._now)
         elif self.is_standby:
             self._effects += self.master.disconnected(connection, "it is sent away", self._now)
@@ -493,13 +493,13 @@ class Failover:
 
     def _send_away_held(self) -> None:
         for connection in self._bootstrap.overdue(self._now):
-            self._dismiss(connection, m.Elsewhere(f"it waits for {self._whom_it_waits_for(self._now)}"))
+            self._dismiss(connection, m.Elsewhere(f"it waits for {self._awaited_peers(self._now)}"))
 
-    def _whom_it_waits_for(self, now: float) -> str:
+    def _awaited_peers(self, now: float) -> str:
         if self._gatherings:
             runs = ", ".join(f"{run!r} ({each.quorum()})" for run, each in self._gatherings.items())
             return f"the peers of run {runs}"
-        return self._bootstrap.whom_it_waits_for(self._known.record, now)
+        return self._bootstrap.awaited_peers(self._known.record, now)
 
     def _release_held(self) -> None:
         for connection, (host, hello) in self._bootstrap.take_all().items():
@@ -568,7 +568,7 @@ def left_out(master: Master, message: m.Resume) -> m.StartOver | m.Goodbye | Non
     if message.run != master.run:
         return None
     if not message.is_accepted:
-        return m.StartOver("nobody is in the run any more, and nobody has accepted this peer")
+        return m.StartOver("the run has ended, and this peer was never accepted")
     if message.term < master.term or (message.term == master.term and message.peer in master.leadership.evicted):
         # It has not lost the run: that has ended without this peer, if it follows a lower term.
         return put_out(master, f"run {message.run!r} has ended without peer {message.peer}; connect again")

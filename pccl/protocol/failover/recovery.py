@@ -93,7 +93,7 @@ class Quorum:
 
     def __str__(self) -> str:
         if not self.peers:
-            return "nobody of its last view has come"
+            return "no peer of its last view has come"
         return f"{self.here} of the {len(self.peers)} peers of view {self.view} have come"
 
 
@@ -306,10 +306,10 @@ def _group(ring: m.Ring, members: Mapping[int, m.RecoveryReport]) -> RecoveredGr
 def _note_links(group: RecoveredGroup, ring: m.Ring, ours: Mapping[int, m.RecoveryReport]) -> None:
     is_mesh = all(each.installed is None or each.installed.is_meshed for each in ours.values())
     if is_mesh:
-        return  # a link that was lost since is told anew
+        return  # peers report links lost since
     group.missing = {(min(peer, other), max(peer, other)) for peer, each in ours.items() for other in each.unlinked}
     if not group.missing and len(ring.peers) > 1:
-        # It stands by now, but the others were told that the group is no mesh.
+        # The link stands by now, but Install said that the group is not a mesh.
         low, high, *_ = sorted(ring.peers)
         group.missing = {(low, high)}
 
@@ -326,8 +326,7 @@ def _note_joint_calls(group: RecoveredGroup, ours: Mapping[int, m.RecoveryReport
         group.revision = last[1]
         group.synced = {peer for peer, each in synced.items() if each == last}
         if sync is not None and sync.call_number == last[0] and sync.code == Result.SUCCESS:
-            # Whoever has not heard of it yet took part in it, unless it joined later, as who does not even know that it
-            # is accepted.
+            # Accepted peers without its end took part in it, unless they joined later.
             group.synced |= {
                 peer for peer, each in ours.items() if each.installed is not None and each.joined_after < last[0]
             }
@@ -467,7 +466,7 @@ def _highest_peer(recovered: Recovered) -> int:
 
 def _member(peer: int, report: m.RecoveryReport, survivor: Survivor, now: float) -> Member:
     me = report.me
-    # A loopback address at which the dead master saw it stood for that master's machine.
+    # A loopback address of the dead master stands for that master's machine.
     known = [host for host in me.hosts if not (host.startswith("127.") or host == "::1")]
     hosts = list(dict.fromkeys([*known, survivor.host]))
     hello = m.Hello(

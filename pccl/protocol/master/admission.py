@@ -93,7 +93,7 @@ class Admission:
         """Newcomers that were evicted for their links before, and the time when they may try these again."""
         self._broken_sites: dict[str, str] = {}
 
-    # Connections that have said nothing yet.
+    # Connections without a first message.
 
     @property
     def unidentified(self) -> dict[int, str]:
@@ -188,7 +188,7 @@ class Admission:
     def _heartbeat_hello(self, connection: int, host: str, message: m.HeartbeatHello) -> None:
         member = self._state.members.get(message.peer)
         if message.protocol != m.PROTOCOL_VERSION or message.run != self._state.run or member is None:
-            # As a rule it was evicted, and learns why on the other connection.
+            # Usually it was evicted, and gets the reason on the other connection.
             self._refuse(connection, host, f"peer {message.peer} of run {message.run!r} is not in this run", "info")
         else:
             self._liveness.take_heartbeats(connection, member)

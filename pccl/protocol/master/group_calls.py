@@ -89,8 +89,7 @@ class JointCalls:
             self._ring_change.forget_all()
             return False
         if state.accepted_count < sum(len(group.ring) for group in state.groups.values()):
-            # Those who come with update_topology, for which all others wait; or whom a master before this one has
-            # accepted, as some know and they do not: these will be in the next call too.
+            # Accepted, but their view is not installed yet: they take part in the next call.
             return False
         if any(state.members[peer].wait is not None for peer in self._unheard):
             # Such a call must not be taken for one that begins now, so all others wait, too.

@@ -164,7 +164,7 @@ class Master:
 
     def diagnose(self, late: Iterable[int], silent: Mapping[int, float], now: float) -> list[Effect]:
         """Report the peers that slow the run, in the log and in the status. `late` are connections with late
-        heartbeats, `silent` those without any, with seconds. It decides nothing else."""
+        heartbeats, `silent` those without any, with seconds. Only a diagnosis."""
         self.state.now = now
         look(self.state, self._liveness.heartbeats, late, silent)
         return self.state.drain()
@@ -180,7 +180,7 @@ class Master:
         self._admission.expire()
         limit_s = state.options.answer_limit_s
         for peer in list(state.asked_at):
-            # Looked up one by one: an eviction may ask others anew.
+            # Looked up one by one: an eviction may ask others again.
             if now >= state.asked_at[peer] + limit_s:
                 self._evict(peer, f"did not answer the master within {limit_s:g} s")
         for peer, silent_s in self._liveness.silent():
@@ -209,7 +209,7 @@ class Master:
         return min(times, default=None)
 
     def dismiss_founders(self, reason: str) -> list[Effect]:
-        """Have those who wait for others to begin a run with begin anew: they ask all masters again."""
+        """Make waiting founders start over: they ask all masters again."""
         for peer in self.state.pending:
             member = self.state.members[peer]
             self.state.send(member.connection, m.StartOver(reason))
@@ -218,7 +218,7 @@ class Master:
         return self._advance()
 
     def abdicate(self, reason: str) -> list[Effect]:
-        """Let go of all peers, who may follow another master. No event may come to this one any more."""
+        """Release all peers; they may follow another master. No further event may arrive here."""
         state = self.state
         for member in state.members.values():
             state.send(member.connection, m.Elsewhere(reason))
@@ -256,11 +256,11 @@ class Master:
 
     @property
     def unidentified(self) -> dict[int, str]:
-        """The hosts of connections that have said nothing yet, by connection."""
+        """The hosts of connections without a first message, by connection."""
         return self._admission.unidentified
 
     def host_of(self, connection: int) -> str | None:
-        """Return the host of a connection that has said nothing yet, or None."""
+        """Return the host of a connection without a first message, or None."""
         return self._admission.host_of(connection)
 
     def is_accepted(self, peer: int) -> bool:
@@ -295,13 +295,13 @@ class Master:
 
     @property
     def evidence_due_at(self) -> float | None:
-        """The time when somebody is evicted for links that cannot be made, whatever else is heard: see
+        """The time of the next eviction for links: see
         `link_failures`."""
         return self._links.evidence_due_at
 
     @property
     def is_vacant(self) -> bool:
-        """Whether nobody is here: it has met no peer yet, or all are gone."""
+        """Whether no peer is here."""
         return not self.state.members
 
     @property
@@ -336,7 +336,7 @@ class Master:
             self._evict(peer, reason)
 
     def _lose_late(self, peer: int, reason: str) -> None:
-        """Give up an absent peer that was expected back and has not come, unless this master hears nobody."""
+        """Give up an absent peer that was expected back and has not come, unless this master is cut off."""
         if not self._is_own_outage(peer):
             self._lose(peer, reason)
 
@@ -410,8 +410,8 @@ class Master:
         return self.state.drain()
 
     def _admit_first(self) -> bool:
-        """Admit whoever waits where nobody is accepted: there is nobody to call update_topology. Those of a ring that a
-        master before this one has announced are accepted by the view that is under way."""
+        """Admit waiting peers where no accepted peer could call update_topology. Peers of a ring that an earlier master
+        announced are accepted by the view under way."""
         if not self._has_nobody:
             return False
         waiting = self.admissible
@@ -429,7 +429,7 @@ class Master:
 
     @property
     def waits_for_founders(self) -> bool:
-        """Whether too few are here of those who are to begin the run together."""
+        """Whether founders of the run are missing."""
         return self.state.options.founders > 1 and self._has_nobody
 
     # Messages of accepted or pending peers.

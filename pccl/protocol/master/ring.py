@@ -231,7 +231,7 @@ class Outlook:
 
     def __str__(self) -> str:
         if self.slowest is None:
-            return "nothing is known of its links"
+            return "its links were not measured"
         text = (
             f"slowest link {self.slowest[0]}->{self.slowest[1]} at {self.bytes_per_s / MBIT:.4g} Mbit/s, "
             f"{self.latency_s * 1e3:.4g} ms once round"

@@ -112,8 +112,8 @@ def _nobody_sends(offers: Mapping[int, SyncOffer], lost: Sequence[tuple[int, str
         return "all peers called with RECEIVE_ONLY; at least one must be able to send"
     gone = "; ".join(f"peer {peer} is lost: {reason}" for peer, reason in lost[-LOST_NAMED_MAX:])
     return (
-        f"nobody is left who could send the state: the contents of peers {overwritten} were being overwritten when "
-        f"those who sent it were lost{f' ({gone})' if gone else ''}; load it anew on one of them, and call again"
+        f"no peer is left to send the state: the contents of peers {overwritten} were being overwritten when "
+        f"its senders were lost{f' ({gone})' if gone else ''}; load it again on one of them, and call again"
     )
 
 

@@ -5,7 +5,7 @@ Each peer reports its session's totals every few seconds (`messages.Report`), an
     1  Ops are counted per epoch. The highest count of any peer is the group's, so no op counts twice.
     2  The first report of a peer is the base of its later ones; a new master counts from there.
 
-Throughput counts only time in which a link limited the ops: for half a second all its connections had more to send than
+Throughput counts only time when a link limited the ops: for half a second all its connections had more to send than
 TCP accepted, and no other link of the peer did, as BBR ignores application-limited samples.
 """
 
@@ -183,7 +183,7 @@ class Traffic:
         more_committed = more_aborted = 0
         for epoch, committed, aborted in report.ops:
             if epoch not in epochs and (is_first or epoch < max(epochs, default=0)):
-                # Nobody else has told of it: it was before our time, or is too old to be told apart from that.
+                # No other report of it: it is from before this master, or too old.
                 epochs[epoch] = committed, aborted
                 continue
             known = epochs.get(epoch, (0, 0))
@@ -217,7 +217,7 @@ FULL_MS_MIN = 500
 
 
 class Throughput:
-    """The time in which links were full, and the bytes they carried."""
+    """The time of full links, and the bytes they carried."""
 
     def __init__(self) -> None:
         self._used: dict[int, dict[int, tuple[int, int]]] = {}

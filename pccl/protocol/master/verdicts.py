@@ -95,7 +95,7 @@ class OpVerdicts:
             return
         op = OpRef(message.tag, message.sequence)
         if not message.may_be_done:
-            # Where peers agree, nobody has committed it, or will.
+            # No peer has committed it, or will.
             self.abort(group, op, message.code, message.reason)
         elif op in group.votes:
             self._note_vote(group, op, member.peer)

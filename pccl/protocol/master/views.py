@@ -282,7 +282,7 @@ class ViewStages:
         state.told = set(listed)
         # A peer admitted now was not in the ring that these verdicts are about, and one that hears them twice
         # (after a further loss) has no such op open any more.
-        self._liveness.suspect_cut()  # those who make their links anew are no observers
+        self._liveness.suspect_cut()  # peers that make their links again are not observers
 
     def _take_in(self, peers: Iterable[int]) -> None:
         state = self._state
@@ -336,7 +336,7 @@ class ViewStages:
         self._leadership.installed()
         sizes = ", ".join(f"group {group.number}: {group.ring}" for group in state.groups.values())
         self._links.installed()
-        state.log("info", f"view {state.view} installed; {sizes or 'nobody left'}")
+        state.log("info", f"view {state.view} installed; {sizes or 'no peer left'}")
         self._calls.view_installed()
 
     def _form(self, group: Group) -> None:

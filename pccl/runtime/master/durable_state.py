@@ -102,7 +102,7 @@ class StateDirectory:
             raise StateError(f"{path} cannot be read: {error.strerror}") from None
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise StateError(
-                f"{path} is no record of a master ({error}); move it away if no peer of its run is alive"
+                f"{path} is not a valid record ({error}); move it away if no peer of its run is alive"
             ) from None
         if document.format != FORMAT:
             raise StateError(
@@ -186,7 +186,7 @@ class DurableEffects:
             self._perform(effects)
             return
         is_writing = bool(self._postponed)
-        # Whoever reads such a connection must know at once that it is one for heartbeats, of which no record tells.
+        # The reader of a heartbeat connection must know at once; no record depends on it.
         self._perform([effect for effect in effects if isinstance(effect, TakeHeartbeats)])
         self._postponed.extend(effect for effect in effects if not isinstance(effect, TakeHeartbeats))
         if not is_writing:

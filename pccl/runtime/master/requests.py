@@ -249,7 +249,7 @@ class Checking:
         if request.protocol != m.PROTOCOL_VERSION:
             refusal = f"this master speaks protocol {m.PROTOCOL_VERSION}, the asker {request.protocol}"
         elif self._is_busy:
-            refusal = "somebody else checks the way to this master; ask again"
+            refusal = "another check is running; try again"
         if refusal:
             connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, refusal)])
             return refusal
@@ -278,7 +278,7 @@ class Checking:
     async def _dialled(self, message: m.CheckDial, seen_host: str) -> m.CheckDialled:
         calls = []
         for host in message.hosts or [seen_host]:
-            failure = "this master has no token, and dials nobody but the address from which it is asked"
+            failure = "without a token this master dials only the address of the client"
             if host == seen_host or self._has_token:
                 failure = await self._call(host, message)
             calls.append((addresses.join(host, message.port), failure))
@@ -298,7 +298,7 @@ class Checking:
                     sock.close()
         except trio.TooSlowError:
             if is_connected:
-                return f"a connection is taken there, and nothing comes back within {CALL_S:g} s"
+                return f"the port accepts connections but does not reply within {CALL_S:g} s"
             return f"no answer to a connection within {CALL_S:g} s"
         except ProtocolError:
             return "something else than this check answers there"

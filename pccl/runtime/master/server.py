@@ -75,13 +75,13 @@ class Authentication:
                 return opening
             finally:
                 self.unauthenticated.leave(number)
-        raise ConnectionLost("dropped: too many connections that had not said who they are")
+        raise ConnectionLost("dropped: too many unauthenticated connections")
 
     async def _agree_on_tls(self, connection: ControlConnection[m.SaidByPeer]) -> bool:
         if not await connection.speaks_tls():
             return False
         if self._ssl_context is None:
-            raise AuthError("it speaks TLS, for which this master has no certificate")
+            raise AuthError("it speaks TLS, but this master has no certificate")
         await connection.start_tls(TlsEnd(self._ssl_context))
         return True
 
@@ -195,7 +195,7 @@ class MasterServer:
     async def serve(self) -> None:
         self.board.begin()
         self._lived_at = trio.current_time()
-        self._tell_memory()
+        self._log_state()
         self._carry_out(self._machine.begin(self._lived_at, self._hold_s, self._hold_beside_s))
         try:
             async with trio.open_nursery() as nursery:
@@ -220,19 +220,18 @@ class MasterServer:
             self._searcher.close()
             self._effects.close()
 
-    def _tell_memory(self) -> None:
+    def _log_state(self) -> None:
         if self._state is None:
             logger.info(
-                "this master keeps nothing on disk: started anew, it waits for all peers of a run as long as it can, "
-                "and nothing keeps a second master behind the same name from leading, too. Give it a state directory "
-                "against both"
+                "no state directory: after a restart this master continues a run only with all peers of its last view, "
+                "and a second master at this address would not be noticed. Use --state DIR"
             )
         elif self._start is Start.NEW and self._state.record is not None and not self._state.record.is_over:
-            text = "told to found a run, this master forgets the one recorded in %s: %s"
+            text = "started with --start new, this master discards the run recorded in %s: %s"
             level = logging.INFO if self._state.is_optional else logging.WARNING
             logger.log(level, text, self._state.directory, self._state.record)
         else:
-            logger.info("this master keeps its record of the run in %s", self._state.directory)
+            logger.info("this master keeps its durable state in %s", self._state.directory)
 
     async def _serve_connection(self, sock: socket.socket, sockaddr: tuple[str, int]) -> None:
         number = self._next_connection
@@ -510,7 +509,7 @@ class MasterServer:
             try:
                 effects = self._machine.diagnose(late, silent, now)
             except Exception:
-                # It advises, and decides nothing: the run must not end with it.
+                # Only a diagnosis: the run continues without it.
                 logger.exception("a bug of pccl has ended the diagnosis of this run, which goes on; please report it")
                 return
             if effects:

@@ -1,4 +1,4 @@
-"""Addresses, listening sockets, and the order in which masters are tried.
+"""Addresses, listening sockets, and the order of masters in a search.
 
 A peer that the master sees at a loopback address runs on the master's machine: a dialer replaces that address by the
 one at which it reached the master.

@@ -233,7 +233,7 @@ async def fetch_any(
     last: int,
     timeout_s: float,
 ) -> FetchedTrace:
-    """Return the trace of one of the masters; after `timeout_s` the part received so far. NoAnswer or trio.TooSlowError
+    """Return the trace of one of the masters; after `timeout_s` the received part. NoAnswer or trio.TooSlowError
     if that is empty."""
     traces = [FetchedTrace() for _ in masters]
     failures: list[str] = []

@@ -88,7 +88,7 @@ async def _connected(target: Any) -> socket.socket:
             raise OSError(error.errno, os.strerror(error.errno) if error.errno else str(error)) from None
         if raw.getsockname() == raw.getpeername():
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-            raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there: the dialer was connected to itself")
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "the port is closed: the dialer was connected to itself")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except BaseException:
         sock.close()

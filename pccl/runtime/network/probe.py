@@ -2,7 +2,7 @@
 
 A probe has connections of its own, as many as the link, with random bytes. Two PINGs on each connection give the round
 trip. Then one side floods, and an acceptor that receives reports its count every REPORT_S, so the dialer does all
-timing. The rate is the mean over FLOOD_ROUND_TRIPS within [FLOOD_S_MIN, FLOOD_S_MAX] without the first fifth, in which
+timing. The rate is the mean over FLOOD_ROUND_TRIPS within [FLOOD_S_MIN, FLOOD_S_MAX] without the first fifth, while
 TCP's windows grow. The connections are then reset.
 
 With a round trip over FLOOD_S_MAX / FLOOD_ROUND_TRIPS the result is lower than the link's rate.
@@ -140,7 +140,7 @@ async def _flood(socks: Sequence[trio.socket.SocketType], round_trip_s: float, p
         await _until_one_fails(tasks)
     found = steady_rate(arrivals)
     if not found:
-        raise ProbeError(f"nothing to speak of got through within {flood_s:.2g} s")
+        raise ProbeError(f"almost no data got through within {flood_s:.2g} s")
     return found
 
 

@@ -345,7 +345,7 @@ async def dial_control(host: str, port: int, expected: Any, dial: Dial = dial_tc
         return ControlConnection(sock, expected, OPENING_BYTES_MAX, is_dialed=True)
     except OSError as error:
         if sock is not None:
-            sock.close()  # whoever listened has died since
+            sock.close()  # the listener has died since
         is_refused = error.errno == errno.ECONNREFUSED
         raise ConnectionLost(error.strerror or str(error), is_refused) from None
 

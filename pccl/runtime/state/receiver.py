@@ -41,7 +41,7 @@ PATIENCE_S = 5.0
 """Longest silence of a donor without a given peer timeout."""
 WATCH_S = 0.25
 IDLE_S = 0.1
-"""Interval at which an idle stream looks for late blocks."""
+"""Interval of an idle stream's search for late blocks."""
 DONORS_MAX = 32
 """Number of donors in use at once; others take the place of those that fail."""
 STREAMS_MAX = 64
@@ -135,7 +135,7 @@ class _Donor:
         self.nursery: trio.Nursery | None = None
         """Holds the tasks of its streams, once it has one."""
         self.streams = 1
-        """Number of its streams so far."""
+        """Number of its streams."""
         self.is_full = False
         """Whether more streams would not make it faster."""
         self.rx_bytes = 0
@@ -150,7 +150,7 @@ class _Donor:
         if self._windows and elapsed_s < STREAM_AFTER_S:
             return False
         rate = (self.rx_bytes - self._window_bytes) / elapsed_s
-        # The first window only begins the second; that has TCP's slow start in it, and is no measure either.
+        # Ignore the first two windows: TCP's slow start.
         if self._windows > 2:
             self.is_full = self.is_full or rate < STREAM_GAIN * self._rate
         self._rate = rate
@@ -366,7 +366,7 @@ class _Fetch:
                 self._returned = trio.Event()
 
     async def _watch(self) -> None:
-        """Close silent connections, and open more. Only time in which this process ran counts."""
+        """Close silent connections, and open more. Only time while this process runs counts."""
         last = trio.current_time()
         while True:
             await trio.sleep(WATCH_S)
@@ -383,12 +383,12 @@ class _Fetch:
             least_s = min((connection.stream.silent_s for connection in waiting), default=0.0)
             are_others_idle = self._learning.statistics().tasks_waiting > 0
             for connection in waiting:
-                # Who fell silent at about the same time as all others is not to blame: we may be cut off ourselves.
+                # If all fall silent at about the same time, this process may be cut off itself.
                 is_alone = are_others_idle or connection.stream.silent_s - least_s >= STALL_S / 2
                 patience_s = self._receiver.patience_s
                 limit_s = min(STALL_S, patience_s) if is_alone else patience_s
                 if connection.stream.silent_s >= limit_s:
-                    connection.end(f"sent nothing for {limit_s:g} s")
+                    connection.end(f"was silent for {limit_s:g} s")
             self._add_streams(now)
 
     # Learning the goal.

@@ -34,7 +34,7 @@ async def serve(
     while True:
         request: m.StateRequest = await receive_message(stream, m.StateRequest)
         if not 0 <= request.tensor < len(tensors):
-            raise ProtocolError(f"there is no tensor number {request.tensor}")
+            raise ProtocolError(f"unknown tensor number {request.tensor}")
         if isinstance(request, m.DigestRequest):
             await _send_digests(stream, request.tensor, own)
             continue
