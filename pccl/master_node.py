@@ -19,10 +19,9 @@ from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.failover.bootstrap import Start
 from pccl.protocol.master.run_state import MasterOptions
 from pccl.protocol.messages import ENGINE_THREADS_MAX, PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
-from pccl.runtime.master.durable_state import StateDirectory, StateError, default_directory, open_directory
+from pccl.runtime.master.durable_state import StateError, default_directory, open_directory
 from pccl.runtime.master.server import MasterServer
 from pccl.runtime.network import addresses
-from pccl.runtime.network.addresses import Address
 from pccl.runtime.threads import faults, portal
 from pccl.runtime.threads.latch import Latch
 from pccl.runtime.threads.serving import STOP_TIMEOUT_S
@@ -139,17 +138,17 @@ class MasterNode:
             web = None
             if web_listener is not None and self._http is not None:
                 web = web_listener, Hosts(web_listener.getsockname()[0], self._http[0], self._http_hosts)
-            service = _Service(
-                self._host,
+            server = MasterServer(
                 listener,
                 self._options,
                 self._token,
                 self._ssl_context,
-                web,
                 start,
                 self._standby_of,
+                security.client_tls(None, "MasterNode") if self._standby_of else None,
                 state,
             )
+            service = _Service(f"the master at {addresses.join(self._host, server.port)}", server, web)
         except (OSError, StateError) as error:
             for opened in (listener, web_listener, state):
                 if opened is not None:
@@ -265,34 +264,14 @@ def _engine_threads(given: int | None) -> int:
 class _Service:
     """The part of a MasterNode that runs in the portal's thread. It goes on if the MasterNode is dropped."""
 
-    def __init__(
-        self,
-        host: str,
-        listener: socket.socket,
-        options: MasterOptions,
-        token: str,
-        ssl_context: ssl.SSLContext | None,
-        web: tuple[socket.socket, Hosts] | None,
-        start: Start,
-        standby_of: Sequence[Address],
-        state: StateDirectory | None,
-    ) -> None:
-        self.port: int = listener.getsockname()[1]
-        self.description = f"the master at {addresses.join(host, self.port)}"
+    def __init__(self, description: str, server: MasterServer, web: tuple[socket.socket, Hosts] | None) -> None:
+        self.port = server.port
+        self.description = description
         self.stopped = Latch()
         self.is_interrupted = False
         self.fault = ""
-        """The fault of pccl that has stopped it, in words; empty if there is none."""
-        self._server = MasterServer(
-            listener,
-            options,
-            token,
-            ssl_context,
-            start,
-            standby_of,
-            security.client_tls(None, "MasterNode") if standby_of else None,
-            state,
-        )
+        """The internal error that has stopped it, if any."""
+        self._server = server
         self._web: WebServer | None = None
         self.http_port = 0
         if web is not None:

@@ -69,9 +69,9 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="a name by which browsers and Prometheus may ask for the page of --http, in addition to its address and this "
-        "machine's name: that of a proxy, for instance. May be given several times. Other names are refused, since a "
-        "page from elsewhere may ask behind a user's back; /healthz answers to all",
+        help="a name by which browsers and Prometheus may ask for the page of --http, in addition to its address and "
+        "this machine's name, such as a proxy's. Repeatable. Other names are refused, because a foreign page could "
+        "make a browser request them; /healthz answers to all",
     )
     parser.add_argument(
         "--standby-of",
@@ -163,7 +163,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _next(ends: queue.SimpleQueue[int | None]) -> int | None:
-    """Wait for an entry. A signal that comes just before the thread sleeps does not wake it, so it wakes by itself."""
     while True:
         with suppress(queue.Empty):
             return ends.get(timeout=SIGNAL_POLL_S)

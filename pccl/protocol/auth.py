@@ -31,8 +31,8 @@ of its Finished messages.
 Properties:
 
 1. A proof requires the token, through `psk`, and with public keys a private key too.
-2. The transcript contains every byte before the proofs: protocol, purpose, run, sender, receiver, encryption, nonces and
-   public keys. So no part can be changed or removed on the way, and encryption cannot be downgraded.
+2. The transcript contains every byte before the proofs: protocol, purpose, run, sender, receiver, encryption, nonces
+   and public keys. So no part can be changed or removed on the way, and encryption cannot be downgraded.
 3. A recorded handshake fails against a fresh nonce, a handshake of another connection against its opening, and a
    reflected proof by its label.
 4. Payload keys have forward secrecy: they require `dh` or a private key, which is in memory only and wiped after the
@@ -89,7 +89,6 @@ def run_key(token: str, run: str) -> bytes:
 
 
 def hkdf_extract(salt: bytes, material: bytes | bytearray) -> bytes:
-    """HKDF-Extract of RFC 5869, section 2.2, with SHA-256."""
     return _hmac(salt, material)
 
 
@@ -158,8 +157,6 @@ def _wants_encryption(opening: m.Opening) -> bool:
 
 
 class Dialer:
-    """The dialer's side of one handshake."""
-
     def __init__(
         self, token: str, nonce: bytes, opening: m.Opening, run: str | None, exchange: KeyExchange | None = None
     ) -> None:
@@ -218,8 +215,6 @@ class Dialer:
 
 
 class Acceptor:
-    """The acceptor's side of one handshake."""
-
     def __init__(self, token: str, nonce: bytes, run: str, name: str, exchange: KeyExchange | None = None) -> None:
         """`name` is what errors call this side. `nonce` and `exchange` are as for `Dialer`."""
         assert len(nonce) == NONCE_BYTES

@@ -55,8 +55,8 @@ def frame_length(head: bytes, limit_bytes: int) -> int:
     length = int.from_bytes(head, "big")
     if length > limit_bytes:
         raise ProtocolError(
-            f"a message of {length} bytes is announced where {limit_bytes} are allowed; this is not a pccl peer, or one "
-            f"of another version"
+            f"a message of {length} bytes is announced where {limit_bytes} are allowed; this is not a pccl peer, or "
+            f"one of another version"
         )
     if length == 0:
         raise ProtocolError("an empty message")
@@ -78,7 +78,6 @@ def decode_body(body: bytes | bytearray | memoryview, expected: Any) -> Any:
 
 @cache
 def _holder(expected: Any) -> Any:
-    """Return a struct type around a message of the union `expected`: msgspec caches structs but not unions."""
     return msgspec.defstruct("Holder", [("message", expected)], array_like=True)
 
 
@@ -99,7 +98,6 @@ class Decoder(Generic[M]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[M]:
-        """Yield every message that `data` completes, in order."""
         self._buffer += data
         while (body := self.next_body()) is not None:
             self.trust()

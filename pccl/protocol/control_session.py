@@ -27,12 +27,9 @@ KEPT_BYTES_MAX = 64 * 2**20
 
 
 class ControlSession:
-    """One end of a session."""
-
     def __init__(self, key: bytes) -> None:
         self.key = key
         self.received = 0
-        """Number of messages that have been received."""
         self.kept_bytes = 0
         self._kept: deque[bytes] = deque()
         self._acknowledged = 0

@@ -41,7 +41,6 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     algorithm: str
     dtype: str
     size_bytes: int
-    """Size of the larger of its buffers."""
     rank: int
     world_size: int
     caller: int
@@ -93,7 +92,6 @@ class LinkSample(msgspec.Struct, frozen=True, array_like=True):
 
     at_ns: int
     peer: int
-    """The peer at the other end."""
     link: int
     thread: int
     counters: dict[str, int]
@@ -106,7 +104,6 @@ class RecordedEvent(msgspec.Struct, frozen=True, array_like=True):
 
     at_ns: int
     kind: str
-    """"view", "master", "link", "call", "op" or "log"."""
     text: str
     duration_ns: int = 0
     """How long it took, if it took time."""
@@ -115,8 +112,6 @@ class RecordedEvent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """All of a peer's flight recorder."""
-
     run: str
     peer: int
     group: int
@@ -131,7 +126,6 @@ class Recording(msgspec.Struct, frozen=True):
     rings: list[tuple[int, list[int]]] = []
     """The peers of the group by rank, by epoch."""
     callers: list[str] = []
-    """The threads that have launched ops."""
     ops: list[OpRecord] = []
     links: list[LinkSample] = []
     events: list[RecordedEvent] = []
@@ -147,13 +141,10 @@ class Gap(msgspec.Struct, frozen=True):
     start_ns: int
     end_ns: int
     before: OpRecord
-    """The op with whose launch it ended."""
 
 
 def gaps(recording: Recording) -> Iterator[Gap]:
-    """Yield the times between a caller's ops, by `end_ns`."""
     free_ns: dict[int, int] = {}
-    """The start of each caller's idle time."""
     for op in recording.ops:
         since_ns = free_ns.get(op.caller, 0)
         if 0 < since_ns < op.launched_ns:
@@ -202,7 +193,6 @@ def unpack(data: bytes) -> Recording:
 
 
 def to_json(recording: Recording) -> bytes:
-    """Return the recording as the text of a file."""
     return msgspec.json.encode(recording)
 
 

@@ -33,7 +33,6 @@ def ring_links(ring: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def ring_pairs(ring: Sequence[int]) -> set[tuple[int, int]]:
-    """Return the unordered pairs (low, high) that are neighbours."""
     if len(ring) < 2:
         return set()
     return {pair(a, b) for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)}
@@ -45,7 +44,6 @@ def linked_pairs(ring: Sequence[int]) -> set[tuple[int, int]]:
 
 
 def linked_peers(ring: Sequence[int], peer: int) -> list[int]:
-    """Return the peers that `peer` links to."""
     if peer not in ring:
         return []
     others = ring if len(ring) <= MESH_PEERS_MAX else neighbours(ring, peer)
@@ -53,7 +51,6 @@ def linked_peers(ring: Sequence[int], peer: int) -> list[int]:
 
 
 def pair(a: int, b: int) -> tuple[int, int]:
-    """Return the unordered pair (low, high) of two peers."""
     return (a, b) if a < b else (b, a)
 
 
@@ -108,7 +105,6 @@ class RingProblem:
 
     ring: tuple[int, ...]
     links: dict[tuple[int, int], Known]
-    """Metrics of links by sender and receiver."""
     unreachable: frozenset[tuple[int, int]] = frozenset()
     hosts: tuple[int, ...] = ()
     """The number, from 0, of each peer's host, in the order of the ring; empty if all are on different ones."""

@@ -42,7 +42,6 @@ class Start(Enum):
 
     AUTO = "auto"
     NEW = "new"
-    """Discard any earlier run."""
     RESUME = "resume"
     """There is an earlier run, which must continue before a new one may start."""
 
@@ -113,7 +112,6 @@ class Bootstrap:
             self.birth_at = max(self.birth_at, self._beside_at)
 
     def allow(self, now: float) -> None:
-        """The earlier run is led again or cannot return."""
         self.birth_at = min(self.birth_at, now)
         self._beside_at = min(self._beside_at, now)
 

@@ -46,8 +46,6 @@ MASTER_TIMEOUT_S_MAX = 1e9
 
 
 class RecordedView(msgspec.Struct, frozen=True):
-    """Number and peers of a view."""
-
     view: int
     peers: frozenset[int]
 
@@ -57,8 +55,6 @@ class RecordedView(msgspec.Struct, frozen=True):
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """The record of one run."""
-
     run: str
     secret: Secret
     """The run's `Welcome.secret`, which proves to its peers that an eviction is genuine."""
@@ -68,13 +64,11 @@ class RunRecord(msgspec.Struct, frozen=True):
     prepared: list[RecordedView] = []
     """Newer views that may be in force, the newest last."""
     is_over: bool = False
-    """Whether the run has ended."""
     master_timeout_s: float = MASTER_TIMEOUT_S
     """The longest time a peer of the run searches for a master."""
 
     @property
     def newest(self) -> RecordedView:
-        """The newest recorded view."""
         if self.prepared:
             return self.prepared[-1]
         return self.installed or RecordedView(0, frozenset())

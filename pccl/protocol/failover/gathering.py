@@ -16,12 +16,11 @@ peers with several masters stay at each for a moment (`unaccepted_since`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import inf
 
 from pccl.protocol import messages as m
-from pccl.protocol.failover.durable_state import RunRecord, bounded_s
-from pccl.protocol.failover.recovery import Quorum, quorum_of
+from pccl.protocol.failover.durable_state import RunRecord
+from pccl.protocol.failover.recovery import Quorum, RecoveringPeer, quorum_of
 from pccl.protocol.master.run_state import NAMED_MAX
 from pccl.protocol.summary_tally import Summary, SummaryTally, Views
 from pccl.types import Result
@@ -34,39 +33,6 @@ TELL_S = 1.0
 """Delay of the log line that names the missing peers."""
 
 
-@dataclass
-class RecoveringPeer:
-    """A peer that has lost its master."""
-
-    connection: int
-    host: str
-    peer: int
-    run: str
-    term: int
-    """The highest term that it had followed when it came."""
-    masters: int
-    """Number of master addresses that it knows."""
-    is_accepted: bool
-    since: float
-    master_timeout_s: float
-    asked: int = 0
-    """The term of the last vote request."""
-
-    @classmethod
-    def of(cls, connection: int, host: str, message: m.Resume, now: float) -> RecoveringPeer:
-        return cls(
-            connection,
-            host,
-            message.peer,
-            message.run,
-            message.term,
-            message.masters,
-            message.is_accepted,
-            now,
-            bounded_s(message.master_timeout_s, m.MASTER_TIMEOUT_S),
-        )
-
-
 class Gathering:
     """The recovering peers of one run. The work per message does not depend on the number of peers."""
 
@@ -74,7 +40,6 @@ class Gathering:
         views = Views()
         self.run = run
         self.term = term
-        """The term for the next vote."""
         self.majority_at: float | None = None
         """The time since which a majority of the last view is here; None: there is none."""
         self.unaccepted_since = 0.0
@@ -84,7 +49,6 @@ class Gathering:
         self.claims: dict[int, RecoveringPeer] = {}
         """Claims by peer, the one that has waited longest first."""
         self.here: SummaryTally[Summary] = SummaryTally(views)
-        """Summaries of all peers here."""
         self.following: SummaryTally[m.RecoveryReport] = SummaryTally(views)
         """Reports of the peers that voted in `term`."""
         self.term_heard = 0
@@ -142,7 +106,6 @@ class Gathering:
         return next(iter(self.claims.values())).since
 
     def quorum(self, needs_majority: bool = True) -> Quorum:
-        """Judge all peers here, with or without a vote."""
         return quorum_of(self.here, self.has_rivals, self.record, needs_majority)
 
     def quorum_following(self, needs_majority: bool = True) -> Quorum:

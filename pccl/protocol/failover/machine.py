@@ -46,8 +46,8 @@ import msgspec
 from pccl.protocol import messages as m
 from pccl.protocol.failover.bootstrap import BIRTH_MARGIN_S, Bootstrap
 from pccl.protocol.failover.durable_state import RunRecord
-from pccl.protocol.failover.gathering import Gathering, KnownRuns, RecoveringPeer
-from pccl.protocol.failover.recovery import Survivor, is_sound, rebuild, take_over
+from pccl.protocol.failover.gathering import Gathering, KnownRuns
+from pccl.protocol.failover.recovery import RecoveringPeer, is_sound, rebuild, take_over
 from pccl.protocol.master.effects import Close, Effect, MasterLog, Persist, Send
 from pccl.protocol.master.machine import Master
 from pccl.protocol.master.run_state import MasterOptions, RunState
@@ -389,11 +389,7 @@ class Failover:
         gathering = self._gatherings[run]
         needs_majority = gathering.needs_majority(self._now)
         recovered = rebuild(gathering.following, gathering.has_rivals, gathering.record, needs_majority)
-        survivors = {
-            peer: Survivor(claim.connection, claim.host, claim.masters, claim.since, claim.master_timeout_s)
-            for peer, claim in gathering.claims.items()
-            if peer in recovered.members
-        }
+        survivors = {peer: claim for peer, claim in gathering.claims.items() if peer in recovered.members}
         unidentified, name = self.master.unidentified, f"{self._names}-{self._depositions}"
         self.master = take_over(run, gathering.term, self.options, recovered, survivors, self._now, name)
         self._gatherings.clear()

@@ -59,7 +59,7 @@ from zlib import crc32
 from pccl._version import __version__
 from pccl.protocol import messages as m
 from pccl.protocol import topology
-from pccl.protocol.failover.durable_state import QuorumView, RecordedView, RunRecord, majority
+from pccl.protocol.failover.durable_state import QuorumView, RecordedView, RunRecord, bounded_s, majority
 from pccl.protocol.master.effects import Persist
 from pccl.protocol.master.ledger import Ledger
 from pccl.protocol.master.liveness import Returning
@@ -131,9 +131,7 @@ class Recovered:
 
     view: int
     view_heard: int
-    """The highest known number of a view."""
     peers: frozenset[int]
-    """Peers of the last view in force."""
     quorum_views: dict[int, frozenset[int]]
     """Peers of each quorum view, by its number: the last one in force, and each that may be in force too."""
     members: dict[int, m.RecoveryReport]
@@ -170,7 +168,6 @@ def is_sound(peer: int, summary: Summary, views: Views | None = None) -> bool:
 
 
 def _may_be_in_force(view: int, peers: frozenset[int], tally: SummaryTally[Any]) -> bool:
-    """Rule 2: whether all its peers here have answered this view, and some of its peers have not come."""
     return tally.have_answered(view, peers) and tally.count(peers) < len(peers)
 
 
@@ -278,7 +275,6 @@ def _call_numbers(report: m.RecoveryReport) -> list[int]:
 
 
 def _own_epoch(report: m.RecoveryReport) -> int:
-    """Return the epoch of the peer's group as it is in force there; 0 before its first."""
     installed = report.installed
     rings = installed.rings if installed is not None else []
     return next((ring.epoch for ring in rings if ring.group == report.me.group), 0)
@@ -358,18 +354,35 @@ NUMBERS_PER_TERM = 2**40
 """Size of a block of request numbers, so that answers to a dead master never match."""
 
 
-@dataclass(frozen=True)
-class Survivor:
-    """A peer that continues."""
+@dataclass
+class RecoveringPeer:
+    """A peer that has lost its master."""
 
     connection: int
     host: str
-    """The host that it comes from, as this master sees it."""
+    peer: int
+    run: str
+    term: int
+    """The highest term that it had followed when it came."""
     masters: int
-    """Number of master addresses that it knows."""
+    is_accepted: bool
     since: float
-    """The time when it said Resume."""
-    master_timeout_s: float = m.MASTER_TIMEOUT_S
+    master_timeout_s: float
+    asked: int = 0
+
+    @classmethod
+    def of(cls, connection: int, host: str, message: m.Resume, now: float) -> RecoveringPeer:
+        return cls(
+            connection,
+            host,
+            message.peer,
+            message.run,
+            message.term,
+            message.masters,
+            message.is_accepted,
+            now,
+            bounded_s(message.master_timeout_s, m.MASTER_TIMEOUT_S),
+        )
 
 
 def take_over(
@@ -377,7 +390,7 @@ def take_over(
     term: int,
     options: MasterOptions,
     recovered: Recovered,
-    survivors: Mapping[int, Survivor],
+    survivors: Mapping[int, RecoveringPeer],
     now: float,
     name: str,
 ) -> Master:
@@ -419,7 +432,7 @@ def _run_state(
     term: int,
     options: MasterOptions,
     recovered: Recovered,
-    survivors: Mapping[int, Survivor],
+    survivors: Mapping[int, RecoveringPeer],
     now: float,
     name: str,
 ) -> RunState:
@@ -464,7 +477,7 @@ def _highest_peer(recovered: Recovered) -> int:
     return max({*recovered.peers, *recovered.members, *recovered.newcomers, *recovered.left_out})
 
 
-def _member(peer: int, report: m.RecoveryReport, survivor: Survivor, now: float) -> Member:
+def _member(peer: int, report: m.RecoveryReport, survivor: RecoveringPeer, now: float) -> Member:
     me = report.me
     # A loopback address of the dead master stands for that master's machine.
     known = [host for host in me.hosts if not (host.startswith("127.") or host == "::1")]
@@ -486,7 +499,7 @@ def _member(peer: int, report: m.RecoveryReport, survivor: Survivor, now: float)
     return Member(peer, survivor.connection, hello, hosts, survivor.host, now, accepted=is_accepted, has_heartbeat=True)
 
 
-def _add_link_metrics(state: RunState, recovered: Recovered, survivors: Mapping[int, Survivor]) -> None:
+def _add_link_metrics(state: RunState, recovered: Recovered, survivors: Mapping[int, RecoveringPeer]) -> None:
     members = recovered.members
     found = [
         (survivors[peer].since - age_s, metric.link_of(peer), metric)
@@ -516,7 +529,6 @@ def _add_group(state: RunState, found: RecoveredGroup) -> None:
 
 
 def _tell_verdicts(state: RunState, found: RecoveredGroup) -> None:
-    """Send the known verdicts to all peers that continue."""
     for peer in found.ring:
         commits = [op for op in sorted(found.commits) if peer in participants(op.tag, found.former)]
         if commits:

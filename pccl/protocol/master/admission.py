@@ -40,7 +40,6 @@ class Restraint:
 
     evictions: int
     until: float
-    """The end of the delay."""
 
 
 class Probation:
@@ -214,7 +213,6 @@ class Admission:
     # Trials.
 
     def _hold_back(self, member: Member) -> str:
-        """Return the reason of a newcomer's wait; empty if it only waits for the others."""
         now = self._state.now
         record = self._probation.record(member.host, member.hello.name, now)
         if record is None:
@@ -227,7 +225,6 @@ class Admission:
         )
 
     def _try_links(self, member: Member) -> None:
-        """Have a newcomer connect to those that it would have links with, or to some of them."""
         state = self._state
         del self._trials_due_at[member.peer]
         group = state.groups.get(member.hello.group)
@@ -273,7 +270,6 @@ class Admission:
         return None
 
     def break_incomplete_sites(self, reason: str) -> None:
-        """Evict the peers of incomplete sites."""
         members = self._state.members.values()
         here = Counter(member.hello.site for member in members)
         for member in members:
@@ -293,7 +289,6 @@ class Admission:
     # Time.
 
     def expire(self) -> None:
-        """Close connections without a first message after too long."""
         state = self._state
         limit_s = state.options.hello_timeout_s
         for connection, (host, since) in list(self._unidentified.items()):
@@ -303,7 +298,6 @@ class Admission:
                 state.close(connection)
 
     def begin_trials(self) -> None:
-        """Have newcomers try their links whose time has come."""
         for peer in [peer for peer, due_at in self._trials_due_at.items() if self._state.now >= due_at]:
             self._try_links(self._state.members[peer])
 

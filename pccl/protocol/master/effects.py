@@ -12,8 +12,6 @@ from pccl.protocol.topology import RingProblem
 
 @dataclass(frozen=True)
 class Send:
-    """Send this message."""
-
     connection: int
     message: m.FromMaster
 
@@ -42,8 +40,6 @@ class FindRings:
 
 @dataclass(frozen=True)
 class MasterLog:
-    """Write a line to the master's log."""
-
     level: str
     text: str
     is_unauthenticated: bool = False

@@ -26,8 +26,6 @@ from pccl.types import Result
 
 
 class JointCalls:
-    """All joint calls of one run."""
-
     def __init__(
         self,
         state: RunState,
@@ -118,7 +116,6 @@ class JointCalls:
         return self._state_sync.step()
 
     def view_installed(self) -> None:
-        """End the update_topology that has waited for this view."""
         if self.is_updating:
             self.is_updating = False
             self._finish_all(Kind.UPDATE_TOPOLOGY)
@@ -142,7 +139,6 @@ class JointCalls:
     # Hopeless calls.
 
     def end_hopeless(self) -> None:
-        """End deadlocked calls."""
         if self._state.is_changing or self.is_updating or self._ring_change.is_under_way:
             return
         while self._end_first_hopeless():
@@ -212,7 +208,6 @@ class JointCalls:
         }
 
     def _end(self, waits: Mapping[int, Wait], reason: str, answer: int = PendingAnswer.ELSEWHERE) -> None:
-        """End deadlocked calls. are_peers_pending ends with `answer`; if no peer waits in it, all calls fail."""
         members = self._state.members
         asking = [peer for peer, wait in waits.items() if wait.kind == Kind.ARE_PEERS_PENDING]
         self._state.log("info" if asking else "warning", reason)

@@ -22,8 +22,6 @@ DECIDED_TAGS_MAX = 100_000
 
 
 class Ledger:
-    """One group's book of one epoch."""
-
     def __init__(self, ring: Sequence[int], is_meshed: bool = False) -> None:
         self.ring = frozenset(ring)
         self._is_meshed = is_meshed
@@ -86,7 +84,6 @@ class Ledger:
         return commits
 
     def holders(self, op: OpRef) -> frozenset[int]:
-        """Peers that have said done to an undecided op."""
         return frozenset(self._done.get(op, ()))
 
     def missing(self, op: OpRef, peer: int) -> tuple[str, Iterator[int]]:

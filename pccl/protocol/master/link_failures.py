@@ -161,7 +161,6 @@ class LinkFailures:
         return pairs
 
     def _links_to_try(self) -> list[Pair]:
-        """Return the links that broke or are doubted, and all others of their ends, which tell whose fault it was."""
         pairs = self._relink | self._doubted
         suspects = {peer for pair in pairs for peer in pair}
         others = (
@@ -174,7 +173,6 @@ class LinkFailures:
         return sorted(pairs.union(others))
 
     def installed(self) -> None:
-        """Note that the prepared view is in force."""
         self._tell_lost(self._untold)
 
     def _tell_lost(self, pairs: Iterable[Pair]) -> None:
@@ -216,7 +214,6 @@ class LinkFailures:
         return self._state.now >= self._evidence_due_at
 
     def _known_failures(self) -> dict[Pair, str]:
-        """Return the pairs that the dialing end reports as failed, or all if it cannot report."""
         needed = {pair for group in self._state.groups.values() for pair in topology.ring_pairs(group.ring)}
         if self._are_settled(needed, self._failed):
             return dict(self._failed)

@@ -33,8 +33,6 @@ RETURN_TIMEOUTS = 3.0
 
 
 class Returning:
-    """Peers that are still expected."""
-
     def __init__(self, peers: Iterable[int] = (), now: float = 0.0, timeout_s: float = 0.0) -> None:
         self.peers = dict.fromkeys(peers)
         """Peers that have not come yet, as an ordered set."""
@@ -69,7 +67,6 @@ class Liveness:
         """`returning` are peers that have followed this master from another one, and have yet to send heartbeats."""
         self._state = state
         self.heartbeats: dict[int, int] = {}
-        """Peers by their connections for heartbeats."""
         self._first_due_at: dict[int, float] = {}
         """Newcomers without a connection for heartbeats, longest first, and the time when there must be one."""
         self._due_at: dict[int, float] = {}
@@ -126,7 +123,6 @@ class Liveness:
         return peer
 
     def note_quiet(self, connections: Iterable[int]) -> None:
-        """Note the connections over which heartbeats are late."""
         self._quiet = {self.heartbeats[connection] for connection in connections if connection in self.heartbeats}
 
     # Absence.
@@ -160,7 +156,6 @@ class Liveness:
         self._cut = {cut for cut in self._cut if cut[0] not in group.ring or topology.pair(*cut) in linkless}
 
     def suspect_cut(self) -> None:
-        """Judge absent peers again: an observer is gone."""
         self._suspects.update(other for _, other in self._cut if other in self.absent_until)
 
     # Judgement.
@@ -196,7 +191,6 @@ class Liveness:
         return [peer for peer in found if (peer, member.peer) in self._cut or self._has_link(group, peer, member)]
 
     def _has_link(self, group: Group, peer: int, member: Member) -> bool:
-        """Whether `peer` has a link with `member`, of the installed ring or of the prepared view."""
         state = self._state
         pair = topology.pair(peer, member.peer)
         if not state.change.is_preparing:

@@ -39,8 +39,6 @@ BEFORE_ACCEPTANCE = frozenset({m.Leave, m.LinksReady, m.LinkFailed, m.LinkLost, 
 
 
 class Master:
-    """The machine of one run."""
-
     def __init__(
         self,
         state: RunState,
@@ -123,7 +121,6 @@ class Master:
         return self._advance()
 
     def disconnected(self, connection: int, reason: str, now: float) -> list[Effect]:
-        """The connection has ended, or sent an invalid message."""
         state = self.state
         state.now = now
         self._admission.disconnected(connection)
@@ -198,7 +195,6 @@ class Master:
         return self._advance()
 
     def deadline(self) -> float | None:
-        """Return the time for the next `tick`, or None."""
         if self.deposed:
             return None
         answer_limit_s = self.state.options.answer_limit_s
@@ -251,7 +247,6 @@ class Master:
 
     @property
     def admissible(self) -> list[int]:
-        """Pending peers that the next update_topology would let in."""
         return self._admission.admissible
 
     @property
@@ -301,7 +296,6 @@ class Master:
 
     @property
     def is_vacant(self) -> bool:
-        """Whether no peer is here."""
         return not self.state.members
 
     @property
@@ -336,7 +330,6 @@ class Master:
             self._evict(peer, reason)
 
     def _lose_late(self, peer: int, reason: str) -> None:
-        """Give up an absent peer that was expected back and has not come, unless this master is cut off."""
         if not self._is_own_outage(peer):
             self._lose(peer, reason)
 
@@ -353,7 +346,6 @@ class Master:
         return lost
 
     def _is_own_outage(self, peer: int) -> bool:
-        """Whether it is rather this master's fault that this peer is missed. Then it is deposed."""
         count = self.state.accepted_count
         if self.state.is_accepted(peer) and count > 1 and self._liveness.has_lost_sight(but_of=peer):
             self.leadership.deposed = (
@@ -429,7 +421,6 @@ class Master:
 
     @property
     def waits_for_founders(self) -> bool:
-        """Whether founders of the run are missing."""
         return self.state.options.founders > 1 and self._has_nobody
 
     # Messages of accepted or pending peers.

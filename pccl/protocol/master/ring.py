@@ -144,7 +144,6 @@ class Optimization:
         return bool(self._asked) or self.is_searching
 
     def deadline(self) -> float | None:
-        """Return the time for `expire`."""
         return self._round_ends_at if self._asked else None
 
     def next_round(self, number: int, now: float) -> dict[int, list[Pair]]:
@@ -283,7 +282,6 @@ class RingChange:
         return self._course is not None
 
     def forget_all(self) -> None:
-        """End the call: no caller is left."""
         self._course = None
 
     def step(self) -> bool | None:

@@ -35,8 +35,6 @@ NAMED_MAX = 20
 
 @dataclass(frozen=True)
 class MasterOptions:
-    """The settings of a master."""
-
     peer_timeout_s: float = 5.0
     """Seconds that a peer may go without a heartbeat."""
     engine_threads: int = 1
@@ -65,8 +63,6 @@ Pair = tuple[int, int]
 
 @dataclass
 class Wait:
-    """A peer's part in a joint call."""
-
     call: int
     kind: str
     offer: m.SyncOffer | None
@@ -84,9 +80,7 @@ class Member:
     hello: m.Hello
     hosts: list[str]
     host: str
-    """The host that sent Hello."""
     since: float
-    """The time when it said Hello."""
     on_trial: list[int] | None = None
     """The peers that a newcomer on trial must connect to; None: not on trial."""
     accepted: bool = False
@@ -95,7 +89,6 @@ class Member:
     heartbeat: int | None = None
     """The connection that carries its heartbeats, or None."""
     has_heartbeat: bool = False
-    """Whether it has ever sent a heartbeat."""
     absence: str = ""
     """The reason why it has no control connection; empty: it has one."""
 
@@ -105,11 +98,9 @@ class Member:
 
     @property
     def about(self) -> dict[str, int]:
-        """Its fields in structured log lines."""
         return {"group": self.hello.group, "peer": self.peer}
 
     def as_record(self) -> m.PeerInfo:
-        """Return the peer as others are told of it."""
         return m.PeerInfo(
             self.peer, self.hello.group, self.hosts, self.hello.port, self.hello.connections, self.hello.name
         )
@@ -126,15 +117,12 @@ class OpenAbortVote:
     code: int
     reason: str
     awaiting: set[int]
-    """Peers that have not voted yet."""
     is_hopeless: bool
     """Whether the vote is for deadlocked group calls."""
 
 
 @dataclass
 class Sync:
-    """A sync_shared_state that is being carried out."""
-
     number: int
     revision: int
     receivers: set[int]
@@ -146,8 +134,6 @@ class Sync:
 
 @dataclass
 class Group:
-    """One group of the run."""
-
     number: int
     ring: list[int] = field(default_factory=list)
     epoch: int = 0
@@ -155,9 +141,7 @@ class Group:
     running: bool = False
     """Whether ops may be in flight: the ring is installed and not being flushed."""
     flush: int = 0
-    """The number of the last flush."""
     awaiting_flush: set[int] = field(default_factory=set)
-    """Peers that have not answered it."""
     commits: list[OpRef] = field(default_factory=list)
     """Ops that the last flush commits, to be told with the next Prepare."""
     aborts: dict[OpRef, m.Aborted] = field(default_factory=dict)
@@ -186,7 +170,6 @@ class Group:
     revision: int | None = None
     """The revision of the last sync; None before the first."""
     sync: Sync | None = None
-    """The sync that is being carried out."""
     accepted: int = 0
     """Number of peers of the ring that are accepted."""
     waiting: Counter[str] = field(default_factory=Counter)
@@ -248,22 +231,17 @@ class RunState:
         self.options = options or MasterOptions()
         self.now = 0.0
         self.next_peer = 1
-        """The number that the next newcomer gets."""
         self.next_number = 1
-        """The number that `number` returns next."""
         self.view = 0
-        """The last view that was prepared."""
         self.installed_view = 0
         self.joint_calls_ended = 0
         """The number of the last completed group call."""
         self.members: dict[int, Member] = {}
         self.accepted_count = 0
-        """Number of members that are accepted."""
         self.peer_of: dict[int, int] = {}
         self.groups: dict[int, Group] = {}
         self.change = ViewChange()
         self.told: set[int] = set()
-        """The peers of the last Prepare."""
         self.lost: list[tuple[int, str]] = []
         """Peers that the view in force has and the next one has not, and why."""
         self.asked_at: dict[int, float] = {}
@@ -363,7 +341,6 @@ class RunState:
             self.tell(peer, message)
 
     def ask(self, peer: int, message: m.FromMaster) -> None:
-        """Send a peer what it must answer in time."""
         self.asked_at.pop(peer, None)
         self.asked_at[peer] = self.now
         self.tell(peer, message)
@@ -399,8 +376,6 @@ LONG_WAIT_S = 10.0
 
 
 class Waits:
-    """Waits of all peers in group calls."""
-
     def __init__(self, state: RunState) -> None:
         self._state = state
         self.waiting: Counter[str] = Counter()
@@ -424,7 +399,6 @@ class Waits:
     def finish(
         self, members: Iterable[Member], kind: str, code: Result = Result.SUCCESS, reason: str = "", value: int = 0
     ) -> None:
-        """End a call for all its peers."""
         self._state.joint_calls_ended += 1
         for member in members:
             if member.wait is not None and member.wait.kind == kind:
@@ -448,7 +422,6 @@ class Waits:
                 del waiting[kind]
 
     def log_long(self) -> None:
-        """Log the missing peers once for each long wait."""
         state = self._state
         missing: dict[tuple[str, int], list[int]] = {}
         """The peers that a call waits for, by kind and, for sync_shared_state, group."""
@@ -469,5 +442,4 @@ class Waits:
                 state.log("info", f"{member} has waited {LONG_WAIT_S:g} s in {kind} for {names}", member.about)
 
     def deadlines(self) -> list[float]:
-        """Return the time of the next line to log."""
         return [since + LONG_WAIT_S for since in islice(self._unlogged.values(), 1)]

@@ -35,8 +35,6 @@ LOST_NAMED_MAX = 4
 
 @dataclass(frozen=True)
 class Elected:
-    """The shared state that a group adopts."""
-
     revision: int
     root: bytes
     donors: list[int]
@@ -134,7 +132,6 @@ def _send_only_conflict(candidates: Mapping[int, SyncOffer], protected: list[int
 
 
 def _schema_difference(offers: Mapping[int, SyncOffer]) -> str | None:
-    """Return how the tensors of two offers differ, or None if all offer the same."""
     first, *others = sorted(offers)
     schema = offers[first].tensors
     for peer in others:
@@ -160,8 +157,6 @@ def describe(tensor: TensorOffer) -> str:
 
 
 class StateSync:
-    """The syncs of all groups."""
-
     def __init__(self, state: RunState, waits: Waits, verdicts: OpVerdicts, link_failures: LinkFailures) -> None:
         self._state = state
         self._waits = waits
@@ -169,7 +164,6 @@ class StateSync:
         self._link_failures = link_failures
 
     def report(self, member: Member, message: m.SyncReport) -> None:
-        """Hear that a receiver has ended its transfer."""
         sync = self._state.group_of(member).sync if member.accepted else None
         if sync is None or sync.number != message.sync or member.peer not in sync.receivers:
             return
@@ -208,7 +202,6 @@ class StateSync:
         return True
 
     def _begin(self, group: Group) -> bool:
-        """Elect a state and send the plan."""
         members = [self._state.members[peer] for peer in group.ring]
         offers = {
             member.peer: member.wait.offer

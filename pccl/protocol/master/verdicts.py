@@ -32,8 +32,6 @@ up."""
 
 
 class OpVerdicts:
-    """The verdicts of one run."""
-
     def __init__(
         self,
         state: RunState,
@@ -122,7 +120,6 @@ class OpVerdicts:
         return group if group is not None and group.epoch == epoch else None
 
     def _running_group(self, member: Member, epoch: int) -> Group | None:
-        """Return the peer's group, if the peer means its present epoch and ops run in it."""
         group = self._group(member, epoch)
         return group if group is not None and group.running else None
 
@@ -172,7 +169,6 @@ class OpVerdicts:
                 self._state.ask(peer, m.AbortVoteRequest(group.epoch, *op, code, reason))
 
     def _note_vote(self, group: Group, op: OpRef, peer: int) -> None:
-        """Note the vote of a peer that has not committed the op by itself, and will not."""
         vote = group.votes[op]
         vote.awaiting.discard(peer)
         if vote.awaiting:
@@ -183,7 +179,6 @@ class OpVerdicts:
             self.abort(group, op, vote.code, vote.reason)
 
     def _bound_ledger(self, group: Group) -> None:
-        """Evict the peer that has named most ops, if they are more than can be."""
         if group.ledger.entries > OPEN_OPS_MAX:
             reason = f"it names more ops than can be in flight: more than {OPEN_OPS_MAX} are undecided"
             self._evict(group.ledger.heaviest, reason, Result.MASTER_CONNECTION_FAILED)
@@ -203,7 +198,6 @@ class OpVerdicts:
         group.commits += group.ledger.done(member.peer, message.ops) if group.ledger.ring else []
 
     def _heard_verdicts(self, group: Group, commits: Iterable[OpRef], aborts: Iterable[m.Aborted]) -> None:
-        """Take in verdicts during a flush: those of a master before this one, or of peers by themselves."""
         known = set(group.commits)
         group.commits += [op for op in commits if op not in known]
         group.aborts.update({OpRef(op.tag, op.sequence): op for op in aborts})

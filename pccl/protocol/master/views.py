@@ -59,9 +59,7 @@ class Leadership:
         self.deposed = ""
         """The reason to stop leading; empty: it may lead."""
         self.has_rivals = has_rivals
-        """Whether peers know of other masters."""
         self.evicted: set[int] = set()
-        """Accepted peers that this master has evicted."""
         self._state = state
         self._in_force = in_force
         self._possible = list(possible)
@@ -138,9 +136,7 @@ RETRY_S_MAX = 300.0
 class _Retry:
     due_at: float
     delay_s: float
-    """Seconds between the next two tries."""
     works: bool = False
-    """Whether the last try got through."""
 
 
 def _is_small(group: Group) -> bool:
@@ -148,8 +144,6 @@ def _is_small(group: Group) -> bool:
 
 
 class MissingLinks:
-    """The missing links of one run."""
-
     def __init__(self, state: RunState) -> None:
         self._state = state
         self._retries: dict[Pair, _Retry] = {}
@@ -181,7 +175,6 @@ class MissingLinks:
         )
 
     def try_again(self) -> None:
-        """Have the pairs tried whose time has come."""
         state = self._state
         due: dict[int, list[int]] = {}
         for (low, high), retry in self._retries.items():
@@ -197,7 +190,6 @@ class MissingLinks:
                 )
 
     def tried(self, member: Member, message: m.Tried) -> None:
-        """Take the peers that a peer could not reach."""
         failed = {peer for peer, _ in message.failed}
         for other in self._asked.pop(member.peer, ()):
             retry = self._retries.get((other, member.peer))
@@ -254,7 +246,6 @@ class ViewStages:
         return True
 
     def _prepare(self) -> None:
-        """Start a view: add newcomers, give changed rings a new epoch, and send Prepare."""
         state, change = self._state, self._state.change
         state.view += 1
         change.is_renewing = False

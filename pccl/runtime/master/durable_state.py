@@ -200,7 +200,6 @@ class DurableEffects:
                 await self._writer.run(self._state.touch, is_left=False)
 
     def _perform_postponed(self) -> None:
-        """Carry out all effects up to the next that is to be written, and begin to write that."""
         effects = []
         while self._postponed and not isinstance(self._postponed[0], Persist):
             effects.append(self._postponed.popleft())

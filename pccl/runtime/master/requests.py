@@ -93,19 +93,14 @@ BACKLOG_BYTES_MAX = 2**20
 
 @dataclass(frozen=True)
 class Traceable:
-    """A peer to be asked."""
-
     peer: int
     name: str
     connection: int
-    """The number of its control connection."""
     absence: str
     """Why it cannot be asked; empty: it can."""
 
 
 class Reader(Protocol):
-    """The connection of a reader."""
-
     def send(self, messages: list[m.Message]) -> None: ...
 
     def until_sent(self, bytes_left: int) -> Awaitable[None]: ...
@@ -119,7 +114,6 @@ class ClockOffset:
     round_trip_ns: int | None = None
 
     def add(self, asked_ns: int, received_ns: int, sent_ns: int, answered_ns: int) -> None:
-        """Take in an exchange: t1, t2, t3, t4."""
         round_trip_ns = (answered_ns - asked_ns) - (sent_ns - received_ns)
         if round_trip_ns >= 0 and (self.round_trip_ns is None or round_trip_ns < self.round_trip_ns):
             self.round_trip_ns = round_trip_ns
@@ -136,8 +130,6 @@ class NoRecording(Exception):  # noqa: N818 - named after what happened
 
 @dataclass
 class _Question:
-    """A request that a peer has still to answer."""
-
     part: int
     answered: trio.Event = field(default_factory=trio.Event)
     answer: m.RecordingPart | None = None
@@ -159,7 +151,6 @@ class Tracing:
         return self._running >= TRACES_MAX
 
     def heard(self, connection: int, message: m.RecordingPart) -> None:
-        """Take a peer's answer. Unexpected answers are dropped."""
         question = self._questions.get((connection, message.trace))
         if question is not None and question.part == message.part and question.answer is None:
             question.answer = message
@@ -167,7 +158,6 @@ class Tracing:
             question.answered.set()
 
     async def trace(self, peers: Sequence[Traceable], request: m.TraceRequest, reader: Reader) -> None:
-        """Send all recordings to the reader."""
         self._running += 1
         limit = trio.CapacityLimiter(PEERS_AT_ONCE)
         try:
@@ -235,8 +225,6 @@ CALL_BYTES = 16 * 2**10
 
 
 class Checking:
-    """The checks of one master."""
-
     def __init__(self, has_token: bool, system: System) -> None:
         """With `has_token` checkers have proved that they know the run's, and may have any address dialled."""
         self._has_token = has_token
@@ -285,7 +273,6 @@ class Checking:
         return m.CheckDialled(calls)
 
     async def _call(self, host: str, message: m.CheckDial) -> str:
-        """Dial an address as other peers would. Return why it could not be reached, or ""."""
         is_connected = False
         try:
             with trio.fail_after(CALL_S):

@@ -66,7 +66,6 @@ def best_ring(problem: RingProblem) -> list[int]:
 
 
 def grade(bytes_per_s: float) -> int:
-    """Return the grade of a link of this speed."""
     return KNOWN + round(math.log(max(bytes_per_s, RATE_MIN) / RATE_MIN) / math.log(GRADE_STEP))
 
 
@@ -288,7 +287,6 @@ def _highest(grades: Grades, above: int) -> Places:
 
 
 def _shortened(links: _Links, order: list[int]) -> list[int]:
-    """Move runs of peers as long as the ring gets shorter and has no worse link."""
     slowest = -_price(links, order)[2]
     outweighing = LATENCY_S_MAX * (links.count + 1)
     weights = np.where(links.grades < max(slowest, KNOWN), outweighing, links.latencies)
@@ -304,7 +302,6 @@ def _shortened(links: _Links, order: list[int]) -> list[int]:
 
 
 def _moved(weights: npt.NDArray[np.float64], order: list[int], run: int) -> list[int]:
-    """Move each run of `count` peers that gains by it, most gain first."""
     count = len(order)
     peers = np.asarray(order)
     before, after = np.roll(peers, 1), np.roll(peers, -run)

@@ -50,8 +50,6 @@ DIALERS = m.Hello | m.Resume | m.Reattach | m.HeartbeatHello | m.StatusRequest |
 
 
 class Authentication:
-    """Authenticates connections to a master."""
-
     def __init__(self, token: str, ssl_context: ssl.SSLContext | None, run: Callable[[], str]) -> None:
         """Require the `token` if there is one, and TLS if there is an `ssl_context`. `run` returns the current run."""
         self.unauthenticated = Unauthenticated()
@@ -115,8 +113,6 @@ STATUS_READERS_MAX = 16
 
 @dataclass(eq=False)
 class _Client:
-    """A control connection."""
-
     number: int
     """The machine's number for it; that of the session that it carries on."""
     connection: ControlConnection[m.SaidByPeer]
@@ -345,7 +341,6 @@ class MasterServer:
             connection.session = None
 
     def _reattach(self, client: _Client, opening: m.Reattach) -> str | None:
-        """Have a session go on over the connection of this client. Return a refusal if it does not."""
         if opening.protocol != m.PROTOCOL_VERSION:
             return f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {opening.protocol}"
         number = self._sessions.get(opening.session)
@@ -388,7 +383,6 @@ class MasterServer:
         return "was told the status"
 
     async def _trace(self, connection: ControlConnection[m.SaidByPeer], request: m.TraceRequest) -> str:
-        """Send a connection that asks for it what all peers have recorded. Return how it ended."""
         refusal = None
         if request.protocol != m.PROTOCOL_VERSION:
             refusal = f"this master speaks protocol {m.PROTOCOL_VERSION}, the asker {request.protocol}"
@@ -526,18 +520,15 @@ class MasterServer:
         await watch(self._standby_of, self._token, self._client_context, interval_s, tell, own_run, self._system.dial)
 
     def _sense(self, silent: Sequence[int] = ()) -> None:
-        """Report late heartbeats to the machine before it judges losses, also the `silent` ones that follow."""
         quiet = self._heartbeat_thread.quiet(QUIET_SHARE * self._options.peer_timeout_s)
         self._machine.note_quiet([*quiet, *silent])
 
     async def _live(self) -> None:
-        """Note that this process is not stopped, so that its own standstill is not taken for its peers' silence."""
         while True:
             self._alive_now()
             await trio.sleep(LIFE_SHARE * self._options.peer_timeout_s)
 
     def _alive_now(self) -> float:
-        """Return the time, for an event. If this process was stopped for long, the machine hears of that first."""
         now = trio.current_time()
         still_s = now - self._lived_at - LIFE_SHARE * self._options.peer_timeout_s
         self._lived_at = now

@@ -59,7 +59,6 @@ async def watch(
 
 
 def _warn_of_silence(silences: dict[Address, LongWait], looked: Mapping[Address, tuple[str, str | None]]) -> None:
-    """Warn of masters that have not answered for long, and say when they do. `silences` are those that do not."""
     now = trio.current_time()
     for address, (text, run) in looked.items():
         where = addresses.join(*address)

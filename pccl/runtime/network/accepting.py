@@ -24,8 +24,6 @@ PER_SOURCE_MAX = 256
 
 
 class Unauthenticated:
-    """The unauthenticated connections of one listening socket."""
-
     def __init__(self, total_max: int | None = None, per_source_max: int | None = None) -> None:
         self._total_max = TOTAL_MAX if total_max is None else total_max
         self._per_source_max = PER_SOURCE_MAX if per_source_max is None else per_source_max
@@ -33,7 +31,6 @@ class Unauthenticated:
         self._source_of: dict[int, str] = {}
         self._drops: dict[str, dict[int, Callable[[], object]]] = {}
         self.dropped = 0
-        """Number of dropped connections."""
 
     def __len__(self) -> int:
         return len(self._source_of)

@@ -68,7 +68,6 @@ def _require_text(address: object) -> None:
 
 
 def join(host: str, port: int) -> str:
-    """Return an address as text, which `parse` splits again."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -218,7 +217,6 @@ class MasterAddresses:
         self._pause_s_max = PAUSE_S_MAX
 
     def anew(self) -> MasterAddresses:
-        """Return the same addresses for a new search."""
         return MasterAddresses(sorted(self.addresses))
 
     def next(self, chance: float) -> Attempt:

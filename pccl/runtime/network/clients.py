@@ -56,7 +56,6 @@ class Refused(Exception):  # noqa: N818 - named after what happened
 
 
 def failure_of(error: Exception) -> str:
-    """Return in words how a conversation has failed."""
     if isinstance(error, ConnectionLost):
         return f"the connection was lost: {error}"
     if isinstance(error, TlsError):
@@ -293,11 +292,9 @@ class Way:
     """What was found of the way to a master and back."""
 
     version: str = ""
-    """The version of the master's pccl."""
     seen_host: str = ""
     """This host's address as the master sees it."""
     own_host: str = ""
-    """This host's address."""
     round_trips_s: list[float] = field(default_factory=list)
     clock_offset_s: float = 0.0
     """The master's clock less this one's, and how far that may be off."""

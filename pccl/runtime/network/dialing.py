@@ -67,7 +67,6 @@ async def dial_tcp(host: str, port: int) -> socket.socket:
 
 
 def _numeric(host: str, port: int) -> Any:
-    """Return the entry of getaddrinfo for a host that is an address; None if it is a name."""
     flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     try:
         # As bytes: of a text Python would first see to its Unicode, with modules that are not loaded yet.

@@ -60,8 +60,6 @@ class Exchange:
 
 
 class _Shared:
-    """An exchange that several handshakes use, wiped after the last of them."""
-
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
         self._users = 1
@@ -115,8 +113,6 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Channel(Protocol):
-    """A connection, as a handshake needs it."""
-
     async def send_frame(self, frame: bytes) -> None: ...
 
     async def receive_body(self) -> bytes:
@@ -124,7 +120,6 @@ class Channel(Protocol):
 
 
 def _exchange(token: str) -> AbstractContextManager[Exchange | None]:
-    """Return the key exchange of one handshake, open until the handshake has made its secret or ends."""
     return shared() if token else nullcontext()
 
 
@@ -135,8 +130,6 @@ async def dial(channel: Channel, token: str, run: str | None, opening: m.Opening
 
 
 class Dialled(NamedTuple):
-    """The result of `dial_keyed`."""
-
     answer: Any
     keys: auth.Keys | None
     """Keys for what follows on the connection. None without a token or where one side has no X25519, but never where an
@@ -147,7 +140,6 @@ class Dialled(NamedTuple):
 
 
 async def dial_keyed(channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any) -> Dialled:
-    """Do as `dial`, and return the keys too."""
     with _exchange(token) as ours:
         side = auth.Dialer(token, secrets.token_bytes(auth.NONCE_BYTES), opening, run, ours)
         await channel.send_frame(side.opening)
@@ -189,7 +181,6 @@ def why_unavailable() -> str:
 
 
 def link_keys(keys: Keys | None) -> Any:
-    """Return the keys as the extension takes them."""
     return ffi.NULL if keys is None else ffi.new("pccl_link_keys *", keys)
 
 

@@ -68,7 +68,6 @@ class Passage:
     sock: trio.socket.SocketType | None = None
     """The socket, once its first packets have gone there and back."""
     is_heard: bool = False
-    """The other side has said something."""
     accepted_at: float | None = None
     is_padded: bool = False
     """Some of the other side's padding has come."""
@@ -93,7 +92,6 @@ class Passage:
 
 
 def _lying_bytes(sock: trio.socket.SocketType) -> int:
-    """Return how many bytes the other side's system has not acknowledged; 0 where this one does not say."""
     return _asked(sock, getattr(termios, "TIOCOUTQ", None))
 
 
@@ -122,8 +120,6 @@ def padding_bytes(sock: trio.socket.SocketType) -> int:
 
 
 class _PaddingChannel(SocketChannel):
-    """The dialer's channel, which sends padding after the first frame."""
-
     def __init__(self, sock: trio.socket.SocketType, passage: Passage, padding_bytes: int) -> None:
         super().__init__(sock)
         self._passage = passage
@@ -140,8 +136,6 @@ class _PaddingChannel(SocketChannel):
 
 
 class _PaddingStream:
-    """A stream that notes when the first of the padding is here."""
-
     def __init__(self, sock: trio.socket.SocketType, passage: Passage) -> None:
         self._sock = sock
         self._passage = passage
@@ -303,7 +297,6 @@ def _progress(passage: Passage) -> tuple[bool, bool, bool]:
 
 
 def _is_stuck(passages: Sequence[Passage], reach_s: float) -> bool:
-    """Return whether no full-size packet arrived in one of the directions."""
     if not any(each.gets_there for each in passages):
         return True
     accepted = [each for each in passages if each.accepted_at is not None]

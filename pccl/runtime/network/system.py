@@ -13,8 +13,6 @@ from pccl.runtime.threads.helper_thread import HelperThread
 
 
 class System:
-    """The system that this process runs on."""
-
     def listen(self, host: str, port: int) -> socket.socket:
         return addresses.listen(host, port)
 

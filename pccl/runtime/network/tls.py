@@ -49,7 +49,6 @@ class TlsEnd:
         return self._outgoing.read()
 
     def last_words(self) -> bytes:
-        """Return the alert that tells the other side why."""
         return self._outgoing.read()
 
     def encrypt(self, data: bytes) -> bytes:

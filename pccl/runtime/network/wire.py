@@ -112,7 +112,6 @@ class ControlConnection(Generic[M]):
         self.send_frames([encode(message) for message in messages])
 
     def send_frames(self, frames: list[bytes]) -> None:
-        """Send messages that are encoded already, as `send`."""
         if self.session is not None:
             for frame in frames:
                 self.session.keep(frame)
@@ -125,7 +124,6 @@ class ControlConnection(Generic[M]):
         self._send(b"".join(frames))
 
     def give_session_up(self) -> None:
-        """Release the session to another connection."""
         self.session = None
         self._has_given_session_up = True
         self.shutdown()
@@ -179,14 +177,12 @@ class ControlConnection(Generic[M]):
             await self._progress.wait()
 
     def finish(self) -> None:
-        """Close the connection after its backlog is sent."""
         if self._tls is not None and not self._closing:
             self._send_raw(self._tls.farewell())
         self._closing = True
         self._wake.set()
 
     async def flush(self) -> None:
-        """Do as `finish`, and wait for `run_sender` to end."""
         self.finish()
         await self._sender_ended.wait()
 
@@ -308,7 +304,6 @@ class ControlConnection(Generic[M]):
             raise StrangerError(stranger) from None
 
     def trust(self) -> None:
-        """Let messages be large: the other side is known."""
         self._decoder.trust()
 
     def detach(self) -> int:
@@ -351,8 +346,6 @@ async def dial_control(host: str, port: int, expected: Any, dial: Dial = dial_tc
 
 
 class SocketChannel:
-    """A trio socket as a handshake's channel."""
-
     def __init__(self, sock: ByteStream) -> None:
         self._sock = sock
 

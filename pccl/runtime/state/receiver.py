@@ -59,8 +59,6 @@ its answers."""
 
 
 class ClosableStream(ByteStream, Protocol):
-    """A connection to a donor."""
-
     def close(self) -> None: ...
 
 
@@ -85,13 +83,9 @@ class Receiver:
         self.held = [bytearray(digests) for digests in own.blocks]
         """The digests of what each tensor's blocks hold at this moment; UNKNOWN where a block is half-written."""
         self.rx_bytes = 0
-        """Bytes of the blocks that have landed."""
         self.overwritten: set[str] = set()
-        """Tensors with at least one replaced byte."""
         self.suspects: dict[int, str] = {}
-        """Failed donors with the reason, in order."""
         self.patience_s = PATIENCE_S
-        """Longest silence of a donor."""
         self._fetching: _Fetch | None = None
 
     async def fetch(self, plan: m.SyncPlan, donors: Sequence[m.PeerInfo], connect: Connect) -> None:
@@ -121,7 +115,6 @@ class Receiver:
             self._fetching = None
 
     def lost(self, peer: int, reason: str) -> None:
-        """Note that a peer is gone, perhaps a donor."""
         if self._fetching is not None:
             self._fetching.lost(peer, reason)
 
@@ -135,7 +128,6 @@ class _Donor:
         self.nursery: trio.Nursery | None = None
         """Holds the tasks of its streams, once it has one."""
         self.streams = 1
-        """Number of its streams."""
         self.is_full = False
         """Whether more streams would not make it faster."""
         self.rx_bytes = 0
@@ -160,8 +152,6 @@ class _Donor:
 
 
 class _Connection:
-    """A connection to a donor, which tells its donor stream what moves."""
-
     def __init__(self, donor: _Donor, sock: ClosableStream) -> None:
         self.stream = DonorStream()
         self._donor = donor
@@ -177,7 +167,6 @@ class _Connection:
         return self.is_learning or bool(self.stream.queue)
 
     async def unless_silent(self, use: Callable[[], Awaitable[None]]) -> None:
-        """Await `use()`. ConnectionLost if the watch ends it."""
         self._scope = trio.CancelScope()
         with self._scope:
             await use()
@@ -211,8 +200,6 @@ class _Connection:
 
 
 class _Writing:
-    """A block whose bytes are on their way into the tensor."""
-
     def __init__(self) -> None:
         self.is_revoked = False
         self.ended = trio.Event()
@@ -226,7 +213,6 @@ class _Writing:
         return 0
 
     async def revoke(self) -> None:
-        """Have the writer let go of the block."""
         self.is_revoked = True
         self._scope.cancel()
         await self.ended.wait()
@@ -366,7 +352,6 @@ class _Fetch:
                 self._returned = trio.Event()
 
     async def _watch(self) -> None:
-        """Close silent connections, and open more. Only time while this process runs counts."""
         last = trio.current_time()
         while True:
             await trio.sleep(WATCH_S)

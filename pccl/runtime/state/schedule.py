@@ -46,7 +46,6 @@ class DonorStream:
 
     def __init__(self) -> None:
         self.queue: deque[Block] = deque()
-        """Requested blocks in the order of arrival."""
         self.silent_s = 0.0
         """Time without data for the open requests. The receiver's watch adds to it."""
         self.latency_s = 0.0
@@ -60,7 +59,6 @@ class DonorStream:
         self._window_bytes = 0
 
     def asked(self, now: float) -> None:
-        """Note a request on an idle stream."""
         self._asked_at = self._window_start = now
         self._window_bytes = 0
         self.silent_s = 0.0
@@ -160,7 +158,6 @@ class Schedule:
         return found
 
     def land(self, block: Block) -> None:
-        """Note that a verified copy is where it belongs."""
         assert not block.is_landed
         assert self.remaining > 0
         block.is_landed = True

@@ -66,8 +66,6 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class StateTensor:
-    """A tensor of the shared state."""
-
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -97,8 +95,6 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """A landing that is the block itself."""
-
     view: memoryview
 
     def land(self) -> None:

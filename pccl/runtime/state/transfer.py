@@ -80,7 +80,6 @@ class Transfer:
 
     @property
     def overwritten(self) -> set[str]:
-        """Tensors with at least one replaced byte."""
         return self._receiver.overwritten
 
     async def serve(self, stream: ByteStream, tells: bool = False) -> None:
