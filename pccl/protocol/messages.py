@@ -240,8 +240,6 @@ class Resume(Message, frozen=True):
     """The key of the control session that begins here (`control_session`); empty: it ends with the connection."""
     master_timeout_s: float = MASTER_TIMEOUT_S
     """Seconds of the peer's search for a master after a loss."""
-    patience_s: float = MASTER_TIMEOUT_S
-    """Seconds of `master_timeout_s` that are left now."""
 
 
 class Reattach(Message, frozen=True):

@@ -134,7 +134,7 @@ def test_a_master_without_a_token_dials_nobody_else() -> None:
     with MasterNode("127.0.0.1:0") as node, server(ssh) as other:
         check = of(examine(node.address, advertise=f"localhost:{other.rpartition(':')[2]}"), "dialled back")
     assert check.verdict == "warning"
-    assert "dials nobody but the address from which it is asked" in check.text
+    assert "dials only the address of the client" in check.text
 
 
 def test_a_port_that_a_peer_here_has_already(master: MasterNode) -> None:

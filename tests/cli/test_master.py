@@ -63,13 +63,13 @@ def test_serves_until_a_signal(number: signal.Signals) -> None:
 def test_a_peer_timeout_that_is_none_is_refused(command: Command) -> None:
     done = command("master", "--listen", "127.0.0.1:0", "--peer-timeout", "0")
     assert done.returncode == 1
-    assert "peer_timeout '0.0' is no number of seconds" in done.stderr
+    assert "peer_timeout '0.0' is not a number of seconds" in done.stderr
 
 
 def test_a_number_of_engine_threads_that_is_none_is_refused(command: Command) -> None:
     done = command("master", "--listen", "127.0.0.1:0", "--engine-threads", "17")
     assert done.returncode == 1
-    assert "engine_threads '17' is no number within [1, 16]" in done.stderr
+    assert "engine_threads '17' is not a number within [1, 16]" in done.stderr
 
 
 def test_a_token_in_a_file(tmp_path: Path) -> None:

@@ -58,7 +58,6 @@ NEAREST: Mapping[str, Sequence[str]] = {
     ),
     "pccl/protocol/master/views.py": (
         "tests/protocol/test_failover.py",
-        "tests/protocol/test_recovery_chains.py",
         "tests/simulation/test_mortal_master.py",
         "tests/protocol/master/test_views.py",
     ),

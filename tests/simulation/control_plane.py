@@ -218,10 +218,7 @@ class ControlPlane:
         if host.is_dead or not (passes(node.name, host.name) and passes(host.name, node.name)):
             return
         self.connect(node, host)
-        patience_s = MASTER_TIMEOUT_S
-        if node.masterless_since is not None:
-            patience_s = max(0.0, MASTER_TIMEOUT_S - (scene.now - node.masterless_since) * node.rate)
-        resume = node.machine.resume(scene.addresses, scene.clock(node), b"", MASTER_TIMEOUT_S, patience_s)
+        resume = node.machine.resume(scene.addresses, scene.clock(node), b"", MASTER_TIMEOUT_S)
         self.send(node, resume or self.hello(node))
 
     def hello(self, node: Node) -> m.Hello:

@@ -292,12 +292,10 @@ class Peer:
         now: float,
         session: bytes = b"",
         master_timeout_s: float = MASTER_TIMEOUT_S,
-        patience_s: float = MASTER_TIMEOUT_S,
     ) -> m.Resume | None:
         """Return the first message to the next master, or None if that is Hello.
 
-        `masters` is the number of master addresses, which are asked for `patience_s` of `master_timeout_s` from now on,
-        and `session` the key of the session that begins.
+        `masters` is the number of master addresses, `session` the key of the session that begins.
         """
         if not self.peer:
             return None
@@ -311,7 +309,6 @@ class Peer:
             is_accepted=self.view is not None,
             session=session,
             master_timeout_s=master_timeout_s,
-            patience_s=patience_s,
         )
 
     def _on_welcome(self, message: m.Welcome) -> None:

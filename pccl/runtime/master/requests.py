@@ -266,7 +266,7 @@ class Checking:
     async def _dialled(self, message: m.CheckDial, seen_host: str) -> m.CheckDialled:
         calls = []
         for host in message.hosts or [seen_host]:
-            failure = "without a token this master dials only the address of the client"
+            failure = "this master has no token, so it dials only the address of the client"
             if host == seen_host or self._has_token:
                 failure = await self._call(host, message)
             calls.append((addresses.join(host, message.port), failure))

@@ -227,8 +227,7 @@ class Control:
 
     def _resume(self, machine: ps.Peer, session: bytes) -> m.Resume | None:
         now, limit_s = trio.current_time(), self._options.master_timeout_s
-        patience_s = limit_s if self._patience is None else max(0.0, self._patience.deadline - now)
-        return machine.resume(len(self._masters.addresses), now, session, limit_s, patience_s)
+        return machine.resume(len(self._masters.addresses), now, session, limit_s)
 
     def _hello(self, session: bytes) -> m.Hello:
         options = self._options

@@ -114,7 +114,7 @@ def test_a_write_that_fails_leaves_the_record_before(tmp_path: Path, monkeypatch
 def test_what_is_no_record_is_named_and_lets_the_directory_free(tmp_path: Path, text: str) -> None:
     (tmp_path / RECORD).write_text(text, encoding="latin-1")
     for _ in range(2):
-        with pytest.raises(StateError, match=f"{RECORD} is no record of a master"):
+        with pytest.raises(StateError, match=f"{RECORD} is not a valid record"):
             StateDirectory(str(tmp_path), "here")
 
 
