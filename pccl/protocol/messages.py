@@ -74,7 +74,7 @@ PeerReasons = Annotated[list[tuple[int, Reason]], msgspec.Meta(max_length=PEERS_
 
 
 class Kind:
-    """The kinds of joint call."""
+    """The kinds of group call."""
 
     ARE_PEERS_PENDING = "are_peers_pending"
     UPDATE_TOPOLOGY = "update_topology"
@@ -264,7 +264,7 @@ class Aborted(Part, frozen=True):
 
 
 class JointOutcome(Part, frozen=True):
-    """The end of the last joint call of a kind that a peer took part in."""
+    """The end of the last group call of a kind that a peer took part in."""
 
     kind: str
     call_number: int
@@ -317,13 +317,13 @@ class RecoveryReport(Part, frozen=True):
     aborts: list[Aborted]
     """Individually aborted ops of that epoch that other peers might not know."""
     waits_in: str
-    """The kind of joint call that the peer waits in; empty: none."""
+    """The kind of group call that the peer waits in; empty: none."""
     outcomes: list[JointOutcome]
     """The end of the last call of each kind."""
     joined_after: int
-    """The joint-call number of the last call that ended before this peer was accepted."""
+    """The number of the group call of the last call that ended before this peer was accepted."""
     synced: tuple[int, int] | None
-    """The joint-call number and the revision of the last sync that this peer took part in with success."""
+    """The number of the group call and the revision of the last sync that this peer took part in with success."""
     unlinked: list[int]
     """Peers of its ring that it has no link with."""
     peer_timeout_s: float
@@ -354,7 +354,7 @@ class Leave(Message, frozen=True):
 
 
 class JointCall(Message, frozen=True):
-    """The peer enters a joint call. It is in one at a time."""
+    """The peer enters a group call. It is in one at a time."""
 
     call: int
     """The peer's own number of this call, which JointResult repeats."""
@@ -662,7 +662,7 @@ class Install(Message, frozen=True):
     is_meshed: bool = False
     """Whether every pair of the receiver's group has a link, so that ops may take the direct algorithm."""
     call_number: int = 0
-    """The joint-call number of the last call that ends with this view or before; newcomers are accepted after it."""
+    """The number of the last group call that ends with this view or before; newcomers are accepted after it."""
     direct_limit: int = UNKNOWN
     """Largest size in bytes for the direct algorithm, or UNKNOWN: see `direct_limit`."""
     is_local: bool = False
@@ -685,7 +685,7 @@ class OpAbort(Message, frozen=True):
     code: int
     reason: str
     counts_as_made: bool = False
-    """Whether a peer that has not launched the op counts it as launched. It does where its joint call fails for the
+    """Whether a peer that has not launched the op counts it as launched. It does where its group call fails for the
     same reason: then its caller need not hear that again from the next op with the tag."""
 
 
@@ -700,7 +700,7 @@ class AbortVoteRequest(Message, frozen=True):
 
 
 class JointResult(Message, frozen=True):
-    """The end of the joint call that the receiver waits in."""
+    """The end of the group call that the receiver waits in."""
 
     call: int
     """The number in the peer's JointCall."""

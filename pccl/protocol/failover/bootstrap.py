@@ -76,7 +76,7 @@ def hold_beside_s(start: Start, options: MasterOptions) -> float:
 
 
 class Bootstrap:
-    """The newcomers that wait at one master, and the time when they may found a run."""
+    """The newcomers that wait at one master, and the time when they may start a run."""
 
     def __init__(self, peer_timeout_s: float, birth_at: float) -> None:
         self.birth_at = birth_at

@@ -25,7 +25,7 @@ from pccl.protocol.point_to_point import callers_tag
 from pccl.types import Result
 
 
-class JointCalls:
+class GroupCalls:
     def __init__(
         self,
         state: RunState,
@@ -37,7 +37,7 @@ class JointCalls:
         evict: Callable[[int, str, Result], None],
         unheard: Mapping[int, m.JointOutcome] | None = None,
     ) -> None:
-        """`unheard` are peers that wait in a joint call which has ended under a master before this one, with that
+        """`unheard` are peers that wait in a group call which has ended under a master before this one, with that
         end."""
         self._state = state
         self._waits = waits
@@ -54,9 +54,9 @@ class JointCalls:
 
     def enter(self, member: Member, message: m.JointCall) -> None:
         if message.kind not in Kind.ALL or (message.kind == Kind.SYNC) != (message.offer is not None):
-            self._evict(member.peer, f"malformed joint call {message.kind!r}", Result.INVALID_USAGE)
+            self._evict(member.peer, f"malformed group call {message.kind!r}", Result.INVALID_USAGE)
         elif member.wait is not None:
-            self._evict(member.peer, "a joint call out of turn", Result.INVALID_USAGE)
+            self._evict(member.peer, "a group call out of turn", Result.INVALID_USAGE)
         else:
             self._waits.enter(member, message)
 
@@ -81,7 +81,7 @@ class JointCalls:
     # Complete calls.
 
     def step(self) -> bool:
-        """Carry out one joint call that has become complete. Return False if there is none."""
+        """Carry out one group call that has become complete. Return False if there is none."""
         state = self._state
         if not state.accepted_count:
             self._ring_change.forget_all()
@@ -138,13 +138,13 @@ class JointCalls:
 
     # Hopeless calls.
 
-    def end_hopeless(self) -> None:
+    def end_deadlocked(self) -> None:
         if self._state.is_changing or self.is_updating or self._ring_change.is_under_way:
             return
-        while self._end_first_hopeless():
+        while self._end_first_deadlocked():
             pass
 
-    def _end_first_hopeless(self) -> bool:
+    def _end_first_deadlocked(self) -> bool:
         state = self._state
         for group in state.groups.values():
             waiting = group.waiting.total()
@@ -173,7 +173,7 @@ class JointCalls:
         self._end(waits, f"these calls can never meet: {self._account(waits)}", answer)
 
     def _end_behind(self, group: Group, op: OpRef, stuck: set[int]) -> bool:
-        """End the joint calls of peers that would have to launch `op` first, which `stuck` peers wait in. Return False
+        """End the group calls of peers that would have to launch `op` first, which `stuck` peers wait in. Return False
         if there are none."""
         waits = self._behind(group, op, stuck)
         if not waits or op in group.votes:
@@ -185,13 +185,13 @@ class JointCalls:
         if all(wait.kind in Kind.EXCLUSIVE for wait in waits.values()):
             if completion.is_mutual(op.tag, group.is_mutual):
                 # For all that is known here they have launched it, and it is over for them.
-                self._verdicts.call_vote(group, op, Result.INVALID_USAGE, reason, is_hopeless=True)
+                self._verdicts.call_vote(group, op, Result.INVALID_USAGE, reason, is_deadlocked=True)
                 return False
             self._verdicts.abort(group, op, Result.INVALID_USAGE, reason, without=waits)
         self._end(waits, reason)
         return True
 
-    def abort_hopeless(self, group: Group, op: OpRef, vote: OpenAbortVote) -> None:
+    def abort_deadlocked(self, group: Group, op: OpRef, vote: OpenAbortVote) -> None:
         """Abort an op after the abort vote for deadlocked calls: no peer has committed it."""
         waits = self._behind(group, op, group.ledger.stalled.get(op, set()))
         waits = {peer: wait for peer, wait in waits.items() if wait.kind in Kind.EXCLUSIVE}

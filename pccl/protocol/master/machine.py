@@ -23,7 +23,7 @@ from pccl.protocol.failover.durable_state import RecordedView, RunRecord
 from pccl.protocol.master.admission import Admission, Probation
 from pccl.protocol.master.diagnosing import look
 from pccl.protocol.master.effects import Effect
-from pccl.protocol.master.group_calls import JointCalls
+from pccl.protocol.master.group_calls import GroupCalls
 from pccl.protocol.master.link_failures import LinkFailures
 from pccl.protocol.master.liveness import Liveness, Returning
 from pccl.protocol.master.ring import RingChange
@@ -48,7 +48,7 @@ class Master:
         sites_broken_by: str = "",
     ) -> None:
         """Lead a run, from its founding if only `state` is given. All else is for a run that is taken over from another
-        master (`recovery.take_over`): `unheard` has the ends of joint calls that peers wait in and have not heard, and
+        master (`recovery.take_over`): `unheard` has the ends of group calls that peers wait in and have not heard, and
         `sites_broken_by` says why peers of sites may be missing."""
         self.state = state
         """The run's state. It may be looked at and not be changed from outside."""
@@ -61,13 +61,13 @@ class Master:
         self._links = LinkFailures(state, self._liveness, probation, self._evict)
         self._missing = MissingLinks(state)
         self._verdicts = OpVerdicts(
-            state, self._evict, self._links.ops_committed, self._abort_hopeless, self._missing.may_stand
+            state, self._evict, self._links.ops_committed, self._abort_deadlocked, self._missing.may_stand
         )
         waits = Waits(state)
         state_sync = StateSync(state, waits, self._verdicts, self._links)
         self._waits = waits
         self._ring_change = RingChange(state)
-        self._calls = JointCalls(
+        self._calls = GroupCalls(
             state, waits, self._admission, self._verdicts, state_sync, self._ring_change, self._evict, unheard
         )
         self._stages = ViewStages(state, self.leadership, self._liveness, self._links, self._missing, self._calls)
@@ -380,8 +380,8 @@ class Master:
         state.stop(group)
         group.forget(peer)
 
-    def _abort_hopeless(self, group: Group, op: OpRef, vote: OpenAbortVote) -> None:
-        self._calls.abort_hopeless(group, op, vote)
+    def _abort_deadlocked(self, group: Group, op: OpRef, vote: OpenAbortVote) -> None:
+        self._calls.abort_deadlocked(group, op, vote)
 
     # What follows from an event.
 
@@ -398,7 +398,7 @@ class Master:
                 or self._calls.step()
             )
         if not self.deposed:
-            self._calls.end_hopeless()
+            self._calls.end_deadlocked()
         return self.state.drain()
 
     def _admit_first(self) -> bool:

@@ -117,7 +117,7 @@ class OpenAbortVote:
     code: int
     reason: str
     awaiting: set[int]
-    is_hopeless: bool
+    is_deadlocked: bool
     """Whether the vote is for deadlocked group calls."""
 
 
@@ -173,7 +173,7 @@ class Group:
     accepted: int = 0
     """Number of peers of the ring that are accepted."""
     waiting: Counter[str] = field(default_factory=Counter)
-    """Number of them that wait in each kind of joint call."""
+    """Number of them that wait in each kind of group call."""
 
     @property
     def is_meshed(self) -> bool:
@@ -295,7 +295,7 @@ class RunState:
         return self.groups[member.hello.group]
 
     def missing(self, peers: Iterable[int], kind: str) -> list[int]:
-        """Return the first NAMED_MAX of these peers that do not wait in this kind of joint call."""
+        """Return the first NAMED_MAX of these peers that do not wait in this kind of group call."""
         absent = (peer for peer in peers if (wait := self.members[peer].wait) is None or wait.kind != kind)
         return list(islice(absent, NAMED_MAX))
 

@@ -37,15 +37,15 @@ class OpVerdicts:
         state: RunState,
         evict: Callable[[int, str, Result], None],
         committed: Callable[[Group], None],
-        abort_hopeless: Callable[[Group, OpRef, OpenAbortVote], None],
+        abort_deadlocked: Callable[[Group, OpRef, OpenAbortVote], None],
         may_be_meshed: Callable[[Group], bool],
     ) -> None:
-        """`committed` is called with every group that commits ops, `abort_hopeless` after an abort vote for group
+        """`committed` is called with every group that commits ops, `abort_deadlocked` after an abort vote for group
         calls. `may_be_meshed` returns whether a group would be a mesh in a new epoch."""
         self._state = state
         self._evict = evict
         self._committed = committed
-        self._abort_hopeless = abort_hopeless
+        self._abort_deadlocked = abort_deadlocked
         self._may_be_meshed = may_be_meshed
 
     # What peers say.
@@ -157,13 +157,13 @@ class OpVerdicts:
         self.renew_if_full(group)
 
     def call_vote(
-        self, group: Group, op: OpRef, code: int, reason: str, by: int = 0, is_hopeless: bool = False
+        self, group: Group, op: OpRef, code: int, reason: str, by: int = 0, is_deadlocked: bool = False
     ) -> None:
         """Have an op aborted unless one of its participants has committed it. `by` has voted already."""
         if group.ledger.is_decided(op):
             return
         participants = group.participants(op)
-        group.votes[op] = OpenAbortVote(code, reason, set(participants) - {by}, is_hopeless)
+        group.votes[op] = OpenAbortVote(code, reason, set(participants) - {by}, is_deadlocked)
         for peer in participants:
             if peer != by:
                 self._state.ask(peer, m.AbortVoteRequest(group.epoch, *op, code, reason))
@@ -173,8 +173,8 @@ class OpVerdicts:
         vote.awaiting.discard(peer)
         if vote.awaiting:
             return
-        if vote.is_hopeless:
-            self._abort_hopeless(group, op, vote)
+        if vote.is_deadlocked:
+            self._abort_deadlocked(group, op, vote)
         else:
             self.abort(group, op, vote.code, vote.reason)
 

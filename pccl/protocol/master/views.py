@@ -36,7 +36,7 @@ from pccl.protocol import topology
 from pccl.protocol.direct_limit import direct_limit
 from pccl.protocol.failover.durable_state import QuorumView, RecordedView, RunRecord, majority
 from pccl.protocol.master.effects import Persist
-from pccl.protocol.master.group_calls import JointCalls
+from pccl.protocol.master.group_calls import GroupCalls
 from pccl.protocol.master.ledger import Ledger
 from pccl.protocol.master.link_failures import LinkFailures
 from pccl.protocol.master.liveness import Liveness
@@ -196,7 +196,7 @@ class MissingLinks:
             if retry is None:
                 continue  # one of the two is gone, or the link stands
             if not retry.works and other not in failed:
-                text = f"peers {(other, member.peer)} have no link and can connect by now; the next joint call makes it"
+                text = f"peers {(other, member.peer)} have no link and can connect by now; the next group call makes it"
                 self._state.log("info", text, {**member.about, "other": other})
             retry.works = other not in failed
 
@@ -219,7 +219,7 @@ class ViewStages:
         liveness: Liveness,
         links: LinkFailures,
         missing: MissingLinks,
-        calls: JointCalls,
+        calls: GroupCalls,
     ) -> None:
         self._state = state
         self._leadership = leadership
