@@ -261,3 +261,15 @@ def test_whom_it_names_is_shown_in_a_program_without_logging(
         until(lambda: "peer 2 is slow" in caplog.messages, "it is logged")
     (record,) = [record for record in caplog.records if record.getMessage() == "peer 2 is slow"]
     assert getattr(record, UNASKED, False)
+
+
+def test_fixed_port_has_default_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PCCL_STATE")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with MasterNode(f"127.0.0.1:{port}") as node, Communicator(node.address) as peer:
+        assert peer.world_size == 1
+    (directory,) = (tmp_path / "pccl").iterdir()
+    assert directory.name == f"master-{socket.gethostname()}-{port}"
+    assert (directory / "master.json").exists()
