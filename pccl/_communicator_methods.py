@@ -377,8 +377,8 @@ class CommunicatorMethods(
     ) -> SyncInfoT:
         """Bring this peer group to one revision with bit-identical contents.
 
-        A joint call of the group. `pccl.protocol.state_election` explains which revision and contents win. The tensors
-        of `shared_state` are overwritten where they differ, in blocks; they must not be changed meanwhile.
+        A joint call of the group. `pccl.protocol.master.state_sync` explains which revision and contents win. The
+        tensors of `shared_state` are overwritten where they differ, in blocks; they must not be changed meanwhile.
 
         Returns:
             A `SharedStateSyncInfo`: the bytes moved here, and the revision that all peers now have.

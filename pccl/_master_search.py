@@ -17,7 +17,7 @@ from __future__ import annotations
 import trio
 
 from pccl.protocol.long_wait import LongWait
-from pccl.runtime.network.master_addresses import DIAL_S
+from pccl.runtime.network.addresses import DIAL_S
 from pccl.runtime.session.options import SessionError
 from pccl.runtime.session.peer_session import NO_ANSWER_MEANS
 from pccl.types import Result

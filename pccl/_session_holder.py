@@ -25,7 +25,7 @@ from pccl.protocol.long_wait import how_to_look, where_to_look
 from pccl.protocol.peer import View, alone_in
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
-from pccl.runtime.network.master_addresses import Address
+from pccl.runtime.network.addresses import Address
 from pccl.runtime.session.options import SessionError, SessionOptions
 from pccl.runtime.session.peer_session import PeerSession, open_session
 from pccl.runtime.threads import portal

@@ -26,10 +26,8 @@ from pccl.errors import PCCLError
 from pccl.protocol.messages import PROTOCOL_VERSION
 from pccl.protocol.names import label
 from pccl.runtime.network import addresses
-from pccl.runtime.network.check_client import Way, check
-from pccl.runtime.network.conversation import NoAnswer
+from pccl.runtime.network.clients import NoAnswer, Way, ask, check
 from pccl.runtime.network.dialing import dial_tcp
-from pccl.runtime.network.status_client import ask
 from pccl.runtime.threads import portal
 from pccl.status import RunStatus
 from pccl.types import Result

@@ -37,8 +37,7 @@ from pccl.protocol.recording import (
     unpack,
 )
 from pccl.runtime.network import addresses
-from pccl.runtime.network.conversation import NoAnswer
-from pccl.runtime.network.trace_client import fetch_any
+from pccl.runtime.network.clients import NoAnswer, fetch_any
 from pccl.runtime.threads import portal
 from pccl.types import Result
 

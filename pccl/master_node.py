@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING
 import trio
 
 from pccl import _timeouts, security
-from pccl._default_state import opened as opened_state
 from pccl.errors import PCCLError, integer_argument
-from pccl.protocol.founding import Beginning
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.failover.bootstrap import Start
+from pccl.protocol.master.run_state import MasterOptions
 from pccl.protocol.messages import ENGINE_THREADS_MAX, PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
-from pccl.runtime.master.fence_file import FenceFile, StateError
+from pccl.runtime.master.durable_state import StateError, default_directory, open_directory
 from pccl.runtime.master.server import MasterServer
 from pccl.runtime.network import addresses
-from pccl.runtime.network.master_addresses import Address
 from pccl.runtime.threads import faults, portal
 from pccl.runtime.threads.latch import Latch
 from pccl.runtime.threads.serving import STOP_TIMEOUT_S
@@ -40,60 +38,26 @@ HTTP_BACKLOG = 64
 
 
 class MasterNode:
-    """A master: it keeps the membership of one run and decides the outcome of ops that a loss leaves open.
+    """A master: it keeps the membership of one run and decides the outcome of ops. No payload passes through it.
 
-    No payload passes through it. `run()` listens and returns at once, `interrupt()` stops it, and `wait()` waits until
-    it has stopped. As a context manager it does all three. Thread-safe.
-
-    A master that runs goes on until it is interrupted, even if you let go of the object. A program that comes to its
-    end, or exits, goes on with it: Ctrl-C and SIGTERM then end both in order, unless the program has handlers of its
-    own for these signals (one that raises ends both as well). The communicators of the program leave the run before. A
-    program that ends by an exception is not held up.
-
-    *A run outlives its master.* A master that begins at the same address takes the run over from its peers; so does a
-    standby, at an address that the peers know too. The run goes on once a majority of its last view has come. If peers
-    know several masters, one that loses more than half of a run's peers at once stops leading it: they may be with
-    another.
-
-    *A run is founded by its first peer.* At an address where there may have been a run before, that peer waits for a
-    peer timeout and two seconds, so that peers of that run can come first, or, with `state`, for as long as those on
-    record may look for a master. Both log what they wait for.
+    `run()` listens and returns at once, `interrupt()` stops the master, `wait()` waits until it has stopped; a `with`
+    block does all three. Thread-safe. See docs/operations.md for running and restarting masters.
 
     Args:
-        listen_address: The "host:port" to listen on: a name, an IPv4 or a bracketed IPv6 address; port 0 is any free
-            one.
-        token: The run's shared secret. Peers that do not know it are refused, and so are those that have one while the
-            master has none. Default: PCCL_TOKEN in the environment; "" is none.
-        ssl_context: A server-side `ssl.SSLContext` with a certificate, which makes peers use TLS on their connection to
-            the master.
-        peer_timeout: Seconds without a heartbeat after which a peer is lost to the others, and the master to the peers.
-            A process sends heartbeats even while Python is busy, but not while it is stopped, without power or cut off.
-            Default: PCCL_PEER_TIMEOUT in the environment, else 5.
-        engine_threads: How many threads of every peer move its payload, 1 to 16. More help on machines with cores to
-            spare and links that are faster than one core. The results are the same bits. Each link has at least as many
-            connections. Default: PCCL_ENGINE_THREADS in the environment, else 1.
-        http: The "host:port" at which the run is shown to browsers at `/`, as JSON at `/status.json` and to Prometheus
-            at `/metrics`; `/healthz` says that the master lives. It asks nobody who they are, so a loopback address is
-            best.
-        http_hosts: Names of this machine by which the page may be asked for, beside its own. Requests for other
-            names are refused, since a page from elsewhere may make them behind a user's back.
-        standby_of: The "host:port" of the other masters, with commas between. A standby founds no run by itself, and
-            waits for peers that have lost their master.
-        state: A directory in which the master records what tells peers of its run from those that it has left out. A
-            master that begins there waits for the run that is recorded, and takes nobody else for it. No two masters
-            use one directory at a time. Without it, a master that begins where peers know no other address waits for
-            all peers of the last view that it hears of, until the first of them would give up; a second master behind
-            the same name is not noticed. Default: PCCL_STATE in the environment; "" and "none" are none. (`pccl master`
-            at a fixed port has a default of its own, a directory of its user.)
-        found: True if there is no run to go on with: one is founded at once.
-        resume: True if there is one: none is founded before that has been led.
-        resume_any: True to wait, without `state`, for no more than a majority and a peer timeout.
-        founders: How many peers found a run together: as long as nobody is in the run, newcomers wait until so many are
-            there, and one view admits them all.
-        daemon: True if the end of the program shall not wait for this master, and stops it.
-
-    Raises:
-        PCCLError: INVALID_ARGUMENT.
+        listen_address: "host:port" to listen on; port 0 is any free port.
+        token: Shared secret of the run. Default: PCCL_TOKEN; "" is none.
+        ssl_context: Server-side context with a certificate: peers must use TLS.
+        peer_timeout: Seconds without heartbeat until a peer or master is lost. Default: PCCL_PEER_TIMEOUT, else 5.
+        engine_threads: Threads of each peer that move payload, 1 to 16. Default: PCCL_ENGINE_THREADS, else 1.
+        http: "host:port" of the status page, JSON and metrics, which need no authentication.
+        http_hosts: Further host names under which the page may be requested.
+        standby_of: "host:port,..." of the other masters. A standby starts no run; it takes over one without a master.
+        state: Directory for the run's durable state, "none" for none. Default: PCCL_STATE, else, at a fixed port
+            and without `standby_of`, a directory per port under XDG_STATE_HOME.
+        start: "auto" continues the recorded run or starts a new one, "new" discards the record, "resume" waits for
+            peers of an earlier run for as long as it takes.
+        founders: Number of peers that start a run together, in one view.
+        daemon: True stops the master at the end of the program, which otherwise waits for it.
     """
 
     def __init__(
@@ -108,20 +72,15 @@ class MasterNode:
         http_hosts: Sequence[str] = (),
         standby_of: str = "",
         state: str | os.PathLike[str] | None = None,
-        found: bool = False,
-        resume: bool = False,
-        resume_any: bool = False,
+        start: str = "auto",
         founders: int = 1,
         daemon: bool = False,
     ) -> None:
-        if found and resume:
-            what = "found= says that there is no run to go on with, and resume= that there is; give one of them"
-            raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode", what)
-        self._state = os.environ.get("PCCL_STATE", "") if state is None else os.fspath(state)
-        if self._state == "none":
-            self._state = ""
-        self._beginning = Beginning.FOUND if found else Beginning.RESUME if resume else Beginning.UNKNOWN
-        self._resumes_any = resume_any
+        try:
+            self._start = Start(start)
+        except ValueError:
+            what = f"start={start!r} is not one of {', '.join(repr(each.value) for each in Start)}"
+            raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode", what) from None
         self._options = MasterOptions(
             peer_timeout_s=_peer_timeout_s(peer_timeout),
             engine_threads=_engine_threads(engine_threads),
@@ -133,9 +92,15 @@ class MasterNode:
             self._http = None if http is None else addresses.parse(http, DEFAULT_HTTP_PORT)
             self._http_hosts = checked_names(http_hosts)
             if self._http_hosts and self._http is None:
-                raise ValueError("http_hosts are names of what http= shows, and that is not given")
+                raise ValueError("http_hosts= needs http=")
         except ValueError as error:
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode", str(error)) from None
+        self._state = os.environ.get("PCCL_STATE") if state is None else os.fspath(state)
+        self._has_default_state = self._state is None
+        if self._state is None and not standby_of:
+            self._state = default_directory(self._port)
+        if self._state == "none":
+            self._state = ""
         self._token = security.token(token, "MasterNode")
         self._ssl_context = security.checked_context(ssl_context, "MasterNode")
         self._is_daemon = daemon
@@ -165,25 +130,25 @@ class MasterNode:
         state = None
         try:
             if self._state:
-                state = opened_state(self._state, addresses.join(self._host, listener.getsockname()[1]))
-            beginning = self._beginning
-            if beginning is Beginning.UNKNOWN and not self._port and state is None:
-                beginning = Beginning.FOUND  # nobody has known this port
+                owner = addresses.join(self._host, listener.getsockname()[1])
+                state = open_directory(self._state, owner, self._has_default_state)
+            start = self._start
+            if start is Start.AUTO and not self._port and state is None:
+                start = Start.NEW  # no peer can know this port from an earlier master
             web = None
             if web_listener is not None and self._http is not None:
                 web = web_listener, Hosts(web_listener.getsockname()[0], self._http[0], self._http_hosts)
-            service = _Service(
-                self._host,
+            server = MasterServer(
                 listener,
                 self._options,
                 self._token,
                 self._ssl_context,
-                web,
-                beginning,
+                start,
                 self._standby_of,
+                security.client_tls(None, "MasterNode") if self._standby_of else None,
                 state,
-                self._resumes_any,
             )
+            service = _Service(f"the master at {addresses.join(self._host, server.port)}", server, web)
         except (OSError, StateError) as error:
             for opened in (listener, web_listener, state):
                 if opened is not None:
@@ -277,7 +242,7 @@ def _peer_timeout_s(given: float | None) -> float:
         raise PCCLError(
             Result.INVALID_ARGUMENT,
             "MasterNode",
-            f"{what} {text!r} is no number of seconds within [{PEER_TIMEOUT_S_MIN:g}, {PEER_TIMEOUT_S_MAX:g}]",
+            f"{what} {text!r} is not a number of seconds within [{PEER_TIMEOUT_S_MIN:g}, {PEER_TIMEOUT_S_MAX:g}]",
         )
     return seconds
 
@@ -291,7 +256,7 @@ def _engine_threads(given: int | None) -> int:
     if not 1 <= threads <= ENGINE_THREADS_MAX:
         what = "PCCL_ENGINE_THREADS" if given is None else "engine_threads"
         raise PCCLError(
-            Result.INVALID_ARGUMENT, "MasterNode", f"{what} {text!r} is no number within [1, {ENGINE_THREADS_MAX}]"
+            Result.INVALID_ARGUMENT, "MasterNode", f"{what} {text!r} is not a number within [1, {ENGINE_THREADS_MAX}]"
         )
     return threads
 
@@ -299,36 +264,14 @@ def _engine_threads(given: int | None) -> int:
 class _Service:
     """The part of a MasterNode that runs in the portal's thread. It goes on if the MasterNode is dropped."""
 
-    def __init__(
-        self,
-        host: str,
-        listener: socket.socket,
-        options: MasterOptions,
-        token: str,
-        ssl_context: ssl.SSLContext | None,
-        web: tuple[socket.socket, Hosts] | None,
-        beginning: Beginning,
-        standby_of: Sequence[Address],
-        state: FenceFile | None,
-        resumes_any: bool,
-    ) -> None:
-        self.port: int = listener.getsockname()[1]
-        self.description = f"the master at {addresses.join(host, self.port)}"
+    def __init__(self, description: str, server: MasterServer, web: tuple[socket.socket, Hosts] | None) -> None:
+        self.port = server.port
+        self.description = description
         self.stopped = Latch()
         self.is_interrupted = False
         self.fault = ""
-        """The fault of pccl that has stopped it, in words; empty if there is none."""
-        self._server = MasterServer(
-            listener,
-            options,
-            token,
-            ssl_context,
-            beginning,
-            standby_of,
-            security.client_tls(None, "MasterNode") if standby_of else None,
-            state,
-            resumes_any,
-        )
+        """The internal error that has stopped it, if any."""
+        self._server = server
         self._web: WebServer | None = None
         self.http_port = 0
         if web is not None:

@@ -11,7 +11,7 @@ import warnings
 from typing import Any
 
 from pccl.errors import PCCLError
-from pccl.runtime.network import addresses, encrypted
+from pccl.runtime.network import addresses, handshake
 from pccl.types import Result
 
 TOKEN_VARIABLE = "PCCL_TOKEN"
@@ -52,7 +52,7 @@ def encryption(argument: Any, token: str, func_name: str) -> bool:
     if argument and not token:
         text = f"{origin} needs a token, of which the keys are made: token= or {TOKEN_VARIABLE}"
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, text)
-    missing = encrypted.why_unavailable() if argument else ""
+    missing = handshake.why_unavailable() if argument else ""
     if missing:
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{origin}: {missing}")
     return argument

@@ -30,8 +30,7 @@ from pccl.protocol.status import (
     Waiting,
 )
 from pccl.runtime.network import addresses
-from pccl.runtime.network.conversation import NoAnswer
-from pccl.runtime.network.status_client import ask_all
+from pccl.runtime.network.clients import NoAnswer, ask_all
 from pccl.runtime.threads import portal
 from pccl.types import Result
 

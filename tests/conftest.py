@@ -84,7 +84,7 @@ def devices() -> Iterator[list[FakeDevice]]:
 def reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peers report, and their master shows, without the usual pauses."""
     monkeypatch.setattr("pccl.runtime.session.reports.REPORT_S", 0.01)
-    monkeypatch.setattr("pccl.runtime.master.status_board.REFRESH_S", 0.0)
+    monkeypatch.setattr("pccl.runtime.master.requests.REFRESH_S", 0.0)
 
 
 @pytest.fixture

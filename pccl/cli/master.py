@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import queue
 import signal
 import ssl
@@ -62,53 +61,42 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="HOST:PORT",
         nargs="?",
         const=DEFAULT_HTTP,
-        help="show the run to browsers (/), as JSON (/status.json) and to Prometheus (/metrics) there; it asks nobody "
-        "who they are, so keep to a loopback address (default: not; without HOST:PORT %(const)s)",
+        help="show the run to browsers (/), as JSON (/status.json) and to Prometheus (/metrics) there; it needs "
+        "no authentication, so keep to a loopback address (default: not; without HOST:PORT %(const)s)",
     )
     parser.add_argument(
         "--http-host",
         metavar="NAME",
         action="append",
         default=[],
-        help="a name by which browsers and Prometheus may ask for the page of --http, besides its address and this "
-        "machine's name: that of a proxy, for instance. May be given several times. Other names are refused, since a "
-        "page from elsewhere may ask behind a user's back; /healthz answers to all",
+        help="a name by which browsers and Prometheus may ask for the page of --http, in addition to its address and "
+        "this machine's name, such as a proxy's. Repeatable. Other names are refused, because a foreign page could "
+        "make a browser request them; /healthz answers to all",
     )
     parser.add_argument(
         "--standby-of",
         metavar="HOST:PORT[,...]",
         default="",
-        help="found no run, but take over a run whose peers have lost their master and know this one's address too. "
-        "These are the other masters; they are watched, with PCCL_TOKEN and PCCL_TLS_CA as peers use them",
+        help="addresses of the other masters: start no run, and take over a run that has lost its master and whose "
+        "peers know this address too",
     )
     parser.add_argument(
         "--state",
         metavar="DIR",
-        help="record in this directory, before peers are left out, which peers are in the run. A master that is "
-        "started anew with it goes on with that run and takes no other peers for it. No two masters use the directory "
-        "at a time, so all that may run behind one name should share it. Without one a master that is started anew "
-        "waits for all peers of the last view that it hears of, as long as they wait for a master, and two masters "
-        "behind one name may both lead. 'none' records nothing (default: PCCL_STATE, if the environment has it, else "
+        help="directory for the run's durable state: a restarted master continues the recorded run and rejects peers "
+        "that the run had evicted. One master at a time uses a directory. 'none' uses none (default: PCCL_STATE, else "
         "pccl/master-HOSTNAME-PORT in XDG_STATE_HOME or ~/.local/state; none for port 0 and for a standby)",
     )
-    begins = parser.add_mutually_exclusive_group()
-    begins.add_argument(
-        "--found",
-        action="store_true",
-        help="there is no earlier run: let the first peer found one at once, instead of waiting for peers of an "
-        "earlier one: those on record, or a peer timeout and two seconds where nothing is kept on disk. A run on "
-        "record is forgotten, so do not use it in a restart",
+    starts = parser.add_mutually_exclusive_group()
+    starts.add_argument(
+        "--start",
+        choices=("auto", "new", "resume"),
+        default="auto",
+        help="auto: continue the recorded run, or start a new one; new: discard the record and start a new run; "
+        "resume: wait for peers of an earlier run for as long as it takes (default: %(default)s)",
     )
-    begins.add_argument(
-        "--resume", action="store_true", help="there is an earlier run: found none before its peers have come"
-    )
-    parser.add_argument(
-        "--resume-any",
-        action="store_true",
-        help="go on after a peer timeout with a majority of the last view that it has heard of, even without a record "
-        "of the run. They may have been evicted by the last master; then the peers that it had kept are evicted "
-        "instead",
-    )
+    starts.add_argument("--found", dest="start", action="store_const", const="new", help=argparse.SUPPRESS)
+    starts.add_argument("--resume", dest="start", action="store_const", const="resume", help=argparse.SUPPRESS)
     parser.add_argument("--tls-cert", metavar="FILE", help="speak TLS with peers, with this certificate (PEM)")
     parser.add_argument("--tls-key", metavar="FILE", help="its key, if that is in another file")
     parser.add_argument(
@@ -119,7 +107,6 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from pccl import MasterNode, PCCLError, logs
-    from pccl._default_state import default_state
 
     # None: the master has ended by itself. A handler must take no lock that its own thread may hold: it only puts.
     ends: queue.SimpleQueue[int | None] = queue.SimpleQueue()
@@ -130,9 +117,6 @@ def run(arguments: argparse.Namespace) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     logs.configure("WARN", in_background=True)
-    state = arguments.state
-    if state is None and "PCCL_STATE" not in os.environ and not arguments.standby_of:
-        state = default_state(arguments.listen)  # a standby's record would say nothing of what others have led
     try:
         token = token_in(arguments.token_file) if arguments.token_file else None
         context = tls_context(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca)
@@ -145,10 +129,8 @@ def run(arguments: argparse.Namespace) -> int:
             http=arguments.http,
             http_hosts=arguments.http_host,
             standby_of=arguments.standby_of,
-            state=state,
-            found=arguments.found,
-            resume=arguments.resume,
-            resume_any=arguments.resume_any,
+            state=arguments.state,
+            start=arguments.start,
         )
         node.run()
     except (PCCLError, ValueError, OSError) as error:
@@ -181,7 +163,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _next(ends: queue.SimpleQueue[int | None]) -> int | None:
-    """Wait for an entry. A signal that comes just before the thread sleeps does not wake it, so it wakes by itself."""
     while True:
         with suppress(queue.Empty):
             return ends.get(timeout=SIGNAL_POLL_S)

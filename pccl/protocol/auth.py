@@ -1,8 +1,8 @@
-"""Proof that both ends of a connection know the same token, without saying it, and keys that they alone have.
+"""Authentication: proof that both ends of a connection know the same token, and keys for its payload.
 
-Specification. All parties of a run share a token, a secret text. Whoever dials says what the connection is for
-(`Hello`, `HeartbeatHello`, `StatusRequest`, `TraceRequest`, `LinkHello`, `StateHello`, `ProbeHello`) with a share of
-its own in `auth`; an empty `auth` says that the dialer has no token. Then
+Specification. All parties of a run share a token, a secret text. The dialer opens with the purpose of the connection
+(`Hello`, `HeartbeatHello`, `StatusRequest`, `TraceRequest`, `LinkHello`, `StateHello`, `ProbeHello`) with its share
+in `auth`, empty without a token. Then
 
     dialer -> acceptor   the opening, with the dialer's share
     acceptor -> dialer   Challenge: the acceptor's share, and the run
@@ -12,7 +12,7 @@ its own in `auth`; an empty `auth` says that the dialer has no token. Then
     share       nonce | public key
     nonce       32 fresh random bytes
     public key  of a key pair for X25519 (RFC 7748), 32 bytes, which serves for all handshakes of a process that begin
-                within 10 s of its making; nothing from a dialer that has no X25519, nor from an acceptor that has none
+                within 10 s of its making; empty from a dialer that has no X25519, nor from an acceptor that has none
                 or was sent none
     psk         HMAC-SHA256(token in UTF-8, "pccl 2 run key" | field(run in UTF-8)), so keys differ from run to run
     dh          X25519(own private key, the other side's public key); 32 zero bytes without public keys
@@ -28,32 +28,23 @@ its own in `auth`; an empty `auth` says that the dialer has no token. Then
 That is how TLS 1.3 combines a pre-shared key with a key exchange (RFC 8446, psk_dhe_ke), with the proofs in the place
 of its Finished messages.
 
-What follows from it:
+Properties:
 
-1. A proof needs the token: it comes of `psk`, and with public keys of a private key besides.
-2. Whatever was said counts. The transcript holds every byte before the proofs: protocol, kind of connection, run,
-   sender, receiver, whether payload is to be encrypted, both nonces, both public keys and whether there are any. Nobody
-   on the way can change or leave out a part of it, so nobody can talk the two ends out of encryption or of the key
-   exchange.
-3. A recorded handshake fails against a fresh nonce, and one cut out for another connection against its opening. A proof
-   that is sent back to its author fails by its label.
-4. Payload keys have forward secrecy: they need `dh`, or the private key of one of the ends. These lie in memory only,
-   and are wiped when the last handshake of the key pair's 10 s is over. The token and a recording do not give them. A
-   public key that makes `dh` zero, whatever the private key, is refused.
-5. Handshakes between the same two key pairs share `dh`, and with a run `secret`, but neither proofs nor payload keys:
-   these are expanded with the transcript, in which the nonces differ. Those of one connection tell nothing of those of
-   another. So a key pair that serves for several gives nobody more than one that serves once, but the seconds in which
-   it could be taken from memory.
-6. Who only listens learns nothing to try words for a token against, where both ends have X25519. Who takes the
-   acceptor's place gets a proof from the dialer, which proves itself first, and can: a token should be random. Who
-   dials learns nothing before it has proved itself.
+1. A proof requires the token, through `psk`, and with public keys a private key too.
+2. The transcript contains every byte before the proofs: protocol, purpose, run, sender, receiver, encryption, nonces
+   and public keys. So no part can be changed or removed on the way, and encryption cannot be downgraded.
+3. A recorded handshake fails against a fresh nonce, a handshake of another connection against its opening, and a
+   reflected proof by its label.
+4. Payload keys have forward secrecy: they require `dh` or a private key, which is in memory only and wiped after the
+   last handshake of its 10 s. A public key that makes `dh` zero is refused.
+5. Handshakes of the same key pairs share `dh`, but not proofs and payload keys, because the nonces differ.
+6. With X25519 at both ends, an eavesdropper cannot test guessed tokens. A false acceptor can, because the dialer proves
+   itself first: a token should be random.
 
-What does not. A proof says who is at the other end when the connection begins; it neither hides nor protects what
-follows. For that there are TLS to the master, payload keys between peers, or a VPN. Who knows the token can take both
-ends' places at once while they begin, as it can join the run. Python's copies of payload keys are given up, not wiped;
-the engine's are wiped with the connection. A refusal needs no proof, so that those who have different tokens hear of
-it; a peer of a run that looks for its master believes none, and with or without a token only that of a master that
-knows the run (`Welcome.secret`).
+Limits. A proof authenticates the start of a connection and does not protect what follows; TLS to the master, payload
+keys between peers, or a VPN do. A holder of the token can impersonate both ends. Python's copies of payload keys are
+released, not wiped. A refusal needs no proof, so that peers with different tokens get one; a peer that looks for its
+master accepts only a refusal with the run's secret (`Welcome.secret`).
 """
 
 from __future__ import annotations
@@ -79,7 +70,7 @@ REMEDY = "give both sides the same token (token=, PCCL_TOKEN or `pccl master --t
 
 
 class AuthError(ProtocolError):
-    """The other side has not proved who it is in the way that is asked for here, or this side cannot do so."""
+    """Authentication failed on the other side or on this one."""
 
 
 class KeyExchange(Protocol):
@@ -94,12 +85,10 @@ class KeyExchange(Protocol):
 
 
 def run_key(token: str, run: str) -> bytes:
-    """Return the pre-shared key of a run."""
     return _hmac(token.encode(), b"pccl 2 run key" + _field(run.encode()))
 
 
 def hkdf_extract(salt: bytes, material: bytes | bytearray) -> bytes:
-    """HKDF-Extract of RFC 5869, section 2.2, with SHA-256."""
     return _hmac(salt, material)
 
 
@@ -168,8 +157,6 @@ def _wants_encryption(opening: m.Opening) -> bool:
 
 
 class Dialer:
-    """The dialer's side of one handshake."""
-
     def __init__(
         self, token: str, nonce: bytes, opening: m.Opening, run: str | None, exchange: KeyExchange | None = None
     ) -> None:
@@ -182,7 +169,6 @@ class Dialer:
         self._must_encrypt = _wants_encryption(opening)
         self._public_key = b"" if self._exchange is None else self._exchange.public_key
         self.opening = encode(msgspec.structs.replace(opening, auth=nonce + self._public_key if token else b""))
-        """The frame to send first."""
         self._expected = b""
         self.is_proven = False
         """Whether the acceptor has proved that it knows the token."""
@@ -214,7 +200,7 @@ class Dialer:
     def check(self, theirs: m.Proof) -> None:
         """Check the acceptor's proof. Raises AuthError unless the acceptor knows the token."""
         if not self._expected or not hmac.compare_digest(self._expected, theirs.auth):
-            raise AuthError("it does not know the token; somebody else answers at this address")
+            raise AuthError("it does not know the token; another service answers at this address")
         self.is_proven = True
 
     def check_answer(self, answer: m.Message) -> None:
@@ -229,8 +215,6 @@ class Dialer:
 
 
 class Acceptor:
-    """The acceptor's side of one handshake."""
-
     def __init__(self, token: str, nonce: bytes, run: str, name: str, exchange: KeyExchange | None = None) -> None:
         """`name` is what errors call this side. `nonce` and `exchange` are as for `Dialer`."""
         assert len(nonce) == NONCE_BYTES
@@ -240,7 +224,6 @@ class Acceptor:
         self._run = run
         self._exchange = exchange
         self._said: tuple[bytes, bytes, bytes] | None = None
-        """The dialer's public key, the opening and the Challenge."""
         self.payload_keys: Keys | None = None
         """The payload keys; None before `check`, and without a key exchange."""
 

@@ -1,11 +1,7 @@
-"""Framing and checking of messages: a 4-byte big-endian length, then that many bytes of msgpack.
+"""Framing and validation of messages: a 4-byte big-endian length, then as many bytes of msgpack.
 
-Anybody may connect, so what comes is checked in two stages before a machine sees it:
-
-    1  msgpack decodes under explicit limits, so a short frame cannot claim a huge array.
-    2  msgspec converts what came out into one of the expected message types, so no field has a wrong type.
-
-Everything else raises `ProtocolError`, which names what was wrong.
+Any client may connect, so input is validated in two stages: msgpack decodes under explicit limits, then msgspec
+converts the result into one of the expected message types. `ProtocolError` names the problem.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ LENGTH_BYTES = 4
 MESSAGE_BYTES_MAX = 16 * 2**20
 """Size of a message between parties that know each other."""
 OPENING_BYTES_MAX = 16 * 2**10
-"""Size of the first message of a connection, whose sender has proved nothing yet."""
+"""Largest first message of a connection, from an unauthenticated sender."""
 
 M = TypeVar("M")
 
@@ -48,7 +44,6 @@ class FrameCache:
         self._frames: dict[int, tuple[Message, bytes]] = {}
 
     def frame(self, message: Message) -> bytes:
-        """Return the message as `encode` does."""
         found = self._frames.get(id(message))
         if found is None:
             found = self._frames[id(message)] = message, encode(message)
@@ -60,8 +55,8 @@ def frame_length(head: bytes, limit_bytes: int) -> int:
     length = int.from_bytes(head, "big")
     if length > limit_bytes:
         raise ProtocolError(
-            f"a message of {length} bytes is announced where {limit_bytes} are allowed; this is no pccl peer, or one "
-            f"of another version"
+            f"a message of {length} bytes is announced where {limit_bytes} are allowed; this is not a pccl peer, or "
+            f"one of another version"
         )
     if length == 0:
         raise ProtocolError("an empty message")
@@ -83,8 +78,6 @@ def decode_body(body: bytes | bytearray | memoryview, expected: Any) -> Any:
 
 @cache
 def _holder(expected: Any) -> Any:
-    """Return a struct type around one message of the union `expected`. msgspec keeps what it finds out about a struct,
-    but looks at a union anew in each conversion."""
     return msgspec.defstruct("Holder", [("message", expected)], array_like=True)
 
 
@@ -96,11 +89,8 @@ def harmless(text: str, characters_max: int = 500) -> str:
 
 
 class Decoder(Generic[M]):
-    """Reassembles messages of one union type from a byte stream cut anywhere.
-
-    What `feed` yields first may be bounded more tightly than the rest. After an error the decoder must not be fed
-    again.
-    """
+    """Reassembles messages of one union type from arbitrary fragments. The first message may have a lower limit. After
+    an error the decoder must not be used."""
 
     def __init__(self, expected: Any, opening_bytes_max: int = MESSAGE_BYTES_MAX) -> None:
         self._expected = expected
@@ -108,7 +98,6 @@ class Decoder(Generic[M]):
         self._buffer = bytearray()
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[M]:
-        """Yield every message that `data` completes, in order."""
         self._buffer += data
         while (body := self.next_body()) is not None:
             self.trust()
@@ -130,7 +119,6 @@ class Decoder(Generic[M]):
         return body
 
     def trust(self) -> None:
-        """Let messages have MESSAGE_BYTES_MAX from here on."""
         self._limit_bytes = MESSAGE_BYTES_MAX
 
     @property

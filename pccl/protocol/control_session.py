@@ -1,23 +1,16 @@
-"""The session of a control connection: what has to survive when the connection is reset.
+"""The session of a control connection, which survives the reset of the connection.
 
-A peer and a master talk in one session from the opening (Hello or Resume) to the end of the peer's part in the run,
-over one connection after the other. A session is named by a secret key of random bytes that the peer makes and says in
-the opening. When a connection breaks, the peer dials the same master again and says `Reattach` with the key; both
-sides say how many messages they have received, and resend what the other lacks. So the machines on both sides see one
-sequence of messages without a gap.
+A session lasts from the opening (Hello or Resume) to the end of the peer's part in the run. Its name is a random secret
+key in the opening. After a reset the peer dials the same master and sends `Reattach` with the key; both sides exchange
+the number of received messages, and resend the rest.
 
-    1  Both ends count the messages of each direction from 0: the answer to the opening and all that follow it from the
-       master, all that follow the opening from the peer. What the handshake says, and `Ack`, is not counted.
-    2  A sender keeps every frame that it has sent until the receiver has acknowledged it. A message counts as received
-       when the machine gets it; a frame that was cut off by a reset is received over the next connection.
-    3  A receiver acknowledges every ACK_EVERY messages. An idle session sends nothing and keeps less than that.
-    4  A connection says nothing of a session once another one has taken it over: the master stops reading the old one
-       before it says what it has received. So no message is received twice.
+    1  Both ends count the messages of each direction after the opening, without handshakes and `Ack`.
+    2  A sender keeps every frame until it is acknowledged. A message is received when the machine gets it.
+    3  A receiver acknowledges every ACK_EVERY messages.
+    4  The master stops reading the old connection before it reports its count, so no message is received twice.
 
-A master that does not know the key refuses (`Rejected`), and the peer has lost its master; see `failover`. Who may
-reattach is who knows the key: with a token, the handshake of the new connection is one of the run, too.
-
-Pure, and on both sides the same.
+A master without the session answers `Rejected`, and the peer has lost its master. With a token, the new connection is
+authenticated like any other.
 """
 
 from __future__ import annotations
@@ -34,18 +27,13 @@ KEPT_BYTES_MAX = 64 * 2**20
 
 
 class ControlSession:
-    """One end of a session."""
-
     def __init__(self, key: bytes) -> None:
         self.key = key
         self.received = 0
-        """Number of messages that have been received."""
         self.kept_bytes = 0
         self._kept: deque[bytes] = deque()
-        """Frames that the other side may lack, the oldest first."""
         self._acknowledged = 0
         self._told = 0
-        """The number in the last Ack."""
 
     def keep(self, frame: bytes) -> None:
         """Note the next message that is sent, whether there is a connection or not."""
@@ -53,7 +41,7 @@ class ControlSession:
         self.kept_bytes += len(frame)
 
     def acknowledge(self, received: int) -> None:
-        """Note that the other side has received so many messages. Raises ProtocolError if that cannot be."""
+        """Drop the frames that the other side has received. ProtocolError."""
         count = received - self._acknowledged
         if not 0 <= count <= len(self._kept):
             sent = self._acknowledged + len(self._kept)
@@ -73,8 +61,8 @@ class ControlSession:
         return m.Ack(self.received)
 
     def reattach(self, received: int) -> list[bytes]:
-        """Return the frames to send first over a new connection, whose other end has received so many messages. Raises
-        ProtocolError if that cannot be."""
+        """Return the frames to send first over a new connection, whose other end has received `received` messages.
+        ProtocolError."""
         self.acknowledge(received)
         self._told = self.received
         return list(self._kept)

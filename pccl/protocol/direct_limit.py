@@ -1,18 +1,12 @@
-"""The size up to which ops of a group had better take the direct algorithm than the ring, from its link metrics.
+"""The size limit below which the direct algorithm beats the ring, from a group's link metrics.
 
-The direct algorithm (native/src/direct_plan.h) takes two one-way delays, the ring 2(W-1). But the ring fills its links,
-where the direct algorithm's streams crowd each other on every peer's line. So there is a size up to which direct wins,
-and it is the larger the longer and the faster the links are.
+The direct algorithm (native/src/direct_plan.h) takes two one-way delays, the ring 2(W-1), but its streams compete for
+each host's uplink. For a chunk of S/W bytes of each of W ranks:
 
-The model, for a chunk of S/W bytes of each of W ranks:
+    ring     2(W-1) steps of the larger of the slowest link's time for a chunk and the mean delay, and once the smaller
+    direct   twice the longest delay, and twice the larger of the time of the busiest host and of the slowest link
 
-    ring     2(W-1) steps, each of which takes what the slowest link of the ring needs for a chunk, or the mean delay of
-             its links if that is longer; and once more the shorter of both
-    direct   twice the longest delay, and twice the time in which a host sends, or gets, what its peers exchange with
-             those of other hosts, or in which the slowest link carries a chunk
-
-A host's line is as fast as the fastest link that uses it. All peers of a group have to choose alike, so the master
-tells them the limit together with the ring, and it holds as long as the ring does.
+A host is as fast as its fastest link. The master sends the limit with the ring, so that all peers choose alike.
 """
 
 from __future__ import annotations
@@ -24,16 +18,14 @@ from pccl.protocol.link_metrics import LinkMetrics
 from pccl.protocol.topology import ring_links
 
 UNKNOWN = -1
-"""No limit: links have not been measured, or there is nothing to choose. Every op is judged by its own size and
-world."""
+"""No limit: links were not measured, or only one algorithm is possible. Ops are judged by size and world size."""
 CROWDING = 1.1
-"""Factor by which a line takes longer for several streams than for one, as measured in a WAN lab."""
+"""Factor of the time for several streams on one uplink, as measured in a WAN lab."""
 STEP_S = 5e-5
-"""Seconds that a step costs where the delay is next to nothing."""
+"""Seconds of a step without network delay."""
 BITS_MIN, BITS_MAX = 12, 40
 UNMEASURED_CHUNK_BYTES = 512 << 10
-"""Size of a rank's chunk up to which ops go direct where the limit is UNKNOWN (pccl_algorithm_default in
-native/src/direct_plan.c)."""
+"""Largest chunk of a rank for direct ops with an UNKNOWN limit (pccl_algorithm_default in native/src/direct_plan.c)."""
 OTHERWISE_BITS = 2
 """A new limit is worth a new ring if it differs by this power of two. Less is the spread of the measurements."""
 
@@ -79,7 +71,7 @@ def direct_limit(ring: Sequence[int], metrics: LinkMetrics) -> int:
 
 
 def is_outdated(in_force: int, found: int, world_size: int) -> bool:
-    """Whether the limit `found` differs enough from the one in force to make the ring anew for it."""
+    """Whether the limit `found` differs enough from the current one to make the ring again."""
     if found == UNKNOWN:
         return False
     limits = (UNMEASURED_CHUNK_BYTES * world_size if in_force == UNKNOWN else in_force), found

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from pccl.protocol.ring_problem import RingProblem
+from pccl.protocol.topology import RingProblem
 
 Pair = tuple[int, int]
 """The sender and the receiver."""

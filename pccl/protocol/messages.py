@@ -1,19 +1,16 @@
-"""The messages: all that goes over the wire in one place, as a second implementation has to read it.
+"""All messages of the wire protocol, for readers and other implementations.
 
-This file is longer than others of the package on purpose. Whoever implements the protocol anew, or changes it, finds
-every message, what its fields mean and who sends it here, and nothing else. `codec` says how messages are framed,
-`auth` how a connection is authenticated, `control_session` how a session outlives its connection.
+`codec` frames messages, `auth` authenticates connections, `control_session` keeps a session over several connections.
 
-Format. Every message is a msgspec struct that travels as a msgpack array `[name, field, ...]`: the name of its class,
-then its fields in order. A `Part` is what messages are composed of; it travels as an array without a name.
+Format. A message is a msgpack array `[name, field, ...]`: its class name, then its fields in order. A `Part` of a
+message is an array without a name.
 
-Compatibility. A field that is added later goes to the end and has a default: an older reader ignores it, a newer one
-fills it in. `PROTOCOL_VERSION` rises only when that is not enough.
+Compatibility. New fields go to the end and have defaults: older readers ignore them, newer ones fill them in.
+`PROTOCOL_VERSION` rises when that is not enough.
 
-Conventions. Peers, views, terms and groups are numbers; no peer number and no view number is given twice in a run. A
-result code is a number of `pccl.types.Result`. A name that ends in `_s`, `_ms` or `_us` is in seconds, milliseconds or
-microseconds, one in `_bytes` or `_per_s` in bytes. The `auth` of an opening is the dialer's share of a handshake, empty
-where it has no token; `auth` of `Welcome` and `Accepted` is reserved and empty.
+Conventions. Peers, views, terms and groups are numbers; peer and view numbers are unique in a run. A result code is a
+number of `pccl.types.Result`. Units are at the end of names (`_s`, `_ms`, `_us`, `_bytes`, `_per_s`). The `auth` of an
+opening is the dialer's share of a handshake, empty without a token; `auth` of `Welcome` and `Accepted` is reserved.
 """
 
 # Annotations are not put off here: msgspec would compile the text of each, 4 ms when the first message comes.
@@ -30,11 +27,9 @@ PROTOCOL_VERSION = 19
 
 PEER_TIMEOUT_S_MIN = 0.1
 PEER_TIMEOUT_S_MAX = 86400.0
-"""Bounds of `Welcome.peer_timeout_s`."""
 ENGINE_THREADS_MAX = 16
-"""Bound of `Welcome.engine_threads`."""
 MASTER_TIMEOUT_S = 60.0
-"""Seconds for which a peer that has lost its master looks for one, unless its caller says otherwise."""
+"""Default seconds of the search for a master."""
 
 FAILURES = frozenset(Result) - {Result.SUCCESS, Result.OUTCOME_UNKNOWN}
 """The codes that may say why something failed. Only a caller can be left without knowing an outcome."""
@@ -55,8 +50,7 @@ PEERS_MAX = 2**14
 REPORTED_EPOCHS_MAX = 16
 """Number of epochs that one `Report` may count ops of."""
 METRICS_KEPT_MAX = 128
-"""Number of link metrics that a peer remembers for the next master: all of its own in a group in which all pairs are
-measured, those of the last calls in a larger one."""
+"""Number of link metrics that a peer remembers for the next master."""
 PART_BYTES_MAX = 32 * 2**10
 """Size of a part of a recording. Whatever else the control connection has to carry waits for one part at most."""
 CHECK_BYTES_MAX = 64 * 2**10
@@ -73,7 +67,6 @@ Padding = Annotated[int, msgspec.Meta(ge=0, le=PADDING_BYTES_MAX)]
 """Number of meaningless bytes that follow a message on a connection between peers, to prove that the path carries
 packets of full size: see `runtime.network.links`."""
 Age = Annotated[int, msgspec.Meta(ge=0, le=2**32)]
-"""An age in seconds."""
 Ops = Annotated[list[OpRef], msgspec.Meta(max_length=OPS_MAX)]
 Reason = Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)]
 PeerReasons = Annotated[list[tuple[int, Reason]], msgspec.Meta(max_length=PEERS_MAX)]
@@ -81,7 +74,7 @@ PeerReasons = Annotated[list[tuple[int, Reason]], msgspec.Meta(max_length=PEERS_
 
 
 class Kind:
-    """The kinds of joint call."""
+    """The kinds of group call."""
 
     ARE_PEERS_PENDING = "are_peers_pending"
     UPDATE_TOPOLOGY = "update_topology"
@@ -96,11 +89,9 @@ class Kind:
 
 
 class PendingAnswer:
-    """What a JointResult for are_peers_pending has for a value where nobody was counted: the question was no longer for
-    the others, and is answered with no."""
+    """The value of a JointResult for are_peers_pending that ended without a count."""
 
     ADMITTING = -1
-    """They wait in update_topology."""
     ELSEWHERE = -2
     """They wait in other calls, or in an op that the receiver would have to launch."""
 
@@ -121,7 +112,7 @@ class PeerInfo(Part, frozen=True):
     hosts: list[str]
     """Addresses of its listening port, best first. A loopback address stands for 'the master's machine'."""
     port: int
-    """The TCP port on which it listens for other peers."""
+    """Its TCP port for other peers."""
     connections: int
     """Number of TCP connections that it wants in each of its links. The larger wish of both ends counts."""
     name: str = ""
@@ -133,9 +124,8 @@ class Ring(Part, frozen=True):
 
     group: int
     epoch: int
-    """The view in which this ring last changed. Ops of the group are named by it."""
+    """The view of this ring's last change. Ops carry it."""
     peers: list[int]
-    """Peers by rank."""
 
 
 class TensorOffer(Part, frozen=True):
@@ -167,7 +157,6 @@ class SyncOffer(Part, frozen=True):
     """The shared state that a peer brings to sync_shared_state, without its content."""
 
     strategy: str
-    """A value of `pccl.types.SharedStateSyncStrategy`."""
     revision: int
     root: bytes
     """The digest of all tensors that are not loose."""
@@ -189,7 +178,7 @@ class Hello(Message, frozen=True):
     hosts: list[str]
     """Addresses to advertise to other peers, best first; empty: the address that the master sees."""
     port: int
-    """The TCP port on which the sender listens for other peers."""
+    """The sender's TCP port for other peers."""
     connections: int
     """Number of TCP connections that the sender wants in each of its links."""
     name: str = ""
@@ -207,17 +196,14 @@ class Hello(Message, frozen=True):
     session: Secret = b""
     """The key of the control session that begins here (`control_session`); empty: it ends with the connection."""
     master_timeout_s: float = MASTER_TIMEOUT_S
-    """Seconds for which the sender looks for a master after it has lost one."""
+    """Seconds of the sender's search for a master after a loss."""
     place: int = -1
     """The place in the ring of its group that the sender asks for, if it is one of the founders; -1: none."""
 
 
 class HeartbeatHello(Message, frozen=True):
-    """The first and only message on a peer's second connection to the master, which carries heartbeats.
-
-    After `Accepted` each side sends a byte several times a second. The peer makes this connection upon Welcome, and
-    anew whenever it is closed.
-    """
+    """The only message on a peer's second connection to the master, for heartbeats. After `Accepted` each side sends a
+    byte several times a second. The peer makes this connection upon Welcome, and again whenever it closes."""
 
     protocol: int
     run: str
@@ -242,9 +228,7 @@ class Resume(Message, frozen=True):
     session: Secret = b""
     """The key of the control session that begins here (`control_session`); empty: it ends with the connection."""
     master_timeout_s: float = MASTER_TIMEOUT_S
-    """Seconds for which the peer looks for a master after it has lost one."""
-    patience_s: float = MASTER_TIMEOUT_S
-    """Seconds of `master_timeout_s` that are left now."""
+    """Seconds of the peer's search for a master after a loss."""
 
 
 class Reattach(Message, frozen=True):
@@ -269,15 +253,13 @@ class Aborted(Part, frozen=True):
 
 
 class JointOutcome(Part, frozen=True):
-    """The end of the last joint call of a kind that a peer took part in."""
+    """The end of the last group call of a kind that a peer took part in."""
 
     kind: str
     call_number: int
-    """The call's `JointResult.call_number`."""
     code: int
     reason: Reason
     value: int
-    """The call's `JointResult.value`."""
 
 
 class InstalledView(Part, frozen=True):
@@ -285,7 +267,6 @@ class InstalledView(Part, frozen=True):
 
     view: int
     rings: list[Ring]
-    """The rings of all groups."""
     is_meshed: bool
     """Whether all pairs of the sender's group have a link."""
 
@@ -295,16 +276,12 @@ class PreparedView(Part, frozen=True):
 
     view: int
     rings: list[Ring]
-    """The rings of all groups."""
     answered: bool
     """Whether the sender has answered with LinksReady. Then the view may be in force elsewhere."""
 
 
 class PreVote(Message, frozen=True):
-    """The answer to PreVoteRequest: the views that this peer knows. It promises nothing.
-
-    The fields mean what those of the same name mean in RecoveryReport.
-    """
+    """The answer to PreVoteRequest: the views that this peer knows, without a promise. Fields as in RecoveryReport."""
 
     installed: InstalledView | None
     prepared: PreparedView | None
@@ -325,30 +302,28 @@ class RecoveryReport(Part, frozen=True):
     is_settled: bool
     """Whether `prepared` has decided all ops of the epoch in `installed`."""
     commits: Ops
-    """Ops of the epoch in `installed` that are committed, of which other peers may not have heard."""
+    """Committed ops of the epoch in `installed` that other peers might not know."""
     aborts: list[Aborted]
-    """Ops of that epoch that were aborted each for a reason of its own, of which other peers may not have heard."""
+    """Individually aborted ops of that epoch that other peers might not know."""
     waits_in: str
-    """The kind of joint call that the peer waits in; empty: none."""
+    """The kind of group call that the peer waits in; empty: none."""
     outcomes: list[JointOutcome]
     """The end of the last call of each kind."""
     joined_after: int
-    """The joint-call number of the last call that ended before this peer was accepted."""
+    """The number of the group call of the last call that ended before this peer was accepted."""
     synced: tuple[int, int] | None
-    """The joint-call number and the revision of the last sync that this peer took part in with success."""
+    """The number of the group call and the revision of the last sync that this peer took part in with success."""
     unlinked: list[int]
     """Peers of its ring that it has no link with."""
     peer_timeout_s: float
-    """The `Welcome.peer_timeout_s` that the run has had so far."""
+    """The run's `Welcome.peer_timeout_s`."""
     engine_threads: int
-    """The run's `Welcome.engine_threads`."""
     site: str = ""
     """The site that the peer named in its Hello; empty: none."""
     site_size: int = 0
     link_metrics: Annotated[list[tuple[LinkMetric, Age]], msgspec.Meta(max_length=METRICS_KEPT_MAX)] = []
     """The peer's measurements, the oldest first, each with its age in seconds when the peer said Resume."""
     secret: Secret = b""
-    """The run's `Welcome.secret`."""
     answered: list[PreparedView] = []
     """Views newer than `installed` that this peer has answered to masters before the one that made `prepared`, unless a
     later master has ruled them out."""
@@ -358,7 +333,6 @@ class Vote(Message, frozen=True):
     """The answer to VoteRequest: this peer follows no master of a lower term any more."""
 
     term: int
-    """The term of the VoteRequest."""
     report: RecoveryReport
 
 
@@ -369,12 +343,11 @@ class Leave(Message, frozen=True):
 
 
 class JointCall(Message, frozen=True):
-    """The peer enters a joint call. It is in one at a time."""
+    """The peer enters a group call. It is in one at a time."""
 
     call: int
     """The peer's own number of this call, which JointResult repeats."""
     kind: str
-    """One of `Kind.ALL`."""
     offer: SyncOffer | None = None
     """The peer's shared state, for sync_shared_state; None for the other kinds."""
     open_ops: Ops = []
@@ -393,9 +366,9 @@ class LinksReady(Message, frozen=True):
 
     view: int
     failed: PeerReasons = []
-    """Ring neighbours with whom no link could be made. The view cannot come into force without these links."""
+    """Ring neighbours without a possible link. The view cannot be installed without these links."""
     missing: PeerReasons = []
-    """Other peers with whom no link could be made. The group can do without these links, but is no mesh."""
+    """Other peers without a possible link. Without these links the group is not a mesh."""
 
 
 class LinkFailed(Message, frozen=True):
@@ -412,7 +385,7 @@ class Tried(Message, frozen=True):
     """The answer to Trial."""
 
     failed: PeerReasons = []
-    """Peers with whom no connection carries packets of full size."""
+    """Peers without a connection that carries full-size packets."""
 
 
 class LinkLost(Message, frozen=True):
@@ -470,35 +443,30 @@ class OpsOver(Message, frozen=True):
 
 
 class TagsUsed(Message, frozen=True):
-    """The sender has used so many different tags in this epoch that it starts no further op in it. A new epoch is
-    due."""
+    """The sender has used too many tags in this epoch and starts no further op in it. A new epoch is due."""
 
     epoch: int
     tags: Count
-    """Number of different tags."""
 
 
 class FlushReply(Message, frozen=True):
     """The answer to Flush: the group's ops have stopped at the sender."""
 
     flush: int
-    """The number in the Flush."""
     ops: Ops
     """Ops that are done at the sender and have no verdict there."""
     commits: Ops = []
-    """Ops that are committed at the sender, of which other peers may not have heard."""
+    """Committed ops of the sender that other peers might not know."""
     aborts: list[Aborted] = []
-    """Ops that are aborted at the sender, of which other peers may not have heard."""
+    """Aborted ops of the sender that other peers might not know."""
 
 
 class SyncReport(Message, frozen=True):
     """A peer that had to fetch shared state has ended its transfer."""
 
     sync: int
-    """The number in the SyncPlan."""
     success: bool
     reason: Reason = ""
-    """Why it failed."""
     suspects: PeerReasons = []
     """Donors that did not serve the peer."""
 
@@ -507,7 +475,6 @@ class Probes(Message, frozen=True):
     """The answer to Probe."""
 
     probe: int
-    """The number in the Probe."""
     found: Annotated[list[LinkMetric], msgspec.Meta(max_length=PEERS_MAX)]
     """The links that could be measured. Those of the Probe that are not here could not."""
 
@@ -518,7 +485,6 @@ class LinkReport(Part, frozen=True):
     peer: int
     """The peer at the other end."""
     tx_bytes: Count
-    """Payload sent."""
     full_ms: Count = 0
     """Milliseconds for which this link limited the ops: see `traffic.Throughput`."""
     full_bytes: Count = 0
@@ -572,9 +538,8 @@ class Welcome(Message, frozen=True):
     peer: int
     """The number that the peer has from now on."""
     run: str
-    """The name of the run."""
     term: int
-    """The term in which this master leads it."""
+    """The term of this master."""
     accepted_peers: int
     """Number of peers that are in the run already. 0: the newcomer is admitted at once."""
     auth: bytes = b""
@@ -586,8 +551,7 @@ class Welcome(Message, frozen=True):
     secret: Secret = b""
     """The run's secret. A master that has it knows the run."""
     obstacle: Reason = ""
-    """Why the peer is held back for a while even though the others call update_topology; empty: nothing holds it
-    up."""
+    """The reason of a delay beyond the others' next update_topology; empty: none."""
 
 
 class Reattached(Message, frozen=True):
@@ -610,11 +574,8 @@ class VoteRequest(Message, frozen=True):
 
 
 class Resumed(Message, frozen=True):
-    """This master leads the run, and the peer is in it.
-
-    The peer answers with whatever the last master may not have heard: OpsDone, OpFailed, LinkLost, JointCall. What
-    follows is as with any master.
-    """
+    """This master leads the run, and the peer is in it. The peer answers with what the last master might not know:
+    OpsDone, OpFailed, LinkLost, JointCall."""
 
     term: int
     peer_timeout_s: float
@@ -624,22 +585,19 @@ class Resumed(Message, frozen=True):
 
 
 class Elsewhere(Message, frozen=True):
-    """The last message before the master closes the connection: it can do nothing for the peer, but another master may.
-    The peer may also come again later."""
+    """The last message of a connection: another master may serve the peer, which may also come again later."""
 
     reason: str
 
 
 class StartOver(Message, frozen=True):
-    """The last message before the master closes the connection: the view that was to accept the peer was never in
-    force. The peer says Hello again."""
+    """The last message of a connection: another master may serve the peer, which may also come again later."""
 
     reason: str
 
 
 class Goodbye(Message, frozen=True):
-    """The last message before the master closes the connection: the peer is refused or evicted. A peer that has lost
-    its master believes it only of one that shows the run's secret."""
+    """The last message of a connection: another master may serve the peer, which may also come again later."""
 
     code: int
     reason: str
@@ -657,20 +615,16 @@ class Flush(Message, frozen=True):
 
 
 class Prepare(Message, frozen=True):
-    """The next view: make the links that it needs, then answer LinksReady.
-
-    Where the epoch of the receiver's group differs from the installed one, the ops that are open there end here: those
-    in `commits` are committed, all others aborted.
-    """
+    """The next view: make its links, then answer LinksReady. Where the epoch of the receiver's group differs from the
+    installed one, its open ops end: `commits` are committed, all others aborted."""
 
     view: int
     members: list[PeerInfo]
     """The peers of the view that the receiver has not heard of in an earlier Prepare."""
     rings: list[Ring]
-    """The rings of all groups."""
     commits: list[OpRef] = []
     relink: list[tuple[int, int]] = []
-    """Pairs whose link is closed and made anew, the lower number first."""
+    """Pairs whose link is closed and made again, the lower number first."""
     lost: list[tuple[int, str]] = []
     """Peers that the installed view has and this one has not, each with the reason."""
     aborts: list[Aborted] = []
@@ -685,20 +639,16 @@ class Trial(Message, frozen=True):
 
 
 class Install(Message, frozen=True):
-    """The prepared view is in force.
-
-    A peer that keeps its ring also keeps its `is_meshed`, `direct_limit` and `is_local`, because an op must be carried
-    out alike on all peers.
-    """
+    """The prepared view is installed. A peer that keeps its ring also keeps its `is_meshed`, `direct_limit` and
+    `is_local`, because an op must be executed alike on all peers."""
 
     view: int
     is_meshed: bool = False
     """Whether every pair of the receiver's group has a link, so that ops may take the direct algorithm."""
     call_number: int = 0
-    """The joint-call number of the last call that ends with this view or before; newcomers are accepted after it."""
+    """The number of the last group call that ends with this view or before; newcomers are accepted after it."""
     direct_limit: int = UNKNOWN
-    """Size in bytes up to which an op had better take the direct algorithm than the ring, or UNKNOWN: see
-    `direct_limit`."""
+    """Largest size in bytes for the direct algorithm, or UNKNOWN: see `direct_limit`."""
     is_local: bool = False
     """Whether all peers of the receiver's group are on one host."""
 
@@ -719,12 +669,12 @@ class OpAbort(Message, frozen=True):
     code: int
     reason: str
     counts_as_made: bool = False
-    """Whether a peer that has not launched the op counts it as launched. It does where its joint call fails for the
+    """Whether a peer that has not launched the op counts it as launched. It does where its group call fails for the
     same reason: then its caller need not hear that again from the next op with the tag."""
 
 
 class AbortVoteRequest(Message, frozen=True):
-    """This op shall be aborted unless somebody has committed it. The answer is AbortVote."""
+    """This op is aborted unless a peer has committed it. The answer is AbortVote."""
 
     epoch: int
     tag: int
@@ -734,7 +684,7 @@ class AbortVoteRequest(Message, frozen=True):
 
 
 class JointResult(Message, frozen=True):
-    """The end of the joint call that the receiver waits in."""
+    """The end of the group call that the receiver waits in."""
 
     call: int
     """The number in the peer's JointCall."""
@@ -744,12 +694,11 @@ class JointResult(Message, frozen=True):
     """The number of peers that wait, or a `PendingAnswer`, for are_peers_pending; the elected revision, for
     sync_shared_state; else 0."""
     call_number: int = 0
-    """The joint-call number: the count of the run's calls that have ended for all who were to make them, this one
-    included. 0: this one ended for some only."""
+    """The number of the group call: the count of completed calls of the run. 0: it ended for some peers only."""
 
 
 class SyncPlan(Message, frozen=True):
-    """The course of a sync: which content was elected, who sends it, and whether the receiver fetches it."""
+    """The plan of a sync: the elected content, its senders, and whether the receiver fetches it."""
 
     sync: int
     """A number that tells this sync from others."""
@@ -773,15 +722,12 @@ class Probe(Message, frozen=True):
     """The other peer of each link, and whether it is the one that sends."""
 
 
-# Flight recorders. These go beside what the machines of master and peer say to each other, which never hear of them.
+# Flight recorders, which bypass the machines of master and peer.
 
 
 class RecordingRequest(Message, frozen=True):
-    """The master wants a part of the receiver's flight recorder. The answer is RecordingPart.
-
-    The recording is taken with the request for part 0, and kept until the last part was asked for or another trace
-    begins. The master asks for the next part when it has this one, so that never more than one is on its way.
-    """
+    """Request of a part of the receiver's flight recorder. The answer is RecordingPart. The recording is taken with
+    part 0 and kept until its last part was sent or another trace begins. One part is in flight at a time."""
 
     trace: int
     """A number that tells the answers to this trace from others."""
@@ -799,23 +745,22 @@ class RecordingPart(Message, frozen=True):
     trace: int
     part: int
     parts: Count
-    """Number of parts in all; 0 where only the time was asked for, and where there is no such recording any more."""
+    """Number of parts; 0 for a request of the time only, and without a recording."""
     received_ns: Count
     """When the request was received, by the sender's monotonic clock in nanoseconds."""
     sent_ns: Count
-    """When this was sent."""
     content: Annotated[bytes, msgspec.Meta(max_length=PART_BYTES_MAX)] = b""
     """A stretch of the recording (`recording`)."""
     lack: Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)] = ""
-    """Why there is no recording; empty if it is not known."""
+    """The reason of a missing recording; empty if unknown."""
 
 
-# Whoever asks the master how the run stands, and is no peer.
+# Status and trace clients.
 
 
 class StatusRequest(Message, frozen=True):
-    """The first and only message on a connection of somebody who asks how the run stands. It is answered by `Accepted`
-    and `Status`, or by Goodbye, and the connection is closed."""
+    """The only message of a status client. The answer is `Accepted` and `Status`, or Goodbye, and the connection
+    closes."""
 
     protocol: int
     auth: bytes = b""
@@ -828,9 +773,8 @@ class Status(Message, frozen=True):
 
 
 class TraceRequest(Message, frozen=True):
-    """The first and only message on a connection of somebody who wants all peers' flight recorders. It is answered by
-    `Accepted`, for each peer its `TracePart`s and a `TracedPeer`, and then `Traced`; or by Goodbye. Then the connection
-    is closed."""
+    """The only message of a trace client. The answer is `Accepted`, for each peer its `TracePart`s and a `TracedPeer`,
+    then `Traced`; or Goodbye. The connection closes."""
 
     protocol: int
     seconds: float = 0.0
@@ -852,7 +796,7 @@ class TracedPeer(Message, frozen=True):
     peer: int
     name: str
     lack: str = ""
-    """Why there is no recording; empty: there is one."""
+    """The reason of a missing recording; empty: there is one."""
     offset_ns: int = 0
     """The peer's monotonic clock less the master's."""
     uncertainty_ns: int = 0
@@ -867,22 +811,22 @@ class Traced(Message, frozen=True):
     """The master's clock, as in `Recording.clock`."""
 
 
-# Whoever checks the way to a master and back (`pccl doctor`), and is no peer.
+# Check clients (`pccl doctor`).
 
 
 class CheckRequest(Message, frozen=True):
-    """The first message on a connection of somebody who checks the way to this master. It is answered by `Accepted` and
-    `Checked`, or by Goodbye. `CheckEcho` and `CheckDial` may follow, one after the other."""
+    """The first message of a check client. The answer is `Accepted` and `Checked`, or Goodbye. `CheckEcho` and
+    `CheckDial` may follow, one after the other."""
 
     protocol: int
     auth: bytes = b""
 
 
 class Checked(Message, frozen=True):
-    """What the master sees of somebody who checks."""
+    """A check client as the master sees it."""
 
     host: str
-    """The address from which the connection comes."""
+    """The client's address."""
     port: int
     version: str
     """The version of the master's pccl."""
@@ -894,14 +838,13 @@ class CheckEcho(Message, frozen=True):
     content: Annotated[bytes, msgspec.Meta(max_length=CHECK_BYTES_MAX)] = b""
     reply_bytes: Annotated[int, msgspec.Meta(ge=0, le=CHECK_BYTES_MAX)] = 0
     unix_s: float = 0.0
-    """The sender's clock."""
 
 
 class CheckDial(Message, frozen=True):
     """Asks the master to dial these addresses, as other peers would, and to say `CheckCall` there."""
 
     hosts: Annotated[list[str], msgspec.Meta(max_length=CHECK_HOSTS_MAX)]
-    """Addresses; empty: that from which the connection comes."""
+    """Addresses; empty: the client's."""
     port: int
     nonce: Secret
 
@@ -967,14 +910,14 @@ FromMaster = (
 
 SaidByPeer = FromPeer | RecordingPart
 SaidByMaster = FromMaster | RecordingRequest
-"""All that comes over a control connection, besides Ack."""
+"""All messages of a control connection except Ack."""
 
 
 # On control connections, either way.
 
 
 class Ack(Message, frozen=True):
-    """The sender has received so many messages in this session. An Ack is not counted itself."""
+    """The number of messages of this session that the sender has received. An Ack is not counted."""
 
     received: Count
 
@@ -1095,7 +1038,6 @@ Credential = Challenge | Proof
 ToWatcher = Accepted | Status | Goodbye
 """The answers to StatusRequest: Accepted and Status, or Goodbye."""
 ToTracer = Accepted | TracePart | TracedPeer | Traced | Goodbye
-"""The answers to TraceRequest."""
 FromChecker = CheckEcho | CheckDial
 ToChecker = Accepted | Checked | CheckEcho | CheckDialled | Goodbye
 """The answers to CheckRequest, and to what follows it."""

@@ -1,9 +1,7 @@
-"""The one name of a process: its number in the run, and what it calls itself.
+"""The name of a process: its number in the run, and its own name.
 
-A peer calls itself HOST:PID unless its user has named it, and the master gives it a number. Wherever pccl speaks of a
-peer, be it in a log, an error, the status or a trace, it says `2 (vm:8141)`, with `peer` before it in a sentence.
-A process that `pccl launch` has started calls itself `vm:8141 [0]`, by what its lines of output begin with, so that
-what one tells of another leads to them.
+The default name is HOST:PID, under `pccl launch` with the rank that prefixes its output (`vm:8141 [0]`). Logs, errors,
+status and traces show a peer as `2 (vm:8141)`.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
-"""Point-to-point ops: how a send and its recv are named, and who takes part in them.
+"""Point-to-point ops: tags and participants.
 
-A send and its recv are one op of two peers among those of their group. It needs a name of its own, because the others
-of the group make no such call and count no use of its tag. So the pair and the direction are part of the tag by which
-peers, master and engines know it. They are given as ranks, which stay the same for as long as such a name is used: an
-epoch.
+A send and its recv are one op of two peers. Its tag contains the pair and the direction, as ranks, which do not change
+within an epoch:
 
-    bit 63    1    so that these tags differ from those of callers, which are smaller
+    bit 63    1, unlike tags of callers
     49 .. 62  the sender's rank
     35 .. 48  the receiver's rank
      0 .. 34  the caller's tag
-
-A peer that is no participant of an op is neither asked about it nor told of it, and never waits for it.
 """
 
 from __future__ import annotations
@@ -50,7 +46,7 @@ def call_of(tag: int, rank: int) -> str:
 
 
 def participants(tag: int, ring: Sequence[int]) -> frozenset[int]:
-    """Return the peers of the group whose op it is: nobody, if it names ranks that are not there."""
+    """Return the participants of an op; none if its ranks do not exist."""
     ranks = ranks_of(tag)
     if ranks is None:
         return frozenset(ring)

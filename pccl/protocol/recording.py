@@ -1,9 +1,8 @@
-"""A recording: what one peer's flight recorder holds at one moment. The schema of dumps and of traces.
+"""A recording: the content of one peer's flight recorder. The schema of dumps and traces.
 
-A recording travels as compressed MessagePack (`pack`) and is JSON in files. Times are nanoseconds of the monotonic
-clock that `clock` names: recordings with the same `clock` need no correction, all others are aligned by `pccl.trace`.
-0 stands for an event that has not happened. New fields come at the end and have defaults. Readers must not trust a
-recording: it may come from another peer or version.
+A recording travels as compressed MessagePack (`pack`), and is JSON in files. Times are nanoseconds of the monotonic
+clock that `clock` names; `pccl.trace` aligns different clocks. 0 means not happened. New fields are added at the end
+with defaults. Recordings are untrusted input.
 """
 
 # Annotations are not put off here, as in `messages`.
@@ -19,7 +18,7 @@ PACKED_BYTES_MAX = 8 * 2**20
 """Size of a recording that a master takes from a peer."""
 UNPACKED_BYTES_MAX = 64 * 2**20
 SPAN_S_MAX = 1e9
-"""About thirty years; longer spans are cut to it."""
+"""About thirty years, effectively unlimited."""
 COMPRESSION = 1
 """zlib's level: the fastest. The others save little."""
 
@@ -42,13 +41,11 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     algorithm: str
     dtype: str
     size_bytes: int
-    """Size of the larger of its buffers."""
     rank: int
     world_size: int
     caller: int
     """The thread that launched it, as an index into `Recording.callers`."""
     launched_ns: int
-    """The caller has launched it."""
     first_sent_ns: int = 0
     """The system has taken a frame of it; so `last_sent_ns`."""
     last_sent_ns: int = 0
@@ -56,14 +53,12 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     """A segment of it has come; so `last_received_ns`."""
     last_received_ns: int = 0
     last_received_from: int = 0
-    """The peer that sent it; 0: not known."""
+    """The sender of those bytes; 0: unknown."""
     joined_ns: int = 0
     """The last of the peers that send to this one, or get from it, was known to have launched it; 0: not all of them
     are."""
     joined_last: int = 0
-    """That peer; 0: not known."""
     done_ns: int = 0
-    """The result was here."""
     agreed_ns: int = 0
     """All peers were known to be done. 0 also where the master decides."""
     ended_ns: int = 0
@@ -72,9 +67,8 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     """Payload; known once the op has ended."""
     rx_bytes: int = 0
     result: str = ""
-    """"" while it is open, "SUCCESS", "ABORTED", or the name of the `Result` of its failure."""
+    """"" while it is open, "SUCCESS", "ABORTED", or the name of a failing `Result`."""
     reason: str = ""
-    """The text of a failure."""
     awaited: int = 0
     """A peer that may not have launched it, as far as is known here; 0: there is none, or it is not known."""
 
@@ -85,7 +79,6 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def callers_tag(self) -> int:
-        """The tag that its caller gave."""
         return callers_tag(self.tag)
 
     @property
@@ -99,7 +92,6 @@ class LinkSample(msgspec.Struct, frozen=True, array_like=True):
 
     at_ns: int
     peer: int
-    """The peer at the other end."""
     link: int
     thread: int
     counters: dict[str, int]
@@ -112,7 +104,6 @@ class RecordedEvent(msgspec.Struct, frozen=True, array_like=True):
 
     at_ns: int
     kind: str
-    """"view", "master", "link", "call", "op" or "log"."""
     text: str
     duration_ns: int = 0
     """How long it took, if it took time."""
@@ -121,8 +112,6 @@ class RecordedEvent(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Recording(msgspec.Struct, frozen=True):
-    """All of a peer's flight recorder."""
-
     run: str
     peer: int
     group: int
@@ -137,30 +126,25 @@ class Recording(msgspec.Struct, frozen=True):
     rings: list[tuple[int, list[int]]] = []
     """The peers of the group by rank, by epoch."""
     callers: list[str] = []
-    """The threads that have launched ops."""
     ops: list[OpRecord] = []
-    """By `launched_ns`."""
     links: list[LinkSample] = []
     events: list[RecordedEvent] = []
     reason: str = ""
-    """Why it was taken; empty: by request."""
+    """The reason; empty: requested."""
     format: int = 1
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """A time when a caller had no op in flight: it computed, loaded data, or slept."""
+    """A period without an op in flight of a caller."""
 
     caller: int
     start_ns: int
     end_ns: int
     before: OpRecord
-    """The op with whose launch it ended."""
 
 
 def gaps(recording: Recording) -> Iterator[Gap]:
-    """Yield the times between a caller's ops, by `end_ns`."""
     free_ns: dict[int, int] = {}
-    """The end of each caller's last op."""
     for op in recording.ops:
         since_ns = free_ns.get(op.caller, 0)
         if 0 < since_ns < op.launched_ns:
@@ -194,12 +178,10 @@ def encodable(text: str) -> str:
 
 
 def pack(recording: Recording) -> bytes:
-    """Return the recording as bytes for `unpack`."""
     return zlib.compress(msgspec.msgpack.encode(recording), COMPRESSION)
 
 
 def unpack(data: bytes) -> Recording:
-    """Return what was packed. RecordingError."""
     try:
         expander = zlib.decompressobj()
         plain = expander.decompress(data, UNPACKED_BYTES_MAX)
@@ -211,7 +193,6 @@ def unpack(data: bytes) -> Recording:
 
 
 def to_json(recording: Recording) -> bytes:
-    """Return the recording as the text of a file."""
     return msgspec.json.encode(recording)
 
 
@@ -224,7 +205,6 @@ def from_json(text: bytes) -> Recording:
 
 
 def _checked(recording: Recording) -> Recording:
-    """Return a recording whose ops were launched by threads that it has. RecordingError."""
     if not all(0 <= op.caller < len(recording.callers) for op in recording.ops):
         raise RecordingError("not a recording: an op names a thread that it does not have")
     return recording

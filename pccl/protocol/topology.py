@@ -1,9 +1,13 @@
-"""Rings and evictions: pure functions of the peers that are there and of the pairs that failed."""
+"""Rings and evictions: pure functions of the peers that are there and of the pairs that failed.
+
+Ring problem: all that a search for a better ring has to know, as plain values that may go to another thread.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import combinations
 
 EXACT_COVER_PEERS_MAX = 14
@@ -12,8 +16,7 @@ MESH_PEERS_MAX = 16
 
 
 def updated_ring(ring: Sequence[int], members: Collection[int]) -> list[int]:
-    """Return a ring of other members: those who stay keep their order, and so their links; others are appended in the
-    order of their numbers."""
+    """Return the ring of new members: remaining ones keep their order, others are appended by number."""
     kept = [peer for peer in ring if peer in members]
     return kept + sorted(set(members).difference(kept))
 
@@ -30,7 +33,6 @@ def ring_links(ring: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def ring_pairs(ring: Sequence[int]) -> set[tuple[int, int]]:
-    """Return the unordered pairs (low, high) that are neighbours."""
     if len(ring) < 2:
         return set()
     return {pair(a, b) for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)}
@@ -42,7 +44,6 @@ def linked_pairs(ring: Sequence[int]) -> set[tuple[int, int]]:
 
 
 def linked_peers(ring: Sequence[int], peer: int) -> list[int]:
-    """Return the peers with whom `peer` makes a link."""
     if peer not in ring:
         return []
     others = ring if len(ring) <= MESH_PEERS_MAX else neighbours(ring, peer)
@@ -50,7 +51,6 @@ def linked_peers(ring: Sequence[int], peer: int) -> list[int]:
 
 
 def pair(a: int, b: int) -> tuple[int, int]:
-    """Return the unordered pair (low, high) of two peers."""
     return (a, b) if a < b else (b, a)
 
 
@@ -60,17 +60,11 @@ def fewest_evictions(
     evidence: Iterable[tuple[int, int]] = (),
     offenders: Collection[int] = (),
 ) -> set[int]:
-    """The peers to evict so that no failed pair is left: a minimum vertex cover.
+    """Return the fewest peers to evict so that no failed pair is left: a minimum vertex cover.
 
-    Who reports a pair does not matter, only who is in it. Among covers of equal size the one is taken
-
-    1. with the most newcomers, so that a newcomer never costs an incumbent its place;
-    2. whose peers are in the most pairs of `failed` and `evidence`, other pairs that seem to fail, which nobody has to
-       be evicted for: who is cut off from many is ill itself;
-    3. with the most `offenders`, who were evicted for their links before;
-    4. with the highest (latest) numbers.
-
-    Exact up to EXACT_COVER_PEERS_MAX peers involved, greedy (most pairs first) beyond.
+    Among covers of equal size, prefer 1. the most newcomers; 2. peers in the most pairs of `failed` and `evidence`,
+    other pairs that seem to fail; 3. the most `offenders`, evicted for their links before; 4. the highest numbers.
+    Exact up to EXACT_COVER_PEERS_MAX peers, greedy beyond.
     """
     pairs = {pair(a, b) for a, b in failed if a != b}
     degrees = Counter(peer for each in pairs.union(pair(a, b) for a, b in evidence) for peer in each)
@@ -99,3 +93,20 @@ def fewest_evictions(
         cover.add(worst)
         pairs = {each for each in pairs if worst not in each}
     return cover
+
+
+Known = tuple[float, float]
+"""Bytes per second and latency in seconds of one direction of a link."""
+
+
+@dataclass(frozen=True)
+class RingProblem:
+    """A ring, and all that is known of links between its peers."""
+
+    ring: tuple[int, ...]
+    links: dict[tuple[int, int], Known]
+    unreachable: frozenset[tuple[int, int]] = frozenset()
+    hosts: tuple[int, ...] = ()
+    """The number, from 0, of each peer's host, in the order of the ring; empty if all are on different ones."""
+    between_hosts: dict[tuple[int, int], Known] = field(default_factory=dict)
+    """Metrics between hosts, for pairs without an entry in `links`."""

@@ -17,7 +17,7 @@ import h11
 import trio
 
 from pccl.runtime.network import addresses
-from pccl.runtime.network.unauthenticated import Unauthenticated
+from pccl.runtime.network.accepting import Unauthenticated
 from pccl.web.routes import TEXT, Answer, Routes, is_no_browser
 
 logger = logging.getLogger("pccl.web")

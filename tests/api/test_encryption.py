@@ -28,9 +28,8 @@ from pccl.protocol import messages as m
 from pccl.protocol.auth import ACCEPTOR, DIALER, NONCE_BYTES, Keys, Schedule, run_key
 from pccl.protocol.codec import LENGTH_BYTES, decode_body
 from pccl.runtime.extension import ffi, lib
-from pccl.runtime.network import encrypted, key_exchange
-from pccl.runtime.network.encrypted import UNREADABLE, EncryptedStream
-from pccl.runtime.network.key_exchange import Exchange
+from pccl.runtime.network import handshake
+from pccl.runtime.network.handshake import UNREADABLE, EncryptedStream, Exchange
 from pccl.runtime.network.wire import ConnectionLost, receive_exactly
 from tests.support.cluster import WAIT_S, Background, Cluster
 
@@ -228,7 +227,7 @@ def test_encryption_needs_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encrypted, "why_unavailable", lambda: "libcrypto.so.3: not found")
+    monkeypatch.setattr(handshake, "why_unavailable", lambda: "libcrypto.so.3: not found")
     assert refused(token=TOKEN, encrypt=True) == "encrypt=True: libcrypto.so.3: not found"
     Communicator("127.0.0.1", token=TOKEN, encrypt=False)
 
@@ -336,7 +335,7 @@ def first_bodies(log: bytes) -> tuple[list[bytes], bytes]:
 def can_be_read(encrypted_bytes: bytes, keys: Keys) -> bool:
     """Whether the first record opens with these keys of its sender."""
     made = ffi.new("pccl_records **")
-    assert lib.pccl_records_create(encrypted.link_keys(keys[::-1]), made) == lib.PCCL_OK
+    assert lib.pccl_records_create(handshake.link_keys(keys[::-1]), made) == lib.PCCL_OK
     boxes = ffi.gc(made[0], lib.pccl_records_free)
     size, at = ffi.new("size_t *"), ffi.new("uint8_t const **")
     room = lib.pccl_records_in(boxes, size)
@@ -366,7 +365,7 @@ def test_a_recording_cannot_be_read_by_who_learns_the_token_later(
 ) -> None:
     """It could be by who knew a private key as well, and that is gone."""
     if is_leaked:
-        monkeypatch.setattr(key_exchange, "shared", lambda: nullcontext(Exchange(PRIVATE_KEY)))
+        monkeypatch.setattr(handshake, "shared", lambda: nullcontext(Exchange(PRIVATE_KEY)))
     cluster = Cluster(node.address, token=TOKEN)
     join_through(cluster, spy, encrypt=True)
     values = [patterned(20_000) for _ in range(2)]
@@ -379,7 +378,7 @@ def test_a_recording_cannot_be_read_by_who_learns_the_token_later(
 
 
 def test_without_x25519_a_token_is_still_of_use(node: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_exchange, "shared", nullcontext)
+    monkeypatch.setattr(handshake, "shared", nullcontext)
     cluster = Cluster(node.address, token=TOKEN)
     cluster.join(2)
     values = [np.ones(1000, np.float32) for _ in range(2)]
@@ -393,7 +392,7 @@ def test_without_x25519_a_token_is_still_of_use(node: MasterNode, monkeypatch: p
 def test_without_x25519_nothing_is_sent_in_the_place_of_what_shall_be_encrypted(
     node: MasterNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(key_exchange, "shared", nullcontext)
+    monkeypatch.setattr(handshake, "shared", nullcontext)
     cluster = Cluster(node.address, token=TOKEN, encrypt=True)
     cluster.join(1)
     connecting = Background(cluster.new().connect)

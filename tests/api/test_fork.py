@@ -19,7 +19,7 @@ import pytest
 import trio
 
 from pccl import AsyncCommunicator, Communicator, MasterNode, PCCLError, ReduceOp, Result, SharedState, TensorInfo
-from pccl.runtime.state import donor
+from pccl.runtime.state import transfer
 from tests.support import fake_device
 from tests.support.cluster import WAIT_S, Background, Cluster, refusal, until, waits_at_master
 
@@ -99,8 +99,8 @@ def test_a_child_keeps_no_socket_whatever_is_under_way(cluster: Cluster, monkeyp
             await may_move.wait()
             await original(*arguments)
 
-        original = donor._send
-        monkeypatch.setattr(donor, "_send", send)
+        original = transfer._send
+        monkeypatch.setattr(transfer, "_send", send)
         states = [SharedState.from_numpy({"x": np.full(1000, i)}) for i in range(2)]
         syncing = [Background(partial(cluster[i].sync_shared_state, states[i])) for i in range(2)]
         assert moving.wait(WAIT_S)

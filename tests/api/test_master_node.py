@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
-from pccl.protocol.failover import Failover
-from pccl.protocol.fence import Fence, FencedView
+from pccl.protocol.failover.durable_state import RecordedView, RunRecord
+from pccl.protocol.failover.machine import Failover
 from pccl.protocol.stragglers import Change, Stragglers, Suspect
 from pccl.runtime.master import server
-from pccl.runtime.master.fence_file import FenceFile
+from pccl.runtime.master.durable_state import StateDirectory
 from pccl.runtime.threads import portal
 from pccl.runtime.threads.latch import Latch
 from pccl.status import run_status
@@ -71,7 +71,7 @@ def test_it_can_run_again_at_the_same_address() -> None:
         address = first.address
         with Communicator(address):
             pass
-    master = MasterNode(address, found=True)
+    master = MasterNode(address, start="new")
     for _ in range(2):
         with master:
             assert master.address == address
@@ -106,17 +106,17 @@ def test_one_with_state_leads_the_recorded_run_on_and_founds_at_once_when_there_
 
 
 def test_nothing_is_announced_before_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    is_written, write = threading.Event(), FenceFile.write
-    tried: list[Fence] = []
+    is_written, write = threading.Event(), StateDirectory.write
+    tried: list[RunRecord] = []
 
-    def late(self: FenceFile, fence: Fence) -> None:
-        tried.append(fence)
+    def late(self: StateDirectory, record: RunRecord) -> None:
+        tried.append(record)
         if not is_written.is_set():
             raise OSError(28, "No space left on device")
-        write(self, fence)
+        write(self, record)
 
-    monkeypatch.setattr(FenceFile, "write", late)
-    monkeypatch.setattr("pccl.runtime.master.durable_effects.WRITE_AGAIN_S", 0.01)
+    monkeypatch.setattr(StateDirectory, "write", late)
+    monkeypatch.setattr("pccl.runtime.master.durable_state.WRITE_AGAIN_S", 0.01)
     with MasterNode("127.0.0.1:0", state=tmp_path) as node:
         peer = Communicator(node.address)
         connecting = Background(peer.connect)
@@ -132,19 +132,19 @@ def test_nothing_is_announced_before_it_is_on_disk(tmp_path: Path, monkeypatch: 
 def test_the_recorded_run_is_not_forgotten_for_a_newcomer_unless_told_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pccl.protocol.founding.HOLD_S", 0.1)
-    state = FenceFile(str(tmp_path), "before")
-    state.write(Fence("run", b"secret", 1, FencedView.of(3, [1, 2])))
+    monkeypatch.setattr("pccl.protocol.failover.bootstrap.HOLD_S", 0.1)
+    state = StateDirectory(str(tmp_path), "before")
+    state.write(RunRecord("run", b"secret", 1, RecordedView.of(3, [1, 2])))
     state.close()
     with MasterNode("127.0.0.1:0", state=tmp_path) as node:
         error = refusal(partial(Communicator(node.address, master_timeout=0.1).connect, n_attempts=1))
         assert "it waits for the peers of run run in term 1, view 3, peers [1, 2]" in str(error)
-    with MasterNode("127.0.0.1:0", state=tmp_path, found=True) as node, Communicator(node.address) as founder:
+    with MasterNode("127.0.0.1:0", state=tmp_path, start="new") as node, Communicator(node.address) as founder:
         assert founder.world_size == 1
 
 
-def test_found_and_resume_exclude_each_other() -> None:
-    error = refusal(partial(MasterNode, "127.0.0.1:0", found=True, resume=True))
+def test_unknown_start_is_refused() -> None:
+    error = refusal(partial(MasterNode, "127.0.0.1:0", start="again"))
     assert error.result is Result.INVALID_ARGUMENT
 
 
@@ -207,7 +207,7 @@ def test_once_interrupted_its_ports_are_free() -> None:
     with MasterNode("127.0.0.1:0", http="127.0.0.1:0") as first:
         address, http = first.address, first.http_address
     for _ in range(5):
-        master = MasterNode(address, http=http, found=True)
+        master = MasterNode(address, http=http, start="new")
         master.run()
         try:
             peer = Communicator(address)
@@ -258,3 +258,15 @@ def test_straggler_is_logged_as_a_warning(monkeypatch: pytest.MonkeyPatch, caplo
         until(lambda: "peer 2 straggles" in caplog.messages, "it is logged")
     (record,) = [record for record in caplog.records if record.getMessage() == "peer 2 straggles"]
     assert record.levelname == "WARNING"
+
+
+def test_fixed_port_has_default_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PCCL_STATE")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with MasterNode(f"127.0.0.1:{port}") as node, Communicator(node.address) as peer:
+        assert peer.world_size == 1
+    (directory,) = (tmp_path / "pccl").iterdir()
+    assert directory.name == f"master-{socket.gethostname()}-{port}"
+    assert (directory / "master.json").exists()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pccl import Communicator, ReduceOp, Result
 from pccl._reduce import TAG_MAX
-from pccl.protocol.ledger import Ledger
+from pccl.protocol.master.ledger import Ledger
 from pccl.protocol.messages import OpRef
 from pccl.protocol.point_to_point import PAIR_TAG_MAX, RANK_BITS, callers_tag, pair_tag, participants, ranks_of
 from tests.support.cluster import Background, outcomes, refusal, results, run_of, until

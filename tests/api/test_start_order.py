@@ -92,7 +92,7 @@ def test_a_master_that_starts_after_its_peer_is_found(monkeypatch: pytest.Monkey
     connecting = Background(peer.connect)
     where = re.escape(address)
     until(lambda: warned(rf"connect has waited \d+ s for the master at {where}, attempt \d\d:.*refused"), "it is told")
-    with MasterNode(address, found=True):
+    with MasterNode(address, start="new"):
         connecting.result()
         assert peer.world_size == 1
         peer.close()
@@ -127,7 +127,7 @@ def test_a_standby_that_starts_before_its_master_keeps_its_newcomers(monkeypatch
         end_s = time.monotonic() + 0.5
         until(lambda: time.monotonic() > end_s or connecting.is_over, "ten times master_timeout")
         assert not connecting.is_over
-        with MasterNode(address, found=True):
+        with MasterNode(address, start="new"):
             connecting.result()
             assert peer.world_size == 1
             peer.close()
@@ -171,12 +171,12 @@ def test_ctrl_c_ends_the_search_for_a_master(nobody: str) -> None:
 
 
 def test_who_is_held_by_a_master_and_who_holds_say_so(warned: Warned, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl.runtime.master.status_board.REFRESH_S", 0.0)
+    monkeypatch.setattr("pccl.runtime.master.requests.REFRESH_S", 0.0)
     with MasterNode(_free_address()) as master:
         peer = Communicator(master.address)
         connecting = Background(peer.connect)
         where = re.escape(master.address)
-        why = r"peers of an earlier run, if there is one, for \d+ s more; `pccl master --found` skips this"
+        why = r"peers of an earlier run, if any, for \d+ s more; `pccl master --start new` skips this"
         until(lambda: warned(rf"connect is held at {where}: the master waits for {why}"), "the peer says so")
         assert warned(rf"a newcomer from 127.0.0.1 is held: this master waits for {why}")
         status = run_status(master.address)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
-from pccl.protocol import founding, gathering
-from pccl.protocol.master.options import ANSWER_TIMEOUTS, MasterOptions
+from pccl.protocol.failover import bootstrap, gathering
+from pccl.protocol.master.run_state import ANSWER_TIMEOUTS, MasterOptions
 from pccl.protocol.messages import PEER_TIMEOUT_S_MAX, PEER_TIMEOUT_S_MIN
 from pccl.protocol.peer import links
-from pccl.runtime.network import heartbeat, master_addresses
+from pccl.runtime.network import addresses, heartbeat
 from pccl.runtime.session import control
 from tests.support.cluster import WAIT_S, Cluster, outcomes, reduce_once, results, until
 
@@ -20,24 +22,24 @@ def test_what_waits_for_something_waits_longer_than_that_may_take(peer_timeout_s
     link_s = max(links.LINK_TIMEOUT_S_MIN, links.LINK_TIMEOUTS * peer_timeout_s)
     assert options.answer_limit_s > link_s, "who makes links is not evicted for it"
     assert 2 * links.LINK_SHARE <= 1.0, "a path that is black is known as soon as a silent peer"
-    assert master_addresses.LEAD_TIMEOUTS > gathering.GATHER_TIMEOUTS, "who follows stays until it is led"
+    assert addresses.LEAD_TIMEOUTS > gathering.GATHER_TIMEOUTS, "who follows stays until it is led"
     assert ANSWER_TIMEOUTS > links.LINK_TIMEOUTS
-    assert founding.HOLD_S < control.WELCOME_TIMEOUT_S, "a newcomer is sent away before it gives up"
+    assert bootstrap.HOLD_S < control.WELCOME_TIMEOUT_S, "a newcomer is sent away before it gives up"
     assert MasterOptions.hello_timeout_s >= heartbeat.FIRST_HEARTBEAT_S
     assert control.REATTACH_SHARE < 1.0, "some time is left to look for another master"
 
 
-def test_a_peer_that_a_majority_waits_with_does_not_give_up_before_it_is_led() -> None:
+def test_a_peer_that_a_majority_waits_with_does_not_give_up_before_it_is_led(tmp_path: Path) -> None:
     """One of three is gone with the master, so the next one waits for it for a peer timeout: longer than the others
     look for a master."""
-    with MasterNode("127.0.0.1:0", peer_timeout=4) as first:
+    with MasterNode("127.0.0.1:0", peer_timeout=4, state=tmp_path) as first:
         address = first.address
         cluster = Cluster(address, master_timeout=3)
         cluster.join(2)
         (third,) = cluster.join(1, master_timeout=0)
     assert results(outcomes([third.are_peers_pending])) == [Result.MASTER_CONNECTION_FAILED]
     cluster.peers.remove(third)
-    with MasterNode(address, peer_timeout=4, resume_any=True):
+    with MasterNode(address, peer_timeout=4, state=tmp_path):
         until(lambda: cluster[0].world_size == 2, "the two are led, without the third")
         assert cluster.each(reduce_once) == [2, 2]
         cluster.close_all()

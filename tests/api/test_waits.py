@@ -33,7 +33,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pccl.protocol.long_wait.FIRST_S", 0.1)
     monkeypatch.setattr("pccl.runtime.session.reports.REPORT_S", 0.02)
     monkeypatch.setattr(waits, "LOOK_S", 0.02)
-    monkeypatch.setattr("pccl.runtime.master.status_board.REFRESH_S", 0.0)
+    monkeypatch.setattr("pccl.runtime.master.requests.REFRESH_S", 0.0)
 
 
 @pytest.fixture

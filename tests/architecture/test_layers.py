@@ -52,7 +52,7 @@ FORBIDDEN = {
 USERS_OF_THE_API = {
     "cli": [
         *("pccl.launcher", "pccl.bench", "pccl.demo", "pccl.stress", "pccl.status", "pccl.logs", "pccl.trace"),
-        *("pccl.flight_recorder", "pccl.doctor", "pccl._replacement", "pccl._default_state"),
+        *("pccl.flight_recorder", "pccl.doctor", "pccl._replacement", "pccl.runtime.master.durable_state"),
     ],
     "trace": ["pccl.flight_recorder", "pccl.status"],
     "ray": ["pccl.status"],

@@ -15,7 +15,7 @@ MACHINES = {"machine", "master", "seen"}
 """The attributes by which the simulation's nodes and hosts hold machines."""
 IMPORTS = {
     "pccl.protocol": {"messages", "peer"},
-    "pccl.protocol.ring_problem": {"RingProblem"},
+    "pccl.protocol.topology": {"RingProblem"},
     "pccl.runtime.master.ring_search": {"matrices", "price"},
     "pccl.types": {"Result"},
 }

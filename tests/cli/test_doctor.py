@@ -13,9 +13,9 @@ from pccl import Communicator, MasterNode, PCCLError
 from pccl import doctor as doctors
 from pccl.doctor import Check, examine
 from pccl.protocol import messages as m
-from pccl.runtime.master import checking
-from pccl.runtime.network import check_client, status_client
-from pccl.runtime.network.check_client import Way
+from pccl.runtime.master import requests
+from pccl.runtime.network import clients
+from pccl.runtime.network.clients import Way
 from tests.conftest import Command
 from tests.processes.test_errors import a_free_port, black_hole
 from tests.runtime.network.test_no_master import server, ssh
@@ -28,7 +28,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No peer's environment, and short floods."""
     for name in ("PCCL_LISTEN", "PCCL_ADVERTISE", "PCCL_TOKEN", "PCCL_TLS_CA", "PCCL_MASTER"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(check_client, "FLOOD_S", 0.05)
+    monkeypatch.setattr(clients, "FLOOD_S", 0.05)
 
 
 def of(found: list[Check], name: str) -> Check:
@@ -102,14 +102,14 @@ def test_over_tls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_protocol(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
     other = SimpleNamespace(**{**vars(m), "PROTOCOL_VERSION": m.PROTOCOL_VERSION - 1})
-    monkeypatch.setattr(status_client, "m", other)
+    monkeypatch.setattr(clients, "m", other)
     check = of(examine(master.address), "master")
     assert f"this master speaks protocol {m.PROTOCOL_VERSION}, the asker {m.PROTOCOL_VERSION - 1}" in check.text
     assert check.advice == "install the same version of pccl on both sides"
 
 
 def test_clocks_that_differ(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "time", SimpleNamespace(time=lambda: time.time() + 7))
+    monkeypatch.setattr(requests, "time", SimpleNamespace(time=lambda: time.time() + 7))
     clock = of(examine(master.address), "clock")
     assert clock.verdict == "warning"
     assert "the master's clock is 7.0" in clock.text
@@ -134,7 +134,7 @@ def test_a_master_without_a_token_dials_nobody_else() -> None:
     with MasterNode("127.0.0.1:0") as node, server(ssh) as other:
         check = of(examine(node.address, advertise=f"localhost:{other.rpartition(':')[2]}"), "dialled back")
     assert check.verdict == "warning"
-    assert "dials nobody but the address from which it is asked" in check.text
+    assert "dials only the address of the client" in check.text
 
 
 def test_a_port_that_a_peer_here_has_already(master: MasterNode) -> None:
@@ -156,7 +156,7 @@ def test_one_check_at_a_time(master: MasterNode) -> None:
     service = master._service
     assert service is not None
     service._server._checking._is_busy = True
-    assert "somebody else checks the way to this master; ask again" in of(examine(master.address), "way").text
+    assert "another check is running; try again" in of(examine(master.address), "way").text
 
 
 def healthy_way() -> Way:

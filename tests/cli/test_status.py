@@ -92,8 +92,8 @@ def test_newcomers_that_a_master_holds_are_shown_as_waiting(pccl_status: Command
         )
         assert "vacant" in shown
         assert "0 peers, 1 waiting" in shown
-        assert "newcomers are held: this master waits for peers of an earlier run, if there is one, for " in shown
-        assert "`pccl master --found` skips this" in shown
+        assert "newcomers are held: this master waits for peers of an earlier run, if any, for " in shown
+        assert "`pccl master --start new` skips this" in shown
         newcomer.close()
         assert connecting.outcome().result is Result.NOT_INITIALIZED
 

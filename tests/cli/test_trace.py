@@ -21,7 +21,7 @@ from pccl import Communicator, MasterNode, PCCLError, Result
 from pccl.flight_recorder import Trace, collect, save
 from pccl.protocol import messages as m
 from pccl.protocol.codec import encode
-from pccl.runtime.master import tracing
+from pccl.runtime.master import requests
 from pccl.trace.clocks import shifts
 from tests.conftest import Command
 from tests.support.cluster import WAIT_S, Cluster, reduce_once, run_of, until
@@ -162,7 +162,7 @@ def silent(peer: Communicator) -> Iterator[None]:
 def test_a_peer_that_does_not_answer_is_named(
     cluster: Cluster, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tracing, "ANSWER_S", 0.2)
+    monkeypatch.setattr(requests, "ANSWER_S", 0.2)
     cluster.join(3)
     cluster.each(reduce_once)
     path = tmp_path / "trace.json"
@@ -258,7 +258,7 @@ def test_a_master_without_a_run_has_nobody_to_ask(master: MasterNode) -> None:
 
 def test_only_so_many_at_a_time(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.join(1)
-    monkeypatch.setattr(tracing, "TRACES_MAX", 0)
+    monkeypatch.setattr(requests, "TRACES_MAX", 0)
     with pytest.raises(PCCLError, match="ask again"):
         collect(cluster.address)
 

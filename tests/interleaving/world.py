@@ -28,15 +28,15 @@ from pccl import _session_holder as session_holder
 from pccl._version import __version__
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
-from pccl.protocol.failover import Failover
+from pccl.protocol.failover.machine import Failover
 from pccl.protocol.master.effects import Close, Effect, Send
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import MasterOptions
 from pccl.runtime.data_plane import engine as engine_module
 from pccl.runtime.data_plane import op_records
 from pccl.runtime.data_plane.engine_threads import EngineThreads
 from pccl.runtime.data_plane.staged_ops import StagedOps
 from pccl.runtime.network import links
-from pccl.runtime.network.master_addresses import Address, MasterAddresses
+from pccl.runtime.network.addresses import Address, MasterAddresses
 from pccl.runtime.session import control, outbound, peer_session
 from pccl.runtime.session.options import SessionOptions
 from pccl.runtime.session.peer_session import PeerSession

@@ -3,7 +3,7 @@
  *
  * MODELLED. N peers of one ring and the master that leads them, which lives. One op of all peers. Each peer has a
  * machine (pccl/protocol/peer) and an engine (native/); the engine's reports reach the machine later, in order. The
- * master's part is pccl/protocol/master/op_verdicts.py with the stages of a view of master/machine.py. Control
+ * master's part is pccl/protocol/master/verdicts.py with the stages of a view of master/machine.py. Control
  * connections are FIFO channels. LOSSES peers are lost: each dies, or is evicted while it lives (the master hears
  * nothing of it) and goes on by itself until it hears so. CUTS links break between peers that live. GIVE_UPS callers
  * give up. STALLS: peers may say that they wait for long, and the master may then put the op to a vote by itself, as it

@@ -50,25 +50,26 @@ REACH_BLOCK = 250
 SIMULATION_SOURCES = ("pccl/protocol", "pccl/types.py", "tests/simulation")
 TEST_SOURCES = ("pccl", "native", "bindings", "tests")
 NEAREST: Mapping[str, Sequence[str]] = {
-    "pccl/protocol/master/joint_calls.py": ("tests/simulation/test_joint_calls.py",),
-    "pccl/protocol/master/waits.py": ("tests/simulation/test_joint_calls.py",),
+    "pccl/protocol/master/group_calls.py": ("tests/simulation/test_joint_calls.py",),
     "pccl/protocol/master/state_sync.py": ("tests/simulation/test_sync.py",),
-    "pccl/protocol/master/run_state.py": ("tests/protocol/master/test_op_verdicts.py",),
-    "pccl/protocol/master/leadership.py": (
-        "tests/protocol/test_failover.py",
-        "tests/protocol/test_recovery_chains.py",
-        "tests/simulation/test_mortal_master.py",
+    "pccl/protocol/master/run_state.py": (
+        "tests/simulation/test_joint_calls.py",
+        "tests/protocol/master/test_op_verdicts.py",
     ),
-    "pccl/protocol/recovery.py": ("tests/protocol/test_failover.py", "tests/simulation/test_mortal_master.py"),
-    "pccl/protocol/gathering.py": ("tests/protocol/test_failover.py", "tests/protocol/test_failover_waits.py"),
-    "pccl/protocol/known_runs.py": ("tests/protocol/test_failover.py", "tests/protocol/test_failover_waits.py"),
-    "pccl/protocol/founding.py": ("tests/protocol/test_failover_waits.py", "tests/protocol/test_failover.py"),
+    "pccl/protocol/master/views.py": (
+        "tests/protocol/test_failover.py",
+        "tests/simulation/test_mortal_master.py",
+        "tests/protocol/master/test_views.py",
+    ),
+    "pccl/protocol/failover/recovery.py": ("tests/protocol/test_failover.py", "tests/simulation/test_mortal_master.py"),
+    "pccl/protocol/failover/gathering.py": ("tests/protocol/test_failover.py", "tests/protocol/test_failover_waits.py"),
+    "pccl/protocol/failover/bootstrap.py": ("tests/protocol/test_failover_waits.py", "tests/protocol/test_failover.py"),
     "pccl/protocol/completion.py": (
         "tests/protocol/peer/test_stopped_ops.py",
         "tests/protocol/master/test_tags.py",
         "tests/protocol/test_ledger.py",
     ),
-    "pccl/protocol/quorum.py": ("tests/protocol/test_recovery_report.py",),
+    "pccl/protocol/failover/durable_state.py": ("tests/protocol/test_recovery_report.py",),
     "pccl/protocol/peer/view.py": ("tests/protocol/peer/test_views.py", "tests/protocol/peer/test_recovery.py"),
     "pccl/protocol/peer/machine.py": ("tests/protocol/peer/test_machine.py", "tests/protocol/peer/test_recovery.py"),
     "pccl/protocol/peer/ops.py": (
@@ -77,7 +78,6 @@ NEAREST: Mapping[str, Sequence[str]] = {
         "tests/protocol/peer/test_stopped_ops.py",
         "tests/protocol/peer/test_recovery.py",
     ),
-    "pccl/protocol/master/view_stages.py": ("tests/protocol/master/test_views.py",),
     "pccl/runtime/session/inbound.py": (
         "tests/runtime/network/test_intruders.py",
         "tests/runtime/network/test_links.py",

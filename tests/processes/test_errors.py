@@ -151,7 +151,7 @@ def test_a_master_that_comes_later_is_found(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(PCCLError):
         peer.connect(n_attempts=1)
     connecting = Background(partial(peer.connect, n_attempts=10_000))
-    with MasterNode(address, found=True):
+    with MasterNode(address, start="new"):
         connecting.result()
         assert peer.world_size == 1
         peer.close()

@@ -14,7 +14,7 @@ import pytest
 
 from pccl import MasterNode
 from pccl.flight_recorder import Trace, collect
-from pccl.runtime.master import tracing
+from pccl.runtime.master import requests
 from pccl.trace.clocks import Shift, shifts
 
 AHEAD_S = [0, 1000, 50_000]
@@ -90,7 +90,7 @@ def test_clocks_far_apart_are_brought_together() -> None:
 
 @pytest.mark.slow
 def test_a_frozen_peer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tracing, "ANSWER_S", 0.3)
+    monkeypatch.setattr(requests, "ANSWER_S", 0.3)
     with MasterNode("127.0.0.1:0", peer_timeout=30) as node, peers(node.address, [0, 0]) as processes:
         processes[0].send_signal(signal.SIGSTOP)
         trace = collect(node.address)

@@ -36,10 +36,9 @@ from pccl.protocol.auth import NONCE_BYTES, Acceptor, Dialer
 from pccl.protocol.codec import LENGTH_BYTES, OPENING_BYTES_MAX, Decoder, ProtocolError, decode_body, encode
 from pccl.protocol.master.effects import Close, Effect, Send
 from pccl.protocol.master.machine import Master
-from pccl.protocol.master.options import MasterOptions
-from pccl.protocol.master.run_state import RunState
+from pccl.protocol.master.run_state import MasterOptions, RunState
 from pccl.protocol.messages import Kind, OpRef
-from pccl.runtime.network.key_exchange import Exchange
+from pccl.runtime.network.handshake import Exchange
 
 NATIVE = Path(__file__).resolve().parents[2] / "native"
 BLOCKS_GROWTH_MAX = 1000

@@ -27,8 +27,8 @@ from pccl.protocol.auth import (
     run_key,
 )
 from pccl.protocol.codec import LENGTH_BYTES, ProtocolError, decode_body, encode
-from pccl.runtime.network import handshake, key_exchange
-from pccl.runtime.network.key_exchange import Exchange
+from pccl.runtime.network import handshake
+from pccl.runtime.network.handshake import Exchange
 from tests.api.test_fork import in_child
 
 TOKEN = "correct horse battery staple"
@@ -201,12 +201,12 @@ def test_a_key_pair_serves_for_all_handshakes_that_begin_in_its_life() -> None:
     """The key pair is wiped when that has ended and none of them is under way."""
 
     async def run() -> None:
-        with key_exchange.shared() as first:
+        with handshake.shared() as first:
             assert first is not None
-        with key_exchange.shared() as same:
+        with handshake.shared() as same:
             assert same is first
-        await trio.sleep(key_exchange.LIFE_S - 1)
-        late, later = key_exchange.shared(), key_exchange.shared()
+        await trio.sleep(handshake.LIFE_S - 1)
+        late, later = handshake.shared(), handshake.shared()
         with late as one:
             with later as other:
                 assert one is other is first
@@ -214,14 +214,14 @@ def test_a_key_pair_serves_for_all_handshakes_that_begin_in_its_life() -> None:
             await trio.testing.wait_all_tasks_blocked()
             assert not first.is_closed
             first.secret(Exchange().public_key)
-            with key_exchange.shared() as following:
+            with handshake.shared() as following:
                 assert following is not None
                 assert following is not first
                 assert following.public_key != first.public_key
         assert first.is_closed
         assert not following.is_closed
         left.append(following)
-        with pytest.raises(OSError, match="of a handshake"), key_exchange.shared():
+        with pytest.raises(OSError, match="of a handshake"), handshake.shared():
             raise OSError("of a handshake")
         assert not following.is_closed
 
@@ -236,10 +236,10 @@ def test_an_idle_process_holds_no_key_pair() -> None:
     """The key pair is wiped though no other handshake follows."""
 
     async def run() -> None:
-        with key_exchange.shared() as only:
+        with handshake.shared() as only:
             assert only is not None
         assert not only.is_closed
-        await trio.sleep(key_exchange.LIFE_S + 1)
+        await trio.sleep(handshake.LIFE_S + 1)
         assert only.is_closed
 
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
@@ -264,13 +264,13 @@ def test_a_handshake_holds_the_key_pair_no_longer_than_it_needs_it() -> None:
         async def receive_body(self) -> bytes:
             if len(self.bodies) == 2:
                 assert not ours.is_closed
-                await trio.sleep(key_exchange.LIFE_S + 1)
+                await trio.sleep(handshake.LIFE_S + 1)
                 assert ours.is_closed
             return self.bodies.pop(0)
 
     async def run() -> None:
         nonlocal ours
-        with key_exchange.shared() as present:
+        with handshake.shared() as present:
             assert present is not None
             ours = present
         dialled = await handshake.dial_keyed(Channel(), TOKEN, "run", LINK, m.PeerAnswer)

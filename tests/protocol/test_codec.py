@@ -110,7 +110,7 @@ def test_the_first_message_is_bounded_more_tightly() -> None:
 
 
 def test_an_oversized_frame_is_refused_by_its_length_alone() -> None:
-    with pytest.raises(ProtocolError, match="no pccl peer"):
+    with pytest.raises(ProtocolError, match="not a pccl peer"):
         frame_length((MESSAGE_BYTES_MAX + 1).to_bytes(LENGTH_BYTES, "big"), MESSAGE_BYTES_MAX)
     with pytest.raises(ValueError, match="exceeds"):
         encode(m.Leave("x" * MESSAGE_BYTES_MAX))

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.protocol import messages as m
-from pccl.protocol.failover import DEPOSED_TIMEOUTS, Failover
-from pccl.protocol.fence import Fence
-from pccl.protocol.founding import HOLD_S
+from pccl.protocol.failover.bootstrap import HOLD_S
+from pccl.protocol.failover.durable_state import RunRecord
+from pccl.protocol.failover.machine import DEPOSED_TIMEOUTS, Failover
+from pccl.protocol.failover.recovery import SALTS, TERMS, block
 from pccl.protocol.link_metrics import KnownMetric
 from pccl.protocol.master.effects import Close, Effect, MasterLog, Persist, Send
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import MasterOptions
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.point_to_point import pair_tag
-from pccl.protocol.recovery import SALTS, TERMS, block
 from pccl.types import Result
 from tests.protocol.test_recovery_report import prepared, report_of, view
 
@@ -34,12 +34,11 @@ class Rig:
         birth_at: float = 0.0,
         is_standby: bool = False,
         secret: bytes = b"",
-        resumes_any: bool = True,
-        fence: Fence | None = None,
+        record: RunRecord | None = None,
     ) -> None:
-        self.machine = Failover(
-            "new", options, birth_at, is_standby, secret, fence, persists=True, resumes_any=resumes_any
-        )
+        self.machine = Failover("new", options, birth_at, is_standby, secret, record, persists=True)
+        self.masters = 1 if record is not None else 2
+        """Number of master addresses that peers know."""
         self.now = 0.0
         self.effects: list[Effect] = []
         self.reports: dict[int, m.RecoveryReport] = {}
@@ -60,9 +59,9 @@ class Rig:
     def heartbeat(self, connection: int, peer: int) -> None:
         self.say(connection, m.HeartbeatHello(m.PROTOCOL_VERSION, self.machine.run, peer))
 
-    def resume(self, peer: int, term: int = 1, run: str = "old", masters: int = 1, is_accepted: bool = True) -> None:
+    def resume(self, peer: int, term: int = 1, run: str = "old", masters: int = 0, is_accepted: bool = True) -> None:
         """Over a connection of the peer's number."""
-        resume = m.Resume(m.PROTOCOL_VERSION, run, term, peer, masters=masters, is_accepted=is_accepted)
+        resume = m.Resume(m.PROTOCOL_VERSION, run, term, peer, masters=masters or self.masters, is_accepted=is_accepted)
         self.say(peer, resume)
 
     def quorum_of(self, report: m.RecoveryReport) -> None:

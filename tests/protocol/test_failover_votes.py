@@ -89,12 +89,13 @@ def test_so_is_who_comes_when_a_majority_has_turned_out_to_be_one_of_an_earlier_
 
 def test_a_master_that_leads_no_further_records_a_run_that_is_not_over() -> None:
     rig = Rig()
+    rig.masters = 1
     rig.recover(1, 2)
     rig.machine.stood_still(9.0, rig.now)
     for peer in (1, 2):
         rig.resume(peer, term=2)
         rig.quorum_of(report_of(peer, view(7, 1, 2)))
-    records = [each.fence for each in rig.effects if isinstance(each, Persist)]
+    records = [each.record for each in rig.effects if isinstance(each, Persist)]
     assert [(each.term, each.is_over) for each in records] == [(3, False)]
 
 

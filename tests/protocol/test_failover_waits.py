@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.failover import Failover
-from pccl.protocol.gathering import GATHER_TIMEOUTS
+from pccl.protocol.failover.gathering import GATHER_TIMEOUTS
+from pccl.protocol.failover.machine import Failover
 from pccl.protocol.master.effects import Close, Effect, Send
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import MasterOptions
 from pccl.protocol.messages import Kind
 
 TIMEOUT_S = 5.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.failover import Failover
+from pccl.protocol.failover.machine import Failover
 from pccl.protocol.master.effects import Effect, Send
-from pccl.protocol.master.options import MasterOptions
-from pccl.runtime.network.master_addresses import FIRST_SHARE, OTHER_SHARE
+from pccl.protocol.master.run_state import MasterOptions
+from pccl.runtime.network.addresses import FIRST_SHARE, OTHER_SHARE
 from tests.protocol.test_recovery_report import prepared, view
 
 TIMEOUT_S = 5.0

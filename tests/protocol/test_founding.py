@@ -6,17 +6,17 @@ import msgspec
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.failover import Failover
-from pccl.protocol.fence import Fence, FencedView
-from pccl.protocol.founding import BIRTH_MARGIN_S, IDLE_MARGIN_S, Beginning, hold_beside_s, hold_s
+from pccl.protocol.failover.bootstrap import BIRTH_MARGIN_S, IDLE_MARGIN_S, Start, hold_beside_s, hold_s
+from pccl.protocol.failover.durable_state import RecordedView, RunRecord
+from pccl.protocol.failover.machine import Failover
 from pccl.protocol.master.effects import Close, Effect, MasterLog, Send
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import MasterOptions
 from tests.protocol.test_recovery_report import report_of, view
 
 TIMEOUT_S = 5.0
 MARGIN_S = TIMEOUT_S + BIRTH_MARGIN_S
 HEARTBEATS = 100
-OVER = Fence("old", b"", 1, FencedView(3, frozenset()), is_over=True)
+OVER = RunRecord("old", b"", 1, RecordedView(3, frozenset()), is_over=True)
 
 
 class _Master:
@@ -24,18 +24,18 @@ class _Master:
 
     def __init__(
         self,
-        beginning: Beginning = Beginning.UNKNOWN,
+        start: Start = Start.AUTO,
         has_state: bool = False,
-        fence: Fence | None = None,
+        record: RunRecord | None = None,
         is_standby: bool = False,
         founders: int = 1,
     ) -> None:
         options = MasterOptions(peer_timeout_s=TIMEOUT_S, founders=founders)
-        self.machine = Failover("new", options, is_standby=is_standby, fence=fence, persists=has_state)
+        self.machine = Failover("new", options, is_standby=is_standby, record=record, persists=has_state)
         self.now = 10.0
         self.effects: list[Effect] = []
-        seconds = hold_s(beginning, options, fence, has_state)
-        self.machine.begin(self.now, seconds, hold_beside_s(beginning, options))
+        seconds = hold_s(start, options, record, has_state)
+        self.machine.begin(self.now, seconds, hold_beside_s(start, options))
 
     def say(self, connection: int, message: m.FromPeer) -> list[type]:
         """Return what this connection is told."""
@@ -74,9 +74,9 @@ def test_who_knows_this_master_only_has_nobody_else_to_ask() -> None:
     assert master.told(1) == [m.Welcome]
 
 
-@pytest.mark.parametrize("fence", [None, OVER])
-def test_a_record_says_nothing_about_what_other_masters_have_led(fence: Fence | None) -> None:
-    master = _Master(has_state=True, fence=fence)
+@pytest.mark.parametrize("record", [None, OVER])
+def test_a_record_says_nothing_about_what_other_masters_have_led(record: RunRecord | None) -> None:
+    master = _Master(has_state=True, record=record)
     began_at = master.now
     assert master.hello(1) == []
     assert master.machine.birth_at == began_at + MARGIN_S
@@ -84,16 +84,16 @@ def test_a_record_says_nothing_about_what_other_masters_have_led(fence: Fence | 
     assert master.hello(2) == [m.Welcome]
 
 
-@pytest.mark.parametrize("fence", [None, OVER])
-def test_where_there_is_no_other_master_a_record_of_no_run_suffices(fence: Fence | None) -> None:
-    assert _Master(has_state=True, fence=fence).hello(1, masters=1) == [m.Welcome]
+@pytest.mark.parametrize("record", [None, OVER])
+def test_where_there_is_no_other_master_a_record_of_no_run_suffices(record: RunRecord | None) -> None:
+    assert _Master(has_state=True, record=record).hello(1, masters=1) == [m.Welcome]
 
 
-UNDER_WAY = Fence("old", b"", 1, FencedView(3, frozenset([1, 2])), master_timeout_s=60.0)
+UNDER_WAY = RunRecord("old", b"", 1, RecordedView(3, frozenset([1, 2])), master_timeout_s=60.0)
 
 
 @pytest.mark.parametrize(
-    ("fence", "idle_s", "expected_s"),
+    ("record", "idle_s", "expected_s"),
     [
         (UNDER_WAY, 0.0, 60 + TIMEOUT_S),
         (UNDER_WAY, IDLE_MARGIN_S, 60 + TIMEOUT_S),
@@ -107,12 +107,10 @@ UNDER_WAY = Fence("old", b"", 1, FencedView(3, frozenset([1, 2])), master_timeou
     ],
 )
 def test_nobody_is_waited_for_who_has_given_up_since_the_last_master_was_there(
-    fence: Fence | None, idle_s: float, expected_s: float
+    record: RunRecord | None, idle_s: float, expected_s: float
 ) -> None:
     options = MasterOptions(peer_timeout_s=TIMEOUT_S)
-    for is_default in (False, True):
-        seconds = hold_s(Beginning.UNKNOWN, options, fence, True, idle_s, is_default)
-        assert seconds == (BIRTH_MARGIN_S if is_default and fence is None else expected_s)
+    assert hold_s(Start.AUTO, options, record, True, idle_s) == expected_s
 
 
 def test_the_first_newcomer_that_is_held_is_told_of_in_a_warning() -> None:
@@ -121,7 +119,7 @@ def test_the_first_newcomer_that_is_held_is_told_of_in_a_warning() -> None:
         master.hello(connection, masters=1)
     lines = [each for each in master.effects if isinstance(each, MasterLog) and "is held" in each.text]
     assert [each.level for each in lines] == ["warning", "info"]
-    assert "for peers of an earlier run, if there is one, for 7 s more; `pccl master --found` skips" in lines[0].text
+    assert "for peers of an earlier run, if any, for 7 s more; `pccl master --start new` skips" in lines[0].text
     held, what_for = master.machine.holding(master.now)
     assert held == 2
     assert what_for in lines[0].text
@@ -130,7 +128,7 @@ def test_the_first_newcomer_that_is_held_is_told_of_in_a_warning() -> None:
 
 
 def test_a_master_that_was_told_that_there_is_no_run_waits_for_none() -> None:
-    assert _Master(Beginning.FOUND, has_state=True).hello(1) == [m.Welcome]
+    assert _Master(Start.NEW, has_state=True).hello(1) == [m.Welcome]
 
 
 def test_a_master_that_has_led_the_run_waits_for_no_other() -> None:
@@ -179,7 +177,7 @@ def test_as_many_as_found_a_run_go_on_at_a_standby_whose_others_have_left() -> N
 @pytest.mark.parametrize("masters", [1, 2])
 def test_founders_who_wait_for_others_give_way_to_peers_of_a_run(masters: int) -> None:
     """They have founded none. Were the peers sent away, theirs would be lost to a newcomer that waits."""
-    master = _Master(Beginning.FOUND, founders=2)
+    master = _Master(Start.NEW, founders=2)
     assert master.hello(1, masters) == [m.Welcome]
     assert master.say(2, m.Resume(m.PROTOCOL_VERSION, "old", 1, 1, masters=masters)) == [m.PreVoteRequest]
     assert master.told(1) == [m.Welcome, m.StartOver]
@@ -192,7 +190,7 @@ def test_founders_who_wait_for_others_give_way_to_peers_of_a_run(masters: int) -
 
 
 def test_but_not_to_who_was_never_in_one() -> None:
-    master = _Master(Beginning.FOUND, founders=2)
+    master = _Master(Start.NEW, founders=2)
     assert master.hello(1) == [m.Welcome]
     assert master.say(2, m.Resume(m.PROTOCOL_VERSION, "old", 1, 1, masters=2, is_accepted=False)) == [m.StartOver]
     assert master.told(1) == [m.Welcome]

@@ -5,30 +5,30 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.fence import Fence, FencedView
+from pccl.protocol.failover.durable_state import RecordedView, RunRecord
 from tests.protocol.test_failover import Rig
 from tests.protocol.test_recovery_report import report_of, view
 
 
-def _record() -> Fence:
-    return Fence("old", b"", 1, FencedView.of(6, (1, 2, 3)))
+def _record() -> RunRecord:
+    return RunRecord("old", b"", 1, RecordedView.of(6, (1, 2, 3)))
 
 
 def test_the_newest_view_that_was_told_of_counts_when_who_told_of_it_is_gone() -> None:
     rig = Rig()
-    rig.resume(1)
+    rig.resume(1, masters=1)
     rig.deliver(report_of(1, view(6, 1, 2, 3)))
-    rig.resume(3)
+    rig.resume(3, masters=1)
     rig.deliver(report_of(3, view(7, 3, 4)))
     rig.machine.disconnected(3, "reset", rig.now)
-    rig.resume(2)
+    rig.resume(2, masters=1)
     rig.deliver(report_of(2, view(6, 1, 2, 3)))
     rig.wait(4.0)
     assert not rig.machine.is_leading
 
 
 def test_a_record_counts_for_nothing_once_a_higher_term_is_heard_of() -> None:
-    rig = Rig(fence=_record())
+    rig = Rig(record=_record())
     rig.resume(1, term=2)
     rig.deliver(report_of(1, view(6, 1, 2, 3)))
     rig.wait(8.0)
@@ -39,6 +39,6 @@ def test_a_record_counts_for_nothing_once_a_higher_term_is_heard_of() -> None:
 
 @pytest.mark.parametrize(("term", "answer"), [(1, m.Goodbye), (2, m.PreVoteRequest)])
 def test_who_is_not_in_the_record_is_of_the_run_if_it_has_followed_a_later_master(term: int, answer: type) -> None:
-    rig = Rig(fence=_record())
+    rig = Rig(record=_record())
     rig.resume(9, term=term)
     assert rig.kinds(9) == [answer]

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol import link_metrics as module
-from pccl.protocol.insertion import with_newcomers
 from pccl.protocol.link_metrics import FAILURE_FRESH_S, FRESH_S, LinkMetrics
+from pccl.protocol.master.ring import with_newcomers
 
 A, B, C = ["10.0.0.1"], ["10.0.0.2"], ["10.0.0.3"]
 FAST, SLOW = 1e8, 1e6

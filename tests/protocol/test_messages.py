@@ -20,7 +20,7 @@ WIRE = {
     "LinkMetric": "peer is_inbound bytes_per_s round_trip_us",
     "Hello": "protocol version group hosts port connections name= auth= site= site_size= masters= may_found="
     " session= master_timeout_s= place=",
-    "Resume": "protocol run term peer auth= masters= is_accepted= session= master_timeout_s= patience_s=",
+    "Resume": "protocol run term peer auth= masters= is_accepted= session= master_timeout_s=",
     "Reattach": "protocol session received auth=",
     "Reattached": "received",
     "Ack": "received",

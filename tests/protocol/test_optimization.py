@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.protocol.link_metrics import FRESH_S, LinkMetrics
-from pccl.protocol.optimization import (
+from pccl.protocol.master.ring import (
     ALL_PAIRS_PEERS_MAX,
     MEASURING_S_MAX,
     ROUND_S_MAX,
@@ -190,7 +190,7 @@ def test_who_is_gone_since_the_search_began_is_left_out() -> None:
 
 
 def test_outlook_of_rings_of_which_little_is_known() -> None:
-    assert "nothing" in str(outlook([1, 2], LinkMetrics()))
+    assert "not measured" in str(outlook([1, 2], LinkMetrics()))
     metrics = known(a12=(FAST, 0.05))
     metrics.failed((3, 1), 0.0)
     found = outlook([1, 2, 3], metrics)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pccl.protocol.probation import DELAY_S_MAX, RECORDS_MAX, WELL_S, Probation
+from pccl.protocol.master.admission import DELAY_S_MAX, RECORDS_MAX, WELL_S, Probation
 
 HOST = "10.0.0.1"
 

@@ -10,10 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.protocol import messages as m
-from pccl.protocol.fence import Fence, FencedView
+from pccl.protocol.failover.durable_state import RecordedView, RunRecord, majority
+from pccl.protocol.failover.recovery import quorum_of, rebuild, unheard
 from pccl.protocol.messages import Kind, OpRef
-from pccl.protocol.quorum import majority
-from pccl.protocol.recovery_report import quorum_of, rebuild, unheard
 from pccl.types import Result
 
 
@@ -43,8 +42,8 @@ def prepared(number: int, *peers: int, answered: bool = True) -> m.PreparedView:
     return m.PreparedView(number, [m.Ring(0, number, list(peers))], answered)
 
 
-def fence(installed: FencedView, *newer: FencedView) -> Fence:
-    return Fence("run", b"secret", 1, installed, list(newer))
+def record(installed: RecordedView, *newer: RecordedView) -> RunRecord:
+    return RunRecord("run", b"secret", 1, installed, list(newer))
 
 
 # Who decides, and who goes on.
@@ -102,12 +101,12 @@ def test_so_does_one_that_a_master_in_between_has_passed_over() -> None:
 def test_whom_a_recorded_view_has_left_out_does_not_lead_on_from_an_earlier_one() -> None:
     here = {peer: report_of(peer, view(4, 1, 2, 3)) for peer in (1, 2)}
     assert quorum_of(here, has_rivals=False).has_majority
-    assert not quorum_of(here, False, fence(FencedView.of(5, (2, 3)))).has_majority
+    assert not quorum_of(here, False, record(RecordedView.of(5, (2, 3)))).has_majority
 
 
 def test_a_recorded_view_may_be_in_force_though_nobody_tells_of_it() -> None:
     here = {peer: report_of(peer, view(4, 1, 2, 3)) for peer in (1, 2)}
-    recorded = fence(FencedView.of(4, (1, 2, 3)), FencedView.of(5, (3,)))
+    recorded = record(RecordedView.of(4, (1, 2, 3)), RecordedView.of(5, (3,)))
     assert not quorum_of(here, False, recorded).has_majority
     assert not quorum_of(here, False, recorded, needs_majority=False).has_majority, "nobody may go on"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pccl.protocol.returning import RETURN_TIMEOUTS, Returning
+from pccl.protocol.master.liveness import RETURN_TIMEOUTS, Returning
 
 
 def test_whoever_does_not_come_is_late_a_timeout_after_the_last_one_did() -> None:

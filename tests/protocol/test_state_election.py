@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pccl.protocol.master.state_sync import Elected, NotElected, elect
 from pccl.protocol.messages import SyncOffer, TensorOffer
-from pccl.protocol.state_election import Elected, NotElected, elect
 from pccl.types import Result, SharedStateSyncStrategy
 
 POPULAR = SharedStateSyncStrategy.ENFORCE_POPULAR.value

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.protocol import messages as m
-from pccl.protocol.quorum import majority
-from pccl.protocol.recovery_report import is_sound, quorum_of
+from pccl.protocol.failover.durable_state import majority
+from pccl.protocol.failover.recovery import is_sound, quorum_of
 from pccl.protocol.summary_tally import VIEWS_MAX, Summary, SummaryTally, Views
 from tests.protocol.test_recovery_report import prepared, report_of, view
 

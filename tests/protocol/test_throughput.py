@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from pccl.protocol.master.statistics import FULL_MS_MIN, Throughput
 from pccl.protocol.messages import LinkReport, Report
-from pccl.protocol.traffic import FULL_MS_MIN, Throughput
 
 
 def report(*links: LinkReport) -> Report:

@@ -15,7 +15,7 @@ from pccl.protocol import peer as ps
 from pccl.protocol.codec import ProtocolError, encode
 from pccl.protocol.control_session import ControlSession
 from pccl.protocol.master.effects import Close, Send
-from pccl.runtime.network.master_addresses import FIRST_SHARE, LEAD_TIMEOUTS, OTHER_SHARE
+from pccl.runtime.network.addresses import FIRST_SHARE, LEAD_TIMEOUTS, OTHER_SHARE
 from pccl.runtime.session.control import WELCOME_TIMEOUT_S
 from pccl.types import Result
 from tests.simulation.connections import Control
@@ -218,10 +218,7 @@ class ControlPlane:
         if host.is_dead or not (passes(node.name, host.name) and passes(host.name, node.name)):
             return
         self.connect(node, host)
-        patience_s = MASTER_TIMEOUT_S
-        if node.masterless_since is not None:
-            patience_s = max(0.0, MASTER_TIMEOUT_S - (scene.now - node.masterless_since) * node.rate)
-        resume = node.machine.resume(scene.addresses, scene.clock(node), b"", MASTER_TIMEOUT_S, patience_s)
+        resume = node.machine.resume(scene.addresses, scene.clock(node), b"", MASTER_TIMEOUT_S)
         self.send(node, resume or self.hello(node))
 
     def hello(self, node: Node) -> m.Hello:

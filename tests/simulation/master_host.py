@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from pccl.protocol.failover import Failover
-from pccl.protocol.fence import Fence
+from pccl.protocol.failover.durable_state import RunRecord
+from pccl.protocol.failover.machine import Failover
 from pccl.protocol.master.effects import Effect
 from pccl.protocol.master.machine import Master
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import MasterOptions
 
 if TYPE_CHECKING:
     from tests.simulation.node import Node
@@ -25,8 +25,6 @@ class Memory(Enum):
     NONE = "none"
     """The next master waits for all peers."""
     DISK = "disk"
-    WAIVED = "waived"
-    """Nothing, and the next master waits for a majority only."""
 
 
 @dataclass(eq=False)
@@ -50,7 +48,7 @@ class MasterHost:
     """The heartbeat connections that it knows."""
     seen: Master | None = None
     """The leading machine, as last looked at."""
-    fence: Fence | None = None
+    record: RunRecord | None = None
     """The record that it keeps on disk."""
 
     @property
@@ -77,9 +75,8 @@ class MasterHost:
             options,
             is_standby=is_standby,
             secret=b"secret of run %d" % run,
-            fence=self.fence,
+            record=self.record,
             persists=memory is Memory.DISK,
-            resumes_any=memory is Memory.WAIVED,
         )
         self.machine.begin(now, hold_s, hold_beside_s)
         self.process = run

@@ -61,7 +61,7 @@ class Masters:
                 scene.log.append(effect.text)
                 continue
             if isinstance(effect, Persist):
-                host.fence = effect.fence
+                host.record = effect.record
                 continue
             if isinstance(effect, FindRings):
                 scene.events.later(host, partial(self._find_rings, host, effect))

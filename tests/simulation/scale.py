@@ -17,11 +17,10 @@ from itertools import count
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import FrameCache, decode_body, encode
-from pccl.protocol.failover import Failover
+from pccl.protocol.failover.machine import Failover
 from pccl.protocol.master.effects import Effect, Send
 from pccl.protocol.master.machine import Master
-from pccl.protocol.master.options import MasterOptions
-from pccl.protocol.master.run_state import RunState
+from pccl.protocol.master.run_state import MasterOptions, RunState
 
 PEERS = (10, 100, 1000)
 OPS = 20

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from pccl.protocol import messages as m
-from pccl.protocol.failover import Failover
+from pccl.protocol.failover.machine import Failover
 from pccl.protocol.master.machine import Master
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import MasterOptions
 from tests.simulation.checks import Checks
 from tests.simulation.connections import Control
 from tests.simulation.events import Events

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.faults import Faults
@@ -55,7 +55,7 @@ class Schedule(Faults):
             ),
             masters=plan.masters,
             has_fast_path=plan.seed % 2 == 1,
-            memory=(Memory.NONE, Memory.DISK, Memory.WAIVED)[plan.seed // 2 % 3],
+            memory=(Memory.NONE, Memory.DISK, Memory.DISK)[plan.seed // 2 % 3],
             is_one_name=ONE_NAME in plan.traits,
             clocks=random.Random(plan.seed) if DRIFT in plan.traits else None,
             engine_seed=plan.seed if is_real else None,

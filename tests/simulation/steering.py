@@ -29,7 +29,7 @@ from tests.simulation.schedule import play
 FIRST = frozenset(
     f"pccl.protocol.{name}"
     for name in (
-        *("recovery", "recovery_report", "summary_tally", "gathering", "failover", "founding", "known_runs", "fence"),
+        *("recovery", "recovery_report", "summary_tally", "gathering", "failover", "founding", "known_runs", "record"),
         *("state_election", "quorum", "returning", "master.leadership", "master.liveness", "peer.known_views"),
     )
 )

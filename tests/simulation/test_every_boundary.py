@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.boundaries import SHARES, boundaries

@@ -9,8 +9,8 @@ import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol.master.link_failures import RELINKS_MAX
-from pccl.protocol.master.missing_links import RETRY_S
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import MasterOptions
+from pccl.protocol.master.views import RETRY_S
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.node import Node

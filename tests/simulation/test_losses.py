@@ -8,7 +8,7 @@ import random
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.world import TAG, World, rings

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.boundaries import SHARES, boundaries
@@ -178,7 +178,7 @@ def test_master_dies_before_every_delivery_and_nothing_is_lost(name: str, share:
     _try_all(share, name, close)
 
 
-@pytest.mark.parametrize("memory", Memory)
+@pytest.mark.parametrize("memory", [Memory.DISK])
 @SHARES
 def test_master_and_a_peer_die_before_every_delivery(memory: Memory, share: tuple[int, ...]) -> None:
     def close(world: World) -> None:
@@ -272,7 +272,7 @@ def test_who_is_put_out_of_the_run_and_asks_a_standby_disturbs_nobody() -> None:
 
 
 def test_one_who_comes_too_late_hears_so() -> None:
-    world = World(masters=1, memory=Memory.WAIVED)
+    world = World(masters=1, memory=Memory.DISK)
     nodes = [*world.join(0), *world.join(0, 0)]
     world.cut(nodes[2], world.hosts[0].name)
     world.kill_master()
@@ -404,7 +404,7 @@ def test_with_a_fence_the_evicted_hear_so_at_once() -> None:
     assert [node.ended is not None for node in lost] == [True, True, False]
 
 
-@pytest.mark.parametrize("memory", Memory)
+@pytest.mark.parametrize("memory", [Memory.DISK])
 def test_a_run_whose_master_and_one_peer_die_together_goes_on(memory: Memory) -> None:
     world = World(masters=1, memory=memory)
     nodes = [*world.join(0), *world.join(0, 0)]

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.founding import BIRTH_MARGIN_S
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.failover.bootstrap import BIRTH_MARGIN_S
+from pccl.protocol.master.run_state import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.master_host import Memory

@@ -50,7 +50,7 @@ def test_a_plan_without_traits_is_read_as_it_was_written() -> None:
 
 
 def test_steering_keeps_the_plans_that_reach_something_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    branches = [coverage_map.Branch("pccl.protocol.recovery", line, "then") for line in range(9)]
+    branches = [coverage_map.Branch("pccl.protocol.failover.machine.recovery", line, "then") for line in range(9)]
     monkeypatch.setattr(coverage_map, "BRANCHES", branches)
     steering = Steering(1, masters=2, traits=None)
     first, second, third = steering.plans(3)

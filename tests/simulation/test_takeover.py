@@ -20,7 +20,7 @@ Change = Callable[[Any], m.Message | None]
 
 @pytest.fixture
 def world() -> World:
-    return World(masters=1, memory=Memory.WAIVED)
+    return World(masters=1, memory=Memory.DISK)
 
 
 def told_otherwise(world: World, kind: type[m.Message], change: Change) -> None:

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.master.run_state import MasterOptions
 from pccl.types import Result
 from tests.simulation.master_host import Memory
 from tests.simulation.scene import CLOCK_RATES
@@ -22,7 +22,6 @@ from tests.simulation.trials import (
     RECORDED,
     RIVALS,
     SUCCESSORS,
-    WAIVED,
     WITNESSES,
     Trial,
 )
@@ -48,7 +47,6 @@ def test_promises_are_held_to_the_letter(trial: type[Trial], masters: int, memor
     ("trial", "masters", "memory"),
     [
         *((trial, 1, Memory.DISK) for trial in dict.fromkeys(RECORDED)),
-        *((trial, 1, Memory.WAIVED) for trial in dict.fromkeys(WAIVED)),
         *((trial, 2, memory) for trial in RIVALS for memory in Memory),
     ],
 )

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
-from pccl.protocol.founding import Beginning, hold_beside_s, hold_s
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.failover.bootstrap import Start, hold_beside_s, hold_s
+from pccl.protocol.master.run_state import MasterOptions
 from pccl.types import Result
 from tests.simulation.control_plane import ControlPlane
 from tests.simulation.delivery import Delivery
@@ -349,8 +349,8 @@ class World(Scene):
         """Begin a new master where one was killed."""
         host = host or self.hosts[0]
         assert host.is_dead
-        seconds = hold_s(Beginning.UNKNOWN, self.options, host.fence, self.memory is Memory.DISK)
-        self._masters.begin(host, seconds, hold_beside_s(Beginning.UNKNOWN, self.options))
+        seconds = hold_s(Start.AUTO, self.options, host.record, self.memory is Memory.DISK)
+        self._masters.begin(host, seconds, hold_beside_s(Start.AUTO, self.options))
         for node in self.nodes:
             if node.machine.peer:
                 node.tried.discard(host.name)

@@ -137,10 +137,10 @@ def _environment(lab: Lab, host: int, megabytes: float) -> dict[str, str]:
 
 def run_master(addresses: list[str], orders: list[list[int]]) -> None:
     from pccl import MasterNode
-    from pccl.protocol import optimization
     from pccl.protocol.link_metrics import LinkMetrics
+    from pccl.protocol.master import ring
 
-    decide = optimization.decide
+    decide = ring.decide
     left = [None, *orders, None]
 
     def decide_or_obey(present: Sequence[int], found: Sequence[int], metrics: LinkMetrics) -> tuple[list[int], str]:
@@ -161,7 +161,7 @@ def run_master(addresses: list[str], orders: list[list[int]]) -> None:
         print(json.dumps(said), flush=True)
         return ring, reason
 
-    optimization.decide = decide_or_obey
+    ring.decide = decide_or_obey
     with MasterNode(f"{addresses[0]}:{MASTER_PORT}"):
         print("listening", flush=True)
         threading.Event().wait()

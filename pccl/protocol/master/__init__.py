@@ -1,21 +1,19 @@
-"""The master's side of the control plane: membership, verdicts and joint calls of one run, without payload.
+"""The master's side of the control plane: membership, verdicts and group calls of one run, without payload.
 
-`machine` holds the state machine and its theory of operation. It is put together from parts that can be tested alone:
-
-    effects         what the machine asks the runtime to carry out
-    options         settings of a master
-    run_state       members, groups and numbering of the run, and what is about to be said
-    leadership      whether this master may lead on: quorum views, the fence
-    admission       Hello, refusals, sites, trials of newcomers that were evicted before
-    liveness        heartbeats, absence, and who is taken for dead
-    link_failures   links that broke or cannot be made, and who is evicted for them
-    op_verdicts     commits, aborts, abort votes, flushes and renewal of epochs
-    view_stages     flush, prepare and install: how one view follows another
-    waits           who waits in which joint call, and how such calls end
-    joint_calls     when a joint call is complete, and which can never be
+    machine         the state machine that drives the parts below
+    effects         what the machine asks the runtime to do
+    run_state       options, members, groups, numbering and waits of the run
+    views           the right to lead, links that a group lacks, and the stages of a view change
+    verdicts        commits, aborts, abort votes, flushes; `ledger` holds undecided ops
+    group_calls     completion of group calls, and calls that are deadlocked
     state_sync      sync_shared_state
-    ring_change     optimize_topology
+    ring            optimize_topology
+    admission       Hello, refusals, sites, and delays after an eviction
+    liveness        heartbeats and lost peers
+    link_failures   links that broke or cannot be made
+    statistics      totals, traffic and throughput
+    snapshot        the run's status
 
-A part owns what it keeps. It reads and changes the shared `RunState` only through public fields, and asks for an
-eviction through a function that it is given.
+A part owns its data. It reads and changes the shared `RunState` through public fields, and evicts through a function
+that it is given.
 """

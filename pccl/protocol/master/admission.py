@@ -1,22 +1,22 @@
-"""Admission: the first message of a connection, refusals, sites, and trials of peers that were evicted before.
+"""Admission: the first message of a connection, refusals, sites, and delays after an eviction for links.
 
-Whoever is admitted can hold up all others, so nobody is before it can be missed and has shown what it needs to show. A
-peer is unidentified (connected), then pending (Hello), accepted (Install of a view that has it), gone.
+A peer is unidentified (connected), pending (Hello), accepted (Install of a view that has it), then gone.
 
-    1  A Hello is refused when it is malformed, of another protocol version, or one too many.
-    2  A pending peer is *admissible* once it has sent a heartbeat, so that nobody who cannot be missed may hold up the
-       others, while it is not absent, and when its site is complete.
-    3  Peers that work as one, such as the ranks that share a model's shards, name a common *site* and its size. One
-       view admits them all, and when one is lost the others are evicted in the same event. So every group sees the
-       same sites come and go, in the same views. A peer that leaves on purpose leaves alone.
-    4  A peer that was evicted for its links waits for a delay that grows (`probation`), then tries to connect to the
-       others while these go on (`Trial`), and is admissible when that has worked.
+    1  A Hello is refused when it is malformed, has another protocol version, or exceeds a limit.
+    2  A pending peer is *admissible* once it has sent a heartbeat, is not absent, and its site is complete.
+    3  Peers of one *site* are admitted in one view, and when one is lost the others are evicted in the same event. A
+       peer that leaves on purpose leaves alone.
+    4  A peer that was evicted for its links waits, then connects to the others while these go on (`Trial`), and is
+       admissible when that has worked. The delay is one peer timeout after the first eviction and doubles up to
+       DELAY_S_MAX; WELL_S after its end it is forgotten. A peer is known by its host and its name without a process id.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 
 from pccl.protocol import messages as m
@@ -24,39 +24,86 @@ from pccl.protocol import topology
 from pccl.protocol.master.liveness import Liveness
 from pccl.protocol.master.run_state import Member, RunState
 from pccl.protocol.names import NAME_CHARACTERS_MAX, is_name
-from pccl.protocol.probation import Probation
 from pccl.types import Result
+
+DELAY_S_MAX = 300.0
+WELL_S = 600.0
+RECORDS_MAX = 1024
+"""Number of peers that are remembered. The oldest is dropped for a further one."""
+
+_PROCESS_ID = re.compile(r":\d+$")
+
+
+@dataclass(frozen=True)
+class Restraint:
+    """A peer's evictions for its links, and the end of its delay."""
+
+    evictions: int
+    until: float
+
+
+class Probation:
+    """The peers that were evicted for their links."""
+
+    def __init__(self, peer_timeout_s: float) -> None:
+        self._first_s = peer_timeout_s
+        self._records: dict[tuple[str, str], Restraint] = {}
+
+    def evicted(self, host: str, name: str, now: float) -> float:
+        """Note an eviction for links. Return the seconds of the delay."""
+        known = self.record(host, name, now)
+        evictions = 1 + (known.evictions if known is not None else 0)
+        # The exponent is bounded, for a float is.
+        delay_s = min(self._first_s * 2.0 ** min(evictions - 1, 64), max(DELAY_S_MAX, self._first_s))
+        who = _who(host, name)
+        self._records.pop(who, None)
+        self._records[who] = Restraint(evictions, now + delay_s)
+        if len(self._records) > RECORDS_MAX:
+            del self._records[next(iter(self._records))]
+        return delay_s
+
+    def record(self, host: str, name: str, now: float) -> Restraint | None:
+        """Return what is known of a peer; None if it was never evicted for its links, or has been well for long."""
+        who = _who(host, name)
+        found = self._records.get(who)
+        if found is not None and now >= found.until + WELL_S:
+            del self._records[who]
+            return None
+        return found
+
+
+def _who(host: str, name: str) -> tuple[str, str]:
+    return host, _PROCESS_ID.sub("", name)
+
 
 HOSTS_MAX = 16
 SITE_PEERS_MAX = 2**12
 
 
 class Admission:
-    """The connections that have said nothing yet, and the peers that wait to be admitted."""
+    """The connections without a first message, and the peers that wait to be admitted."""
 
     def __init__(self, state: RunState, liveness: Liveness, probation: Probation) -> None:
         self._state = state
         self._liveness = liveness
         self._probation = probation
         self._unidentified: dict[int, tuple[str, float]] = {}
-        """Connections that have said nothing yet, with their hosts and the time when they came."""
         self._trials_due_at: dict[int, float] = {}
         """Newcomers that were evicted for their links before, and the time when they may try these again."""
         self._broken_sites: dict[str, str] = {}
-        """Sites of which a peer was lost, and why. The others follow."""
 
-    # Connections that have said nothing yet.
+    # Connections without a first message.
 
     @property
     def unidentified(self) -> dict[int, str]:
-        """The hosts of connections that have said nothing yet, by connection."""
+        """The hosts of connections without a first message, by connection."""
         return {connection: host for connection, (host, _) in self._unidentified.items()}
 
     def __contains__(self, connection: int) -> bool:
         return connection in self._unidentified
 
     def host_of(self, connection: int) -> str | None:
-        """Return the host of a connection that has said nothing yet, or None."""
+        """Return the host of a connection without a first message, or None."""
         return self._unidentified[connection][0] if connection in self._unidentified else None
 
     def connected(self, connection: int, host: str, others: int) -> None:
@@ -92,7 +139,6 @@ class Admission:
         self._state.close(connection)
 
     def _refusal(self, hello: m.Hello) -> str | None:
-        """Return why a Hello is refused, or None."""
         options = self._state.options
         if hello.protocol != m.PROTOCOL_VERSION:
             return (
@@ -115,7 +161,6 @@ class Admission:
         return None
 
     def _welcome(self, connection: int, host: str, hello: m.Hello) -> Member:
-        """Give a newcomer its number and let it wait."""
         state = self._state
         peer = state.next_peer
         state.next_peer += 1
@@ -142,7 +187,7 @@ class Admission:
     def _heartbeat_hello(self, connection: int, host: str, message: m.HeartbeatHello) -> None:
         member = self._state.members.get(message.peer)
         if message.protocol != m.PROTOCOL_VERSION or message.run != self._state.run or member is None:
-            # As a rule it was evicted, and learns why on the other connection.
+            # Usually it was evicted, and gets the reason on the other connection.
             self._refuse(connection, host, f"peer {message.peer} of run {message.run!r} is not in this run", "info")
         else:
             self._liveness.take_heartbeats(connection, member)
@@ -151,11 +196,8 @@ class Admission:
 
     @property
     def admissible(self) -> list[int]:
-        """Pending peers that have sent a heartbeat and are neither absent nor on trial, if the same holds for all of
-        their site.
-
-        With nobody in the run there is nobody to be kept from.
-        """
+        """Return the pending peers that can be admitted: with a heartbeat, not absent, not on trial, and so their whole
+        site."""
         state = self._state
         alive = [
             member
@@ -171,7 +213,6 @@ class Admission:
     # Trials.
 
     def _hold_back(self, member: Member) -> str:
-        """Return what the newcomer is told to be waiting for; empty: nothing but the others."""
         now = self._state.now
         record = self._probation.record(member.host, member.hello.name, now)
         if record is None:
@@ -184,7 +225,6 @@ class Admission:
         )
 
     def _try_links(self, member: Member) -> None:
-        """Have a newcomer connect to those that it would have links with, or to some of them."""
         state = self._state
         del self._trials_due_at[member.peer]
         group = state.groups.get(member.hello.group)
@@ -195,7 +235,7 @@ class Admission:
             state.tell(member.peer, m.Trial([state.members[peer].as_record() for peer in others]))
 
     def tried(self, member: Member, message: m.Tried) -> None:
-        """Hear with whom a newcomer on trial could not connect."""
+        """Take the peers that a newcomer on trial could not reach."""
         state = self._state
         others = [peer for peer in member.on_trial or () if peer in state.members]
         failed = {peer: why for peer, why in message.failed if peer in others}
@@ -215,7 +255,6 @@ class Admission:
     # Sites.
 
     def _site_refusal(self, hello: m.Hello) -> str | None:
-        """Return why a Hello is refused because of its site, or None."""
         if not hello.site:
             return None
         if not is_name(hello.site):
@@ -231,7 +270,6 @@ class Admission:
         return None
 
     def break_incomplete_sites(self, reason: str) -> None:
-        """Evict the peers of sites of which not all peers are here."""
         members = self._state.members.values()
         here = Counter(member.hello.site for member in members)
         for member in members:
@@ -251,7 +289,6 @@ class Admission:
     # Time.
 
     def expire(self) -> None:
-        """Close connections that have said nothing for too long."""
         state = self._state
         limit_s = state.options.hello_timeout_s
         for connection, (host, since) in list(self._unidentified.items()):
@@ -261,7 +298,6 @@ class Admission:
                 state.close(connection)
 
     def begin_trials(self) -> None:
-        """Have newcomers try their links whose time has come."""
         for peer in [peer for peer, due_at in self._trials_due_at.items() if self._state.now >= due_at]:
             self._try_links(self._state.members[peer])
 

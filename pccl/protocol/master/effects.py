@@ -6,14 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pccl.protocol import messages as m
-from pccl.protocol.fence import Fence
-from pccl.protocol.ring_problem import RingProblem
+from pccl.protocol.failover.durable_state import RunRecord
+from pccl.protocol.topology import RingProblem
 
 
 @dataclass(frozen=True)
 class Send:
-    """Send this message."""
-
     connection: int
     message: m.FromMaster
 
@@ -27,10 +25,7 @@ class Close:
 
 @dataclass(frozen=True)
 class TakeHeartbeats:
-    """Answer Accepted, and exchange nothing but heartbeats over this connection from then on.
-
-    Its end is `silent` or `disconnected`.
-    """
+    """Answer Accepted, and use this connection for heartbeats only. It ends with `silent` or `disconnected`."""
 
     connection: int
 
@@ -45,22 +40,19 @@ class FindRings:
 
 @dataclass(frozen=True)
 class MasterLog:
-    """Write a line to the master's log."""
-
     level: str
-    """"debug", "info" or "warning"."""
     text: str
     is_unauthenticated: bool = False
-    """Whether anybody who can connect can cause this line, as often as they like."""
+    """Whether any unauthenticated client can cause this line at any rate."""
     about: Mapping[str, int] = field(default_factory=dict)
     """The peers, groups and ops that it is about, by the fields of `pccl.logs.FIELDS`."""
 
 
 @dataclass(frozen=True)
 class Persist:
-    """Record this fence before any effect that follows is carried out: on disk, where it shall outlast the process."""
+    """Record this record before any effect that follows is carried out: on disk, where it shall outlast the process."""
 
-    fence: Fence
+    record: RunRecord
 
 
 Effect = Send | Close | TakeHeartbeats | FindRings | MasterLog | Persist

@@ -1,19 +1,16 @@
-"""Link failures: links that broke or cannot be made, which a group goes without, and who is evicted for the others.
+"""Link failures: links that broke or cannot be made, and evictions that follow.
 
-A group's ring needs the links between neighbours; a small group makes all others, too, and goes without one that does
-not stand. A pair that fails says nothing about which of the two is ill: that is told by how they get on with others.
+A ring needs the links between neighbours. A small group makes all other links too, and works without one that fails.
+A failed pair does not show which of its two peers is at fault; their links to other peers do.
 
-    1  A link that breaks between two live peers is made anew (`Prepare.relink`), and with it all links of both ends,
-       which tries them. After RELINKS_MAX times without an op committed in between the pair counts as failed; if the
-       group can do without the link, it does. The flush that follows a break tells what was committed before it, so
-       nothing is decided until that is answered: the ends that report the break may not have committed yet.
-    2  Nobody is evicted for a pair before all that was tried is known, or EVIDENCE_SHARE of the peer timeout has passed
-       since the first failure was known: what fails for one reason fails at one time.
+    1  A link that breaks between two live peers is made again (`Prepare.relink`) with all links of both ends. After
+       RELINKS_MAX times without a committed op the pair has failed. Decisions wait for the flush after a break: the
+       ends that report it may not have committed yet.
+    2  Evictions wait until all results are known, or EVIDENCE_SHARE of the peer timeout after the first failure.
     3  The fewest peers are evicted that leave no failed pair, see `topology.fewest_evictions`.
-    4  A pair is not judged while one of the two is absent: its return decides.
-    5  A peer that was evicted for its links waits for a delay that grows (`probation`).
-    6  A lost link is logged when it has been made anew, or could not be. A peer that leaves closes its links, and often
-       that is heard from the others before its goodbye is.
+    4  A pair is not judged while one of the two is absent.
+    5  A peer that was evicted for its links waits for a growing delay (`admission`).
+    6  A lost link is logged when it was made again or could not be.
 """
 
 from __future__ import annotations
@@ -22,15 +19,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from pccl.protocol import messages as m
 from pccl.protocol import topology
+from pccl.protocol.master.admission import Probation
 from pccl.protocol.master.liveness import Liveness
 from pccl.protocol.master.run_state import Group, Member, Pair, RunState
-from pccl.protocol.probation import Probation
 from pccl.types import Result
 
 EVIDENCE_SHARE = 0.1
-"""Share of the peer timeout for which failures of links are gathered before somebody is evicted for them."""
+"""Share of the peer timeout during which failures are collected before an eviction."""
 RELINKS_MAX = 3
-"""Number of times that a pair's link is made anew without an op being committed in between."""
+"""Number of times that a pair's link is made again without a committed op."""
 
 
 class LinkFailures:
@@ -52,22 +49,17 @@ class LinkFailures:
         self._given_up: set[Pair] = set()
         """Pairs of the prepared view, needed or not, whose dialer has said that they cannot connect."""
         self._evidence_due_at: float | None = None
-        """The time when it is settled who is evicted for these, whatever is known by then."""
         self._relink: set[Pair] = set()
-        """Pairs whose link broke, and must be made anew by the next Prepare."""
         self._doubted: set[Pair] = set()
         """Pairs whose link stands as far as is known, and is to be tried by the next Prepare."""
         self._untold: dict[Pair, tuple[str, dict[str, int]]] = {}
         """Lines for the log about lost links, and what these are about, by pair (rule 6)."""
         self._relinks: dict[Pair, int] = {}
-        """Number of times that the link of a pair was made anew since an op was committed."""
         self._worn: dict[Pair, str] = {}
-        """Pairs whose link broke once more than it may be made anew, and why, unless the flush tells of a commit."""
 
     @property
     def evidence_due_at(self) -> float | None:
-        """The time when somebody is evicted for links that cannot be made, whatever else is heard; None: nobody is to
-        be, or that waits for something else than time, such as an absent peer."""
+        """The time of the next eviction for links; None: there is none, or it does not depend on time."""
         due_at = self._evidence_due_at
         return due_at if due_at is not None and due_at > self._state.now else None
 
@@ -98,7 +90,7 @@ class LinkFailures:
             self.note_failed(member, message.peer, message.reason)
 
     def link_lost(self, member: Member, message: m.LinkLost) -> None:
-        """Hear that a link broke: it is made anew, unless the group goes without it (rule 1)."""
+        """Handle a broken link: make it again, unless the group can work without it (rule 1)."""
         state = self._state
         other = state.members.get(message.peer)
         if other is None or other.hello.group != member.hello.group or other is member:
@@ -133,8 +125,7 @@ class LinkFailures:
                 del self._relinks[pair]
 
     def doubt_links(self, member: Member) -> None:
-        """Have all links of a peer made anew, which tries them. If they fail it is evicted, and the others need not
-        care what it could not do."""
+        """Make all links of a peer again. If they fail it is evicted."""
         group = self._state.group_of(member)
         pairs = {pair for pair in topology.linked_pairs(group.ring) if member.peer in pair}
         if group.running and pairs:
@@ -144,8 +135,8 @@ class LinkFailures:
     # The stages of a view.
 
     def give_up_worn(self) -> bool:
-        """Go without links that broke too often, or evict peers if they are needed (rule 1). Called once all flushes
-        are answered. Return False if nobody is evicted."""
+        """Drop links that broke too often, or evict peers if the links are needed (rule 1). Called once all flushes are
+        answered. Return False without an eviction."""
         needed: dict[Pair, str] = {}
         for pair, reason in self._worn.items():
             group = self._state.group_of(self._state.members[pair[0]])
@@ -159,8 +150,7 @@ class LinkFailures:
         return bool(needed)
 
     def prepare(self) -> list[Pair]:
-        """Return the pairs whose links the prepared view makes anew. All that was heard under an earlier one is
-        over."""
+        """Return the pairs that the prepared view links again. Earlier reports are discarded."""
         pairs = self._links_to_try()
         for pair in pairs:
             self._state.made_in[pair] = self._state.view
@@ -171,7 +161,6 @@ class LinkFailures:
         return pairs
 
     def _links_to_try(self) -> list[Pair]:
-        """Return the links that broke or are doubted, and all others of their ends, which tell whose fault it was."""
         pairs = self._relink | self._doubted
         suspects = {peer for pair in pairs for peer in pair}
         others = (
@@ -184,16 +173,14 @@ class LinkFailures:
         return sorted(pairs.union(others))
 
     def installed(self) -> None:
-        """Note that the prepared view is in force."""
         self._tell_lost(self._untold)
 
     def _tell_lost(self, pairs: Iterable[Pair]) -> None:
-        """Log the links of these pairs that were lost (rule 6)."""
         for pair in [pair for pair in pairs if pair in self._untold]:
             self._state.log("warning", *self._untold.pop(pair))
 
     def waits_for_absent(self) -> bool:
-        """Whether rule 4 holds a judgement up: an absent peer of a failed pair is not back, and not lost."""
+        """Whether rule 4 delays a decision."""
         if any(self._liveness.is_absent(peer) for pair in self._failed for peer in pair):
             self._evidence_due_at = None
             return True
@@ -227,8 +214,6 @@ class LinkFailures:
         return self._state.now >= self._evidence_due_at
 
     def _known_failures(self) -> dict[Pair, str]:
-        """Return the pairs that have failed by the word of the end that dials, or all if nothing better is to be
-        heard."""
         needed = {pair for group in self._state.groups.values() for pair in topology.ring_pairs(group.ring)}
         if self._are_settled(needed, self._failed):
             return dict(self._failed)
@@ -236,7 +221,6 @@ class LinkFailures:
         return {pair: why for pair, why in self._failed.items() if pair[1] not in awaiting or pair in self._given_up}
 
     def _resolve(self, failed: Mapping[Pair, str]) -> None:
-        """Evict the fewest peers that leave no failed pair (rule 3)."""
         state = self._state
         members = state.members
         newcomers = {peer for peer, member in members.items() if not member.accepted or member.absence}
@@ -262,7 +246,6 @@ class LinkFailures:
         self._evidence_due_at = None
 
     def forget(self, peer: int) -> None:
-        """Forget a peer that is gone."""
         self._relink = {pair for pair in self._relink if peer not in pair}
         self._doubted = {pair for pair in self._doubted if peer not in pair}
         self._untold = {pair: line for pair, line in self._untold.items() if peer not in pair}

@@ -1,28 +1,21 @@
-"""Liveness: which peers are alive, by their heartbeats, their control connections and what others say of their links.
+"""Liveness: which peers are alive, by heartbeats, control connections and reports about their links.
 
-A failure detector must miss a dead process at once and a dead machine soon, and must not take a living peer for dead
-because a connection broke. No single sign can do all three, so there are three:
+    1  A peer whose heartbeats stop for `peer_timeout_s` is evicted; so is one that has closed its heartbeat connection
+       and made no other within that time.
+    2  A peer whose control connection breaks is *absent*. It is kept for `peer_timeout_s` while its heartbeats go on,
+       and may reattach.
+    3  An absent peer without heartbeats is lost at once when all its observers, at least one, have lost their links
+       with it. Observers are the peers of its ring with a link to it that are not absent; newcomers only if there are
+       no others; never a peer that is still making its link.
+    4  An absent peer without observers is kept as in 2.
+    5  A pending peer that is being admitted is lost as soon as both its connections have ended.
+    6  If most peers of a view, and most of all that ever sent a heartbeat, are late by half the timeout when the first
+       would be lost, this master is cut off itself (`has_lost_sight`): it evicts none and is deposed.
 
-    1  *Heartbeats* come over a connection of their own. A peer whose heartbeats stop for `peer_timeout_s` is evicted,
-       whatever else is going on; so is one that has closed that connection and made no other within that time.
-    2  A peer whose control connection breaks is *absent*: it dials again and goes on in its session. It is kept for
-       `peer_timeout_s` while its heartbeats go on, and lost after that.
-    3  When a process ends, its heartbeats and its links end, too. So an absent peer without heartbeats is lost at once
-       when all its observers, and at least one, have lost their links with it, or failed to make them. Its observers
-       are the peers of its ring that have a link with it and are not absent, newcomers only if there is nobody else. A
-       peer that is still making its link is no observer: it may wait for the dead one to dial. Nor is one that the loss
-       of another has made its neighbour, until the next view gives it a link.
-    4  An absent peer without observers, because it is alone in its group or the others are absent, is kept as in 2: if
-       all are gone at once, the network is more likely to have failed here than all of them there.
-    5  A pending peer that holds up others, because it is being admitted, is lost as soon as both its connections have
-       ended: it loses nothing by starting over.
-    6  Where most peers of a view, and most of all who have ever sent a heartbeat, are late by half the timeout when the
-       first of them would be lost, it is rather this master that hears nobody (`has_lost_sight`). It evicts none of
-       them then and is deposed.
+Observers can be wrong when all connections of a living peer are reset at once; that costs an eviction.
 
-Observers can be wrong, when all connections of a living peer are reset at once, or all to its master and one link, with
-which its others are made anew. That costs what it costs without a session: an eviction. The links that observers have
-lost are forgotten when a view is installed that has made them anew.
+After a takeover each peer has a peer timeout for its heartbeat connection, counted from the last arrival, bounded by
+RETURN_TIMEOUTS (`Returning`).
 """
 
 from __future__ import annotations
@@ -32,23 +25,48 @@ from collections.abc import Iterable
 from itertools import islice, takewhile
 
 from pccl.protocol import topology
+from pccl.protocol.failover.durable_state import majority
 from pccl.protocol.master.effects import TakeHeartbeats
 from pccl.protocol.master.run_state import Group, Member, RunState
-from pccl.protocol.quorum import majority
-from pccl.protocol.returning import Returning
+
+RETURN_TIMEOUTS = 3.0
+
+
+class Returning:
+    def __init__(self, peers: Iterable[int] = (), now: float = 0.0, timeout_s: float = 0.0) -> None:
+        self.peers = dict.fromkeys(peers)
+        """Peers that have not come yet, as an ordered set."""
+        self.since = now
+        self.until = now + timeout_s
+        """The time after which peers that have not come are lost."""
+        self._timeout_s = timeout_s
+
+    def came(self, peer: int, now: float) -> None:
+        """Expect this peer no more, and the others for longer. A peer that was not expected is ignored."""
+        if peer in self.peers:
+            del self.peers[peer]
+            self.until = min(now + self._timeout_s, self.since + RETURN_TIMEOUTS * self._timeout_s)
+
+    def gone(self, peer: int) -> None:
+        """Expect this peer no more: it is lost, or has left."""
+        self.peers.pop(peer, None)
+
+    def late(self, now: float) -> list[int]:
+        """Return the peers that are lost because they have not come in time."""
+        return list(self.peers) if now >= self.until else []
+
 
 QUIET_SHARE = 0.5
 """Share of the peer timeout after which several heartbeats are missing on a connection."""
 
 
 class Liveness:
-    """The heartbeats of all peers of one run, and who is missed."""
+    """The heartbeats of all peers of one run, and the peers that are missed."""
 
     def __init__(self, state: RunState, returning: Returning | None = None) -> None:
         """`returning` are peers that have followed this master from another one, and have yet to send heartbeats."""
         self._state = state
         self.heartbeats: dict[int, int] = {}
-        """Peers by their connections for heartbeats."""
         self._first_due_at: dict[int, float] = {}
         """Newcomers without a connection for heartbeats, longest first, and the time when there must be one."""
         self._due_at: dict[int, float] = {}
@@ -59,14 +77,11 @@ class Liveness:
         self._cut: set[tuple[int, int]] = set()
         """Pairs of a peer that has lost its link with another since it was made, and that other."""
         self._suspects: set[int] = set()
-        """Peers of which there is new evidence that they might have died."""
         self._quiet: set[int] = set()
-        """Peers whose heartbeats are late, as was noted last."""
 
     # Heartbeats.
 
     def welcomed(self, peer: int) -> None:
-        """Expect the first heartbeat of a newcomer."""
         self._first_due_at[peer] = self._state.now + self._state.options.hello_timeout_s
 
     def take_heartbeats(self, connection: int, member: Member) -> None:
@@ -101,15 +116,13 @@ class Liveness:
         return True
 
     def heartbeat_silent(self, connection: int) -> int | None:
-        """Note that nothing has come over this connection for too long, and that it is closed. Return its peer, if it
-        had one."""
+        """Note a silent heartbeat connection, which is closed. Return its peer, if it had one."""
         peer = self.heartbeats.pop(connection, None)
         if peer is not None:
             self._state.members[peer].heartbeat = None
         return peer
 
     def note_quiet(self, connections: Iterable[int]) -> None:
-        """Note the connections over which heartbeats are late."""
         self._quiet = {self.heartbeats[connection] for connection in connections if connection in self.heartbeats}
 
     # Absence.
@@ -123,7 +136,6 @@ class Liveness:
         self._state.log("info", f"{member} has lost its control connection: {reason}", member.about)
 
     def reattached(self, member: Member) -> None:
-        """Note that an absent peer is back."""
         member.absence = ""
         self.absent_until.pop(member.peer, None)
         self._state.log("info", f"{member} has another control connection", member.about)
@@ -139,12 +151,11 @@ class Liveness:
         self._suspects.add(other)
 
     def links_made(self, group: Group) -> None:
-        """Note that the links of a group stand again, but for those that it goes without."""
+        """Note that the links of a group stand again, except `missing` ones."""
         linkless = group.linkless
         self._cut = {cut for cut in self._cut if cut[0] not in group.ring or topology.pair(*cut) in linkless}
 
     def suspect_cut(self) -> None:
-        """Judge absent peers anew: an observer is gone, and the word of the others may suffice."""
         self._suspects.update(other for _, other in self._cut if other in self.absent_until)
 
     # Judgement.
@@ -169,7 +180,6 @@ class Liveness:
         return bool(observers) and all((peer, member.peer) in self._cut for peer in observers)
 
     def _observers(self, member: Member) -> list[int]:
-        """Return the peers whose links with this one tell whether it lives (rule 3)."""
         members, group = self._state.members, self._state.group_of(member)
         linkless = group.linkless
         found = [
@@ -181,9 +191,6 @@ class Liveness:
         return [peer for peer in found if (peer, member.peer) in self._cut or self._has_link(group, peer, member)]
 
     def _has_link(self, group: Group, peer: int, member: Member) -> bool:
-        """Whether `peer` has a link with `member`, as far as it has said: of the ring in force, or of the view that is
-        being prepared, for which it may be waiting for that peer to dial. Whoever becomes its neighbour by a loss has
-        none before that."""
         state = self._state
         pair = topology.pair(peer, member.peer)
         if not state.change.is_preparing:
@@ -192,8 +199,8 @@ class Liveness:
         return is_kept or peer not in state.change.awaiting_ready
 
     def has_lost_sight(self, but_of: int) -> bool:
-        """Whether this master has no heartbeat of most of the accepted peers, and of most of all who have ever sent
-        one: their connections for them are late or gone. `but_of` is one of them."""
+        """Whether this master misses most of the accepted peers, and most of all that ever sent a heartbeat. `but_of`
+        is one of them."""
         lost: Counter[bool] = Counter()
         """Numbers of peers without heartbeats, by whether they are accepted."""
         heard = 0
@@ -223,7 +230,6 @@ class Liveness:
         return next((peer for peer, until in self.absent_until.items() if self._state.now >= until), None)
 
     def deadlines(self) -> list[float]:
-        """Return the times at which something is due."""
         due = [self._first_due_at, self._due_at, self.absent_until]
         times = [at for each in due for at in islice(each.values(), 1)]
         return [*times, self._returning.until] if self._returning.peers else times
@@ -233,7 +239,6 @@ class Liveness:
         return peer in self._returning.peers
 
     def forget(self, member: Member) -> None:
-        """Forget a peer that is gone."""
         peer = member.peer
         self._close_heartbeat(member)
         for due_at in (self._first_due_at, self._due_at, self.absent_until):

@@ -1,21 +1,15 @@
 """The master's machine: it keeps the membership and decides outcomes, and never touches payload.
 
-Peers must agree on who is in the run and on how every op ended, although any of them may die at any moment. The master
-orders both by views, as in view-synchronous membership: a new view is in force on all of its peers only when the ops of
-the one before are settled in the same way on all of them.
+Peers must agree on the membership and on the end of every op, although any of them may die at any time. As in
+view-synchronous membership, a new view is installed only when the ops of the one before have ended in the same way on
+all its peers.
 
-Events come in through `connected`, `received`, `disconnected`, `silent` and `tick`; each returns the effects to carry
-out, in order. Within one control connection order is kept, and the rules below rest on that.
+Events arrive through `connected`, `received`, `disconnected`, `silent` and `tick`; each returns effects to perform in
+order. The rules rely on the order within one control connection. After each event the machine takes every step that has
+become possible (`_advance`). A `deposed` master takes none.
 
-After each event every step is taken that has become possible (`_advance`). A master that is `deposed` takes none and
-evicts nobody: another one may lead, and knows better.
-
-How a view follows another (`view_stages`), who is admitted, taken for dead or evicted for its links, and how ops and
-joint calls end is decided by the parts, each with its own rules. `failover` drives this machine and replaces it.
-
-The work for a message does not grow with the number of peers: who waits in what is counted, and what is due at some
-time is kept in the order of that time. Only a view, a verdict or the end of a joint call goes through all peers, and a
-message to many is one object, so that it can be encoded once.
+The work for a message does not grow with the number of peers. Only a view, a verdict or the end of a group call visits
+all peers, and a message to many is one object, encoded once.
 """
 
 from __future__ import annotations
@@ -25,23 +19,18 @@ from itertools import islice
 from typing import Any
 
 from pccl.protocol import messages as m
-from pccl.protocol.fence import Fence, FencedView
-from pccl.protocol.master.admission import Admission
+from pccl.protocol.failover.durable_state import RecordedView, RunRecord
+from pccl.protocol.master.admission import Admission, Probation
 from pccl.protocol.master.effects import Effect
-from pccl.protocol.master.joint_calls import JointCalls
-from pccl.protocol.master.leadership import Leadership
+from pccl.protocol.master.group_calls import GroupCalls
 from pccl.protocol.master.link_failures import LinkFailures
-from pccl.protocol.master.liveness import Liveness
-from pccl.protocol.master.missing_links import MissingLinks
-from pccl.protocol.master.op_verdicts import OpVerdicts
-from pccl.protocol.master.ring_change import RingChange
-from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState
+from pccl.protocol.master.liveness import Liveness, Returning
+from pccl.protocol.master.ring import RingChange
+from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState, Waits, name_stragglers
 from pccl.protocol.master.state_sync import StateSync
-from pccl.protocol.master.view_stages import ViewStages
-from pccl.protocol.master.waits import Waits, name_stragglers
+from pccl.protocol.master.verdicts import OpVerdicts
+from pccl.protocol.master.views import Leadership, MissingLinks, ViewStages
 from pccl.protocol.messages import OpRef
-from pccl.protocol.probation import Probation
-from pccl.protocol.returning import Returning
 from pccl.types import Result
 
 BEFORE_ACCEPTANCE = frozenset({m.Leave, m.LinksReady, m.LinkFailed, m.LinkLost, m.Tried})
@@ -49,8 +38,6 @@ BEFORE_ACCEPTANCE = frozenset({m.Leave, m.LinksReady, m.LinkFailed, m.LinkLost, 
 
 
 class Master:
-    """The machine of one run."""
-
     def __init__(
         self,
         state: RunState,
@@ -60,7 +47,7 @@ class Master:
         sites_broken_by: str = "",
     ) -> None:
         """Lead a run, from its founding if only `state` is given. All else is for a run that is taken over from another
-        master (`recovery.take_over`): `unheard` has the ends of joint calls that peers wait in and have not heard, and
+        master (`recovery.take_over`): `unheard` has the ends of group calls that peers wait in and have not heard, and
         `sites_broken_by` says why peers of sites may be missing."""
         self.state = state
         """The run's state. It may be looked at and not be changed from outside."""
@@ -73,13 +60,13 @@ class Master:
         self._links = LinkFailures(state, self._liveness, probation, self._evict)
         self._missing = MissingLinks(state)
         self._verdicts = OpVerdicts(
-            state, self._evict, self._links.ops_committed, self._abort_hopeless, self._missing.may_stand
+            state, self._evict, self._links.ops_committed, self._abort_deadlocked, self._missing.may_stand
         )
         waits = Waits(state)
         state_sync = StateSync(state, waits, self._verdicts, self._links)
         self._waits = waits
         self._ring_change = RingChange(state)
-        self._calls = JointCalls(
+        self._calls = GroupCalls(
             state, waits, self._admission, self._verdicts, state_sync, self._ring_change, self._evict, unheard
         )
         self._stages = ViewStages(state, self.leadership, self._liveness, self._links, self._missing, self._calls)
@@ -106,13 +93,11 @@ class Master:
     # Events.
 
     def connected(self, connection: int, host: str, now: float) -> list[Effect]:
-        """A control connection was accepted from `host`."""
         self.state.now = now
         self._admission.connected(connection, host, len(self.state.members) + len(self._liveness.heartbeats))
         return self.state.drain()
 
     def received(self, connection: int, message: m.FromPeer, now: float) -> list[Effect]:
-        """Take in a message."""
         state = self.state
         state.now = now
         if connection in self._admission:
@@ -135,7 +120,6 @@ class Master:
         return self._advance()
 
     def disconnected(self, connection: int, reason: str, now: float) -> list[Effect]:
-        """The connection is gone, or what came over it was no message."""
         state = self.state
         state.now = now
         self._admission.disconnected(connection)
@@ -156,7 +140,6 @@ class Master:
         return self._advance()
 
     def reattached(self, connection: int, now: float) -> list[Effect]:
-        """The session goes on over another connection."""
         self.state.now = now
         self._liveness.reattached(self.state.members[self.state.peer_of[connection]])
         return self._advance()
@@ -167,7 +150,7 @@ class Master:
         self._liveness.note_quiet(connections)
 
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
-        """No heartbeat has come over this connection for so long, and it is closed."""
+        """A heartbeat connection was silent for `silent_s`, and is closed."""
         self.state.now = now
         peer = self._liveness.heartbeat_silent(connection)
         if peer is None:
@@ -191,13 +174,12 @@ class Master:
         return self._advance() if self._ring_change.found(search, rings) else self.state.drain()
 
     def tick(self, now: float) -> list[Effect]:
-        """Do what is due by now."""
         state = self.state
         state.now = now
         self._admission.expire()
         limit_s = state.options.answer_limit_s
         for peer in list(state.asked_at):
-            # Looked up one by one: an eviction may ask others anew.
+            # Looked up one by one: an eviction may ask others again.
             if now >= state.asked_at[peer] + limit_s:
                 self._evict(peer, f"did not answer the master within {limit_s:g} s")
         for peer, silent_s in self._liveness.silent():
@@ -215,7 +197,6 @@ class Master:
         return self._advance()
 
     def deadline(self) -> float | None:
-        """Return when `tick` should be called next; None: nothing is due, as once this master is deposed."""
         if self.deposed:
             return None
         answer_limit_s = self.state.options.answer_limit_s
@@ -226,7 +207,7 @@ class Master:
         return min(times, default=None)
 
     def dismiss_founders(self, reason: str) -> list[Effect]:
-        """Have those who wait for others to begin a run with begin anew: they ask all masters again."""
+        """Make waiting founders start over: they ask all masters again."""
         for peer in self.state.pending:
             member = self.state.members[peer]
             self.state.send(member.connection, m.StartOver(reason))
@@ -235,7 +216,7 @@ class Master:
         return self._advance()
 
     def abdicate(self, reason: str) -> list[Effect]:
-        """Let go of all peers, who may follow another master. No event may come to this one any more."""
+        """Release all peers; they may follow another master. No further event may arrive here."""
         state = self.state
         for member in state.members.values():
             state.send(member.connection, m.Elsewhere(reason))
@@ -268,23 +249,21 @@ class Master:
 
     @property
     def admissible(self) -> list[int]:
-        """Pending peers that the next update_topology would let in."""
         return self._admission.admissible
 
     @property
     def unidentified(self) -> dict[int, str]:
-        """The hosts of connections that have said nothing yet, by connection."""
+        """The hosts of connections without a first message, by connection."""
         return self._admission.unidentified
 
     def host_of(self, connection: int) -> str | None:
-        """Return the host of a connection that has said nothing yet, or None."""
+        """Return the host of a connection without a first message, or None."""
         return self._admission.host_of(connection)
 
     def is_accepted(self, peer: int) -> bool:
         return self.state.is_accepted(peer)
 
     def is_member(self, connection: int) -> bool:
-        """Whether this is a peer's control connection."""
         return connection in self.state.peer_of
 
     def connection_of(self, peer: int) -> int | None:
@@ -313,13 +292,12 @@ class Master:
 
     @property
     def evidence_due_at(self) -> float | None:
-        """The time when somebody is evicted for links that cannot be made, whatever else is heard: see
+        """The time of the next eviction for links: see
         `link_failures`."""
         return self._links.evidence_due_at
 
     @property
     def is_vacant(self) -> bool:
-        """Whether nobody is here: it has met no peer yet, or all are gone."""
         return not self.state.members
 
     @property
@@ -332,14 +310,13 @@ class Master:
     def is_changing(self) -> bool:
         return self.state.is_changing
 
-    def fence(self, prepared: Sequence[FencedView] = (), is_over: bool = False) -> Fence:
+    def record(self, prepared: Sequence[RecordedView] = (), is_over: bool = False) -> RunRecord:
         """Return the record of this run as it stands, with the views in `prepared` that this master has prepared."""
-        return self.leadership.fence(prepared, is_over)
+        return self.leadership.record(prepared, is_over)
 
     # Departures.
 
     def _evict(self, peer: int, reason: str, code: Result = Result.MASTER_CONNECTION_FAILED) -> None:
-        """Put a peer out of the run and tell it why."""
         member = self.state.members[peer]
         if member.accepted:  # others have no run to come back to, and anybody could make these more and more
             self.leadership.evict(peer)
@@ -348,7 +325,6 @@ class Master:
         self._remove(peer, f"evicted: {reason}")
 
     def _evict_silent(self, peer: int, silent_s: float) -> None:
-        """Evict a peer whose heartbeats are missing, unless this master hears nobody."""
         reason = f"silent for {silent_s:.1f} s"
         if self.state.members[peer].absence:
             self._lose_late(peer, reason)  # a host that closes connections is there, and the peer may come back
@@ -356,12 +332,10 @@ class Master:
             self._evict(peer, reason)
 
     def _lose_late(self, peer: int, reason: str) -> None:
-        """Give up an absent peer that was expected back and has not come, unless this master hears nobody."""
         if not self._is_own_outage(peer):
             self._lose(peer, reason)
 
     def _lose(self, peer: int, reason: str = "") -> None:
-        """Give up an absent peer."""
         member = self.state.members[peer]
         self.state.close(member.connection)
         self._remove(peer, "; ".join(filter(None, [member.absence, reason])))
@@ -374,7 +348,6 @@ class Master:
         return lost
 
     def _is_own_outage(self, peer: int) -> bool:
-        """Whether it is rather this master's fault that this peer is missed. Then it is deposed."""
         count = self.state.accepted_count
         if self.state.is_accepted(peer) and count > 1 and self._liveness.has_lost_sight(but_of=peer):
             self.leadership.deposed = (
@@ -384,7 +357,6 @@ class Master:
         return bool(self.deposed)
 
     def _remove(self, peer: int, reason: str, is_leaving: bool = False) -> None:
-        """Forget a peer that is gone. Its group is flushed and formed anew."""
         state = self.state
         member = state.members[peer]
         self._calls.forget(member)
@@ -410,13 +382,12 @@ class Master:
         state.stop(group)
         group.forget(peer)
 
-    def _abort_hopeless(self, group: Group, op: OpRef, vote: OpenAbortVote) -> None:
-        self._calls.abort_hopeless(group, op, vote)
+    def _abort_deadlocked(self, group: Group, op: OpRef, vote: OpenAbortVote) -> None:
+        self._calls.abort_deadlocked(group, op, vote)
 
     # What follows from an event.
 
     def _advance(self) -> list[Effect]:
-        """Take every step that has become possible. Called after each event."""
         progress = True
         while progress and not self.deposed:
             for peer, reason in self._admission.to_evict():
@@ -429,12 +400,12 @@ class Master:
                 or self._calls.step()
             )
         if not self.deposed:
-            self._calls.end_hopeless()
+            self._calls.end_deadlocked()
         return self.state.drain()
 
     def _admit_first(self) -> bool:
-        """Admit whoever waits where nobody is accepted: there is nobody to call update_topology. Those of a ring that a
-        master before this one has announced are accepted by the view that is under way."""
+        """Admit waiting peers where no accepted peer could call update_topology. Peers of a ring that an earlier master
+        announced are accepted by the view under way."""
         if not self._has_nobody:
             return False
         waiting = self.admissible
@@ -445,7 +416,6 @@ class Master:
 
     @property
     def _has_nobody(self) -> bool:
-        """Whether nobody is accepted, or about to be."""
         change = self.state.change
         if self.state.accepted_count or change.admitting or change.is_preparing:
             return False
@@ -453,7 +423,6 @@ class Master:
 
     @property
     def waits_for_founders(self) -> bool:
-        """Whether too few are here of those who are to begin the run together."""
         return self.state.options.founders > 1 and self._has_nobody
 
     # Messages of accepted or pending peers.

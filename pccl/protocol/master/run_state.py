@@ -1,7 +1,9 @@
-"""A run as its master keeps it: members, groups, numbering, and the messages that are about to be sent.
+"""A run as its master keeps it: options, members, groups, numbering, outgoing messages, and waits in group calls.
 
-`RunState` is plain data with the few operations that keep it consistent. The parts of the master share it; a master
-that takes a run over is made by building one (`recovery`).
+`RunState` is plain data, shared by the parts of the master. A takeover builds one from recovery reports.
+
+A peer waits in one group call at a time. Waiting peers are counted per call. Ended calls are numbered, so that after
+the death of a master a recovery report identifies the call that a peer waits in.
 """
 
 from __future__ import annotations
@@ -15,16 +17,45 @@ from types import MappingProxyType
 from pccl.protocol import messages as m
 from pccl.protocol import topology
 from pccl.protocol.direct_limit import UNKNOWN
-from pccl.protocol.fence import bounded_s
-from pccl.protocol.history import History
-from pccl.protocol.ledger import Ledger
+from pccl.protocol.failover.durable_state import bounded_s, majority
 from pccl.protocol.link_metrics import LinkMetrics
 from pccl.protocol.master.effects import Close, Effect, MasterLog, Send
-from pccl.protocol.master.options import NAMED_MAX, MasterOptions
-from pccl.protocol.messages import OpRef
+from pccl.protocol.master.ledger import Ledger
+from pccl.protocol.master.statistics import History, Throughput, Traffic
+from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.point_to_point import participants
-from pccl.protocol.stragglers import Stragglers
-from pccl.protocol.traffic import Throughput, Traffic
+from pccl.protocol.stragglers import GroupScene, Scene, Stragglers
+from pccl.types import Result
+
+ANSWER_TIMEOUTS = 3.0
+"""Number of peer timeouts for an answer, longer than making a link may take."""
+NAMED_MAX = 20
+"""Number of peers that a line of the log names."""
+
+
+@dataclass(frozen=True)
+class MasterOptions:
+    peer_timeout_s: float = 5.0
+    """Seconds that a peer may go without a heartbeat."""
+    engine_threads: int = 1
+    """Number of engine threads of each peer, up to ENGINE_THREADS_MAX."""
+    hello_timeout_s: float = 10.0
+    """Seconds that a connection may stay silent before it says Hello, and that a peer then has until its first
+    heartbeat."""
+    answer_timeout_s: float = 90.0
+    """Seconds that an accepted peer may take to answer Flush or Prepare before it is evicted, and ANSWER_TIMEOUTS peer
+    timeouts at least."""
+    connections_max: int = 4096
+    pending_max: int = 1024
+    """Number of peers that may wait to be accepted."""
+    connections_per_link_max: int = 64
+    founders: int = 1
+    """Number of initial peers: newcomers wait until this many are there, and one view admits them all."""
+
+    @property
+    def answer_limit_s(self) -> float:
+        return max(self.answer_timeout_s, ANSWER_TIMEOUTS * self.peer_timeout_s)
+
 
 Pair = tuple[int, int]
 """Two peers, the lower number first."""
@@ -32,15 +63,12 @@ Pair = tuple[int, int]
 
 @dataclass
 class Wait:
-    """A peer's part in a joint call."""
-
     call: int
     kind: str
     offer: m.SyncOffer | None
     open_ops: list[OpRef]
     """Ops that the peer had in flight when it called."""
     since: float
-    """The time when it called."""
 
 
 @dataclass
@@ -52,19 +80,15 @@ class Member:
     hello: m.Hello
     hosts: list[str]
     host: str
-    """The host from which it has said Hello."""
     since: float
-    """The time when it said Hello."""
     on_trial: list[int] | None = None
-    """The peers with whom a newcomer tries its links, if it was evicted for them before and has yet to show that they
-    carry; None of all others."""
+    """The peers that a newcomer on trial must connect to; None: not on trial."""
     accepted: bool = False
     """Whether a view that has it was installed."""
     wait: Wait | None = None
     heartbeat: int | None = None
     """The connection that carries its heartbeats, or None."""
     has_heartbeat: bool = False
-    """Whether it has ever sent a heartbeat."""
     absence: str = ""
     """The reason why it has no control connection; empty: it has one."""
 
@@ -74,11 +98,9 @@ class Member:
 
     @property
     def about(self) -> dict[str, int]:
-        """The fields by which a line of the log names it."""
         return {"group": self.hello.group, "peer": self.peer}
 
     def as_record(self) -> m.PeerInfo:
-        """Return the peer as others are told of it."""
         return m.PeerInfo(
             self.peer, self.hello.group, self.hosts, self.hello.port, self.hello.connections, self.hello.name
         )
@@ -90,21 +112,17 @@ class Member:
 
 @dataclass
 class OpenAbortVote:
-    """An op that shall be aborted unless somebody has committed it."""
+    """An op that is aborted unless a peer has committed it."""
 
     code: int
     reason: str
     awaiting: set[int]
-    """Peers that have not voted yet."""
-    is_hopeless: bool
-    """Whether the vote was called because nothing else would end the joint calls of peers that seem never to have
-    launched the op."""
+    is_deadlocked: bool
+    """Whether the vote is for deadlocked group calls."""
 
 
 @dataclass
 class Sync:
-    """A sync_shared_state that is being carried out."""
-
     number: int
     revision: int
     receivers: set[int]
@@ -116,8 +134,6 @@ class Sync:
 
 @dataclass
 class Group:
-    """One group of the run."""
-
     number: int
     ring: list[int] = field(default_factory=list)
     epoch: int = 0
@@ -125,9 +141,7 @@ class Group:
     running: bool = False
     """Whether ops may be in flight: the ring is installed and not being flushed."""
     flush: int = 0
-    """The number of the last flush."""
     awaiting_flush: set[int] = field(default_factory=set)
-    """Peers that have not answered it."""
     commits: list[OpRef] = field(default_factory=list)
     """Ops that the last flush commits, to be told with the next Prepare."""
     aborts: dict[OpRef, m.Aborted] = field(default_factory=dict)
@@ -138,9 +152,9 @@ class Group:
     is_mutual: bool = False
     """Whether its peers have been told that it is a mesh, so that they complete ops by themselves."""
     missing: set[Pair] = field(default_factory=set)
-    """Pairs that have no link and need none: the group is no mesh."""
+    """Pairs without a link; the group is not a mesh."""
     unreliable: set[Pair] = field(default_factory=set)
-    """Pairs that are no neighbours and whose link broke again and again. They are treated as missing."""
+    """Pairs, not neighbours, whose link broke repeatedly. They count as missing."""
     decision: str = ""
     """The decision of the last optimize_topology and its reason."""
     direct_limit: int = UNKNOWN
@@ -150,26 +164,23 @@ class Group:
     linked: Collection[Pair] = frozenset()
     """The pairs whose links stood when the ring in force was installed."""
     changed: bool = False
-    """Whether the ring differs from the installed one, or must be made anew."""
+    """Whether the ring differs from the installed one, or must be made again."""
     synced: set[int] = field(default_factory=set)
     """Incumbents: peers of the last sync that are still here."""
     revision: int | None = None
     """The revision of the last sync; None before the first."""
     sync: Sync | None = None
-    """The sync that is being carried out."""
     accepted: int = 0
     """Number of peers of the ring that are accepted."""
     waiting: Counter[str] = field(default_factory=Counter)
-    """Number of them that wait in each kind of joint call."""
+    """Number of them that wait in each kind of group call."""
 
     @property
     def is_meshed(self) -> bool:
-        """Whether every pair has a link."""
         return 1 < len(self.ring) <= topology.MESH_PEERS_MAX and not self.missing and not self.unreliable
 
     @property
     def linkless(self) -> set[Pair]:
-        """Pairs that go without a link."""
         return self.missing | self.unreliable
 
     def participants(self, op: OpRef) -> list[int]:
@@ -220,29 +231,23 @@ class RunState:
         self.options = options or MasterOptions()
         self.now = 0.0
         self.next_peer = 1
-        """The number that the next newcomer gets."""
         self.next_number = 1
-        """The number that `number` returns next."""
         self.view = 0
-        """The last view that was prepared."""
         self.installed_view = 0
         self.joint_calls_ended = 0
-        """The joint-call number of the last call that ended for all who were to make it."""
+        """The number of the last completed group call."""
         self.members: dict[int, Member] = {}
         self.accepted_count = 0
-        """Number of members that are accepted."""
         self.peer_of: dict[int, int] = {}
-        """Peers by their control connections."""
         self.groups: dict[int, Group] = {}
         self.change = ViewChange()
         self.told: set[int] = set()
-        """Peers of the last Prepare, all of whom know of each other."""
         self.lost: list[tuple[int, str]] = []
         """Peers that the view in force has and the next one has not, and why."""
         self.asked_at: dict[int, float] = {}
         """The time since which an answer to Flush or Prepare is due, by peer, longest first."""
         self.made_in: dict[Pair, int] = {}
-        """The view whose Prepare asked for the link of a pair that was made anew, by pair."""
+        """The view that made the link of a pair again, by pair."""
         self.history = History()
         self.traffic = Traffic(self.history)
         self.link_metrics = LinkMetrics()
@@ -265,14 +270,13 @@ class RunState:
         return peer in self.members and self.members[peer].accepted
 
     def add(self, member: Member) -> None:
-        """Add a member."""
         self.members[member.peer] = member
         self.peer_of[member.connection] = member.peer
         self.accepted_count += member.accepted
         self.link_metrics.arrived(member.peer, member.hosts)
 
     def remove(self, peer: int) -> Member:
-        """Forget a member, but for its place in the ring of its group: see `Group.forget`."""
+        """Forget a member. Its group keeps its place in the ring: see `Group.forget`."""
         member = self.members.pop(peer)
         del self.peer_of[member.connection]
         self.accepted_count -= member.accepted
@@ -291,7 +295,7 @@ class RunState:
         return self.groups[member.hello.group]
 
     def missing(self, peers: Iterable[int], kind: str) -> list[int]:
-        """Return the first NAMED_MAX of these peers that do not wait in this kind of joint call."""
+        """Return the first NAMED_MAX of these peers that do not wait in this kind of group call."""
         absent = (peer for peer in peers if (wait := self.members[peer].wait) is None or wait.kind != kind)
         return list(islice(absent, NAMED_MAX))
 
@@ -337,7 +341,6 @@ class RunState:
             self.tell(peer, message)
 
     def ask(self, peer: int, message: m.FromMaster) -> None:
-        """Send a peer what it must answer in time."""
         self.asked_at.pop(peer, None)
         self.asked_at[peer] = self.now
         self.tell(peer, message)
@@ -365,3 +368,109 @@ class RunState:
     def drain(self) -> list[Effect]:
         effects, self.outbox = self.outbox, []
         return effects
+
+
+LONG_WAIT_S = 10.0
+"""Seconds after which a wait is logged once, with the peers that it waits for."""
+
+
+class Waits:
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self.waiting: Counter[str] = Counter()
+        """Number of accepted peers in each kind of group call."""
+        self._unlogged: dict[int, float] = {}
+        """Peers that wait and whose wait was not logged, and the time since which they do, longest first."""
+
+    def enter(self, member: Member, message: m.JointCall) -> None:
+        now = self._state.now
+        member.wait = Wait(message.call, message.kind, message.offer, message.open_ops, now)
+        self._unlogged[member.peer] = now
+        self._count(member, message.kind, 1)
+
+    def answer(self, member: Member, code: Result, reason: str = "", value: int = 0, number: int = 0) -> None:
+        assert member.wait is not None
+        self._state.send(member.connection, m.JointResult(member.wait.call, code, reason, value, number))
+        self._count(member, member.wait.kind, -1)
+        self._unlogged.pop(member.peer, None)
+        member.wait = None
+
+    def finish(
+        self, members: Iterable[Member], kind: str, code: Result = Result.SUCCESS, reason: str = "", value: int = 0
+    ) -> None:
+        self._state.joint_calls_ended += 1
+        for member in members:
+            if member.wait is not None and member.wait.kind == kind:
+                self.answer(member, code, reason, value, self._state.joint_calls_ended)
+
+    def of(self, peers: Iterable[int]) -> dict[int, Wait]:
+        """Return the waits of those of these peers that have one."""
+        found = {peer: self._state.members[peer].wait for peer in peers}
+        return {peer: wait for peer, wait in found.items() if wait is not None}
+
+    def forget(self, member: Member) -> None:
+        """Forget a peer that is gone. Its group still has it in the ring."""
+        self._unlogged.pop(member.peer, None)
+        if member.wait is not None:
+            self._count(member, member.wait.kind, -1)
+
+    def _count(self, member: Member, kind: str, change: int) -> None:
+        for waiting in (self.waiting, self._state.group_of(member).waiting):
+            waiting[kind] += change
+            if not waiting[kind]:
+                del waiting[kind]
+
+    def log_long(self) -> None:
+        state = self._state
+        missing: dict[tuple[str, int], list[int]] = {}
+        """The peers that a call waits for, by kind and, for sync_shared_state, group."""
+        for peer, since in list(self._unlogged.items()):
+            if state.now < since + LONG_WAIT_S:
+                break
+            del self._unlogged[peer]
+            member = state.members[peer]
+            assert member.wait is not None
+            kind = member.wait.kind
+            call = kind, member.hello.group if kind == Kind.SYNC else 0
+            if call not in missing:
+                missing[call] = state.missing(
+                    state.group_of(member).ring if kind == Kind.SYNC else state.accepted, kind
+                )
+            if missing[call]:
+                names = ", ".join(str(state.members[other]) for other in missing[call])
+                state.log("info", f"{member} has waited {LONG_WAIT_S:g} s in {kind} for {names}", member.about)
+
+    def deadlines(self) -> list[float]:
+        return [since + LONG_WAIT_S for since in islice(self._unlogged.values(), 1)]
+
+
+def name_stragglers(state: RunState, silent_s: Mapping[int, float]) -> None:
+    """Log the peers for which the others wait. `silent_s` are peers without heartbeats, and for how many seconds."""
+    if state.accepted_count > 1 and len(silent_s) >= majority(state.accepted_count):
+        silent_s = {}  # more likely, this master receives nothing
+    groups = [_group_scene(state, group) for group in state.groups.values() if len(group.ring) > 1]
+    scene = Scene(groups, silent_s, lambda peer: str(state.members.get(peer, f"peer {peer}")))
+    for change in state.stragglers.judge(scene, state.now):
+        about = {"group": change.suspect.group, "peer": change.suspect.peer}
+        if change.is_over:
+            state.log("info", f"over after {change.for_s:.1f} s: {change.suspect.text}", about)
+        else:
+            state.log("warning", change.suspect.text, about)
+
+
+def _group_scene(state: RunState, group: Group) -> GroupScene:
+    waits = {}
+    for kind in (Kind.UPDATE_TOPOLOGY, Kind.OPTIMIZE_TOPOLOGY, Kind.SYNC):
+        if not group.waiting[kind] or (kind == Kind.SYNC and group.sync is not None):
+            continue
+        peers = group.ring if kind == Kind.SYNC else state.accepted
+        missing = state.missing((peer for peer in peers if state.is_accepted(peer)), kind)
+        since = [
+            member.wait.since
+            for peer in group.ring
+            if (member := state.members.get(peer)) is not None and member.wait is not None and member.wait.kind == kind
+        ]
+        if missing and since:
+            waits[kind] = state.now - min(since), len(since), missing
+    is_running = group.running and not state.is_changing
+    return GroupScene(group.number, group.ring, group.epoch, is_running, waits, group.ledger.stalled)

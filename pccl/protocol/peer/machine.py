@@ -284,12 +284,10 @@ class Peer:
         now: float,
         session: bytes = b"",
         master_timeout_s: float = MASTER_TIMEOUT_S,
-        patience_s: float = MASTER_TIMEOUT_S,
     ) -> m.Resume | None:
         """Return the first message to the next master, or None if that is Hello.
 
-        `masters` is the number of master addresses, `patience_s` what is left of `master_timeout_s` to search them, and
-        `session` the key of the new session.
+        `masters` is the number of master addresses, `session` the key of the new session.
         """
         if not self.peer:
             return None
@@ -303,7 +301,6 @@ class Peer:
             is_accepted=self.view is not None,
             session=session,
             master_timeout_s=master_timeout_s,
-            patience_s=patience_s,
         )
 
     def _on_welcome(self, message: m.Welcome) -> None:

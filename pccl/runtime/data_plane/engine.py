@@ -17,7 +17,7 @@ from pccl.runtime.data_plane.op_spec import Buffers
 from pccl.runtime.environment import number_of
 from pccl.runtime.extension import ffi, lib
 from pccl.runtime.extension import text as _text
-from pccl.runtime.network.encrypted import link_keys
+from pccl.runtime.network.handshake import link_keys
 
 EVENTS_MAX = 256
 _STATS_FIELDS = ffi.typeof("pccl_engine_stats").fields

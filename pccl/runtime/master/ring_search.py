@@ -1,23 +1,15 @@
-"""The best ring for what is known of its links. Pure computation over NumPy arrays: for a worker thread, not for the
-event loop.
+"""The best ring for the known link metrics: computation over NumPy arrays, for a worker thread.
 
-A link has a *grade*, an integer: UNREACHABLE, UNKNOWN, or from KNOWN on, the higher the faster (see `grades`). It also
-has a latency. A ring is a directed Hamiltonian cycle: each peer sends to the next, so the link back does not matter. Of
-two rings that one is better which has
+A link has a *grade* (UNREACHABLE, UNKNOWN, or from KNOWN on, higher for faster) and a latency. A ring is a directed
+Hamiltonian cycle. A ring is better with fewer unreachable links, then fewer unknown ones, then a higher grade of its
+slowest known link, then a lower sum of latencies.
 
-    fewer unreachable links, then fewer unknown ones,
-    then the higher grade of its slowest known link,
-    then the lower sum of latencies.
+Up to EXACT_PEERS_MAX peers the result is optimal: Held and Karp's dynamic program finds the cycle of least weight, and
+a binary search over grades finds the fastest possible slowest link.
 
-To EXACT_PEERS_MAX peers the result is the best there is. Held and Karp's dynamic program finds the cycle of least
-weight over all subsets of peers, with weights so apart that one bad link outweighs all latencies together; a binary
-search over the grades below which links are forbidden finds how fast the slowest can be.
-
-Beyond that it is a heuristic. Links are taken greedily, best first, as long as they join into paths; then the worst
-link of the ring is exchanged, with two others or by turning a part of the ring round, as long as all that come in are
-better than it. This is done for several caps: with links above a grade all taken for equal, the shorter are chosen
-first, and a ring with a slowest link as fast as the cap may come out. Last, short runs of peers move to where they make
-the ring shorter.
+Beyond that a heuristic links peers greedily, best link first, then exchanges the worst link of the ring with others or
+reverses a part of the ring. This is repeated for several caps above which grades count as equal, which prefers shorter
+links. Finally short runs of peers move to where the ring becomes shorter.
 """
 
 from __future__ import annotations
@@ -30,7 +22,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from pccl.protocol.ring_problem import RingProblem
+from pccl.protocol.topology import RingProblem
 
 Grades = npt.NDArray[np.int32]
 Latencies = npt.NDArray[np.float64]
@@ -74,7 +66,6 @@ def best_ring(problem: RingProblem) -> list[int]:
 
 
 def grade(bytes_per_s: float) -> int:
-    """Return the grade of a link that carries so much."""
     return KNOWN + round(math.log(max(bytes_per_s, RATE_MIN) / RATE_MIN) / math.log(GRADE_STEP))
 
 
@@ -289,7 +280,6 @@ def _exchanged(grades: Grades, order: Places, above: int) -> Places | None:
 
 
 def _highest(grades: Grades, above: int) -> Places:
-    """Return where the highest grades are, of those that are higher than `above`."""
     found = np.flatnonzero(grades > above)
     if len(found) > CONSIDERED_MAX:
         found = found[np.argsort(-grades[found], kind="stable")[:CONSIDERED_MAX]]
@@ -297,7 +287,6 @@ def _highest(grades: Grades, above: int) -> Places:
 
 
 def _shortened(links: _Links, order: list[int]) -> list[int]:
-    """Move runs of peers as long as the ring gets shorter and has no worse link."""
     slowest = -_price(links, order)[2]
     outweighing = LATENCY_S_MAX * (links.count + 1)
     weights = np.where(links.grades < max(slowest, KNOWN), outweighing, links.latencies)
@@ -313,8 +302,6 @@ def _shortened(links: _Links, order: list[int]) -> list[int]:
 
 
 def _moved(weights: npt.NDArray[np.float64], order: list[int], run: int) -> list[int]:
-    """Move each run of so many peers that gains by it between two others, most gain first, where these have not
-    moved."""
     count = len(order)
     peers = np.asarray(order)
     before, after = np.roll(peers, 1), np.roll(peers, -run)

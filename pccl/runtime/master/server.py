@@ -1,19 +1,11 @@
 """Runs a master over TCP: one task reads each control connection, one sends its backlog, one watches the clock.
 
-    accepting           connections come in (`network.accepting`)
-    authentication      who they are, before anything else is heard of them
-    durable_effects     what the machine wants done, in order, with what must be on disk first
-    status_board        how the run stands, for whoever asks; the machine never hears of these connections
-    tracing             what peers have recorded, for whoever asks; the same
-    checking            whether the ways to this master and back carry, for whoever asks; the same
-    standby_watch       what a standby knows of the other masters
+A new connection may speak TLS, sends one small message, and proves the token (`Authentication`). Its first message
+selects a peer's session, a heartbeat connection, or a request of `requests`.
 
-A peer's control connection may break and another one carry its session on (`control_session`): the machine knows both
-by one number, and hears when there is none (`detached`) and when there is one again (`reattached`).
-
-A lost peer is noticed here: a connection that turns out to be for heartbeats (`HeartbeatHello`) goes to the heartbeat
-thread, which outlasts whatever else keeps this process busy, within the limits of `threads.progress`; one task hears of
-those that fall silent and tells the machine, which judges.
+A control connection may break and another one continue its session (`control_session`): the machine knows both by one
+number (`detached`, `reattached`). Heartbeat connections belong to the heartbeat thread, which does not need the
+interpreter, and reports silent ones to the machine.
 """
 
 from __future__ import annotations
@@ -22,53 +14,94 @@ import logging
 import secrets
 import socket
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
-from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, encode, harmless
+from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, decode_body, encode, harmless
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
-from pccl.protocol.failover import Failover
-from pccl.protocol.founding import Beginning, hold_beside_s, hold_s
+from pccl.protocol.failover.bootstrap import Start, hold_beside_s, hold_s
+from pccl.protocol.failover.machine import Failover
 from pccl.protocol.master.effects import Close, Effect, FindRings, MasterLog, Send, TakeHeartbeats
 from pccl.protocol.master.liveness import QUIET_SHARE
-from pccl.protocol.master.options import MasterOptions
-from pccl.runtime.master.authentication import Authentication
-from pccl.runtime.master.checking import Checking
-from pccl.runtime.master.durable_effects import DurableEffects
-from pccl.runtime.master.fence_file import FenceFile
+from pccl.protocol.master.run_state import MasterOptions
+from pccl.runtime.master.durable_state import DurableEffects, StateDirectory
+from pccl.runtime.master.requests import Checking, StatusBoard, Traceable, Tracing
 from pccl.runtime.master.ring_search import best_ring
 from pccl.runtime.master.standby_watch import watch
-from pccl.runtime.master.status_board import StatusBoard
-from pccl.runtime.master.tracing import Traceable, Tracing
-from pccl.runtime.network import addresses
-from pccl.runtime.network.accepting import accept_connections
+from pccl.runtime.network import addresses, handshake
+from pccl.runtime.network.accepting import Unauthenticated, accept_connections
+from pccl.runtime.network.addresses import Address
 from pccl.runtime.network.heartbeat import HEARTBEAT_INTERVAL_S_MAX, HEARTBEATS_PER_TIMEOUT, Silent
 from pccl.runtime.network.log_limiter import LogLimiter
-from pccl.runtime.network.master_addresses import Address
 from pccl.runtime.network.system import SYSTEM, System
-from pccl.runtime.network.tls import TlsError
+from pccl.runtime.network.tls import TlsEnd, TlsError
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection
 from pccl.runtime.threads.clock_name import clock_name
 from pccl.types import Result
+
+Opening = m.FromPeer | m.StatusRequest | m.TraceRequest | m.CheckRequest | m.Reattach
+DIALERS = m.Hello | m.Resume | m.Reattach | m.HeartbeatHello | m.StatusRequest | m.TraceRequest | m.CheckRequest
+"""The openings of connections to a master."""
+
+
+class Authentication:
+    def __init__(self, token: str, ssl_context: ssl.SSLContext | None, run: Callable[[], str]) -> None:
+        """Require the `token` if there is one, and TLS if there is an `ssl_context`. `run` returns the current run."""
+        self.unauthenticated = Unauthenticated()
+        self._token = token
+        self._ssl_context = ssl_context
+        self._run = run
+
+    async def first_message(self, connection: ControlConnection[m.SaidByPeer], host: str) -> Opening:
+        """Return the first message on a connection from `host`, once its sender has proved itself. ConnectionLost, also
+        if it was dropped; TlsError, AuthError, ProtocolError."""
+        with trio.CancelScope() as scope:
+            number = self.unauthenticated.enter(host, scope.cancel)
+            try:
+                is_private = await self._agree_on_tls(connection)
+                body = await connection.receive_body()
+                opening: Opening = decode_body(body, Opening)
+                if isinstance(opening, DIALERS):
+                    self._check_tls(opening, is_private)
+                    await handshake.accept(connection, self._token, self._run(), "the master", opening, body)
+                    connection.trust()
+                return opening
+            finally:
+                self.unauthenticated.leave(number)
+        raise ConnectionLost("dropped: too many unauthenticated connections")
+
+    async def _agree_on_tls(self, connection: ControlConnection[m.SaidByPeer]) -> bool:
+        if not await connection.speaks_tls():
+            return False
+        if self._ssl_context is None:
+            raise AuthError("it speaks TLS, but this master has no certificate")
+        await connection.start_tls(TlsEnd(self._ssl_context))
+        return True
+
+    def _check_tls(self, opening: Opening, is_private: bool) -> None:
+        if not isinstance(opening, m.HeartbeatHello) and self._ssl_context is not None and not is_private:
+            raise AuthError("the master asks for TLS; give the peer an ssl_context= or PCCL_TLS_CA")
+        if isinstance(opening, m.HeartbeatHello) and is_private:
+            raise AuthError("heartbeats go without TLS")  # the thread that hears them knows none
+
 
 logger = logging.getLogger("pccl.master")
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 LOG_CHARACTERS_MAX = 4000
 FAREWELL_S = 2.0
-"""Time in which a closed connection may receive our last words."""
+"""Time limit to send what is left on a closed connection."""
 LIFE_SHARE = 0.1
-"""Interval in which this process notes that it lives, in peer timeouts."""
+"""Interval of this process's sign of life, in peer timeouts."""
 WATCH_SHARE = 0.5
-"""Interval in which a standby asks the other masters, in peer timeouts."""
+"""Interval of a standby's requests to the other masters, in peer timeouts."""
 SECRET_BYTES = 16
-"""Size of a run's secret."""
 STRAGGLERS_S = 0.25
-"""Time between two looks for stragglers."""
+"""Interval of the search for stragglers."""
 SILENT_INTERVALS = 2.5
 """Number of intervals without a heartbeat after which a peer is named as silent."""
 STATUS_READERS_MAX = 16
@@ -77,8 +110,6 @@ STATUS_READERS_MAX = 16
 
 @dataclass(eq=False)
 class _Client:
-    """A control connection."""
-
     number: int
     """The machine's number for it; that of the session that it carries on."""
     connection: ControlConnection[m.SaidByPeer]
@@ -95,43 +126,38 @@ class MasterServer:
         options: MasterOptions | None = None,
         token: str = "",
         ssl_context: ssl.SSLContext | None = None,
-        beginning: Beginning = Beginning.FOUND,
+        start: Start = Start.NEW,
         standby_of: Sequence[Address] = (),
         client_context: ssl.SSLContext | None = None,
-        state: FenceFile | None = None,
-        resumes_any: bool = False,
+        state: StateDirectory | None = None,
         system: System = SYSTEM,
     ) -> None:
-        """Let in only those who know the `token`, if there is one, and only over TLS, if there is an `ssl_context`.
-        With `standby_of`, this is a standby, which founds no run; `client_context` is for its questions to the others,
-        where these speak TLS. `state` is this server's from here on. OSError if the `system` denies a thread."""
+        """Arguments as of `MasterNode`. `client_context` is for TLS to the other masters. The server closes `state`.
+        OSError if the `system` denies a thread."""
         self._listener = listener
         self._token = token
         self._client_context = client_context
         self._options = options or MasterOptions()
         self._state = state
-        self._beginning = beginning
-        fence = state.fence if state is not None and beginning is not Beginning.FOUND else None
-        idle_s, is_default = (state.idle_s, state.is_optional) if state is not None else (0.0, False)
-        self._hold_s = hold_s(beginning, self._options, fence, state is not None, idle_s, is_default)
-        self._hold_beside_s = hold_beside_s(beginning, self._options)
+        self._start = start
+        record = state.record if state is not None and start is not Start.NEW else None
+        idle_s = state.idle_s if state is not None else 0.0
+        self._hold_s = hold_s(start, self._options, record, state is not None, idle_s)
+        self._hold_beside_s = hold_beside_s(start, self._options)
         self._machine = Failover(
             secrets.token_hex(8),
             self._options,
             is_standby=bool(standby_of),
             secret=secrets.token_bytes(SECRET_BYTES),
-            fence=fence,
+            record=record,
             persists=state is not None,
-            resumes_any=resumes_any,
         )
         self._standby_of = standby_of
         self._system = system
         self._lived_at = 0.0
-        """The time at which this process last did something."""
         self._clients: dict[int, _Client] = {}
         """The clients that the machine knows. One whose connection is gone stays while its session may go on."""
         self._sessions: dict[bytes, int] = {}
-        """The clients' numbers by the keys of their sessions."""
         self.board = StatusBoard(self._machine, trio.current_time)
         self._status_readers = 0
         self._tracing = Tracing(self._send_to)
@@ -142,7 +168,6 @@ class MasterServer:
         self._heartbeat_thread = system.heartbeats(self._options.peer_timeout_s)
         self._searcher = system.helper("pccl-search")
         self._heartbeat_connections: set[int] = set()
-        """Connections that the heartbeat thread has."""
         self._next_connection = 1
         self._timer_changed = trio.Event()
         self._nursery: trio.Nursery | None = None
@@ -161,10 +186,9 @@ class MasterServer:
             client.connection.forget_after_fork()
 
     async def serve(self) -> None:
-        """Serve until cancelled, then close everything."""
         self.board.begin()
         self._lived_at = trio.current_time()
-        self._tell_memory()
+        self._log_state()
         self._carry_out(self._machine.begin(self._lived_at, self._hold_s, self._hold_beside_s))
         try:
             async with trio.open_nursery() as nursery:
@@ -189,20 +213,18 @@ class MasterServer:
             self._searcher.close()
             self._effects.close()
 
-    def _tell_memory(self) -> None:
-        """Log what this master remembers of a run."""
+    def _log_state(self) -> None:
         if self._state is None:
             logger.info(
-                "this master keeps nothing on disk: started anew, it waits for all peers of a run as long as it can, "
-                "and nothing keeps a second master behind the same name from leading, too. Give it a state directory "
-                "against both"
+                "no state directory: after a restart this master continues a run only with all peers of its last view, "
+                "and a second master at this address would not be noticed. Use --state DIR"
             )
-        elif self._beginning is Beginning.FOUND and self._state.fence is not None and not self._state.fence.is_over:
-            text = "told to found a run, this master forgets the one recorded in %s: %s"
+        elif self._start is Start.NEW and self._state.record is not None and not self._state.record.is_over:
+            text = "started with --start new, this master discards the run recorded in %s: %s"
             level = logging.INFO if self._state.is_optional else logging.WARNING
-            logger.log(level, text, self._state.directory, self._state.fence)
+            logger.log(level, text, self._state.directory, self._state.record)
         else:
-            logger.info("this master keeps its record of the run in %s", self._state.directory)
+            logger.info("this master keeps its durable state in %s", self._state.directory)
 
     async def _serve_connection(self, sock: socket.socket, sockaddr: tuple[str, int]) -> None:
         number = self._next_connection
@@ -236,7 +258,6 @@ class MasterServer:
             connection.close()
 
     def _lost(self, client: _Client, reason: str) -> None:
-        """Tell the machine that a client's connection has ended."""
         if client.connection.session is not None:
             self._sense()
             self._carry_out(self._machine.detached(client.number, reason, self._alive_now()))
@@ -245,7 +266,6 @@ class MasterServer:
             self._carry_out(self._machine.disconnected(client.number, reason, self._alive_now()))
 
     def _forget(self, client: _Client) -> None:
-        """Remove a client that the machine knows no more, or never has."""
         if self._clients.get(client.number) is client:
             del self._clients[client.number]
             if client.connection.session is not None:
@@ -313,13 +333,11 @@ class MasterServer:
             self._sessions[opening.session] = client.number
 
     def _end_session(self, connection: ControlConnection[m.SaidByPeer]) -> None:
-        """Forget the session of a connection: none will carry it on."""
         if connection.session is not None:
             self._sessions.pop(connection.session.key, None)
             connection.session = None
 
     def _reattach(self, client: _Client, opening: m.Reattach) -> str | None:
-        """Have a session go on over the connection of this client. Return a refusal if it does not."""
         if opening.protocol != m.PROTOCOL_VERSION:
             return f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {opening.protocol}"
         number = self._sessions.get(opening.session)
@@ -344,7 +362,6 @@ class MasterServer:
         return None
 
     async def _tell_status(self, connection: ControlConnection[m.SaidByPeer], request: m.StatusRequest) -> str:
-        """Answer a connection that only asks for the status. Return how it ended."""
         refusal = None
         if request.protocol != m.PROTOCOL_VERSION:
             refusal = f"this master speaks protocol {m.PROTOCOL_VERSION}, the asker {request.protocol}"
@@ -363,7 +380,6 @@ class MasterServer:
         return "was told the status"
 
     async def _trace(self, connection: ControlConnection[m.SaidByPeer], request: m.TraceRequest) -> str:
-        """Send a connection that asks for it what all peers have recorded. Return how it ended."""
         refusal = None
         if request.protocol != m.PROTOCOL_VERSION:
             refusal = f"this master speaks protocol {m.PROTOCOL_VERSION}, the asker {request.protocol}"
@@ -499,19 +515,15 @@ class MasterServer:
         await watch(self._standby_of, self._token, self._client_context, interval_s, tell, own_run, self._system.dial)
 
     def _sense(self, silent: Sequence[int] = ()) -> None:
-        """Tell the machine whose heartbeats are late, before it judges who is lost: also the `silent` ones of which it
-        is about to be told."""
         quiet = self._heartbeat_thread.quiet(QUIET_SHARE * self._options.peer_timeout_s)
         self._machine.note_quiet([*quiet, *silent])
 
     async def _live(self) -> None:
-        """Note that this process is not stopped, so that its own standstill is not taken for its peers' silence."""
         while True:
             self._alive_now()
             await trio.sleep(LIFE_SHARE * self._options.peer_timeout_s)
 
     def _alive_now(self) -> float:
-        """Return the time, for an event. If this process was stopped for long, the machine hears of that first."""
         now = trio.current_time()
         still_s = now - self._lived_at - LIFE_SHARE * self._options.peer_timeout_s
         self._lived_at = now

@@ -1,12 +1,7 @@
-"""Watches the masters that a standby stands by for, by asking them for their status as anybody may.
+"""Watches the other masters of a standby by requesting their status.
 
-Nothing is decided by this. A standby leads when a majority of a run's last view has come to it, and peers come when
-they have lost their master: whether it answers the standby says nothing about whether it answers them. What is known
-is told to newcomers, who are sent away, and logged when it changes.
-
-Peers that are cut off from the rest for longer than they look for a master come back as newcomers, and may found a run
-of their own at a master that leads nothing. Both runs go on after that, and never become one: of this a standby that
-leads one of them warns.
+The result is only logged and sent to newcomers. A standby leads when a majority of a run's last view has come to it.
+It warns when it leads one run and another master leads a different one: two runs never merge.
 """
 
 from __future__ import annotations
@@ -19,10 +14,9 @@ import trio
 
 from pccl.protocol.long_wait import LongWait, how_to_look
 from pccl.runtime.network import addresses
-from pccl.runtime.network.conversation import NoAnswer
+from pccl.runtime.network.addresses import Address
+from pccl.runtime.network.clients import NoAnswer, ask
 from pccl.runtime.network.dialing import Dial, dial_tcp
-from pccl.runtime.network.master_addresses import Address
-from pccl.runtime.network.status_client import ask
 
 logger = logging.getLogger("pccl.master")
 
@@ -38,8 +32,8 @@ async def watch(
     own_run: Callable[[], str],
     dial: Dial = dial_tcp,
 ) -> None:
-    """Ask all masters every `interval_s`, and tell what is known of them when it changes. `own_run` returns the run
-    that this one leads, or nothing."""
+    """Request the status of all masters every `interval_s`, and call `tell` when it changes. `own_run` returns the run
+    that this master leads, or ""."""
     known, warned = "", ""
     silences: dict[Address, LongWait] = {}
     while True:
@@ -64,7 +58,6 @@ async def watch(
 
 
 def _warn_of_silence(silences: dict[Address, LongWait], looked: Mapping[Address, tuple[str, str | None]]) -> None:
-    """Warn of masters that have not answered for long, and say when they do. `silences` are those that do not."""
     now = trio.current_time()
     for address, (text, run) in looked.items():
         where = addresses.join(*address)

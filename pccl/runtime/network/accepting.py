@@ -1,11 +1,14 @@
-"""Accepts the connections that come to a listening socket, a master's or a peer's.
+"""Accepts connections, and limits those that are not authenticated yet.
 
-A process may run out of descriptors. Whoever is connected already must not suffer from that, so the longest waiting of
-the unauthenticated connections is dropped to make room, and the loop goes on after a pause.
+There is room for `total_max` unauthenticated connections, `per_source_max` from one source (an IPv4 address or an IPv6
+/64 network). A new one is always accepted, and the oldest of the largest source is dropped for it. A real peer sends at
+once and is soon authenticated, so idle connections do not keep it out. When the process has no free descriptors, the
+oldest unauthenticated connection is dropped, and accepting continues after a pause.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import logging
 import socket
 from collections.abc import Callable
@@ -13,8 +16,69 @@ from typing import NoReturn
 
 import trio
 
-from pccl.runtime.network.unauthenticated import Unauthenticated
 from pccl.runtime.threads.fork_guard import close_in_child
+
+TOTAL_MAX = 512
+PER_SOURCE_MAX = 256
+"""Enough for several peers of one host, each with many connections a link."""
+
+
+class Unauthenticated:
+    def __init__(self, total_max: int | None = None, per_source_max: int | None = None) -> None:
+        self._total_max = TOTAL_MAX if total_max is None else total_max
+        self._per_source_max = PER_SOURCE_MAX if per_source_max is None else per_source_max
+        self._next = 1
+        self._source_of: dict[int, str] = {}
+        self._drops: dict[str, dict[int, Callable[[], object]]] = {}
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._source_of)
+
+    def enter(self, host: str, drop: Callable[[], object]) -> int:
+        """Add a connection from `host`; `drop` ends it. Return a number to `leave` with."""
+        number = self._next
+        self._next += 1
+        source = source_of(host)
+        self._source_of[number] = source
+        self._drops.setdefault(source, {})[number] = drop
+        if len(self._drops[source]) > self._per_source_max:
+            self._drop(source)
+        elif len(self) > self._total_max:
+            self.drop_one()
+        return number
+
+    def leave(self, number: int) -> None:
+        """Remove a connection, which is authenticated, or gone. May be called again, and after it was dropped."""
+        source = self._source_of.pop(number, None)
+        if source is not None:
+            del self._drops[source][number]
+            if not self._drops[source]:
+                del self._drops[source]
+
+    def drop_one(self) -> bool:
+        """Drop one connection to make room. Return False if there is none."""
+        if not self._drops:
+            return False
+        self._drop(max(self._drops, key=lambda source: (len(self._drops[source]), -next(iter(self._drops[source])))))
+        return True
+
+    def _drop(self, source: str) -> None:
+        number, drop = next(iter(self._drops[source].items()))
+        self.leave(number)
+        self.dropped += 1
+        drop()
+
+
+def source_of(host: str) -> str:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return host
+    if address.version == 6:
+        return str(ipaddress.ip_network((address, 64), strict=False))
+    return host
+
 
 STARVED_PAUSE_S = 0.1
 

@@ -1,8 +1,14 @@
-"""Addresses as people write them, and sockets that listen on or dial them.
+"""Addresses, listening sockets, and the order of masters in a search.
 
-A peer that reached the master through a loopback address is known to it by that address, which means another machine
-to everybody else. It therefore stands for 'the master's machine': a dialer replaces it by the address under which it
-reached the master itself.
+A peer that the master sees at a loopback address runs on the master's machine: a dialer replaces that address by the
+one at which it reached the master.
+
+`MasterAddresses` is the search for a master, with time and chance as arguments:
+
+1. A round tries all addresses in an order that is the same for all peers, so that they meet at the same master.
+2. Peers stay longest at the first master of a round that gathers them, and look at the others for a moment.
+3. A round is not longer than a majority waits for the rest.
+4. Rounds are at most PAUSE_S_MAX apart; the first pauses are short, for a restarted master.
 """
 
 from __future__ import annotations
@@ -10,6 +16,8 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 DEFAULT_PORT = 48148
 
@@ -40,7 +48,6 @@ def parse(address: str, default_port: int | None = DEFAULT_PORT) -> tuple[str, i
 
 
 def _instead_of(url: str) -> str:
-    """Return what to write instead of a URL, as the rest of a sentence."""
     scheme, _, rest = url.partition("://")
     where = rest.partition("/")[0] or "host:port"
     page = "; the page of a run has a port of its own, which peers do not dial" if scheme.startswith("http") else ""
@@ -48,7 +55,6 @@ def _instead_of(url: str) -> str:
 
 
 def parse_masters(addresses: str) -> list[tuple[str, int]]:
-    """Split "host:port,host:port" into addresses, each once. ValueError."""
     _require_text(addresses)
     found = [parse(address) for address in addresses.split(",") if address.strip()]
     if not found:
@@ -62,7 +68,6 @@ def _require_text(address: object) -> None:
 
 
 def join(host: str, port: int) -> str:
-    """Return an address as text, which `parse` splits again."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -102,7 +107,7 @@ def public_reach(host: str) -> str | None:
 
 
 def source_towards(host: str) -> str | None:
-    """Return the address from which this machine would reach a host; None if it would not. Nothing is sent."""
+    """Return the local address towards a host, or None. No packet is sent."""
     try:
         family, kind, _, _, where = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as sock:
@@ -113,7 +118,7 @@ def source_towards(host: str) -> str | None:
 
 
 def source_addresses() -> list[str]:
-    """Return the addresses from which this machine would send to the internet. Nothing is sent."""
+    """Return the local addresses towards the internet. No packet is sent."""
     return [found for found in map(source_towards, ("192.0.2.1", "2001:db8::1")) if found]
 
 
@@ -125,8 +130,8 @@ def reachable(hosts: list[str], master_host: str) -> list[str]:
 
 
 def listen(host: str, port: int, backlog: int = 1024) -> socket.socket:
-    """Return a non-blocking listening socket. An empty host and "::" mean every interface, IPv6 and IPv4 on one port,
-    or IPv4 alone where there is no IPv6. OSError with a text that names the address if it cannot be had."""
+    """Return a non-blocking listening socket. An empty host or "::" is every interface, with IPv6 and IPv4 where
+    available. OSError names the address."""
     if not host or is_unspecified(host):
         is_dual = not host or ":" in host
         families = [socket.AF_INET6, socket.AF_INET] if is_dual else [socket.AF_INET]
@@ -172,3 +177,89 @@ def _explained(error: OSError, host: str, port: int) -> OSError:
     else:
         text = f"cannot listen on {where}: {error.strerror or error}"
     return OSError(error.errno, text)
+
+
+PAUSE_S_MIN = 0.05
+PAUSE_S_MAX = 0.5
+FIRST_SHARE = 0.6
+"""Time to wait at the first of several masters that gathers peers, in peer timeouts."""
+OTHER_SHARE = 0.1
+"""Time to wait at each other one, in peer timeouts."""
+OTHER_S_MIN = 0.5
+"""Least time to wait there, since it may be far away, unless OTHERS_SHARE is less."""
+OTHERS_SHARE = 0.3
+"""Time to wait at all others together, at most, in peer timeouts."""
+PAUSE_SHARE = 0.1
+"""Longest pause between rounds with a gathering master, in peer timeouts, at least PAUSE_S_MIN."""
+LEAD_TIMEOUTS = 3.5
+"""Time to wait at a master with a majority, in peer timeouts, longer than it takes to lead
+(`gathering.GATHER_TIMEOUTS`). A peer that leaves at that moment would be lost."""
+DIAL_S = 1.5
+"""Time limit of a connection attempt. An absent machine does not answer at all."""
+
+Address = tuple[str, int]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    address: Address
+    pause_s: float
+    is_first_round: bool
+
+
+class MasterAddresses:
+    def __init__(self, masters: Sequence[Address]) -> None:
+        assert masters
+        self.addresses = tuple(masters)
+        self._asked = 0
+        self._failures: dict[Address, str] = {}
+        self._waited_in_round = -1
+        self._pause_s_max = PAUSE_S_MAX
+
+    def anew(self) -> MasterAddresses:
+        return MasterAddresses(sorted(self.addresses))
+
+    def next(self, chance: float) -> Attempt:
+        """Return the next attempt. `chance`, within [0, 1), spreads the peers of a run."""
+        asked_in_round = self._asked % len(self.addresses)
+        rounds = self._asked // len(self.addresses)
+        pause_s = 0.0
+        if asked_in_round == 0 and rounds:
+            most_s = self._pause_s_max if self._waited_in_round == rounds - 1 else PAUSE_S_MAX
+            pause_s = min(PAUSE_S_MIN * 2 ** min(rounds - 1, 10), most_s) * (0.5 + chance / 2)
+        self._asked += 1
+        return Attempt(self.addresses[asked_in_round], pause_s, rounds == 0)
+
+    def patience_s(self, peer_timeout_s: float, is_majority_there: bool) -> float:
+        """Return how long to wait at the master that was asked last, which gathers peers."""
+        if len(self.addresses) == 1:
+            return float("inf")
+        if is_majority_there:
+            return LEAD_TIMEOUTS * peer_timeout_s
+        self._pause_s_max = min(PAUSE_S_MAX, max(PAUSE_S_MIN, PAUSE_SHARE * peer_timeout_s))
+        current_round = (self._asked - 1) // len(self.addresses)
+        if current_round != self._waited_in_round:
+            self._waited_in_round = current_round
+            return FIRST_SHARE * peer_timeout_s
+        at_most_s = OTHERS_SHARE * peer_timeout_s / (len(self.addresses) - 1)
+        return min(max(OTHER_S_MIN, OTHER_SHARE * peer_timeout_s), at_most_s)
+
+    @property
+    def are_all_asked_again(self) -> bool:
+        """Whether a refusal is final: all other masters were asked before."""
+        return self._asked > len(self.addresses) or len(self.addresses) == 1
+
+    def failed(self, address: Address, reason: str) -> None:
+        self._failures[address] = reason
+
+    @property
+    def are_all_asked(self) -> bool:
+        return self._asked >= len(self.addresses)
+
+    def account(self) -> str:
+        """Return what came of the last attempt at each that was asked, in their order."""
+        return "; ".join(
+            f"{host}:{port}: {self._failures[host, port]}"
+            for host, port in self.addresses
+            if (host, port) in self._failures
+        )

@@ -1,11 +1,7 @@
-"""Makes connections to other processes, which forked children close from their first moment on (`fork_guard`).
+"""Outgoing connections, which forked children close (`fork_guard`), unlike those of `trio.open_tcp_stream`.
 
-That is why `trio.open_tcp_stream` is not used: nobody but itself knows its sockets before they are connected. A name
-may have several addresses, of which some may not answer: each has a head start of ATTEMPT_S, as in RFC 8305.
-
-A process that dials a port of this machine again and again, on which nobody listens, is given that very port to dial
-from one day, and so connected to itself. Closed as usual, such a connection would keep the port from any listener for a
-minute; so it is reset.
+Each address of a name has a head start of ATTEMPT_S, as in RFC 8305. A process that repeatedly dials a free local port
+may connect to itself; such a connection is reset, so that it does not block the port.
 """
 
 from __future__ import annotations
@@ -71,7 +67,6 @@ async def dial_tcp(host: str, port: int) -> socket.socket:
 
 
 def _numeric(host: str, port: int) -> Any:
-    """Return the entry of getaddrinfo for a host that is an address; None if it is a name."""
     flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     try:
         # As bytes: of a text Python would first see to its Unicode, with modules that are not loaded yet.
@@ -81,7 +76,6 @@ def _numeric(host: str, port: int) -> Any:
 
 
 async def _connected(target: Any) -> socket.socket:
-    """Connect to the address of one entry of getaddrinfo."""
     family, kind, protocol, _, address = target
     raw = socket.socket(family, kind, protocol)
     close_in_child(raw)
@@ -93,7 +87,7 @@ async def _connected(target: Any) -> socket.socket:
             raise OSError(error.errno, os.strerror(error.errno) if error.errno else str(error)) from None
         if raw.getsockname() == raw.getpeername():
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-            raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there: the dialer was connected to itself")
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "the port is closed: the dialer was connected to itself")
         raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     except BaseException:
         sock.close()

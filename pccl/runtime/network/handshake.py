@@ -1,40 +1,135 @@
-"""The first words on every connection, up to and without the answer to its opening: see `protocol.auth`."""
+"""The handshake of every connection: X25519 key exchange, authentication (`protocol.auth`), and encrypted sockets.
+
+OpenSSL computes the key exchange, through the extension. One key pair serves all handshakes that begin within LIFE_S in
+a trio run, since a joining process has several with each peer. Private key and secrets are wiped when its life and its
+last handshake have ended; a forked child wipes its copies.
+
+`EncryptedStream` uses `pccl_records` of the extension (`native/src/records.h`), like the engine's connections.
+"""
 
 from __future__ import annotations
 
+import os
 import secrets
+import weakref
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple, Protocol
 
+import trio
+
 from pccl.protocol import auth
 from pccl.protocol import messages as m
+from pccl.protocol.auth import PUBLIC_KEY_BYTES, Keys
 from pccl.protocol.codec import decode_body
-from pccl.runtime.network import key_exchange
+from pccl.runtime.extension import ffi, lib, text
+from pccl.runtime.network.wire import ConnectionLost
+
+LIFE_S = 10.0
+
+assert lib.PCCL_KEY_EXCHANGE_BYTES == PUBLIC_KEY_BYTES
+
+
+class Exchange:
+    """One side of a key exchange, with a private key that `close` wipes. Not thread-safe."""
+
+    def __init__(self, private_key: bytes | None = None) -> None:
+        """Make a key pair; `private_key` is for tests. OSError without X25519 or memory."""
+        made = ffi.new("pccl_key_exchange **")
+        public_key = ffi.new("uint8_t[]", PUBLIC_KEY_BYTES)
+        status = lib.pccl_key_exchange_create(ffi.NULL if private_key is None else private_key, public_key, made)
+        if status != lib.PCCL_OK:
+            raise OSError("out of memory" if status == lib.PCCL_E_MEMORY else "OpenSSL 3 is missing, or without X25519")
+        self._exchange = ffi.gc(made[0], lib.pccl_key_exchange_free)
+        self.is_closed = False
+        self.public_key = bytes(ffi.buffer(public_key))
+        _exchanges.add(self)
+
+    def secret(self, theirs: bytes) -> bytearray:
+        """Return the secret shared with the owner of a public key, as `auth.KeyExchange`."""
+        assert len(theirs) == PUBLIC_KEY_BYTES
+        assert not self.is_closed
+        secret = bytearray(PUBLIC_KEY_BYTES)
+        if lib.pccl_key_exchange_secret(self._exchange, theirs, ffi.from_buffer("uint8_t[]", secret)) != lib.PCCL_OK:
+            raise ValueError("the public key makes no secret")
+        return secret
+
+    def close(self) -> None:
+        """Wipe the private key and all secrets. May be called again; `secret` may not be called after it."""
+        self.is_closed = True
+        ffi.release(self._exchange)
+
+
+class _Shared:
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._users = 1
+
+    def __enter__(self) -> Exchange:
+        self._users += 1
+        return self._exchange
+
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    def leave(self) -> None:
+        self._users -= 1
+        if self._users == 0:
+            self._exchange.close()
+
+
+_present: trio.lowlevel.RunVar[_Shared | None] = trio.lowlevel.RunVar("pccl_key_exchange", None)
+
+
+def shared() -> AbstractContextManager[Exchange | None]:
+    """Return the present exchange of this trio run, to be entered by one handshake. None if none can be made."""
+    present = _present.get()
+    if present is None:
+        try:
+            present = _Shared(Exchange())
+        except OSError:
+            return nullcontext()
+        trio.lowlevel.spawn_system_task(_live, present)
+        _present.set(present)
+    return present
+
+
+async def _live(shared: _Shared) -> None:
+    try:
+        await trio.sleep(LIFE_S)
+    finally:
+        _present.set(None)
+        shared.leave()
+
+
+_exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for exchange in list(_exchanges):
+        exchange.close()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Channel(Protocol):
-    """A connection, as a handshake needs it."""
-
     async def send_frame(self, frame: bytes) -> None: ...
 
     async def receive_body(self) -> bytes:
         """Return the body of one small message; whatever follows it stays where it is."""
 
 
-def _exchange(token: str) -> AbstractContextManager[key_exchange.Exchange | None]:
-    """Return the key exchange of one handshake, open until the handshake has made its secret or ends."""
-    return key_exchange.shared() if token else nullcontext()
+def _exchange(token: str) -> AbstractContextManager[Exchange | None]:
+    return shared() if token else nullcontext()
 
 
 async def dial(channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any) -> Any:
-    """Say `opening` and return the answer to it, of the union `answers`, from somebody who knows the token, or a
-    refusal from anybody. AuthError, ProtocolError or ConnectionLost. `run` is as in `auth.Dialer`."""
+    """Send `opening` and return the authenticated answer, of the union `answers`, or any refusal. AuthError,
+    ProtocolError or ConnectionLost. `run` is as in `auth.Dialer`."""
     return (await dial_keyed(channel, token, run, opening, answers)).answer
 
 
 class Dialled(NamedTuple):
-    """The result of `dial_keyed`."""
-
     answer: Any
     keys: auth.Keys | None
     """Keys for what follows on the connection. None without a token or where one side has no X25519, but never where an
@@ -45,7 +140,6 @@ class Dialled(NamedTuple):
 
 
 async def dial_keyed(channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any) -> Dialled:
-    """Do as `dial`, and return the keys besides the answer."""
     with _exchange(token) as ours:
         side = auth.Dialer(token, secrets.token_bytes(auth.NONCE_BYTES), opening, run, ours)
         await channel.send_frame(side.opening)
@@ -75,3 +169,72 @@ async def accept(
             await channel.send_frame(challenge)
             await channel.send_frame(side.check(decode_body(await channel.receive_body(), m.Proof)))
         return side.payload_keys
+
+
+UNREADABLE = "cannot be decrypted: changed on the way, or not from this peer"
+
+
+def why_unavailable() -> str:
+    """Return why encryption is unavailable; empty if it is available."""
+    error = ffi.new("char[256]")
+    return text(error) if lib.pccl_encryption_available(error, len(error)) != lib.PCCL_OK else ""
+
+
+def link_keys(keys: Keys | None) -> Any:
+    return ffi.NULL if keys is None else ffi.new("pccl_link_keys *", keys)
+
+
+class EncryptedStream:
+    """A connected socket as a `wire.ByteStream`. A cancelled `send` ends sending; a cancelled `recv_into` takes no
+    bytes."""
+
+    def __init__(self, sock: trio.socket.SocketType, keys: Keys) -> None:
+        self._sock = sock
+        made = ffi.new("pccl_records **")
+        if lib.pccl_records_create(link_keys(keys), made) != lib.PCCL_OK:
+            raise ConnectionLost(f"cannot be encrypted: {why_unavailable() or 'out of memory, or OpenSSL fails'}")
+        self._records = ffi.gc(made[0], lib.pccl_records_free)
+        self._at = ffi.new("uint8_t const **")
+        self._size = ffi.new("size_t *")
+        self._opened = memoryview(b"")
+        """The part of the last record that has still to be handed out."""
+        self._is_cut = False
+
+    async def send(self, data: bytes | memoryview) -> int:
+        """Send at least one byte of `data`, unless it is empty; return how many. OSError or ConnectionLost."""
+        if self._is_cut:
+            raise ConnectionLost("a message was cut off")
+        encrypted: int = lib.pccl_records_encrypt(self._records, ffi.from_buffer(data), len(data))
+        if data and not encrypted:
+            raise ConnectionLost("OpenSSL cannot encrypt")
+        self._is_cut = True
+        while True:
+            at = lib.pccl_records_out(self._records, self._size)
+            if not self._size[0]:
+                break
+            lib.pccl_records_sent(self._records, await self._sock.send(ffi.buffer(at, self._size[0])))
+        self._is_cut = False
+        return encrypted
+
+    async def recv_into(self, buffer: bytearray | memoryview) -> int:
+        """Receive at least one byte; return how many, 0 at the end. OSError, or ConnectionLost if the other side has
+        not encrypted this."""
+        while not self._opened:
+            status = lib.pccl_records_decrypt(self._records, self._at, self._size)
+            if status < 0:
+                raise ConnectionLost(UNREADABLE)
+            if status > 0:
+                self._opened = memoryview(ffi.buffer(self._at[0], self._size[0]))
+                break
+            at = lib.pccl_records_in(self._records, self._size)
+            received = await self._sock.recv_into(memoryview(ffi.buffer(at, self._size[0])))
+            if not received:
+                return 0
+            lib.pccl_records_received(self._records, received)
+        count = min(len(self._opened), len(buffer))
+        memoryview(buffer)[:count] = self._opened[:count]
+        self._opened = self._opened[count:]
+        return count
+
+    def close(self) -> None:
+        self._sock.close()

@@ -1,10 +1,8 @@
-"""Heartbeats over connections of their own, from a thread that needs no Python.
+"""Heartbeats over connections of their own, from a thread without Python.
 
-`HeartbeatThread` is the C thread (`native/src/heartbeat.c`) as trio tasks see it. It sends and expects heartbeats on
-each of its connections, and reports those that fall silent or are closed: this is where the loss of a peer, or of the
-master, is noticed first (a failure detector by timeouts, in the literature's terms). `keep_heartbeats` is a peer's side
-of it: it dials the master, hands the connection to the thread, and dials again whenever it is closed.
-`threads.progress` says what heartbeats vouch for.
+`HeartbeatThread` wraps the C thread (`native/src/heartbeat.c`), which sends and expects heartbeats on its connections
+and reports silent or closed ones. `keep_heartbeats` is a peer's side: it dials the master, hands the connection to the
+thread, and dials again when it closes. `threads.progress` defines what heartbeats prove.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ FIRST_HEARTBEAT_S = 10.0
 PAUSES_PER_TIMEOUT = 20
 HEARTBEAT_INTERVAL_S_MAX = 1.0
 HEARTBEATS_PER_TIMEOUT = 5
-"""These two as in native/src/heartbeat.c."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +49,7 @@ class Closed:
 
 
 class HeartbeatThread:
-    """The heartbeat thread, from construction to `close`. Only for the trio thread; nothing but `events` waits."""
+    """The heartbeat thread. Only for the trio thread; only `events` waits."""
 
     def __init__(self, timeout_s: float) -> None:
         error = ffi.new("char[256]")
@@ -78,12 +75,11 @@ class HeartbeatThread:
             raise OSError(f"the system refuses a connection for heartbeats (status {status})")
 
     def remove(self, connection: int) -> None:
-        """Close a connection. No event follows."""
         if self._handle != ffi.NULL:
             lib.pccl_heartbeat_remove(self._handle, connection)
 
     def quiet(self, seconds: float) -> list[int]:
-        """Return the connections that have been silent for so long, at most QUIET_MAX."""
+        """Return the connections that were silent for `seconds`, at most QUIET_MAX."""
         if self._quiet is None:
             self._quiet = ffi.new("uint64_t[]", QUIET_MAX)
         count = lib.pccl_heartbeat_quiet(self._handle, round(seconds * 1000), self._quiet, QUIET_MAX)

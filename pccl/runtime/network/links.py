@@ -1,29 +1,18 @@
-"""Connections between peers, up to the point where the engine or a state transfer takes them over.
+"""Connections between peers, until the engine or a state transfer takes them.
 
-Every connection to a peer's one listening port opens with a message that says what it is for (`LinkHello`,
-`StateHello`, `ProbeHello`) and is answered by `Accepted` or `Rejected`. Until it is authenticated, a dialer is held to
-a small message and a short time; where there is a token, it proves that it knows it (`protocol.auth`).
+Every connection to a peer's port opens with a message of its purpose (`LinkHello`, `StateHello`, `ProbeHello`), and is
+answered by `Accepted` or `Rejected`. An unauthenticated dialer may send one small message within a short time.
 
-Padding. A path may carry small packets and lose all larger ones without a word, where its MTU is not what the hosts
-believe and nobody tells them. Such a path takes every handshake and no payload. So the opening and `Accepted` are
-each followed by bytes without a meaning, enough for packets as large as the connection will ever send:
+Padding detects paths that lose full-size packets (wrong MTU). Opening and `Accepted` are followed by enough random
+bytes to fill packets, except within a host:
 
     dialer -> acceptor   opening | padding
-    acceptor -> dialer   (Challenge, to which the dialer proves itself), Accepted | padding
-    dialer -> acceptor   what the connection is for
+    acceptor -> dialer   (Challenge and proof), Accepted | padding
+    dialer -> acceptor   the purpose of the connection
 
-There is none where a packet may be larger than all padding, as within one host: it would prove nothing.
-
-1. The acceptor reads the dialer's padding before it says anything: whatever the dialer hears says that full-size
-   packets get there.
-2. The dialer uses the connection once it has read the acceptor's padding: full-size packets get back.
-3. The acceptor gives a link's connection to the engine once the dialer's system has acknowledged the padding, or its
-   engine has said something, so that both ends take a link to be made only if both directions carry.
-
-How long that may take. A process may be busy for long; a system is not. It acknowledges what has come even if nobody
-reads it, and what nobody has acknowledged lies in the sender's queue. So a link that is being dialled is given up
-early only if full-size packets have reached no system there, or if the other side has answered and nothing of its
-padding came.
+The acceptor reads the padding before it answers, the dialer before it uses the connection, and the acceptor hands the
+connection to the engine once the dialer's system has acknowledged its padding. A dialed link is given up early only if
+no full-size packet arrived there, or if the other side has answered without its padding.
 """
 
 from __future__ import annotations
@@ -49,9 +38,9 @@ from pccl.runtime.network.wire import ConnectionLost, SocketChannel, receive_exa
 from pccl.runtime.threads.tasks import start_task
 
 OPENING_TIMEOUT_S = 10.0
-"""Time in which a dialer has to say what it wants."""
+"""Time limit of an opening."""
 PADDING_TIMEOUT_S = 8.0
-"""Part of that time that padding may take. The dialer, who must not wait for so long, is to give up first."""
+"""Part of that time for padding, so that the dialer gives up first."""
 PADDING_SEGMENTS = 2
 SEGMENT_BYTES = 1460
 """Size of a connection's packets, where the system does not say."""
@@ -63,9 +52,9 @@ REMEDY = (
 )
 
 _padding = memoryview(os.urandom(m.PADDING_BYTES_MAX))
-"""Random, so that nothing on the way can compress it."""
+"""Random, so that it cannot be compressed on the way."""
 _discarded = memoryview(bytearray(m.PADDING_BYTES_MAX))
-"""Memory for the padding of all connections, which nobody reads."""
+"""Memory for received padding."""
 
 
 class LinkError(Exception):
@@ -79,7 +68,6 @@ class Passage:
     sock: trio.socket.SocketType | None = None
     """The socket, once its first packets have gone there and back."""
     is_heard: bool = False
-    """The other side has said something."""
     accepted_at: float | None = None
     is_padded: bool = False
     """Some of the other side's padding has come."""
@@ -104,7 +92,6 @@ class Passage:
 
 
 def _lying_bytes(sock: trio.socket.SocketType) -> int:
-    """Return how many bytes the other side's system has not acknowledged; 0 where this one does not say."""
     return _asked(sock, getattr(termios, "TIOCOUTQ", None))
 
 
@@ -122,8 +109,7 @@ def _asked(sock: trio.socket.SocketType, what: int | None) -> int:
 
 
 def padding_bytes(sock: trio.socket.SocketType) -> int:
-    """Return how many bytes fill packets as large as this connection sends; 0 where padding would prove nothing, as
-    within one host."""
+    """Return the bytes that fill packets of this connection; 0 within one host."""
     try:
         segment_bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
     except OSError:
@@ -134,8 +120,6 @@ def padding_bytes(sock: trio.socket.SocketType) -> int:
 
 
 class _PaddingChannel(SocketChannel):
-    """The dialer's channel, which sends padding after the first frame."""
-
     def __init__(self, sock: trio.socket.SocketType, passage: Passage, padding_bytes: int) -> None:
         super().__init__(sock)
         self._passage = passage
@@ -152,8 +136,6 @@ class _PaddingChannel(SocketChannel):
 
 
 class _PaddingStream:
-    """A stream that notes when the first of the padding is here."""
-
     def __init__(self, sock: trio.socket.SocketType, passage: Passage) -> None:
         self._sock = sock
         self._passage = passage
@@ -168,7 +150,6 @@ class _PaddingStream:
 
 
 async def accept(sock: trio.socket.SocketType) -> None:
-    """Send Accepted, with padding. ConnectionLost."""
     count = padding_bytes(sock)
     await send_bytes(sock, encode(m.Accepted(padding_bytes=count)) + _padding[:count])
 
@@ -204,8 +185,8 @@ async def dial(
     passage: Passage,
     system: System = SYSTEM,
 ) -> tuple[trio.socket.SocketType, Keys | None]:
-    """Return a connection to `member` that has accepted `opening` and has carried full-size packets both ways, and the
-    keys for what follows (`handshake.Dialled`). LinkError. `passage` tells meanwhile how far it has come."""
+    """Return an accepted connection to `member` that has carried full-size packets both ways, and its keys
+    (`handshake.Dialled`). LinkError. `passage` shows the progress."""
     failures = []
     for host in addresses.reachable(member.hosts, master_host):
         where = addresses.join(host, member.port)
@@ -242,7 +223,6 @@ async def dial_within(
     timeout_s: float,
     system: System = SYSTEM,
 ) -> tuple[trio.socket.SocketType, Keys | None]:
-    """Do as `dial`. LinkError after `timeout_s`, too."""
     taken: list[tuple[trio.socket.SocketType, Keys | None]] = []
 
     def take(_: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:
@@ -317,7 +297,6 @@ def _progress(passage: Passage) -> tuple[bool, bool, bool]:
 
 
 def _is_stuck(passages: Sequence[Passage], reach_s: float) -> bool:
-    """Return whether nothing of full size has got there, or none has come back since it should have."""
     if not any(each.gets_there for each in passages):
         return True
     accepted = [each for each in passages if each.accepted_at is not None]

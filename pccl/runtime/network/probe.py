@@ -1,21 +1,11 @@
-"""Measures one direction of a link: how much it carries, and how long a round trip takes.
+"""Measures the rate of one direction of a link, and its round trip.
 
-Theory of operation. The payload goes over connections of the probe's own, as many as the link has, dialled as the
-link's are, and made for one measurement: what lies on the link's own connections is the engine's, and after a pause TCP
-starts both from the same small window anyway. The bytes are random, so that nothing on the way can compress them.
+A probe has connections of its own, as many as the link, with random bytes. Two PINGs on each connection give the round
+trip. Then one side floods, and an acceptor that receives reports its count every REPORT_S, so the dialer does all
+timing. The rate is the mean over FLOOD_ROUND_TRIPS within [FLOOD_S_MIN, FLOOD_S_MAX] without the first fifth, while
+TCP's windows grow. The connections are then reset.
 
-First comes a PING on each connection, twice, answered with a count; the shortest is the round trip. Then one side
-sends as much as the network takes (the dialer, or the acceptor once it has heard START), and the other counts. An
-acceptor that counts says how many bytes have come, every REPORT_S, so that all timing is the dialer's.
-
-The rate is that at which bytes arrive at the other side, over FLOOD_ROUND_TRIPS within [FLOOD_S_MIN, FLOOD_S_MAX],
-without the first of them: TCP starts slowly, the windows double with every round trip, and by the time a fifth of all
-has come the link is as good as full. It is the mean over the rest, for behind a lost packet everything waits and
-then comes at once: what arrives within a few round trips may be far from what the link carries. All connections are
-then reset, so that nothing of this probe is still under way during the next.
-
-Limits. Over a round trip of more than FLOOD_S_MAX / FLOOD_ROUND_TRIPS the windows may not have grown to the full, and
-what is measured is less than the link carries. A measurement moves what the link carries in a second at most.
+With a round trip over FLOOD_S_MAX / FLOOD_ROUND_TRIPS the result is lower than the link's rate.
 """
 
 from __future__ import annotations
@@ -40,7 +30,7 @@ FLOOD_S_MAX = 1.0
 FLOOD_ROUND_TRIPS = 16
 SLOW_START_SHARE = 0.2
 SERVE_S_MAX = 10.0
-"""Time for which an acceptor serves a connection at most."""
+"""Time limit of an acceptor."""
 PINGS = 2
 PING, START = b"\x00", b"\x01"
 COUNT_BYTES = 8
@@ -72,8 +62,8 @@ Dial = Callable[[], Awaitable[trio.socket.SocketType]]
 
 
 async def measure(dial: Dial, connections: int, pulls: bool) -> Measured:
-    """Measure a link of so many connections; where it `pulls`, the direction towards us. ProbeError, at the latest
-    after DIAL_S_MAX and FLOOD_S_MAX."""
+    """Measure a link with this number of connections; `pulls`: the direction towards this peer. ProbeError, within
+    DIAL_S_MAX and FLOOD_S_MAX."""
     socks: list[trio.socket.SocketType] = []
     try:
         round_trip_s = await _connect(dial, connections, socks)
@@ -85,7 +75,6 @@ async def measure(dial: Dial, connections: int, pulls: bool) -> Measured:
 
 
 async def _until_one_fails(tasks: Sequence[Callable[[], Awaitable[None]]]) -> None:
-    """Run all tasks. ProbeError for the first that fails."""
     failures: list[Exception] = []
 
     async def run(task: Callable[[], Awaitable[None]]) -> None:
@@ -103,7 +92,6 @@ async def _until_one_fails(tasks: Sequence[Callable[[], Awaitable[None]]]) -> No
 
 
 async def _connect(dial: Dial, connections: int, socks: list[trio.socket.SocketType]) -> float:
-    """Dial all connections and return the shortest round trip."""
     shortest_s = float("inf")
 
     async def one() -> None:
@@ -124,7 +112,6 @@ async def _connect(dial: Dial, connections: int, socks: list[trio.socket.SocketT
 
 
 async def _flood(socks: Sequence[trio.socket.SocketType], round_trip_s: float, pulls: bool) -> float:
-    """Send or receive for a while; return the bytes per second."""
     totals = [0] * len(socks)
     arrivals: list[tuple[float, int]] = []
 
@@ -153,7 +140,7 @@ async def _flood(socks: Sequence[trio.socket.SocketType], round_trip_s: float, p
         await _until_one_fails(tasks)
     found = steady_rate(arrivals)
     if not found:
-        raise ProbeError(f"nothing to speak of got through within {flood_s:.2g} s")
+        raise ProbeError(f"almost no data got through within {flood_s:.2g} s")
     return found
 
 

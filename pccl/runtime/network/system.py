@@ -1,9 +1,4 @@
-"""The operating system as sessions and masters ask it for connections, and for what runs beside their trio run.
-
-Whoever makes a session or a master gives it a `System`, and all their parts go to it: there is no other way from them
-to the network or to a thread, but for the engine, which a session is given apart. So a simulation can play the network
-and the threads, and run everything else as it is.
-"""
+"""The operating system as sessions and masters use it, replaceable in simulations."""
 
 from __future__ import annotations
 
@@ -18,14 +13,10 @@ from pccl.runtime.threads.helper_thread import HelperThread
 
 
 class System:
-    """The system that this process runs on."""
-
     def listen(self, host: str, port: int) -> socket.socket:
-        """Return a listening socket, as `addresses.listen`."""
         return addresses.listen(host, port)
 
     async def dial(self, host: str, port: int) -> socket.socket:
-        """Return a connection, as `dialing.dial_tcp`."""
         return await dial_tcp(host, port)
 
     def stream(self, sock: socket.socket) -> trio.socket.SocketType:

@@ -1,11 +1,8 @@
-"""TLS without sockets: what a control connection passes its bytes through, so that sending still never waits.
+"""TLS without sockets, for control connections whose sends never wait.
 
-`TlsEnd` turns messages' bytes into the network's and back. Its owner carries both: what `handshake`, `encrypt`,
-`decrypt` and `farewell` return is to be sent as it is. Contexts are Python's own (`ssl.SSLContext`); nothing is
-configured here.
-
-Only control connections to the master speak TLS. One port serves both: a TLS conversation begins with the byte 22, one
-of ours with a length below 2**24, so with a 0.
+The owner of a `TlsEnd` carries the bytes that `handshake`, `encrypt`, `decrypt` and `farewell` return. Contexts are
+Python's own (`ssl.SSLContext`). One port serves TLS and plain connections: TLS begins with the byte 22, a pccl message
+with a 0.
 """
 
 from __future__ import annotations
@@ -23,7 +20,7 @@ NO_TLS_AT_MASTER = (
 
 
 class TlsError(Exception):
-    """The other side does not speak TLS, is not who it should be, or was tampered with; the text says which."""
+    """TLS failed; the text says how."""
 
 
 class TlsEnd:
@@ -52,11 +49,10 @@ class TlsEnd:
         return self._outgoing.read()
 
     def last_words(self) -> bytes:
-        """Return the alert that tells the other side why."""
         return self._outgoing.read()
 
     def encrypt(self, data: bytes) -> bytes:
-        """Return what is to be sent. Nothing if the conversation is over, which `decrypt` tells."""
+        """Return the bytes to send; empty after the end of the conversation."""
         rest = memoryview(data)
         with suppress(ssl.SSLError):
             while rest:

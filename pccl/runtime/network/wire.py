@@ -1,12 +1,8 @@
 """Messages over sockets.
 
-`ControlConnection` is a long-lived one: sends never wait (they go out at once if the socket takes them, else from a
-backlog), receives are batches of whatever has arrived. `send_message` and `receive_message` read and write exactly
-one message, so that what follows it on the socket is left for somebody else.
-
-A control connection may carry a session (`protocol.control_session`), which keeps what is sent and counts what is
-received. The session goes on without the connection: what is sent meanwhile is buffered, and goes out over the next
-one.
+`ControlConnection` is long-lived: sends never wait (a backlog takes what the socket does not), and receives return
+batches. It may carry a session (`protocol.control_session`) that continues over the next connection. `send_message` and
+`receive_message` transfer exactly one message.
 """
 
 from __future__ import annotations
@@ -35,12 +31,11 @@ from pccl.runtime.network.tls import NO_TLS_AT_MASTER, TlsEnd, TlsError, answers
 
 RECEIVE_BYTES = 64 * 1024
 STUCK_TIMEOUTS = 2.0
-"""Time for which the system may go without an acknowledgement of what was sent, in peer timeouts; longer where they are
-so short that probes, which are seconds apart, take longer."""
+"""Time without an acknowledgement until a connection breaks, in peer timeouts, longer where these are shorter than
+probes."""
 KEEPALIVE_PROBES = 3
-"""Number of probes without an answer after which the other side is gone, where there is no TCP_USER_TIMEOUT."""
+"""Number of unanswered keepalive probes until a connection breaks, without TCP_USER_TIMEOUT."""
 KEEPALIVE_S_MAX = 32767
-"""The most that Linux takes."""
 BACKLOG_BYTES_MAX = 64 * 2**20
 
 SEEN_BYTES_MAX = 512
@@ -57,7 +52,7 @@ class NoMasterError(ProtocolError):
 
 
 class ConnectionLost(Exception):  # noqa: N818 - named after what happened, as trio's are
-    """The other side is gone; the text says how. `is_refused`: nobody listens there. `is_of_tls`: TLS has failed."""
+    """The other side is gone; the text says how. `is_refused`: the port is closed. `is_of_tls`: TLS failed."""
 
     def __init__(self, text: str, is_refused: bool = False, is_of_tls: bool = False) -> None:
         super().__init__(text)
@@ -77,8 +72,8 @@ class ControlConnection(Generic[M]):
     running for a backlog to drain."""
 
     def __init__(self, sock: socket.socket, expected: Any, opening_bytes_max: int, is_dialed: bool = False) -> None:
-        """Take over a connected socket. OSError if the other side has broken it already; the socket is then still the
-        caller's. On one that `is_dialed`, whoever answers in another protocol is named."""
+        """Take a connected socket. On OSError it is still the caller's. `is_dialed`: name a foreign service that
+        answers."""
         self.remote_address: Any = sock.getpeername()
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -97,7 +92,6 @@ class ControlConnection(Generic[M]):
         self._tls: TlsEnd | None = None
         self._is_dialed = is_dialed
         self._first = b""
-        """The first bytes that have come, as the network carried them: they tell who is no pccl process."""
 
     @property
     def sock(self) -> socket.socket:
@@ -105,11 +99,8 @@ class ControlConnection(Generic[M]):
         return self._sock
 
     def bound_silence(self, timeout_s: float) -> None:
-        """Have the system break the connection when nothing that was sent gets through for a multiple of `timeout_s`: a
-        network may carry heartbeats, but not this connection. The multiple leaves room for a retransmission timer that
-        a short outage has doubled a few times. Where nothing is sent, the system looks several times whether the
-        other side is there (keepalive): its machine may be gone without a word. What the system has no option for does
-        not happen."""
+        """Make the system break the connection when its data is not acknowledged for a multiple of `timeout_s`, and
+        probe an idle one (keepalive), as far as the platform allows."""
         idle, interval = (min(max(1, round(timeout_s / part)), KEEPALIVE_S_MAX) for part in (2, 3))
         # Linux breaks a connection at the first probe after that time, however many it has sent.
         broken_s = max(STUCK_TIMEOUTS * timeout_s, idle + 2 * interval)
@@ -130,21 +121,18 @@ class ControlConnection(Generic[M]):
         self.send_frames([encode(message) for message in messages])
 
     def send_frames(self, frames: list[bytes]) -> None:
-        """Send messages that are encoded already, as `send`."""
         if self.session is not None:
             for frame in frames:
                 self.session.keep(frame)
         self._send(b"".join(frames))
 
     def carry_on(self, session: ControlSession, received: int) -> None:
-        """Carry a session on, of which the other side has received so many messages. ProtocolError if that cannot
-        be."""
+        """Continue a session; the other side has received `received` messages. ProtocolError."""
         frames = session.reattach(received)
         self.session = session
         self._send(b"".join(frames))
 
     def give_session_up(self) -> None:
-        """Give the session up, which another connection carries on: nothing more is read here."""
         self.session = None
         self._has_given_session_up = True
         self.shutdown()
@@ -167,7 +155,6 @@ class ControlConnection(Generic[M]):
 
     @property
     def is_flooded(self) -> bool:
-        """Whether the other side has stopped reading."""
         return len(self._backlog) > BACKLOG_BYTES_MAX or (self.session is not None and self.session.is_flooded)
 
     async def run_sender(self) -> None:
@@ -194,28 +181,23 @@ class ControlConnection(Generic[M]):
         self._progress = trio.Event()
 
     async def until_sent(self, bytes_left: int) -> None:
-        """Wait until at most so much waits to be sent, or the other side is gone. While `run_sender` runs."""
+        """Wait until at most `bytes_max` wait to be sent, or the other side is gone."""
         while len(self._backlog) > bytes_left and not self._sender_ended.is_set():
             await self._progress.wait()
 
     def finish(self) -> None:
-        """End the connection after what is in the backlog: nothing more will be sent."""
         if self._tls is not None and not self._closing:
             self._send_raw(self._tls.farewell())
         self._closing = True
         self._wake.set()
 
     async def flush(self) -> None:
-        """Do as `finish`, and wait for `run_sender` to end."""
         self.finish()
         await self._sender_ended.wait()
 
     async def part(self) -> None:
-        """Do as `flush`, and wait for the other side to end the connection, too. No task may be in `receive`.
-
-        What is closed while something waits to be read there, or comes a moment later, is reset: whatever is lost on
-        the way then is sent no more, and the other side may hear of a broken connection in place of the last words.
-        """
+        """Do as `flush`, and wait for the other side to close. A connection closed with unread data is reset, and the
+        other side might lose the last messages."""
         await self.flush()
         with suppress(OSError, ConnectionLost):
             self._sock.shutdown(socket.SHUT_WR)
@@ -271,7 +253,6 @@ class ControlConnection(Generic[M]):
         return said
 
     async def _receive_raw(self, flags: int = 0) -> bytes:
-        """Return what has come, b"" at the end."""
         while True:
             await trio.lowlevel.wait_readable(self._sock.fileno())
             if self._has_given_session_up:
@@ -342,7 +323,6 @@ class ControlConnection(Generic[M]):
         raise NoMasterError(f"no pccl master answered (got {got!r}); {advice}") from None
 
     def trust(self) -> None:
-        """Let messages be large: the other side is known."""
         self._decoder.trust()
 
     def detach(self) -> int:
@@ -355,7 +335,6 @@ class ControlConnection(Generic[M]):
         return self._sock.detach()
 
     def shutdown(self) -> None:
-        """Break the connection; `receive` will say so."""
         self._closing = True
         self._backlog.clear()
         with suppress(OSError):
@@ -373,21 +352,19 @@ class ControlConnection(Generic[M]):
 
 
 async def dial_control(host: str, port: int, expected: Any, dial: Dial = dial_tcp) -> ControlConnection[Any]:
-    """Return a connection on which messages of the union `expected` come. ConnectionLost says why there is none."""
+    """Return a connection for messages of the union `expected`. ConnectionLost gives the reason."""
     sock: socket.socket | None = None
     try:
         sock = await dial(host, port)
         return ControlConnection(sock, expected, OPENING_BYTES_MAX, is_dialed=True)
     except OSError as error:
         if sock is not None:
-            sock.close()  # whoever listened has died since
+            sock.close()  # the listener has died since
         is_refused = error.errno == errno.ECONNREFUSED
         raise ConnectionLost(error.strerror or str(error), is_refused) from None
 
 
 class SocketChannel:
-    """A trio socket as a handshake's channel."""
-
     def __init__(self, sock: ByteStream) -> None:
         self._sock = sock
 
@@ -403,7 +380,6 @@ async def send_message(sock: ByteStream, message: Message) -> None:
 
 
 async def send_bytes(sock: ByteStream, data: bytes | memoryview) -> None:
-    """Send all of `data`. ConnectionLost."""
     data = memoryview(data)
     while data:
         data = data[await send_some(sock, data) :]

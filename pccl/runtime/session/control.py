@@ -28,7 +28,7 @@ from pccl.protocol.codec import ProtocolError
 from pccl.protocol.control_session import KEY_BYTES, ControlSession
 from pccl.protocol.names import peers_named
 from pccl.runtime.network import addresses, handshake
-from pccl.runtime.network.master_addresses import DIAL_S, LEAD_TIMEOUTS, MasterAddresses
+from pccl.runtime.network.addresses import DIAL_S, LEAD_TIMEOUTS, MasterAddresses
 from pccl.runtime.network.tls import TlsEnd, TlsError
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, NoMasterError, dial_control
 from pccl.runtime.session.driver import Driver, Handlers
@@ -223,8 +223,7 @@ class Control:
 
     def _resume(self, machine: ps.Peer, session: bytes) -> m.Resume | None:
         now, limit_s = trio.current_time(), self._options.master_timeout_s
-        patience_s = limit_s if self._patience is None else max(0.0, self._patience.deadline - now)
-        return machine.resume(len(self._masters.addresses), now, session, limit_s, patience_s)
+        return machine.resume(len(self._masters.addresses), now, session, limit_s)
 
     def _hello(self, session: bytes) -> m.Hello:
         options = self._options

@@ -7,8 +7,8 @@ import trio
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
 from pccl.runtime.network import addresses, handshake
+from pccl.runtime.network.addresses import Address
 from pccl.runtime.network.heartbeat import HeartbeatThread, keep_heartbeats
-from pccl.runtime.network.master_addresses import Address
 from pccl.runtime.network.wire import ConnectionLost, SocketChannel
 from pccl.runtime.session.driver import Driver
 from pccl.runtime.session.lifetime import Lifetime

@@ -16,9 +16,8 @@ from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError, Keys
 from pccl.protocol.codec import ProtocolError, decode_body, encode
 from pccl.runtime.network import addresses, handshake, links, probe
-from pccl.runtime.network.accepting import accept_connections
+from pccl.runtime.network.accepting import Unauthenticated, accept_connections
 from pccl.runtime.network.log_limiter import LogLimiter
-from pccl.runtime.network.unauthenticated import Unauthenticated
 from pccl.runtime.network.wire import ConnectionLost, SocketChannel, send_message
 from pccl.runtime.session.driver import Driver
 from pccl.runtime.session.lifetime import Lifetime

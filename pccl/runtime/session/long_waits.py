@@ -26,8 +26,7 @@ from pccl.protocol.names import NameOf, peer_named, peers_named
 from pccl.protocol.peer.op import OpWait
 from pccl.protocol.status import RunStatus
 from pccl.runtime.network import addresses
-from pccl.runtime.network.conversation import NoAnswer
-from pccl.runtime.network.status_client import ask
+from pccl.runtime.network.clients import NoAnswer, ask
 from pccl.runtime.session.control import Control
 from pccl.runtime.session.driver import Driver
 from pccl.runtime.session.master_connection import MasterConnection

@@ -6,7 +6,7 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.runtime.network import addresses
-from pccl.runtime.network.master_addresses import Address
+from pccl.runtime.network.addresses import Address
 from pccl.runtime.network.wire import ControlConnection
 
 

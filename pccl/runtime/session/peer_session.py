@@ -45,7 +45,7 @@ from pccl.runtime.data_plane.overlapped_waits import OverlappedWaits
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.data_plane.staged_ops import StagedOps
 from pccl.runtime.network import addresses
-from pccl.runtime.network.master_addresses import Address, MasterAddresses
+from pccl.runtime.network.addresses import Address, MasterAddresses
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control
 from pccl.runtime.session.control import Control
 from pccl.runtime.session.driver import Driver, Handlers

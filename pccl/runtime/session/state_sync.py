@@ -12,7 +12,7 @@ from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.auth import Keys
 from pccl.protocol.codec import encode
-from pccl.runtime.network.encrypted import EncryptedStream
+from pccl.runtime.network.handshake import EncryptedStream
 from pccl.runtime.session.driver import Driver, Handlers
 from pccl.runtime.session.joint_calls import JointCalls
 from pccl.runtime.session.lifetime import Lifetime

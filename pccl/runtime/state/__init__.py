@@ -1,8 +1,7 @@
-"""Shared state: what is compared, and how it moves from donors to a newcomer.
+"""Shared state: comparison and transfer.
 
-tensor_blocks       a state as blocks and digests
-schedule            which block is asked of which donor
-receiver            fetches from many donors, verifies, lands
-donor               answers a receiver
-transfer            a peer's part in one `sync_shared_state`, of all these
+tensor_blocks   a state as blocks and digests
+schedule        the choice of donors for blocks
+receiver        fetches from many donors, verifies, writes
+transfer        a peer's part in one `sync_shared_state`, and the donor's side
 """

@@ -1,35 +1,32 @@
-"""The receiver's side of a state transfer: fetches what differs from many donors at once.
+"""The receiver of a state transfer: fetches differing blocks from many donors at once.
 
-Theory of operation. A `_Fetch` brings some tensors to one goal, which is given by block digests:
+A `_Fetch` brings tensors to a goal that is given by block digests:
 
-1. Every donor sends the block digests, which must hash to the root that the master elected, so a donor can neither lie
-   nor be mistaken about the goal. The first to send them sets it. Where there are very many digests, one donor at a
-   time is asked for them instead, and the others wait, connected, until one has sent them.
-2. Every donor is then asked for blocks as `schedule` says. A block is received straight into its tensor, hashed
-   (a fraction of a millisecond, without the GIL), and landed if its digest is right; on its way to a tensor on a device
-   it is received into memory beside it, and copied when it has been hashed. A second copy of a block that is
-   already being written is received into the stream's scratch block, and copied if it is complete first; whoever was
-   writing the block is first made to let go of it. So a block that has landed is never written again.
-   Whether one stream fills a donor's pipe cannot be known beforehand: in a long transfer each donor gets more streams,
-   one after the other, up to as many as it wants connections in a link, as long as they make it faster.
-3. A donor that is unreachable, breaks off, breaks the protocol, sends a wrong byte, or falls silent is a suspect: it is
-   left out, and its blocks go to the others. A donor is silent that sends nothing for the peer timeout, or for STALL_S
-   while others move. A donor with several streams may lose all but one.
+1. Every donor sends the block digests, which must hash to the elected root. If there are many, one donor at a time is
+   asked.
+2. Blocks are received into their tensor, hashed, and done if the digest is right. For device tensors they are hashed in
+   host memory and copied. A second copy of a block goes to a scratch block first, so a verified block is never
+   overwritten. A donor gets more streams while they make it faster.
+3. A donor that is unreachable, breaks the protocol, sends a wrong byte, or is silent is a suspect: its blocks go to
+   others. A donor is silent after the peer timeout, or after STALL_S while others send.
 
-The fetch fails when no donor is left. Verified blocks stay, as they are right whoever sent them.
+The fetch fails when no donor is left; verified blocks stay. Loose tensors are not in the root: all of them come from
+one donor, after the rest. Memory: 32 bytes per block, a scratch block per stream that needs one, and a block per stream
+for device tensors.
 
-Loose tensors are not in the root and may differ between donors: all of them come from one donor, whose word counts.
-They follow the rest, from the first donor that has not failed; if it fails, the next is asked, and only what differs
-between the two is fetched anew.
-
-Memory beside the tensors: the digests (32 bytes a block), a scratch block for a stream that needs one, and a block for
-each stream where tensors are on a device.
+`Schedule` chooses a donor for each block, with time as an argument. Each stream draws blocks from one pool as soon as
+its requested blocks will arrive within its *horizon*: a quarter of a second, or three times its latency. So faster
+streams draw more often, and all finish at about the same time. At the end an idle stream requests a *late* block again,
+one that it can deliver well before its holders (BitTorrent's endgame). A stream that ends returns its blocks
+(`forsake`). `remaining` counts blocks that are not done; each is in the pool or held by a stream.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Protocol
 
@@ -40,28 +37,197 @@ from pccl.protocol.codec import MESSAGE_BYTES_MAX, ProtocolError
 from pccl.runtime.network.links import LinkError
 from pccl.runtime.network.wire import ByteStream, ConnectionLost, receive_message, receive_some, send_message
 from pccl.runtime.state import tensor_blocks
-from pccl.runtime.state.schedule import Block, DonorStream, Schedule, blocks_of
 from pccl.runtime.state.tensor_blocks import DIGEST_BYTES, UNKNOWN, Fingerprint, Landing, StateTensor
 from pccl.runtime.threads.tasks import start_task
+
+HORIZON_S = 0.25
+HORIZON_LATENCIES = 3
+REQUESTS_FIRST = 2
+"""Number of requests under way while a stream's speed is not known."""
+REQUESTS_MAX = 256
+"""Largest number of open requests. They fit the donor's receive buffer while it does not read."""
+RATE_WINDOW_S = 0.1
+RATE_WEIGHT = 0.3
+"""Weight of the newest window in a stream's rate."""
+RESCUE_S = 0.25
+"""Time that a rescue must win at least."""
+
+
+@dataclass(eq=False)
+class Block:
+    """A block that is to land: number `number` of tensor `tensor`, `size` bytes."""
+
+    tensor: int
+    number: int
+    size: int
+    is_landed: bool = False
+    holders: list[DonorStream] = field(default_factory=list)
+    """Streams that were asked for it and have not delivered it yet."""
+
+
+class DonorStream:
+    """A connection to a donor: what it was asked for, and how fast it is."""
+
+    def __init__(self) -> None:
+        self.queue: deque[Block] = deque()
+        self.silent_s = 0.0
+        """Time without data for the open requests. The receiver's watch adds to it."""
+        self.latency_s = 0.0
+        """The shortest time from a request to its first byte on an idle stream."""
+        self.rate: float | None = None
+        """Bytes a second, as far as known; None: not yet."""
+        self.to_come_bytes = 0
+        """Bytes of the blocks in the queue that have not come yet."""
+        self._asked_at: float | None = None
+        self._window_start = 0.0
+        self._window_bytes = 0
+
+    def asked(self, now: float) -> None:
+        self._asked_at = self._window_start = now
+        self._window_bytes = 0
+        self.silent_s = 0.0
+
+    def moved(self, count: int, now: float) -> None:
+        self.silent_s = 0.0
+        if self._asked_at is not None:
+            latency_s = now - self._asked_at
+            self.latency_s = min(self.latency_s or latency_s, latency_s)
+            self._asked_at = None
+            self._window_start = now
+            self._window_bytes = -count  # came before the window
+        if self.queue:
+            self.to_come_bytes -= count
+        self._window_bytes += count
+        elapsed_s = now - self._window_start
+        if elapsed_s >= RATE_WINDOW_S:
+            rate = self._window_bytes / elapsed_s
+            self.rate = rate if self.rate is None else self.rate + RATE_WEIGHT * (rate - self.rate)
+            self._window_start, self._window_bytes = now, 0
+
+    @property
+    def has_room(self) -> bool:
+        if not self.queue:
+            return True
+        if self.rate is None:
+            return len(self.queue) < REQUESTS_FIRST
+        horizon_s = max(HORIZON_S, HORIZON_LATENCIES * self.latency_s)
+        return len(self.queue) < REQUESTS_MAX and self.to_come_bytes < self.rate * horizon_s
+
+    def wait_s(self, size: int) -> float:
+        """Return how long `size` bytes will take, as far as is known; silence counts as if it went on for as long
+        again."""
+        return max(self.silent_s, size / self.rate if self.rate else 0.0)
+
+    def _add(self, block: Block, now: float) -> None:
+        if not self.queue:
+            self.asked(now)
+            self.to_come_bytes = 0
+        self.queue.append(block)
+        block.holders.append(self)
+        self.to_come_bytes += block.size
+
+    def _remove_first(self) -> Block:
+        block = self.queue.popleft()
+        block.holders.remove(self)
+        return block
+
+
+class Schedule:
+    """The blocks of a transfer and their donors. `blocks` is an iterator of `count` blocks."""
+
+    def __init__(self, blocks: Iterable[Block], count: int) -> None:
+        self.remaining = count
+        self._fresh: Iterator[Block] = iter(blocks)
+        self._returned: deque[Block] = deque()
+        self._streams: list[DonorStream] = []
+
+    @property
+    def is_done(self) -> bool:
+        return self.remaining == 0
+
+    def enter(self, stream: DonorStream) -> None:
+        self._streams.append(stream)
+
+    @property
+    def remaining_s(self) -> float:
+        """The time that the rest will take at the present speed."""
+        rate = sum(stream.rate or 0.0 for stream in self._streams if stream.queue)
+        return self.remaining * tensor_blocks.BLOCK_BYTES / rate if rate else float("inf")
+
+    def draw(self, stream: DonorStream, now: float) -> Block | None:
+        """Return the next block to ask the stream for, which is in its queue then; None: there is none now."""
+        if not stream.has_room:
+            return None
+        block = self._returned.popleft() if self._returned else next(self._fresh, None)
+        if block is None and not stream.queue:
+            block = self._late(stream)
+        if block is not None:
+            stream._add(block, now)
+        return block
+
+    def _late(self, idle: DonorStream) -> Block | None:
+        found: Block | None = None
+        found_s = 0.0
+        waits: dict[Block, float] = {}
+        for stream in self._streams:
+            ahead = stream.to_come_bytes - sum(block.size for block in stream.queue)
+            for block in stream.queue:
+                ahead += block.size
+                if not block.is_landed:
+                    waits[block] = min(waits.get(block, float("inf")), stream.wait_s(ahead))
+        for block, wait_s in waits.items():
+            mine_s = idle.latency_s + idle.wait_s(block.size)
+            if wait_s > max(found_s, 2 * mine_s + RESCUE_S):
+                found, found_s = block, wait_s
+        return found
+
+    def land(self, block: Block) -> None:
+        assert not block.is_landed
+        assert self.remaining > 0
+        block.is_landed = True
+        self.remaining -= 1
+
+    def delivered(self, stream: DonorStream) -> None:
+        """Note that the first block of a stream's queue has come, whatever became of it."""
+        self._give_back(stream._remove_first())
+
+    def forsake(self, stream: DonorStream) -> bool:
+        """Remove a stream that has ended. Return whether it has left blocks to the others."""
+        self._streams.remove(stream)
+        before = len(self._returned)
+        while stream.queue:
+            self._give_back(stream._remove_first())
+        return len(self._returned) > before
+
+    def _give_back(self, block: Block) -> None:
+        if not block.is_landed and not block.holders:
+            self._returned.append(block)
+
+
+def blocks_of(tensor: int, size: int, numbers: Iterable[int]) -> Iterator[Block]:
+    """Yield the numbered blocks of a tensor of `size` bytes."""
+    width = tensor_blocks.BLOCK_BYTES
+    for number in numbers:
+        yield Block(tensor, number, min(width, size - number * width))
+
 
 logger = logging.getLogger("pccl.state")
 
 STALL_S = 5.0
 PATIENCE_S = 5.0
-"""Time that a donor may send nothing, where the peer timeout is not given."""
+"""Longest silence of a donor without a given peer timeout."""
 WATCH_S = 0.25
 IDLE_S = 0.1
-"""Interval in which a stream with nothing to do looks for blocks that are late."""
+"""Interval of an idle stream's search for late blocks."""
 DONORS_MAX = 32
 """Number of donors in use at once; others take the place of those that fail."""
 STREAMS_MAX = 64
 """Number of streams from all donors together, but each donor has one."""
 STREAMS_PER_DONOR_MAX = 8
 STREAM_AFTER_S = 2.0
-"""Time for which a donor's speed is measured before it gets another stream, if the rest will take longer than twice
-that."""
+"""Time to measure a donor before it gets another stream, if the rest takes longer than twice that."""
 STREAM_GAIN = 1.1
-"""A donor that has not become so much faster by its last stream gets no more."""
+"""Least gain of speed by the last stream of a donor that gets another."""
 DIGESTS_UNASKED_BYTES_MAX = 2**18
 """If all digests are no more than this, every donor tells them unasked, which saves a round trip."""
 DIGEST_REQUESTS_AHEAD = 128
@@ -70,8 +236,6 @@ its answers."""
 
 
 class ClosableStream(ByteStream, Protocol):
-    """A connection to a donor."""
-
     def close(self) -> None: ...
 
 
@@ -96,13 +260,9 @@ class Receiver:
         self.held = [bytearray(digests) for digests in own.blocks]
         """The digests of what each tensor's blocks hold at this moment; UNKNOWN where a block is half-written."""
         self.rx_bytes = 0
-        """Bytes of the blocks that have landed."""
         self.overwritten: set[str] = set()
-        """Tensors of which at least one byte was replaced."""
         self.suspects: dict[int, str] = {}
-        """Donors that failed, and how, in the order in which they did."""
         self.patience_s = PATIENCE_S
-        """Time that a donor may send nothing."""
         self._fetching: _Fetch | None = None
 
     async def fetch(self, plan: m.SyncPlan, donors: Sequence[m.PeerInfo], connect: Connect) -> None:
@@ -132,7 +292,6 @@ class Receiver:
             self._fetching = None
 
     def lost(self, peer: int, reason: str) -> None:
-        """Note that a peer is gone; if it is a donor, nobody waits for it any more."""
         if self._fetching is not None:
             self._fetching.lost(peer, reason)
 
@@ -146,7 +305,6 @@ class _Donor:
         self.nursery: trio.Nursery | None = None
         """Holds the tasks of its streams, once it has one."""
         self.streams = 1
-        """Number of streams that it was given so far."""
         self.is_full = False
         """Whether more streams would not make it faster."""
         self.rx_bytes = 0
@@ -161,7 +319,7 @@ class _Donor:
         if self._windows and elapsed_s < STREAM_AFTER_S:
             return False
         rate = (self.rx_bytes - self._window_bytes) / elapsed_s
-        # The first window only begins the second; that has TCP's slow start in it, and is no measure either.
+        # Ignore the first two windows: TCP's slow start.
         if self._windows > 2:
             self.is_full = self.is_full or rate < STREAM_GAIN * self._rate
         self._rate = rate
@@ -171,8 +329,6 @@ class _Donor:
 
 
 class _Connection:
-    """A connection to a donor, which tells its donor stream what moves."""
-
     def __init__(self, donor: _Donor, sock: ClosableStream) -> None:
         self.stream = DonorStream()
         self._donor = donor
@@ -188,7 +344,6 @@ class _Connection:
         return self.is_learning or bool(self.stream.queue)
 
     async def unless_silent(self, use: Callable[[], Awaitable[None]]) -> None:
-        """Await `use()`. ConnectionLost if the watch ends it."""
         self._scope = trio.CancelScope()
         with self._scope:
             await use()
@@ -222,8 +377,6 @@ class _Connection:
 
 
 class _Writing:
-    """A block whose bytes are on their way into the tensor."""
-
     def __init__(self) -> None:
         self.is_revoked = False
         self.ended = trio.Event()
@@ -237,7 +390,6 @@ class _Writing:
         return 0
 
     async def revoke(self) -> None:
-        """Have the writer let go of the block."""
         self.is_revoked = True
         self._scope.cancel()
         await self.ended.wait()
@@ -260,7 +412,6 @@ class _Fetch:
         self._connect = connect
         self._donors: dict[int, _Donor] = {}
         self._goal: dict[int, bytes] = {}
-        """The block digests to reach, by tensor."""
         self._schedule: Schedule | None = None
         self._tells = (
             root is not None
@@ -309,7 +460,6 @@ class _Fetch:
                 await self._use(member)
 
     async def _use(self, member: m.PeerInfo) -> None:
-        """Fetch from a donor until everything has landed or it has failed."""
         donor = self._donors[member.peer] = _Donor(member)
         try:
             with donor.scope:
@@ -320,7 +470,6 @@ class _Fetch:
             self._fail(donor.peer, str(error))
 
     async def _begin(self, donor: _Donor) -> _Connection:
-        """Return the donor's first connection, when the goal is known."""
         connection = _Connection(donor, await self._connect(donor.member, self._tells))
         try:
             if self._tells:
@@ -380,7 +529,6 @@ class _Fetch:
                 self._returned = trio.Event()
 
     async def _watch(self) -> None:
-        """End connections that have fallen silent, and open more. Only time in which this process ran counts."""
         last = trio.current_time()
         while True:
             await trio.sleep(WATCH_S)
@@ -397,12 +545,12 @@ class _Fetch:
             least_s = min((connection.stream.silent_s for connection in waiting), default=0.0)
             are_others_idle = self._learning.statistics().tasks_waiting > 0
             for connection in waiting:
-                # Who fell silent at about the same time as all others is not to blame: we may be cut off ourselves.
+                # If all fall silent at about the same time, this process may be cut off itself.
                 is_alone = are_others_idle or connection.stream.silent_s - least_s >= STALL_S / 2
                 patience_s = self._receiver.patience_s
                 limit_s = min(STALL_S, patience_s) if is_alone else patience_s
                 if connection.stream.silent_s >= limit_s:
-                    connection.end(f"sent nothing for {limit_s:g} s")
+                    connection.end(f"was silent for {limit_s:g} s")
             self._add_streams(now)
 
     # Learning the goal.
@@ -516,7 +664,6 @@ class _Fetch:
         self._hold(block, UNKNOWN)
 
     def _land(self, block: Block, landing: Landing) -> None:
-        """Put the verified bytes in `landing` in the block's place."""
         assert self._schedule is not None
         self._spoil(block)
         landing.land()

@@ -1,13 +1,11 @@
 """A shared state as blocks and digests.
 
-Contents are compared and moved in blocks of BLOCK_BYTES. A tensor's digest is the BLAKE3 of its blocks' BLAKE3 digests;
-the root that the master elects is the BLAKE3 of all tensors' digests together with their names, dtypes and shapes.
-Tensors whose content may differ between peers (loose ones) are not in the root.
+Contents are compared and moved in blocks of BLOCK_BYTES. A tensor's digest is the BLAKE3 of its blocks' digests; the
+elected root is the BLAKE3 of all digests with names, dtypes and shapes, without loose tensors. A device tensor has a
+`Store` that computes the same digests.
 
-A tensor on a device has a `Store`, which hashes it there, to the same digests, and copies what is asked for.
-
-Hashing releases the GIL and uses every core this process may run on, with threads of its own: BLAKE3's built-in
-parallelism keeps a pool of threads for the whole process, which would hang a child that was forked after its first use.
+Hashing releases the GIL and uses every core with threads of its own: the thread pool of BLAKE3 would hang a forked
+child.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from pccl.protocol import messages as m
 BLOCK_BYTES = 2**20
 DIGEST_BYTES = 32
 UNKNOWN = bytes(DIGEST_BYTES)
-"""Stands for the digest of a block whose content nobody knows."""
+"""The digest of a block with unknown content."""
 SHARE_BYTES = 16 * 2**20
 """Number of bytes that a hashing thread takes at a time."""
 THREADS_MAX = 32
@@ -68,8 +66,6 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class StateTensor:
-    """A tensor of the shared state."""
-
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -99,12 +95,10 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
-    """A landing that is the block itself."""
-
     view: memoryview
 
     def land(self) -> None:
-        """Do nothing: the block has its content already."""
+        """The block has its content already."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +142,7 @@ def root_digest(tensors: Sequence[StateTensor], blocks: Sequence[bytes]) -> byte
 
 
 def fingerprint(tensors: Sequence[StateTensor]) -> Fingerprint:
-    """Return the digests of all tensors, which must not change meanwhile. Reads every byte once; for a worker
-    thread."""
+    """Return the digests of all tensors, which must not change during the call. For a worker thread."""
     shares = list(_shares(tensors))
     digests = iter([each for share in _hashed(shares) for each in share])
     blocks = tuple(
@@ -160,7 +153,6 @@ def fingerprint(tensors: Sequence[StateTensor]) -> Fingerprint:
 
 
 def _shares(tensors: Sequence[StateTensor]) -> Iterator[list[memoryview]]:
-    """Yield all blocks in order, in runs of about SHARE_BYTES."""
     share: list[memoryview] = []
     size = 0
     for tensor in tensors:

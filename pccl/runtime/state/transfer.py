@@ -1,23 +1,64 @@
-"""A peer's part in one `sync_shared_state`: it serves its state to others, or has its own brought to theirs.
+"""A peer's part in one `sync_shared_state`: it serves its state to others, or fetches theirs.
 
-    tensor_blocks    blocks and digests
-    donor            answers a receiver
-    schedule         which block is asked of which donor
-    receiver         fetches from many donors, verifies, lands
-
-Payload does not go through the engine: the caller is blocked in the joint call anyway, Python only passes memory views
-to the kernel, and hashing happens outside the GIL. The tensors must not change while their owner is in the call.
+A donor answers each connection request by request, at most one block per turn of trio's scheduler. Payload bypasses the
+engine: the caller waits in the call, Python passes memory views to the kernel, and hashing releases the GIL. The
+tensors must not change during the call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+import trio
 
 from pccl.protocol import messages as m
-from pccl.runtime.network.wire import ByteStream
-from pccl.runtime.state import donor
+from pccl.protocol.codec import ProtocolError
+from pccl.runtime.network.wire import ByteStream, receive_message, send_message, send_some
+from pccl.runtime.state import tensor_blocks
 from pccl.runtime.state.receiver import PATIENCE_S, ClosableStream, Connect, Receiver, TransferError
 from pccl.runtime.state.tensor_blocks import Fingerprint, StateTensor
+
+
+async def serve(
+    stream: ByteStream,
+    tensors: Sequence[StateTensor],
+    own: Fingerprint,
+    sent: Callable[[int], None],
+    tells: bool = False,
+) -> None:
+    """Answer a receiver until ConnectionLost, or ProtocolError for an invalid request. With `tells`, send the digests
+    of all tensors that are not loose first. `sent` is called with the size of sent content."""
+    for index, tensor in enumerate(tensors):
+        if tells and not tensor.loose:
+            await _send_digests(stream, index, own)
+    while True:
+        request: m.StateRequest = await receive_message(stream, m.StateRequest)
+        if not 0 <= request.tensor < len(tensors):
+            raise ProtocolError(f"unknown tensor number {request.tensor}")
+        if isinstance(request, m.DigestRequest):
+            await _send_digests(stream, request.tensor, own)
+            continue
+        tensor = tensors[request.tensor]
+        if request.first < 0 or request.count < 1 or request.first + request.count > tensor.block_count:
+            raise ProtocolError(f"blocks [{request.first}, +{request.count}) of {tensor.block_count} were asked for")
+        for number in range(request.first, request.first + request.count):
+            if tensor.store is None:
+                block = tensor.block(number)
+            else:
+                block = await trio.to_thread.run_sync(tensor.store.load, number, abandon_on_cancel=True)
+            await _send(stream, block, sent)
+
+
+async def _send_digests(stream: ByteStream, tensor: int, own: Fingerprint) -> None:
+    await send_message(stream, m.Digests(tensor, tensor_blocks.BLOCK_BYTES, own.blocks[tensor]))
+
+
+async def _send(stream: ByteStream, block: memoryview, sent: Callable[[int], None]) -> None:
+    while block:
+        count = await send_some(stream, block)
+        sent(count)
+        block = block[count:]
+
 
 __all__ = ["ClosableStream", "Transfer", "TransferError"]
 
@@ -39,7 +80,6 @@ class Transfer:
 
     @property
     def overwritten(self) -> set[str]:
-        """Tensors of which at least one byte was replaced."""
         return self._receiver.overwritten
 
     async def serve(self, stream: ByteStream, tells: bool = False) -> None:
@@ -49,14 +89,14 @@ class Transfer:
         def sent(count: int) -> None:
             self.tx_bytes += count
 
-        await donor.serve(stream, self.tensors, self.own, sent, tells)
+        await serve(stream, self.tensors, self.own, sent, tells)
 
     async def fetch(
         self, plan: m.SyncPlan, donors: Sequence[m.PeerInfo], connect: Connect, patience_s: float = PATIENCE_S
     ) -> list[tuple[int, str]]:
-        """Bring the tensors to the elected content. A donor may send nothing for `patience_s`. Return the donors that
-        failed and how; TransferError, with the same, when none is left to ask. When cancelled, what has come stays, and
-        another fetch may follow."""
+        """Bring the tensors to the elected content. A donor may be silent for `patience_s`. Return the failed donors
+        with reasons; TransferError when none is left. After a cancellation the content stays, and another fetch may
+        follow."""
         self._receiver.suspects.clear()
         self._receiver.patience_s = patience_s
         await self._receiver.fetch(plan, donors, connect)

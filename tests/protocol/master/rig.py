@@ -9,8 +9,7 @@ import msgspec
 from pccl.protocol import messages as m
 from pccl.protocol.master.effects import Effect, FindRings, MasterLog, Send
 from pccl.protocol.master.machine import Master
-from pccl.protocol.master.options import MasterOptions
-from pccl.protocol.master.run_state import RunState
+from pccl.protocol.master.run_state import MasterOptions, RunState
 from pccl.protocol.messages import Kind, OpRef
 from pccl.runtime.master.ring_search import best_ring
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.protocol.fence import FencedView
-from pccl.protocol.master.leadership import Leadership, QuorumView
+from pccl.protocol.failover.durable_state import RecordedView
 from pccl.protocol.master.run_state import RunState
+from pccl.protocol.master.views import Leadership, QuorumView
 
 
 def leading(peers: int) -> Leadership:
     """A master whose last view has this many peers, all of whom are here."""
     here = frozenset(range(1, peers + 1))
-    return Leadership(RunState("run"), FencedView(3, here), (), [QuorumView(peers, here)], has_rivals=True)
+    return Leadership(RunState("run"), RecordedView(3, here), (), [QuorumView(peers, here)], has_rivals=True)
 
 
 @pytest.mark.parametrize(("lost", "unaware", "is_enough"), [(0, 2, True), (0, 3, False), (1, 1, True), (1, 2, False)])
@@ -40,14 +40,14 @@ def test_who_leaves_on_purpose_follows_nobody(is_leaving: bool) -> None:
 def test_the_record_names_a_view_before_it_is_announced() -> None:
     state = RunState("run")
     state.view = 4
-    fence = Leadership(state, FencedView.of(3, (1, 2, 3))).prepare([1, 2])
-    assert (fence.installed, fence.prepared) == (FencedView.of(3, (1, 2, 3)), [FencedView.of(4, (1, 2))])
+    record = Leadership(state, RecordedView.of(3, (1, 2, 3))).prepare([1, 2])
+    assert (record.installed, record.prepared) == (RecordedView.of(3, (1, 2, 3)), [RecordedView.of(4, (1, 2))])
 
 
 def test_a_lost_peer_counts_until_a_view_without_it_is_in_force() -> None:
     """It may count in a view of the master before, too. Where nobody is left, no view can come into force."""
     state = RunState("run")
-    leadership = Leadership(state, FencedView.of(3, (1, 2)), [FencedView.of(4, (1, 2, 3))])
+    leadership = Leadership(state, RecordedView.of(3, (1, 2)), [RecordedView.of(4, (1, 2, 3))])
     state.accepted_count = 1
     assert [leadership.is_settled_without(peer) for peer in (2, 3, 4)] == [False, False, True]
     state.accepted_count = 0

@@ -6,7 +6,7 @@ import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol.master.link_failures import RELINKS_MAX
-from pccl.protocol.master.missing_links import RETRY_S, RETRY_S_MAX
+from pccl.protocol.master.views import RETRY_S, RETRY_S_MAX
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.protocol.master.rig import Rig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.master import op_verdicts
+from pccl.protocol.master import verdicts
 from pccl.protocol.messages import OpRef
 from pccl.types import Result
 from tests.protocol.master.rig import TAG, Rig, flush_of
@@ -215,7 +215,7 @@ def test_who_has_used_very_many_tags_is_given_a_new_epoch() -> None:
 
 
 def test_who_makes_up_ops_is_put_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(op_verdicts, "OPEN_OPS_MAX", 10)
+    monkeypatch.setattr(verdicts, "OPEN_OPS_MAX", 10)
     rig = Rig(0, 0, 0)
     epoch = rig.master.state.groups[0].epoch
     rig.hear(2, m.OpsDone(epoch, [OpRef(tag, 0) for tag in range(5)]))

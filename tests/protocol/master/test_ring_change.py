@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pccl.protocol import messages as m
 from pccl.protocol.link_metrics import FAILURE_FRESH_S
+from pccl.protocol.master.ring import ROUND_S_MAX
 from pccl.protocol.messages import Kind
-from pccl.protocol.optimization import ROUND_S_MAX
 from pccl.protocol.topology import ring_pairs
 from pccl.types import Result
 from tests.protocol.master.rig import Rig, flush_of, measure

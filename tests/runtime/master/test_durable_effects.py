@@ -12,20 +12,19 @@ from pathlib import Path
 import pytest
 import trio
 
-from pccl.protocol.fence import Fence, FencedView
+from pccl.protocol.failover.durable_state import RecordedView, RunRecord
 from pccl.protocol.master.effects import Close, Effect, Persist, TakeHeartbeats
-from pccl.runtime.master import durable_effects
-from pccl.runtime.master.durable_effects import DurableEffects
-from pccl.runtime.master.fence_file import LOCK, FenceFile
+from pccl.runtime.master import durable_state
+from pccl.runtime.master.durable_state import LOCK, DurableEffects, StateDirectory
 
 WAIT_S = 60.0
 
 
-def fence(term: int) -> Fence:
-    return Fence("a run", b"secret", term, FencedView.of(7, [1, 2, 3]), [], False, 90.0)
+def record(term: int) -> RunRecord:
+    return RunRecord("a run", b"secret", term, RecordedView.of(7, [1, 2, 3]), [], False, 90.0)
 
 
-class Disk(FenceFile):
+class Disk(StateDirectory):
     """A directory that takes a record when the test says so."""
 
     def __init__(self, directory: Path, is_optional: bool = False) -> None:
@@ -34,16 +33,16 @@ class Disk(FenceFile):
         self.failures = 0
         self.written: list[int] = []
 
-    def write(self, fence: Fence) -> None:
+    def write(self, record: RunRecord) -> None:
         assert self.may_write.acquire(timeout=WAIT_S)
         if self.failures:
             self.failures -= 1
             raise OSError(28, "No space left on device")
-        super().write(fence)
-        self.written.append(fence.term)
+        super().write(record)
+        self.written.append(record.term)
 
 
-def with_effects(disk: FenceFile | None, use: Callable[[DurableEffects, list[Effect]], Awaitable[None]]) -> None:
+def with_effects(disk: StateDirectory | None, use: Callable[[DurableEffects, list[Effect]], Awaitable[None]]) -> None:
     """Runs `use` with a queue of effects and the list of those that it has performed."""
     performed: list[Effect] = []
 
@@ -76,8 +75,8 @@ def test_what_follows_a_record_waits_for_it_in_order(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
 
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:
-        effects.carry_out([Close(1), Persist(fence(1)), Close(2)])
-        effects.carry_out([Close(3), Persist(fence(2)), Close(4)])
+        effects.carry_out([Close(1), Persist(record(1)), Close(2)])
+        effects.carry_out([Close(3), Persist(record(2)), Close(4)])
         assert performed == [Close(1)]
         disk.may_write.release()
         await until(lambda: len(performed) == 3)
@@ -96,7 +95,7 @@ def test_connections_for_heartbeats_are_taken_at_once(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
 
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:
-        effects.carry_out([Persist(fence(1)), Close(1)])
+        effects.carry_out([Persist(record(1)), Close(1)])
         effects.carry_out([TakeHeartbeats(2)])
         assert performed == [TakeHeartbeats(2)]
         disk.may_write.release()
@@ -108,14 +107,14 @@ def test_connections_for_heartbeats_are_taken_at_once(tmp_path: Path) -> None:
 def test_a_disk_that_fails_is_tried_again_and_told_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(durable_effects, "WRITE_AGAIN_S", 0.001)
+    monkeypatch.setattr(durable_state, "WRITE_AGAIN_S", 0.001)
     disk = Disk(tmp_path)
     disk.failures = 3
 
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:
         for _ in range(4):
             disk.may_write.release()
-        effects.carry_out([Persist(fence(1)), Close(1)])
+        effects.carry_out([Persist(record(1)), Close(1)])
         await until(lambda: performed == [Close(1)])
 
     with caplog.at_level(logging.WARNING, "pccl.master"):
@@ -125,18 +124,18 @@ def test_a_disk_that_fails_is_tried_again_and_told_once(
         f"the run stands still until its state can be written to {tmp_path}: No space left on device",
         f"the state has been written to {tmp_path}",
     ]
-    again = FenceFile(str(tmp_path), "another")
-    assert again.fence == fence(1), "closing has given the directory free"
+    again = StateDirectory(str(tmp_path), "another")
+    assert again.record == record(1), "closing has given the directory free"
     again.close()
 
 
 def test_a_default_directory_that_somebody_removes_stops_no_run(tmp_path: Path) -> None:
     directory = tmp_path / "state"
-    state = FenceFile(str(directory), "here", is_optional=True)
+    state = StateDirectory(str(directory), "here", is_optional=True)
 
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:
         shutil.rmtree(directory)
-        effects.carry_out([Persist(fence(1)), Close(1)])
+        effects.carry_out([Persist(record(1)), Close(1)])
         await until(lambda: performed == [Close(1)])
 
     with_effects(state, use)
@@ -147,20 +146,20 @@ def test_a_record_that_nobody_asked_for_stops_no_run(tmp_path: Path, caplog: pyt
     disk.failures = 1
 
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:
-        effects.carry_out([Persist(fence(1)), Close(1), Persist(fence(2)), Close(2)])
+        effects.carry_out([Persist(record(1)), Close(1), Persist(record(2)), Close(2)])
         disk.may_write.release()
         await until(lambda: performed == [Close(1), Close(2)])
 
     with caplog.at_level(logging.WARNING, "pccl.master"):
         with_effects(disk, use)
     assert f"this master keeps no record of its run from now on: {tmp_path}: No space left on device" in caplog.text
-    again = FenceFile(str(tmp_path), "here", is_optional=True)
-    assert again.fence is None
+    again = StateDirectory(str(tmp_path), "here", is_optional=True)
+    assert again.record is None
     again.close()
 
 
 def test_a_directory_is_touched_while_its_master_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(durable_effects, "TOUCH_S", 0.002)
+    monkeypatch.setattr(durable_state, "TOUCH_S", 0.002)
     disk = Disk(tmp_path)
 
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:

@@ -11,39 +11,41 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pccl.protocol.fence import Fence, FencedView
-from pccl.runtime.master.fence_file import LOCK, RECORD, FenceFile, StateError
+from pccl.protocol.failover.durable_state import RecordedView, RunRecord
+from pccl.runtime.master.durable_state import LOCK, RECORD, StateDirectory, StateError
 
-FENCE = Fence("a run", b"\x00\xffsecret", 3, FencedView.of(7, [1, 2, 3]), [FencedView.of(8, [1, 2])], False, 90.0)
+FENCE = RunRecord(
+    "a run", b"\x00\xffsecret", 3, RecordedView.of(7, [1, 2, 3]), [RecordedView.of(8, [1, 2])], False, 90.0
+)
 
 
 def test_a_record_is_read_again(tmp_path: Path) -> None:
     directory = str(tmp_path / "new" / "state")
-    state = FenceFile(directory, "here")
-    assert state.fence is None
+    state = StateDirectory(directory, "here")
+    assert state.record is None
     state.write(FENCE)
     state.close()
-    again = FenceFile(directory, "here")
-    assert again.fence == FENCE
+    again = StateDirectory(directory, "here")
+    assert again.record == FENCE
     again.close()
 
 
 def test_the_next_record_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
-    state = FenceFile(str(tmp_path), "here")
+    state = StateDirectory(str(tmp_path), "here")
     for term in (3, 4, 5):
-        fence = msgspec.structs.replace(FENCE, term=term)
-        state.write(fence)
+        record = msgspec.structs.replace(FENCE, term=term)
+        state.write(record)
         state.close()
         assert sorted(os.listdir(tmp_path)) == sorted([LOCK, RECORD])
-        state = FenceFile(str(tmp_path), "here")
-        assert state.fence == fence
+        state = StateDirectory(str(tmp_path), "here")
+        assert state.record == record
     state.close()
 
 
 def test_a_record_is_on_disk_before_it_has_its_name_and_its_name_before_the_write_is_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    state = FenceFile(str(tmp_path), "here")
+    state = StateDirectory(str(tmp_path), "here")
     done: list[str] = []
     fsync, rename = os.fsync, os.rename
 
@@ -63,7 +65,7 @@ def test_a_record_is_on_disk_before_it_has_its_name_and_its_name_before_the_writ
 
 
 def test_only_the_owner_reads_it(tmp_path: Path) -> None:
-    state = FenceFile(str(tmp_path / "state"), "here")
+    state = StateDirectory(str(tmp_path / "state"), "here")
     state.write(FENCE)
     state.close()
     assert stat.S_IMODE(os.stat(tmp_path / "state").st_mode) == 0o700
@@ -71,28 +73,28 @@ def test_only_the_owner_reads_it(tmp_path: Path) -> None:
 
 
 def test_the_second_is_told_who_is_there(tmp_path: Path) -> None:
-    first = FenceFile(str(tmp_path), "10.0.0.1:48148")
+    first = StateDirectory(str(tmp_path), "10.0.0.1:48148")
     with pytest.raises(StateError, match=f"is in use by the master at 10.0.0.1:48148, process {os.getpid()} on "):
-        FenceFile(str(tmp_path), "10.0.0.2:48148")
+        StateDirectory(str(tmp_path), "10.0.0.2:48148")
     first.close()
-    FenceFile(str(tmp_path), "10.0.0.2:48148").close()
+    StateDirectory(str(tmp_path), "10.0.0.2:48148").close()
 
 
 def test_a_child_keeps_nobody_out(tmp_path: Path) -> None:
     """A child's copy of the lock's descriptor is closed, and the parent's lock stays."""
-    state = FenceFile(str(tmp_path), "here")
+    state = StateDirectory(str(tmp_path), "here")
     child = os.fork()
     if child == 0:
         state.close()
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
     with pytest.raises(StateError, match="in use"):
-        FenceFile(str(tmp_path), "there")
+        StateDirectory(str(tmp_path), "there")
     state.close()
 
 
 def test_a_write_that_fails_leaves_the_record_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = FenceFile(str(tmp_path), "here")
+    state = StateDirectory(str(tmp_path), "here")
     state.write(FENCE)
 
     def full(fd: int) -> None:
@@ -101,10 +103,10 @@ def test_a_write_that_fails_leaves_the_record_before(tmp_path: Path, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(OSError, match="No space"):
-            state.write(Fence("another", b"", 1, None))
+            state.write(RunRecord("another", b"", 1, None))
     state.close()
-    again = FenceFile(str(tmp_path), "here")
-    assert again.fence == FENCE
+    again = StateDirectory(str(tmp_path), "here")
+    assert again.record == FENCE
     again.close()
 
 
@@ -112,37 +114,37 @@ def test_a_write_that_fails_leaves_the_record_before(tmp_path: Path, monkeypatch
 def test_what_is_no_record_is_named_and_lets_the_directory_free(tmp_path: Path, text: str) -> None:
     (tmp_path / RECORD).write_text(text, encoding="latin-1")
     for _ in range(2):
-        with pytest.raises(StateError, match=f"{RECORD} is no record of a master"):
-            FenceFile(str(tmp_path), "here")
+        with pytest.raises(StateError, match=f"{RECORD} is not a valid record"):
+            StateDirectory(str(tmp_path), "here")
 
 
 def test_a_later_format_is_refused(tmp_path: Path) -> None:
-    state = FenceFile(str(tmp_path), "here")
+    state = StateDirectory(str(tmp_path), "here")
     state.write(FENCE)
     state.close()
     path = tmp_path / RECORD
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
     with pytest.raises(StateError, match="has format 2"):
-        FenceFile(str(tmp_path), "here")
+        StateDirectory(str(tmp_path), "here")
 
 
 def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StateError, match=r"no state can be kept in .*file/state: "):
-        FenceFile(str(tmp_path / "file" / "state"), "here")
+        StateDirectory(str(tmp_path / "file" / "state"), "here")
     (tmp_path / LOCK).mkdir()
     with pytest.raises(StateError, match="no state can be kept"):
-        FenceFile(str(tmp_path), "here")
+        StateDirectory(str(tmp_path), "here")
 
 
 def test_nothing_is_written_where_another_master_may_have_begun(tmp_path: Path) -> None:
     directory = tmp_path / "state"
-    state = FenceFile(str(directory), "here")
+    state = StateDirectory(str(directory), "here")
     state.write(FENCE)
     directory.rename(tmp_path / "away")
     with pytest.raises(OSError, match="'lock' was removed or replaced"):
         state.write(FENCE)
-    other = FenceFile(str(directory), "there")
+    other = StateDirectory(str(directory), "there")
     with pytest.raises(OSError, match="'lock' was removed or replaced"):
         state.write(FENCE)
     assert not (directory / RECORD).exists()
@@ -154,44 +156,44 @@ def test_nothing_is_written_where_another_master_may_have_begun(tmp_path: Path) 
 
 
 def test_it_is_known_for_how_long_nobody_has_held_a_directory(tmp_path: Path) -> None:
-    state = FenceFile(str(tmp_path), "here")
+    state = StateDirectory(str(tmp_path), "here")
     assert state.idle_s < 100
     state.write(FENCE)
     state.close()
     for path, age_s in ((tmp_path / LOCK, 500.0), (tmp_path / LOCK, 1000.0)):
         os.utime(path, (time.time() - age_s,) * 2)
-        state = FenceFile(str(tmp_path), "here")
+        state = StateDirectory(str(tmp_path), "here")
         assert state.idle_s == pytest.approx(age_s, abs=100)
         state.touch()
         state.close()
-    state = FenceFile(str(tmp_path), "here")
+    state = StateDirectory(str(tmp_path), "here")
     assert state.idle_s < 100
     state.close()
 
 
 def test_a_clock_that_was_set_back_makes_nobody_idle(tmp_path: Path) -> None:
-    FenceFile(str(tmp_path), "here").close()
+    StateDirectory(str(tmp_path), "here").close()
     os.utime(tmp_path / LOCK, (time.time() + 1000.0,) * 2)
-    state = FenceFile(str(tmp_path), "here")
+    state = StateDirectory(str(tmp_path), "here")
     assert state.idle_s == 0.0
     state.close()
 
 
 def test_a_record_that_was_given_up_is_removed(tmp_path: Path) -> None:
-    state = FenceFile(str(tmp_path), "here", is_optional=True)
+    state = StateDirectory(str(tmp_path), "here", is_optional=True)
     state.write(FENCE)
     state.give_up()
     state.give_up()
     state.close()
-    state = FenceFile(str(tmp_path), "here", is_optional=True)
-    assert state.fence is None
+    state = StateDirectory(str(tmp_path), "here", is_optional=True)
+    assert state.record is None
     state.close()
 
 
 def test_the_record_of_another_master_is_not_removed(tmp_path: Path) -> None:
-    state = FenceFile(str(tmp_path), "here", is_optional=True)
+    state = StateDirectory(str(tmp_path), "here", is_optional=True)
     os.remove(tmp_path / LOCK)
-    other = FenceFile(str(tmp_path), "there")
+    other = StateDirectory(str(tmp_path), "there")
     other.write(FENCE)
     state.give_up()
     assert (tmp_path / RECORD).exists()

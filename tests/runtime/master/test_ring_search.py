@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pccl.protocol.ring_problem import RingProblem
+from pccl.protocol.topology import RingProblem
 from pccl.runtime.master import ring_search
 from pccl.runtime.master.ring_search import KNOWN, UNKNOWN, UNREACHABLE, best_order, best_ring, price
 

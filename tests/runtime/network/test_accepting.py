@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from pccl.runtime.network import accepting, addresses
-from pccl.runtime.network.unauthenticated import Unauthenticated
+from pccl.runtime.network.accepting import Unauthenticated
 
 LIMIT_S = 30.0
 logger = logging.getLogger("pccl.peer")

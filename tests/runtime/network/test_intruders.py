@@ -330,7 +330,7 @@ def test_a_thousand_idle_connections_disturb_nobody(cluster: Cluster) -> None:
 
 
 def test_the_oldest_idle_connection_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl.runtime.network.unauthenticated.PER_SOURCE_MAX", 3)
+    monkeypatch.setattr("pccl.runtime.network.accepting.PER_SOURCE_MAX", 3)
     with MasterNode("127.0.0.1:0") as node, ExitStack() as stack:
         socks = [stack.enter_context(dialled(node.address)) for _ in range(4)]
         assert socks[0].recv(1) == b""

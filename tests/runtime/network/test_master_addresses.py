@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.runtime.network.addresses import parse_masters
-from pccl.runtime.network.master_addresses import PAUSE_S_MAX, MasterAddresses
+from pccl.runtime.network.addresses import PAUSE_S_MAX, MasterAddresses, parse_masters
 
 
 def test_all_in_turn_from_the_first_on() -> None:

@@ -147,7 +147,7 @@ def test_a_peer_without_tls_at_a_master_with_it(caplog: pytest.LogCaptureFixture
 
 def test_a_peer_with_tls_at_a_master_without_it(master: MasterNode, caplog: pytest.LogCaptureFixture) -> None:
     assert "does not speak TLS" in refusal(master.address, peer_context())
-    assert "speaks TLS, for which this master has no certificate" in refusals(caplog)[0]
+    assert "speaks TLS, but this master has no certificate" in refusals(caplog)[0]
 
 
 def test_a_peer_with_tls_at_something_else() -> None:

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
+from pccl.runtime.network.accepting import Unauthenticated, source_of
 from pccl.runtime.network.log_limiter import LINES_MAX, WINDOW_S, LogLimiter
-from pccl.runtime.network.unauthenticated import Unauthenticated, source_of
 
 
 class Port:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pccl import Communicator, MasterNode
-from pccl.protocol.master import missing_links
+from pccl.protocol.master import views
 from pccl.protocol.peer import links as peer_links
 from pccl.runtime.network import links
 from tests.support.cluster import Cluster, reduce_once, until
@@ -21,7 +21,7 @@ def _is_meshed(peer: Communicator) -> bool:
 
 
 def test_a_link_that_fails_at_first_is_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(missing_links, "RETRY_S", 0.05)
+    monkeypatch.setattr(views, "RETRY_S", 0.05)
     monkeypatch.setattr(peer_links, "LINK_TIMEOUTS", 0.2)
     dial, are_apart = links.dial, True
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from pccl import MasterNode, ReduceOp
-from pccl.protocol.history import History
+from pccl.protocol.master.statistics import History, Traffic
 from pccl.protocol.messages import LinkReport, Report
-from pccl.protocol.traffic import Traffic
 from pccl.runtime.data_plane.events import LinkCounters
 from pccl.runtime.session.reports import (
     EPOCHS_REPORTED,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.runtime.state import tensor_blocks
-from pccl.runtime.state.schedule import REQUESTS_FIRST, REQUESTS_MAX, RESCUE_S, Block, DonorStream, Schedule, blocks_of
+from pccl.runtime.state.receiver import REQUESTS_FIRST, REQUESTS_MAX, RESCUE_S, Block, DonorStream, Schedule, blocks_of
 
 SIZE = 1000
 

@@ -304,7 +304,7 @@ def test_a_donor_that_falls_silent_is_given_up() -> None:
     receiver = transfer_of(state(bytes(500)))
     clock = trio.testing.MockClock(autojump_threshold=0.05)
     suspects = fetch(receiver, plan_for(donor), [silent, donor.serve], clock, bound_s=10 * STALL_S)
-    assert suspects == [(1, "sent nothing for 5 s")]
+    assert suspects == [(1, "was silent for 5 s")]
     assert contents(receiver) == contents(donor)
 
 
@@ -437,7 +437,7 @@ def test_a_donor_that_stalls_while_others_move_is_given_up_and_named() -> None:
     donor, stalled = (transfer_of(state(pattern(40 * BLOCK))) for _ in range(2))
     receiver = transfer_of(state(bytes(40 * BLOCK)))
     serve = [slow(float("inf"), stalled, free=5), slow(0.2, donor)]
-    assert fetch(receiver, plan_for(donor), serve, virtual(), bound_s=60) == [(1, "sent nothing for 5 s")]
+    assert fetch(receiver, plan_for(donor), serve, virtual(), bound_s=60) == [(1, "was silent for 5 s")]
     assert contents(receiver) == contents(donor)
 
 
@@ -507,7 +507,7 @@ def test_a_rescued_block_is_verified_like_any_other() -> None:
         fetch(receiver, plan_for(donor), [stuck, liar], virtual())
     told = dict(caught.value.suspects)
     assert told[2] == f"block {held[0]} of tensor 't0' is not what its digest says"
-    assert "sent nothing" in told[1]
+    assert "was silent" in told[1]
 
 
 def test_a_block_that_has_landed_is_never_written_again() -> None:

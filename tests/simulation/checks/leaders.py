@@ -17,7 +17,7 @@ from tests.simulation.node import Node
 class Leaders:
     def __init__(self, facts: Facts, is_fenced: bool) -> None:
         self._facts = facts
-        self._is_fenced = is_fenced
+        self._is_recorded = is_fenced
         self._led: set[tuple[Node, int, str, int]] = set()
         """Peers by node and number, with each run and term in which they were led."""
         self._views: dict[tuple[str, int], Leader] = {}
@@ -39,7 +39,7 @@ class Leaders:
     def takes_on(self, node: Node, leader: Leader) -> None:
         """Check a master that goes on with a peer (Resumed)."""
         self.leads(node, leader)
-        if not self._is_fenced:
+        if not self._is_recorded:
             return
         for other in self._facts.nodes:
             if other.run == leader.run and other.views and node.views:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import permutations
 
-from pccl.protocol.ring_problem import RingProblem
+from pccl.protocol.topology import RingProblem
 from pccl.runtime.master.ring_search import matrices, price
 
 TRIED_OUT_PEERS_MAX = 6

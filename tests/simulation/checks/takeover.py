@@ -97,7 +97,7 @@ class _Takeover:
 class Takeovers:
     def __init__(self, facts: Facts, is_fenced: bool) -> None:
         self._facts = facts
-        self._is_fenced = is_fenced
+        self._is_recorded = is_fenced
         self._votes: dict[int, dict[Control, m.Vote]] = {}
         """The last votes of those who follow, by the master's process."""
         self._heard_of: dict[tuple[int, str], tuple[int, frozenset[int]]] = {}
@@ -214,7 +214,7 @@ class Takeovers:
                 if vote.term == message.term and voter.node.run == run
             }
             key = process, run
-            is_informed = self._is_fenced or self._facts.is_one_name or key in self._has_led
+            is_informed = self._is_recorded or self._facts.is_one_name or key in self._has_led
             self._has_led.add(key)
             self._now = _Takeover(process, run, message.term, reports, self._heard_of.pop(key, NO_VIEW), is_informed)
             self._last[process] = self._now

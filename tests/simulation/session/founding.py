@@ -13,7 +13,7 @@ import trio
 from trio.testing import MockClock
 
 from pccl import PCCLError
-from pccl.protocol.founding import Beginning
+from pccl.protocol.failover.bootstrap import Start
 from tests.simulation.session import schedule
 from tests.simulation.session.checks import PEERS_MAX, CheckError
 from tests.simulation.session.network import Weather
@@ -132,7 +132,7 @@ class FoundingSchedule:
         """Start masters and founders, and have the faults happen."""
         chance = self._random
         for number, host in enumerate(world.master_hosts):
-            world.start_master(host, Beginning.FOUND, is_standby=number > 0)
+            world.start_master(host, Start.NEW, is_standby=number > 0)
         times = sorted(
             [(chance.random() * self._arrival_s, True) for _ in range(self.founders)]
             + [(chance.random() * FAULTS_S, False) for _ in range(self._count)]

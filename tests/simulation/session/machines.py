@@ -10,8 +10,8 @@ from dataclasses import replace
 import trio
 
 from pccl import AsyncCommunicator
-from pccl.protocol.founding import Beginning
-from pccl.protocol.master.options import MasterOptions
+from pccl.protocol.failover.bootstrap import Start
+from pccl.protocol.master.run_state import MasterOptions
 from pccl.runtime.master.server import MasterServer
 from tests.simulation.session.determinism import process_nursery
 from tests.simulation.session.engine import SimEngine
@@ -92,12 +92,10 @@ process_of_task: ContextVar[Process] = ContextVar("process_of_task")
 
 
 async def serve_master(
-    process: Process, beginning: Beginning, standby_of: list[Address], token: str, founders: int = 1
+    process: Process, start: Start, standby_of: list[Address], token: str, founders: int = 1
 ) -> None:
     """Run a master in this process, for as long as it lives."""
     listener = process.system.listen(process.host, MASTER_PORT)
     options = MasterOptions(peer_timeout_s=PEER_TIMEOUT_S, founders=founders)
-    process.server = MasterServer(
-        listener, options, token, beginning=beginning, standby_of=standby_of, system=process.system
-    )
+    process.server = MasterServer(listener, options, token, start=start, standby_of=standby_of, system=process.system)
     await process.server.serve()

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import trio
 
-from pccl.protocol.founding import Beginning
+from pccl.protocol.failover.bootstrap import Start
 from tests.simulation.session.checks import PEERS_MAX
 from tests.simulation.session.network import Weather
 from tests.simulation.session.world import World
@@ -101,7 +101,7 @@ def _start_master(world: World, chance: random.Random) -> None:
 
 def _revive(world: World, host: str) -> None:
     """Start a master again as it was started first, but for what it cannot know."""
-    world.start_master(host, Beginning.UNKNOWN, is_standby=host != world.master_hosts[0])
+    world.start_master(host, Start.AUTO, is_standby=host != world.master_hosts[0])
 
 
 FAULTS: list[tuple[Fault, int]] = [
@@ -157,7 +157,7 @@ class Schedule:
         """Start the machines, and have the faults happen."""
         chance = self._random
         for number, host in enumerate(world.master_hosts):
-            world.start_master(host, Beginning.FOUND, is_standby=number > 0)
+            world.start_master(host, Start.NEW, is_standby=number > 0)
         for _ in range(self.peers):
             await trio.sleep(chance.random() * 0.5)
             world.start_peer()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import trio
 
-from pccl.protocol.founding import Beginning
+from pccl.protocol.failover.bootstrap import Start
 from pccl.types import Result
 from tests.simulation.session.campaign import play_seed
 from tests.simulation.session.checks import Checker, CheckError
@@ -58,7 +58,7 @@ def test_a_newcomer_gets_in_although_its_opening_is_cut_off(way: int, count: int
     world = World(seed=1, masters=1)
 
     async def faults(world: World) -> None:
-        world.start_master("10.0.1.1", Beginning.FOUND, is_standby=False)
+        world.start_master("10.0.1.1", Start.NEW, is_standby=False)
         world.network.cut_next(way, count)
         world.start_peer()
         await trio.sleep(5)

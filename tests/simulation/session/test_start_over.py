@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import trio
 
-from pccl.protocol.founding import Beginning
+from pccl.protocol.failover.bootstrap import Start
 from tests.simulation.session.machines import PEER_TIMEOUT_S
 from tests.simulation.session.program import Caller
 from tests.simulation.session.world import World, play
@@ -46,8 +46,8 @@ def test_who_is_to_start_over_founds_no_run_beside_the_one_that_is_led_on() -> N
     primary, standby = world.master_hosts
 
     async def faults(world: World) -> None:
-        world.start_master(primary, Beginning.FOUND, is_standby=False)
-        world.start_master(standby, Beginning.FOUND, is_standby=True)
+        world.start_master(primary, Start.NEW, is_standby=False)
+        world.start_master(standby, Start.NEW, is_standby=True)
         members = [_caller(world) for _ in range(PEERS)]
         members[0].lets_in = True
         await _until(lambda: all(member.world_size == PEERS for member in members))
@@ -59,7 +59,7 @@ def test_who_is_to_start_over_founds_no_run_beside_the_one_that_is_led_on() -> N
         world.masters[primary].kill()
         await trio.sleep(8.0)
         world.network.mend()
-        world.start_master(primary, Beginning.UNKNOWN, is_standby=False)
+        world.start_master(primary, Start.AUTO, is_standby=False)
         await trio.sleep(12.0)
         assert not newcomer.is_in, "it is in a run that nobody has let it into"
         for member in members:
@@ -78,8 +78,8 @@ def test_who_has_waited_at_one_master_hears_that_another_leads_by_now() -> None:
     primary, standby = world.master_hosts
 
     async def faults(world: World) -> None:
-        world.start_master(primary, Beginning.FOUND, is_standby=False)
-        world.start_master(standby, Beginning.FOUND, is_standby=True)
+        world.start_master(primary, Start.NEW, is_standby=False)
+        world.start_master(standby, Start.NEW, is_standby=True)
         members = [_caller(world) for _ in range(PEERS)]
         members[0].lets_in = True
         await _until(lambda: all(member.world_size == PEERS for member in members))
@@ -90,7 +90,7 @@ def test_who_has_waited_at_one_master_hears_that_another_leads_by_now() -> None:
                 world.network.cut(host, f"10.0.0.{number + 1}")
         world.masters[primary].kill()
         await world.masters[primary].ended.wait()
-        world.start_master(primary, Beginning.UNKNOWN, is_standby=False)
+        world.start_master(primary, Start.AUTO, is_standby=False)
         newcomers = [_caller(world) for _ in range(PEERS)]
         await trio.sleep(PEER_TIMEOUT_S)
         world.network.mend()
@@ -115,9 +115,9 @@ def test_founders_that_have_joined_at_a_standby_whose_run_ends_meet_those_who_co
     primary, *standbys = world.master_hosts
 
     async def faults(world: World) -> None:
-        world.start_master(primary, Beginning.FOUND, is_standby=False)
+        world.start_master(primary, Start.NEW, is_standby=False)
         for standby in standbys:
-            world.start_master(standby, Beginning.FOUND, is_standby=True)
+            world.start_master(standby, Start.NEW, is_standby=True)
         members = [_caller(world) for _ in range(PEERS)]
         await _until(lambda: all(member.is_in for member in members))
         world.masters[primary].kill()
@@ -128,7 +128,7 @@ def test_founders_that_have_joined_at_a_standby_whose_run_ends_meet_those_who_co
         for member in members:
             member.leaves = True
         await trio.sleep(1.0)
-        world.start_master(primary, Beginning.UNKNOWN, is_standby=False)
+        world.start_master(primary, Start.AUTO, is_standby=False)
         late = _caller(world)
         await _until(lambda: early.is_in and late.is_in)
         for caller in (early, late):

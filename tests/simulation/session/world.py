@@ -18,7 +18,7 @@ from contextlib import suppress
 import trio
 from trio.testing import MockClock
 
-from pccl.protocol.founding import Beginning
+from pccl.protocol.failover.bootstrap import Start
 from tests.simulation.session.checks import Checker, CheckError
 from tests.simulation.session.determinism import seeded
 from tests.simulation.session.device import known_arrays
@@ -81,11 +81,11 @@ class World(logging.Handler):
 
     # Machines.
 
-    def start_master(self, host: str, beginning: Beginning, is_standby: bool) -> None:
+    def start_master(self, host: str, start: Start, is_standby: bool) -> None:
         others = [address for address in self.plan.masters if address[0] != host] if is_standby else []
         process = self.masters[host] = Process(host, self.network, self.seed)
-        self.note(f"master {host} starts as {beginning.value}{', a standby' if others else ''}")
-        self._start(process, lambda: serve_master(process, beginning, others, self.plan.token, self.founders))
+        self.note(f"master {host} starts as {start.value}{', a standby' if others else ''}")
+        self._start(process, lambda: serve_master(process, start, others, self.plan.token, self.founders))
 
     def start_peer(self) -> int:
         number = len(self.peers)
@@ -142,7 +142,7 @@ class World(logging.Handler):
 
 
 def play(world: World, faults: Callable[[World], Awaitable[None]]) -> None:
-    """Play a run from beginning to end. CheckError, or whatever else was raised where nothing should be."""
+    """Play a run from start to end. CheckError, or whatever else was raised where nothing should be."""
     gc.collect()  # what others have left would say so meanwhile, and close its descriptors
     descriptors = _descriptors()
     tree = logging.getLogger("pccl")

@@ -71,7 +71,6 @@ from tests.simulation.trials.votes import (
     PromisedBeforeLaunch,
     StoppedAgain,
 )
-from tests.simulation.trials.waived import CameAndWent, LateVote, Overruled
 from tests.simulation.trials.weak_links import DeadDialer, HopelessLink, MissingLink, WeakLink
 from tests.simulation.trials.witnesses import BroughtUp, HalfHeard, SlowWitness
 from tests.simulation.world import World
@@ -86,7 +85,6 @@ __all__ = [
     "RECORDED",
     "RIVALS",
     "SUCCESSORS",
-    "WAIVED",
     "WITNESSES",
     "Trial",
     "play_trial",
@@ -159,8 +157,6 @@ WITNESSES_SHARE = 0.3
 """The probability that one of these follows."""
 RECORDED: tuple[type[Trial], ...] = (OldDisk, LeftOutFirst, LeftOutFirst, SlowHeirs, OneIsBack, Unseated, Unseated)
 """Trials of runs with one master, which has a record on its disk."""
-WAIVED: tuple[type[Trial], ...] = (CameAndWent, Overruled, Overruled, LateVote)
-"""Trials of runs with one master, which has no record and need not wait for all."""
 RIVALS: tuple[type[Trial], ...] = (Straggler, Deserted, Farewell, TakenApart)
 """Trials of runs that several masters may lead."""
 KIND_SHARE = 0.6
@@ -252,4 +248,4 @@ def _of_kind(world: World) -> tuple[type[Trial], ...]:
         return ()
     if world.addresses > 1:
         return (*RIVALS, LostFounder, LostFounder) if world.options.founders > 1 else RIVALS
-    return {Memory.NONE: (), Memory.DISK: RECORDED, Memory.WAIVED: WAIVED}[world.memory]
+    return RECORDED if world.memory is Memory.DISK else ()

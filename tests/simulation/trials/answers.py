@@ -30,7 +30,7 @@ class AnsweredViews(_Answers):
         world, rng = self._world, self._rng
         nodes = self._company_of(4)
         run = nodes[0].run
-        if not world.masters or self._is_out_of_time or any(node.site for node in world.alive):
+        if not world.masters or self._needs_all or any(node.site for node in world.alive):
             return
         away = rng.choice(nodes)
         one, other, *_ = rng.sample([node for node in nodes if node is not away], 3)
@@ -64,7 +64,7 @@ class AnswerToTheDead(_Answers):
         world, rng = self._world, self._rng
         nodes = self._company_of(3)
         run = nodes[0].run
-        if not world.masters or self._is_out_of_time or any(node.site for node in world.alive):
+        if not world.masters or self._needs_all or any(node.site for node in world.alive):
             return
         one, other = sorted(rng.sample(nodes, 2), key=lambda node: node.number)
         self._break_until(one, other, m.Prepare, at_once=True)

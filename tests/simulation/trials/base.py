@@ -44,10 +44,10 @@ class Trial:
         self._timeout_s = world.peer_timeout_s
         self._heals_at: dict[Node, float] = {}
         """Nodes that reach no master, and when they do again."""
-        self._is_fenced = world.memory is Memory.DISK and world.addresses == 1
+        self._is_recorded = world.memory is Memory.DISK and world.addresses == 1
         """Few may go on: their master knows who was in the run, and nobody else can have led it."""
-        self._is_out_of_time = slack > 1 and world.memory is Memory.NONE and world.addresses == 1
-        """Whoever waits for all may wait, by its own clock, for longer than the others have patience."""
+        self._needs_all = world.memory is Memory.NONE and world.addresses == 1
+        """A new master without a record continues the run only with all peers of its last view."""
 
     # What peers do.
 

@@ -19,7 +19,7 @@ class Chain(Trial):
         world, rng = self._world, self._rng
         peers = world.accepted
         run = peers[0].run
-        if len(peers) < 3 or self._is_out_of_time:
+        if len(peers) < 3 or self._needs_all:
             return
         for at in range(rng.randint(2, MASTERS_MAX)):
             leader = self._until_led()

@@ -8,7 +8,7 @@ import msgspec
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
-from pccl.protocol.failover import Failover
+from pccl.protocol.failover.machine import Failover
 from pccl.protocol.master.effects import Close, Effect, Send
 from pccl.types import Result
 from tests.simulation.node import Node

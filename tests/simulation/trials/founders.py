@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from pccl.protocol import messages as m
-from pccl.protocol.failover import Failover
-from pccl.protocol.founding import BIRTH_MARGIN_S, HOLD_S
+from pccl.protocol.failover.bootstrap import BIRTH_MARGIN_S, HOLD_S
+from pccl.protocol.failover.machine import Failover
 from pccl.protocol.master.effects import Close, Effect, Send
 from pccl.types import Result
 from tests.simulation.master_host import Memory
@@ -126,7 +126,7 @@ class LeftStandby(Trial):
         self._all_are_led(peers, run, (MARGIN_S + (SEARCH_TIMEOUTS + 2) * self._timeout_s) * self._slack)
         if not first.is_dead:
             world.kill_master(first)
-        first.fence = None
+        first.record = None
         world.restart_master(first)
         self._pass((self._timeout_s + BIRTH_MARGIN_S) * self._slack + MARGIN_S)
         early = [world.add(rng.randrange(self._groups)) for _ in range(rng.randint(1, count - 1))]

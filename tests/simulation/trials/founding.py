@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pccl.protocol import messages as m
-from pccl.protocol.founding import BIRTH_MARGIN_S, END_TIMEOUTS, HOLD_S
+from pccl.protocol.failover.bootstrap import BIRTH_MARGIN_S, END_TIMEOUTS, HOLD_S
 from tests.simulation.master_host import Memory
 from tests.simulation.node import Node
 from tests.simulation.scene import MASTER_TIMEOUT_S
@@ -21,17 +21,17 @@ class Newcomers(Trial):
         peers = world.accepted
         n, run = len(peers), peers[0].run
         safe_s = self._timeout_s + BIRTH_MARGIN_S  # a master without a record lets nobody found a run for so long
-        if self._is_fenced:
+        if self._is_recorded:
             safe_s = END_TIMEOUTS * self._timeout_s
         count = min(rng.randint(1, n + 1), world.options.pending_max)
-        if self._is_fenced and count < n:
+        if self._is_recorded and count < n:
             safe_s = MASTER_TIMEOUT_S  # it knows of more peers than those that have come
         away_s = rng.choice((0.2, 0.6, 0.85)) * safe_s / self._slack**2
         for host in world.hosts:
             if not host.is_dead:
                 world.kill_master(host)
         flapping = rng.random() < 0.5
-        stays = flapping and not self._is_fenced and n > 2 and rng.random() < 0.5
+        stays = flapping and not self._is_recorded and n > 2 and rng.random() < 0.5
         if stays:
             # While one of them is here nobody founds a run, however long the others take.
             away_s = rng.choice((0.85, 2.0, 4.0)) * safe_s / self._slack**2
@@ -145,7 +145,7 @@ class Unseated(_BackLate):
         n, run, host = len(peers), peers[0].run, world.hosts[0]
         if not host.is_leading:
             return  # another one may take what it has not heard of for no run at all
-        dies = self._is_fenced and rng.random() < 0.7
+        dies = self._is_recorded and rng.random() < 0.7
         count = min(rng.randint(1, n - 1) if dies else rng.randint(1, n), world.options.pending_max)
         safe_s = min(2 * self._timeout_s, self._timeout_s + BIRTH_MARGIN_S)
         if dies:
@@ -179,7 +179,7 @@ class OneIsBack(_BackLate):
         world, rng = self._world, self._rng
         peers = world.accepted
         n, run, host = len(peers), peers[0].run, world.hosts[0]
-        if not self._is_fenced or not 2 <= n < world.options.pending_max:
+        if not self._is_recorded or not 2 <= n < world.options.pending_max:
             return
         world.kill_master(host)
         for node in peers:
@@ -234,7 +234,7 @@ class NewDisk(_BackLate):
         for host in world.hosts:
             if not host.is_dead:
                 world.kill_master(host)
-            host.fence = None
+            host.record = None
         for node in peers:
             self._cut_off(node, MASTER_TIMEOUT_S)
         self._drain()

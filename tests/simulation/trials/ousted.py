@@ -44,10 +44,10 @@ class Ousted(Trial):
         for node in few:
             self._heals_at[node] = world.now
         bound_s = MASTER_TIMEOUT_S
-        if self._is_fenced or world.addresses > 1:
+        if self._is_recorded or world.addresses > 1:
             searches = SEARCH_TIMEOUTS if world.addresses > 1 else 0.0
             bound_s = late_s + 2 * MARGIN_S + (3 + searches) * self._timeout_s
-        if is_in_force and (self._slack == 1 or self._is_fenced):
+        if is_in_force and (self._slack == 1 or self._is_recorded):
             self._all_are_led(rest, run, bound_s * self._slack)
         self._all_have_an_end()
         if is_in_force:

@@ -33,7 +33,7 @@ class OldDisk(_Recorded):
         peers = self._company_of(rng.choice((3, 4, 5)))
         host, run = world.hosts[0], peers[0].run
         self._kill()
-        old, host.fence = host.fence, None
+        old, host.record = host.record, None
         world.restart_master(host)
         bound_s = (MARGIN_S + 2 * self._timeout_s) * self._slack
         self._all_are_led(world.accepted, run, bound_s)
@@ -41,7 +41,7 @@ class OldDisk(_Recorded):
             world.add(rng.choice(peers).group)
         self._be_whole()
         self._kill()
-        host.fence = old
+        host.record = old
         everybody = world.accepted
         few = self._some(everybody, rng.randint(1, (len(everybody) - 1) // 2))
         late_s = rng.choice((0.0, 1.0, 2.6, 3.4)) * self._timeout_s / self._slack**2

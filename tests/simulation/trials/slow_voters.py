@@ -15,7 +15,7 @@ class SlowVoters(Trial):
         peers = world.accepted
         run = peers[0].run
         leader = next((host for host in world.hosts if host.is_leading), None)
-        if leader is None or self._is_out_of_time:
+        if leader is None or self._needs_all:
             return
         if rng.random() < 0.6:
             world.add(rng.choice(peers).group)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pccl.protocol.messages import Kind
 from tests.simulation.master_host import Memory
 from tests.simulation.node import Node
-from tests.simulation.scene import MASTER_TIMEOUT_S
 from tests.simulation.trials.base import DELIVERIES, MARGIN_S, SEARCH_TIMEOUTS, Trial
 
 
@@ -31,10 +30,10 @@ class Succession(Trial):
         absent = self._some(peers, rng.choice((0, 0, 1, 1, n - 1)))
         self._work(kind, [node for node in peers if node not in absent], ops, calls)
         victims: list[Node] = []
-        may_lose = n - 1 if self._is_fenced else (n - 1) // 2
-        if may_lose and not self._is_out_of_time and not is_parted and rng.random() < 0.4:
+        may_lose = n - 1 if self._is_recorded else (n - 1) // 2
+        if may_lose and not self._needs_all and not is_parted and rng.random() < 0.4:
             victims = self._some(peers, rng.randint(1, may_lose))
-            if not self._is_fenced and len(newcomers) + len(victims) > (n + len(newcomers)) // 2:
+            if not self._is_recorded and len(newcomers) + len(victims) > (n + len(newcomers)) // 2:
                 victims = []  # a view may be in force that needs one of them
         late_s = 0.0
         for at in range(deaths):
@@ -87,7 +86,7 @@ class Succession(Trial):
         # Of several masters they may first wait at another one, for nearly as long as they are waited for.
         together_s = 0.8 * timeout_s if world.addresses == 1 else 0.0
         first = self._some(nodes, rng.randint(0, (len(nodes) - 1) // 2))
-        after_s = timeout_s * rng.choice((0.0, 0.5, 0.9, 1.2) if self._is_fenced else (0.0, 0.9, 2.0, 4.0))
+        after_s = timeout_s * rng.choice((0.0, 0.5, 0.9, 1.2) if self._is_recorded else (0.0, 0.9, 2.0, 4.0))
         if world.memory is Memory.NONE and world.addresses == 1 and self._slack == 1:
             # Others may have led the run on without those who are here, so it waits for all while they have patience.
             first = self._some(nodes, rng.randint(0, len(nodes) - 1))
@@ -108,8 +107,6 @@ class Succession(Trial):
             s += SEARCH_TIMEOUTS * self._timeout_s
         if survivors < peers:
             s += self._timeout_s
-            if world.memory is Memory.NONE and world.addresses == 1:
-                s = MASTER_TIMEOUT_S
-            elif 2 * survivors <= peers:
+            if 2 * survivors <= peers:
                 s += 2 * self._timeout_s
         return s * self._slack

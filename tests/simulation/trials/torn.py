@@ -95,9 +95,9 @@ class TornView(Trial):
             return False
         n = len(peers)
         if 2 * len(survivors) <= n:
-            return self._is_fenced
+            return self._is_recorded
         dead = [node for node in self._victims if node not in peers]
-        if not dead or self._is_fenced:
+        if not dead or self._is_recorded:
             return not dead
         announced = max((leader.prepared for leader in (node.leader for node in survivors) if leader), default=0)
         changed = {node.group for node in dead}

@@ -22,7 +22,7 @@ class TornVerdicts(Trial):
         world, rng = self._world, self._rng
         peers = world.accepted
         run = peers[0].run
-        if len(peers) < 2 or self._is_out_of_time:
+        if len(peers) < 2 or self._needs_all:
             return
         for at in range(rng.choice(ROUNDS)):
             leader = next((host for host in world.hosts if host.is_leading), None)

@@ -6,7 +6,7 @@ from itertools import combinations
 from math import log2
 
 from pccl.protocol import messages as m
-from pccl.protocol.master.missing_links import RETRY_S, RETRY_S_MAX
+from pccl.protocol.master.views import RETRY_S, RETRY_S_MAX
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.node import Node

@@ -60,7 +60,7 @@ class SlowWitness(_Witnesses):
     def play(self) -> None:
         world, rng = self._world, self._rng
         peers = self._company_of(3)
-        if not world.masters or self._is_out_of_time or any(node.site for node in world.accepted):
+        if not world.masters or self._needs_all or any(node.site for node in world.accepted):
             return
         run = peers[0].run
         world.add(peers[0].group)

@@ -1,84 +1,40 @@
-"""Failover: a master process that leads a run, or waits for peers that have lost the master of theirs.
+"""The state machine of a master process: it leads a run, or waits for peers that have lost their master.
 
-A run must be led by one master at a time, and go on when that one dies. As in Raft, peers of a dead master are first
-asked what they know without promising anything (pre-vote), then asked for their votes in a higher term, and whoever has
-a majority of the last view leads. As in Viewstamped Replication, those who vote send what the next leader needs to
-know.
+One master at a time leads a run, and the run outlives it. As in Raft, peers that lost their master first report what
+they know (pre-vote), then vote in a higher term, and a master with a majority of the last view leads. As in Viewstamped
+Replication, a vote carries what the next leader must know. `master.machine.Master` does the leading; this machine
+replaces it when leadership starts or ends.
 
-Events and effects are those of a master's machine (`master.machine`), which does all the leading; this one replaces it
-when leadership begins or ends. It is
+How a run continues:
 
-    vacant      it leads no run. Peers may found one (Hello), or bring one along (Resume)
-    leading     all is passed on to the `Master`
+    1  A peer without a master sends Resume and answers PreVoteRequest with the views that it knows.
+    2  When a majority of the last view is here, its peers are asked for votes in a higher term (VoteRequest). A peer
+       follows one master per term, so at most one master leads in a term. If the majority breaks up where there are
+       several masters, the asked peers get PreVoteRequest again, and the next majority votes in a higher term.
+    3  The run is rebuilt and led (`recovery`) when all peers of the view have voted, or a `peer_timeout` after the last
+       arrival, GATHER_TIMEOUTS at most. No peer is evicted before that.
+    4  With one master address, evicted peers could otherwise outvote the ones that continued. With a record of the run,
+       the record identifies them, and after DOUBT_TIMEOUTS no majority is needed: other peers are dead or cut off.
+       Without a record the run continues only with all peers of its newest known view.
 
-How a run comes to be led on:
+When a master stops leading: it closes its connections, and its peers gather again.
 
-    1  Pre-vote. A peer that has lost its master says Resume, and which views it knows when it is asked
-       (PreVoteRequest, PreVote). That promises nothing. So peers that are few and cut off gather here without leaving
-       their term, and when they come back they have nothing that their master would have to give way to.
-    2  Vote. As soon as a majority of the run's last view has come, so far as those who are here know of it, they are
-       asked to follow in a term higher than any that has been heard of (VoteRequest). They answer with their recovery
-       reports (Vote), and follow no lower term from then on. A peer follows one master in a term, so at most one leads
-       in it: see `recovery_report`. Whoever was asked stays longer than others do. Where there are several masters and
-       the majority is gone again, it hears so (PreVoteRequest), lest another one lead the rest on without it; and if
-       there is a majority once more, that is for a higher term.
-    3  The run is rebuilt (`recovery_report`, `recovery`) and led when a majority follows, and all of the view do or
-       enough time has passed since a majority was here and since somebody came or followed last. GATHER_TIMEOUTS
-       bounds the sum. So a peer that has waited here for longer, because it alone was cut off from the last master,
-       hurries nobody; and nobody is late because this master is busy with thousands of others. What one peer says
-       costs the same however many are here (`summary_tally`). Until then nobody is evicted.
-    4  How long is enough depends on who else can have led the run on:
+    5  Most of a view lost its heartbeat at once, or its connections closed (`Master.deposed`): probably this master is
+       cut off. If all connections closed, as when all processes end, a new run may start soon.
+    6  One of its own peers reports a higher term. Other peers with a higher term were evicted before.
+    7  It stood still for long (`stood_still`), unless no view of its run was ever installed.
 
-           several addresses   `peer_timeout_s`: nobody has, for want of a majority
-           one, and a fence    `peer_timeout_s`: whom the last master had left out is known (`fence`)
-           one, and no fence   as long as those who are here have patience, less a `peer_timeout_s`. Some of the others
-                               may have gone on without those who are here, so all of them are waited for, unless
-                               `resumes_any` says that no such wait is wanted
+Peers that are not accepted yet start over: at once at the master of their run, and elsewhere after a peer timeout in
+which none of the run's peers knew an installed view.
 
-    5  Where peers know of this address only, nobody else has led the run since, and this process knows who was in it
-       because it has led it, or has the record of a process that did, it goes on without a majority too, with those
-       who have been here for `DOUBT_TIMEOUTS`: the others are dead, or cut off from these as well.
+A peer that returns to a master that has lost it:
 
-Newcomers may found a run only when no other can come back: see `founding`. A peer of a run never joins another: it
-waits for its own until its patience ends.
+    8  If it lost its connection before it received Resumed, all peers gather again, once per peer.
+    9  Otherwise it is rejected once a view without it is installed (`Leadership.is_settled_without`), and sent to other
+       masters until then. The next master may need it for its majority.
 
-When a master leads no further. It is deposed, lets go of all its peers, and they, and it, gather again, when its peers
-may have given it up:
-
-    6  It hears no heartbeat of most of a view at once, or their connections were closed and none came back
-       (`Master.deposed`). Then it is rather its own network that is out. So nobody is evicted, and peers that have gone
-       on meanwhile report. Where all connections were closed, as when all processes have ended, others may soon found
-       a run: peers that live dial again and again, and come as soon as newcomers do.
-    7  It hears of a higher term of its run from one of its own peers. From anybody else a higher term is none that it
-       must give way to: as long as it has a majority of the view in force, nobody else has, and if another master had
-       gone on with a majority, this one would have lost it. A peer that says so was put out of the run.
-    8  It stood still for so long that its peers may have given it up (`stood_still`). As long as no view of its run was
-       ever in force, nobody else can lead that run, so it goes on: its founders still wait, or come again and begin
-       anew.
-
-A founder that has lost its master is never left to wander between masters that cannot tell whether it was accepted:
-
-    9  The master of its run has it start over at once.
-   10  Any other has it start over once peers of that run have come for a peer timeout, here and there in between, and
-       none of them was in a view in force. A peer that starts over is to the others as one that has died.
-
-Where two masters can still lead. Where peers know one master only, that one leads on whomever it loses. If it dies,
-some that it had lost may be all of the last view that they know of. A new master without a fence waits for others as
-long as it can. If none of those who were led to the end come by then, or those are dead, the lost peers go on from
-where they were, perhaps in the term in which another master has led the others, who are told that they are evicted. No
-peer goes on with both masters, and what a stopped master still says must mean nothing to peers that the other one
-leads:
-
-   11  Two leaders number peers and views apart, even in one term (`recovery.block`).
-
-A peer that comes back to its master after that has lost it:
-
-   12  If it never heard that it is led, because its connection was lost in the moment in which this master began to
-       lead, nothing is wrong with it: all gather again, once for each peer until it has heard.
-   13  Otherwise it is put out, but only once a view without it is in force (`Leadership.is_settled_without`), and is
-       sent on until then, to come again. Where nothing gets from a master to its peers, they give it up one by one,
-       and it hears those who have not done so yet. Were each put out as it comes, too few would be left for a majority
-       by the time when so many are lost that the master is deposed.
+Only a Goodbye with the run's secret evicts a peer. After Elsewhere it tries another master, after StartOver it sends
+Hello as a newcomer.
 """
 
 from __future__ import annotations
@@ -87,24 +43,20 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from pccl.protocol import farewells
 from pccl.protocol import messages as m
-from pccl.protocol.fence import Fence
-from pccl.protocol.founding import BIRTH_MARGIN_S, Founding
-from pccl.protocol.gathering import Claim, Gathering
-from pccl.protocol.known_runs import KnownRuns
+from pccl.protocol.failover.bootstrap import BIRTH_MARGIN_S, Bootstrap
+from pccl.protocol.failover.durable_state import RunRecord
+from pccl.protocol.failover.gathering import Gathering, KnownRuns
+from pccl.protocol.failover.recovery import RecoveringPeer, is_sound, rebuild, take_over
 from pccl.protocol.master.effects import Close, Effect, MasterLog, Persist, Send
 from pccl.protocol.master.machine import Master
-from pccl.protocol.master.options import MasterOptions
-from pccl.protocol.master.run_state import RunState
-from pccl.protocol.recovery import Survivor, take_over
-from pccl.protocol.recovery_report import is_sound, rebuild
+from pccl.protocol.master.run_state import MasterOptions, RunState
 from pccl.types import Result
 
 STANDSTILL_SHARE = 0.5
-"""Share of the peer timeout: a master that stood still for less is not missed by its peers."""
+"""Share of the peer timeout that peers tolerate without their master."""
 DEPOSED_TIMEOUTS = 2.0
-"""Number of peer timeouts for which a deposed master lets nobody found a run, where peers may follow another master."""
+"""After being deposed, start no run for this many peer timeouts: peers may have moved to another master."""
 
 
 class Failover:
@@ -117,65 +69,59 @@ class Failover:
         birth_at: float = 0.0,
         is_standby: bool = False,
         secret: bytes = b"",
-        fence: Fence | None = None,
+        record: RunRecord | None = None,
         persists: bool = False,
-        resumes_any: bool = False,
     ) -> None:
-        """`run` names the run that may be founded here, and `secret` is what only its masters and peers know. `fence`
-        is the record of a process before this one; with `persists`, this one says what to record (Persist)."""
+        """`run` names the run that may start here; its masters and peers share `secret`. `record` is from an earlier
+        process; with `persists`, Persist effects say what to record."""
         self.options = options or MasterOptions()
-        self._known = KnownRuns(fence)
+        self._known = KnownRuns(record)
         self._persists = persists
-        self._resumes_any = resumes_any
         self._secret = secret
         self.master = Master(RunState(run, self.options, secret=secret))
         self.is_standby = is_standby
         self.others = ""
-        """The text about other masters for those who are sent away."""
-        self._founding = Founding(self.options.peer_timeout_s, birth_at)
+        """The state of the other masters, for newcomers that are sent away."""
+        self._bootstrap = Bootstrap(self.options.peer_timeout_s, birth_at)
         self._names = run
-        self._claims: dict[int, Claim] = {}
+        self._claims: dict[int, RecoveringPeer] = {}
         self._gatherings: dict[str, Gathering] = {}
-        """The gathering of each run whose peers have come."""
         self._now = 0.0
         self._effects: list[Effect] = []
         self._depositions = 0
         self._unheard: set[tuple[str, int]] = set()
-        """Runs and peers for which all have gathered again (rule 12), and which have not heard since that they are
-        led."""
 
     # Events.
 
     def begin(self, now: float, hold_s: float, hold_beside_s: float = 0.0) -> list[Effect]:
-        """Start. For `hold_s` nobody may found a run, nor, if there are other masters, for `hold_beside_s`."""
+        """Start. No run starts for `hold_s`, nor, with other masters, for `hold_beside_s`."""
         self._now = now
-        self._founding.wait(now, hold_s, hold_beside_s)
-        if self._known.fence is not None and not self._known.fence.is_over and not self.is_standby:
-            self._log("warning", f"waits for {self._whom_it_waits_for(now)}")
+        self._bootstrap.wait(now, hold_s, hold_beside_s)
+        if self._known.record is not None and not self._known.record.is_over and not self.is_standby:
+            self._log("warning", f"waits for {self._awaited_peers(now)}")
         return self._drain()
 
     def connected(self, connection: int, host: str, now: float) -> list[Effect]:
         self._now = now
-        if len(self._claims) + len(self._founding) >= self.options.connections_max:
+        if len(self._claims) + len(self._bootstrap) >= self.options.connections_max:
             self._dismiss(connection, m.Elsewhere("this master has too many connections"))
         else:
             self._effects += self.master.connected(connection, host, now)
         return self._drain()
 
     def received(self, connection: int, message: m.FromPeer, now: float) -> list[Effect]:
-        """Take in a message."""
         self._now = now
         host = self.master.host_of(connection)
         if connection in self._claims:
             self._claimant_said(self._claims[connection], message)
-        elif connection in self._founding:
+        elif connection in self._bootstrap:
             self._release(connection)
             self._dismiss(
                 connection,
                 m.Goodbye(Result.INVALID_USAGE, f"unexpected {type(message).__name__} from a newcomer that waits"),
             )
         elif host is not None and isinstance(message, m.Resume):
-            # The master has known this connection as one that had said nothing.
+            # Until now the master had no message of this connection.
             self._effects += self.master.disconnected(connection, "it has a run", now)
             self._resume(connection, host, message)
         elif host is not None and isinstance(message, m.Hello):
@@ -208,7 +154,6 @@ class Failover:
         return self._drain()
 
     def note_quiet(self, connections: Iterable[int]) -> None:
-        """Note connections over which heartbeats are late: see `Master.note_quiet`."""
         self.master.note_quiet(connections)
 
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
@@ -228,7 +173,7 @@ class Failover:
         return self._drain()
 
     def stood_still(self, seconds: float, now: float) -> list[Effect]:
-        """Note that this process could do nothing for so long. It is called before any other event after that."""
+        """Note that this process stood still. Called before any later event."""
         self._now = now
         is_long = seconds >= STANDSTILL_SHARE * self.options.peer_timeout_s
         if self.is_leading and is_long and self.master.leadership.has_begun:
@@ -247,9 +192,9 @@ class Failover:
         return self._drain()
 
     def deadline(self) -> float | None:
-        times = self._founding.deadlines(self._known.fence, is_missed=not self._claims)
+        times = self._bootstrap.deadlines(self._known.record, is_missed=not self._claims)
         for gathering in self._gatherings.values():
-            times += gathering.deadlines(self._now, self._known.is_fenced(gathering))
+            times += gathering.deadlines(self._now)
         deadline = self.master.deadline()
         return min([*times, deadline] if deadline is not None else times, default=None)
 
@@ -262,94 +207,93 @@ class Failover:
         return self.master.run
 
     def holding(self, now: float) -> tuple[int, str]:
-        """Return how many newcomers wait here, and what for; empty: none need to."""
-        is_waiting = self._claims or (self._founding.is_waiting(now) and not (self.is_standby or self.is_leading))
-        return len(self._founding), self._whom_it_waits_for(now) if is_waiting else ""
+        """Return the number of held newcomers and the reason of their wait; empty if they need not wait."""
+        is_waiting = self._claims or (self._bootstrap.is_waiting(now) and not (self.is_standby or self.is_leading))
+        return len(self._bootstrap), self._awaited_peers(now) if is_waiting else ""
 
     @property
     def birth_at(self) -> float:
-        """The time from which newcomers may found a run here, unless peers of one come first."""
-        return self._founding.birth_at
+        """The earliest start of a new run, unless peers of one come first."""
+        return self._bootstrap.birth_at
 
     # Peers without a master.
 
     def _resume(self, connection: int, host: str, message: m.Resume) -> None:
-        """Hear a peer that has lost its master: let it wait here, or say why not."""
-        who = f"peer {message.peer} of run {message.run!r}"
+        """Handle Resume: keep the peer here, or reject it."""
+        name = f"peer {message.peer} of run {message.run!r}"
         if message.protocol != m.PROTOCOL_VERSION:
-            self._dismiss(connection, farewells.other_version(message))
+            self._dismiss(connection, other_version(message))
             return
-        if (ended := self._founding.refusal(message)) is not None:
+        if (ended := self._bootstrap.refusal(message)) is not None:
             self._dismiss(connection, ended)
             return
-        if self.is_leading and self._heard_while_leading(connection, message, who):
+        if self.is_leading and self._heard_while_leading(connection, message, name):
             return
-        if (farewell := farewells.left_out(self.master, message)) is not None:
+        if (farewell := left_out(self.master, message)) is not None:
             self._dismiss(connection, farewell)
             return
-        if (refusal := self._known.refusal(message, is_waiting=self._founding.is_waiting(self._now))) is not None:
+        if (refusal := self._known.refusal(message, is_waiting=self._bootstrap.is_waiting(self._now))) is not None:
             self._dismiss(connection, refusal)
             return
-        self._log("info", f"{who} ({host}) has lost its master")
+        self._log("info", f"{name} ({host}) has lost its master")
         self._wait_with_others(connection, host, message)
 
-    def _heard_while_leading(self, connection: int, message: m.Resume, who: str) -> bool:
-        """Answer a peer that has lost its master while this one leads. False: it leads no further, and the peer may
-        wait here."""
+    def _heard_while_leading(self, connection: int, message: m.Resume, name: str) -> bool:
+        """Handle Resume while leading. Return False if this master stopped leading and the peer may wait here."""
         if message.run != self.run:
             if message.is_accepted and self.master.waits_for_founders:
                 self._effects += self.master.dismiss_founders(f"peers of run {message.run!r} have come")
             if self.is_leading:
-                self._dismiss(connection, farewells.of_another_run(self.master, message))
+                self._dismiss(connection, of_another_run(self.master, message))
             return self.is_leading
         if message.term > self.master.term and self.master.is_accepted(message.peer):
-            self._depose(f"{who} has followed another master, in term {message.term}")
+            self._depose(f"{name} has followed another master, in term {message.term}")
         elif self._is_missed_by(message) and self.master.has_lost_sight(but_of=message.peer):
-            self._depose(f"{who} has lost this master, and most of the others send no heartbeat either")
+            self._depose(f"{name} has lost this master, and most of the others send no heartbeat either")
         elif self._is_missed_by(message) and self._is_unheard(message):
             self._unheard.add((message.run, message.peer))
-            self._depose(f"{who} was to be led, and has lost its connection before it heard so")
+            self._depose(f"{name} lost its connection before it received Resumed")
         old = self.master.connection_of(message.peer)
         if self.is_leading and old is not None:
             self._effects.append(Close(old))
             self._effects += self.master.disconnected(old, "its connection was lost on its side", self._now)
             self._check_leadership()
         if self.is_leading:
-            self._dismiss(connection, farewells.lost(self.master, message))
+            self._dismiss(connection, lost(self.master, message))
         return self.is_leading
 
     def _wait_with_others(self, connection: int, host: str, message: m.Resume) -> None:
-        """Let a peer wait here for others of its run."""
         before = self._gatherings.get(message.run)
         if before is not None and message.peer in before.claims:
             former = before.claims[message.peer].connection
             self._release(former)
             self._dismiss(former, m.Elsewhere("this peer has come again"))
-        claim = self._claims[connection] = Claim.of(connection, host, message, self._now)
+        claim = self._claims[connection] = RecoveringPeer.of(connection, host, message, self._now)
         self._say(connection, m.PreVoteRequest())
-        known = self._known.fence.term if self._known.fence is not None and self._known.fence.run == message.run else 0
+        known = (
+            self._known.record.term if self._known.record is not None and self._known.record.run == message.run else 0
+        )
         gathering = self._gatherings.get(message.run)
         if gathering is None:
             term = max(message.term, known) + 1
-            gathering = Gathering(message.run, term, self.options.peer_timeout_s, self._resumes_any)
+            gathering = Gathering(message.run, term, self.options.peer_timeout_s)
             self._gatherings[message.run] = gathering
         gathering.enter(claim)
         gathering.unaccepted_since = self._known.unaccepted_since(message.run, self._now, self.options.peer_timeout_s)
-        self._known.bound(gathering)
+        gathering.record = self._known.record_of(gathering)
         if gathering.term <= message.term:
             gathering.raise_term(message.term + 1)
             self._ask(message.run)
 
     def _is_missed_by(self, message: m.Resume) -> bool:
-        """Whether the peer is one of those whom this master leads, and has lost it."""
+        """Whether the peer is accepted in this master's run and term."""
         return self.is_leading and message.term == self.master.term and self.master.is_accepted(message.peer)
 
     def _is_unheard(self, message: m.Resume) -> bool:
-        """Whether the peer has followed this master, and nothing shows that it has heard that it is led."""
+        """Whether the peer voted for this master and may not have received Resumed."""
         return self.master.is_returning(message.peer) and (message.run, message.peer) not in self._unheard
 
-    def _claimant_said(self, claim: Claim, message: m.FromPeer) -> None:
-        """Hear what a peer that waits here says."""
+    def _claimant_said(self, claim: RecoveringPeer, message: m.FromPeer) -> None:
         if isinstance(message, m.Leave):
             self._release(claim.connection)
             self._effects.append(Close(claim.connection))
@@ -365,7 +309,7 @@ class Failover:
                 self._dismiss(claim.connection, m.Goodbye(Result.INVALID_USAGE, text))
                 return
             if summary.installed is not None:
-                self._known.note_view(gathering, summary.installed)
+                self._known.forget(gathering.run)
                 gathering.unaccepted_since = self._now
             is_following = isinstance(message, m.Vote) and message.term == gathering.term
             gathering.said(claim, summary, is_following, self._now)
@@ -383,9 +327,8 @@ class Failover:
                 self._consider(run)
 
     def _ask(self, run: str) -> None:
-        """Ask those who have come to follow, if they are a majority."""
         gathering = self._gatherings[run]
-        here = gathering.quorum(gathering.needs_majority(self._now, self._known.is_fenced(gathering)))
+        here = gathering.quorum(gathering.needs_majority(self._now))
         if not here.peers and self._now >= gathering.unaccepted_since + self.options.peer_timeout_s:
             self._start_over(run, gathering)
             return
@@ -399,11 +342,10 @@ class Failover:
                 self._say(claim.connection, m.VoteRequest(claim.asked))
         if gathering.tells_at is not None and self._now >= gathering.tells_at:
             gathering.tells_at = None
-            self._log("info", gathering.account(here, self._now, self._known.is_fenced(gathering)))
+            self._log("info", gathering.account(here, self._now))
 
     def _lose_majority(self, gathering: Gathering) -> None:
-        """Note that those who are here are no majority, or no more. Who was asked to follow would stay until another
-        master has led the rest without it, so it hears that there is no majority."""
+        """Note that the majority broke up. Tell the voters, which would stay otherwise."""
         if gathering.majority_at is not None and gathering.has_rivals:
             asked = [claim for claim in gathering.claims.values() if claim.asked == gathering.term]
             gathering.raise_term(gathering.term + 1)
@@ -412,55 +354,47 @@ class Failover:
         gathering.majority_at = None
 
     def _start_over(self, run: str, gathering: Gathering) -> None:
-        """Send all who are here to say Hello again: none of them was ever accepted, so there is nothing to go on
-        with."""
+        """Send StartOver to all peers here: none of them was ever accepted."""
         gathering.tells_at = None
-        fence = self._known.fence_of(gathering)
-        if fence is not None and fence.installed is None and fence.newest.peers <= gathering.here.heard:
-            self._remember(msgspec.structs.replace(fence, prepared=[], is_over=True))
-            self._founding.allow(self._now)
+        record = gathering.record
+        if record is not None and record.installed is None and record.newest.peers <= gathering.here.heard:
+            self._remember(msgspec.structs.replace(record, prepared=[], is_over=True))
+            self._bootstrap.allow(self._now)
         for claim in list(gathering.claims.values()):
             if claim.peer in gathering.here.heard:
                 self._release(claim.connection)
                 self._dismiss(claim.connection, m.StartOver("none of the peers that have come was ever accepted"))
 
     def _note_term(self, run: str, gathering: Gathering) -> None:
-        """Record the term before peers are asked to follow in it."""
-        fence = self._known.fence_of(gathering)
-        if fence is not None and fence.term < gathering.term:
-            self._remember(msgspec.structs.replace(fence, term=gathering.term))
-            self._known.bound(gathering)
+        record = gathering.record
+        if record is not None and record.term < gathering.term:
+            self._remember(msgspec.structs.replace(record, term=gathering.term))
+            gathering.record = self._known.record_of(gathering)
 
-    def _remember(self, fence: Fence) -> None:
-        self._known.fence = fence
+    def _remember(self, record: RunRecord) -> None:
+        self._known.record = record
         if self._persists:
-            self._effects.append(Persist(fence))
+            self._effects.append(Persist(record))
 
     def _consider(self, run: str) -> None:
-        """Lead the run if it may be led now."""
         gathering = self._gatherings[run]
-        majority_at, is_fenced = gathering.majority_at, self._known.is_fenced(gathering)
-        needs_majority = gathering.needs_majority(self._now, is_fenced)
+        majority_at = gathering.majority_at
+        needs_majority = gathering.needs_majority(self._now)
         if majority_at is None or not gathering.may_lead(needs_majority):
             return
-        if gathering.is_enough(needs_majority) or self._now >= gathering.leads_at(majority_at, is_fenced):
+        if gathering.is_enough(needs_majority) or self._now >= gathering.leads_at(majority_at):
             self._lead(run)
 
     def _lead(self, run: str) -> None:
-        """Lead the run with those who follow, and send all others away."""
         gathering = self._gatherings[run]
-        needs_majority = gathering.needs_majority(self._now, self._known.is_fenced(gathering))
-        recovered = rebuild(gathering.following, gathering.has_rivals, gathering.fence, needs_majority)
-        survivors = {
-            peer: Survivor(claim.connection, claim.host, claim.masters, claim.since, claim.master_timeout_s)
-            for peer, claim in gathering.claims.items()
-            if peer in recovered.members
-        }
+        needs_majority = gathering.needs_majority(self._now)
+        recovered = rebuild(gathering.following, gathering.has_rivals, gathering.record, needs_majority)
+        survivors = {peer: claim for peer, claim in gathering.claims.items() if peer in recovered.members}
         unidentified, name = self.master.unidentified, f"{self._names}-{self._depositions}"
         self.master = take_over(run, gathering.term, self.options, recovered, survivors, self._now, name)
         self._gatherings.clear()
         self._known.forget(run)
-        self._founding.allow(self._now)
+        self._bootstrap.allow(self._now)
         for claim in list(self._claims.values()):
             self._release(claim.connection)
             if claim.run == run and claim.peer in recovered.members:
@@ -471,14 +405,14 @@ class Failover:
                 self._dismiss(claim.connection, m.StartOver("the view that was to accept it was never in force"))
             else:
                 late = f"lost before view {recovered.view_heard}, or too late to report after the loss of the master"
-                self._dismiss(claim.connection, farewells.put_out(self.master, f"{late}; connect again"))
+                self._dismiss(claim.connection, put_out(self.master, f"{late}; connect again"))
         for connection, host in unidentified.items():
             self._effects += self.master.connected(connection, host, self._now)
         self._effects += self.master.tick(self._now)
         self._release_held()
 
     def _check_leadership(self) -> None:
-        """Lead no further where this master must not, and lead no newcomers whom nobody will join here."""
+        """Stop leading where rules 5 to 7 say so, and send away founders that wait at a standby."""
         if self._unheard and self.is_leading:
             self._unheard = {each for each in self._unheard if each[0] != self.run or self.master.is_returning(each[1])}
         if self.master.deposed:
@@ -488,32 +422,30 @@ class Failover:
             self._effects += self.master.dismiss_founders(text)
 
     def _depose(self, reason: str) -> None:
-        """Lead no further."""
         old = self.master
         self._log("warning", f"this master leads run {old.run} no further: {reason}")
         self._effects += old.abdicate(f"it leads no further: {reason}")
         self._depositions += 1
-        self._known.fence = old.fence()
+        self._known.record = old.record()
         if old.leadership.has_rivals:  # it may be led elsewhere
             hold_s = DEPOSED_TIMEOUTS * self.options.peer_timeout_s
         elif old.is_deserted:
             hold_s = self.options.peer_timeout_s + BIRTH_MARGIN_S
         else:
-            # Its peers may look for a master for so long.
-            hold_s = self._known.fence.master_timeout_s + self.options.peer_timeout_s
-        self._founding.wait(self._now, hold_s)
+            # Its peers may look for a master until then.
+            hold_s = self._known.record.master_timeout_s + self.options.peer_timeout_s
+        self._bootstrap.wait(self._now, hold_s)
         name = f"{self._names}-{self._depositions}"
         self.master = Master(RunState(name, self.options, secret=self._secret))
         for connection, host in old.unidentified.items():
             self._effects += self.master.connected(connection, host, self._now)
 
     def _send_away(self) -> bool:
-        """Send away peers that have waited for long: those that live come again, and nothing else would tell. Return
-        whether there was one."""
-        late: list[Claim] = []
+        """Send away peers that have waited too long. Return whether there was one."""
+        late: list[RecoveringPeer] = []
         for gathering in self._gatherings.values():
             for claim in gathering.claims.values():
-                if self._now < gathering.stays_until(claim.since, self._known.is_fenced(gathering)):
+                if self._now < gathering.stays_until(claim.since):
                     break
                 late.append(claim)
         for claim in late:
@@ -524,7 +456,6 @@ class Failover:
     # Newcomers.
 
     def _newcomer(self, connection: int, host: str, message: m.Hello) -> None:
-        """Hear a newcomer: it joins the run that is led, as soon as that has its founders."""
         if self.is_leading and (message.may_found or not self.master.waits_for_founders):
             self._effects += self.master.received(connection, message, self._now)
             self._check_leadership()
@@ -532,11 +463,11 @@ class Failover:
             self._hello(connection, host, message)
 
     def _hello(self, connection: int, host: str, message: m.Hello) -> None:
-        """Hear a newcomer while no run is led that it may join: hold it, send it away, or let it found a run."""
-        self._founding.note_masters(message.masters)
-        if self._claims or (self._founding.is_waiting(self._now) and message.may_found and not self.is_standby):
-            whom = self._whom_it_waits_for(self._now)
-            self._effects.append(self._founding.hold(connection, host, message, self._now, whom))
+        """Handle Hello without a run to join: hold the newcomer, send it away, or start a run."""
+        self._bootstrap.note_masters(message.masters)
+        if self._claims or (self._bootstrap.is_waiting(self._now) and message.may_found and not self.is_standby):
+            peers = self._awaited_peers(self._now)
+            self._effects.append(self._bootstrap.hold(connection, host, message, self._now, peers))
             self._effects += self.master.disconnected(connection, "it is held", self._now)
         elif self.is_standby:
             self._effects += self.master.disconnected(connection, "it is sent away", self._now)
@@ -550,31 +481,30 @@ class Failover:
             self._check_leadership()
 
     def _found(self) -> None:
-        """Let those who wait found a run, unless peers of one are here, or have them ask the other masters first."""
-        if not self._claims and self._founding.try_to_found(self._known.fence, self._now):
-            for connection in self._founding.take_those_with_others():
+        """Let held newcomers start a run, unless peers of one are here or other masters must be asked first."""
+        if not self._claims and self._bootstrap.try_to_found(self._known.record, self._now):
+            for connection in self._bootstrap.take_those_with_others():
                 self._dismiss(connection, m.Elsewhere("it leads no run; another master may do so by now"))
             self._release_held()
 
     def _send_away_held(self) -> None:
-        """Send those who have waited for long to another master. They may come again."""
-        for connection in self._founding.overdue(self._now):
-            self._dismiss(connection, m.Elsewhere(f"it waits for {self._whom_it_waits_for(self._now)}"))
+        for connection in self._bootstrap.overdue(self._now):
+            self._dismiss(connection, m.Elsewhere(f"it waits for {self._awaited_peers(self._now)}"))
 
-    def _whom_it_waits_for(self, now: float) -> str:
+    def _awaited_peers(self, now: float) -> str:
         if self._gatherings:
             runs = ", ".join(f"{run!r} ({each.quorum()})" for run, each in self._gatherings.items())
             return f"the peers of run {runs}"
-        return self._founding.whom_it_waits_for(self._known.fence, now)
+        return self._bootstrap.awaited_peers(self._known.record, now)
 
     def _release_held(self) -> None:
-        for connection, (host, hello) in self._founding.take_all().items():
+        for connection, (host, hello) in self._bootstrap.take_all().items():
             self._effects += self.master.connected(connection, host, self._now)
             self._newcomer(connection, host, hello)
 
     def _release(self, connection: int) -> bool:
-        """Forget a peer or a newcomer that waits here. False if this connection is of none."""
-        if self._founding.discard(connection):
+        """Forget a recovering peer or a held newcomer. Return False if the connection belongs to neither."""
+        if self._bootstrap.discard(connection):
             return True
         claim = self._claims.pop(connection, None)
         if claim is None:
@@ -587,7 +517,7 @@ class Failover:
             elif not gathering.quorum().has_majority:
                 self._lose_majority(gathering)
         if not self._claims:
-            self._founding.peers_have_left(self._now)
+            self._bootstrap.peers_have_left(self._now)
         return True
 
     def _say(self, connection: int, message: m.FromMaster) -> None:
@@ -604,6 +534,42 @@ class Failover:
     def _drain(self) -> list[Effect]:
         effects, self._effects = self._effects, []
         for effect in effects:
-            if isinstance(effect, Persist) and effect.fence is not self._known.fence:
-                self._known.fence = effect.fence
+            if isinstance(effect, Persist) and effect.record is not self._known.record:
+                self._known.record = effect.record
         return effects if self._persists else [each for each in effects if not isinstance(each, Persist)]
+
+
+def other_version(message: m.Resume) -> m.Goodbye:
+    spoken = f"this master speaks protocol {m.PROTOCOL_VERSION}, the peer {message.protocol}"
+    text = f"{spoken}; install the same version of pccl on both"
+    return m.Goodbye(Result.MASTER_CONNECTION_FAILED, text)
+
+
+def of_another_run(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver:
+    farewell = m.Elsewhere if message.is_accepted else m.StartOver
+    return farewell(f"it leads run {master.run!r} and not {message.run!r}")
+
+
+def lost(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver | m.Goodbye:
+    """Return the rejection of a lost peer of the current run (rule 9)."""
+    if not message.is_accepted:
+        return m.StartOver("the run has gone on without the view that was to accept it")
+    if not master.leadership.is_settled_without(message.peer):
+        return m.Elsewhere(f"no view without peer {message.peer} is in force yet")
+    return put_out(master, f"run {message.run!r} has gone on without peer {message.peer}, whose connection was lost")
+
+
+def left_out(master: Master, message: m.Resume) -> m.StartOver | m.Goodbye | None:
+    """Return the rejection of a peer whose run this master has led to its end; None if it has not."""
+    if message.run != master.run:
+        return None
+    if not message.is_accepted:
+        return m.StartOver("the run has ended, and this peer was never accepted")
+    if message.term < master.term or (message.term == master.term and message.peer in master.leadership.evicted):
+        # It has not lost the run: that has ended without this peer, if it follows a lower term.
+        return put_out(master, f"run {message.run!r} has ended without peer {message.peer}; connect again")
+    return None
+
+
+def put_out(master: Master, reason: str) -> m.Goodbye:
+    return m.Goodbye(Result.MASTER_CONNECTION_FAILED, f"evicted: {reason}", master.secret)

@@ -1,14 +1,13 @@
-"""Snapshot: what there is to see of a master, written down as a `status.RunStatus`. It changes nothing."""
+"""The status of a run, made from its master's machine."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import islice
 
-from pccl.protocol.ledger import Ledger
+from pccl.protocol.master.ledger import Ledger
 from pccl.protocol.master.machine import Master
-from pccl.protocol.master.options import NAMED_MAX
-from pccl.protocol.master.run_state import Group, Member, RunState
+from pccl.protocol.master.run_state import NAMED_MAX, Group, Member, RunState
 from pccl.protocol.messages import Kind
 from pccl.protocol.point_to_point import callers_tag
 from pccl.protocol.status import GroupStatus, LinkFigures, MemberStatus, RunStatus, StalledOp, Waiting
@@ -52,7 +51,6 @@ def snapshot(master: Master, now: float, uptime_s: float, version: str) -> RunSt
 
 
 def _group(state: RunState, group: Group, now: float) -> GroupStatus:
-    """Return how one group stands."""
     return GroupStatus(
         group=group.number,
         ring=list(group.ring),
@@ -74,7 +72,6 @@ def _group(state: RunState, group: Group, now: float) -> GroupStatus:
 def _member(
     state: RunState, member: Member, absent: dict[str, list[int]], stalled: list[StalledOp], now: float
 ) -> MemberStatus:
-    """Return how one peer stands."""
     wait = member.wait
     group = state.groups.get(member.hello.group)
     asked_at = state.asked_at.get(member.peer)
@@ -101,7 +98,6 @@ def _member(
 
 
 def _stalled(group: Group) -> dict[int, list[StalledOp]]:
-    """Return the stalled ops of a group by the peer that waits in them."""
     found: dict[int, list[StalledOp]] = {}
     ledger: Ledger = group.ledger
     for op, stuck in ledger.stalled.items():

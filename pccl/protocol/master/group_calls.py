@@ -1,14 +1,12 @@
-"""Joint calls: when one is complete and carried out, and which of them can never end.
+"""Group calls: when one is complete, and which of them are deadlocked.
 
-1  A call is complete when all accepted peers (of the group for sync_shared_state, of the run otherwise) wait in it.
-   A peer that is lost is taken out of it.
-2  A call that ended under a master before this one, and whose end a peer has not heard, is told that end, and never
-   taken for one that begins.
-3  A wait that nothing could ever end is ended here. So it is if all peers of a group wait and not all for the same,
-   if all peers of the run wait for its calls and not all for the same, or if one waits in a call while another has
-   long waited for an op that only the first could launch. Then those who are in are_peers_pending are told no; if
-   there are none, the calls (and the op) fail with INVALID_USAGE and an account of who waits in what. The no tells
-   what the others wait in (`PendingAnswer`): who gathers peers then joins their update_topology, or gathers no more.
+1  A call is complete when all accepted peers wait in it: those of the group for sync_shared_state, of the run
+   otherwise. A lost peer is removed from it.
+2  A call that ended under an earlier master ends in the same way for a peer that has not received its end.
+3  Calls are deadlocked if all peers of a group, or of the run, wait in different calls, or if a peer waits in a call
+   while another has long waited for an op of that peer. Then are_peers_pending returns False; without such a caller
+   the calls and the op fail with INVALID_USAGE and the list of waits. The answer names the calls of the others
+   (`PendingAnswer`), so a gathering peer joins their update_topology.
 """
 
 from __future__ import annotations
@@ -18,19 +16,16 @@ from collections.abc import Callable, Iterable, Mapping
 from pccl.protocol import completion
 from pccl.protocol import messages as m
 from pccl.protocol.master.admission import Admission
-from pccl.protocol.master.op_verdicts import OpVerdicts
-from pccl.protocol.master.ring_change import RingChange
-from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState, Wait
+from pccl.protocol.master.ring import RingChange
+from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState, Wait, Waits
 from pccl.protocol.master.state_sync import StateSync
-from pccl.protocol.master.waits import Waits
+from pccl.protocol.master.verdicts import OpVerdicts
 from pccl.protocol.messages import Kind, OpRef, PendingAnswer
 from pccl.protocol.point_to_point import callers_tag
 from pccl.types import Result
 
 
-class JointCalls:
-    """All joint calls of one run."""
-
+class GroupCalls:
     def __init__(
         self,
         state: RunState,
@@ -42,7 +37,7 @@ class JointCalls:
         evict: Callable[[int, str, Result], None],
         unheard: Mapping[int, m.JointOutcome] | None = None,
     ) -> None:
-        """`unheard` are peers that wait in a joint call which has ended under a master before this one, with that
+        """`unheard` are peers that wait in a group call which has ended under a master before this one, with that
         end."""
         self._state = state
         self._waits = waits
@@ -59,9 +54,9 @@ class JointCalls:
 
     def enter(self, member: Member, message: m.JointCall) -> None:
         if message.kind not in Kind.ALL or (message.kind == Kind.SYNC) != (message.offer is not None):
-            self._evict(member.peer, f"malformed joint call {message.kind!r}", Result.INVALID_USAGE)
+            self._evict(member.peer, f"malformed group call {message.kind!r}", Result.INVALID_USAGE)
         elif member.wait is not None:
-            self._evict(member.peer, "a joint call out of turn", Result.INVALID_USAGE)
+            self._evict(member.peer, "a group call out of turn", Result.INVALID_USAGE)
         else:
             self._waits.enter(member, message)
 
@@ -86,14 +81,13 @@ class JointCalls:
     # Complete calls.
 
     def step(self) -> bool:
-        """Carry out one joint call that has become complete. Return False if there is none."""
+        """Carry out one group call that has become complete. Return False if there is none."""
         state = self._state
         if not state.accepted_count:
             self._ring_change.forget_all()
             return False
         if state.accepted_count < sum(len(group.ring) for group in state.groups.values()):
-            # Those who come with update_topology, for which all others wait; or whom a master before this one has
-            # accepted, as some know and they do not: these will be in the next call too.
+            # Accepted, but their view is not installed yet: they take part in the next call.
             return False
         if any(state.members[peer].wait is not None for peer in self._unheard):
             # Such a call must not be taken for one that begins now, so all others wait, too.
@@ -122,13 +116,11 @@ class JointCalls:
         return self._state_sync.step()
 
     def view_installed(self) -> None:
-        """End the update_topology that has waited for this view."""
         if self.is_updating:
             self.is_updating = False
             self._finish_all(Kind.UPDATE_TOPOLOGY)
 
     def _tell_unheard(self) -> bool:
-        """End calls that had ended under a master before this one."""
         progress = False
         for peer, end in list(self._unheard.items()):
             member = self._state.members[peer]
@@ -146,15 +138,13 @@ class JointCalls:
 
     # Hopeless calls.
 
-    def end_hopeless(self) -> None:
-        """End the joint calls that nothing else could end."""
+    def end_deadlocked(self) -> None:
         if self._state.is_changing or self.is_updating or self._ring_change.is_under_way:
             return
-        while self._end_first_hopeless():
+        while self._end_first_deadlocked():
             pass
 
-    def _end_first_hopeless(self) -> bool:
-        """End one set of hopeless calls. Return False if there are none."""
+    def _end_first_deadlocked(self) -> bool:
         state = self._state
         for group in state.groups.values():
             waiting = group.waiting.total()
@@ -183,7 +173,7 @@ class JointCalls:
         self._end(waits, f"these calls can never meet: {self._account(waits)}", answer)
 
     def _end_behind(self, group: Group, op: OpRef, stuck: set[int]) -> bool:
-        """End the joint calls of peers that would have to launch `op` first, which `stuck` peers wait in. Return False
+        """End the group calls of peers that would have to launch `op` first, which `stuck` peers wait in. Return False
         if there are none."""
         waits = self._behind(group, op, stuck)
         if not waits or op in group.votes:
@@ -195,14 +185,14 @@ class JointCalls:
         if all(wait.kind in Kind.EXCLUSIVE for wait in waits.values()):
             if completion.is_mutual(op.tag, group.is_mutual):
                 # For all that is known here they have launched it, and it is over for them.
-                self._verdicts.call_vote(group, op, Result.INVALID_USAGE, reason, is_hopeless=True)
+                self._verdicts.call_vote(group, op, Result.INVALID_USAGE, reason, is_deadlocked=True)
                 return False
             self._verdicts.abort(group, op, Result.INVALID_USAGE, reason, without=waits)
         self._end(waits, reason)
         return True
 
-    def abort_hopeless(self, group: Group, op: OpRef, vote: OpenAbortVote) -> None:
-        """Abort an op after the abort vote that was called for hopeless waits: nobody has committed it."""
+    def abort_deadlocked(self, group: Group, op: OpRef, vote: OpenAbortVote) -> None:
+        """Abort an op after the abort vote for deadlocked calls: no peer has committed it."""
         waits = self._behind(group, op, group.ledger.stalled.get(op, set()))
         waits = {peer: wait for peer, wait in waits.items() if wait.kind in Kind.EXCLUSIVE}
         self._verdicts.abort(group, op, vote.code, vote.reason, without=waits)
@@ -210,7 +200,6 @@ class JointCalls:
             self._end(waits, vote.reason)
 
     def _behind(self, group: Group, op: OpRef, stuck: set[int]) -> dict[int, Wait]:
-        """Return the waits of participants of `op` that keep them from launching it."""
         return {
             peer: wait
             for peer, wait in self._waits.of(group.participants(op)).items()
@@ -219,12 +208,6 @@ class JointCalls:
         }
 
     def _end(self, waits: Mapping[int, Wait], reason: str, answer: int = PendingAnswer.ELSEWHERE) -> None:
-        """End joint calls that nothing else could end.
-
-        Those who only ask whether peers are pending are told no, and may then come to the call that the others wait in:
-        so does a newcomer that enters the usual loop at its top while the others go on from update_topology. If nobody
-        asks, all fail. `answer` is the no.
-        """
         members = self._state.members
         asking = [peer for peer, wait in waits.items() if wait.kind == Kind.ARE_PEERS_PENDING]
         self._state.log("info" if asking else "warning", reason)

@@ -1,17 +1,15 @@
 """Verdicts on ops: committed or aborted, once, and the same for all peers of a ring.
 
-Peers start ops without asking. In a group that is a mesh they complete them without asking, too (`completion`): the
-master hears only of an op that takes long or that somebody gives up, and of what was committed when a flush asks. Of
-other groups it hears every end, see `ledger`. Callers act on a verdict at once, so it can never be taken back:
+Peers start ops by themselves, and in a mesh complete them by themselves (`completion`): there the master only handles
+ops that take long or are given up. In other groups peers report every end, see `ledger`.
 
-    1  A verdict is made once and sent to each peer of the ring before anything that follows from it.
-    2  An op that a peer gives up, and that others may have committed, is put to an *abort vote*: every participant says
-       whether it has committed the op, and promises not to otherwise. It is aborted when nobody has.
-    3  A *flush* asks every survivor which ops are done. An op that all survivors are done with is committed, since what
-       a lost peer has contributed is in everybody's result; all others are aborted. These verdicts are sent with the
-       next Prepare, so a view separates the ops before it from those after it (virtual synchrony).
-    4  Every peer counts the uses of each tag, from 0 in every epoch. A group that has used very many tags begins a new
-       epoch with the ring that it has, as after a loss, when it is quiet.
+    1  A verdict is made once, and sent to each peer of the ring before anything that follows from it.
+    2  An op that a peer gives up is put to an *abort vote*: every participant answers whether it has committed the op,
+       and promises not to otherwise. The op aborts if no peer has.
+    3  A *flush* asks every survivor for its done ops. An op that all survivors have done is committed, all others are
+       aborted. These verdicts are sent with the next Prepare, so a view separates ops (virtual synchrony).
+    4  Uses of a tag are counted from 0 in every epoch. A group with very many used tags gets a new epoch with the same
+       ring when it is idle.
 """
 
 from __future__ import annotations
@@ -21,9 +19,8 @@ from itertools import islice
 
 from pccl.protocol import completion
 from pccl.protocol import messages as m
-from pccl.protocol.ledger import Ledger
-from pccl.protocol.master.options import NAMED_MAX
-from pccl.protocol.master.run_state import Group, Member, OpenAbortVote, RunState
+from pccl.protocol.master.ledger import Ledger
+from pccl.protocol.master.run_state import NAMED_MAX, Group, Member, OpenAbortVote, RunState
 from pccl.protocol.messages import OpRef
 from pccl.protocol.point_to_point import callers_tag, ranks_of
 from pccl.types import Result
@@ -35,23 +32,20 @@ up."""
 
 
 class OpVerdicts:
-    """The verdicts of one run."""
-
     def __init__(
         self,
         state: RunState,
         evict: Callable[[int, str, Result], None],
         committed: Callable[[Group], None],
-        abort_hopeless: Callable[[Group, OpRef, OpenAbortVote], None],
+        abort_deadlocked: Callable[[Group, OpRef, OpenAbortVote], None],
         may_be_meshed: Callable[[Group], bool],
     ) -> None:
-        """`committed` is called with every group in which ops go through. `abort_hopeless` concludes an abort vote that
-        was called for the sake of joint calls. `may_be_meshed` says whether a group that is no mesh would be one in a
-        new epoch."""
+        """`committed` is called with every group that commits ops, `abort_deadlocked` after an abort vote for group
+        calls. `may_be_meshed` returns whether a group would be a mesh in a new epoch."""
         self._state = state
         self._evict = evict
         self._committed = committed
-        self._abort_hopeless = abort_hopeless
+        self._abort_deadlocked = abort_deadlocked
         self._may_be_meshed = may_be_meshed
 
     # What peers say.
@@ -99,7 +93,7 @@ class OpVerdicts:
             return
         op = OpRef(message.tag, message.sequence)
         if not message.may_be_done:
-            # Where peers agree, nobody has committed it, or will.
+            # No peer has committed it, or will.
             self.abort(group, op, message.code, message.reason)
         elif op in group.votes:
             self._note_vote(group, op, member.peer)
@@ -122,12 +116,10 @@ class OpVerdicts:
             self._renew(group, f"{message.tags} tags were used in the last one")
 
     def _group(self, member: Member, epoch: int) -> Group | None:
-        """Return the peer's group, if the peer means its present epoch."""
         group = self._state.groups.get(member.hello.group)
         return group if group is not None and group.epoch == epoch else None
 
     def _running_group(self, member: Member, epoch: int) -> Group | None:
-        """Return the peer's group, if the peer means its present epoch and ops run in it."""
         group = self._group(member, epoch)
         return group if group is not None and group.running else None
 
@@ -165,30 +157,28 @@ class OpVerdicts:
         self.renew_if_full(group)
 
     def call_vote(
-        self, group: Group, op: OpRef, code: int, reason: str, by: int = 0, is_hopeless: bool = False
+        self, group: Group, op: OpRef, code: int, reason: str, by: int = 0, is_deadlocked: bool = False
     ) -> None:
         """Have an op aborted unless one of its participants has committed it. `by` has voted already."""
         if group.ledger.is_decided(op):
             return
         participants = group.participants(op)
-        group.votes[op] = OpenAbortVote(code, reason, set(participants) - {by}, is_hopeless)
+        group.votes[op] = OpenAbortVote(code, reason, set(participants) - {by}, is_deadlocked)
         for peer in participants:
             if peer != by:
                 self._state.ask(peer, m.AbortVoteRequest(group.epoch, *op, code, reason))
 
     def _note_vote(self, group: Group, op: OpRef, peer: int) -> None:
-        """Note the vote of a peer that has not committed the op by itself, and will not."""
         vote = group.votes[op]
         vote.awaiting.discard(peer)
         if vote.awaiting:
             return
-        if vote.is_hopeless:
-            self._abort_hopeless(group, op, vote)
+        if vote.is_deadlocked:
+            self._abort_deadlocked(group, op, vote)
         else:
             self.abort(group, op, vote.code, vote.reason)
 
     def _bound_ledger(self, group: Group) -> None:
-        """Evict the peer that has named most ops, if they are more than can be."""
         if group.ledger.entries > OPEN_OPS_MAX:
             reason = f"it names more ops than can be in flight: more than {OPEN_OPS_MAX} are undecided"
             self._evict(group.ledger.heaviest, reason, Result.MASTER_CONNECTION_FAILED)
@@ -208,7 +198,6 @@ class OpVerdicts:
         group.commits += group.ledger.done(member.peer, message.ops) if group.ledger.ring else []
 
     def _heard_verdicts(self, group: Group, commits: Iterable[OpRef], aborts: Iterable[m.Aborted]) -> None:
-        """Take in verdicts during a flush: those of a master before this one, or of peers by themselves."""
         known = set(group.commits)
         group.commits += [op for op in commits if op not in known]
         group.aborts.update({OpRef(op.tag, op.sequence): op for op in aborts})
@@ -236,8 +225,7 @@ class OpVerdicts:
     # Renewal.
 
     def renew_if_full(self, group: Group, is_idle: bool = False) -> None:
-        """Begin a new epoch with the same ring once too many tags were used in this one. It begins sooner if no op is
-        known to be in flight, so that as a rule none is aborted by it."""
+        """Start a new epoch with the same ring after too many tags, earlier if no op is known to be in flight."""
         tags = group.ledger.tags
         if group.running and completion.is_full(tags, is_idle or not group.ledger.entries):
             self._renew(group, f"{tags} tags were used in the last one")

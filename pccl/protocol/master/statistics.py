@@ -1,57 +1,138 @@
-"""Traffic: what peers report of their ops and links, added up for the status of the run.
+"""What has happened in a run, in bounded memory: totals, recent minutes, losses and log lines; traffic and throughput.
 
-Each peer counts its own ops, bytes and reconnects and reports the totals every few seconds (`messages.Report`); the
-master takes differences. A report that never comes, because its peer was killed, loses the counts of a few seconds.
+Each peer reports its session's totals every few seconds (`messages.Report`), and the master adds the differences:
 
-    1  Ops are counted by epoch. All peers that live into the next epoch saw the same verdicts in this one, so the
-       highest count that any of them reports is the group's, and no op is counted twice.
-    2  The first report of a peer is only compared with later ones: a master that takes over a run does not count again
-       what the last master has counted.
+    1  Ops are counted per epoch. The highest count of any peer is the group's, so no op counts twice.
+    2  The first report of a peer is the base of its later ones; a new master counts from there.
+
+Throughput counts only time when a link limited the ops: for half a second all its connections had more to send than
+TCP accepted, and no other link of the peer did, as BBR ignores application-limited samples.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import add, sub
 
 import msgspec
 
-from pccl.protocol.history import History
 from pccl.protocol.messages import LinkReport, Report
-from pccl.protocol.status import LinkTraffic, PeerTraffic, Totals
+from pccl.protocol.status import Course, Event, LinkTraffic, Loss, PeerTraffic, Totals
+
+STEP_S = 2.0
+STEPS_MAX = 300
+LOSSES_MAX = 50
+EVENTS_MAX = 200
+TEXT_CHARACTERS_MAX = 300
+"""Length of a reason or a line that is kept."""
+
+
+class History:
+    """The events of one run, as far as they are kept."""
+
+    def __init__(self) -> None:
+        self.totals = Totals()
+        self._steps: dict[int, Totals] = {}
+        self._losses: deque[tuple[float, Loss]] = deque(maxlen=LOSSES_MAX)
+        self._events: deque[tuple[float, str, str]] = deque(maxlen=EVENTS_MAX)
+
+    def happened(self, since: float, now: float, more: Totals) -> None:
+        """Note what happened at some time between two moments: at an even rate, as far as the steps go."""
+        last = int(now // STEP_S)
+        first = max(int(since // STEP_S), last - STEPS_MAX + 1)
+        left = more
+        for number in range(first, last):
+            share = _fraction(left, (number + 1) * STEP_S - max(since, number * STEP_S), now - since)
+            self._add(number, share)
+            left, since = _minus(left, share), (number + 1) * STEP_S
+        self._add(last, left)
+        self.totals = _sum(self.totals, more)
+
+    def joined(self, now: float) -> None:
+        self._count(now, Totals(joins=1))
+
+    def left(self, now: float) -> None:
+        self._count(now, Totals(leaves=1))
+
+    def lost(self, now: float, peer: int, name: str, group: int, reason: str) -> None:
+        self._count(now, Totals(losses=1))
+        self._losses.append((now, Loss(0.0, peer, name, group, _short(reason))))
+
+    def logged(self, now: float, level: str, text: str) -> None:
+        self._events.append((now, level, _short(text)))
+
+    def course(self, now: float) -> Course:
+        current = int(now // STEP_S)
+        first = max(min(self._steps, default=current), current - STEPS_MAX + 1)
+        return Course(STEP_S, [self._steps.get(number, NOTHING) for number in range(first, current + 1)])
+
+    def losses(self, now: float) -> list[Loss]:
+        return [msgspec.structs.replace(loss, age_s=now - at) for at, loss in self._losses]
+
+    def events(self, now: float) -> list[Event]:
+        return [Event(now - at, level, text) for at, level, text in self._events]
+
+    def _count(self, now: float, more: Totals) -> None:
+        self.totals = _sum(self.totals, more)
+        self._add(int(now // STEP_S), more)
+
+    def _add(self, number: int, more: Totals) -> None:
+        if more == NOTHING:
+            return
+        self._steps[number] = _sum(self._steps.get(number, NOTHING), more)
+        if len(self._steps) > STEPS_MAX:
+            del self._steps[min(self._steps)]
+
+
+NOTHING = Totals()
+
+
+def _sum(a: Totals, b: Totals) -> Totals:
+    return Totals(*map(add, msgspec.structs.astuple(a), msgspec.structs.astuple(b)))
+
+
+def _minus(a: Totals, b: Totals) -> Totals:
+    return Totals(*map(sub, msgspec.structs.astuple(a), msgspec.structs.astuple(b)))
+
+
+def _fraction(of: Totals, part_s: float, whole_s: float) -> Totals:
+    share = min(1.0, max(0.0, part_s / whole_s)) if whole_s > 0 else 0.0
+    return Totals(*(int(share * count) for count in msgspec.structs.astuple(of)))
+
+
+def _short(text: str) -> str:
+    text = text if len(text) <= TEXT_CHARACTERS_MAX else f"{text[:TEXT_CHARACTERS_MAX]}..."
+    return text if text.isprintable() else text.encode("unicode_escape").decode()
+
 
 RATED_OVER_S = 1.9
 """Least time over which a rate is taken."""
 EPOCHS_KEPT = 8
-"""Number of epochs of each group that are kept for late reports."""
-FULL_MS_MIN = 500
-"""Milliseconds as the limit of the ops that make a measurement of a link."""
+"""Number of epochs of each group that are kept. Reports of the last ones may still be on their way."""
 
 
 @dataclass
 class _Reported:
-    """The last report of a peer, and its traffic."""
-
     group: int
     report: Report
     at: float
     traffic: PeerTraffic = field(default_factory=PeerTraffic)
     basis: Report | None = None
-    """The report at the beginning of the next rates; None: `report`."""
+    """The base of the next rates; None: `report`."""
     basis_at: float = 0.0
 
 
 class Traffic:
-    """The counts of one run. All moments are the master's `now`."""
+    """The counts of one run. It tells a `History` what reports say. All moments are the master's `now`."""
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._peers: dict[int, _Reported] = {}
         self._ops: dict[int, dict[int, tuple[int, int]]] = {}
-        """Numbers of ops committed and aborted, by group and epoch."""
 
     def reported(self, peer: int, group: int, report: Report, now: float) -> None:
-        """Take in the report of a peer."""
         last = self._peers.get(peer)
         if last is None:
             self._peers[peer] = _Reported(group, report, now, PeerTraffic(links=_links(report, None, 0.0)))
@@ -95,15 +176,14 @@ class Traffic:
     def of(self, peer: int) -> PeerTraffic:
         """Return the traffic of a peer since its first report."""
         found = self._peers.get(peer)
-        return found.traffic if found is not None else NOTHING
+        return found.traffic if found is not None else NO_TRAFFIC
 
     def _count_ops(self, group: int, report: Report, is_first: bool) -> tuple[int, int]:
-        """Return how many more ops were committed and aborted than was known."""
         epochs = self._ops.setdefault(group, {})
         more_committed = more_aborted = 0
         for epoch, committed, aborted in report.ops:
             if epoch not in epochs and (is_first or epoch < max(epochs, default=0)):
-                # Counted by an earlier master, or too old to be told apart from that.
+                # No other report of it: it is from before this master, or too old.
                 epochs[epoch] = committed, aborted
                 continue
             known = epochs.get(epoch, (0, 0))
@@ -115,7 +195,7 @@ class Traffic:
         return more_committed, more_aborted
 
 
-NOTHING = PeerTraffic()
+NO_TRAFFIC = PeerTraffic()
 
 
 def _links(report: Report, before: Report | None, over_s: float) -> list[LinkTraffic]:
@@ -159,25 +239,24 @@ def _used(report: Report) -> list[LinkReport]:
     return [link for link in report.links if link.tx_bytes]
 
 
-class Throughput:
-    """Measurements of links by the ops themselves.
+FULL_MS_MIN = 500
+"""Milliseconds that must add up before there is a new metric."""
 
-    What a link carries says little of what it could carry: a ring waits for its slowest link, and small ops wait for
-    answers. So time counts only while the link limited the ops: for half a second, at each look of the engine, all
-    its connections had more to send than TCP let them, and no other link of the peer had.
-    """
+
+class Throughput:
+    """The time of full links, and the bytes they carried."""
 
     def __init__(self) -> None:
         self._used: dict[int, dict[int, tuple[int, int]]] = {}
-        """Milliseconds and bytes that are in a measurement already, by peer and the peer at the other end."""
+        """Milliseconds and bytes that are in a metric already, by peer and the peer at the other end."""
         self._inherited: set[int] = set()
 
     def inherit(self, peers: Iterable[int]) -> None:
-        """Take the first reports of these peers for a time before this master."""
+        """Take what these peers report first for a time before this master."""
         self._inherited.update(peers)
 
     def reported(self, peer: int, report: Report) -> list[tuple[int, float]]:
-        """Return new measurements: the peer at the other end, and bytes per second."""
+        """Return the links that have a new metric, each as the peer at the other end and bytes per second."""
         if peer in self._inherited:
             self._inherited.discard(peer)
             self._used[peer] = {link.peer: (link.full_ms, link.full_bytes) for link in report.links}

@@ -1,41 +1,69 @@
-"""The course of one optimize_topology, without its messages: what is measured in which order, and what comes of it.
+"""Rings: where newcomers are inserted, and optimize_topology.
 
-    measuring   round after round; in each, several links at once
-    searching   the runtime looks for better rings, which takes time
-    decided     `decide` has said for each group whether its ring changes, and why
+optimize_topology measures links in rounds, searches a better ring for each group, and installs it like a ring change
+after a loss. All pairs are measured in groups of up to ALL_PAIRS_PEERS_MAX peers; in larger ones each peer measures
+that many links per call. The dialing end of a link measures it. Rounds stop after MEASURING_S_MAX; the search uses the
+known values. A missing link counts as unreachable, and no ring that needs one is adopted.
 
-Rounds. Measurements of one round must not disturb each other. So no host sends in two links of a round, nor receives in
-two, and no pair is measured both ways at once. Links between peers of one host share no wire, and only must not share a
-sender or a receiver. A host may send in one link and receive in another, as it does in a ring. Links without a fresh
-metric are due, those of the present ring first; of a large group a part, another part each time.
-
-Time. A round has an end whatever its peers do: a peer that has not answered by then is not asked again, and its links
-of the round count as failed. After MEASURING_S_MAX no further round begins; what is left waits for the next call, and
-the search goes by what is known.
-
-Of the two ends of a link the one that dials is asked, as for the link itself: behind some routers it is the only one
-that could.
+Otherwise a ring keeps its order: a lost peer is removed, and newcomers are inserted where they cost least.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from operator import or_
 
+from pccl.protocol import messages as m
+from pccl.protocol import topology
+from pccl.protocol.direct_limit import direct_limit, is_outdated
 from pccl.protocol.link_metrics import LinkMetrics, Pair
-from pccl.protocol.ring_problem import RingProblem
-from pccl.protocol.topology import ring_links, updated_ring
+from pccl.protocol.master.effects import FindRings
+from pccl.protocol.master.run_state import Group, Member, RunState
+from pccl.protocol.topology import RingProblem, ring_links, updated_ring
+
+
+def with_newcomers(ring: Sequence[int], newcomers: Iterable[int], metrics: LinkMetrics) -> list[int]:
+    """Insert newcomers in the order of their numbers: next to peers of their host unless metrics are known, else at the
+    end. Other peers keep their order."""
+    found = list(ring)
+    rates = [metric.bytes_per_s for pair in ring_links(ring) if (metric := metrics.get(pair)) is not None]
+    slowest = min(rates, default=float("inf"))
+    for peer in sorted(newcomers):
+        found.insert(_place(found, peer, metrics, slowest), peer)
+    return found
+
+
+def _place(ring: Sequence[int], peer: int, metrics: LinkMetrics, slowest: float) -> int:
+    """Return the place in the ring before which a newcomer comes. `slowest` is the rate of the ring's slowest link so
+    far, in bytes per second."""
+    if not metrics.knows_host_of(peer):
+        hosts = metrics.hosts(peer)
+        beside = [at for at, other in enumerate(ring) if metrics.hosts(other) == hosts]
+        return beside[-1] + 1 if beside else len(ring)
+
+    def harm(at: int) -> tuple[int, int, float, float, int]:
+        """Return the damage that a place would do to the ring. Slow links count only as far as they are slower than the
+        ring is."""
+        new = [(ring[at - 1], peer), (peer, ring[at % len(ring)])]
+        unreachable = sum(metrics.is_unreachable(pair) for pair in new)
+        known = [metric for pair in new if (metric := metrics.get(pair)) is not None]
+        rate = min([slowest, *(metric.bytes_per_s for metric in known)])
+        replaced = metrics.get((ring[at - 1], ring[at % len(ring)]))
+        more_s = sum(metric.latency_s for metric in known) - (replaced.latency_s if replaced is not None else 0.0)
+        return unreachable, 2 - len(known), -rate, more_s, -at
+
+    return min(range(1, len(ring) + 1), key=harm, default=0)
+
 
 ROUNDS_MAX = 64
 ROUND_S_MAX = 8.0
 """Seconds that a round may take. It is longer than a peer takes to find out that it cannot measure."""
 MEASURING_S_MAX = 20.0
 ALL_PAIRS_PEERS_MAX = 32
-"""Size of a group up to which all pairs are measured. In a larger one each peer measures this many links at most in one
-call."""
+"""Largest group that measures all pairs. In a larger one each peer measures this many links per call."""
 FASTER = 1.05
 SHORTER = 0.9
 """A ring replaces another whose links are as reachable and as known if its slowest link is faster by the factor FASTER,
@@ -116,11 +144,10 @@ class Optimization:
         return bool(self._asked) or self.is_searching
 
     def deadline(self) -> float | None:
-        """Return the time at which `expire` should be called."""
         return self._round_ends_at if self._asked else None
 
     def next_round(self, number: int, now: float) -> dict[int, list[Pair]]:
-        """Return whom to ask for which links; nobody when there is nothing more to be measured."""
+        """Return the links to measure next, by peer; empty when all are measured."""
         assert not self.is_waiting
         while self._rounds and now < self.begun_at + MEASURING_S_MAX:
             for pair in self._rounds.popleft():
@@ -151,7 +178,7 @@ class Optimization:
         return failed
 
     def expire(self, now: float) -> list[Pair]:
-        """End a round whose time is over. Return the links of which nothing was heard."""
+        """End a late round. Return the links without an answer."""
         if not self._asked or now < self._round_ends_at:
             return []
         late = [pair for pairs in self._asked.values() for pair in pairs]
@@ -163,7 +190,6 @@ class Optimization:
         return late
 
     def lost(self, peer: int) -> None:
-        """Forget a peer that is gone."""
         self._asked.pop(peer, None)
         for links in [*self._asked.values(), *self._rounds]:
             links[:] = [pair for pair in links if peer not in pair]
@@ -190,7 +216,6 @@ class Outlook:
     slowest: Pair | None
     """The slowest of the links that are known."""
     bytes_per_s: float
-    """The rate of that link."""
     latency_s: float
     """The sum of latencies once round, over the links that are known."""
 
@@ -205,7 +230,7 @@ class Outlook:
 
     def __str__(self) -> str:
         if self.slowest is None:
-            return "nothing is known of its links"
+            return "its links were not measured"
         text = (
             f"slowest link {self.slowest[0]}->{self.slowest[1]} at {self.bytes_per_s / MBIT:.4g} Mbit/s, "
             f"{self.latency_s * 1e3:.4g} ms once round"
@@ -243,3 +268,98 @@ def _listed(ring: Sequence[int]) -> str:
     if len(ring) <= LISTED_MAX:
         return str(list(ring))
     return f"[{', '.join(map(str, ring[:LISTED_MAX]))} and {len(ring) - LISTED_MAX} more]"
+
+
+class RingChange:
+    """The optimize_topology of a run that is under way, if one is."""
+
+    def __init__(self, state: RunState) -> None:
+        self._state = state
+        self._course: Optimization | None = None
+
+    @property
+    def is_under_way(self) -> bool:
+        return self._course is not None
+
+    def forget_all(self) -> None:
+        self._course = None
+
+    def step(self) -> bool | None:
+        """Take the next step. Return None if it has to wait for answers, True if the call is over."""
+        state, course = self._state, self._course
+        rings = {group.number: group.ring for group in state.groups.values()}
+        if course is None:
+            self._course = Optimization(state.link_metrics, rings, state.view, state.now)
+            return False
+        if course.is_waiting:
+            return None
+        if course.is_decided:
+            self._course = None
+            return True
+        if course.rings is not None:
+            self._decide(course, course.rings)
+            return False
+        number = state.number()
+        asked = course.next_round(number, state.now)
+        for peer, links in asked.items():
+            told = [(receiver, False) if sender == peer else (sender, True) for sender, receiver in links]
+            state.tell(peer, m.Probe(number, told))
+        if not asked:
+            problems = course.search(number, rings)
+            state.outbox.append(FindRings(number, {at: self._with_linkless(at, each) for at, each in problems.items()}))
+        return False
+
+    def _with_linkless(self, group: int, problem: RingProblem) -> RingProblem:
+        pairs = _kept_apart(self._state.groups[group])
+        return replace(problem, unreachable=problem.unreachable | pairs | {(high, low) for low, high in pairs})
+
+    def _decide(self, course: Optimization, rings: Mapping[int, Sequence[int]]) -> None:
+        state = self._state
+        course.is_decided = True
+        seconds = state.now - course.begun_at
+        cost = f"{course.measured} links measured, {course.failed} not measurable, {seconds:.1f} s"
+        for group in state.groups.values():
+            found = rings.get(group.number, group.ring)
+            if topology.ring_pairs(found) & _kept_apart(group):
+                found = group.ring
+            ring, group.decision = decide(group.ring, found, state.link_metrics)
+            state.log("info", f"group {group.number}: {group.decision}; {cost}", {"group": group.number})
+            limit = direct_limit(ring, state.link_metrics)
+            if ring != group.ring or (group.is_meshed and is_outdated(group.direct_limit, limit, len(ring))):
+                state.stop(group)
+                group.ring = ring
+
+    def probed(self, member: Member, message: m.Probes) -> None:
+        course = self._course
+        if course is None or not course.is_asked(message.probe, member.peer):
+            return
+        found = {link.link_of(member.peer): (link.bytes_per_s, link.round_trip_us / 1e6) for link in message.found}
+        self._log_unmeasured(course.answered(member.peer, found, self._state.now))
+
+    def found(self, search: int, rings: Mapping[int, Sequence[int]]) -> bool:
+        """Take the rings of a finished search. Return False if no call waits for them."""
+        course = self._course
+        if course is None or not course.is_searching or course.number != search:
+            return False
+        course.found(rings)
+        return True
+
+    def expire(self) -> None:
+        if self._course is not None:
+            self._log_unmeasured(self._course.expire(self._state.now))
+
+    def _log_unmeasured(self, links: list[tuple[int, int]]) -> None:
+        for sender, receiver in links:
+            self._state.log("warning", f"the link {sender}->{receiver} could not be measured")
+
+    def deadlines(self) -> list[float]:
+        ends_at = self._course.deadline() if self._course is not None else None
+        return [ends_at] if ends_at is not None else []
+
+    def forget(self, peer: int) -> None:
+        if self._course is not None:
+            self._course.lost(peer)
+
+
+def _kept_apart(group: Group) -> set[Pair]:
+    return group.linkless - topology.ring_pairs(group.ring)

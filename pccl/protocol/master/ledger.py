@@ -1,13 +1,11 @@
-"""Ledger: the master's book of one group's undecided ops in one epoch, and of the peers that have said done to them.
+"""The undecided ops of one group in one epoch, with the peers that reported done.
 
-An op enters the book with the first peer that says done, and leaves it with its verdict, or when it is over for all
-that are in the book: ops that peers complete by themselves (`completion`) get here only if they take long. It is
-committed when every peer of the ring has said done, a point-to-point op when both its peers have. At a flush only
-survivors count: the contribution of a peer that died is in everybody's result if every survivor is done.
+An op enters with the first peer that reports done, and leaves with its verdict. Ops that peers complete by themselves
+(`completion`) enter only if they take long. An op commits when every peer of the ring has reported done, a
+point-to-point op when both its peers have. At a flush only survivors count.
 
-A peer has at most one op of a tag in flight, so the uses of a tag are decided in order, and one number a tag tells
-whether what a peer says comes after the verdict. That does not hold where peers complete ops by themselves: a later use
-may come here before an earlier one, which some have committed and others have still open.
+A peer has at most one op of a tag in flight, so uses of a tag are decided in order and one number per tag separates
+late reports. Where peers complete ops by themselves, a later use may enter before an earlier one.
 """
 
 from __future__ import annotations
@@ -24,8 +22,6 @@ DECIDED_TAGS_MAX = 100_000
 
 
 class Ledger:
-    """One group's book of one epoch."""
-
     def __init__(self, ring: Sequence[int], is_meshed: bool = False) -> None:
         self.ring = frozenset(ring)
         self._is_meshed = is_meshed
@@ -34,7 +30,6 @@ class Ledger:
         """Undecided ops that peers have waited in for long, and these peers."""
         self._done: dict[OpRef, set[int]] = {}
         self._decided: dict[int, int] = {}
-        """The last use of each tag that has a verdict."""
         self._verdicts: dict[OpRef, None] = {}
         """Ops that peers complete by themselves and that were decided here, the oldest first."""
 
@@ -62,7 +57,6 @@ class Ledger:
         return True
 
     def forget(self, ops: Iterable[OpRef]) -> None:
-        """Note that these ops have verdicts."""
         for op in ops:
             if not self.is_decided(op):
                 self._decide(op)
@@ -90,7 +84,6 @@ class Ledger:
         return commits
 
     def holders(self, op: OpRef) -> frozenset[int]:
-        """Peers that have said done to an undecided op."""
         return frozenset(self._done.get(op, ()))
 
     def missing(self, op: OpRef, peer: int) -> tuple[str, Iterator[int]]:
@@ -113,7 +106,6 @@ class Ledger:
 
     @property
     def entries(self) -> int:
-        """Number of entries on undecided ops."""
         return len(self._done) + len(self.stalled)
 
     @property

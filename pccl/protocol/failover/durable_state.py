@@ -1,0 +1,83 @@
+"""Majorities of views, and the record that a master keeps on disk.
+
+A master that is the only one of its run may evict most of a view and continue. If it dies, the evicted peers may be a
+majority of the last view that they know. The record identifies the peers that continued, like the epoch that a
+storage system uses to fence off a replaced leader:
+
+    1  The record is written before a view is announced (Prepare) or a term starts (VoteRequest, Resumed). So a commit
+       without a peer implies a record without that peer.
+    2  A new master takes the recorded installed view for the last one, and a recorded prepared view for one that may
+       be installed: see `recovery.quorum_of`.
+    3  A peer with a higher term than the record's has followed a master that does not share it. Then the record is
+       outdated, and recovery reports decide alone.
+
+The record of a finished run lists the peers that may still come back: lost ones that neither left nor were evicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import msgspec
+
+from pccl.protocol.messages import MASTER_TIMEOUT_S, Secret
+
+
+def majority(peers: int) -> int:
+    return peers // 2 + 1
+
+
+@dataclass
+class QuorumView:
+    """A view whose majority may follow another master."""
+
+    size: int
+    """Number of its peers that have not left on purpose since."""
+    here: frozenset[int]
+    """Peers that are neither lost nor have left."""
+
+    @property
+    def lost(self) -> int:
+        return self.size - len(self.here)
+
+
+MASTER_TIMEOUT_S_MAX = 1e9
+
+
+class RecordedView(msgspec.Struct, frozen=True):
+    view: int
+    peers: frozenset[int]
+
+    @classmethod
+    def of(cls, view: int, peers: Iterable[int]) -> RecordedView:
+        return cls(view, frozenset(peers))
+
+
+class RunRecord(msgspec.Struct, frozen=True):
+    run: str
+    secret: Secret
+    """The run's `Welcome.secret`, which proves to its peers that an eviction is genuine."""
+    term: int
+    installed: RecordedView | None
+    """The last view in force, as far as it was recorded."""
+    prepared: list[RecordedView] = []
+    """Newer views that may be in force, the newest last."""
+    is_over: bool = False
+    master_timeout_s: float = MASTER_TIMEOUT_S
+    """The longest time a peer of the run searches for a master."""
+
+    @property
+    def newest(self) -> RecordedView:
+        if self.prepared:
+            return self.prepared[-1]
+        return self.installed or RecordedView(0, frozenset())
+
+    def __str__(self) -> str:
+        newest = self.newest
+        return f"run {self.run} in term {self.term}, view {newest.view}, peers {sorted(newest.peers)}"
+
+
+def bounded_s(seconds: float, otherwise: float) -> float:
+    """Return a peer's number of seconds within bounds, or `otherwise` for NaN."""
+    return min(max(seconds, 0.0), MASTER_TIMEOUT_S_MAX) if seconds == seconds else otherwise

@@ -1,0 +1,231 @@
+"""Recovering peers: peers of one run that have lost its master and gather at another.
+
+A few peers that are cut off must not vote in a higher term and so disturb the master of the others. As with Raft's
+pre-vote there are two rounds:
+
+    1  Each peer reports the views that it knows, without a promise.
+    2  Once a majority of the run's last view has gathered, the peers are asked to vote in a term higher than any known.
+       A vote carries the recovery report that rebuilds the run.
+    3  The run continues when the voters are a majority of the newest view that any peer here knows. All peers that can
+       continue are awaited for a bounded time; a later one is lost to the run.
+
+`KnownRuns` holds what this process knows of runs it does not lead. A record counts if no other master can have led its
+run since. Whether any peer of a run was ever accepted is judged over all peers that came one after the other, because
+peers with several masters stay at each for a moment (`unaccepted_since`).
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from pccl.protocol import messages as m
+from pccl.protocol.failover.durable_state import RunRecord
+from pccl.protocol.failover.recovery import Quorum, RecoveringPeer, quorum_of
+from pccl.protocol.master.run_state import NAMED_MAX
+from pccl.protocol.summary_tally import Summary, SummaryTally, Views
+from pccl.types import Result
+
+GATHER_TIMEOUTS = 3.0
+"""Number of peer timeouts until a waiting peer is sent away. It may come again."""
+DOUBT_TIMEOUTS = 2.0
+"""Peer timeouts that a master with a record waits for a majority."""
+TELL_S = 1.0
+"""Delay of the log line that names the missing peers."""
+
+
+class Gathering:
+    """The recovering peers of one run. The work per message does not depend on the number of peers."""
+
+    def __init__(self, run: str, term: int, peer_timeout_s: float) -> None:
+        views = Views()
+        self.run = run
+        self.term = term
+        self.majority_at: float | None = None
+        """The time since which a majority of the last view is here; None: there is none."""
+        self.unaccepted_since = 0.0
+        """The time since which peers of the run have come without a peer that knows an installed view."""
+        self.heard_at = 0.0
+        """The time of the last arrival or vote."""
+        self.claims: dict[int, RecoveringPeer] = {}
+        """Claims by peer, the one that has waited longest first."""
+        self.here: SummaryTally[Summary] = SummaryTally(views)
+        self.following: SummaryTally[m.RecoveryReport] = SummaryTally(views)
+        """Reports of the peers that voted in `term`."""
+        self.term_heard = 0
+        """The highest term that one of them has followed."""
+        self.record: RunRecord | None = None
+        """The record of this run, if no other master can have led it since."""
+        self.tells_at: float | None = None
+        self._to_ask: dict[int, RecoveringPeer] = {}
+        self._with_rivals = 0
+        self._timeout_s = peer_timeout_s
+
+    def enter(self, claim: RecoveringPeer) -> None:
+        self.claims[claim.peer] = claim
+        self._with_rivals += claim.masters > 1
+        self.term_heard = max(self.term_heard, claim.term)
+
+    def leave(self, claim: RecoveringPeer) -> None:
+        del self.claims[claim.peer]
+        self._with_rivals -= claim.masters > 1
+        self.here.discard(claim.peer)
+        self.following.discard(claim.peer)
+        self._to_ask.pop(claim.peer, None)
+
+    def said(self, claim: RecoveringPeer, summary: Summary, is_following: bool, now: float) -> None:
+        """Add a summary or a report of a peer that is here."""
+        if claim.peer not in (self.following if is_following else self.here).heard:
+            self.heard_at = now
+        self.here.add(claim.peer, summary)
+        if is_following and isinstance(summary, m.RecoveryReport):
+            self.following.add(claim.peer, summary)
+        else:
+            self.following.discard(claim.peer)
+        if self.tells_at is None:
+            self.tells_at = now + TELL_S  # most come at once
+        if claim.asked < self.term:
+            self._to_ask[claim.peer] = claim
+
+    def raise_term(self, term: int) -> None:
+        """Use this term from now on, and ask all peers for their votes again."""
+        self.term = term
+        self.following = SummaryTally(self.here.views)
+        self._to_ask = {peer: claim for peer, claim in self.claims.items() if peer in self.here.heard}
+
+    def to_ask(self) -> list[RecoveringPeer]:
+        """Return and forget the peers to ask for votes now."""
+        claims, self._to_ask = list(self._to_ask.values()), {}
+        return claims
+
+    @property
+    def has_rivals(self) -> bool:
+        return self._with_rivals > 0
+
+    @property
+    def since(self) -> float:
+        return next(iter(self.claims.values())).since
+
+    def quorum(self, needs_majority: bool = True) -> Quorum:
+        return quorum_of(self.here, self.has_rivals, self.record, needs_majority)
+
+    def quorum_following(self, needs_majority: bool = True) -> Quorum:
+        return quorum_of(self.following, self.has_rivals, self.record, needs_majority)
+
+    # When it may be led.
+
+    def doubts_until(self) -> float:
+        """Return the time until which a majority is needed despite a record, counted from the first peer here that can
+        continue."""
+        expected = self.quorum().expected
+        since = next((claim.since for claim in self.claims.values() if claim.peer in expected), inf)
+        return since + DOUBT_TIMEOUTS * self._timeout_s
+
+    def needs_majority(self, now: float) -> bool:
+        return self.record is None or now < self.doubts_until()
+
+    def leads_at(self, majority_at: float) -> float:
+        """Return the time when the run continues without the missing peers. inf: never, because the last master may
+        have evicted the peers that are here, and no record tells."""
+        if not (self.has_rivals or self.record is not None):
+            return inf
+        heard_at = max(majority_at, self.heard_at)
+        return min(heard_at + self._timeout_s, majority_at + GATHER_TIMEOUTS * self._timeout_s)
+
+    def may_lead(self, needs_majority: bool) -> bool:
+        """Whether the voters are enough, and no peer here knows a later view."""
+        here, following = self.quorum(needs_majority), self.quorum_following(needs_majority)
+        return here.has_majority and following.has_majority and following.view == here.view
+
+    def is_enough(self, needs_majority: bool) -> bool:
+        """Whether all peers that can continue have voted; without a needed majority, all of these that are here."""
+        following = self.quorum_following(needs_majority)
+        all_follow = self.here.count(following.expected) == self.following.count(following.expected)
+        return following.is_complete or (not needs_majority and all_follow)
+
+    def stays_until(self, since: float) -> float:
+        """Return the time until which a peer stays. It is later while a majority is here, which may continue without
+        it."""
+        leads_at = inf if self.majority_at is None else self.leads_at(self.majority_at)
+        return max(since, leads_at if leads_at < inf else since) + GATHER_TIMEOUTS * self._timeout_s
+
+    def deadlines(self, now: float) -> list[float]:
+        needs_majority = self.needs_majority(now)
+        times = [self.stays_until(self.since)]
+        if self.here.heard and not self.quorum().peers:
+            times.append(self.unaccepted_since + self._timeout_s)
+        elif self.majority_at is not None and self.may_lead(needs_majority):
+            times.append(self.leads_at(self.majority_at))
+        if self.tells_at is not None:
+            times.append(self.tells_at)
+        if self.record is not None and needs_majority:
+            times.append(self.doubts_until())
+        return times
+
+    def account(self, here: Quorum, now: float) -> str:
+        """Return a log line with the peers that have come and the missing ones."""
+        absent = sorted(frozenset().union(*here.quorum_views.values()) - self.here.heard)
+        text = f"run {self.run}: {here}"
+        if absent:
+            text += f"; it waits for peers {absent[:NAMED_MAX]}"
+        if absent and self.majority_at is not None:
+            left_s = self.leads_at(self.majority_at) - now
+            text += f" and continues without them in {max(0.0, left_s):.1f} s" if left_s < inf else ""
+        return text
+
+
+RUNS_MAX = 16
+"""Number of runs that are remembered."""
+BREAK_TIMEOUTS = 3.0
+"""Number of peer timeouts within which peers that go from master to master are back at each."""
+
+
+class KnownRuns:
+    """The record of this process and the last views of other runs."""
+
+    def __init__(self, record: RunRecord | None) -> None:
+        self.record = record
+        """The record of the last run that this process, or an earlier one with the same directory, has led."""
+        self._unaccepted: dict[str, tuple[float, float]] = {}
+        """Runs without a known installed view: the times of the first and the last arrival of a peer."""
+
+    def record_of(self, gathering: Gathering) -> RunRecord | None:
+        """Return the record of a gathering's run, or None if another master may have led that run since."""
+        record = self.record
+        if record is None or record.run != gathering.run or gathering.has_rivals or gathering.term_heard > record.term:
+            return None
+        return record
+
+    def unaccepted_since(self, run: str, now: float, peer_timeout_s: float) -> float:
+        """Note a peer of a run. Return the time since which its peers came, with short breaks, none of them ever
+        accepted."""
+        since, last = self._unaccepted.pop(run, (now, now))
+        if now >= last + BREAK_TIMEOUTS * peer_timeout_s:
+            since = now
+        self._unaccepted[run] = since, now
+        for oldest in list(self._unaccepted)[:-RUNS_MAX]:
+            del self._unaccepted[oldest]
+        return since
+
+    def forget(self, run: str) -> None:
+        """Forget when peers of a run came: a view of it was in force."""
+        self._unaccepted.pop(run, None)
+
+    def refusal(self, message: m.Resume, is_waiting: bool) -> m.FromMaster | None:
+        """Return the rejection of a peer that is not in the run this master waits for, or None. `is_waiting`: no run
+        may start yet."""
+        record = self.record
+        if record is None or message.masters > 1:
+            return None
+        if message.run != record.run:
+            if record.is_over or not is_waiting:
+                return None
+            text = f"it waits for {record}, and not for run {message.run!r}"
+            return m.Elsewhere(text) if message.is_accepted else m.StartOver(text)
+        views = [record.installed, *record.prepared] if record.installed is not None else record.prepared
+        if message.term > record.term or any(message.peer in view.peers for view in views if view is not None):
+            return None
+        if not message.is_accepted:
+            return m.StartOver("the run has gone on without the view that was to accept it")
+        how = "has ended" if record.is_over else "has gone on"
+        text = f"evicted: run {message.run!r} {how} without peer {message.peer}; connect again"
+        return m.Goodbye(Result.MASTER_CONNECTION_FAILED, text, record.secret)

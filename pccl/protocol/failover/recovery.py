@@ -1,0 +1,547 @@
+"""Recovery reports, and the run that follows from them.
+
+With its master a run loses the membership, the verdicts on ops and the ends of group calls. A verdict that any peer
+received must stand, and no two masters may lead. So a peer that looks for a master reports the views that it knows
+(PreVote), and with its vote all that it has received (Vote). Pure functions decide from these reports whether a master
+may lead, and what the run is then. As in Raft's joint consensus, each view that may be installed needs its own quorum.
+
+Quorum views:
+
+    1  The highest view that any survivor has installed.
+    2  Each newer prepared view that may be installed at a peer that has not come. It is ruled out if a survivor whose
+       ring it changes has not answered it, or was sent a yet newer view by the same master.
+    3  Survivors report all views that they have answered, not only the newest, except those that a later master has
+       ruled out (Resumed).
+
+A master may lead if:
+
+    4  A majority of each quorum view is here. So no two masters lead: their majorities share a peer, and a peer follows
+       the highest term only.
+    5  With several masters, the peers of a quorum view that are missing or do not continue are not a majority either:
+       they may gather at another master.
+    6  With one master address, which evicts any number of peers, the `RunRecord` replaces the majority of a view that
+       evicted peers know:
+
+       a  The recorded installed view counts, unless a survivor has installed a later one.
+       b  A recorded prepared view counts like one that a survivor reports.
+       c  If that view is not installed and the view before lacks a majority, a majority of the prepared view suffices.
+       d  A master that led the run itself needs no majority: missing peers are lost.
+
+Peers that continue:
+
+    7  All survivors of the last view. Missing peers are lost, as if they had died.
+    8  If a survivor has settled its ops by a prepared view, only the peers of that view.
+    9  Newcomers report too, because the view that accepts them may be installed. Otherwise they start over.
+
+Ops:
+
+   10  If all peers of a group are here and their ops run, the ops go on. Otherwise the group is flushed as after a
+       loss.
+   11  A verdict that a survivor received stands. Any other op commits if all survivors are done.
+
+Group calls:
+
+   12  Peers repeat the call that they wait in. If another accepted peer has received its end, they get the same end.
+   13  A call whose end only lost peers received is made again.
+
+A new leader never reuses a number of another leader for a view, a peer or a request. Terms are unique among masters
+that know of each other; `block` separates the numbers of all others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from zlib import crc32
+
+from pccl._version import __version__
+from pccl.protocol import messages as m
+from pccl.protocol import topology
+from pccl.protocol.failover.durable_state import QuorumView, RecordedView, RunRecord, bounded_s, majority
+from pccl.protocol.master.effects import Persist
+from pccl.protocol.master.ledger import Ledger
+from pccl.protocol.master.liveness import Returning
+from pccl.protocol.master.machine import Master
+from pccl.protocol.master.run_state import Group, MasterOptions, Member, RunState
+from pccl.protocol.master.views import Leadership
+from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.point_to_point import participants
+from pccl.protocol.summary_tally import Summary, SummaryTally, Views
+from pccl.types import Result
+
+
+@dataclass(frozen=True)
+class Quorum:
+    """Which views count, and whether the peers here are enough."""
+
+    view: int
+    """The last installed view; 0 if no survivor was ever accepted."""
+    peers: frozenset[int]
+    quorum_views: dict[int, frozenset[int]]
+    """The peers of each quorum view by its number, the last view in force first."""
+    expected: frozenset[int]
+    has_majority: bool
+    """Whether the peers here are enough (rules 4 to 6)."""
+    is_complete: bool
+    """Whether they are enough and none is missing."""
+    here: int
+    """Number of the last view's `peers` that have come."""
+    is_reduced: bool = False
+    """Whether rule 6c applies."""
+
+    def __str__(self) -> str:
+        if not self.peers:
+            return "no peer of its last view has come"
+        return f"{self.here} of the {len(self.peers)} peers of view {self.view} have come"
+
+
+@dataclass
+class RecoveredGroup:
+    """A group as it stands without its master."""
+
+    number: int
+    epoch: int
+    ring: list[int]
+    """The peers that go on, in the order of the ring."""
+    former: list[int]
+    """The ring as it was in the last view."""
+    is_steady: bool
+    """Whether all its peers are there and their ops run (rule 10)."""
+    is_decided: bool = False
+    """Whether a prepared view has settled all its ops (rule 8)."""
+    unsettled: dict[int, int] = field(default_factory=dict)
+    """Peers whose ops have to be flushed, and the epoch of these ops."""
+    commits: set[OpRef] = field(default_factory=set)
+    """Ops with a commit that other peers might not have received."""
+    aborts: dict[OpRef, m.Aborted] = field(default_factory=dict)
+    missing: set[tuple[int, int]] = field(default_factory=set)
+    """Pairs that have no link and need none."""
+    revision: int | None = None
+    synced: set[int] = field(default_factory=set)
+    """Peers that took part in the last sync."""
+    results: dict[str, m.JointOutcome] = field(default_factory=dict)
+    """The known end of the last group call of each kind."""
+
+
+@dataclass
+class Recovered:
+    """A run as it stands without its master."""
+
+    view: int
+    view_heard: int
+    peers: frozenset[int]
+    quorum_views: dict[int, frozenset[int]]
+    """Peers of each quorum view, by its number: the last one in force, and each that may be in force too."""
+    members: dict[int, m.RecoveryReport]
+    """The reports of the peers that go on."""
+    newcomers: set[int]
+    """Survivors that were never accepted (rule 9)."""
+    left_out: set[int]
+    """Survivors that do not go on, because they were lost before."""
+    missing: list[int]
+    """Peers of the last view that have not come."""
+    groups: list[RecoveredGroup]
+    is_unchanged: bool
+    """Whether the run continues without a new view."""
+    call_number: int
+    """The highest known number of a group call."""
+    in_force: RecordedView
+    """The last view in force, for the new master's record."""
+    possible: list[RecordedView]
+    """Other views that may be in force, for the new master's record."""
+
+
+def is_sound(peer: int, summary: Summary, views: Views | None = None) -> bool:
+    """Whether a peer's summary is consistent in what others rely on."""
+    installed = summary.installed
+    rings = (views or Views()).of(installed) if installed is not None else None
+    groups = rings.groups_of.get(peer, []) if rings is not None else []
+    if isinstance(summary, m.RecoveryReport):
+        own = [summary.me.group] if installed is not None else []
+        if summary.me.peer != peer or groups != own:
+            return False
+    if rings is None:
+        return not (summary.is_settled or (isinstance(summary, m.RecoveryReport) and summary.is_running))
+    return len(groups) == 1 and rings.are_peers
+
+
+def _may_be_in_force(view: int, peers: frozenset[int], tally: SummaryTally[Any]) -> bool:
+    return tally.have_answered(view, peers) and tally.count(peers) < len(peers)
+
+
+def _in_force(installed: m.InstalledView, peers: frozenset[int], record: RunRecord | None) -> RecordedView:
+    """Return the last installed view (rule 6a). `installed` is the last one that a survivor reports."""
+    if record is not None and record.installed is not None and record.installed.view >= installed.view:
+        return record.installed
+    return RecordedView(installed.view, peers)
+
+
+def quorum_of(
+    summaries: SummaryTally[Any] | Mapping[int, Summary],
+    has_rivals: bool = True,
+    record: RunRecord | None = None,
+    needs_majority: bool = True,
+) -> Quorum:
+    """Judge the peers here. `has_rivals`: survivors may follow other masters; otherwise a `record` counts.
+    The time for a tally does not depend on the number of peers.
+    """
+    tally = summaries if isinstance(summaries, SummaryTally) else SummaryTally.of(summaries)
+    installed = tally.last_installed()
+    if installed is None:
+        return Quorum(0, frozenset(), {}, frozenset(), has_majority=False, is_complete=False, here=0)
+    peers = tally.views.of(installed).peers
+    last = _in_force(installed, peers, record)
+    settled_by = tally.settled(after=installed.view, by=peers)
+    settled = [] if settled_by is None else [tally.views.of(settled_by).peers]
+
+    def judged(quorum_views: dict[int, frozenset[int]], is_reduced: bool) -> Quorum:
+        expected = tally.common([peers, *quorum_views.values(), *settled])
+        members = tally.count(expected)  # they are in all quorum views
+        has_majority = members > 0 and all(
+            not needs_majority
+            or (
+                tally.count(listed) >= majority(len(listed))
+                and not (has_rivals and len(listed) - members >= majority(len(listed)))
+            )
+            for listed in quorum_views.values()
+        )
+        is_complete = has_majority and not is_reduced and members == len(expected)
+        here = tally.count(peers)
+        return Quorum(installed.view, peers, quorum_views, expected, has_majority, is_complete, here, is_reduced)
+
+    quorum_views = {last.view: last.peers}
+    for view, listed in _prepared(tally, last.view, record).items():
+        if _may_be_in_force(view, listed, tally):
+            quorum_views[view] = listed
+    found = judged(quorum_views, is_reduced=False)
+    if found.has_majority or record is None or record.newest.view <= last.view or record.newest.view in quorum_views:
+        return found
+    reduced = judged({record.newest.view: record.newest.peers}, is_reduced=True)
+    return reduced if reduced.has_majority else found
+
+
+def _prepared(tally: SummaryTally[Any], after: int, record: RunRecord | None) -> dict[int, frozenset[int]]:
+    found = {view.view: view.peers for view in (record.prepared if record is not None else ()) if view.view > after}
+    return found | {view.view: tally.views.of(view).peers for view in tally.prepared(after)}
+
+
+def rebuild(
+    summaries: SummaryTally[m.RecoveryReport] | Mapping[int, m.RecoveryReport],
+    has_rivals: bool = True,
+    record: RunRecord | None = None,
+    needs_majority: bool = True,
+) -> Recovered:
+    """Return the run as its survivors report it. They are enough by `quorum_of`."""
+    tally = summaries if isinstance(summaries, SummaryTally) else SummaryTally.of(summaries)
+    reports = tally.summaries
+    quorum = quorum_of(tally, has_rivals, record, needs_majority)
+    installed = tally.last_installed()
+    assert installed is not None
+    assert quorum.has_majority
+    seats = {(peer, ring.group) for ring in installed.rings for peer in ring.peers if peer in quorum.expected}
+    members = {peer: each for peer, each in reports.items() if (peer, each.me.group) in seats}
+    others = {peer: each for peer, each in reports.items() if peer not in members}
+    groups = [_group(ring, members) for ring in installed.rings]
+    newer = _prepared(tally, installed.view, record)
+    in_force, *possible = (RecordedView(view, listed) for view, listed in quorum.quorum_views.items())
+    if quorum.is_reduced:
+        in_force, possible = _in_force(installed, quorum.peers, record), [in_force]
+    is_unchanged = (
+        not newer
+        and in_force.view == installed.view
+        and all(each.installed is not None and each.installed.view == installed.view for each in members.values())
+    )
+    return Recovered(
+        view=installed.view,
+        view_heard=max([installed.view, in_force.view, *newer]),
+        peers=quorum.peers,
+        quorum_views=quorum.quorum_views,
+        members=members,
+        newcomers={peer for peer, each in others.items() if each.installed is None},
+        left_out={peer for peer, each in others.items() if each.installed is not None},
+        missing=sorted(quorum.peers - set(members)),
+        groups=[group for group in groups if group.ring],
+        is_unchanged=is_unchanged and all(group.is_steady for group in groups),
+        call_number=max((number for each in members.values() for number in _call_numbers(each)), default=0),
+        in_force=in_force,
+        possible=possible,
+    )
+
+
+def _call_numbers(report: m.RecoveryReport) -> list[int]:
+    return [report.joined_after, *(outcome.call_number for outcome in report.outcomes)]
+
+
+def _own_epoch(report: m.RecoveryReport) -> int:
+    installed = report.installed
+    rings = installed.rings if installed is not None else []
+    return next((ring.epoch for ring in rings if ring.group == report.me.group), 0)
+
+
+def _group(ring: m.Ring, members: Mapping[int, m.RecoveryReport]) -> RecoveredGroup:
+    ours = {peer: members[peer] for peer in ring.peers if peer in members}
+    is_steady = len(ours) == len(ring.peers) and all(
+        each.is_running and _own_epoch(each) == ring.epoch for each in ours.values()
+    )
+    group = RecoveredGroup(ring.group, ring.epoch, list(ours), list(ring.peers), is_steady)
+    for peer, each in ours.items():
+        if not each.is_settled and each.installed is not None:
+            group.unsettled[peer] = _own_epoch(each)
+        if _own_epoch(each) == ring.epoch:
+            group.is_decided = group.is_decided or each.is_settled
+            group.commits.update(each.commits)
+            group.aborts.update({OpRef(op.tag, op.sequence): op for op in each.aborts})
+        # else: what it has heard was settled by the last view itself, as everybody's was.
+    _note_links(group, ring, ours)
+    _note_joint_calls(group, ours)
+    return group
+
+
+def _note_links(group: RecoveredGroup, ring: m.Ring, ours: Mapping[int, m.RecoveryReport]) -> None:
+    is_mesh = all(each.installed is None or each.installed.is_meshed for each in ours.values())
+    if is_mesh:
+        return  # peers report links lost since
+    group.missing = {(min(peer, other), max(peer, other)) for peer, each in ours.items() for other in each.unlinked}
+    if not group.missing and len(ring.peers) > 1:
+        # The link stands by now, but Install said that the group is not a mesh.
+        low, high, *_ = sorted(ring.peers)
+        group.missing = {(low, high)}
+
+
+def _note_joint_calls(group: RecoveredGroup, ours: Mapping[int, m.RecoveryReport]) -> None:
+    for each in ours.values():
+        for outcome in each.outcomes:
+            if outcome.kind not in group.results or group.results[outcome.kind].call_number < outcome.call_number:
+                group.results[outcome.kind] = outcome
+    synced = {peer: each.synced for peer, each in ours.items() if each.synced is not None}
+    last = max(synced.values(), default=None)
+    sync = group.results.get(Kind.SYNC)
+    if last is not None:
+        group.revision = last[1]
+        group.synced = {peer for peer, each in synced.items() if each == last}
+        if sync is not None and sync.call_number == last[0] and sync.code == Result.SUCCESS:
+            # Accepted peers without its end took part in it, unless they joined later.
+            group.synced |= {
+                peer for peer, each in ours.items() if each.installed is not None and each.joined_after < last[0]
+            }
+
+
+def unheard(report: m.RecoveryReport, recovered: Recovered) -> m.JointOutcome | None:
+    """Return the end of the group call that this peer waits in, if another peer received it (rule 12)."""
+    kind = report.waits_in
+    heard = [outcome.call_number for outcome in report.outcomes if outcome.kind == kind]
+    known = [
+        group.results[kind]
+        for group in recovered.groups
+        if kind in group.results and (kind in Kind.GLOBAL or group.number == report.me.group)
+    ]
+    last = max(known, key=lambda outcome: outcome.call_number, default=None)
+    if last is None or report.installed is None or last.call_number <= max([*heard, report.joined_after]):
+        return None
+    return last
+
+
+VIEWS_PER_TERM = 10**6
+"""Size of a block of view numbers, so that two masters never make the same next view."""
+PEERS_PER_TERM = 10_000
+"""Size of a block of peer numbers. A newcomer never gets the number of an unknown peer of the last master."""
+TERMS = 100
+SALTS = 1000
+"""Number of terms and salts that `block` separates."""
+NUMBERS_PER_TERM = 2**40
+"""Size of a block of request numbers, so that answers to a dead master never match."""
+
+
+@dataclass
+class RecoveringPeer:
+    """A peer that has lost its master."""
+
+    connection: int
+    host: str
+    peer: int
+    run: str
+    term: int
+    """The highest term that it had followed when it came."""
+    masters: int
+    is_accepted: bool
+    since: float
+    master_timeout_s: float
+    asked: int = 0
+
+    @classmethod
+    def of(cls, connection: int, host: str, message: m.Resume, now: float) -> RecoveringPeer:
+        return cls(
+            connection,
+            host,
+            message.peer,
+            message.run,
+            message.term,
+            message.masters,
+            message.is_accepted,
+            now,
+            bounded_s(message.master_timeout_s, m.MASTER_TIMEOUT_S),
+        )
+
+
+def take_over(
+    run: str,
+    term: int,
+    options: MasterOptions,
+    recovered: Recovered,
+    survivors: Mapping[int, RecoveringPeer],
+    now: float,
+    name: str,
+) -> Master:
+    """Return a master that leads this run. `name` is unique to this leader.
+    Its first effects are Persist and Resumed to all peers that continue.
+    """
+    state = _run_state(run, term, options, recovered, survivors, now, name)
+    leadership = Leadership(
+        state,
+        recovered.in_force,
+        recovered.possible,
+        [QuorumView(len(peers), peers & recovered.members.keys()) for peers in recovered.quorum_views.values()],
+        has_rivals=any(survivor.masters > 1 for survivor in survivors.values()),
+    )
+    ends = {peer: unheard(report, recovered) for peer, report in recovered.members.items()}
+    master = Master(
+        state,
+        leadership,
+        Returning(recovered.members, now, options.peer_timeout_s),
+        {peer: end for peer, end in ends.items() if end is not None},
+        "a peer of its site did not come back after the loss of the master" if recovered.missing else "",
+    )
+    state.outbox.append(Persist(leadership.record()))
+    for survivor in survivors.values():
+        state.send(survivor.connection, m.Resumed(term, options.peer_timeout_s, list(recovered.quorum_views)))
+    for group in recovered.groups:
+        if group.is_steady:
+            _tell_verdicts(state, group)
+        else:
+            _flush(state, group)
+    how = "as it stands" if recovered.is_unchanged else "in a new view"
+    without = f", without peers {recovered.missing}" if recovered.missing else ""
+    state.log("warning", f"leads run {run} in term {term}, after view {recovered.view}: {how}{without}")
+    return master
+
+
+def _run_state(
+    run: str,
+    term: int,
+    options: MasterOptions,
+    recovered: Recovered,
+    survivors: Mapping[int, RecoveringPeer],
+    now: float,
+    name: str,
+) -> RunState:
+    threads = max(each.engine_threads for each in recovered.members.values())
+    secrets = Counter(each.secret for each in recovered.members.values())
+    secret = max(secrets, key=lambda each: (secrets[each], each))
+    state = RunState(run, replace(options, engine_threads=threads), term, secret)
+    state.now = now
+    salt = crc32(name.encode())
+    state.next_number = term * NUMBERS_PER_TERM + 1
+    state.next_peer = block(_highest_peer(recovered), term, PEERS_PER_TERM, salt) + 1
+    state.view = block(recovered.view_heard, term, VIEWS_PER_TERM, salt)
+    state.installed_view = recovered.view
+    state.joint_calls_ended = recovered.call_number
+    for peer, report in sorted(recovered.members.items()):
+        state.add(_member(peer, report, survivors[peer], now))
+    _add_link_metrics(state, recovered, survivors)
+    state.throughput.inherit(recovered.members)
+    for group in recovered.groups:
+        _add_group(state, group)
+    if recovered.is_unchanged:
+        state.told = set(recovered.members)
+    else:
+        state.change.is_renewing = True
+    gone = "did not come back after the loss of the master"
+    state.lost = [(peer, gone) for peer in recovered.missing]
+    group_of = {peer: group.number for group in recovered.groups for peer in group.former}
+    for peer in recovered.missing:
+        state.history.lost(now, peer, "", group_of.get(peer, 0), gone)
+    return state
+
+
+def block(heard: int, term: int, size: int, salt: int) -> int:
+    """Return the number above which a leader numbers. It is above all known numbers, in a block of `size` that no other
+    of TERMS consecutive terms shares, nor the same term of another `salt` modulo SALTS."""
+    period = SALTS * TERMS * size
+    begin = heard - heard % period + (salt % SALTS * TERMS + (term - 1) % TERMS) * size
+    return begin if begin > heard else begin + period
+
+
+def _highest_peer(recovered: Recovered) -> int:
+    return max({*recovered.peers, *recovered.members, *recovered.newcomers, *recovered.left_out})
+
+
+def _member(peer: int, report: m.RecoveryReport, survivor: RecoveringPeer, now: float) -> Member:
+    me = report.me
+    # A loopback address of the dead master stands for that master's machine.
+    known = [host for host in me.hosts if not (host.startswith("127.") or host == "::1")]
+    hosts = list(dict.fromkeys([*known, survivor.host]))
+    hello = m.Hello(
+        m.PROTOCOL_VERSION,
+        __version__,
+        me.group,
+        hosts,
+        me.port,
+        me.connections,
+        me.name,
+        site=report.site,
+        site_size=report.site_size,
+        masters=survivor.masters,
+        master_timeout_s=survivor.master_timeout_s,
+    )
+    is_accepted = report.installed is not None
+    return Member(peer, survivor.connection, hello, hosts, survivor.host, now, accepted=is_accepted, has_heartbeat=True)
+
+
+def _add_link_metrics(state: RunState, recovered: Recovered, survivors: Mapping[int, RecoveringPeer]) -> None:
+    members = recovered.members
+    found = [
+        (survivors[peer].since - age_s, metric.link_of(peer), metric)
+        for peer, report in members.items()
+        for metric, age_s in report.link_metrics
+        if metric.peer in members and metric.peer != peer
+    ]
+    for at, link, metric in sorted(found, key=lambda each: each[0]):  # the latest between two hosts counts
+        state.link_metrics.measured(link, metric.bytes_per_s, metric.round_trip_us / 1e6, at)
+
+
+def _add_group(state: RunState, found: RecoveredGroup) -> None:
+    group = state.groups[found.number] = Group(found.number, list(found.ring), found.epoch)
+    group.accepted = sum(state.members[peer].accepted for peer in found.ring)
+    pairs = topology.linked_pairs(found.former)
+    group.missing = pairs.intersection(found.missing)
+    group.linked = pairs - group.missing
+    group.is_mutual = group.is_meshed
+    group.ledger = Ledger(()) if found.is_decided else Ledger(found.former, group.is_mutual)
+    group.running = found.is_steady
+    group.revision = found.revision
+    group.synced = found.synced & set(found.ring)
+    group.ledger.forget([*found.commits, *found.aborts])
+    if not found.is_steady:
+        group.commits = sorted(found.commits)
+        group.aborts = dict(found.aborts)
+
+
+def _tell_verdicts(state: RunState, found: RecoveredGroup) -> None:
+    for peer in found.ring:
+        commits = [op for op in sorted(found.commits) if peer in participants(op.tag, found.former)]
+        if commits:
+            state.tell(peer, m.OpsCommit(found.epoch, commits))
+        for op in found.aborts.values():
+            if peer in participants(op.tag, found.former):
+                state.tell(peer, m.OpAbort(found.epoch, op.tag, op.sequence, op.code, op.reason))
+
+
+def _flush(state: RunState, found: RecoveredGroup) -> None:
+    group = state.groups[found.number]
+    group.changed = True
+    group.flush = state.number()
+    group.awaiting_flush = set(found.unsettled)
+    for peer, epoch in found.unsettled.items():
+        state.ask(peer, m.Flush(group.flush, epoch))
