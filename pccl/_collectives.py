@@ -32,7 +32,7 @@ from pccl._operands import (
 )
 from pccl._reduce import TAG_MAX, AsyncHandle, check_algorithm, checked_step, checked_tag, delivered
 from pccl.devices.device import Device
-from pccl.devices.staging import Cargo, Piece, Span, Staging
+from pccl.devices.staging import Cargo, Staging
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.peer import View
 from pccl.protocol.point_to_point import PAIR_TAG_MAX
@@ -128,8 +128,7 @@ class Placed:
         return self.array if self._recv is None else self._recv.owner
 
     def _cargo(self, count: int, size_bytes: int) -> Cargo:
-        piece = Piece(count, Span(0, self._send.size_bytes), Span(0, size_bytes))
-        return Cargo(self._send.owner, self._delivery, [piece])
+        return Cargo(self._send.owner, self._delivery, count, self._send.size_bytes, size_bytes)
 
 
 class _Gathered(Placed):
@@ -228,9 +227,10 @@ class _ReducedAtRoot(Placed):
         return Buffers(send.address, recv.address, send.count, (send.owner, recv.owner))
 
     def cargo(self) -> Cargo:
-        whole = Span(0, self._send.size_bytes)
-        piece = Piece(self._send.count, whole, whole if self._is_root else None)
-        return Cargo(self._send.owner, self._delivery, [piece])
+        size_bytes = self._send.size_bytes
+        return Cargo(
+            self._send.owner, self._delivery, self._send.count, size_bytes, size_bytes if self._is_root else None
+        )
 
 
 def check_reduce_op(op: ReduceOp, func_name: str) -> None:
@@ -360,14 +360,14 @@ def target_of(recv: Any, func_name: str, source: Operand) -> Operand | None:
 
 def staged(spec: OpSpec, device: Device | None, cargo: Callable[[], Cargo]) -> OpSpec:
     """Return the op, staged through this machine's memory if its arrays are on a device."""
-    return spec if device is None else spec._replace(new_source=partial(Staging, device, 1, cargo))
+    return spec if device is None else spec._replace(new_source=partial(Staging, device, cargo))
 
 
 def _one_way(spec: OpSpec, operand: Operand, is_giver: bool) -> OpSpec:
     """Return the op, staged as by `staged`, for a collective in which a peer either gives elements or gets them."""
-    whole = Span(0, operand.size_bytes)
-    piece = Piece(operand.count, whole if is_giver else None, None if is_giver else whole)
-    return staged(spec, operand.device, lambda: Cargo(operand.owner, lambda: operand.owner, [piece]))
+    send_bytes, recv_bytes = (operand.size_bytes, None) if is_giver else (None, operand.size_bytes)
+    cargo = Cargo(operand.owner, lambda: operand.owner, operand.count, send_bytes, recv_bytes)
+    return staged(spec, operand.device, lambda: cargo)
 
 
 def overlap(a: Operand, b: Operand) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 
 from pccl._collectives import CallOf, CollectiveCall, Placed, overlap, rooted, spec_of, staged, target_of
 from pccl._operands import Operand, receiving, require_alike, resolve_bytes
-from pccl.devices.staging import Cargo, Piece, Span
+from pccl.devices.staging import Cargo
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.peer import View
 from pccl.runtime.data_plane.op_spec import Buffers
@@ -126,8 +126,8 @@ class _Exchanged(Placed):
     def cargo(self) -> Cargo:
         size_bytes = self._count * self._send.dtype.itemsize
         count = max(self._send.count, self._count)
-        piece = Piece(count, Span(0, self._send.size_bytes), Span(0, size_bytes), parts=self._parts)
-        return Cargo(self._send.owner, self._delivery, [piece])
+        send = self._send
+        return Cargo(send.owner, self._delivery, count, send.size_bytes, size_bytes, parts=self._parts)
 
 
 def gather(send: Any, recv: Any, root: int, tag: int, step: int | None) -> CallOf:
@@ -160,9 +160,8 @@ class _GatheredAtRoot(Placed):
         return Buffers(send.address, recv.address, recv.count, (send.owner, recv.owner))
 
     def cargo(self) -> Cargo:
-        write = Span(0, self._count * self._send.dtype.itemsize) if self._is_root else None
-        piece = Piece(self._count, Span(0, self._send.size_bytes), write)
-        return Cargo(self._send.owner, self._delivery, [piece])
+        recv_bytes = self._count * self._send.dtype.itemsize if self._is_root else None
+        return Cargo(self._send.owner, self._delivery, self._count, self._send.size_bytes, recv_bytes)
 
 
 def scatter(send: Any, recv: Any, root: int, tag: int, step: int | None) -> CallOf:
@@ -205,6 +204,5 @@ class _ScatteredFromRoot:
 
     def cargo(self) -> Cargo:
         send, recv = self._send, self._recv
-        read = Span(0, send.size_bytes) if send is not None else None
-        piece = Piece(self._count, read, Span(0, recv.size_bytes))
-        return Cargo(send.owner if send is not None else None, lambda: recv.owner, [piece])
+        owner, send_bytes = (send.owner, send.size_bytes) if send is not None else (None, None)
+        return Cargo(owner, lambda: recv.owner, self._count, send_bytes, recv.size_bytes)

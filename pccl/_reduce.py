@@ -13,7 +13,7 @@ from _pccl_torch import outside_graphs
 from pccl import _timeouts
 from pccl._jax_arrays import NewArray
 from pccl._operands import changes_of, empty_like, require_alike, require_writable, resolve
-from pccl.devices.staging import Staging, divided
+from pccl.devices.staging import Cargo, Staging
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.peer import OpResult
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Source
@@ -122,8 +122,8 @@ def op_spec(
     check_algorithm(algorithm, func_name)
     step = checked_step(step, func_name)
     if source.device is not None:
-        cargo = divided(source.owner, target.owner, count, source.dtype.itemsize)
-        new_source = partial(Staging, source.device, len(cargo.pieces), lambda: cargo)
+        cargo = Cargo(source.owner, lambda: target.owner, count, size_bytes, size_bytes, is_in_place=True)
+        new_source = partial(Staging, source.device, lambda: cargo)
         nowhere = Buffers(0, 0, count, None)
         return OpSpec(
             tag, source.dtype, op, quantization, nowhere, algorithm, new_source=new_source, step=step, shape=shape

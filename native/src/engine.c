@@ -478,6 +478,15 @@ int pccl_fast_path_get_stats(pccl_fast_path *path, pccl_engine_stats *stats)
     return 1;
 }
 
+void pccl_fast_path_wake_owner(pccl_fast_path *path)
+{
+    pccl_engine *engine = pccl_fast_path_hold_engine(path);
+    if (engine == NULL)
+        return;
+    pccl_event_queue_interrupt(engine->events);
+    pccl_fast_path_release_engine(path);
+}
+
 uint64_t pccl_fast_path_in_ops_ns(pccl_fast_path *path, int of_slices)
 {
     pccl_engine *engine = pccl_fast_path_hold_engine(path);

@@ -53,11 +53,5 @@ class Device(Protocol):
     def follow(self, event: Event) -> None:
         """Make whatever this thread gives to its current stream from now on wait for `event`."""
 
-    def block_digests(self, array: Any, block_bytes: int, blocks: int) -> bytes | None:
-        """Return the BLAKE3 digests of an array's first blocks, one after the other; None if the device cannot hash.
-
-        This blocks the thread.
-        """
-
     def synchronize(self) -> None:
         """Block until everything is done that was given to any stream of the device."""

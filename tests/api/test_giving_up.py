@@ -27,7 +27,6 @@ from pccl import (
     ReduceOpDescriptor,
     Result,
 )
-from pccl.runtime.data_plane.pieces import piece_elements
 from tests.support.cluster import Background, Cluster, outcomes, refusal, results, until, waits_at_master
 from tests.support.fake_device import FakeArray, FakeDevice
 
@@ -242,35 +241,6 @@ def test_an_op_that_has_not_begun_is_copied_or_taken_back(cluster: Cluster) -> N
 def is_in_call(peer: Communicator) -> bool:
     session = peer._inner._session
     return session is not None and session._machine._calls.kind != ""
-
-
-def test_an_op_in_pieces_goes_on_with_a_copy(
-    cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One peer has its array on a device, and so all are divided."""
-    monkeypatch.setattr("pccl.runtime.data_plane.pieces.PIECE_BYTES", 1 << 18)
-    cluster.join(WORLD)
-    count = 5 * piece_elements(4) + 17
-    arrays = [np.full(count, index, np.float32) for index in range(WORLD)]
-    held = [arrays[0], arrays[1], devices[2].array(arrays[2])]
-    for device in devices:
-        device.reads_held.clear()
-    handles = [peer.all_reduce_async(array, op=SUM, tag=9) for peer, array in zip(cluster.peers, held, strict=True)]
-    for index in (0, 1):
-        session = cluster[index]._inner._session
-        assert session is not None
-        until(partial(bool, session._staged_ops._staged), "it is in pieces")
-        assert refusal(partial(handles[index].wait, 0.2)).result is Result.TIMEOUT
-        assert np.all(arrays[index] == index)
-        arrays[index][:] = MARK
-    for device in devices:
-        device.reads_held.set()
-    assert handles[2].wait()[1] is Result.SUCCESS
-    until(lambda: handles[0].done() and handles[1].done(), "it is committed")
-    assert all(np.all(arrays[index] == MARK) for index in (0, 1))
-    assert handles[0].wait()[1] is Result.SUCCESS
-    assert np.all(arrays[0] == 3)
-    assert np.all(arrays[1] == MARK)
 
 
 def test_an_array_on_a_device_is_its_callers_once_it_has_been_copied(

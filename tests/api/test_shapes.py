@@ -29,7 +29,6 @@ Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
 Call = Callable[[Communicator, Array], Any]
 
-PIECE = 4096
 WIDE, TALL = (2, 4), (4, 2)
 
 
@@ -141,16 +140,8 @@ def test_what_is_gathered_may_have_another_shape(three_peers: Cluster) -> None:
 
 
 @pytest.mark.parametrize("on_device", [(0, 1, 2), (0,), (0, 2)])
-@pytest.mark.parametrize("pieces", [1, 3])
-def test_arrays_in_pieces_have_shapes_too(
-    three_peers: Cluster,
-    devices: list[FakeDevice],
-    monkeypatch: pytest.MonkeyPatch,
-    on_device: tuple[int, ...],
-    pieces: int,
-) -> None:
-    monkeypatch.setattr("pccl.runtime.data_plane.pieces.PIECE_BYTES", PIECE)
-    rows = pieces * PIECE // 4 // 8
+def test_shapes_with_device_arrays(three_peers: Cluster, devices: list[FakeDevice], on_device: tuple[int, ...]) -> None:
+    rows = 384
     one, other = (rows, 8), (8, rows)
 
     def reduce_here(peer: Communicator, i: int, shape: Shape) -> Any:

@@ -18,7 +18,6 @@ from pccl import (
     ReduceOpDescriptor,
     Result,
 )
-from pccl.runtime.data_plane import pieces as op_pieces
 from tests.api.test_async_communicator import Peers, all_of, in_run
 from tests.support.cluster import SUM, Cluster, ones, outcomes, reduce_once, refusal, results
 from tests.support.fake_device import FakeDevice
@@ -26,7 +25,6 @@ from tests.support.fake_device import FakeDevice
 Call = Callable[[Communicator, int, int | None], Any]
 """A call of a peer with an index, at a step."""
 
-PIECE = 4096
 LATEST = 2**63 - 1
 
 
@@ -120,11 +118,8 @@ def test_what_is_no_step_is_refused(three_peers: Cluster, step: Any) -> None:
 
 
 @pytest.mark.parametrize("on_device", [(0, 1, 2), (0,), (0, 2)])
-def test_arrays_in_pieces_have_steps_too(
-    three_peers: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch, on_device: tuple[int, ...]
-) -> None:
-    monkeypatch.setattr(op_pieces, "PIECE_BYTES", PIECE)
-    count = 3 * PIECE // 4 + 5
+def test_steps_with_device_arrays(three_peers: Cluster, devices: list[FakeDevice], on_device: tuple[int, ...]) -> None:
+    count = 3077
 
     def reduce_here(peer: Communicator, i: int, step: int | None) -> Any:
         array = devices[i].array(ones(count)) if i in on_device else ones(count)

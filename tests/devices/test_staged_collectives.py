@@ -11,12 +11,10 @@ import pytest
 
 from pccl import AsyncCollectiveHandle, CollectiveInfo, Communicator, ReduceAlgorithm, ReduceOp, Result
 from pccl.devices.staging import helper_of
-from pccl.runtime.data_plane import pieces
 from tests.support.cluster import Background, Cluster, outcomes, refusal, results, until
 from tests.support.fake_device import FakeArray, FakeDevice
 
-PIECE = 4096
-COUNT = 5 * PIECE // 4 + 77
+COUNT = 5197
 WORLD = 3
 LATE_S = 0.03
 SUM = ReduceOp.SUM
@@ -29,11 +27,6 @@ CALLS: dict[str, Call] = {
     "broadcast": lambda peer, array: peer.broadcast(array, root=1),
 }
 every_call = pytest.mark.parametrize("name", CALLS)
-
-
-@pytest.fixture(autouse=True)
-def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", PIECE)
 
 
 def values(rank: int, count: int = COUNT, dtype: Any = np.float32) -> Any:

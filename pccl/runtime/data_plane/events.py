@@ -14,12 +14,10 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from pccl.protocol.topology import MESH_PEERS_MAX
 from pccl.runtime.data_plane.op_description import describe, size_bytes
-from pccl.runtime.data_plane.pieces import piece_bytes_of
 from pccl.runtime.extension import lib, text
 from pccl.types import Collective
 
@@ -115,25 +113,6 @@ class OpMismatch:
     """Sizes of this peer's op and of the other's."""
     steps: StepMismatch | None = None
     """The steps, where these differ."""
-    their_piece_bytes: int = 0
-    """The other peer has the op in pieces of this size (`pieces`); 0: it has not."""
-
-    def in_pieces(self) -> OpMismatch:
-        """Return the event with the other peer's op described by its pieces, if it is in pieces."""
-        if not self.their_piece_bytes:
-            return self
-        return replace(self, theirs=f"an op in pieces of {self.their_piece_bytes} bytes")
-
-    @property
-    def hint(self) -> str:
-        """Advice where the other peer's op is in pieces and this peer cannot divide its own; else empty."""
-        if not self.their_piece_bytes or self.size_bytes[0] <= self.their_piece_bytes:
-            return ""
-        return (
-            "; where arrays are on devices they are reduced in pieces, which all peers can do if PCCL_PIECE_BYTES is "
-            f"the same for all and they are {MESH_PEERS_MAX} at most: else start those with devices with "
-            "PCCL_PIECE_BYTES=0"
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +238,6 @@ def _read_mismatch(event: Any) -> OpMismatch:
         is_other_call=mine.collective != theirs.collective,
         size_bytes=(size_bytes(mine), size_bytes(theirs)),
         steps=_compare_steps(mine, theirs),
-        their_piece_bytes=piece_bytes_of(theirs),
     )
 
 
@@ -299,16 +277,17 @@ READERS: dict[int, Callable[[Any], EngineEvent]] = {
     lib.PCCL_EVENT_OP_FROZEN: lambda event: OpFrozen(event.id),
     lib.PCCL_EVENT_OP_DETACHED: lambda event: OpDetached(event.id, event.system_error != errno.ENOENT),
     lib.PCCL_EVENT_OP_ENDED: lambda event: OpEnded(event.id, event.tx_bytes, event.rx_bytes),
+    lib.PCCL_EVENT_OP_REFUSED: lambda event: OpRefused(event.id, text(event.detail)),
     lib.PCCL_EVENT_OP_MISMATCH: _read_mismatch,
     lib.PCCL_EVENT_GROUP_FROZEN: lambda event: GroupFrozen(event.id),
-    lib.PCCL_EVENT_LINK_LIMITED: lambda event: LinkLimited(event.id, by_loss=event.limit == lib.PCCL_LIMIT_LOSS),
+    lib.PCCL_EVENT_LINK_LIMITED: lambda event: LinkLimited(event.id, event.engine, event.limit == lib.PCCL_LIMIT_LOSS),
     lib.PCCL_EVENT_LINK_METRICS: lambda event: LinkCounters(
         event.id,
         event.tx_bytes,
         event.rx_bytes,
         event.full_ms,
         event.full_bytes,
-        0,
+        event.engine,
         event.busy_ms,
         event.receiver_ms,
         event.stuck_ms,
@@ -321,7 +300,7 @@ READERS: dict[int, Callable[[Any], EngineEvent]] = {
         event.inbound_ops,
         event.undone_ops,
     ),
-    lib.PCCL_EVENT_CONNECTION_LOST: lambda event: LinkDegraded(event.id, _loss_reason(event)),
+    lib.PCCL_EVENT_CONNECTION_LOST: lambda event: LinkDegraded(event.id, _loss_reason(event), event.engine),
     lib.PCCL_EVENT_LINK_LOST: lambda event: LinkDown(event.id, _loss_reason(event)),
     lib.PCCL_EVENT_ENGINE_FAILED: lambda event: EngineFailed(_failure_reason(event)),
 }

@@ -28,14 +28,19 @@ from functools import partial
 from typing import Any
 
 from pccl.protocol.peer import OpResult, Peer, SubmitOp, pair_start
-from pccl.runtime.data_plane.engine import COMPLETED, HANDED_OVER, EngineCall, EngineFastPath, use_counter
-from pccl.runtime.data_plane.engine_threads import first_thread
+from pccl.runtime.data_plane.engine import (
+    COMPLETED,
+    HANDED_OVER,
+    Engine,
+    EngineCall,
+    EngineFastPath,
+    first_thread,
+    use_counter,
+)
 from pccl.runtime.data_plane.events import OpFastCompleted, OpHandedOver
-from pccl.runtime.data_plane.interfaces import SessionEngine
 from pccl.runtime.data_plane.op_request import OpRequest
-from pccl.runtime.data_plane.op_spec import OpSpec, Pair, RootLostError
+from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair, RootLostError
 from pccl.runtime.data_plane.pending import OpName, PendingOp
-from pccl.runtime.data_plane.pieces import piece_elements
 from pccl.types import Result
 
 WAIT_MS = 20
@@ -73,7 +78,7 @@ class _Opening:
 class FastPath:
     """The fast path of a session. The trio thread opens and closes it; `run` is for all others."""
 
-    def __init__(self, machine: Peer, engine: SessionEngine) -> None:
+    def __init__(self, machine: Peer, engine: Engine) -> None:
         self._machine = machine
         self._engine = engine
         self._paths: list[EngineFastPath] = []
@@ -156,6 +161,12 @@ class FastPath:
         start = opening.start if spec.pair is None else self._pair_start(opening, spec.pair)
         if start is None:
             return False
+        try:
+            buffers = op.place(spec, start.rank, start.world_size)
+        except ValueError:
+            return False  # as the session will report
+        if buffers.count * spec.dtype.itemsize > BYTES_MAX:
+            return False
         op.shared_tag = start.tag | op.tag
         tag = opening.tags.get(op.name)
         if tag is None:
@@ -163,7 +174,7 @@ class FastPath:
             if uses_before == 0:
                 return False
             tag = opening.tags.setdefault(op.name, _Tag(uses_before, self._engine.new_request()))
-        return self._suits(tag, start, op, spec) and self._run(opening, op, tag, waits)
+        return self._suits(tag, start, op, spec, buffers) and self._run(opening, op, tag, waits)
 
     @staticmethod
     def _pair_start(opening: _Opening, pair: Pair) -> SubmitOp | None:
@@ -172,24 +183,17 @@ class FastPath:
             opening.pairs[pair] = pair_start(opening.start, (pair.peer, pair.is_sender))
         return opening.pairs[pair]
 
-    def _suits(self, tag: _Tag, start: SubmitOp, op: PendingOp, spec: OpSpec) -> bool:
-        """Fill the tag's request. Return whether it is for a small op, in one engine thread, which no peer may have in
-        pieces."""
+    def _suits(self, tag: _Tag, start: SubmitOp, op: PendingOp, spec: OpSpec, buffers: Buffers) -> bool:
+        """Fill the tag's request. Return whether the op fits one engine thread."""
         request = tag.request
         try:
-            if request.refill(start, spec, op.place(spec, start.rank, start.world_size)):
-                tag.is_suited = self._is_suited(request, spec.dtype.itemsize)
+            if request.refill(start, spec, buffers):
+                threads = len(self._paths)
+                tag.is_suited = threads == 1 or request.slices(threads) == 1
         except (ValueError, RootLostError):
-            return False  # as the session will say
+            return False  # as the session will report
         request.rename(op.op, op.shared_tag)
         return tag.is_suited
-
-    def _is_suited(self, request: OpRequest, item_bytes: int) -> bool:
-        count = request.count
-        if count * item_bytes > BYTES_MAX or count > (piece_elements(item_bytes) or count):
-            return False
-        threads = len(self._paths)
-        return threads == 1 or request.slices(threads) == 1
 
     def _run(self, opening: _Opening, op: PendingOp, tag: _Tag, waits: bool) -> bool:
         start, request, uses = opening.start, tag.request, tag.uses

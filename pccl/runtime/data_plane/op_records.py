@@ -16,7 +16,6 @@ import numpy as np
 
 from pccl.protocol.point_to_point import ranks_of
 from pccl.protocol.recording import OpRecord
-from pccl.runtime.data_plane.pieces import FIRST_PIECE_OP, PIECE_SHIFT
 from pccl.runtime.extension import ffi, lib
 from pccl.types import Collective, DataType, ReduceAlgorithm
 
@@ -68,19 +67,14 @@ def read(path: Any, records: int, since_ns: int) -> list[Row]:
     return [Row(values) for values in found[:count].tolist()]
 
 
-def is_marker(row: Row) -> bool:
-    """Return whether the record is of a marker (`marker_ops`), which is no op of a caller."""
-    return row.op >= FIRST_PIECE_OP and row.count == 0
-
-
 def name_of(row: Row) -> Name:
-    return row.epoch, row.tag, row.sequence & ((1 << PIECE_SHIFT) - 1)
+    return row.epoch, row.tag, row.sequence
 
 
 def awaited(rows: Iterable[Row], epoch: int | None, tag: int, ring: Sequence[int]) -> list[int] | None:
     """Return peers that may not have launched the op that is in flight with a tag, as far as its records tell: not all
     of them, but one at least if there is any. None: it is the only one in flight, or has no record."""
-    open_rows = [row for row in rows if not row.ended_ns and not is_marker(row)]
+    open_rows = [row for row in rows if not row.ended_ns]
     found = [row for row in open_rows if (row.epoch, row.tag) == (epoch, tag)]
     if not found or len(found) == len(open_rows):
         return None

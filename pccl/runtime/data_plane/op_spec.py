@@ -50,21 +50,16 @@ class Placement(Protocol):
 
 
 class Source(Protocol):
-    """Arrays that the engine cannot read, for one launch of an op; see `staged_ops`."""
+    """Arrays that the engine cannot read, for one launch of an op."""
 
-    @property
-    def piece_count(self) -> int:
-        """Number of pieces, at least 1; the same on all peers."""
+    def begin(self, arrived: Callable[[Buffers | BaseException], None]) -> None:
+        """Start to copy the input to host memory. Called once.
 
-    def undivide(self) -> None:
-        """Have all come as one piece. Before `begin`."""
-
-    def begin(self, ready: Callable[[int, Buffers], None], failed: Callable[[BaseException], None]) -> None:
-        """Start to bring the pieces into memory. Called once. `ready` is called from any thread with each piece that is
-        there, `failed` if no more will come."""
+        `arrived` is called from any thread, with the buffers of the op or the error.
+        """
 
     def abandon(self) -> None:
-        """Stop: no more pieces are wanted."""
+        """Do not copy what has not been copied."""
 
     def release(self, released: Callable[[], None]) -> None:
         """Have `released` called once, from any thread, when the caller's arrays are not being read any more."""

@@ -24,9 +24,8 @@ import trio
 
 from pccl.protocol import peer as ps
 from pccl.runtime.data_plane import events
-from pccl.runtime.data_plane.engine import Verdict
+from pccl.runtime.data_plane.engine import Engine, Verdict
 from pccl.runtime.data_plane.fast_path import FastPath
-from pccl.runtime.data_plane.interfaces import Ops
 from pccl.runtime.data_plane.op_spec import RootLostError
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.session.driver import Handlers
@@ -54,7 +53,7 @@ class EngineBridge:
     """Carries out what the machine decides about ops, and tells it what the engine reports."""
 
     def __init__(
-        self, engine: Ops, fast_path: FastPath, table: OpTable, counters: WorkCounters, recorder: FlightRecorder
+        self, engine: Engine, fast_path: FastPath, table: OpTable, counters: WorkCounters, recorder: FlightRecorder
     ) -> None:
         self.detaching: dict[int, PendingOp] = {}
         """Ops whose arrays the engine was told to let go of, and has not let go yet."""
@@ -141,7 +140,7 @@ class EngineBridge:
         who = "another one" if other is None else f"peer {other}"
         lead = f"{event.steps.text(f'peer {machine.peer}', who)}: " if event.steps is not None else ""
         mine, theirs = f"peer {machine.peer} has {event.mine}", f"{who} has {event.theirs}"
-        text = f"{lead}peers called {what}: {mine}, {theirs}{event.hint}"
+        text = f"{lead}peers called {what}: {mine}, {theirs}"
         machine.op_mismatch(event.op, text, event.is_other_call)
 
     # Effects.

@@ -39,11 +39,10 @@ from pccl.protocol import peer as ps
 from pccl.protocol.names import peer_named
 from pccl.protocol.recording import Recording
 from pccl.runtime.data_plane import op_records
+from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.data_plane.fast_path import FastPath
-from pccl.runtime.data_plane.interfaces import SessionEngine
 from pccl.runtime.data_plane.overlapped_waits import OverlappedWaits
 from pccl.runtime.data_plane.pending import PendingOp
-from pccl.runtime.data_plane.staged_ops import StagedOps
 from pccl.runtime.network import addresses
 from pccl.runtime.network.master_addresses import Address, MasterAddresses
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control
@@ -90,15 +89,14 @@ class PeerSession:
         self,
         connection: ControlConnection[m.SaidByMaster],
         listener: socket.socket,
-        engine: SessionEngine,
-        staged_ops: StagedOps,
+        engine: Engine,
         options: SessionOptions,
         masters: MasterAddresses,
         address: Address,
         seek_s: float,
     ) -> None:
         """`connection` leads to `address`, one of the `masters`, for whose host its certificate must be.
-        `staged_ops` are those of `engine`. Before it is in a run, a session looks for a master for `seek_s`, or for
+        Before it is in a run, a session looks for a master for `seek_s`, or for
         `options.master_timeout_s` if that is more."""
         self.view: ps.View | None = None
         """The installed view. Replaced as a whole: any thread may read it."""
@@ -120,9 +118,9 @@ class PeerSession:
         table = OpTable()
         fast_path = FastPath(machine, engine)
         recorder = FlightRecorder(options, machine, table, engine.records)
-        bridge = EngineBridge(staged_ops, fast_path, table, counters, recorder)
+        bridge = EngineBridge(engine, fast_path, table, counters, recorder)
         driver = Driver(machine, fast_path, lifetime, bridge.hear, master.send)
-        reclaims = Reclaims(driver, lifetime, staged_ops, fast_path, table, bridge)
+        reclaims = Reclaims(driver, lifetime, engine, fast_path, table, bridge)
         calls = JointCalls(driver, lifetime)
         outbound = Outbound(options, driver, lifetime, engine, counters, about, lambda: master.host)
         state_sync = StateSync(options, driver, lifetime, calls, outbound, counters)
@@ -152,7 +150,6 @@ class PeerSession:
         self._master = master
         self._listener = listener
         self._engine = engine
-        self._staged_ops = staged_ops
         self._lifetime = lifetime
         self._counters = counters
         self.overlapped_waits = OverlappedWaits(fast_path.in_ops_ns)
@@ -222,7 +219,7 @@ class PeerSession:
         failure = self._lifetime.failure = SessionError(
             Result.NOT_INITIALIZED, "this communicator belongs to the parent process; make one of your own after fork"
         )
-        self._staged_ops.forget_after_fork()
+        self._engine.forget_after_fork()
         self._heartbeats.forget_after_fork()
         self._master.connection.forget_after_fork()
         self._listener.close()
@@ -343,7 +340,7 @@ class PeerSession:
             with suppress(Exception):
                 self._fast_path.close()
             with suppress(Exception):
-                self._staged_ops.close()
+                self._engine.close()
             self._end_all()
 
     def _release(self) -> None:
@@ -353,7 +350,7 @@ class PeerSession:
             last.callback(self.over.set)
             last.callback(self._end_all)
             last.callback(self._dumps.close)
-            last.callback(self._staged_ops.close)
+            last.callback(self._engine.close)
             last.callback(self._bridge.hear_last)
             last.callback(self._fast_path.close)
             last.callback(self._heartbeats.close)
@@ -379,7 +376,7 @@ class PeerSession:
             machine.fail(f"{effect.threads} engine threads cannot be had: {error}")
             return
         self._fast_path.attach()
-        for event_fd in self._staged_ops.event_fds:
+        for event_fd in self._engine.event_fds:
             self._lifetime.spawn(self._read_engine, event_fd)
 
     def _welcomed(self, machine: ps.Peer, effect: ps.KeepHeartbeats) -> None:
@@ -478,11 +475,9 @@ async def open_session(
         undo.callback(listener.close)
         try:
             engine = options.new_engine(options.group, options.segment_bytes, options.force_poll)
-            undo.callback(engine.close)
-            staged_ops = StagedOps(engine)
         except OSError as error:
             raise SessionError(Result.INTERNAL_ERROR, str(error)) from None
-        undo.callback(staged_ops.close)
-        session = PeerSession(connection, listener, engine, staged_ops, options, search, address, seek_s)
+        undo.callback(engine.close)
+        session = PeerSession(connection, listener, engine, options, search, address, seek_s)
         undo.pop_all()
     return session

@@ -21,8 +21,8 @@ import trio
 
 from pccl.protocol import peer as ps
 from pccl.runtime.data_plane.detached import PrivateCopy
+from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.data_plane.fast_path import FastPath
-from pccl.runtime.data_plane.interfaces import Ops
 from pccl.runtime.data_plane.op_spec import Buffers
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.session.driver import Driver
@@ -44,7 +44,7 @@ class Reclaims:
         self,
         driver: Driver,
         lifetime: Lifetime,
-        engine: Ops,
+        engine: Engine,
         fast_path: FastPath,
         table: OpTable,
         bridge: EngineBridge,

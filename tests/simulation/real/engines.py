@@ -270,8 +270,7 @@ class RealEngines:
         if engine is None or loan is None or loan.is_returned or op in engine.detaching or op in node.results:
             return
         engine.detaching.add(op)
-        if not engine.threads.detach(op, None):
-            engine.detaching.discard(op)
+        engine.threads._detach(op, None)
 
     def _reclaim(self, node: Node, rng: random.Random) -> None:
         """Have a caller that does not wait any longer take its arrays back, from an op that goes on. Whose thread is on
@@ -284,7 +283,7 @@ class RealEngines:
         if ops:
             op = rng.choice(ops)
             engine.detaching.add(op)
-            assert engine.threads.detach(op, engine.loans[op].moved()), f"the engine of {node} does not have op {op}"
+            engine.threads._detach(op, engine.loans[op].moved())
 
     def _detached(self, node: Node, op: int) -> None:
         loan = self.of[node].loans[op]

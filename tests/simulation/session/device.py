@@ -1,7 +1,7 @@
 """A device of one process of the simulation: its copies are done by tasks, a moment later each.
 
-What `pccl.devices.staging` gives to a thread for each device, a task of the process does in order, so pieces of an op
-come to the engine while others are on their way, and in an order that the seed chooses.
+What `pccl.devices.staging` gives to a thread for each device, a task of the process does in order, at times that the
+seed chooses.
 """
 
 from __future__ import annotations
@@ -95,9 +95,6 @@ class SimDevice:
 
     def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
         raise AssertionError("all_reduce makes no arrays")
-
-    def block_digests(self, array: Any, block_bytes: int, blocks: int) -> bytes | None:
-        return None
 
 
 def _operand(array: Any) -> Operand | None:
