@@ -178,10 +178,10 @@ def test_gpu_tensors_and_those_of_the_cpu_share_collectives_of_any_size(
             peer.broadcast(mine, root=1)
             assert torch.equal(mine.cpu(), ours[1])
             if rank == 0:
-                peer.recv(mine.fill_(0), from_=1)
+                peer.recv(mine.fill_(0), src=1)
                 assert torch.equal(mine.cpu(), ours[1])
             else:
-                peer.send(mine, to=0)
+                peer.send(mine, dst=0)
         whole = mine.add(rank)
         with pytest.raises(PCCLError, match="PCCL_PIECE_BYTES=0"):
             peer.all_reduce(whole, op=SUM)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from pccl.protocol.peer import SubmitOp
 from pccl.protocol.topology import MESH_PEERS_MAX
-from pccl.runtime.data_plane.detached import PrivateCopy
 from pccl.runtime.data_plane.engine import Verdict
 from pccl.runtime.data_plane.events import EngineEvent, OpEnded, OpMismatch, OpRefused
 from pccl.runtime.data_plane.interfaces import OpEngine
@@ -34,7 +33,6 @@ class _TakenBack:
     is_frozen: bool = False
     is_detached: bool = False
     """Whether its caller has its arrays back, so that it goes on with the copy, or not at all."""
-    copy: PrivateCopy | None = None
 
 
 def can_be_in_pieces(launch: SubmitOp) -> bool:
@@ -92,18 +90,12 @@ class Division:
         taken_back.is_frozen = True
         return True
 
-    def detach(self, op: int, copy: PrivateCopy | None) -> Buffers | None:
-        """Note that an op goes on with the copy, or not at all. Return the memory that the engine is to go on with."""
-        private = copy.buffers if copy is not None else None
+    def detach(self, op: int) -> None:
+        """Note that an op stops, since its caller has given it up."""
         taken_back = self._taken_back.get(op)
-        if taken_back is not None:  # what the engine will have put back by then is copied
-            taken_back.is_detached, taken_back.copy = True, copy
-            return None
-        if op in self._divisible:
-            launch, spec = self._divisible.pop(op)
-            if private is not None:
-                self._divisible[op] = launch, spec._replace(buffers=private)
-        return private
+        if taken_back is not None:
+            taken_back.is_detached = True
+        self._divisible.pop(op, None)
 
     # Events of whole ops.
 
@@ -123,13 +115,9 @@ class Division:
         taken_back = self._taken_back.pop(event.op, None)
         if taken_back is None or taken_back.is_closed:
             return event
-        spec = taken_back.spec
         if taken_back.is_detached:
-            if taken_back.copy is None:
-                return OpRefused(event.op, "its caller has given it up")
-            taken_back.copy.fill()
-            spec = spec._replace(buffers=taken_back.copy.buffers)
-        self._go_on(taken_back.launch, spec, taken_back.is_frozen)
+            return OpRefused(event.op, "its caller has given it up")
+        self._go_on(taken_back.launch, taken_back.spec, taken_back.is_frozen)
         return None
 
     def refused(self, event: OpRefused) -> EngineEvent:

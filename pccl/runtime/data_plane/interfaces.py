@@ -14,7 +14,6 @@ from typing import Protocol
 
 from pccl.protocol.auth import Keys
 from pccl.protocol.peer import SubmitOp
-from pccl.runtime.data_plane.detached import PrivateCopy
 from pccl.runtime.data_plane.engine import EngineFastPath, Verdict
 from pccl.runtime.data_plane.events import EngineEvent
 from pccl.runtime.data_plane.op_records import Row
@@ -72,9 +71,8 @@ class OpEngine(OpLifecycle, Protocol):
 class Ops(OpLifecycle, Protocol):
     """Ops whose arrays may come piece by piece."""
 
-    def detach_from(self, op: int, copy: PrivateCopy | None) -> None:
-        """Take its caller's arrays from an op, which goes on with the copy, or, without one, stops. OpDetached follows,
-        also if there is no such op, and says so."""
+    def detach_from(self, op: int) -> None:
+        """Stop an op and restore its caller's arrays. OpDetached follows, also if the op is unknown."""
 
 
 class Links(Protocol):

@@ -43,7 +43,6 @@ from typing import Any
 
 from pccl.protocol.peer import SubmitOp
 from pccl.runtime.data_plane import division, pieces
-from pccl.runtime.data_plane.detached import PrivateCopy
 from pccl.runtime.data_plane.engine import Verdict
 from pccl.runtime.data_plane.events import (
     EngineEvent,
@@ -294,27 +293,24 @@ class StagedOps:
     def forget_ops(self, epoch: int, tag: int, uses: range) -> None:
         self._engine.forget_ops(epoch, tag, uses)
 
-    def detach_from(self, op: int, copy: PrivateCopy | None) -> None:
-        """Take its caller's arrays from an op, as `Ops.detach_from`. An op whose arrays are not in memory goes on when
-        it has read them, unless its source was abandoned."""
+    def detach_from(self, op: int) -> None:
+        """Stop an op and restore its caller's arrays, as `Ops.detach_from`."""
         self._said.run_posted()  # pieces of the caller's arrays, which are submitted before they are detached
         staged = self._staged.get(op)
         if staged is not None:
-            self._detach_staged(op, staged, copy.buffers if copy is not None else None)
-        elif not self._engine.detach(op, self._division.detach(op, copy)):
+            self._detach_staged(op, staged)
+            return
+        self._division.detach(op)
+        if not self._engine.detach(op, None):
             self._report(OpDetached(op, is_known=False))
 
-    def _detach_staged(self, op: int, staged: _Staged, private: Buffers | None) -> None:
+    def _detach_staged(self, op: int, staged: _Staged) -> None:
         source = staged.spec.source
         assert source is not None
         if not isinstance(source, InMemory):
             source.release(lambda: self._said.post(lambda: self._own.append(OpDetached(op))))
             return
-        left = self._detaching[op] = {
-            piece
-            for piece in staged.unended
-            if self._engine.detach(piece, None if private is None else source.piece(private, staged.places[piece]))
-        }
+        left = self._detaching[op] = {piece for piece in staged.unended if self._engine.detach(piece, None)}
         if len(left) < source.piece_count:
             self._unknown.add(op)
         self._detaching_op_of |= dict.fromkeys(left, op)
