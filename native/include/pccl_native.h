@@ -201,8 +201,7 @@ typedef struct {
     const uint64_t *send_counts;
     const uint64_t *recv_counts;
     /* ALL_TO_ALL and the root of SCATTER: where the parts for each rank are, instead of one after the other in send,
-     * which then is the first of them that is not NULL; those of length 0 may be NULL. Copied. NULL: in send. Once
-     * detached, such an op stops. */
+     * which then is the first of them that is not NULL; those of length 0 may be NULL. Copied. NULL: in send. */
     const void *const *send_parts;
     /* ALL_TO_ALL and the root of GATHER: where the parts of each rank go, instead of one after the other to recv, which
      * then is the first of them that is not NULL; as send_parts. */
@@ -240,7 +239,7 @@ typedef struct {
  *                        for payload that comes from it or by way of it; for word that it is done
  *     OP_HANDED_OVER     id: op; sequence. The fast path has handed it over: as if it had been submitted, from here on
  *     OP_FAST_COMPLETED  id: op; sequence; tx_bytes, rx_bytes. Completed on the fast path: the op has ended
- *     OP_DETACHED        id: op; system_error: ENOENT: there is no such op, ECANCELED: it has stopped
+ *     OP_DETACHED        id: op; system_error: ENOENT: there is no such op
  *     OP_REFUSED         id: op; detail. Only of several engines: one had no memory for its slice, and the op has ended
  *     ENGINE_FAILED      detail; system_error. This machine is to blame and no peer: it has no memory, or somebody has
  *                        closed the engine's descriptors. The engine does nothing any more but to be destroyed, which
@@ -389,12 +388,10 @@ int pccl_engine_freeze_op(pccl_engine *engine, uint64_t op);
  * here: their keys must not be used again. */
 int pccl_engine_forget_ops(pccl_engine *engine, const pccl_op_key *last, uint32_t count);
 
-/* Takes the caller's buffers away from an op, which goes on in the given memory. From OP_DETACHED on, which waits for
- * nothing but the engine thread, the caller's buffers are neither read nor written, and `send` holds what it held at
- * submit. The op fills the new memory with what it needs: `send` and `recv` must be as large as the op's own, and as
- * far apart where those are the same or overlap. An op that was frozen before, or is given NULL for both, stops
- * altogether: what it still had to send is not sent. It has to be ended like any other. */
-int pccl_engine_detach(pccl_engine *engine, uint64_t op, void *send, void *recv);
+/* Stops an op and takes the caller's buffers away from it. From OP_DETACHED on, which waits for nothing but the engine
+ * thread, they are neither read nor written, and `send` holds what it held at submit. What the op still had to send is
+ * not sent. It has to be ended like any other. */
+int pccl_engine_detach(pccl_engine *engine, uint64_t op);
 
 /* PCCL_COMMIT_BY_ALL: every rank has reported DONE. Nothing touches the buffers any more, and there is no OP_ENDED to
  * wait for. */
@@ -477,7 +474,7 @@ int pccl_engines_submit(pccl_engines *engines, const pccl_op_request *request, u
 int pccl_engines_freeze(pccl_engines *engines, uint32_t group, uint64_t epoch);
 int pccl_engines_freeze_op(pccl_engines *engines, uint64_t op);
 int pccl_engines_forget_ops(pccl_engines *engines, const pccl_op_key *last, uint32_t count);
-int pccl_engines_detach(pccl_engines *engines, uint64_t op, void *send, void *recv);
+int pccl_engines_detach(pccl_engines *engines, uint64_t op);
 int pccl_engines_end(pccl_engines *engines, uint64_t op, int verdict);
 
 /* The engine's fast path, on which any thread may run an op by itself while it is open; fast_path.h says what that

@@ -262,16 +262,16 @@ int pccl_engines_forget_ops(pccl_engines *engines, const pccl_op_key *last, uint
 }
 
 /* One that no engine has asks the first, which says so. */
-static int engines_detach(pccl_engines *engines, uint64_t id, void *send, void *recv)
+static int engines_detach(pccl_engines *engines, uint64_t id)
 {
     sliced_op *op = op_find(engines, id);
     if (op == NULL || op->is_over)
-        return pccl_engine_detach(engines->of[0], id, send, recv);
+        return pccl_engine_detach(engines->of[0], id);
     int status = 0;
     for (uint32_t i = 0; i < engines->count; i++) {
         if (!op_is_in(op, i))
             continue;
-        int failed = pccl_engine_detach(engines->of[i], id, send, recv);
+        int failed = pccl_engine_detach(engines->of[i], id);
         if (failed == 0)
             op->detached_left++;
         else
@@ -280,12 +280,12 @@ static int engines_detach(pccl_engines *engines, uint64_t id, void *send, void *
     return status;
 }
 
-int pccl_engines_detach(pccl_engines *engines, uint64_t id, void *send, void *recv)
+int pccl_engines_detach(pccl_engines *engines, uint64_t id)
 {
     if (engines->count == 1)
-        return pccl_engine_detach(engines->of[0], id, send, recv);
+        return pccl_engine_detach(engines->of[0], id);
     pthread_mutex_lock(&engines->mutex);
-    int status = engines_detach(engines, id, send, recv);
+    int status = engines_detach(engines, id);
     pthread_mutex_unlock(&engines->mutex);
     return status;
 }

@@ -271,7 +271,7 @@ async def test_handles_are_awaited(peers: Peers) -> None:
     assert [info.world_size for info in infos] == [2] * 3
     assert (await handles[0].async_wait())[0]
     assert np.all(arrays[0] == 2)
-    (info, other) = await asyncio.gather(*(peer.all_gather_async(ones(1)) for peer in peers))
+    (info, other) = await asyncio.gather(*(peer.launch.all_gather(ones(1)) for peer in peers))
     assert info.array.shape == other.array.shape == (2, 1)
 
 

@@ -233,7 +233,7 @@ def test_encrypted(algorithm: ReduceAlgorithm) -> None:
         infos = cluster.each(lambda peer, i: peer.reduce_scatter(arrays[i], op=ReduceOp.SUM, algorithm=algorithm))
         assert np.array_equal(np.concatenate([info.array for info in infos]), total)
         received = np.zeros_like(arrays[0])
-        together([lambda: cluster[0].send(arrays[0], to=2), lambda: cluster[2].recv(received, from_=0)])
+        together([lambda: cluster[0].send(arrays[0], dst=2), lambda: cluster[2].recv(received, src=0)])
         assert np.array_equal(received, arrays[0])
         cluster.each(lambda peer, i: peer.broadcast(arrays[i], root=1, algorithm=algorithm))
         assert np.array_equal(arrays[0], arrays[1])
@@ -275,11 +275,11 @@ def test_many_in_flight_with_all_reduce_among_them(cluster_of: ClusterOf) -> Non
             if tag % 4 == 0:
                 handles[tag] = peer.all_reduce_async(sums[tag], op=ReduceOp.SUM, tag=tag)
             elif tag % 4 == 1:
-                handles[tag] = peer.all_gather_async(np.array([i, tag]), tag=tag)
+                handles[tag] = peer.launch.all_gather(np.array([i, tag]), tag=tag)
             elif tag % 4 == 2:
-                handles[tag] = peer.broadcast_async(sums[tag], root=1, tag=tag)
+                handles[tag] = peer.launch.broadcast(sums[tag], root=1, tag=tag)
             else:
-                handles[tag] = peer.reduce_scatter_async(sums[tag], op=ReduceOp.MAX, tag=tag)
+                handles[tag] = peer.launch.reduce_scatter(sums[tag], op=ReduceOp.MAX, tag=tag)
         for tag, handle in handles.items():
             is_success, status, info = handle.wait()
             assert (is_success, status, info) == (True, Result.SUCCESS, handle.result())
@@ -318,7 +318,7 @@ def test_coroutines() -> None:
                 assert peer.membership == Membership(1, (1, 2))
                 gathered = await peer.all_gather(np.array([7]))
                 x = np.array([3])
-                handle = peer.broadcast_async(x, root=0, tag=4)
+                handle = peer.launch.broadcast(x, root=0, tag=4)
                 await handle.async_wait()
                 await peer.barrier()
                 return [gathered.array.tolist(), x.tolist(), handle.result().rank]
@@ -352,10 +352,10 @@ def launches(peer: Communicator | AsyncCommunicator, x: Any) -> list[Callable[[]
     """Return calls of every kind that others could join, if there were any."""
     return [
         lambda: peer.all_reduce_async(x, op=ReduceOp.SUM),
-        lambda: peer.all_gather_async(x),
-        lambda: peer.reduce_scatter_async(x, op=ReduceOp.SUM),
-        lambda: peer.broadcast_async(x, root=0),
-        lambda: peer.barrier_async(),
+        lambda: peer.launch.all_gather(x),
+        lambda: peer.launch.reduce_scatter(x, op=ReduceOp.SUM),
+        lambda: peer.launch.broadcast(x, root=0),
+        lambda: peer.launch.barrier(),
     ]
 
 
@@ -547,7 +547,7 @@ def test_a_root_that_has_left_is_lost_for_all() -> None:
 
 def test_after_the_end_calls_fail(cluster_of: ClusterOf) -> None:
     with run_of(2) as cluster:
-        handle = cluster[0].all_gather_async(np.arange(3))
+        handle = cluster[0].launch.all_gather(np.arange(3))
         cluster[0].close()
         assert handle.wait()[:2] == (False, Result.NOT_INITIALIZED)
         with pytest.raises(PCCLError):

@@ -58,7 +58,7 @@ def test_reductions_are_sums_if_nothing_is_said(cluster: Cluster) -> None:
         assert handle.wait()[0]
     assert [list(array) for array in arrays] == [[4.0] * 8] * 2
     parts = cluster.each(lambda peer, _: peer.reduce_scatter(ones()).array)
-    parts += [handle.result().array for handle in [peer.reduce_scatter_async(ones()) for peer in cluster.peers]]
+    parts += [handle.result().array for handle in [peer.launch.reduce_scatter(ones()) for peer in cluster.peers]]
     assert [list(part) for part in parts] == [[2.0] * 4] * 4
 
 

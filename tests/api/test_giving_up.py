@@ -221,7 +221,7 @@ def test_an_op_that_has_not_begun_is_copied_or_taken_back(cluster: Cluster) -> N
     until(lambda: is_in_call(cluster[0]), "it is in the call")
     x, parts = np.full(100_000, 2, np.float32), np.ones(4, np.float32)
     handle = cluster[0].all_reduce_async(x, op=SUM, tag=1)
-    gathering = cluster[0].all_gather_async(parts, tag=2)
+    gathering = cluster[0].launch.all_gather(parts, tag=2)
     assert refusal(partial(handle.wait, 0.01)).result is Result.TIMEOUT
     assert gathering.wait(0.01)[:2] == (False, Result.TIMEOUT)
     assert np.all(x == 2)
@@ -470,31 +470,31 @@ def test_a_wait_that_is_over_at_once_copies_nothing(cluster: Cluster) -> None:
 
 COLLECTIVES: dict[str, tuple[Callable[[Communicator, Any], Any], Callable[[Communicator, Any], Any], Any]] = {
     "all_gather": (
-        lambda peer, x: peer.all_gather_async(x),
+        lambda peer, x: peer.launch.all_gather(x),
         lambda peer, x: peer.all_gather(x),
         [[1] * 6, [2] * 6],
     ),
     "reduce_scatter": (
-        lambda peer, x: peer.reduce_scatter_async(x, op=SUM),
+        lambda peer, x: peer.launch.reduce_scatter(x, op=SUM),
         lambda peer, x: peer.reduce_scatter(x, op=SUM),
         [3] * 3,
     ),
     "broadcast": (
-        lambda peer, x: peer.broadcast_async(x, root=1),
+        lambda peer, x: peer.launch.broadcast(x, root=1),
         lambda peer, x: peer.broadcast(x, root=1),
         [2] * 6,
     ),
     "recv": (
-        lambda peer, x: peer.recv_async(x, from_=1),
-        lambda peer, x: peer.send(x, to=0),
+        lambda peer, x: peer.launch.recv(x, src=1),
+        lambda peer, x: peer.send(x, dst=0),
         [2] * 6,
     ),
     "send": (
-        lambda peer, x: peer.send_async(x, to=1),
-        lambda peer, x: peer.recv(x, from_=0),
+        lambda peer, x: peer.launch.send(x, dst=1),
+        lambda peer, x: peer.recv(x, src=0),
         [1] * 6,
     ),
-    "barrier": (lambda peer, _: peer.barrier_async(), lambda peer, _: peer.barrier(), None),
+    "barrier": (lambda peer, _: peer.launch.barrier(), lambda peer, _: peer.barrier(), None),
 }
 
 

@@ -45,7 +45,7 @@ EVERY: dict[str, Call] = {
     "async": lambda peer, x: peer.all_reduce_async(x, op=SUM).result(),
     "retry": retry,
     "all_gather": lambda peer, x: peer.all_gather(x),
-    "all_gather_async": lambda peer, x: peer.all_gather_async(x).result(),
+    "all_gather_async": lambda peer, x: peer.launch.all_gather(x).result(),
     "all_gather bytes": lambda peer, x: peer.all_gather(x.astype(np.complex64)),
     "reduce_scatter": lambda peer, x: peer.reduce_scatter(x, op=SUM),
     "broadcast": lambda peer, x: peer.broadcast(x, root=0),
@@ -93,7 +93,7 @@ def test_what_is_another_shape(three_peers: Cluster, shapes: tuple[Shape, Shape]
 @pytest.mark.parametrize("sent", [True, False])
 def test_sends_and_recvs(three_peers: Cluster, sent: bool) -> None:
     given, wanted = np.ones(WIDE), np.zeros(WIDE if sent else TALL)
-    found = outcomes([lambda: three_peers[0].send(given, to=1), lambda: three_peers[1].recv(wanted, from_=0)])
+    found = outcomes([lambda: three_peers[0].send(given, dst=1), lambda: three_peers[1].recv(wanted, src=0)])
     assert results(found) == [Result.SUCCESS if sent else Result.INVALID_ARGUMENT] * 2
     assert sent or all("of shape (2, 4)" in str(error) and "of shape (4, 2)" in str(error) for error in found)
 

@@ -58,8 +58,8 @@ EVERY: dict[str, Call] = {
     "reduce_scatter": lambda peer, _, step: peer.reduce_scatter(ones(), op=SUM, step=step),
     "broadcast": lambda peer, _, step: peer.broadcast(ones(), root=0, step=step),
     "barrier": lambda peer, _, step: peer.barrier(step=step),
-    "all_gather_async": lambda peer, _, step: peer.all_gather_async(ones(), step=step).result(),
-    "barrier_async": lambda peer, _, step: peer.barrier_async(step=step).result(),
+    "all_gather_async": lambda peer, _, step: peer.launch.all_gather(ones(), step=step).result(),
+    "barrier_async": lambda peer, _, step: peer.launch.barrier(step=step).result(),
 }
 
 
@@ -98,8 +98,8 @@ def test_both_of_a_pair_give_the_step(three_peers: Cluster) -> None:
         x = ones()
         return outcomes(
             [
-                lambda: three_peers[0].send(x, to=1, step=sent),
-                lambda: three_peers[1].recv(x.copy(), from_=0, step=received),
+                lambda: three_peers[0].send(x, dst=1, step=sent),
+                lambda: three_peers[1].recv(x.copy(), src=0, step=received),
             ]
         )
 

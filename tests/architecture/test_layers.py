@@ -42,7 +42,7 @@ FORBIDDEN = {
     "protocol": """trio socket time random threading select selectors asyncio ssl subprocess numpy cffi
         pccl._native pccl.runtime pccl.communicator pccl.cli pccl.demo pccl.bench pccl.training pccl.launcher""",
     "runtime": "pccl.communicator pccl.devices pccl.cli pccl.demo pccl.bench pccl.training pccl.launcher torch",
-    "devices": "pccl.communicator pccl.async_communicator pccl._reduce pccl._operands pccl.training trio torch",
+    "devices": "pccl.communicator pccl.async_communicator pccl._collectives pccl._arrays pccl.training trio torch",
     "web": """pccl.communicator pccl.master_node pccl.cli pccl.demo pccl.bench pccl.training pccl.launcher
         pccl._native numpy torch""",
     "launcher": "pccl.protocol pccl.runtime pccl._native pccl.communicator pccl.cli numpy trio",

@@ -115,9 +115,9 @@ def test_send_and_recv(three_peers: Cluster, devices: list[FakeDevice], on_devic
             return
         array = devices[i].array(values(rank)) if rank in on_device else values(rank)
         if rank == 0:
-            peer.send(array, to=1)
+            peer.send(array, dst=1)
         else:
-            peer.recv(array, from_=0)
+            peer.recv(array, src=0)
         np.testing.assert_array_equal(seen(array), values(0))
 
     three_peers.each(call)
@@ -133,7 +133,7 @@ def test_many_at_once_and_who_waits_sees_the_result(three_peers: Cluster, device
         rank = peer.membership.rank
         for turn in range(3):
             held = [devices[i].array(values(rank) + tag + turn) for tag in range(ops)]
-            handles = [peer.all_gather_async(array, tag=tag) for tag, array in enumerate(held)]
+            handles = [peer.launch.all_gather(array, tag=tag) for tag, array in enumerate(held)]
             for tag in reversed(range(ops)):
                 for thread in [Background(partial(result_of, handles[tag])) for _ in range(2)]:
                     np.testing.assert_array_equal(thread.result(), expected("all_gather", rank) + tag + turn)
@@ -218,7 +218,7 @@ def test_a_device_that_has_no_room_for_the_result_fails_its_own_caller(
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(devices[0], "empty", full)
-    handles = [peer.all_gather_async(devices[i].array(values(i))) for i, peer in enumerate(cluster.peers)]
+    handles = [peer.launch.all_gather(devices[i].array(values(i))) for i, peer in enumerate(cluster.peers)]
     found = outcomes([handle.result for handle in handles])
     assert results(found) == [Result.INTERNAL_ERROR, Result.SUCCESS]
     assert "out of memory" in str(found[0])

@@ -167,10 +167,10 @@ def test_gpu_tensors_and_those_of_the_cpu_share_collectives_of_any_size(pair: Cl
             peer.broadcast(mine, root=1)
             assert torch.equal(mine.cpu(), ours[1])
             if rank == 0:
-                peer.recv(mine.fill_(0), from_=1)
+                peer.recv(mine.fill_(0), src=1)
                 assert torch.equal(mine.cpu(), ours[1])
             else:
-                peer.send(mine, to=0)
+                peer.send(mine, dst=0)
 
     pair.each(call)
     both = [torch.ones(COUNT, device=place) for place in ("cuda", "cpu")]

@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from pccl import DataType, _operands
-from pccl._operands import Operand
+from pccl import DataType, _arrays
+from pccl._arrays import Operand
 from pccl.devices import staging, torch_cuda
 from pccl.devices.device import Event, HostMemory
 
@@ -254,11 +254,11 @@ def _operand(array: Any) -> Operand | None:
 @contextmanager
 def known_arrays() -> Iterator[None]:
     """pccl takes FakeArrays meanwhile."""
-    _operands._others.append(_operand)
+    _arrays._others.append(_operand)
     try:
         yield
     finally:
-        _operands._others.remove(_operand)
+        _arrays._others.remove(_operand)
 
 
 @contextmanager

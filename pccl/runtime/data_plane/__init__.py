@@ -20,5 +20,4 @@ The way of an op, from the ground up:
         division            whole ops that go on in pieces
         mailbox             calls from the threads in which pieces come
     fast_path           small ops that their callers run past the trio thread
-    detached            ops that go on without their callers' arrays
 """

@@ -18,7 +18,6 @@ from typing import Any
 from pccl.protocol.auth import Keys
 from pccl.protocol.peer import SubmitOp
 from pccl.runtime.data_plane import op_records
-from pccl.runtime.data_plane.detached import PrivateCopy
 from pccl.runtime.data_plane.events import (
     READERS,
     EngineEvent,
@@ -85,7 +84,7 @@ class StagedOps:
     def _freeze_op(self, op: int) -> None:
         raise NotImplementedError
 
-    def _detach(self, op: int, private: Buffers | None) -> None:
+    def _detach(self, op: int) -> None:
         raise NotImplementedError
 
     def _events(self) -> list[EngineEvent]:
@@ -156,16 +155,13 @@ class StagedOps:
         staged.is_frozen = True
         self._post(lambda: OpFrozen(op))
 
-    def detach_from(self, op: int, copy: PrivateCopy | None) -> None:
-        """Take its caller's arrays from an op, which goes on with the copy or stops. OpDetached follows.
-
-        A staged op goes on in host memory once its device arrays have been read.
-        """
+    def detach_from(self, op: int) -> None:
+        """Stop an op and restore its caller's arrays. OpDetached follows, also if the op is unknown."""
         staged = self._staged.get(op)
-        if staged is not None:
+        if staged is not None:  # the engine has only its host memory
             staged.source.release(lambda: self._post(lambda: OpDetached(op)))
         else:
-            self._detach(op, copy.buffers if copy is not None else None)
+            self._detach(op)
 
     def events(self) -> list[EngineEvent]:
         """Return what has happened since the last call; for each op and for each link in order."""
@@ -302,10 +298,8 @@ class Engine(StagedOps):
         last = ffi.new("pccl_op_key *", {"epoch": epoch, "tag": tag, "sequence": uses[-1], "group": self._group})
         self._check(lib.pccl_engines_forget_ops(self._open, last, len(uses)), "forget_ops")
 
-    def _detach(self, op: int, private: Buffers | None) -> None:
-        send, recv = (private.send, private.recv) if private is not None else (0, 0)
-        pointers = ffi.cast("void *", send), ffi.cast("void *", recv)
-        self._check(lib.pccl_engines_detach(self._open, op, *pointers), "detach")
+    def _detach(self, op: int) -> None:
+        self._check(lib.pccl_engines_detach(self._open, op), "detach")
 
     # Links.
 

@@ -89,12 +89,9 @@ class StepMismatch:
 
 @dataclass(frozen=True, slots=True)
 class OpDetached:
-    """The caller's arrays are neither read nor written any more, and hold what they held when the op was submitted.
-    Also reported for an op that has ended meanwhile."""
+    """The engine does not use the caller's arrays any more, and has restored them. Also reported for an unknown op."""
 
     op: int
-    is_known: bool = True
-    """Whether there was such an op, all of it: otherwise nothing has come to the memory that it was to go on with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +272,7 @@ READERS: dict[int, Callable[[Any], EngineEvent]] = {
     lib.PCCL_EVENT_OP_DONE: lambda event: OpDone(event.id, event.tx_bytes, event.rx_bytes),
     lib.PCCL_EVENT_OP_COMPLETED: lambda event: OpCompleted(event.id),
     lib.PCCL_EVENT_OP_FROZEN: lambda event: OpFrozen(event.id),
-    lib.PCCL_EVENT_OP_DETACHED: lambda event: OpDetached(event.id, event.system_error != errno.ENOENT),
+    lib.PCCL_EVENT_OP_DETACHED: lambda event: OpDetached(event.id),
     lib.PCCL_EVENT_OP_ENDED: lambda event: OpEnded(event.id, event.tx_bytes, event.rx_bytes),
     lib.PCCL_EVENT_OP_REFUSED: lambda event: OpRefused(event.id, text(event.detail)),
     lib.PCCL_EVENT_OP_MISMATCH: _read_mismatch,

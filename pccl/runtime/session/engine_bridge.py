@@ -126,10 +126,7 @@ class EngineBridge:
         machine.op_handed_over(event.op, op.tag, event.sequence, trio.current_time(), way)
 
     def _op_detached(self, _: ps.Peer, event: events.OpDetached) -> None:
-        op = self.detaching.pop(event.op)
-        if not event.is_known and op.copy is not None and not op.copy.is_filled:
-            op.copy = None
-        op.release()
+        self.detaching.pop(event.op).release()
 
     def _op_mismatch(self, machine: ps.Peer, event: events.OpMismatch) -> None:
         what = "different ops with the same tag" if event.is_other_call else "the same op with different arguments"
@@ -151,7 +148,7 @@ class EngineBridge:
         assert op.spec is not None
         op.ring, op.rank = effect.ring, effect.ring.index(machine.peer)
         try:
-            self._engine.submit(effect, op.placed(op.spec, effect.rank, effect.world_size))
+            self._engine.submit(effect, op.spec.placed(effect.rank, effect.world_size))
         except ValueError as error:
             reason = f"peer {machine.peer} cannot take part: {error}"
             machine.op_refused(effect.op, Result.INVALID_ARGUMENT, reason)

@@ -4,8 +4,7 @@ A session drives a `protocol.Peer` with the master's messages, the engine's even
 
     driver          the one way to the machine, in turns; carries its effects out
     engine_bridge   ops and verdicts down to the engine, its events up; notices that a link to a peer is lost
-    launches        ops as their callers' threads see them: launch, cancel, take back
-    reclaims        arrays of ops that were given up
+    launches        ops as their callers' threads see them: launch, cancel, return their arrays
     flight_recorder what ops, links and calls did when
     joint_calls     joint calls, and what comes of them
     state_sync      this peer's part in sync_shared_state
@@ -63,7 +62,6 @@ from pccl.runtime.session.measuring import Measuring
 from pccl.runtime.session.op_table import OpTable
 from pccl.runtime.session.options import SessionError, SessionOptions
 from pccl.runtime.session.outbound import Outbound
-from pccl.runtime.session.reclaims import Reclaims
 from pccl.runtime.session.recording_parts import RecordingParts
 from pccl.runtime.session.reports import WorkCounters, interval_s
 from pccl.runtime.session.state_sync import StateSync
@@ -120,7 +118,6 @@ class PeerSession:
         recorder = FlightRecorder(options, machine, table, engine.records)
         bridge = EngineBridge(engine, fast_path, table, counters, recorder)
         driver = Driver(machine, fast_path, lifetime, bridge.hear, master.send)
-        reclaims = Reclaims(driver, lifetime, engine, fast_path, table, bridge)
         calls = JointCalls(driver, lifetime)
         outbound = Outbound(options, driver, lifetime, engine, counters, about, lambda: master.host)
         state_sync = StateSync(options, driver, lifetime, calls, outbound, counters)
@@ -142,7 +139,9 @@ class PeerSession:
         driver.carry_out(recorder.noting(own))
         self._recorder = recorder
         self._dumps = Dumps(recorder, table, about)
-        self.ops = Launches(driver, lifetime, fast_path, table, reclaims, self.abandon, self.store_failed, self.whom)
+        self.ops = Launches(
+            driver, lifetime, fast_path, engine, table, bridge, self.abandon, self.store_failed, self.whom
+        )
         """The ops of this session, for any thread."""
         self.over = lifetime.over
         self._options = options

@@ -27,7 +27,6 @@ from pccl import (
 )
 from pccl.runtime.data_plane.engine import Engine, Verdict
 from pccl.runtime.data_plane.events import EngineEvent, EngineFailedError, OpDetached
-from pccl.runtime.data_plane.op_spec import Buffers
 from tests.support.cluster import Cluster, results, until
 
 Array = npt.NDArray[Any]
@@ -182,15 +181,14 @@ def test_verdict_on_an_op_that_was_refused_is_of_no_concern(threads: int) -> Non
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_nothing_goes_on_in_memory_that_an_op_gets_which_the_engine_does_not_have(threads: int) -> None:
+def test_detach_of_an_unknown_op(threads: int) -> None:
     engines = Engine(0)
-    memory = np.zeros(8, np.uint8)
     try:
         engines.divide(threads)
-        engines._detach(7, Buffers(memory.ctypes.data, memory.ctypes.data, 8, memory))
+        engines.detach_from(7)
         found: list[EngineEvent] = []
-        until(lambda: found.extend(engines.events()) or bool(found), "it says so")
-        assert found == [OpDetached(7, is_known=False)]
+        until(lambda: found.extend(engines.events()) or bool(found), "it is reported")
+        assert found == [OpDetached(7)]
     finally:
         engines.close()
 
@@ -335,7 +333,7 @@ def test_a_closed_engine_is_not_called() -> None:
         lambda: engine.freeze(1),
         lambda: engine.freeze_op(1),
         lambda: engine.forget_ops(1, 0, range(1)),
-        lambda: engine.detach_from(1, None),
+        lambda: engine.detach_from(1),
         lambda: engine.set_link_timeout(1.0),
         lambda: engine.count_link(1),
         lambda: engine.link_close(1),

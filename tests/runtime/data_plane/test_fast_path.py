@@ -211,9 +211,9 @@ def test_ops_of_all_kinds_mix(cluster: Cluster) -> None:
                 sender, receiver = number % 3, (number + 1) % 3
                 x = np.full(size, number, np.float32)
                 if index == sender:
-                    peer.send(x, to=receiver, tag=tag)
+                    peer.send(x, dst=receiver, tag=tag)
                 elif index == receiver:
-                    found.append(float(peer.recv(np.empty_like(x), from_=sender, tag=tag).array[-1]))
+                    found.append(float(peer.recv(np.empty_like(x), src=sender, tag=tag).array[-1]))
                 continue
             x = np.full(size, number + index, np.float32)
             if own.random() < 0.6:

@@ -16,8 +16,8 @@ from typing import Any, cast
 import numpy as np
 import trio
 
-from pccl import DataType, _operands
-from pccl._operands import Operand
+from pccl import DataType, _arrays
+from pccl._arrays import Operand
 from pccl.devices import staging
 from pccl.devices.host_memory import HostPool
 from tests.simulation.session.checks import Array
@@ -109,10 +109,10 @@ def _operand(array: Any) -> Operand | None:
 def known_arrays() -> Iterator[None]:
     """pccl takes SimArrays meanwhile."""
     before = dict(staging._helpers)
-    _operands._others.append(_operand)
+    _arrays._others.append(_operand)
     try:
         yield
     finally:
-        _operands._others.remove(_operand)
+        _arrays._others.remove(_operand)
         staging._helpers.clear()
         staging._helpers.update(before)

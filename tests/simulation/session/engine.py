@@ -22,7 +22,6 @@ import trio
 
 from pccl.protocol.auth import Keys
 from pccl.protocol.peer import SubmitOp
-from pccl.runtime.data_plane.detached import buffer_bytes
 from pccl.runtime.data_plane.engine import EngineFastPath, StagedOps, Verdict
 from pccl.runtime.data_plane.events import (
     READERS,
@@ -169,8 +168,8 @@ class SimEngine(StagedOps):
     def forget_ops(self, epoch: int, tag: int, uses: range) -> None:
         self._command(lambda: [self._parked.pop((epoch, tag, use), None) for use in uses] and None)
 
-    def _detach(self, op: int, private: Buffers | None) -> None:
-        self._command(lambda: self._detach_op(op, private))
+    def _detach(self, op: int) -> None:
+        self._command(lambda: self._detach_op(op))
 
     def link_add(self, link: int, index: int, fd: int, keys: Keys | None = None) -> None:
         self._links.add(link, fd)
@@ -367,12 +366,24 @@ class SimEngine(StagedOps):
             op.is_stopped = True
             self._report(OpFrozen(number))
 
-    def _detach_op(self, number: int, private: Buffers | None) -> None:
+    def _detach_op(self, number: int) -> None:
         op = self._ops.get(number)
         if op is not None:
-            now = ctypes.string_at(op.recv, op.recv_bytes) if op.recv and op.recv_bytes else b""
             op.write(op.before)
-            op.recv, op.keep = (private.recv, private.keep) if private is not None else (0, None)
-            op.is_stopped = op.is_stopped or private is None
-            op.write(now)
-        self._report(OpDetached(number, op is not None))
+            op.recv, op.keep = 0, None
+            op.is_stopped = True
+        self._report(OpDetached(number))
+
+
+def buffer_bytes(spec: OpSpec, buffers: Buffers, rank: int, world_size: int, is_root: bool) -> tuple[int, int]:
+    """Return the bytes that an op sends and receives here. `is_root`: this peer is the root, or sends."""
+    item_bytes = spec.dtype.itemsize
+    count = buffers.count
+    if spec.collective is Collective.ALL_GATHER:
+        return count // world_size * item_bytes, count * item_bytes
+    if spec.collective is Collective.REDUCE_SCATTER:
+        return count * item_bytes, (count // world_size + (rank < count % world_size)) * item_bytes
+    if spec.collective in (Collective.BROADCAST, Collective.SEND):
+        return (count * item_bytes, 0) if is_root else (0, count * item_bytes)
+    assert spec.collective in (Collective.ALL_REDUCE, Collective.BARRIER), f"{spec.collective} is not played"
+    return count * item_bytes, count * item_bytes
