@@ -20,8 +20,8 @@ from pccl import (
     SharedState,
     TensorInfo,
 )
-from pccl._integers import as_int
 from pccl._arrays import resolve
+from pccl._integers import as_int
 from pccl.training import DiLoCo, local_shard
 from pccl.training.tensors.replica import replica_of
 from tests.support.cluster import Cluster, results, run_of

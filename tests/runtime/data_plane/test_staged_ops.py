@@ -322,7 +322,7 @@ def test_an_op_that_is_frozen_while_it_is_taken_back_goes_on_frozen(ops: StagedO
 
 def test_a_detached_op_is_so_when_its_source_has_read_it(ops: StagedOps, engine: Engine) -> None:
     source = staged(ops)
-    ops.detach_from(OP, None)
+    ops.detach_from(OP)
     assert heard(ops, engine) == []
     (released,) = source.released
     released()
@@ -330,7 +330,7 @@ def test_a_detached_op_is_so_when_its_source_has_read_it(ops: StagedOps, engine:
 
 
 def test_an_unknown_op_is_detached_at_once(ops: StagedOps, engine: Engine) -> None:
-    ops.detach_from(99, None)
+    ops.detach_from(99)
     assert heard(ops, engine) == [OpDetached(99, is_known=False)]
 
 
@@ -345,7 +345,7 @@ def divided(ops: StagedOps, engine: Engine) -> dict[int, int]:
 @pytest.mark.parametrize("is_known", [True, False])
 def test_an_op_is_as_known_as_its_pieces_when_it_is_detached(ops: StagedOps, engine: Engine, is_known: bool) -> None:
     first, second, last = divided(ops, engine).values()
-    ops.detach_from(OP, None)
+    ops.detach_from(OP)
     assert heard(ops, engine, OpDetached(last), OpDetached(first, is_known)) == []
     assert heard(ops, engine, OpDetached(second)) == [OpDetached(OP, is_known)]
 
@@ -353,7 +353,7 @@ def test_an_op_is_as_known_as_its_pieces_when_it_is_detached(ops: StagedOps, eng
 def test_an_op_of_which_a_piece_is_over_is_not_known_as_a_whole(ops: StagedOps, engine: Engine) -> None:
     first, second, last = divided(ops, engine).values()
     heard(ops, engine, OpEnded(second, 0, 0))
-    ops.detach_from(OP, None)
+    ops.detach_from(OP)
     assert heard(ops, engine, OpDetached(last), OpDetached(first)) == [OpDetached(OP, is_known=False)]
 
 

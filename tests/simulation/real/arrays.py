@@ -11,11 +11,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pccl.runtime.data_plane.detached import PrivateCopy
 from pccl.runtime.data_plane.op_spec import Buffers
 from pccl.types import Collective
 from tests.simulation.real.library import Library
 from tests.simulation.real.ops import DTYPES, Array, Style
+from tests.simulation.real.private_copy import PrivateCopy
 
 POISON = 0xA5
 

@@ -22,7 +22,6 @@ import trio
 
 from pccl.protocol.auth import Keys
 from pccl.protocol.peer import SubmitOp
-from pccl.runtime.data_plane.detached import buffer_bytes
 from pccl.runtime.data_plane.engine import EngineFastPath, Verdict
 from pccl.runtime.data_plane.events import (
     READERS,
@@ -41,6 +40,7 @@ from pccl.runtime.data_plane.op_request import OpRequest
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
 from pccl.runtime.extension import ffi, lib
 from pccl.types import Collective, DataType, ReduceAlgorithm, ReduceOp
+from tests.simulation.real.private_copy import buffer_bytes
 from tests.simulation.session.engine_links import Links
 from tests.simulation.session.heartbeats import Spawn
 
