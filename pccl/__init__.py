@@ -10,47 +10,48 @@ Names of the reference library that are not in `__all__` are importable too: see
 import pccl.runtime.extension  # noqa: F401
 
 # isort: split
+from pccl._options import CommunicatorOptions
 from pccl._version import __version__
 from pccl.async_communicator import AsyncCommunicator
 from pccl.communicator import Communicator
 from pccl.errors import (
-    InternalError,
     MasterLostError,
     MismatchError,
     OpTimeoutError,
     OutcomeUnknownError,
     PCCLError,
     PeerLostError,
-    StateUnavailableError,
     TooFewPeersError,
     UsageError,
 )
 from pccl.handle import AsyncCollectiveHandle, AsyncReduceHandle
 from pccl.logs import configure as _configure_logging
 from pccl.master_node import MasterNode
-from pccl.options import CommunicatorOptions
-from pccl.shared_state import SharedState, TensorInfo
+from pccl.shared_state import SharedState
 from pccl.types import (
     CollectiveInfo,
     DataType,
-    Membership,
     QuantizationAlgorithm,
     QuantizationOptions,
     ReduceAlgorithm,
     ReduceInfo,
     ReduceOp,
     Result,
-    SharedStateSyncInfo,
     SharedStateSyncStrategy,
 )
 
-# Names of the reference library, for its scripts: docs/compatibility.md lists them.
+# Rare names, and those of the reference library for its scripts: docs/compatibility.md lists the latter.
 # isort: split
 from pccl._collectives import ReduceOpDescriptor as ReduceOpDescriptor  # isort: skip
+from pccl.errors import InternalError as InternalError  # isort: skip
+from pccl.errors import StateUnavailableError as StateUnavailableError  # isort: skip
+from pccl.shared_state import TensorInfo as TensorInfo  # isort: skip
 from pccl.types import Attribute as Attribute  # isort: skip
 from pccl.types import DistributionHint as DistributionHint  # isort: skip
+from pccl.types import Membership as Membership  # isort: skip
 from pccl.types import ReduceDescriptor as ReduceDescriptor  # isort: skip
 from pccl.types import ReduceOperandDescriptor as ReduceOperandDescriptor  # isort: skip
+from pccl.types import SharedStateSyncInfo as SharedStateSyncInfo  # isort: skip
 
 __all__ = [
     "AsyncCollectiveHandle",
@@ -60,10 +61,8 @@ __all__ = [
     "Communicator",
     "CommunicatorOptions",
     "DataType",
-    "InternalError",
     "MasterLostError",
     "MasterNode",
-    "Membership",
     "MismatchError",
     "OpTimeoutError",
     "OutcomeUnknownError",
@@ -76,10 +75,7 @@ __all__ = [
     "ReduceOp",
     "Result",
     "SharedState",
-    "SharedStateSyncInfo",
     "SharedStateSyncStrategy",
-    "StateUnavailableError",
-    "TensorInfo",
     "TooFewPeersError",
     "UsageError",
     "__version__",

@@ -29,6 +29,7 @@ from _pccl_torch import outside_graphs
 from pccl import _collectives
 from pccl._arrays import Array, Movable
 from pccl._collectives import CallOf, ReduceOpDescriptor
+from pccl._options import CommunicatorOptions, holder_of
 from pccl._session_holder import SessionErrors, close_forgotten
 from pccl._timeouts import DEFAULT, Timeout, checked_s
 from pccl.communicator import ENFORCE_POPULAR, CommunicatorBase
@@ -44,7 +45,6 @@ from pccl.handle import (
     reduce_info,
     require_outcome,
 )
-from pccl.options import CommunicatorOptions, holder_of
 from pccl.protocol.messages import Kind
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
@@ -405,15 +405,13 @@ class AsyncCommunicator(CommunicatorBase):
                 session.ops.cancel(op, Result.TIMEOUT, gave_up(session, limit_s, op, whom))
                 await op.async_wait(CANCEL_GRACE_S)
                 await op.async_reclaim()
-                require_outcome(session, [op], func_name)
-        except PCCLError:
-            raise
-        except BaseException as error:  # cancelled, or trio's KeyboardInterrupt
+        except BaseException as error:  # cancelled, trio's KeyboardInterrupt, or refused
             cancel(session, [op])
             await op.async_reclaim()
             await op.async_wait(INTERRUPT_GRACE_S, is_shielded=True)
             if not isinstance(error, trio.Cancelled) or op.is_given_up or op.has_failed:
                 raise
+        require_outcome(session, [op], func_name)
         return op
 
 

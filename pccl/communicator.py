@@ -13,6 +13,7 @@ from _pccl_torch import outside_graphs
 from pccl import _collectives, _timeouts
 from pccl._arrays import Array, Movable
 from pccl._collectives import CallOf, ReduceOpDescriptor
+from pccl._options import CommunicatorOptions, holder_of
 from pccl._session_holder import SessionErrors, SessionHolder, close_forgotten
 from pccl._timeouts import DEFAULT, Timeout
 from pccl.errors import PCCLError, integer_argument
@@ -30,7 +31,6 @@ from pccl.handle import (
     require_outcome,
     wait_all,
 )
-from pccl.options import CommunicatorOptions, holder_of
 from pccl.protocol.messages import Kind
 from pccl.protocol.recording import Recording
 from pccl.runtime.data_plane.op_spec import OpSpec
@@ -627,12 +627,11 @@ class Communicator(CommunicatorBase):
                 session.ops.cancel(op, Result.TIMEOUT, reason)
                 op.wait(CANCEL_GRACE_S)
                 op.reclaim()
-                require_outcome(session, [op], func_name)
-        except PCCLError:
-            raise
-        except BaseException:
+        except BaseException:  # a launch that was refused is over, and nothing is left to abort
             interrupted(session, [op])
             raise
+        if op.is_given_up or not op.is_over:
+            require_outcome(session, [op], func_name)
         return op
 
 

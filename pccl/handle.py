@@ -45,6 +45,7 @@ INTERRUPT_GRACE_S = 0.5
 TAGS_NAMED_MAX = 8
 
 Info = TypeVar("Info")
+T = TypeVar("T")
 
 
 # Results.
@@ -243,6 +244,7 @@ class Handle(Generic[Info]):
             self._op.reclaim()
         return self._was_aborted()
 
+    @trio.lowlevel.enable_ki_protection
     async def async_cancel(self) -> bool:
         """Do as `cancel`, in a coroutine of trio or asyncio."""
         cancel(self._session, [self._op])
@@ -259,6 +261,7 @@ class Handle(Generic[Info]):
     def __await__(self) -> Generator[Any, Any, Info]:
         return self._awaited().__await__()
 
+    @trio.lowlevel.enable_ki_protection
     async def _awaited(self) -> Info:
         await self._op.async_wait()
         return self._info(type(self).__name__)
@@ -315,8 +318,10 @@ class AsyncCollectiveHandle(Handle[CollectiveInfo]):
 
 
 @trio.lowlevel.enable_ki_protection
-def launched(holder: SessionHolder, spec: OpSpec, func_name: str) -> tuple[PendingOp, PeerSession]:
-    """Launch an op whose caller goes on. An interrupt leaves nothing in flight."""
+def launched(
+    holder: SessionHolder, spec: OpSpec, func_name: str, handle_of: Callable[[PendingOp, PeerSession], T]
+) -> T:
+    """Launch an op whose caller goes on, and return its handle. An interrupt leaves nothing in flight."""
     session = holder.session(func_name)
     view = holder.view(func_name)
     if view.world_size < 2:
@@ -325,14 +330,13 @@ def launched(holder: SessionHolder, spec: OpSpec, func_name: str) -> tuple[Pendi
     op = session.ops.new(spec._replace(is_overlapped=True) if is_overlapped else spec)
     op.waits = session.overlapped_waits if is_overlapped else None
     try:
+        handle = handle_of(op, session)
         with SessionErrors(func_name):
             session.ops.launch(op)
-    except PCCLError:
-        raise
-    except BaseException:
+    except BaseException:  # a launch that was refused is over, and nothing is left to abort
         interrupted(session, [op])
         raise
-    return op, session
+    return handle
 
 
 @outside_graphs
@@ -349,7 +353,9 @@ class Launch:
 
     def _collective(self, call: CallOf, func_name: str) -> AsyncCollectiveHandle:
         made = call(self._holder.view(func_name), func_name)
-        return AsyncCollectiveHandle(*launched(self._holder, made.spec, func_name), made)
+        return launched(
+            self._holder, made.spec, func_name, lambda op, session: AsyncCollectiveHandle(op, session, made)
+        )
 
     def all_reduce(
         self,
@@ -364,7 +370,7 @@ class Launch:
         operand_descriptor: ReduceOperandDescriptor | None = None,
         quantization_options: QuantizationOptions | None = None,
     ) -> AsyncReduceHandle:
-        name = "launch.all_reduce"
+        name = "all_reduce_async"
         spec = _collectives.all_reduce(
             send,
             recv,
@@ -377,7 +383,7 @@ class Launch:
             operand_descriptor=operand_descriptor,
             func_name=name,
         )
-        return AsyncReduceHandle(*launched(self._holder, spec, name))
+        return launched(self._holder, spec, name, AsyncReduceHandle)
 
     def all_gather(
         self,
@@ -501,7 +507,8 @@ class Retry:
                 with SessionErrors(self._func_name):
                     session.ops.launch(op)
             except PCCLError:
-                self.in_flight.remove(op)
+                if op.is_over:
+                    self.in_flight.remove(op)
                 raise
         return bool(self.in_flight)
 

@@ -398,7 +398,7 @@ def test_handles_and_coroutines() -> None:
                 assert (await peer.all_to_all(x)).array.shape == (4,)
                 assert (await peer.gather(x, root=root)).array.tolist() == [x.tolist()] * 2
                 handle = peer.launch.scatter(x, np.empty(2, x.dtype), root=root)
-                assert (await handle.async_wait())[0]
+                assert (await handle).world_size
                 assert (await peer.reduce(x, op=ReduceOp.SUM, root=root)).array.tolist() == [0, 2, 4, 6]
 
         thread = Background(lambda: trio.run(main))
@@ -452,5 +452,5 @@ def test_a_root_that_has_left_is_lost_for_all() -> None:
         cluster.peers.remove(peers[2])
         peers[2].close()
         for handles in launched:
-            assert [handle.wait()[1] for handle in handles] == [Result.RANK_CONNECTION_LOST] * 3
+            assert [refusal(handle.result).result for handle in handles] == [Result.RANK_CONNECTION_LOST] * 3
         assert [handle.wait()[1] for handle in held] == [Result.RANK_CONNECTION_LOST] * 2

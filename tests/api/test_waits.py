@@ -250,9 +250,9 @@ def test_a_timeout_names_whom_this_op_waits_for_and_no_other(elements: int) -> N
         x = [np.ones(elements, np.float32) for _ in range(6)]
         first = [cluster[peer].all_reduce_async(x[peer], op=SUM, tag=1) for peer in (0, 2)]
         second = [cluster[peer].all_reduce_async(x[3 + peer], op=SUM, tag=2) for peer in (0, 1)]
-        text = str(refusal(partial(first[0].wait, 0.3)))
+        text = str(refusal(partial(first[0].result, 0.3)))
         assert re.search(rf"with tag 1 .* waits for peer 2 \({NAME}\), which has not called it", text), text
-        text = str(refusal(partial(second[0].wait, 0.3)))
+        text = str(refusal(partial(second[0].result, 0.3)))
         assert re.search(rf"with tag 2 .* waits for peer 3 \({NAME}\), which has not called it", text), text
         cluster[1].all_reduce(x[1], op=SUM, tag=1)
         cluster[2].all_reduce(x[5], op=SUM, tag=2)
@@ -274,7 +274,7 @@ def test_a_timeout_of_two_names_tag_and_peers_on_both_sides() -> None:
 def test_a_wait_for_a_handle_names_tag_and_peers() -> None:
     with run_of(2) as cluster:
         handle = cluster[0].all_reduce_async(ones(), op=SUM, tag=5)
-        error = refusal(partial(handle.wait, 0.2))
+        error = refusal(partial(handle.result, 0.2))
         assert re.search(rf"the op with tag 5 .* waits for peer 2 \({NAME}\)", str(error))
         cluster[1].all_reduce(ones(), op=SUM, tag=5)
         assert handle.wait()[0]

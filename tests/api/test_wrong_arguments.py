@@ -114,11 +114,11 @@ CALLS: dict[str, list[Case]] = {
     ],
     "send": [
         ("array", ARRAYS, lambda peer, v: peer.send(v, dst=0)),
-        ("to", RANKS, lambda peer, v: peer.send(x(), dst=v)),
+        ("dst", RANKS, lambda peer, v: peer.send(x(), dst=v)),
     ],
     "recv": [
         ("array", [*ARRAYS, read_only(), b"abc"], lambda peer, v: peer.recv(v, src=0)),
-        ("from_", RANKS, lambda peer, v: peer.recv(x(), src=v)),
+        ("src", RANKS, lambda peer, v: peer.recv(x(), src=v)),
     ],
     "barrier": [("tag", TAGS, lambda peer, v: peer.barrier(tag=v))],
     "all_reduce_multiple_with_retry": [

@@ -88,10 +88,10 @@ class Launches:
     def launch_waiting(self, op: PendingOp) -> None:
         """Launch an op from a thread that will do nothing but wait for it. It may be over already on return."""
         self._claim_tag(op)
-        if not self._has_run(op, waits=True):
-            self._enqueue(op)
-        else:
+        if self._has_run(op, waits=True):
             self.let_go(op)
+        else:
+            self._enqueue(op)
 
     def _has_run(self, op: PendingOp, waits: bool) -> bool:
         try:

@@ -241,7 +241,7 @@ def reduce_unless_given_up(peer: Communicator, x: np.ndarray[Any, Any]) -> None:
 
 def test_an_interrupt_anywhere_leaves_a_run_that_goes_on(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the other peer calls again and again; either both have a result, or the op is none."""
-    monkeypatch.setattr("pccl.communicator.INTERRUPT_GRACE_S", 0.05)
+    monkeypatch.setattr("pccl.handle.INTERRUPT_GRACE_S", 0.05)
     cluster.join(2)
     cluster.each(reduce_once)
     stop = 1000.0
