@@ -47,9 +47,9 @@ class Cargo:
     count: int
     """Number of elements, as the engine counts those of the collective."""
     send_bytes: int | None
-    """Bytes to send from the beginning of the array; None: this peer sends nothing."""
+    """Bytes to send from the beginning of the array; None: this peer does not send."""
     recv_bytes: int | None
-    """Bytes of the result; None: this peer gets nothing."""
+    """Bytes of the result; None: this peer does not receive."""
     is_in_place: bool = False
     """True if one block of host memory serves both."""
     parts: tuple[Sequence[int], Sequence[int]] | None = None
@@ -187,14 +187,14 @@ def let_go(device: Device) -> Helper | None:
 
 
 _of_parent: list[Helper] = []
-"""Helpers that a forked child has got from its parent, kept so that nothing of theirs is freed."""
+"""The parent's helpers in a forked child, kept so that their memory is not freed."""
 
 
 def _forget_after_fork() -> None:
-    """Drop all helpers in a forked child, which has none of their threads.
+    """Drop all helpers in a forked child, which does not have their threads.
 
-    The child may not use the device, not even to free what the parent has pinned. The lock is made anew, since another
-    thread of the parent may have held it.
+    The child must not use the device, not even to free pinned memory. Another thread of the parent may have held the
+    lock, so it is replaced.
     """
     global _creating
     _creating = threading.Lock()

@@ -1,4 +1,4 @@
-"""The `Device` of torch tensors on CUDA. torch is taken from the program that made the tensor, and never imported."""
+"""The `Device` of torch tensors on CUDA. torch is not imported but taken from the program's modules."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ class CudaDevice:
 
     def allocate(self, size_bytes: int, pinned: bool) -> CudaMemory:
         try:
-            with self._api.device(self._device):  # pinning would open this thread's current one, the first as a rule
-                # `device`: the program may have set another default.
+            with self._api.device(self._device):  # else pinning would initialize another device
+                # `device="cpu"`: the program may have set another default.
                 tensor = self._torch.empty(size_bytes, dtype=self._torch.uint8, device="cpu", pin_memory=pinned)
         except RuntimeError as error:
             raise MemoryError(str(error)) from None

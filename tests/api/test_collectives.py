@@ -443,7 +443,7 @@ def test_arguments_that_do_not_fit_the_world_fail_for_all(cluster_of: ClusterOf)
         fails_for_all(
             cluster,
             lambda peer, _, root=root: peer.broadcast(x.copy(), root=root),  # type: ignore[misc]
-            *(Result.INVALID_ARGUMENT, f"there is no rank {root} in a group of 3 peers"),
+            *(Result.INVALID_ARGUMENT, f"rank {root} does not exist in a group of 3 peers"),
         )
 
 

@@ -324,7 +324,7 @@ def test_arguments_that_do_not_fit_the_world_fail_for_all(cluster_of: ClusterOf)
             lambda peer, _, root=root: peer.reduce(x, op=ReduceOp.SUM, root=root),  # type: ignore[misc]
         ]
         for call in rootless:
-            fails_for_all(cluster, call, Result.INVALID_ARGUMENT, f"there is no rank {root} in a group of 3 peers")
+            fails_for_all(cluster, call, Result.INVALID_ARGUMENT, f"rank {root} does not exist in a group of 3 peers")
 
 
 def test_what_is_wrong_by_itself_is_told_at_once(cluster_of: ClusterOf) -> None:

@@ -21,7 +21,7 @@ from pccl import (
     Result,
     SharedState,
 )
-from pccl.runtime.data_plane.dimensions import DIGEST_FLAG, number_of, shape_of
+from pccl.runtime.data_plane.op_shape import DIGEST_FLAG, dimensions_of, number_of
 from tests.support.cluster import SUM, Cluster, outcomes, reduce_once, results
 from tests.support.fake_device import FakeDevice
 
@@ -178,12 +178,12 @@ shapes = st.lists(dimensions, max_size=12).map(tuple)
 def test_shapes_have_numbers_of_their_own(one: Shape, other: Shape) -> None:
     assert 0 < number_of(one) < 2**64
     assert (number_of(one) == number_of(other)) == (one == other)
-    assert shape_of(number_of(one)) == one
+    assert dimensions_of(number_of(one)) == one
 
 
 @given(st.integers(0, 2**64 - 1))
 def test_any_number_can_be_asked_for_its_shape(number: int) -> None:
-    found = shape_of(number)
+    found = dimensions_of(number)
     assert found is None or all(0 <= dimension < 2**63 for dimension in found)
 
 
@@ -194,4 +194,4 @@ def test_the_shapes_of_common_tensors_are_told(shape: Shape) -> None:
 
 def test_no_array_has_no_shape() -> None:
     assert number_of(None) == 0
-    assert shape_of(0) is None
+    assert dimensions_of(0) is None

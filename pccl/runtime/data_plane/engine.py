@@ -67,7 +67,7 @@ class StagedOps:
     def __init__(self) -> None:
         self._staged: dict[int, _Staged] = {}
         self._posted: deque[Callable[[], EngineEvent | None]] = deque()
-        """Calls for the thread that takes the events, each of which may return one."""
+        """Calls for the thread that takes the events. Each may return an event."""
 
     # What the engine itself does, for ops whose arrays are in memory.
 
@@ -102,7 +102,7 @@ class StagedOps:
         Raises:
             ValueError: the engine does not take these arguments.
             RootLostError: the root has left.
-            MemoryError: there is no memory for the op.
+            MemoryError: out of memory.
         """
         if spec.source is None:
             self._submit(launch, spec)
@@ -229,7 +229,7 @@ class Engine(StagedOps):
 
     @property
     def event_fds(self) -> list[int]:
-        """Descriptors, one of which is readable while `events` has something to return."""
+        """Descriptors; at least one is readable while events wait."""
         return [lib.pccl_engines_event_fd(self._open, number) for number in range(self._threads)]
 
     def close(self) -> None:
@@ -401,8 +401,8 @@ class EngineFastPath:
         """Submit an op and wait for its end, at most `wait_ms`: no signal handler runs during the wait.
 
         Returns:
-            COMPLETED, HANDED_OVER, or another number if the path has been closed since this opening and nothing was
-            submitted; then the bytes sent and received.
+            COMPLETED, HANDED_OVER, or another number if the path has been closed since this opening and the op was
+            not submitted; then the bytes sent and received.
         """
         result = ffi.new("pccl_fast_path_result *")
         outcome = lib.pccl_fast_path_run(self._native, opening, request.native, uses, wait_ms, result)

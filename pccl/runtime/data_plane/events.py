@@ -1,12 +1,6 @@
-"""The events that an engine reports, a class for each kind, and how each is read from the C library.
+"""The events that an engine reports, one class for each kind, and how each is read from the C library.
 
-Whoever handles events dispatches them by their type, with a table of one function for each; what is not in its table
-does not concern it. So an event takes one look-up at each of its stations:
-
-    Engine          makes it from the C library's (`READERS`)
-    EngineThreads   joins those of several threads
-    StagedOps       joins those of an op's pieces
-    EngineBridge    tells the session's machine
+Handlers dispatch events by type, with a table of functions, and ignore types that are not in the table.
 """
 
 from __future__ import annotations
@@ -17,18 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from pccl.runtime.data_plane.op_description import describe, size_bytes
+from pccl.runtime.data_plane.op_shape import describe, size_bytes
 from pccl.runtime.extension import lib, text
 from pccl.types import Collective
 
 
 class EngineFailedError(Exception):
-    """An engine has failed because of this machine or this process; the text says how."""
+    """An engine has failed because of this machine or this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpHandedOver:
-    """The fast path has handed an op over: from here on it is as if the session had submitted it."""
+    """The fast path has handed an op over to the session, which treats it as its own."""
 
     op: int
     sequence: int
@@ -36,7 +30,7 @@ class OpHandedOver:
 
 @dataclass(frozen=True, slots=True)
 class OpFastCompleted:
-    """An op on the fast path is over: all its participants are done, and its caller has the result."""
+    """An op on the fast path is over: all participants are done, and the caller has the result."""
 
     op: int
     sequence: int
@@ -46,7 +40,7 @@ class OpFastCompleted:
 
 @dataclass(frozen=True, slots=True)
 class OpDone:
-    """The op's result is here."""
+    """The op's result is complete here."""
 
     op: int
     tx_bytes: int
@@ -62,22 +56,22 @@ class OpCompleted:
 
 @dataclass(frozen=True, slots=True)
 class OpFrozen:
-    """The op has stopped: if it is not done by now it never will be."""
+    """The op has stopped: it will not become done if it is not done yet."""
 
     op: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepMismatch:
-    """Two peers gave an op different steps; None: that one gave none."""
+    """Two peers passed different steps to an op; None: not given."""
 
     verb: str
-    """The verb for a step in the text: a reduce reduces it."""
+    """The verb for a step in the text."""
     mine: int | None
     theirs: int | None
 
     def text(self, me: str, them: str) -> str:
-        """Return what differs, naming the two peers, for their callers."""
+        """Return the difference as text, naming the two peers."""
         if self.mine is None or self.theirs is None:
             mine, theirs = ("none" if step is None else f"step {step}" for step in (self.mine, self.theirs))
             return f"{me} gives {mine} where {them} gives {theirs}; all have to give the same step, or none"
@@ -96,20 +90,20 @@ class OpDetached:
 
 @dataclass(frozen=True, slots=True)
 class OpMismatch:
-    """Another peer has a different op under the same name. The texts describe both."""
+    """Another peer has a different op with the same key. The texts describe both."""
 
     op: int
     link: int
     mine: str
     theirs: str
     rank: int | None = None
-    """The other peer's rank; this one's own, or None: the other peer is the one behind the link."""
+    """The other peer's rank. This peer's own rank, or None: the peer at the other end of the link."""
     is_other_call: bool = False
-    """Another collective was called, rather than the same one with other arguments."""
+    """Another collective was called, not the same one with other arguments."""
     size_bytes: tuple[int, int] = (0, 0)
-    """Sizes of this peer's op and of the other's."""
+    """Sizes of this peer's op and of the other peer's."""
     steps: StepMismatch | None = None
-    """The steps, where these differ."""
+    """The steps, if they differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +117,7 @@ class OpEnded:
 
 @dataclass(frozen=True, slots=True)
 class OpRefused:
-    """The engine does not take an op after all that was submitted; its buffers are as they were."""
+    """The engine has refused an op after its submission. The buffers are unchanged."""
 
     op: int
     reason: str
@@ -138,7 +132,7 @@ class GroupFrozen:
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """The link has no connection left in one engine thread."""
+    """The link has no connections left in one engine thread."""
 
     link: int
     reason: str
@@ -146,12 +140,12 @@ class LinkDown:
 
 @dataclass(frozen=True, slots=True)
 class LinkDegraded:
-    """The link has lost a connection and goes on over its others."""
+    """The link has lost a connection and continues on the others."""
 
     link: int
     reason: str
     thread: int = 0
-    """The engine thread to which the connection belonged."""
+    """The engine thread of the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +188,12 @@ class LinkLimited:
     link: int
     thread: int = 0
     by_loss: bool = False
-    """Whether losses hold the connections back, not their windows."""
+    """Whether packet loss limits the connections, not their windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFailed:
-    """The engine can only be closed, and no peer is to blame."""
+    """The engine can only be closed, because of a failure of this machine."""
 
     reason: str
 

@@ -1,20 +1,17 @@
-"""Waits for ops that were launched before: how long callers have waited for them, however many at once.
+"""The time that callers spend in waits for ops that were launched before.
 
-An op that its caller waits for from the launch on is timed by the engine. One that is launched while its caller goes on
-to compute is not: it may lie there for long, and nobody loses any time by that. What counts is when its handle is
-waited for. From both the master tells who has the others wait (`protocol.diagnosis`).
+An op that its caller waits for from the launch on is timed by the engine. An op that is launched while its caller goes
+on to compute is not timed there: only the waits for its handle count. The master compares both sums between peers
+(`protocol.diagnosis`).
 
-Theory of operation. Callers note what they do in a queue, without a lock: a signal handler may close the communicator
-from within any wait, and the trio thread must not wait for the thread that the handler has interrupted. Whoever asks
-for the sum takes the notes in.
+Callers append notes to a queue without a lock, since a signal handler may close the communicator during a wait. The
+thread that reads the sum processes the notes. Rules:
 
-    1  What callers wait for counts once, however many wait, and not while the engine times an op anyway: each note has
-       the engine's time in ops by then.
-    2  An op is waited for, for as long as somebody does, until it is over, with pauses that are no longer than the wait
-       before (but for PAUSE_S_MIN) and PAUSE_S. A caller that asks again and again, with a timeout each time, waits for
-       all that time, and one that looks now and then while it computes does not. Only what it really waits counts as
-       time in ops.
-    3  With its op all waits end: a signal may have taken a caller away before it could note that it waits no more.
+1. Concurrent waits count once, and not while the engine times an op: each note holds the engine's time in ops.
+2. Waits for an op with short pauses between them (at most the length of the wait before, within PAUSE_S_MIN and
+   PAUSE_S) are one wait. A caller that polls with a timeout waits all that time; one that looks now and then while it
+   computes does not. The pauses do not count as time in ops.
+3. All waits for an op end with the op: a signal may have interrupted a caller before its note.
 """
 
 from __future__ import annotations
@@ -26,14 +23,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 PAUSE_S_MIN, PAUSE_S = 0.25, 2.0
-"""Time between two waits for an op that does not make them two, however short or long the first is."""
+"""Bounds of the pause between two waits for an op that count as one."""
 BEGUN, LEFT, OVER = range(3)
 NS_PER_US = 1_000
 NS_PER_S = 1_000_000_000
 
 
 def _never() -> bool:
-    """Stands for what tells whether an op is over, in notes that need not know."""
+    """A placeholder for notes that do not use `is_over`."""
     return False
 
 
@@ -42,54 +39,52 @@ class _Op:
     """An op that was waited for."""
 
     since_ns: int
-    """When it was waited for first."""
+    """Start of the first wait."""
     is_over: Callable[[], bool]
     callers: int = 0
     entered_ns: int = 0
-    """When the first of them came."""
+    """Start of the oldest of these waits."""
     back_by_ns: int = 0
-    """When somebody has to be back for it to be the same wait, once the last caller has given up."""
+    """Until when a new wait continues the last one, which has been given up."""
 
 
 class OverlappedWaits:
-    """The waits of one session, by ops. `begin`, `end` and `over` are for any thread, and signal handlers."""
+    """The waits of one session, by op. `begin`, `end` and `over` are for any thread and for signal handlers."""
 
     def __init__(self, in_ops_ns: Callable[[], int] = lambda: 0) -> None:
-        """`in_ops_ns` returns the engine's time in ops by now. For any thread."""
+        """`in_ops_ns` returns the engine's time in ops so far, in any thread."""
         self._in_ops_ns = in_ops_ns
         self._notes: deque[tuple[int, int, Callable[[], bool], int, int]] = deque()
-        """What has happened (BEGUN, ...), to which op, what tells whether that is over, when, and the engine's time in
-        ops then."""
+        """For each note: what (BEGUN, ...), the op, its `is_over`, the time, and the engine's time in ops."""
         self._taking = threading.Lock()
-        """Held by whoever takes notes in; nobody waits for it."""
+        """Held while notes are processed, and only tried elsewhere."""
         self._ops: dict[int, _Op] = {}
         self._callers = 0
-        """Number of all that wait now."""
+        """Number of callers that wait now."""
         self._since = (0, 0)
-        """Since when somebody waits, and the engine's time in ops by then."""
+        """Start of the present waits, and the engine's time in ops at the start."""
         self._total_ns = 0
-        """The time before that."""
+        """Time of earlier waits."""
 
     def begin(self, op: int, is_over: Callable[[], bool]) -> None:
-        """Note that a caller waits for an op from now on. `is_over` tells whether the op is over."""
+        """Note that a caller starts to wait for an op. `is_over` returns whether the op is over."""
         self._note(BEGUN, op, is_over)
 
     def end(self, op: int, is_over: bool) -> None:
-        """Note that a caller waits no longer, because the op is over, or though it is not."""
+        """Note that a wait has ended, with the op or without."""
         self._note(LEFT, op)
         if is_over:
             self._note(OVER, op)
 
     def over(self, op: int) -> None:
-        """Note that an op is over. It need not have been waited for."""
+        """Note that an op is over, whether or not a caller waits for it."""
         self._note(OVER, op)
 
     def _note(self, what: int, op: int, is_over: Callable[[], bool] = _never) -> None:
         self._notes.append((what, op, is_over, time.monotonic_ns(), self._in_ops_ns()))
 
     def added_to(self, stats: dict[str, int]) -> dict[str, int]:
-        """Return the counters of the engine, in which these waits count like ops that were waited for from the launch
-        on."""
+        """Return the engine's counters with these waits added to the times in ops."""
         if self._taking.acquire(blocking=False):
             try:
                 while self._notes:
@@ -135,12 +130,12 @@ class OverlappedWaits:
                 self._total_ns += self._spent_ns(now_ns, in_ops_ns)
 
     def _spent_ns(self, now_ns: int, in_ops_ns: int) -> int:
-        """Return the time since somebody waits for which the engine times no op (rule 1)."""
+        """Return the time of the present waits, less the engine's time in ops (rule 1)."""
         since_ns, in_ops_before_ns = self._since
         waited_ns = max(0, now_ns - since_ns)
         return min(waited_ns, max(0, waited_ns - (in_ops_ns - in_ops_before_ns)))
 
     @staticmethod
     def _is_waited_for(op: _Op, now_ns: int) -> bool:
-        """Whether somebody waits for it, or has until a moment ago (rule 2)."""
+        """Return whether a caller waits, or did a moment ago (rule 2)."""
         return op.callers > 0 or now_ns < op.back_by_ns
