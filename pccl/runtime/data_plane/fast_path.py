@@ -98,7 +98,10 @@ class FastPath:
 
     def is_as(self, start: SubmitOp | None) -> bool:
         """Return whether it is open with this start; None: whether it is closed."""
-        return self._opening is None if start is None else self._opening is not None and self._opening.start == start
+        opening = self._opening
+        if start is None or opening is None:
+            return start is None and opening is None
+        return opening.start is start or opening.start == start
 
     def open(self, start: SubmitOp) -> None:
         """Accept ops with this start."""
