@@ -33,7 +33,7 @@ from tests.support.interrupts import Interrupt, interrupted_at
 
 SUM = ReduceOp.SUM
 COUNT = 5197
-BLOCK = 32768
+BLOCK = 24576
 """Bytes of host memory that an array of COUNT floats takes."""
 WORLD = 3
 LATE_S = 0.03
