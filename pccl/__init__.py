@@ -2,65 +2,82 @@
 
 Groups of machines on different sites train one model over ordinary internet links while members come and go. Start with
 `Communicator` and `MasterNode`; `examples/` shows the usual loops, and `docs/` has a tutorial and the reference.
+
+Names of the reference library that are not in `__all__` are importable too: see docs/compatibility.md.
 """
 
 # First, so that where nothing is installed its sentence is what one reads.
 import pccl.runtime.extension  # noqa: F401
 
 # isort: split
-from pccl._collectives import AsyncCollectiveHandle
-from pccl._reduce import AsyncReduceHandle, ReduceOpDescriptor
+from pccl._options import CommunicatorOptions
 from pccl._version import __version__
 from pccl.async_communicator import AsyncCommunicator
 from pccl.communicator import Communicator
-from pccl.errors import PCCLError
+from pccl.errors import (
+    MasterLostError,
+    MismatchError,
+    OpTimeoutError,
+    OutcomeUnknownError,
+    PCCLError,
+    PeerLostError,
+    TooFewPeersError,
+    UsageError,
+)
+from pccl.handle import AsyncCollectiveHandle, AsyncReduceHandle
 from pccl.logs import configure as _configure_logging
 from pccl.master_node import MasterNode
-from pccl.shared_state import SharedState, TensorInfo
+from pccl.shared_state import SharedState
 from pccl.types import (
-    Attribute,
     CollectiveInfo,
     DataType,
-    DistributionHint,
-    Membership,
     QuantizationAlgorithm,
     QuantizationOptions,
     ReduceAlgorithm,
-    ReduceDescriptor,
     ReduceInfo,
     ReduceOp,
-    ReduceOperandDescriptor,
     Result,
-    SharedStateSyncInfo,
     SharedStateSyncStrategy,
 )
+
+# Rare names, and those of the reference library for its scripts: docs/compatibility.md lists the latter.
+# isort: split
+from pccl._collectives import ReduceOpDescriptor as ReduceOpDescriptor  # isort: skip
+from pccl.errors import InternalError as InternalError  # isort: skip
+from pccl.errors import StateUnavailableError as StateUnavailableError  # isort: skip
+from pccl.shared_state import TensorInfo as TensorInfo  # isort: skip
+from pccl.types import Attribute as Attribute  # isort: skip
+from pccl.types import DistributionHint as DistributionHint  # isort: skip
+from pccl.types import Membership as Membership  # isort: skip
+from pccl.types import ReduceDescriptor as ReduceDescriptor  # isort: skip
+from pccl.types import ReduceOperandDescriptor as ReduceOperandDescriptor  # isort: skip
+from pccl.types import SharedStateSyncInfo as SharedStateSyncInfo  # isort: skip
 
 __all__ = [
     "AsyncCollectiveHandle",
     "AsyncCommunicator",
     "AsyncReduceHandle",
-    "Attribute",
     "CollectiveInfo",
     "Communicator",
+    "CommunicatorOptions",
     "DataType",
-    "DistributionHint",
+    "MasterLostError",
     "MasterNode",
-    "Membership",
+    "MismatchError",
+    "OpTimeoutError",
+    "OutcomeUnknownError",
     "PCCLError",
+    "PeerLostError",
     "QuantizationAlgorithm",
     "QuantizationOptions",
     "ReduceAlgorithm",
-    "ReduceDescriptor",
     "ReduceInfo",
     "ReduceOp",
-    "ReduceOpDescriptor",
-    "ReduceOperandDescriptor",
     "Result",
     "SharedState",
-    "SharedStateSyncInfo",
     "SharedStateSyncStrategy",
-    "TensorInfo",
+    "TooFewPeersError",
+    "UsageError",
     "__version__",
 ]
-
 _configure_logging()

@@ -1,8 +1,36 @@
-"""What calls take for an array, for type checkers: lists and single numbers are none. `_operands` checks values."""
+"""Arrays of NumPy, torch and JAX, as the memory that the engine and the state transfer work on.
+
+This is the one module that knows these libraries. It imports neither torch nor JAX: their arrays come only from a
+program that has imported them. Nothing is copied; an `Operand` holds the object that owns its memory.
+
+A `jax.Array` is immutable. Its memory on this machine is read in place (for one on an accelerator JAX makes a copy,
+and keeps it with the array). A result goes to fresh memory, from which JAX makes an array of the same dtype on the same
+device, with the same sharding if the shape is the same.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from pccl.devices import torch_cuda
+from pccl.devices.device import Device
+from pccl.errors import PCCLError
+from pccl.runtime.extension import ffi
+from pccl.types import DataType, Result
+
+_ADDRESS = ffi.typeof("uintptr_t")
+ALIGNMENT_BYTES = 64
+"""The alignment of memory that JAX takes over on the CPU without a copy."""
+
+Fail = Callable[[str], Exception]
+"""Makes the error for a wrong argument from what is wrong with it."""
 
 
 class Array(Protocol):
@@ -20,4 +48,366 @@ class Array(Protocol):
 
 
 Movable: TypeAlias = Array | bytes | bytearray | memoryview
-"""An array, or bytes: for calls that move elements and reduce none."""
+"""An array, or bytes: for calls that move elements without reducing them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """Contiguous memory of `count` elements."""
+
+    address: int
+    count: int
+    dtype: DataType
+    shape: tuple[int, ...]
+    is_writable: bool
+    owner: Any
+    device: Device | None = None
+    """The device that has the memory; None if it is this machine's. `address` is then only good to tell arrays of one
+    device apart."""
+    bytes_of: str = ""
+    """The array's own dtype, where its elements are counted in bytes."""
+    wrap: Callable[[Any], Any] | None = None
+    """Makes an array of the caller's library of memory with a result. None where its arrays take results themselves."""
+
+    @property
+    def size_bytes(self) -> int:
+        return self.count * self.dtype.itemsize
+
+    @property
+    def device_name(self) -> str:
+        return "the CPU" if self.device is None else self.device.name
+
+    def memory(self) -> memoryview:
+        """Return its bytes, writable. Not to be called if it is on a device."""
+        assert self.device is None
+        if self.count == 0:
+            return memoryview(bytearray())
+        chars = (ctypes.c_char * self.size_bytes).from_address(self.address)
+        return memoryview(chars).cast("B")
+
+
+def resolve(array: Any, role: str, func_name: str) -> Operand:
+    """Return the memory of an array of NumPy, torch or JAX. `role` names the argument in errors (INVALID_ARGUMENT)."""
+    if isinstance(array, np.ndarray):
+        return _from_numpy(array, role, func_name)
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _from_torch(array, role, func_name)
+    if is_jax(array):
+        memory, wrap = _from_jax(array, role, func_name)
+        return replace(_from_numpy(memory, role, func_name), wrap=wrap)
+    for known in _others:
+        operand = known(array)
+        if operand is not None:
+            return operand
+    raise PCCLError(
+        Result.INVALID_ARGUMENT,
+        func_name,
+        f"{role} must be a NumPy array, a torch tensor or a jax.Array, not {type(array).__name__}",
+    )
+
+
+def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
+    """Return the memory of an array that is only moved, and not reduced.
+
+    It may be of any dtype whose elements are plain memory; elements that cannot be reduced are counted in bytes. It may
+    also be bytes, a bytearray or a memoryview of bytes, which count as arrays of uint8. Errors as `resolve`.
+    """
+    if isinstance(array, bytes | bytearray | memoryview):
+        try:
+            array = np.frombuffer(array, np.uint8)
+        except (ValueError, BufferError) as error:
+            raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role}: {error}") from None
+    if not isinstance(array, np.ndarray):
+        if is_jax(array):
+            memory, wrap = _from_jax(array, role, func_name)
+            return replace(resolve_bytes(memory, role, func_name), wrap=wrap)
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(array, torch.Tensor) or _is_reducible(array):
+            return resolve(array, role, func_name)
+        operand = _from_torch(array, role, func_name, DataType.UINT8)
+        bytes_of = str(array.dtype).removeprefix("torch.")
+        return replace(operand, count=operand.count * array.element_size(), bytes_of=bytes_of)
+    if array.dtype.hasobject:
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} holds Python objects; pass numbers or bytes")
+    if _is_reducible(array):
+        return resolve(array, role, func_name)
+    operand = _from_numpy(array, role, func_name, DataType.UINT8)
+    return replace(operand, count=array.nbytes, bytes_of=str(array.dtype))
+
+
+def empty_like(operand: Operand, shape: tuple[int, ...]) -> Any:
+    """Return a new array of the same library, dtype and device as the operand's owner; for one of JAX, memory to be
+    made one of (`Operand.wrap`)."""
+    array = operand.owner
+    if operand.wrap is not None:
+        return _jax_memory(shape, array.dtype)
+    if operand.device is not None:
+        return operand.device.empty(array, shape)
+    if isinstance(array, np.ndarray):
+        return np.empty(shape, array.dtype)
+    return sys.modules["torch"].empty(shape, dtype=array.dtype, device="cpu")
+
+
+def receiving(operand: Operand, array: Any, role: str, func_name: str) -> tuple[Operand, Callable[[], Any]]:
+    """Return the memory that a result for `array` is received into, and a function that returns the array with it.
+
+    That is the array itself, or a new one of JAX. INVALID_ARGUMENT if it is read-only.
+    """
+    if operand.wrap is None:
+        require_writable(operand, role, func_name)
+        return operand, lambda: array
+    memory = empty_like(operand, operand.shape)
+    return resolve_bytes(memory, role, func_name), NewArray(operand.wrap, memory)
+
+
+def changes_of(*arrays: Any) -> Callable[[], None] | None:
+    """Return a function that tells autograd that something was written into arrays of torch; None: there are none.
+
+    A backward pass that has saved a tensor compares its version, which torch counts up where it knows of a change.
+    """
+    torch = sys.modules.get("torch")
+    others = [each for each in arrays if not isinstance(each, np.ndarray)]
+    if torch is None or not others:  # for arrays of NumPy another thread may be just importing torch
+        return None
+    tensors = [each for each in others if isinstance(each, torch.Tensor) and not each.is_inference()]
+    increment = getattr(torch.autograd.graph, "increment_version", None)  # not in the oldest releases
+    if increment is None or not tensors:
+        return None
+    if len(tensors) == 1:
+        return partial(increment, tensors[0])
+
+    def count_up() -> None:
+        for tensor in tensors:
+            increment(tensor)
+
+    return count_up
+
+
+def require_writable(operand: Operand, role: str, func_name: str) -> None:
+    """Raise INVALID_ARGUMENT if nothing can be received into it."""
+    if operand.wrap is not None:
+        what = f"{role} is a jax.Array, which cannot be written into; leave it out to get the result in a new one"
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+    if not operand.is_writable:
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} is read-only")
+
+
+def require_alike(send: Operand, recv: Operand, func_name: str) -> None:
+    """Raise INVALID_ARGUMENT unless both are on one device, or none, and of one dtype."""
+    what = ""
+    if send.device is not recv.device:
+        what = f"send is on {send.device_name} but recv on {recv.device_name}; they must be in one place"
+    elif send.dtype is not recv.dtype:
+        what = f"send is {send.dtype.name} but recv is {recv.dtype.name}; they must be of one dtype"
+    if what:
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+
+
+def _is_reducible(array: Any) -> bool:
+    try:
+        if isinstance(array, np.ndarray):
+            DataType.from_numpy_dtype(array.dtype)
+        else:
+            DataType.from_torch_dtype(array.dtype)
+    except ValueError:
+        return False
+    return True
+
+
+def _from_numpy(array: np.ndarray[Any, Any], role: str, func_name: str, dtype: DataType | None = None) -> Operand:
+    """Return the array's memory. `dtype` is taken for its own if it is given."""
+    try:
+        dtype = dtype if dtype is not None else DataType.from_numpy_dtype(array.dtype)
+    except ValueError as error:
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role}: {error}") from None
+    if not array.flags.c_contiguous:
+        raise PCCLError(
+            Result.INVALID_ARGUMENT, func_name, f"{role} is not contiguous; pass numpy.ascontiguousarray({role})"
+        )
+    return Operand(_address(array), array.size, dtype, array.shape, array.flags.writeable, array)
+
+
+def _address(array: np.ndarray[Any, Any]) -> int:
+    """Return where a contiguous array begins.
+
+    The array's interface takes four times as long, and has Python intern strings, whose table grows by a megabyte and
+    shrinks again in whatever thread it is.
+    """
+    try:
+        return int(ffi.cast(_ADDRESS, ffi.from_buffer(array)))
+    except (TypeError, ValueError, BufferError):  # of a dtype that the buffer protocol cannot describe
+        return int(array.__array_interface__["data"][0])
+
+
+def _from_jax(array: Any, role: str, func_name: str) -> tuple[np.ndarray[Any, Any], Callable[[Any], Any]]:
+    """Return the array's memory, and what makes others of it."""
+
+    def fail(what: str) -> PCCLError:
+        return PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} {what}")
+
+    return _jax_view(array, fail), _jax_maker(array)
+
+
+def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None = None) -> Operand:
+    """Return the array's memory. `dtype` is taken for its own if it is given."""
+
+    def fail(what: str) -> PCCLError:
+        return PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} {what}")
+
+    if getattr(tensor, "is_nested", False):
+        raise fail("is a nested tensor; pass its tensors one by one (unbind())")
+    if tensor.is_quantized:
+        raise fail("is a quantized tensor; pass its dequantize(), or its int_repr()")
+    if hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh"):
+        raise fail(
+            "is a distributed tensor; pass its to_local(), to peers that hold the same shard: see pccl.training.Site"
+        )
+    if str(tensor.layout) != "torch.strided":
+        raise fail(f"has layout {tensor.layout}; pass a dense tensor")
+    device = torch_cuda.device_of(tensor)
+    if device is None and tensor.device.type != "cpu":
+        raise fail(f"is on {tensor.device}; only CPU and CUDA tensors can be used, pass {role}.cpu()")
+    if not tensor.is_contiguous():
+        raise fail(f"is not contiguous; pass {role}.contiguous()")
+    if tensor.is_conj():
+        raise fail(f"is a conjugate that has not been computed; pass {role}.resolve_conj()")
+    if tensor.is_neg():
+        raise fail(f"is a negative that has not been computed; pass {role}.resolve_neg()")
+    try:
+        dtype = dtype if dtype is not None else DataType.from_torch_dtype(tensor.dtype)
+    except ValueError as error:
+        raise fail(f": {error}") from None
+    try:
+        return Operand(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), True, tensor.detach(), device)
+    except RuntimeError as error:  # of a kind of tensor that has no memory of its own
+        raise fail(f"cannot be used: {error}") from None
+
+
+_others: list[Callable[[Any], Operand | None]] = []
+"""Functions that return the memory of further kinds of arrays, or None for what they do not know. For tests."""
+
+
+# JAX.
+
+
+def is_jax(array: Any) -> bool:
+    """Return whether it is an array of JAX, or what JAX puts in the place of one while it traces a function."""
+    kind = getattr(sys.modules.get("jax"), "Array", None)
+    return kind is not None and isinstance(array, kind)
+
+
+def _jax_view(array: Any, fail: Fail) -> np.ndarray[Any, Any]:
+    """Return the array's memory on this machine, contiguous and not to be written into."""
+    jax: Any = sys.modules["jax"]
+    if isinstance(array, jax.core.Tracer):
+        raise fail(
+            "is traced by JAX, and has no values yet; call pccl outside jit and grad, or through "
+            "jax.experimental.io_callback"
+        )
+    if array.is_deleted():
+        raise fail("has been deleted, or donated to a computation")
+    if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended):
+        raise fail(f"holds {array.dtype}, which has no memory of its own; pass jax.random.key_data() of it")
+    if len(array.sharding.device_set) != 1:
+        raise fail(
+            f"is spread over {len(array.sharding.device_set)} devices; pass what one device has of it, such as "
+            f"addressable_shards[0].data"
+        )
+    return np.ascontiguousarray(np.asarray(array)).reshape(array.shape)
+
+
+def _jax_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """Return new memory for a result, aligned such that an array of JAX on the CPU can take it over."""
+    size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    room = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT_BYTES
+    return room[start : start + size_bytes].view(dtype).reshape(shape)
+
+
+def _jax_maker(array: Any) -> Callable[[np.ndarray[Any, Any]], Any]:
+    """Return a function that makes an array of JAX of memory with a result, on the device of `array`.
+
+    The memory belongs to the new array from then on.
+    """
+    jax: Any = sys.modules["jax"]
+    shape, sharding = array.shape, array.sharding
+    (device,) = sharding.device_set
+
+    def make(memory: np.ndarray[Any, Any]) -> Any:
+        return jax.device_put(memory, sharding if memory.shape == shape else device)
+
+    return make
+
+
+class NewArray:
+    """An array that is made of memory with a result when somebody asks for it, once."""
+
+    def __init__(self, make: Callable[[Any], Any], memory: Any) -> None:
+        self._make = make
+        self._memory = memory
+        self._array: Any = None
+
+    def __call__(self) -> Any:
+        if self._memory is not None:
+            self._array = self._make(self._memory)
+            self._memory = None
+        return self._array
+
+
+class JaxLeaves:
+    """The values of a tree of arrays in host memory, from which the tree can be made again."""
+
+    def __init__(self, tree: Any, fail: Fail) -> None:
+        self.values: dict[str, np.ndarray[Any, Any]] = {}
+        """The values by the names of their leaves, writable."""
+        self._makers: list[Callable[[np.ndarray[Any, Any]], Any]] = []
+        views, self._structure = _flattened(tree, fail)
+        for path, leaf, values in views:
+            self.values[path] = np.array(values)
+            self._makers.append(_jax_maker(leaf) if is_jax(leaf) else np.copy)
+
+    def tree(self) -> Any:
+        """Return a tree of new arrays with these values."""
+        jax: Any = sys.modules["jax"]
+        leaves = []
+        for make, values in zip(self._makers, self.values.values(), strict=True):
+            memory = _jax_memory(values.shape, values.dtype)
+            memory[...] = values
+            leaves.append(make(memory))
+        return jax.tree_util.tree_unflatten(self._structure, leaves)
+
+    def take(self, tree: Any, fail: Fail) -> None:
+        """Copy the values of a tree, all of them or none."""
+        views, structure = _flattened(tree, fail)
+        if structure != self._structure:
+            raise fail(f"the tree is {structure}, and the state is of {self._structure}")
+        for path, _, values in views:
+            own = self.values[path]
+            if (values.shape, values.dtype) != (own.shape, own.dtype):
+                raise fail(
+                    f"leaf {path} is {values.dtype}{list(values.shape)}, and in the state it is "
+                    f"{own.dtype}{list(own.shape)}"
+                )
+        for path, _, values in views:
+            self.values[path][...] = values
+
+
+def _flattened(tree: Any, fail: Fail) -> tuple[list[tuple[str, Any, np.ndarray[Any, Any]]], Any]:
+    """Return name, leaf and memory of each leaf, and the structure of the tree."""
+    jax: Any = sys.modules.get("jax")
+    if jax is None:
+        raise fail("trees of arrays are those of JAX, which this program has not imported; see SharedState.from_numpy")
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    views = []
+    for path, leaf in leaves:
+        name = jax.tree_util.keystr(path) or "the only leaf"
+        if not is_jax(leaf) and not isinstance(leaf, np.ndarray):
+            raise fail(f"leaf {name} is {leaf!r}, which is neither a jax.Array nor a NumPy array")
+        values = _jax_view(leaf, partial(_fail_of_leaf, fail, name)) if is_jax(leaf) else leaf
+        views.append((name, leaf, values))
+    return views, structure
+
+
+def _fail_of_leaf(fail: Fail, name: str, what: str) -> Exception:
+    return fail(f"leaf {name} {what}")

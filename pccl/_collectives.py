@@ -1,26 +1,27 @@
-"""The collectives besides all_reduce: checks a caller's arguments and turns them into an op for the engine.
+"""The collectives: checks a caller's arguments and turns them into an op for the engine.
+
+`all_reduce` returns the op itself. The functions for the other collectives return a `CallOf`, which makes the op from
+the view that the caller sees: a rank names a peer in that view, so a root is bound to its peer when the call is made
+(`Root`).
 
 Collectives that only move elements take any dtype whose elements are plain memory; elements that cannot be reduced
 travel as bytes.
 
-The size of a result depends on the world, which is known only when the op starts. A `Placement` then checks whether the
-caller's array fits, or makes one. An array that does not fit fails the op on all peers, which would otherwise wait for
-this one in vain.
+The size of a result depends on the number of participants, which is known when the op starts. A `Placement` then checks
+whether the caller's array fits, or makes one. An array that does not fit fails the op on all peers.
 
-Arrays on a device go through this machine's memory, whole (`pccl.devices.staging`).
-
-A rank names a peer in the view that its caller has seen. By the time the op starts that view may be gone, so a root is
-bound to its peer when the call is made (`Root`).
+Arrays on a device go through this machine's memory (`pccl.devices.staging`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from pccl._jax_arrays import NewArray
-from pccl._operands import (
+from pccl._arrays import (
+    NewArray,
     Operand,
     changes_of,
     empty_like,
@@ -30,15 +31,28 @@ from pccl._operands import (
     resolve,
     resolve_bytes,
 )
-from pccl._reduce import TAG_MAX, AsyncHandle, check_algorithm, checked_step, checked_tag, delivered
 from pccl.devices.device import Device
-from pccl.devices.staging import Cargo, Piece, Span, Staging
+from pccl.devices.staging import Cargo, Staging
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.peer import View
 from pccl.protocol.point_to_point import PAIR_TAG_MAX
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair, Placement, Root
-from pccl.runtime.data_plane.pending import PendingOp
-from pccl.types import Collective, CollectiveInfo, DataType, Membership, ReduceAlgorithm, ReduceOp, Result
+from pccl.types import (
+    Collective,
+    DataType,
+    QuantizationAlgorithm,
+    QuantizationOptions,
+    ReduceAlgorithm,
+    ReduceDescriptor,
+    ReduceOp,
+    ReduceOperandDescriptor,
+    Result,
+)
+
+TAG_MAX = 2**63 - 1
+STEP_MAX = 2**63 - 1
+
+Counts = Sequence[int]
 
 
 class CollectiveCall(NamedTuple):
@@ -47,38 +61,172 @@ class CollectiveCall(NamedTuple):
     spec: OpSpec
     array: Callable[[], Any]
 
-    def info(self, op: PendingOp, func_name: str) -> CollectiveInfo:
-        """Return what the op did. To be called when it is over; errors as `delivered`."""
-        result = delivered(op, func_name)
-        return CollectiveInfo(Membership(op.rank, op.ring), result.tx_bytes, result.rx_bytes, self.array())
-
-
-class AsyncCollectiveHandle(AsyncHandle[CollectiveInfo]):
-    """A collective in flight. Its arrays belong to pccl until it has ended, or a wait for it has been given up.
-
-    Thread-safe.
-    """
-
-    def __init__(self, op: PendingOp, call: CollectiveCall) -> None:
-        super().__init__(op, call.info)
-
 
 CallOf = Callable[[View, str], CollectiveCall]
-"""A function that makes a call from the view that its caller sees, for the method of that name (INVALID_ARGUMENT)."""
+"""Makes a call from the view that its caller sees, for the method of that name (INVALID_ARGUMENT)."""
+
+
+def _checked_tag(tag: int, func_name: str, most: int = TAG_MAX) -> int:
+    """Return the tag as an int. INVALID_ARGUMENT unless it is in [0, most]."""
+    return integer_argument("tag", tag, func_name, 0, most)
+
+
+def _checked_step(step: int | None, func_name: str) -> int | None:
+    """Return the step as an int, if there is one. INVALID_ARGUMENT unless it is in [0, STEP_MAX]."""
+    return None if step is None else integer_argument("step", step, func_name, 0, STEP_MAX)
+
+
+def _check_algorithm(algorithm: Any, func_name: str) -> None:
+    """Raise INVALID_ARGUMENT unless it is a ReduceAlgorithm or None."""
+    if algorithm is not None and not isinstance(algorithm, ReduceAlgorithm):
+        what = f"algorithm must be a ReduceAlgorithm or None, not {algorithm!r}"
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+
+
+def all_reduce(
+    send: Any,
+    recv: Any,
+    *,
+    op: ReduceOp,
+    tag: int,
+    func_name: str,
+    operand_descriptor: ReduceOperandDescriptor | None = None,
+    quantization: QuantizationOptions | None = None,
+    quantization_options: QuantizationOptions | None = None,
+    count: int | None = None,
+    algorithm: ReduceAlgorithm | None = None,
+    step: int | None = None,
+) -> OpSpec:
+    """Return the op of an all_reduce. `count` reduces the first elements of the arrays, None all of them.
+
+    `quantization_options` is the reference's name of `quantization`.
+    """
+
+    def fail(message: str) -> PCCLError:
+        return PCCLError(Result.INVALID_ARGUMENT, func_name, message)
+
+    source = resolve(send, "send", func_name)
+    new_array = None
+    if recv is None and source.wrap is not None:
+        recv = empty_like(source, source.shape)
+        new_array = NewArray(source.wrap, recv)
+    target = source if recv is None or recv is send else resolve(recv, "recv", func_name)
+    if recv is not None:
+        require_writable(target, "recv", func_name)
+    elif not target.is_writable:
+        raise fail("send is read-only, so the result cannot replace it")
+    require_alike(source, target, func_name)
+    if count is None:
+        if source.count != target.count:
+            raise fail(f"send has {source.count} elements but recv has {target.count}; they must have as many")
+        count = source.count
+    else:
+        count = integer_argument("count", count, func_name)
+        if not 0 <= count <= min(source.count, target.count):
+            raise fail(f"count {count} does not fit send ({source.count} elements) and recv ({target.count})")
+    shape = source.shape if count == source.count else (count,)  # the first elements of an array have none of theirs
+    size_bytes = count * source.dtype.itemsize
+    if 0 < abs(source.address - target.address) < size_bytes:
+        raise fail("send and recv overlap without being the same; pass one array for both, or separate ones")
+    if not isinstance(op, ReduceOp):
+        raise fail(f"op must be a ReduceOp, not {op!r}")
+    tag = _checked_tag(tag, func_name)
+    if operand_descriptor is not None and not isinstance(operand_descriptor, ReduceOperandDescriptor):
+        raise fail(f"operand_descriptor must be a ReduceOperandDescriptor or None, not {operand_descriptor!r}")
+    if operand_descriptor is not None and not isinstance(operand_descriptor.datatype, DataType):
+        raise fail(f"operand_descriptor.datatype must be a DataType, not {operand_descriptor.datatype!r}")
+    if operand_descriptor is not None and operand_descriptor.datatype is not source.dtype:
+        raise fail(f"operand_descriptor says {operand_descriptor.datatype.name} but the arrays are {source.dtype.name}")
+    if quantization is None:
+        quantization = quantization_options
+    if quantization is not None and not isinstance(quantization, QuantizationOptions):
+        raise fail(f"quantization must be QuantizationOptions or None, not {quantization!r}")
+    if quantization is not None and quantization.algorithm is QuantizationAlgorithm.NONE:
+        quantization = None
+    if quantization is not None:
+        try:
+            quantization.check_tensor(source.dtype)
+        except ValueError as error:
+            raise fail(str(error)) from None
+    _check_algorithm(algorithm, func_name)
+    step = _checked_step(step, func_name)
+    if source.device is not None:
+        cargo = Cargo(source.owner, lambda: target.owner, count, size_bytes, size_bytes, is_in_place=True)
+        new_source = partial(Staging, source.device, lambda: cargo)
+        nowhere = Buffers(0, 0, count, None)
+        return OpSpec(
+            tag, source.dtype, op, quantization, nowhere, algorithm, new_source=new_source, step=step, shape=shape
+        )
+    keep = (source.owner, target.owner)
+    buffers = Buffers(source.address, target.address, count, keep)
+    return OpSpec(
+        tag,
+        source.dtype,
+        op,
+        quantization,
+        buffers,
+        algorithm,
+        step=step,
+        shape=shape,
+        new_array=new_array,
+        written=changes_of(target.owner),
+    )
+
+
+class ReduceOpDescriptor:
+    """One op of `all_reduce_multiple_with_retry`: its arrays and a `ReduceDescriptor`.
+
+    `from_torch` and `from_numpy` make one, and take arrays of either library. `recv` may be `send`; None reduces in
+    place.
+    """
+
+    def __init__(self, send: Any, recv: Any, descriptor: ReduceDescriptor, func_name: str) -> None:
+        given: Any = descriptor
+        if not isinstance(given, ReduceDescriptor):
+            what = f"reduce_descriptor must be a ReduceDescriptor, not {given!r}"
+            raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+        self.send = send
+        self.recv = recv
+        self.descriptor = descriptor
+        self.spec = all_reduce(
+            send,
+            recv,
+            op=descriptor.op,
+            tag=descriptor.tag,
+            operand_descriptor=descriptor.operand_descriptor,
+            quantization=descriptor.quantization_options,
+            func_name=func_name,
+            count=descriptor.count,
+            algorithm=descriptor.algorithm,
+            step=descriptor.step,
+        )
+        if self.spec.new_array is not None:
+            what = "send is a jax.Array, which cannot be reduced in place; give a NumPy array as recv"
+            raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+
+    @classmethod
+    def from_torch(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
+        """Describe an op on torch tensors. PCCLError INVALID_ARGUMENT if they cannot be reduced so."""
+        return cls(send, recv, reduce_descriptor, "ReduceOpDescriptor.from_torch")
+
+    @classmethod
+    def from_numpy(cls, send: Any, recv: Any, reduce_descriptor: ReduceDescriptor) -> ReduceOpDescriptor:
+        """Describe an op on NumPy arrays. PCCLError INVALID_ARGUMENT if they cannot be reduced so."""
+        return cls(send, recv, reduce_descriptor, "ReduceOpDescriptor.from_numpy")
 
 
 def all_gather(send: Any, recv: Any, tag: int, algorithm: ReduceAlgorithm | None, step: int | None) -> CallOf:
     def call(_: View, func_name: str) -> CollectiveCall:
         source = resolve_bytes(send, "send", func_name)
-        target = target_of(recv, func_name, source)
+        target = _target_of(recv, func_name, source)
         placement = _Gathered(source, target, recv)
-        spec = spec_of(Collective.ALL_GATHER, source, placement, tag, algorithm, step, func_name, target=target)
-        return CollectiveCall(staged(spec, source.device, placement.cargo), placement.result)
+        spec = _spec_of(Collective.ALL_GATHER, source, placement, tag, algorithm, step, func_name, target=target)
+        return CollectiveCall(_staged(spec, source.device, placement.cargo), placement.result)
 
     return call
 
 
-class Placed:
+class _Placed:
     """A placement with separate arrays to send from and to receive into. The latter may be made when the op starts."""
 
     def __init__(self, send: Operand, recv: Operand | None, array: Any) -> None:
@@ -119,7 +267,7 @@ class Placed:
                 f"{self._count} in all; leave recv out to have one made that fits"
             )
         is_own_part = recv.address + rank * send.size_bytes == send.address
-        if not is_own_part and overlap(send, recv):
+        if not is_own_part and _overlap(send, recv):
             raise ValueError(f"send lies within recv, but not where rank {rank} has its part of it")
 
     def _delivery(self) -> Any:
@@ -128,11 +276,10 @@ class Placed:
         return self.array if self._recv is None else self._recv.owner
 
     def _cargo(self, count: int, size_bytes: int) -> Cargo:
-        piece = Piece(count, Span(0, self._send.size_bytes), Span(0, size_bytes))
-        return Cargo(self._send.owner, self._delivery, [piece])
+        return Cargo(self._send.owner, self._delivery, count, self._send.size_bytes, size_bytes)
 
 
-class _Gathered(Placed):
+class _Gathered(_Placed):
     def place(self, rank: int, world_size: int) -> Buffers:
         send = self._send
         self._count = world_size * send.count
@@ -151,10 +298,10 @@ def reduce_scatter(
 ) -> CallOf:
     def call(_: View, func_name: str) -> CollectiveCall:
         source = resolve(send, "send", func_name)
-        target = target_of(recv, func_name, source)
-        check_reduce_op(op, func_name)
+        target = _target_of(recv, func_name, source)
+        _check_reduce_op(op, func_name)
         placement = _Scattered(source, target, recv)
-        spec = spec_of(
+        spec = _spec_of(
             Collective.REDUCE_SCATTER,
             source,
             placement,
@@ -165,12 +312,12 @@ def reduce_scatter(
             reduce_op=op,
             target=target,
         )
-        return CollectiveCall(staged(spec, source.device, placement.cargo), placement.result)
+        return CollectiveCall(_staged(spec, source.device, placement.cargo), placement.result)
 
     return call
 
 
-class _Scattered(Placed):
+class _Scattered(_Placed):
     def place(self, rank: int, world_size: int) -> Buffers:
         send = self._send
         self._count = send.count // world_size + (rank < send.count % world_size)
@@ -182,7 +329,7 @@ class _Scattered(Placed):
                 f"recv has {recv.count} elements, but rank {rank} of {world_size} gets {self._count} of {send.count}; "
                 f"leave recv out to have one made that fits"
             )
-        if overlap(send, recv):
+        if _overlap(send, recv):
             raise ValueError("recv overlaps send, which has to stay as it is")
         return Buffers(send.address, recv.address, send.count, (send.owner, recv.owner))
 
@@ -194,26 +341,26 @@ def reduce(
     send: Any, recv: Any, op: ReduceOp, root: int, tag: int, algorithm: ReduceAlgorithm | None, step: int | None
 ) -> CallOf:
     def call(view: View, func_name: str) -> CollectiveCall:
-        named = rooted(root, view, func_name)
+        named = _rooted(root, view, func_name)
         is_root = named.peer == view.peer
         source = resolve(send, "send", func_name)
-        target = target_of(recv, func_name, source) if is_root else None
-        check_reduce_op(op, func_name)
+        target = _target_of(recv, func_name, source) if is_root else None
+        _check_reduce_op(op, func_name)
         if target is not None and target.count != source.count:
             text = f"recv has {target.count} elements, but send {source.count}"
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, text)
-        if target is not None and target.address != source.address and overlap(source, target):
+        if target is not None and target.address != source.address and _overlap(source, target):
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, "recv overlaps send; pass the same array, or another")
         placement = _ReducedAtRoot(source, target, recv, is_root)
-        spec = spec_of(
+        spec = _spec_of(
             Collective.REDUCE, source, placement, tag, algorithm, step, func_name, named, reduce_op=op, target=target
         )
-        return CollectiveCall(staged(spec, source.device, placement.cargo), placement.result)
+        return CollectiveCall(_staged(spec, source.device, placement.cargo), placement.result)
 
     return call
 
 
-class _ReducedAtRoot(Placed):
+class _ReducedAtRoot(_Placed):
     def __init__(self, send: Operand, recv: Operand | None, array: Any, is_root: bool) -> None:
         super().__init__(send, recv, array if is_root else None)
         self._is_root = is_root
@@ -228,50 +375,51 @@ class _ReducedAtRoot(Placed):
         return Buffers(send.address, recv.address, send.count, (send.owner, recv.owner))
 
     def cargo(self) -> Cargo:
-        whole = Span(0, self._send.size_bytes)
-        piece = Piece(self._send.count, whole, whole if self._is_root else None)
-        return Cargo(self._send.owner, self._delivery, [piece])
+        size_bytes = self._send.size_bytes
+        return Cargo(
+            self._send.owner, self._delivery, self._send.count, size_bytes, size_bytes if self._is_root else None
+        )
 
 
-def check_reduce_op(op: ReduceOp, func_name: str) -> None:
+def _check_reduce_op(op: ReduceOp, func_name: str) -> None:
     if not isinstance(op, ReduceOp):
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"op must be a ReduceOp, not {op!r}")
 
 
 def broadcast(array: Any, root: int, tag: int, algorithm: ReduceAlgorithm | None, step: int | None) -> CallOf:
     def call(view: View, func_name: str) -> CollectiveCall:
-        named = rooted(root, view, func_name)
+        named = _rooted(root, view, func_name)
         operand = resolve_bytes(array, "array", func_name)
         is_root = named.peer == view.peer
         operand, result = (operand, lambda: array) if is_root else receiving(operand, array, "array", func_name)
         buffers = Buffers(operand.address, operand.address, operand.count, operand.owner)
         target = None if is_root else operand
-        spec = spec_of(Collective.BROADCAST, operand, buffers, tag, algorithm, step, func_name, named, target=target)
+        spec = _spec_of(Collective.BROADCAST, operand, buffers, tag, algorithm, step, func_name, named, target=target)
         return CollectiveCall(_one_way(spec, operand, is_root), result)
 
     return call
 
 
-def rooted(root: int, view: View, func_name: str) -> Root:
+def _rooted(root: int, view: View, func_name: str) -> Root:
     """Return the root of a call: the peer that has this rank in the view of its caller."""
     rank = integer_argument("root", root, func_name)
     return Root(rank, view.ring[rank] if 0 <= rank < view.world_size else 0)
 
 
-def send(array: Any, to: int, tag: int, step: int | None) -> CallOf:
+def send(array: Any, dst: int, tag: int, step: int | None) -> CallOf:
     def call(view: View, func_name: str) -> CollectiveCall:
         operand = resolve_bytes(array, "array", func_name)
         buffers = Buffers(operand.address, 0, operand.count, operand.owner)
-        return CollectiveCall(_pair_spec(operand, buffers, view, to, "to", True, tag, step, func_name), lambda: array)
+        return CollectiveCall(_pair_spec(operand, buffers, view, dst, "dst", True, tag, step, func_name), lambda: array)
 
     return call
 
 
-def recv(array: Any, from_: int, tag: int, step: int | None) -> CallOf:
+def recv(array: Any, src: int, tag: int, step: int | None) -> CallOf:
     def call(view: View, func_name: str) -> CollectiveCall:
         operand, result = receiving(resolve_bytes(array, "array", func_name), array, "array", func_name)
         buffers = Buffers(0, operand.address, operand.count, operand.owner)
-        return CollectiveCall(_pair_spec(operand, buffers, view, from_, "from_", False, tag, step, func_name), result)
+        return CollectiveCall(_pair_spec(operand, buffers, view, src, "src", False, tag, step, func_name), result)
 
     return call
 
@@ -296,19 +444,19 @@ def _pair_spec(
     if view.ring[rank] == view.peer:
         raise fail(f"{role} {rank} is this peer itself")
     target = None if is_sender else operand
-    spec = spec_of(Collective.SEND, operand, buffers, tag, None, step, func_name, tag_max=PAIR_TAG_MAX, target=target)
+    spec = _spec_of(Collective.SEND, operand, buffers, tag, None, step, func_name, tag_max=PAIR_TAG_MAX, target=target)
     return _one_way(spec._replace(pair=Pair(view.ring[rank], is_sender)), operand, is_sender)
 
 
 def barrier(tag: int, step: int | None) -> CallOf:
     def call(_: View, func_name: str) -> CollectiveCall:
-        spec = spec_of(Collective.BARRIER, None, Buffers(0, 0, 0, None), tag, None, step, func_name)
+        spec = _spec_of(Collective.BARRIER, None, Buffers(0, 0, 0, None), tag, None, step, func_name)
         return CollectiveCall(spec, lambda: None)
 
     return call
 
 
-def spec_of(
+def _spec_of(
     collective: Collective,
     given: Operand | None,
     buffers: Buffers | Placement,
@@ -324,9 +472,9 @@ def spec_of(
 ) -> OpSpec:
     """Describe an op. `shape` is what all peers must have alike of that of `given`, if it is not all of it. `target` is
     the caller's memory for the result, if there is one here."""
-    tag = checked_tag(tag, func_name, tag_max)
-    check_algorithm(algorithm, func_name)
-    step = checked_step(step, func_name)
+    tag = _checked_tag(tag, func_name, tag_max)
+    _check_algorithm(algorithm, func_name)
+    step = _checked_step(step, func_name)
     dtype = DataType.UINT8 if given is None else given.dtype
     bytes_of = ""
     if given is not None:
@@ -348,7 +496,7 @@ def spec_of(
     )
 
 
-def target_of(recv: Any, func_name: str, source: Operand) -> Operand | None:
+def _target_of(recv: Any, func_name: str, source: Operand) -> Operand | None:
     """Return the memory of `recv`, which must be writable and of the kind of `source`; None if there is no `recv`."""
     if recv is None:
         return None
@@ -358,17 +506,207 @@ def target_of(recv: Any, func_name: str, source: Operand) -> Operand | None:
     return operand
 
 
-def staged(spec: OpSpec, device: Device | None, cargo: Callable[[], Cargo]) -> OpSpec:
+def _staged(spec: OpSpec, device: Device | None, cargo: Callable[[], Cargo]) -> OpSpec:
     """Return the op, staged through this machine's memory if its arrays are on a device."""
-    return spec if device is None else spec._replace(new_source=partial(Staging, device, 1, cargo))
+    return spec if device is None else spec._replace(new_source=partial(Staging, device, cargo))
 
 
 def _one_way(spec: OpSpec, operand: Operand, is_giver: bool) -> OpSpec:
-    """Return the op, staged as by `staged`, for a collective in which a peer either gives elements or gets them."""
-    whole = Span(0, operand.size_bytes)
-    piece = Piece(operand.count, whole if is_giver else None, None if is_giver else whole)
-    return staged(spec, operand.device, lambda: Cargo(operand.owner, lambda: operand.owner, [piece]))
+    """Return the op, staged as by `_staged`, for a collective in which a peer either gives elements or gets them."""
+    send_bytes, recv_bytes = (operand.size_bytes, None) if is_giver else (None, operand.size_bytes)
+    cargo = Cargo(operand.owner, lambda: operand.owner, operand.count, send_bytes, recv_bytes)
+    return _staged(spec, operand.device, lambda: cargo)
 
 
-def overlap(a: Operand, b: Operand) -> bool:
+def _overlap(a: Operand, b: Operand) -> bool:
     return a.address < b.address + b.size_bytes and b.address < a.address + a.size_bytes and min(a.count, b.count) > 0
+
+
+# Exchanges: what each peer gives and gets follows from its rank, from the root, or from the caller's counts of rows.
+
+
+def all_to_all(
+    send: Any, recv: Any, send_counts: Counts | None, recv_counts: Counts | None, tag: int, step: int | None
+) -> CallOf:
+    def call(_: View, func_name: str) -> CollectiveCall:
+        source = resolve_bytes(send, "send", func_name)
+        target = _target_of(recv, func_name, source)
+        if not source.shape:
+            text = "send has no dimension to be divided among the peers; give it a first one, of world_size parts"
+            raise PCCLError(Result.INVALID_ARGUMENT, func_name, text)
+        counts = _checked(send_counts, recv_counts, source.shape[0], func_name)
+        placement = _Exchanged(source, target, recv, counts)
+        shape = source.shape[1:]
+        spec = _spec_of(
+            Collective.ALL_TO_ALL, source, placement, tag, None, step, func_name, shape=shape, target=target
+        )
+        return CollectiveCall(_staged(spec, source.device, placement.cargo), placement.result)
+
+    return call
+
+
+def _checked(
+    send_counts: Counts | None, recv_counts: Counts | None, rows: int, func_name: str
+) -> tuple[list[int], list[int]] | None:
+    """Return the counts as lists of numbers; None if there are none."""
+
+    def fail(text: str) -> PCCLError:
+        return PCCLError(Result.INVALID_ARGUMENT, func_name, text)
+
+    if send_counts is None and recv_counts is None:
+        return None
+    if send_counts is None or recv_counts is None:
+        missing = "send_counts" if send_counts is None else "recv_counts"
+        raise fail(f"{missing} is missing: give both, or neither if all parts are of one size")
+    found = []
+    for role, counts in (("send_counts", send_counts), ("recv_counts", recv_counts)):
+        try:
+            numbers = [integer_argument(f"{role}[{i}]", count, func_name) for i, count in enumerate(counts)]
+        except TypeError:
+            raise fail(f"{role} must be a sequence with a number for each rank, not {counts!r}") from None
+        if any(number < 0 for number in numbers):
+            raise fail(f"{role} has a negative number: {numbers}")
+        found.append(numbers)
+    if sum(found[0]) != rows:
+        raise fail(f"send_counts add up to {sum(found[0])}, but send has {rows} rows")
+    return found[0], found[1]
+
+
+def _item_bytes(array: Any) -> int:
+    """Return the size of an element of a NumPy array or a torch tensor."""
+    size: int = array.itemsize
+    return size
+
+
+class _Exchanged(_Placed):
+    def __init__(self, send: Operand, recv: Operand | None, array: Any, counts: tuple[list[int], list[int]] | None):
+        super().__init__(send, recv, array)
+        self._counts = counts
+        self._row = math.prod(send.shape[1:]) * (_item_bytes(send.owner) if send.bytes_of else 1)
+        """Elements of a row."""
+        self._parts: tuple[list[int], list[int]] | None = None
+        """The counts in elements; None: all parts are alike."""
+
+    def place(self, rank: int, world_size: int) -> Buffers:
+        send = self._send
+        rows = self._rows(rank, world_size)
+        self._count = rows * self._row
+        recv = self._destination((rows, *send.shape[1:]))
+        count = max(send.count, self._count)
+        if recv is None:
+            return Buffers(0, 0, count, None, self._parts)
+        if recv.count != self._count:
+            what = "bytes" if send.dtype is DataType.UINT8 else "elements"
+            raise ValueError(
+                f"recv has {recv.count} {what}, but the peers give this one {self._count}; leave recv out to have one "
+                f"made that fits"
+            )
+        if _overlap(send, recv):
+            raise ValueError("recv overlaps send, which has to stay as it is")
+        return Buffers(send.address, recv.address, count, (send.owner, recv.owner), self._parts)
+
+    def _rows(self, rank: int, world_size: int) -> int:
+        """Check the counts. Return how many rows this peer gets."""
+        if self._counts is None:
+            rows = self._send.shape[0]
+            if rows % world_size:
+                raise ValueError(
+                    f"send has {rows} rows, which cannot be divided evenly among {world_size} peers; give send_counts "
+                    f"and recv_counts"
+                )
+            return rows
+        gives, gets = self._counts
+        for role, counts in (("send_counts", gives), ("recv_counts", gets)):
+            if len(counts) != world_size:
+                raise ValueError(f"{role} has {len(counts)} numbers, but there are {world_size} peers")
+        if gives[rank] != gets[rank]:
+            raise ValueError(
+                f"rank {rank} gives itself {gives[rank]} rows, but takes {gets[rank]} from itself: send_counts and "
+                f"recv_counts differ at its own rank"
+            )
+        self._parts = [rows * self._row for rows in gives], [rows * self._row for rows in gets]
+        return sum(gets)
+
+    def cargo(self) -> Cargo:
+        size_bytes = self._count * self._send.dtype.itemsize
+        count = max(self._send.count, self._count)
+        send = self._send
+        return Cargo(send.owner, self._delivery, count, send.size_bytes, size_bytes, parts=self._parts)
+
+
+def gather(send: Any, recv: Any, root: int, tag: int, step: int | None) -> CallOf:
+    def call(view: View, func_name: str) -> CollectiveCall:
+        named = _rooted(root, view, func_name)
+        is_root = named.peer == view.peer
+        source = resolve_bytes(send, "send", func_name)
+        target = _target_of(recv, func_name, source) if is_root else None
+        placement = _GatheredAtRoot(source, target, recv, is_root)
+        spec = _spec_of(Collective.GATHER, source, placement, tag, None, step, func_name, named, target=target)
+        return CollectiveCall(_staged(spec, source.device, placement.cargo), placement.result)
+
+    return call
+
+
+class _GatheredAtRoot(_Placed):
+    def __init__(self, send: Operand, recv: Operand | None, array: Any, is_root: bool) -> None:
+        super().__init__(send, recv, array if is_root else None)
+        self._is_root = is_root
+
+    def place(self, rank: int, world_size: int) -> Buffers:
+        send = self._send
+        self._count = world_size * send.count
+        if not self._is_root:
+            return Buffers(send.address, 0, self._count, send.owner)
+        recv = self._destination((world_size, *send.shape))
+        if recv is None:
+            return Buffers(0, 0, self._count, None)
+        self._require_rows(recv, rank, world_size)
+        return Buffers(send.address, recv.address, recv.count, (send.owner, recv.owner))
+
+    def cargo(self) -> Cargo:
+        recv_bytes = self._count * self._send.dtype.itemsize if self._is_root else None
+        return Cargo(self._send.owner, self._delivery, self._count, self._send.size_bytes, recv_bytes)
+
+
+def scatter(send: Any, recv: Any, root: int, tag: int, step: int | None) -> CallOf:
+    def call(view: View, func_name: str) -> CollectiveCall:
+        named = _rooted(root, view, func_name)
+        target, result = receiving(resolve_bytes(recv, "recv", func_name), recv, "recv", func_name)
+        source = None
+        if named.peer == view.peer:
+            if send is None:
+                raise PCCLError(Result.INVALID_ARGUMENT, func_name, "send is None, but this peer is the root")
+            source = resolve_bytes(send, "send", func_name)
+            require_alike(source, target, func_name)
+        placement = _ScatteredFromRoot(source, target)
+        spec = _spec_of(Collective.SCATTER, target, placement, tag, None, step, func_name, named, target=target)
+        return CollectiveCall(_staged(spec, target.device, placement.cargo), result)
+
+    return call
+
+
+class _ScatteredFromRoot:
+    def __init__(self, send: Operand | None, recv: Operand) -> None:
+        self._send = send
+        self._recv = recv
+        self._count = 0
+
+    def place(self, rank: int, world_size: int) -> Buffers:
+        send, recv = self._send, self._recv
+        self._count = world_size * recv.count
+        if send is None:
+            return Buffers(0, recv.address, self._count, recv.owner)
+        if send.count != self._count:
+            what = "bytes" if recv.dtype is DataType.UINT8 else "elements"
+            raise ValueError(
+                f"send has {send.count} {what}, but {world_size} peers get {recv.count} each, {self._count} in all"
+            )
+        is_own_part = send.address + rank * recv.size_bytes == recv.address
+        if not is_own_part and _overlap(send, recv):
+            raise ValueError(f"recv lies within send, but not where rank {rank} has its part of it")
+        return Buffers(send.address, recv.address, self._count, (send.owner, recv.owner))
+
+    def cargo(self) -> Cargo:
+        send, recv = self._send, self._recv
+        owner, send_bytes = (send.owner, send.size_bytes) if send is not None else (None, None)
+        return Cargo(owner, lambda: recv.owner, self._count, send_bytes, recv.size_bytes)

@@ -1,7 +1,26 @@
-"""The session behind a communicator: made by `connect`, handed to every call, ended by `close`.
+"""The session behind a communicator: made by `connect`, used by every call, ended by `close`; and the group calls.
 
 Both communicators have a `SessionHolder`. Its coroutines run in a trio run: that of the program for an
 `AsyncCommunicator` in trio, that of the portal's thread for one in asyncio and for `Communicator`.
+
+The search for a master (`MasterSearch`):
+
+1. Attempts are ATTEMPT_INTERVAL_S apart, and go on for REACH_S or the caller's timeout: the master's machine may start
+   after this one. With `n_attempts` there are no more than these.
+2. They end at a time known before the first one: a port that drops packets never answers, and the system would go on
+   dialling it for minutes.
+3. Each of `n_attempts` gets an equal share of the time that is left, any other ATTEMPT_S; within an attempt each
+   address gets an equal share.
+4. A long search is logged after FIRST_S and then every EVERY_S (`protocol.long_wait`).
+
+The bound ends with a master's first message: then the newcomer waits for the peers of the run, which admit it when
+their program calls `update_topology`.
+
+`wait_for_peers`: every peer asks whether newcomers are waiting (`are_peers_pending`, the same answer on all), and if so
+all admit them. Peers may enter and leave this loop at different moments. A peer that sees enough peers leaves; another
+may then see one fewer, after a loss. So the master answers a question that the others are past (`PendingAnswer`), and
+the peer that gets ELSEWHERE leaves too. A peer that was interrupted between question and admission gets ADMITTING and
+joins the others in update_topology.
 """
 
 from __future__ import annotations
@@ -10,37 +29,48 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import trio
 
 from pccl import _timeouts
-from pccl._collectives import AsyncCollectiveHandle, CallOf
-from pccl._giving_up import give_up
-from pccl._master_search import ATTEMPT_INTERVAL_S, TAKEN_ONLY, MasterSearch, SearchWait, reach_s
-from pccl._reduce import AsyncReduceHandle
 from pccl._timeouts import Default, Timeout
-from pccl.errors import PCCLError
-from pccl.protocol.long_wait import how_to_look, where_to_look
-from pccl.protocol.peer import View, alone_in
-from pccl.runtime.data_plane.op_spec import OpSpec
-from pccl.runtime.data_plane.pending import PendingOp
-from pccl.runtime.network.addresses import Address
+from pccl.errors import PCCLError, integer_argument
+from pccl.protocol.long_wait import LongWait, how_to_look, where_to_look
+from pccl.protocol.messages import Kind, PendingAnswer
+from pccl.protocol.peer import View
+from pccl.runtime.network.addresses import DIAL_S, Address
 from pccl.runtime.session.options import SessionError, SessionOptions
-from pccl.runtime.session.peer_session import PeerSession, open_session
+from pccl.runtime.session.peer_session import NO_ANSWER_MEANS, PeerSession, open_session
+from pccl.runtime.state.tensor_blocks import StateTensor, StoreError, fingerprint
+from pccl.runtime.state.transfer import Transfer
 from pccl.runtime.threads import portal
 from pccl.runtime.threads.waits import waiting
-from pccl.types import Result
+from pccl.shared_state import SharedState
+from pccl.types import Result, SharedStateSyncInfo, SharedStateSyncStrategy
 
 SHORT_S = 0.1
-"""The longest timeout that is not exceeded by much, whatever its error could tell."""
+"""A timeout up to this is not exceeded to complete the error's text."""
 ASK_S = 1.0
-"""Time by which a call exceeds its timeout at most, to learn for whom it has waited."""
+"""Time by which a call may exceed its timeout to find out which peers it waited for."""
 HELD_S = 0.3
-"""Seconds without an answer after which a newcomer asks for the master's status, which says whether it is held."""
+"""Time without an answer after which a newcomer asks for the master's status, which says whether it is held."""
 HELD_ASKED_MAX = 3
-"""How often it asks a master that does not tell: one that is busy has better things to do."""
-CLOSING = "what runs in this session to end, and the master to be told"
+CLOSING = "the tasks of this session to end, and the master to be notified"
+PAUSE_S_MIN = 0.01
+PAUSE_S_MAX = 0.2
+"""Pauses between two questions of `wait_for_peers`."""
+REACH_S = 300.0
+"""Seconds for which `connect` looks for a master, unless its caller gives a time or a number of attempts."""
+ATTEMPTS_REACH_S = 30.0
+"""The same for a caller who gives a number of attempts, unless more are wanted than fit: each counts for two
+intervals."""
+ATTEMPT_INTERVAL_S = 1.0
+ATTEMPT_S = 5.0
+"""Seconds in which each attempt of an open number must have a connection: enough to send a lost packet twice again."""
+FIRST_S = 2.0
+EVERY_S = 30.0
+TAKEN_ONLY = "a connection is taken there, and nothing is answered"
 
 logger = logging.getLogger("pccl")
 
@@ -50,7 +80,7 @@ T = TypeVar("T")
 class SessionErrors:
     """A `with` block in which errors of the session and of the portal become PCCLErrors of the call `func_name`.
 
-    It is a class, and not a generator, because every op passes through it: that takes half as many calls.
+    A class, since every op enters it and a generator takes twice as many calls.
     """
 
     def __init__(self, func_name: str) -> None:
@@ -71,8 +101,8 @@ class SessionErrors:
 
 
 class _Limit:
-    """A context that is left after a time. Right before, `account` is asked for whom the call in it waits, and where to
-    look."""
+    """A context that is left after a time. Right before, `account` returns the peers that its call waits for, and where
+    to look."""
 
     def __init__(self, limit_s: float, account: Callable[[], Awaitable[tuple[str, str]]]) -> None:
         self.whom = self.where = ""
@@ -102,11 +132,98 @@ class _Limit:
             self._scope.cancel()
 
 
+def reach_s(attempts: int | None) -> float:
+    """Return the seconds for which `connect` looks for a master where its caller gives no time."""
+    return REACH_S if attempts is None else max(ATTEMPTS_REACH_S, 2 * attempts * ATTEMPT_INTERVAL_S)
+
+
+class SearchWait(LongWait):
+    """The schedule by which a search is warned of."""
+
+    def __init__(self) -> None:
+        super().__init__("connect", trio.current_time(), FIRST_S, EVERY_S)
+
+    def ending(self, now: float) -> str:
+        return f"{self.what} has ended its search for a master after {now - self.since:.1f} s"
+
+
+class MasterSearch:
+    """One search. Only for one trio task."""
+
+    def __init__(
+        self, address: str, masters: int, attempts_max: int | None, reach_s: float | None, is_bound: bool
+    ) -> None:
+        """`address` has so many `masters`. `attempts_max` None: there is no bound but time. `reach_s` is the time that
+        the attempts share, and the end of the search where it `is_bound` by that; None: as long as it takes."""
+        self.attempts = 0
+        """Number of attempts that have been begun."""
+        self._address = address
+        self._masters = masters
+        self._attempts_max = None if attempts_max is None else max(1, attempts_max)
+        self._began_at = trio.current_time()
+        self._shared_until = self._began_at + (float("inf") if reach_s is None else reach_s)
+        self.ends_at = self._shared_until if is_bound else float("inf")
+        """The time at which a master must have answered."""
+        self._standing = f"no answer to a connection so far: {NO_ANSWER_MEANS}"
+        """How far the present attempt has come, or how the last one has ended."""
+
+    def begin(self) -> float:
+        """Begin an attempt. Return the seconds in which each address must take a connection."""
+        left_s = self.left_s
+        share_s = ATTEMPT_S
+        if self._attempts_max is not None:
+            attempts_left = self._attempts_max - self.attempts
+            share_s = (left_s - (attempts_left - 1) * ATTEMPT_INTERVAL_S) / attempts_left
+        self.attempts += 1
+        return min(left_s, max(DIAL_S, share_s / self._masters))
+
+    @property
+    def left_s(self) -> float:
+        """Seconds that are left to the attempts."""
+        return max(0.0, self._shared_until - trio.current_time())
+
+    @property
+    def seek_s(self) -> float:
+        """Seconds for which a newcomer that a master has sent elsewhere looks for one that leads a run. A number of
+        attempts says nothing about that."""
+        return self.left_s if self._attempts_max is None else 0.0
+
+    def has_failed(self, reason: str) -> None:
+        """Note how an attempt has ended."""
+        self._standing = reason
+
+    def has_connected(self) -> None:
+        """Note that something has taken a connection."""
+        self._standing = TAKEN_ONLY
+
+    def is_held(self, reason: str) -> None:
+        """Note that the master which has taken the connection lets nobody in yet."""
+        self._standing = f"it holds newcomers: it waits for {reason}"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further attempt is to be made."""
+        is_last = self._attempts_max is not None and self.attempts >= self._attempts_max
+        return is_last or trio.current_time() + ATTEMPT_INTERVAL_S >= self.ends_at
+
+    def account(self) -> str:
+        """Return in words how it stands."""
+        of = "" if self._attempts_max is None else f" of {self._attempts_max}"
+        return f"the master at {self._address}, attempt {self.attempts}{of}: {self._standing}"
+
+    def failure(self, reason: str) -> SessionError:
+        """Return the error for a search that is over: what was tried, how often, and what to do."""
+        how_often = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
+        seconds = trio.current_time() - self._began_at
+        text = f"{reason} ({how_often}) in {seconds:.1f} s; `pccl doctor {self._address}` looks for the reason"
+        return SessionError(Result.MASTER_CONNECTION_FAILED, text)
+
+
 class SessionHolder:
     """The session of one communicator, if it has one.
 
-    `session`, `view`, `launch`, `launch_collective` and `begin_close` may be called from any thread, the others in the
-    trio run that the session lives in. Each raises PCCLError, for the call that `func_name` names.
+    `session`, `view` and `begin_close` are for any thread, the others for the trio run of the session. Each raises
+    PCCLError, for the call that `func_name` names.
     """
 
     def __init__(
@@ -124,6 +241,8 @@ class SessionHolder:
         self._is_joining = False
         """Whether a master has answered, and the peers of its run have to let this one in."""
         self._is_closed = False
+        self._is_synced = False
+        """Whether `admit_peers` or `sync_shared_state` has synchronized a state since newcomers were last admitted."""
 
     # Life.
 
@@ -138,6 +257,7 @@ class SessionHolder:
         search_s = reach_s(n_attempts) if limit_s is None and isinstance(timeout, Default) else limit_s
         portal.on_fork(self)
         self._is_connecting = True
+        self._is_synced = False
         try:
             with SessionErrors("connect"):
                 await self.bounded(
@@ -368,8 +488,10 @@ class SessionHolder:
         raise PCCLError(Result.TIMEOUT, func_name, f"not finished within {limit_s:g} s{whom_it_waited_for}")
 
     async def joint(self, func_name: str, kind: str, timeout: Timeout) -> int:
-        """Make a joint call of `kind` and return its number, whose meaning depends on the kind."""
+        """Make a group call of `kind` and return its number, whose meaning depends on the kind."""
         session = self.session(func_name)
+        if kind == Kind.UPDATE_TOPOLOGY:
+            self._is_synced = False  # also if the call fails here: the others may have made it
         return await self.bounded(
             func_name,
             timeout,
@@ -378,35 +500,112 @@ class SessionHolder:
             where_to_look(self.address),
         )
 
-    def launch(self, spec: OpSpec, func_name: str) -> AsyncReduceHandle:
-        """Launch an all_reduce."""
-        return self._launch(spec, func_name, AsyncReduceHandle)
+    async def wait_for_peers(self, count: int, timeout: Timeout) -> int:
+        """Return the size of the group, once it has `count` peers or the others have gone on with fewer."""
+        name = "wait_for_peers"
+        count = integer_argument("count", count, name, 1)
 
-    def launch_collective(self, call: CallOf, func_name: str) -> AsyncCollectiveHandle:
-        """Launch another collective."""
-        made = call(self.view(func_name), func_name)
-        return self._launch(made.spec, func_name, lambda op: AsyncCollectiveHandle(op, made))
+        async def more() -> str:
+            view = self.view(name)
+            return (
+                f"more peers to connect to {self.address}: {view.world_size} of {count} are in group {view.group} so "
+                f"far"
+            )
 
-    @trio.lowlevel.enable_ki_protection
-    def _launch(self, spec: OpSpec, func_name: str, handle_of: Callable[[PendingOp], T]) -> T:
-        """Launch an op. A signal handler that raises meanwhile leaves nothing in flight."""
-        session = self.session(func_name)
-        view = self.view(func_name)
-        if view.world_size < 2:
-            raise PCCLError(Result.TOO_FEW_PEERS, func_name, alone_in(view.group))
-        is_overlapped = spec.pair is None
-        op = session.ops.new(spec._replace(is_overlapped=True) if is_overlapped else spec)
-        op.waits = session.overlapped_waits if is_overlapped else None
+        async def gather() -> int:
+            pause_s = PAUSE_S_MIN
+            if self.view(name).world_size < count:
+                self.session(name).require_no_ops()  # with which this peer could not join an admission
+            while (world_size := self.view(name).world_size) < count:
+                pending = await self.joint(name, Kind.ARE_PEERS_PENDING, None)
+                if pending == PendingAnswer.ELSEWHERE:
+                    logger.info("wait_for_peers(%d): the others have gone on with %d peers", count, world_size)
+                    break
+                if pending > 0 or pending == PendingAnswer.ADMITTING:
+                    await self.joint(name, Kind.UPDATE_TOPOLOGY, None)
+                    pause_s = PAUSE_S_MIN
+                    continue
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            return self.view(name).world_size
+
+        return await self.bounded(name, timeout, gather, more, where_to_look(self.address))
+
+    async def admit_peers(self, state: SharedState | None, strategy: SharedStateSyncStrategy, timeout: Timeout) -> bool:
+        """Admit waiting newcomers, and synchronize the state if there were any or it never was. Return whether either
+        happened."""
+        name = "admit_peers"
+        limit_s = self.timeout_s(timeout, name)
+        end_s = float("inf") if limit_s is None else trio.current_time() + limit_s
+
+        def left_s() -> float | None:
+            return None if limit_s is None else max(0.0, end_s - trio.current_time())
+
+        is_admitting = await self.joint(name, Kind.ARE_PEERS_PENDING, left_s()) > 0
+        if is_admitting:
+            await self.joint(name, Kind.UPDATE_TOPOLOGY, left_s())
+        is_syncing = state is not None and not self._is_synced
+        if state is not None and is_syncing:
+            await self.sync_shared_state(state, strategy, left_s(), name)
+        return is_admitting or is_syncing
+
+    async def sync_shared_state(
+        self, state: SharedState, strategy: SharedStateSyncStrategy, timeout: Timeout, name: str = "sync_shared_state"
+    ) -> SharedStateSyncInfo:
+        """Take part in the group's sync and set the revision of `state`.
+
+        When it returns or raises, no copy to a device is under way.
+        """
+        given: Any = state
+        if not isinstance(strategy, SharedStateSyncStrategy):
+            raise PCCLError(Result.INVALID_ARGUMENT, name, f"{strategy!r} is not a SharedStateSyncStrategy")
+        if not isinstance(given, SharedState):
+            raise PCCLError(Result.INVALID_ARGUMENT, name, f"shared_state must be a SharedState, not {given!r}")
+        session = self.session(name)
+        tensors = [tensor.state_tensor() for tensor in state.tensors]
+        transfer: Transfer | None = None
+
+        async def take_part() -> tuple[int, Transfer]:
+            nonlocal transfer
+            try:
+                own = await trio.to_thread.run_sync(fingerprint, tensors, abandon_on_cancel=True)
+            except StoreError as error:
+                raise session.store_failed(str(error)) from error
+            transfer = Transfer(tensors, own)
+            return await session.sync(strategy.value, state.revision, transfer), transfer
+
+        where = where_to_look(self.address)
         try:
-            handle = handle_of(op)
-            with SessionErrors(func_name):
-                session.ops.launch(op)
-        except PCCLError:
-            raise
-        except BaseException:
-            give_up(session, [op])
-            raise
-        return handle
+            try:
+                with SessionErrors(name):
+                    revision, done = await self.bounded(
+                        name, timeout, take_part, lambda: session.call_reasons.of_call(Kind.SYNC), where
+                    )
+            finally:
+                with SessionErrors(name):
+                    await _settle(session, tensors)
+                for info in state.tensors:
+                    if transfer is not None and info.name in transfer.overwritten:
+                        info.note_written()
+        except PCCLError as error:
+            if transfer is None or not transfer.overwritten:
+                raise
+            spoiled = f"overwritten here, at least in part: {', '.join(sorted(transfer.overwritten))}"
+            raise PCCLError(error.result, name, f"{error.message}; {spoiled}") from None
+        state.revision = revision
+        self._is_synced = True
+        return SharedStateSyncInfo(done.tx_bytes, done.rx_bytes, revision)
+
+
+async def _settle(session: PeerSession, tensors: Sequence[StateTensor]) -> None:
+    """Wait for copies that are under way to devices. SessionError if a device has failed."""
+    for tensor in tensors:
+        if tensor.store is not None:
+            with trio.CancelScope(shield=True):
+                try:
+                    await trio.to_thread.run_sync(tensor.store.settle)
+                except StoreError as error:
+                    raise session.store_failed(str(error)) from error
 
 
 def close_forgotten(holder: SessionHolder) -> None:

@@ -1,17 +1,16 @@
 """The communicator for programs of trio and asyncio; `pccl.communicator` has the blocking one.
 
 Theory of operation. A session lives in a trio run. In a trio program that is the program's own. An asyncio program has
-none, so there it is the one of the portal's thread, in which the sessions of blocking communicators live, too. The
-home is chosen when `connect` is called.
+none, so its sessions live in the trio run of the portal's thread, as those of blocking communicators do. `connect`
+chooses.
 
-*Joint calls* and `connect` run as coroutines in the session's home. In asyncio the caller waits for a task in the
-portal, which a cancellation cancels, and is not told before the task has undone what it began.
+*Group calls* and `connect` run as coroutines in the session's trio run. In asyncio the caller waits for a task in the
+portal, which a cancellation cancels, until the task has undone what it began.
 
-*Ops* are launched by the caller's own thread, and their ends wake its event loop (`pccl.runtime.threads.waking`).
+*Ops* are launched in the caller's thread, and their ends wake its event loop (`pccl.runtime.threads.waking`).
 
-*Cancellation.* Neither library's may be lost. trio's comes again at the next checkpoint, so a call whose op was
-committed as it was cancelled returns its result. asyncio's comes once, so it is always raised; then the arrays of an op
-that was committed hold the result.
+*Cancellation.* trio raises it again at the next checkpoint, so a call whose op was committed first returns its result.
+asyncio raises it once, so it is always raised; the arrays of an op that was committed then hold the result.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from __future__ import annotations
 import inspect
 import time
 import weakref
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
@@ -27,68 +26,87 @@ from typing import Any, TypeVar
 import trio
 
 from _pccl_torch import outside_graphs
-from pccl._collectives import CallOf
-from pccl._communicator_methods import RESULTS, CommunicatorMethods
-from pccl._giving_up import CANCEL_GRACE_S, INTERRUPT_GRACE_S, deadline, gave_up, require_outcome
-from pccl._own_methods import own_methods
-from pccl._reduce import info_of
-from pccl._retry import Retry
+from pccl import _collectives
+from pccl._arrays import Array, Movable
+from pccl._collectives import CallOf, ReduceOpDescriptor
+from pccl._options import CommunicatorOptions, holder_of
 from pccl._session_holder import SessionErrors, close_forgotten
-from pccl._timeouts import Timeout, checked_s
-from pccl.errors import PCCLError
+from pccl._timeouts import DEFAULT, Timeout, checked_s
+from pccl.communicator import ENFORCE_POPULAR, CommunicatorBase
+from pccl.errors import PCCLError, integer_argument
+from pccl.handle import (
+    CANCEL_GRACE_S,
+    INTERRUPT_GRACE_S,
+    Retry,
+    cancel,
+    collective_info,
+    deadline,
+    gave_up,
+    reduce_info,
+    require_outcome,
+)
+from pccl.protocol.messages import Kind
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.threads import portal, waking
-from pccl.types import CollectiveInfo, ReduceInfo, Result, SharedStateSyncInfo
+from pccl.shared_state import SharedState
+from pccl.types import (
+    CollectiveInfo,
+    QuantizationOptions,
+    ReduceAlgorithm,
+    ReduceInfo,
+    ReduceOp,
+    ReduceOperandDescriptor,
+    Result,
+    SharedStateSyncInfo,
+    SharedStateSyncStrategy,
+)
 
 T = TypeVar("T")
-Awaited = Coroutine[Any, Any, T]
 
 
 @outside_graphs
-@own_methods(RESULTS, are_coroutines=True)
-class AsyncCommunicator(
-    CommunicatorMethods[
-        Awaited[None],
-        Awaited[bool],
-        Awaited[int],
-        Awaited[SharedStateSyncInfo],
-        Awaited[ReduceInfo],
-        Awaited[CollectiveInfo],
-    ]
-):
+class AsyncCommunicator(CommunicatorBase):
     """A peer of a run, for programs of trio or asyncio. Its arguments, methods and errors are those of `Communicator`.
 
-    Methods that block there are coroutines here. Properties, `get_attribute` and the methods whose names end in
-    `_async` are plain functions in both; the handles that the latter return can be awaited.
+    Methods that block there are coroutines here, and handles can be awaited. In trio all methods must be called from
+    the trio run in which it was connected. In asyncio its background tasks run in a thread of pccl's own, and any event
+    loop may call.
 
-    In trio all methods must be called from the trio run in which it was connected. Background tasks are trio system
-    tasks: they end with `close`, with the `async with` block, or with the run. In asyncio they run in a thread of
-    pccl's own, and any event loop may call.
-
-    A call that is cancelled withdraws what it began; the communicator can still be used, and the arrays of an op are as
-    they were. If its op has been committed by then, the call returns as if in time in trio; in asyncio, where a
-    cancellation would be lost by that, it raises `CancelledError`, and the arrays hold the result: as after a Ctrl-C it
-    is `step` that keeps a repeated call from meeting the others' next one. Ctrl-C, where trio raises KeyboardInterrupt,
-    comes to the program's own code or to where the main task waits; asyncio cancels the main task.
+    A call that is cancelled withdraws what it began: the communicator can still be used, and the arrays are as they
+    were. If its op was committed first, the call returns its result in trio; in asyncio it raises `CancelledError`, and
+    the arrays hold the result (`step` keeps a repeated call from meeting the others' next one).
     """
 
-    def _set_up(self) -> None:
+    def __init__(
+        self,
+        address: str | None = None,
+        peer_group: int = 0,
+        connections: int = 0,
+        *,
+        timeout: float | None = None,
+        name: str | None = None,
+        token: str | None = None,
+        encrypt: bool | None = None,
+        options: CommunicatorOptions | None = None,
+        **old_names: Any,
+    ) -> None:
+        super().__init__(holder_of(address, peer_group, connections, timeout, name, token, encrypt, options, old_names))
         self._home: trio.lowlevel.TrioToken | None = None
         """The trio run in which the session lives; None: that of the portal."""
         self._is_settled = False
         """Whether it has a home."""
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
+    # Life.
+
+    async def connect(self, n_attempts: int | None = None, *, timeout: Timeout = DEFAULT) -> None:
+        """Do as `Communicator.connect`."""
+        attempts = None if n_attempts is None else integer_argument("n_attempts", n_attempts, "connect")
+        await self._call("connect", lambda: self._inner.connect(attempts, timeout))
+
     async def close(self, *, timeout: float | None = None, reason: str = "") -> None:
-        """Leave the run. Ops in flight fail here; the others settle them as after a loss, and are told the `reason`.
-
-        It takes a few seconds at most, even if nobody answers, and a cancellation does not end it. It may be called
-        again. The communicator's own timeout does not count here.
-
-        Raises:
-            PCCLError: TIMEOUT if `timeout` seconds pass before; leaving then goes on by itself.
-        """
+        """Do as `Communicator.close`. A cancellation does not end it."""
         limit_s = checked_s(timeout, "close")
         self._before_leaving.clear()
         if self._finalizer is not None:
@@ -113,8 +131,228 @@ class AsyncCommunicator(
         finally:
             await self.close()
 
+    # Group calls: they return when all accepted peers have made them.
+
+    async def admit_peers(
+        self,
+        state: SharedState | None = None,
+        strategy: SharedStateSyncStrategy = ENFORCE_POPULAR,
+        *,
+        timeout: Timeout = DEFAULT,
+    ) -> bool:
+        """Do as `Communicator.admit_peers`."""
+        return await self._call("admit_peers", lambda: self._inner.admit_peers(state, strategy, timeout))
+
+    async def are_peers_pending(self, *, timeout: Timeout = DEFAULT) -> bool:
+        """Do as `Communicator.are_peers_pending`."""
+        name = "are_peers_pending"
+        pending = await self._call(name, lambda: self._inner.joint(name, Kind.ARE_PEERS_PENDING, timeout))
+        return pending > 0
+
+    async def update_topology(self, *, timeout: Timeout = DEFAULT) -> None:
+        """Do as `Communicator.update_topology`."""
+        name = "update_topology"
+        await self._call(name, lambda: self._inner.joint(name, Kind.UPDATE_TOPOLOGY, timeout))
+
+    async def wait_for_peers(self, count: int, *, timeout: Timeout = DEFAULT) -> int:
+        """Do as `Communicator.wait_for_peers`."""
+        return await self._call("wait_for_peers", lambda: self._inner.wait_for_peers(count, timeout))
+
+    async def optimize_topology(self, *, timeout: Timeout = DEFAULT) -> None:
+        """Do as `Communicator.optimize_topology`."""
+        name = "optimize_topology"
+        await self._call(name, lambda: self._inner.joint(name, Kind.OPTIMIZE_TOPOLOGY, timeout))
+
+    async def sync_shared_state(
+        self,
+        shared_state: SharedState,
+        strategy: SharedStateSyncStrategy = ENFORCE_POPULAR,
+        *,
+        timeout: Timeout = DEFAULT,
+    ) -> SharedStateSyncInfo:
+        """Do as `Communicator.sync_shared_state`."""
+        name = "sync_shared_state"
+        return await self._call(name, lambda: self._inner.sync_shared_state(shared_state, strategy, timeout))
+
+    # Collectives.
+
+    async def all_reduce(
+        self,
+        send: Array,
+        recv: Array | None = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        tag: int = 0,
+        quantization: QuantizationOptions | None = None,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+    ) -> ReduceInfo:
+        """Do as `Communicator.all_reduce`."""
+        spec = _collectives.all_reduce(
+            send,
+            recv,
+            op=op,
+            tag=tag,
+            quantization=quantization,
+            algorithm=algorithm,
+            step=step,
+            operand_descriptor=operand_descriptor,
+            quantization_options=quantization_options,
+            func_name="all_reduce",
+        )
+        return reduce_info(await self._run(spec, timeout, "all_reduce"), "all_reduce")
+
+    async def all_gather(
+        self,
+        send: Movable,
+        recv: Movable | None = None,
+        *,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        """Do as `Communicator.all_gather`."""
+        return await self._collective(_collectives.all_gather(send, recv, tag, algorithm, step), timeout, "all_gather")
+
+    async def reduce_scatter(
+        self,
+        send: Array,
+        recv: Array | None = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        """Do as `Communicator.reduce_scatter`."""
+        call = _collectives.reduce_scatter(send, recv, op, tag, algorithm, step)
+        return await self._collective(call, timeout, "reduce_scatter")
+
+    async def broadcast(
+        self,
+        array: Movable,
+        *,
+        root: int,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        """Do as `Communicator.broadcast`."""
+        return await self._collective(_collectives.broadcast(array, root, tag, algorithm, step), timeout, "broadcast")
+
+    async def reduce(
+        self,
+        send: Array,
+        recv: Array | None = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        root: int,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        """Do as `Communicator.reduce`."""
+        return await self._collective(
+            _collectives.reduce(send, recv, op, root, tag, algorithm, step), timeout, "reduce"
+        )
+
+    async def all_to_all(
+        self,
+        send: Movable,
+        recv: Movable | None = None,
+        *,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        tag: int = 0,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        """Do as `Communicator.all_to_all`."""
+        call = _collectives.all_to_all(send, recv, send_counts, recv_counts, tag, step)
+        return await self._collective(call, timeout, "all_to_all")
+
+    async def gather(
+        self,
+        send: Movable,
+        recv: Movable | None = None,
+        *,
+        root: int,
+        tag: int = 0,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        """Do as `Communicator.gather`."""
+        return await self._collective(_collectives.gather(send, recv, root, tag, step), timeout, "gather")
+
+    async def scatter(
+        self,
+        send: Movable | None,
+        recv: Movable,
+        *,
+        root: int,
+        tag: int = 0,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        """Do as `Communicator.scatter`."""
+        return await self._collective(_collectives.scatter(send, recv, root, tag, step), timeout, "scatter")
+
+    async def send(
+        self, array: Movable, *, dst: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
+    ) -> CollectiveInfo:
+        """Do as `Communicator.send`."""
+        return await self._collective(_collectives.send(array, dst, tag, step), timeout, "send")
+
+    async def recv(
+        self, array: Movable, *, src: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
+    ) -> CollectiveInfo:
+        """Do as `Communicator.recv`."""
+        return await self._collective(_collectives.recv(array, src, tag, step), timeout, "recv")
+
+    async def barrier(self, *, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT) -> CollectiveInfo:
+        """Do as `Communicator.barrier`."""
+        return await self._collective(_collectives.barrier(tag, step), timeout, "barrier")
+
+    async def all_reduce_multiple_with_retry(
+        self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, timeout: Timeout = DEFAULT
+    ) -> ReduceInfo:
+        """Do as `Communicator.all_reduce_multiple_with_retry`."""
+        name = "all_reduce_multiple_with_retry"
+        retry = Retry(descriptors, max_in_flight, name)
+        limit_s = self._inner.timeout_s(timeout, name)
+        end_s = deadline(limit_s)
+        session = self._inner.session(name)
+        self._is_at_home(name)
+        try:
+            while retry.launch(session):
+                left_s = None if limit_s is None else max(0.0, end_s - time.monotonic())
+                await PendingOp.async_wait_any(retry.in_flight, left_s)
+                retry.collect(session, limit_s)
+            return retry.info()
+        except PCCLError as error:
+            cancel(session, retry.in_flight, limit_s)
+            await _wait_all(retry.in_flight, CANCEL_GRACE_S)
+            for op in retry.in_flight:
+                await op.async_reclaim()
+            return retry.outcome(session, error)
+        except BaseException:
+            cancel(session, retry.in_flight)
+            for op in retry.in_flight:
+                await op.async_reclaim()
+            await _wait_all(retry.in_flight, INTERRUPT_GRACE_S)
+            raise
+
+    # Waiting.
+
     def _is_at_home(self, func_name: str) -> bool:
-        """Return whether the session lives in the trio run of the caller, and not in the portal's.
+        """Return whether the session lives in the caller's trio run, and not in the portal's.
 
         Raises:
             PCCLError: INVALID_USAGE if it cannot be called from here.
@@ -136,7 +374,8 @@ class AsyncCommunicator(
         return run is not None
 
     @trio.lowlevel.enable_ki_protection
-    async def _call(self, func_name: str, call: Callable[[], Awaited[T]]) -> T:
+    async def _call(self, func_name: str, call: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """Run a coroutine in the session's trio run."""
         with SessionErrors(func_name):
             if self._is_at_home(func_name):
                 return await call()
@@ -146,71 +385,38 @@ class AsyncCommunicator(
             portal.on_exit(self._inner)
             return await portal.current().call_from_asyncio(call)
 
-    async def _reduce(self, spec: OpSpec, timeout: Timeout, func_name: str) -> ReduceInfo:
-        return info_of(await self._run(spec, timeout, func_name), func_name)
-
     async def _collective(self, call: CallOf, timeout: Timeout, func_name: str) -> CollectiveInfo:
         made = call(self._inner.view(func_name), func_name)
-        return made.info(await self._run(made.spec, timeout, func_name), func_name)
+        return collective_info(await self._run(made.spec, timeout, func_name), made, func_name)
 
     @trio.lowlevel.enable_ki_protection
     async def _run(self, spec: OpSpec, timeout: Timeout, func_name: str) -> PendingOp:
-        """Launch an op and wait for its end, or have it aborted on all peers."""
+        """Launch an op and wait for its end. Abort it on all peers if the time passes or the caller is cancelled."""
         session = self._inner.session(func_name)
         self._is_at_home(func_name)
-        timeout_s = self._inner.timeout_s(timeout, func_name)
-        pending = session.ops.new(spec)
+        limit_s = self._inner.timeout_s(timeout, func_name)
+        op = session.ops.new(spec)
         try:
             with SessionErrors(func_name):
-                session.ops.launch(pending)
-            await pending.async_wait(timeout_s)
-            if not pending.is_over:
-                assert timeout_s is not None
-                whom = await self._call(func_name, partial(session.counted_whom, pending))
-                session.ops.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s, pending, whom))
-                await pending.async_wait(CANCEL_GRACE_S)
-                await pending.async_reclaim()
-        except PCCLError:
-            raise
-        except BaseException as error:  # cancelled, or trio's KeyboardInterrupt
-            session.ops.cancel(pending, Result.TIMEOUT, "its caller was cancelled")
-            await pending.async_reclaim()
-            await pending.async_wait(INTERRUPT_GRACE_S, is_shielded=True)
-            if not isinstance(error, trio.Cancelled) or pending.is_detached or pending.has_failed:
-                raise
-        require_outcome(session, [pending], func_name)
-        return pending
-
-    @trio.lowlevel.enable_ki_protection
-    async def _run_retry(self, retry: Retry, timeout: Timeout, func_name: str) -> ReduceInfo:
-        limit_s = self._inner.timeout_s(timeout, func_name)
-        end_s = deadline(limit_s)
-        session = self._inner.session(func_name)
-        self._is_at_home(func_name)
-        try:
-            while retry.has_more:
-                for spec in retry.next_specs():
-                    retry.launch(session, spec)
-                left_s = None if limit_s is None else max(0.0, end_s - time.monotonic())
-                await PendingOp.async_wait_any(retry.in_flight, left_s)
-                retry.collect(session, limit_s)
-        except PCCLError as error:
-            retry.abandon(session, limit_s)
-            await self._await_verdicts(retry, CANCEL_GRACE_S)
-            if not (error.result is Result.TIMEOUT and retry.is_committed_after_all()):
-                require_outcome(session, retry.in_flight, func_name, error)
-                raise
-        except BaseException:
-            retry.abandon(session, None)
-            for op in retry.in_flight:
+                session.ops.launch(op)
+            await op.async_wait(limit_s)
+            if not op.is_over:
+                whom = await self._call(func_name, partial(session.counted_whom, op))
+                session.ops.cancel(op, Result.TIMEOUT, gave_up(session, limit_s, op, whom))
+                await op.async_wait(CANCEL_GRACE_S)
                 await op.async_reclaim()
-            await self._await_verdicts(retry, INTERRUPT_GRACE_S)
-            raise
-        return retry.info()
-
-    async def _await_verdicts(self, retry: Retry, grace_s: float) -> None:
-        end_s = waking.clock_s() + grace_s
-        for op in retry.in_flight:
-            await op.async_wait(max(0.0, end_s - waking.clock_s()), is_shielded=True)
-        for op in retry.in_flight:
+        except BaseException as error:  # cancelled, trio's KeyboardInterrupt, or refused
+            cancel(session, [op])
             await op.async_reclaim()
+            await op.async_wait(INTERRUPT_GRACE_S, is_shielded=True)
+            if not isinstance(error, trio.Cancelled) or op.is_given_up or op.has_failed:
+                raise
+        require_outcome(session, [op], func_name)
+        return op
+
+
+async def _wait_all(ops: Sequence[PendingOp], limit_s: float) -> None:
+    """Wait until all ops are over or the time has passed, also where the caller is cancelled."""
+    end_s = waking.clock_s() + limit_s
+    for op in ops:
+        await op.async_wait(max(0.0, end_s - waking.clock_s()), is_shielded=True)

@@ -4,124 +4,253 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from _pccl_torch import outside_graphs
-from pccl import _timeouts
-from pccl._collectives import CallOf
-from pccl._communicator_methods import RESULTS, CommunicatorMethods
-from pccl._giving_up import CANCEL_GRACE_S, INTERRUPT_GRACE_S, deadline, gave_up, give_up, require_outcome
-from pccl._own_methods import own_methods
-from pccl._reduce import info_of
-from pccl._retry import Retry
-from pccl._session_holder import SessionErrors, close_forgotten
-from pccl._timeouts import Timeout
-from pccl.errors import PCCLError
+from pccl import _collectives, _timeouts
+from pccl._arrays import Array, Movable
+from pccl._collectives import CallOf, ReduceOpDescriptor
+from pccl._options import CommunicatorOptions, holder_of
+from pccl._session_holder import SessionErrors, SessionHolder, close_forgotten
+from pccl._timeouts import DEFAULT, Timeout
+from pccl.errors import PCCLError, integer_argument
+from pccl.handle import (
+    CANCEL_GRACE_S,
+    AsyncReduceHandle,
+    Launch,
+    Retry,
+    cancel,
+    collective_info,
+    deadline,
+    gave_up,
+    interrupted,
+    reduce_info,
+    require_outcome,
+    wait_all,
+)
+from pccl.protocol.messages import Kind
+from pccl.protocol.recording import Recording
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.session.peer_session import PeerSession
 from pccl.runtime.threads import portal
-from pccl.types import CollectiveInfo, ReduceInfo, Result, SharedStateSyncInfo
+from pccl.shared_state import SharedState
+from pccl.types import (
+    Attribute,
+    CollectiveInfo,
+    Membership,
+    QuantizationOptions,
+    ReduceAlgorithm,
+    ReduceInfo,
+    ReduceOp,
+    ReduceOperandDescriptor,
+    Result,
+    SharedStateSyncInfo,
+    SharedStateSyncStrategy,
+)
 
 T = TypeVar("T")
 
 SHORT_S = 0.1
 """The longest timeout that is kept to the millisecond. Ops with a longer one, or with none, may take the fast path."""
-WHOM_S = 0.5
-"""Time that it may take to find out for whom an op has waited, before it is given up."""
+EXPLAIN_S = 0.5
+"""Time in which a call that has timed out may find out which peers it waited for."""
+ENFORCE_POPULAR = SharedStateSyncStrategy.ENFORCE_POPULAR
+
+
+def attribute_of(holder: SessionHolder, attribute: Attribute) -> int:
+    """Return a fact of the installed view."""
+    view = holder.view("get_attribute")
+    if attribute is Attribute.GLOBAL_WORLD_SIZE:
+        return view.global_world_size
+    if attribute is Attribute.LOCAL_WORLD_SIZE:
+        return view.world_size
+    if attribute is Attribute.NUM_DISTINCT_PEER_GROUPS:
+        return len(view.group_sizes)
+    if attribute is Attribute.LARGEST_PEER_GROUP_WORLD_SIZE:
+        return max(view.group_sizes.values())
+    raise PCCLError(Result.INVALID_ARGUMENT, "get_attribute", f"{attribute!r} is not an Attribute")
+
+
+def old_name(communicator: Any, name: str) -> Any:
+    """Return an attribute by its name in 0.2: `all_gather_async` is `launch.all_gather`."""
+    new_name = name.removesuffix("_async")
+    if new_name != name and not new_name.startswith("_") and hasattr(Launch, new_name):
+        return getattr(communicator.launch, new_name)
+    raise AttributeError(
+        f"{type(communicator).__name__!r} object has no attribute {name!r}", name=name, obj=communicator
+    )
+
+
+class CommunicatorBase:
+    """What both communicators have that never waits."""
+
+    def __init__(self, holder: SessionHolder) -> None:
+        self._inner = holder
+        self._before_leaving: dict[Hashable, Callable[[], object]] = {}
+        """Called at the end of a `with` block that ends without an exception, before it closes. `close` drops them."""
+        self.launch = Launch(holder)
+        """The collectives, launched: each of its methods returns a handle at once."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._inner.address}: {self._inner.standing}>"
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            return old_name(self, name)
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it takes part in a run now."""
+        return self._inner.is_connected
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds for calls that are given no timeout of their own; None waits as long as it takes. It may be set."""
+        return self._inner.default_timeout_s
+
+    @timeout.setter
+    def timeout(self, timeout: float | None) -> None:
+        self._inner.default_timeout_s = _timeouts.checked_s(timeout, "timeout")
+
+    @property
+    def world_size(self) -> int:
+        """The number of accepted peers of this peer group."""
+        return self._inner.view("world_size").world_size
+
+    @property
+    def membership(self) -> Membership:
+        """This peer's rank, and the peer of each rank, in one view."""
+        view = self._inner.view("membership")
+        return Membership(view.ring.index(view.peer), view.ring)
+
+    @property
+    def losses(self) -> dict[int, str]:
+        """The last thousand peers that were lost or left since this one was accepted, with reasons, oldest first."""
+        return dict(self._inner.session("losses").losses)
+
+    @property
+    def stats(self) -> dict[str, int]:
+        """Counters of the engine: bytes of payload and on the wire, bytes of scratch memory, open ops, connections."""
+        with SessionErrors("stats"):
+            return self._inner.session("stats").stats()
+
+    def flight_recorder(self, since_ns: int = 0) -> Recording:
+        """Return when this peer's last ops were launched, sent, received and agreed, with its links, views and calls.
+
+        `pccl trace` draws it for all peers. It holds the last 4096 ops (PCCL_FLIGHT_RECORDS in the environment).
+
+        Args:
+            since_ns: Leave out ops that were over by then, on the monotonic clock (`time.monotonic_ns`).
+        """
+        since_ns = integer_argument("since_ns", since_ns, "flight_recorder", 0, 2**63 - 1)
+        with SessionErrors("flight_recorder"):
+            return self._inner.session("flight_recorder").recording(since_ns)
+
+    def get_attribute(self, attribute: Attribute) -> int:
+        """Return a fact of the installed view: the reference's name of `world_size` and the like."""
+        return attribute_of(self._inner, attribute)
+
+    def all_reduce_async(
+        self,
+        send: Array,
+        recv: Array | None = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        tag: int = 0,
+        quantization: QuantizationOptions | None = None,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+    ) -> AsyncReduceHandle:
+        """Launch an all_reduce and return its handle at once: `launch.all_reduce` by the reference's name."""
+        return self.launch.all_reduce(
+            send,
+            recv,
+            op=op,
+            tag=tag,
+            quantization=quantization,
+            algorithm=algorithm,
+            step=step,
+            operand_descriptor=operand_descriptor,
+            quantization_options=quantization_options,
+        )
 
 
 @outside_graphs
-@own_methods(RESULTS, are_coroutines=False)
-class Communicator(CommunicatorMethods[None, bool, int, SharedStateSyncInfo, ReduceInfo, CollectiveInfo]):
-    """A peer of a run.
+class Communicator(CommunicatorBase):
+    """A peer of a run. `with` connects it, and leaves the run at the end of the block.
 
-    Peers of one `peer_group` reduce together and share state; joining and topology are common to all groups. `with`
-    connects, and leaves the run at the end of its block.
-
-    Thread-safe: any method may be called from any thread, and ops with different tags may be in flight at once. Calls
-    made in a forked child fail.
-
-    All errors are `PCCLError`. Beyond those documented with each method, any call may fail with NOT_INITIALIZED (not
-    connected, closed, or forked), MASTER_CONNECTION_FAILED (the master is gone or has evicted this peer: make a new
-    communicator), or TIMEOUT. Ctrl-C ends any wait within a second. When an op raises anything, its arrays are
-    the caller's again and as they were before; only with KeyboardInterrupt the op may have been committed by then.
-
-    In the reference the return types `NoneT`, `BoolT`, `IntT`, `SyncInfoT`, `ReduceInfoT` and `CollectiveInfoT` are
-    `None`, `bool`, `int`, `SharedStateSyncInfo`, `ReduceInfo` and `CollectiveInfo` here, and coroutines of them in
-    `AsyncCommunicator`.
-
-    The master may die, and the run goes on: ops that are under way go on, calls wait, and the peer looks for a master
-    at the addresses that it knows, be it one that was started anew or a standby.
-
-    Memory beyond the caller's arrays: at most 16 MiB for each all_reduce in flight that is quantized or, among more
-    than two peers, goes direct, and for each reduce_scatter among more than two (small ones need less than twice their
-    size; in groups of 16 peers and more it may be up to a megabyte a peer); and a copy of the array for an all_reduce
-    in place and where a broadcast arrives, for an abort to put back. So four large ops at once, as
-    `all_reduce_multiple_with_retry` runs them, need no more than 64 MiB out of place. Between ops at most 64 MiB are
-    kept, and the largest recent copy of each engine thread; with three engine threads and more, some may keep more than
-    one. An op that goes on after a wait for it was given up takes a copy of its arrays. Arrays on a device take host
-    memory as `pccl.devices.staging` describes. `stats` tells the amounts: `scratch_bytes` in use, `scratch_bytes_max`
-    at any time (only with one engine thread), `pool_bytes` idle.
+    Peers of one `peer_group` reduce together and share state; joining and topology are common to all groups. Any method
+    may be called from any thread, and ops with different tags may be in flight at once.
 
     Args:
-        address: The master's "host:port": a name, an IPv4 or a bracketed IPv6 address; port 48148 if left out. Several,
-            with commas between, are those of a master and its standbys. Default: PCCL_MASTER in the environment, which
-            `pccl launch` sets.
+        address: The master's "host:port", with commas between several; port 48148 if left out. Default: PCCL_MASTER in
+            the environment.
         peer_group: The number of this peer's group, in [0, 2**32).
-        p2p_connection_pool_size: TCP connections to each neighbour, at most 64. 0 begins with two and adds more where
-            they help.
-        timeout: Seconds that bound every blocking call of this communicator but `close`; None waits as long as it
-            takes. Each call can override it. 0 or less has passed already.
-        advertise: The "host[:port]" that other peers are told to dial, for hosts behind NAT. Default: PCCL_ADVERTISE in
-            the environment, else the address that the master sees.
-        listen: The "host:port" where the one peer-to-peer port is opened. Default: PCCL_LISTEN in the environment, else
-            all interfaces and any free port.
-        name: What this peer is called in logs, errors and the status, beside its number: `2 (vm:8141)`. Default: the
-            host's name and the process's number, and under `pccl launch` its index.
-        token: The run's shared secret, which the master and all peers must know or all be without. Default: PCCL_TOKEN
-            in the environment; "" is none.
-        encrypt: True encrypts and authenticates the numbers and the state that go between peers: AES-256-GCM, with keys
-            that each connection makes of the token and a key exchange, so that nobody who learns the token later can
-            read what was recorded. All peers must give the same. It needs a token, and OpenSSL 3 on this machine
-            (INVALID_ARGUMENT). Default: whether PCCL_ENCRYPT in the environment is 1.
-        ssl_context: An `ssl.SSLContext` that makes the connection to the master use TLS. Default: one that trusts the
-            certificates in the file PCCL_TLS_CA, if the environment has that, and shows the one in PCCL_TLS_CERT and
-            PCCL_TLS_KEY.
-        segment_bytes: The largest payload of one frame, 0 for a default that suits most networks.
-        site: A name that `site_size` peers share. They are admitted together, and if one is lost the others fail with
-            MASTER_CONNECTION_FAILED, as is right for ranks that share the shards of one model (`pccl.training.Site`). A
-            peer that calls `close` leaves alone. Every start of a site needs a new name.
-        site_size: The number of peers of the site.
-        place: The rank that this peer asks for if it is one of those that found its group. The founders get the order
-            of their places if each of them gives one.
-        master_timeout: Seconds after which a peer that has lost its master and found no other fails with
-            MASTER_CONNECTION_FAILED. Default: PCCL_MASTER_TIMEOUT in the environment, else 60.
-
-    Raises:
-        PCCLError: INVALID_ARGUMENT.
+        connections: TCP connections to each neighbour, at most 64. 0 begins with two and adds more where they help.
+        timeout: Seconds that bound every blocking call but `close`; None waits as long as it takes.
+        name: This peer's name in logs, errors and the status. Default: host name and process number.
+        token: The run's shared secret. Default: PCCL_TOKEN in the environment.
+        encrypt: Whether peers encrypt what they send to each other (needs a token and OpenSSL 3; the same on all
+            peers). Default: whether PCCL_ENCRYPT is 1.
+        options: Rare options, as `CommunicatorOptions`. Its fields are also accepted here as keywords.
     """
 
-    def _set_up(self) -> None:
+    def __init__(
+        self,
+        address: str | None = None,
+        peer_group: int = 0,
+        connections: int = 0,
+        *,
+        timeout: float | None = None,
+        name: str | None = None,
+        token: str | None = None,
+        encrypt: bool | None = None,
+        options: CommunicatorOptions | None = None,
+        **old_names: Any,
+    ) -> None:
+        super().__init__(holder_of(address, peer_group, connections, timeout, name, token, encrypt, options, old_names))
         self._finalizer = weakref.finalize(self, close_forgotten, self._inner)
         self._finalizer.atexit = False
+
+    # Life.
+
+    def connect(self, n_attempts: int | None = None, *, timeout: Timeout = DEFAULT) -> None:
+        """Join the run, and return once accepted.
+
+        The first peer of a run is accepted at once, others when its peers call `admit_peers` or `update_topology`. If
+        no master answers, this tries once a second for five minutes, or for `timeout` seconds, which bound the wait for
+        the peers as well.
+
+        Args:
+            n_attempts: The greatest number of attempts; without a timeout they end after 30 s, or two per attempt.
+            timeout: Seconds; None bounds nothing.
+
+        Raises:
+            PCCLError: MASTER_CONNECTION_FAILED if no master answers or it refuses this peer; RANK_CONNECTION_FAILED if
+                no link to another peer can be made; INVALID_USAGE if it is connected already; TIMEOUT.
+        """
+        attempts = None if n_attempts is None else integer_argument("n_attempts", n_attempts, "connect")
+        self._call("connect", lambda: self._inner.connect(attempts, timeout))
 
     def close(self, *, timeout: float | None = None, reason: str = "") -> None:
         """Leave the run. Ops in flight fail here; the others settle them as after a loss.
 
-        It takes a few seconds at most, even if nobody answers. It may be called again, from any thread and from a
-        signal handler, also while other threads wait in calls, which then fail. The communicator's own timeout does not
-        count here.
+        It takes a few seconds at most. It may be called again, from any thread and from a signal handler, also while
+        other threads wait in calls, which then fail.
 
         Args:
-            timeout: Seconds; None to wait until it is done.
-            reason: The reason that the others are told, in their errors.
+            timeout: Seconds; None waits until it is done.
+            reason: The reason that the other peers' errors show.
 
         Raises:
-            PCCLError: TIMEOUT if `timeout` seconds pass before; leaving then goes on by itself.
+            PCCLError: TIMEOUT if `timeout` seconds pass first; leaving then goes on in the background.
         """
         limit_s = _timeouts.checked_s(timeout, "close")
         self._before_leaving.clear()
@@ -149,96 +278,367 @@ class Communicator(CommunicatorMethods[None, bool, int, SharedStateSyncInfo, Red
         finally:
             self.close()
 
+    # Group calls: they return when all accepted peers have made them.
+
+    def admit_peers(
+        self,
+        state: SharedState | None = None,
+        strategy: SharedStateSyncStrategy = ENFORCE_POPULAR,
+        *,
+        timeout: Timeout = DEFAULT,
+    ) -> bool:
+        """Admit waiting newcomers, and synchronize `state` if there were any or it has not been synchronized yet.
+
+        All peers call it at the top of each step. It does `are_peers_pending`, `update_topology` and
+        `sync_shared_state`, each where it is needed.
+
+        Returns:
+            Whether newcomers were admitted or the state was synchronized.
+
+        Raises:
+            PCCLError: as `update_topology` and `sync_shared_state`.
+        """
+        return self._call("admit_peers", lambda: self._inner.admit_peers(state, strategy, timeout))
+
+    def are_peers_pending(self, *, timeout: Timeout = DEFAULT) -> bool:
+        """Return whether newcomers wait for admission: the same answer on all peers. It may overlap with ops.
+
+        It also returns False if the others are in a group call that cannot meet this one.
+        """
+        name = "are_peers_pending"
+        return self._call(name, lambda: self._inner.joint(name, Kind.ARE_PEERS_PENDING, timeout)) > 0
+
+    def update_topology(self, *, timeout: Timeout = DEFAULT) -> None:
+        """Admit all waiting newcomers. A group call of all peers.
+
+        Raises:
+            PCCLError: PENDING_ASYNC_OPS while own ops are in flight; INVALID_USAGE if the other peers wait in calls
+                that can never meet this one.
+        """
+        name = "update_topology"
+        self._call(name, lambda: self._inner.joint(name, Kind.UPDATE_TOPOLOGY, timeout))
+
+    def wait_for_peers(self, count: int, *, timeout: Timeout = DEFAULT) -> int:
+        """Admit newcomers until the peer group has `count` peers, and return its size.
+
+        Call it once after `connect`, where peers are to begin together. It returns early, with a smaller number, if the
+        other peers have begun without waiting.
+
+        Raises:
+            PCCLError: TIMEOUT, after which it may be called again; PENDING_ASYNC_OPS while own ops are in flight.
+        """
+        return self._call("wait_for_peers", lambda: self._inner.wait_for_peers(count, timeout))
+
+    def optimize_topology(self, *, timeout: Timeout = DEFAULT) -> None:
+        """Adopt the ring whose slowest link is fastest, and of several the one with the least latency.
+
+        A group call of all peers. Links that were not measured in the last ten minutes are measured first: about a
+        second per peer, half a minute at most.
+
+        Raises:
+            PCCLError: as `update_topology`.
+        """
+        name = "optimize_topology"
+        self._call(name, lambda: self._inner.joint(name, Kind.OPTIMIZE_TOPOLOGY, timeout))
+
+    def sync_shared_state(
+        self,
+        shared_state: SharedState,
+        strategy: SharedStateSyncStrategy = ENFORCE_POPULAR,
+        *,
+        timeout: Timeout = DEFAULT,
+    ) -> SharedStateSyncInfo:
+        """Bring this peer group to one revision with bit-identical contents. A group call.
+
+        The tensors of `shared_state` are overwritten where they differ. `pccl.protocol.master.state_sync` describes which
+        revision and contents win.
+
+        Returns:
+            A `SharedStateSyncInfo`: the bytes moved here, and the revision that all peers now have.
+
+        Raises:
+            PCCLError: NO_SHARED_STATE_AVAILABLE if no peer can provide it (the text lists tensors that are partly
+                overwritten); INVALID_ARGUMENT if peers list different tensors; INVALID_USAGE if SEND_ONLY peers differ;
+                PENDING_ASYNC_OPS while own ops are in flight; INTERNAL_ERROR if a device failed.
+        """
+        name = "sync_shared_state"
+        return self._call(name, lambda: self._inner.sync_shared_state(shared_state, strategy, timeout))
+
+    # Collectives.
+
+    def all_reduce(
+        self,
+        send: Array,
+        recv: Array | None = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        tag: int = 0,
+        quantization: QuantizationOptions | None = None,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+    ) -> ReduceInfo:
+        """Reduce `send` over the peer group into `recv`, or in place, with bit-identical results on all peers.
+
+        It succeeds on all peers that stay, or on none; whatever it raises, `send` is as it was. docs/collectives.md has
+        the arguments and errors in full.
+
+        Args:
+            send: A contiguous NumPy array, torch tensor or `jax.Array`, of the same dtype and shape on all peers.
+            recv: An array of the same dtype and size on the same device. A `jax.Array` without `recv` is reduced into a
+                new one, `array` of the result.
+            tag: A number in [0, 2**63) by which the ops of several peers meet. One op at a time can use it.
+            quantization: How elements are encoded for the network.
+            algorithm: RING or DIRECT, the same on all peers; None chooses.
+            step: The caller's step count, the same on all peers: ops of different steps fail instead of meeting.
+            timeout: Seconds until the op is aborted on all peers; None waits as long as it takes.
+
+        Raises:
+            PCCLError: `PeerLostError` if a peer was lost (call again), `TooFewPeersError`, `MismatchError`,
+                `OpTimeoutError`, `OutcomeUnknownError`, `UsageError`, `InternalError`.
+        """
+        spec = _collectives.all_reduce(
+            send,
+            recv,
+            op=op,
+            tag=tag,
+            quantization=quantization,
+            algorithm=algorithm,
+            step=step,
+            operand_descriptor=operand_descriptor,
+            quantization_options=quantization_options,
+            func_name="all_reduce",
+        )
+        return reduce_info(self._run(spec, timeout, "all_reduce"), "all_reduce")
+
+    def all_gather(
+        self,
+        send: Movable,
+        recv: Movable | None = None,
+        *,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        """Give every peer the `send` of all: row r of the result is that of rank r.
+
+        Args:
+            send: An array of the same dtype and shape on all peers. It may be its own part of `recv`.
+            recv: An array of world_size times as many elements. If it is left out, `array` of the result is a new one
+                of shape (world_size, *send.shape).
+        """
+        return self._collective(_collectives.all_gather(send, recv, tag, algorithm, step), timeout, "all_gather")
+
+    def reduce_scatter(
+        self,
+        send: Array,
+        recv: Array | None = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        """Reduce `send` over the peer group, and give every peer its rank's part of the result.
+
+        The parts are those of `numpy.array_split` of the flat array, with the bits of an all_reduce.
+
+        Args:
+            send: An array of the same dtype and shape on all peers.
+            recv: An array for this rank's part, apart from `send`. If it is left out, `array` of the result is a new
+                flat one.
+        """
+        call = _collectives.reduce_scatter(send, recv, op, tag, algorithm, step)
+        return self._collective(call, timeout, "reduce_scatter")
+
+    def broadcast(
+        self,
+        array: Movable,
+        *,
+        root: int,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        """Give every peer the contents of rank `root`'s array, in place.
+
+        Args:
+            array: An array of the same dtype and shape on all peers. On failure it is as it was.
+            root: A rank in the caller's view (`membership`). The op fails on all peers if they mean different peers by
+                it, and with RANK_CONNECTION_LOST if that peer has left.
+        """
+        return self._collective(_collectives.broadcast(array, root, tag, algorithm, step), timeout, "broadcast")
+
+    def reduce(
+        self,
+        send: Array,
+        recv: Array | None = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        root: int,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        """Reduce `send` over the peer group, and give the result to rank `root`, with the bits of an all_reduce.
+
+        Args:
+            send: An array of the same dtype and shape on all peers.
+            recv: The root's array for the result, which may be `send`. If it is left out, `array` of the root's result
+                is a new one.
+            root: As in `broadcast`.
+        """
+        return self._collective(_collectives.reduce(send, recv, op, root, tag, algorithm, step), timeout, "reduce")
+
+    def all_to_all(
+        self,
+        send: Movable,
+        recv: Movable | None = None,
+        *,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        tag: int = 0,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        """Give every peer a part of `send` and get one from each: part r of the result is rank r's part for this rank.
+
+        Args:
+            send: An array whose rows (entries of the first dimension) are the parts, in the order of ranks.
+            recv: An array for the result, apart from `send`. If it is left out, `array` of the result is a new one.
+            send_counts: The number of rows for each rank; left out with `recv_counts` if all parts are equal.
+            recv_counts: The number of rows from each rank.
+        """
+        call = _collectives.all_to_all(send, recv, send_counts, recv_counts, tag, step)
+        return self._collective(call, timeout, "all_to_all")
+
+    def gather(
+        self,
+        send: Movable,
+        recv: Movable | None = None,
+        *,
+        root: int,
+        tag: int = 0,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        """Give rank `root` the `send` of all peers: as `all_gather`, at the root alone."""
+        return self._collective(_collectives.gather(send, recv, root, tag, step), timeout, "gather")
+
+    def scatter(
+        self,
+        send: Movable | None,
+        recv: Movable,
+        *,
+        root: int,
+        tag: int = 0,
+        step: int | None = None,
+        timeout: Timeout = DEFAULT,
+    ) -> CollectiveInfo:
+        """Give every peer its rank's part of the root's `send`, in `recv`.
+
+        Args:
+            send: At the root an array of world_size parts of the size of `recv`; elsewhere it is not used.
+            recv: An array of the same dtype and shape on all peers. At the root it may be its own part of `send`.
+        """
+        return self._collective(_collectives.scatter(send, recv, root, tag, step), timeout, "scatter")
+
+    def send(
+        self, array: Movable, *, dst: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
+    ) -> CollectiveInfo:
+        """Send an array to rank `dst`, which calls `recv`. Return when it has the array. Other peers take no part.
+
+        Tags, in [0, 2**35), count for each pair of peers and direction alone.
+        """
+        return self._collective(_collectives.send(array, dst, tag, step), timeout, "send")
+
+    def recv(
+        self, array: Movable, *, src: int, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT
+    ) -> CollectiveInfo:
+        """Receive an array of the same dtype and shape from rank `src`, which calls `send`."""
+        return self._collective(_collectives.recv(array, src, tag, step), timeout, "recv")
+
+    def barrier(self, *, tag: int = 0, step: int | None = None, timeout: Timeout = DEFAULT) -> CollectiveInfo:
+        """Return when all peers of the group have called it."""
+        return self._collective(_collectives.barrier(tag, step), timeout, "barrier")
+
+    def all_reduce_multiple_with_retry(
+        self, descriptors: Sequence[ReduceOpDescriptor], *, max_in_flight: int = 4, timeout: Timeout = DEFAULT
+    ) -> ReduceInfo:
+        """Run several all_reduces, and those that a loss aborted again, until all are committed.
+
+        At most `max_in_flight` run at once. Their tags must differ, and be the same set on all peers. Ops that were
+        committed before an error stay so.
+
+        Returns:
+            A `ReduceInfo`: the summed byte counts, and the smallest world size of any op.
+        """
+        name = "all_reduce_multiple_with_retry"
+        retry = Retry(descriptors, max_in_flight, name)
+        limit_s = self._inner.timeout_s(timeout, name)
+        end_s = deadline(limit_s)
+        session = self._inner.session(name)
+        try:
+            while retry.launch(session):
+                PendingOp.wait_any(retry.in_flight, None if limit_s is None else max(0.0, end_s - time.monotonic()))
+                retry.collect(session, limit_s)
+            return retry.info()
+        except PCCLError as error:
+            cancel(session, retry.in_flight, limit_s)
+            wait_all(retry.in_flight, CANCEL_GRACE_S)
+            for op in retry.in_flight:
+                op.reclaim()
+            return retry.outcome(session, error)
+        except BaseException:
+            interrupted(session, retry.in_flight)
+            raise
+
+    # Waiting.
+
     def _call(self, func_name: str, call: Callable[[], Awaitable[T]]) -> T:
+        """Run a coroutine in the portal's trio run."""
         portal.on_exit(self._inner)  # before there is a session, so that no exit of the interpreter misses one
         with SessionErrors(func_name):
             return portal.current().call(call)
 
-    def _reduce(self, spec: OpSpec, timeout: Timeout, func_name: str) -> ReduceInfo:
-        return info_of(self._run(spec, timeout, func_name), func_name)
-
     def _collective(self, call: CallOf, timeout: Timeout, func_name: str) -> CollectiveInfo:
         made = call(self._inner.view(func_name), func_name)
-        return made.info(self._run(made.spec, timeout, func_name), func_name)
+        return collective_info(self._run(made.spec, timeout, func_name), made, func_name)
 
     def _run(self, spec: OpSpec, timeout: Timeout, func_name: str) -> PendingOp:
-        """Launch an op and wait for its end, or have it aborted on all peers."""
-        timeout_s = self._inner.timeout_s(timeout, func_name)
+        """Launch an op and wait for its end. Abort it on all peers if the time passes or the caller is interrupted."""
+        limit_s = self._inner.timeout_s(timeout, func_name)
         session = self._inner.session(func_name)
-        pending = session.ops.new(spec)
-        is_settled = False
+        op = session.ops.new(spec)
         try:
             with SessionErrors(func_name):
-                if timeout_s is None or timeout_s > SHORT_S:
-                    session.ops.launch_waiting(pending)
+                if limit_s is None or limit_s > SHORT_S:
+                    session.ops.launch_waiting(op)
                 else:
-                    session.ops.launch(pending)
-            if not pending.wait(timeout_s):
-                whom = _whom(session, pending, timeout_s)
-                session.ops.cancel(pending, Result.TIMEOUT, gave_up(session, timeout_s, pending, whom))
-                pending.wait(CANCEL_GRACE_S)
-                pending.reclaim()
-            is_settled = True
-        except PCCLError:
-            is_settled = True
-            raise
-        finally:
-            if not is_settled:
-                give_up(session, [pending])
-                _await_abortion(session, [pending])
-            pending.reclaim()
-        if not pending.is_over or pending.is_detached:
-            require_outcome(session, [pending], func_name)
-        return pending
-
-    def _run_retry(self, retry: Retry, timeout: Timeout, func_name: str) -> ReduceInfo:
-        limit_s = self._inner.timeout_s(timeout, func_name)
-        end_s = deadline(limit_s)
-        session = self._inner.session(func_name)
-        is_settled = False
-        try:
-            while retry.has_more:
-                for spec in retry.next_specs():
-                    retry.launch(session, spec)
-                left_s = None if limit_s is None else max(0.0, end_s - time.monotonic())
-                PendingOp.wait_any(retry.in_flight, left_s)
-                retry.collect(session, limit_s)
-            is_settled = True
-        except PCCLError as error:
-            retry.abandon(session, limit_s)
-            _await_verdicts(retry.in_flight, CANCEL_GRACE_S)
-            for op in retry.in_flight:
+                    session.ops.launch(op)
+            if not op.wait(limit_s):
+                reason = gave_up(session, limit_s, op, _whom(session, op, limit_s))
+                session.ops.cancel(op, Result.TIMEOUT, reason)
+                op.wait(CANCEL_GRACE_S)
                 op.reclaim()
-            is_settled = True
-            if not (error.result is Result.TIMEOUT and retry.is_committed_after_all()):
-                require_outcome(session, retry.in_flight, func_name, error)
-                raise
-        finally:
-            if not is_settled:
-                give_up(session, retry.in_flight)
-                _await_abortion(session, retry.in_flight)
-        return retry.info()
+        except BaseException:  # a launch that was refused is over, and nothing is left to abort
+            interrupted(session, [op])
+            raise
+        if op.is_given_up or not op.is_over:
+            require_outcome(session, [op], func_name)
+        return op
 
 
-def _whom(session: PeerSession, op: PendingOp, timeout_s: float | None) -> str:
-    """Return whom an op that has timed out waits for, as counted now; empty if that takes too long."""
-    if timeout_s is None or timeout_s <= SHORT_S:
+def _whom(session: PeerSession, op: PendingOp, limit_s: float | None) -> str:
+    """Return the peers that an op which has timed out waits for, as counted now; empty if that takes too long."""
+    if limit_s is None or limit_s <= SHORT_S:
         return ""
     with suppress(portal.PortalTimeoutError, portal.PortalClosedError, portal.PortalBrokenError):
-        return portal.current().call(session.counted_whom, op, timeout_s=WHOM_S)
+        return portal.current().call(session.counted_whom, op, timeout_s=EXPLAIN_S)
     return ""
-
-
-def _await_verdicts(ops: Sequence[PendingOp], grace_s: float) -> None:
-    end_s = deadline(grace_s)
-    for op in ops:
-        op.wait(max(0.0, end_s - time.monotonic()))
-
-
-def _await_abortion(session: PeerSession, ops: Sequence[PendingOp]) -> None:
-    """Wait a moment for the end of ops that were given up, after which their tags are free. A signal ends the wait."""
-    try:
-        _await_verdicts(ops, INTERRUPT_GRACE_S)
-    finally:
-        for op in ops:
-            session.ops.let_go(op)

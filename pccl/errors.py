@@ -1,4 +1,16 @@
-"""PCCLError, the one exception of the public API, and a check that raises it for arguments that are no integers."""
+"""The exceptions of the public API, and the check that raises one for arguments that are not integers.
+
+PCCLError
+    UsageError            the caller: a wrong argument, or a call that cannot succeed here
+        MismatchError     the calls of several peers do not match
+    TooFewPeersError      this peer is alone in its group
+    PeerLostError         another peer was lost, or no link to it can be made: call again
+    MasterLostError       the master cannot be reached, or has refused or evicted this peer
+    OpTimeoutError        the caller's timeout has passed; also a `TimeoutError`
+    OutcomeUnknownError   other peers may have committed what this one gave up
+    StateUnavailableError no peer can provide the shared state
+    InternalError         a bug of pccl, or a device that failed
+"""
 
 from __future__ import annotations
 
@@ -9,25 +21,92 @@ from pccl.types import Result
 
 
 class PCCLError(Exception):
-    """A call that did not succeed.
+    """A call that did not succeed. Made with a `Result`, it becomes the subclass for that result.
 
-    `result` is the kind of failure, for programs to act on; `func_name` is the call that failed. `message` tells people
-    what was wrong, with whom, and what to do.
+    Attributes:
+        result: The kind of failure, a `Result`.
+        func_name: The call that failed.
+        message: What is wrong, with which peer, and what to do.
     """
 
+    def __new__(cls, result: Result, func_name: str = "", message: str = "") -> PCCLError:
+        kind = _CLASSES.get(result, cls) if cls is PCCLError else cls
+        if kind is not cls:
+            return kind.__new__(kind, result, func_name, message)
+        return super().__new__(cls, result, func_name, message)
+
     def __init__(self, result: Result, func_name: str = "", message: str = "") -> None:
+        super().__init__()
         self.result = result
         self.func_name = func_name
         self.message = message
-        super().__init__(result, func_name, message)
+        self.args = (result, func_name, message)
 
     def __str__(self) -> str:
         head = f"{self.func_name}: {self.result.name}" if self.func_name else self.result.name
         return f"{head}: {self.message}" if self.message else head
 
 
+class UsageError(PCCLError):
+    """A mistake of the caller: INVALID_ARGUMENT, INVALID_USAGE, PENDING_ASYNC_OPS or NOT_INITIALIZED."""
+
+
+class MismatchError(UsageError):
+    """Peers made calls with one tag that do not match: INVALID_ARGUMENT or INVALID_USAGE, on all of them."""
+
+
+class TooFewPeersError(PCCLError):
+    """This peer is alone in its group: TOO_FEW_PEERS."""
+
+
+class PeerLostError(PCCLError):
+    """A peer was lost and the op was aborted on all others, or a link failed: RANK_CONNECTION_LOST or _FAILED."""
+
+
+class MasterLostError(PCCLError):
+    """The master cannot be reached, refused or evicted this peer: MASTER_CONNECTION_FAILED."""
+
+
+class OpTimeoutError(PCCLError, TimeoutError):
+    """The caller's timeout has passed, or its op was cancelled: TIMEOUT."""
+
+
+class OutcomeUnknownError(PCCLError):
+    """Other peers may have committed an op that this one gave up: OUTCOME_UNKNOWN."""
+
+
+class StateUnavailableError(PCCLError):
+    """No peer can provide the shared state: NO_SHARED_STATE_AVAILABLE."""
+
+
+class InternalError(PCCLError):
+    """A bug of pccl, or a device that failed: INTERNAL_ERROR."""
+
+
+_CLASSES: dict[Result, type[PCCLError]] = {
+    Result.NOT_INITIALIZED: UsageError,
+    Result.INTERNAL_ERROR: InternalError,
+    Result.INVALID_ARGUMENT: UsageError,
+    Result.INVALID_USAGE: UsageError,
+    Result.TOO_FEW_PEERS: TooFewPeersError,
+    Result.MASTER_CONNECTION_FAILED: MasterLostError,
+    Result.RANK_CONNECTION_FAILED: PeerLostError,
+    Result.RANK_CONNECTION_LOST: PeerLostError,
+    Result.NO_SHARED_STATE_AVAILABLE: StateUnavailableError,
+    Result.PENDING_ASYNC_OPS: UsageError,
+    Result.TIMEOUT: OpTimeoutError,
+    Result.OUTCOME_UNKNOWN: OutcomeUnknownError,
+}
+
+
+def op_error(result: Result, func_name: str, message: str) -> PCCLError:
+    """Return the error for an op that ended with `result` on all peers."""
+    is_mismatch = result in (Result.INVALID_ARGUMENT, Result.INVALID_USAGE)
+    return (MismatchError if is_mismatch else PCCLError)(result, func_name, message)
+
+
 def integer_argument(name: str, given: Any, func_name: str, least: int | None = None, most: int | None = None) -> int:
-    """Return `given` as an int in [least, most]. INVALID_ARGUMENT if it is none."""
+    """Return `given` as an int in [least, most]. INVALID_ARGUMENT if it is not one."""
     try:
         return as_int(name, given, least, most)
     except ValueError as error:

@@ -19,8 +19,7 @@ from collections.abc import Iterable
 from numbers import Real
 from typing import Any
 
-from pccl._communicator_methods import CommunicatorMethods
-from pccl.communicator import Communicator
+from pccl.communicator import Communicator, CommunicatorBase
 from pccl.errors import PCCLError
 from pccl.protocol.recording import OpRecord, RecordedEvent, Recording
 from pccl.types import Result
@@ -169,7 +168,7 @@ class Exporter:
 
 
 def _check_communicator(communicator: Any) -> None:
-    if not isinstance(communicator, CommunicatorMethods):
+    if not isinstance(communicator, CommunicatorBase):
         what = f"communicator must be a Communicator, not {communicator!r}"
         raise PCCLError(Result.INVALID_ARGUMENT, "export", what)
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pccl import _jax_arrays
-from pccl._operands import Operand, changes_of, resolve
+from pccl._arrays import JaxLeaves, Operand, changes_of, resolve
 from pccl.devices.state_store import DeviceStore
 from pccl.errors import PCCLError, integer_argument
 from pccl.runtime.state.tensor_blocks import StateTensor
@@ -171,7 +170,7 @@ class PytreeState(SharedState):
 
     def __init__(self, tree: Any) -> None:
         name = "SharedState.from_pytree"
-        self._leaves = _jax_arrays.Leaves(tree, lambda what: PCCLError(Result.INVALID_ARGUMENT, name, what))
+        self._leaves = JaxLeaves(tree, lambda what: PCCLError(Result.INVALID_ARGUMENT, name, what))
         super().__init__([TensorInfo.from_numpy(value, path) for path, value in self._leaves.values.items()])
 
     @property

@@ -54,7 +54,7 @@ extern "C" {
 
 /* The number of this interface, which rises with every change of it. The binding compares it with the number that it
  * was built for, so that a stale extension is refused at import. */
-enum { PCCL_NATIVE_ABI = 29 };
+enum { PCCL_NATIVE_ABI = 30 };
 
 enum pccl_dtype {
     PCCL_UINT8 = 0,
@@ -201,8 +201,7 @@ typedef struct {
     const uint64_t *send_counts;
     const uint64_t *recv_counts;
     /* ALL_TO_ALL and the root of SCATTER: where the parts for each rank are, instead of one after the other in send,
-     * which then is the first of them that is not NULL; those of length 0 may be NULL. Copied. NULL: in send. Once
-     * detached, such an op stops. */
+     * which then is the first of them that is not NULL; those of length 0 may be NULL. Copied. NULL: in send. */
     const void *const *send_parts;
     /* ALL_TO_ALL and the root of GATHER: where the parts of each rank go, instead of one after the other to recv, which
      * then is the first of them that is not NULL; as send_parts. */
@@ -240,7 +239,8 @@ typedef struct {
  *                        to submit them, for payload that comes through it, and for its DONE
  *     OP_HANDED_OVER     id: op; sequence. The fast path has handed it over: as if it had been submitted, from here on
  *     OP_FAST_COMPLETED  id: op; sequence; tx_bytes, rx_bytes. Completed on the fast path: the op has ended
- *     OP_DETACHED        id: op; system_error: ENOENT: there is no such op, ECANCELED: it has stopped
+ *     OP_DETACHED        id: op; system_error: ENOENT: there is no such op
+ *     OP_REFUSED         id: op; detail. Only of several engines: one had no memory for its slice, and the op has ended
  *     ENGINE_FAILED      detail; system_error. This machine is to blame and no peer: it has no memory, or somebody has
  *                        closed the engine's descriptors. The engine does nothing any more but to be destroyed, which
  *                        restores what ops had, but those that had completed on the fast path. Once; the descriptor to
@@ -263,6 +263,7 @@ enum pccl_event_kind {
     PCCL_EVENT_OP_FAST_COMPLETED = 12,
     PCCL_EVENT_OP_DETACHED = 13,
     PCCL_EVENT_ENGINE_FAILED = 14,
+    PCCL_EVENT_OP_REFUSED = 15,
 };
 
 /* What holds back the connections of a link: growth.h. */
@@ -292,6 +293,8 @@ typedef struct {
     uint64_t undone_ops;
     int32_t system_error; /* errno of the failed call, 0 where the other side closed or broke the protocol */
     int32_t limit;
+    uint32_t engine; /* of several, which has reported it: of an event about a link */
+    uint32_t reserved;
     pccl_op_shape mine;
     pccl_op_shape theirs;
     char detail[96]; /* NUL-terminated */
@@ -386,12 +389,10 @@ int pccl_engine_freeze_op(pccl_engine *engine, uint64_t op);
  * here: their keys must not be used again. */
 int pccl_engine_forget_ops(pccl_engine *engine, const pccl_op_key *last, uint32_t count);
 
-/* Takes the caller's buffers away from an op, which goes on in the given memory. From OP_DETACHED on, which waits for
- * nothing but the engine thread, the caller's buffers are neither read nor written, and `send` holds what it held at
- * submit. The op fills the new memory with what it needs: `send` and `recv` must be as large as the op's own, and as
- * far apart where those are the same or overlap. An op that was frozen before, or is given NULL for both, stops
- * altogether: what it still had to send is not sent. It has to be ended like any other. */
-int pccl_engine_detach(pccl_engine *engine, uint64_t op, void *send, void *recv);
+/* Stops an op and takes the caller's buffers away from it. From OP_DETACHED on, which waits for nothing but the engine
+ * thread, they are neither read nor written, and `send` holds what it held at submit. What the op still had to send is
+ * not sent. It has to be ended like any other. */
+int pccl_engine_detach(pccl_engine *engine, uint64_t op);
 
 /* PCCL_COMMIT_BY_ALL: every rank has reported DONE. Nothing touches the buffers any more, and there is no OP_ENDED to
  * wait for. */
@@ -442,12 +443,45 @@ int pccl_engine_read_records(pccl_engine *engine, int64_t since_ns, pccl_op_reco
 
 void pccl_engine_get_stats(pccl_engine *engine, pccl_engine_stats *stats);
 
+/* Several engines as one, at most PCCL_SLICES_MAX, which share the options' memory and records. A link's connections are
+ * theirs by turns: connection `index` is that of engine `index` modulo their number, at both ends. The functions are
+ * those of an engine; they may be called from any thread. Events of an op's slices are joined into one. */
+typedef struct pccl_engines pccl_engines;
+typedef struct pccl_fast_path pccl_fast_path;
+
+pccl_engines *pccl_engines_create(const pccl_engine_options *options, uint32_t count, char *error, size_t error_bytes);
+void pccl_engines_destroy(pccl_engines *engines);
+void pccl_engines_forget_after_fork(pccl_engines *engines);
+
+/* Returns the descriptor of engine `at`; -1: there is no such engine. Events wait while one of all is readable. */
+int pccl_engines_event_fd(const pccl_engines *engines, uint32_t at);
+
+/* As pccl_engine_fast_path, of engine `at`. An op takes that of pccl_first_engine. NULL: there is no such engine. */
+pccl_fast_path *pccl_engines_fast_path(pccl_engines *engines, uint32_t at);
+
+/* Returns the engine of an op's first slice. Every rank computes the same. */
+uint32_t pccl_first_engine(uint64_t tag, uint64_t sequence, uint32_t count);
+
+int pccl_engines_poll_events(pccl_engines *engines, pccl_event *events, int events_max);
+int pccl_engines_link_add(pccl_engines *engines, uint64_t link, uint32_t index, int fd, const pccl_link_keys *keys);
+void pccl_engines_set_link_timeout(pccl_engines *engines, uint32_t timeout_ms);
+int pccl_engines_link_close(pccl_engines *engines, uint64_t link);
+
+/* One event of each engine. */
+int pccl_engines_request_link_metrics(pccl_engines *engines, uint64_t link);
+
+/* Starts an op in so many slices, as pccl_slices_default says for all ranks alike. */
+int pccl_engines_submit(pccl_engines *engines, const pccl_op_request *request, uint32_t slices);
+int pccl_engines_freeze(pccl_engines *engines, uint32_t group, uint64_t epoch);
+int pccl_engines_freeze_op(pccl_engines *engines, uint64_t op);
+int pccl_engines_forget_ops(pccl_engines *engines, const pccl_op_key *last, uint32_t count);
+int pccl_engines_detach(pccl_engines *engines, uint64_t op);
+int pccl_engines_end(pccl_engines *engines, uint64_t op, int verdict);
+
 /* The engine's fast path, on which any thread may run an op by itself while it is open; fast_path.h says what that
  * means for whoever polls the events. At first it is closed. Each call of pccl_engine_fast_path gives a reference, to
  * be released; the fast path outlives its engine, closed for ever. All its functions may race with each other and with
  * those of the engine, including its destruction. */
-typedef struct pccl_fast_path pccl_fast_path;
-
 pccl_fast_path *pccl_engine_fast_path(pccl_engine *engine);
 void pccl_fast_path_release(pccl_fast_path *path);
 
@@ -493,6 +527,9 @@ void pccl_fast_path_forget(pccl_fast_path *path, pccl_fast_path_call *call);
 
 /* As pccl_engine_get_stats. Zero, and nothing in `stats`, if the engine is no more. */
 int pccl_fast_path_get_stats(pccl_fast_path *path, pccl_engine_stats *stats);
+
+/* Makes the engine's descriptor readable once, although there may be no event; nothing if the engine is no more. */
+void pccl_fast_path_wake_owner(pccl_fast_path *path);
 
 /* As pccl_engine_read_records; none if the engine is no more. */
 int pccl_fast_path_read_records(pccl_fast_path *path, int64_t since_ns, pccl_op_record *records, int records_max);

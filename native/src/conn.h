@@ -280,10 +280,6 @@ void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op);
 /* The buffered payload that it receives into is about to be taken away. */
 void pccl_conn_release_buffered(pccl_conn *conn);
 
-/* The op's buffers have moved: follows them. */
-void pccl_conn_follow_rx(pccl_conn *conn, const pccl_op *op, const pccl_op_move *move);
-void pccl_conn_follow_tx(pccl_conn *conn, const pccl_op *op, const pccl_op_move *move);
-
 /* Nonzero if anything has got across or come in since the last call. Sets in_flight_bytes. */
 int pccl_conn_has_carried(pccl_conn *conn);
 

@@ -360,9 +360,3 @@ void pccl_conn_release_buffered(pccl_conn *conn)
     conn->rx_buffered = NULL;
     conn->rx_state = RX_DISCARD;
 }
-
-void pccl_conn_follow_rx(pccl_conn *conn, const pccl_op *op, const pccl_op_move *move)
-{
-    if (conn->rx_op == op && conn->rx_state == RX_STORE)
-        conn->rx_inbound.store = (uint8_t *)(uintptr_t)pccl_op_moved(move, conn->rx_inbound.store);
-}

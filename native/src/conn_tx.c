@@ -303,17 +303,3 @@ void pccl_conn_release_tx(pccl_conn *conn, const pccl_op *op)
         tx->op = NULL;
     }
 }
-
-void pccl_conn_follow_tx(pccl_conn *conn, const pccl_op *op, const pccl_op_move *move)
-{
-    for (uint32_t i = conn->tx_acked; i != conn->tx_counted; i++) {
-        pccl_conn_unacked *unacked = &conn->unacked[i % PCCL_CONN_WINDOW];
-        if (unacked->op == op)
-            unacked->of.segment.payload = pccl_op_moved(move, unacked->of.segment.payload);
-    }
-    for (unsigned i = conn->tx_first; i < conn->tx_count; i++) {
-        pccl_conn_tx_frame *tx = &conn->tx_frames[i];
-        if (tx->op == op)
-            tx->payload = pccl_op_moved(move, tx->payload);
-    }
-}

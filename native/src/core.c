@@ -248,7 +248,7 @@ void pccl_core_freeze_op(pccl_core *core, uint64_t id)
     pccl_event_queue_post(core->events, &event);
 }
 
-void pccl_core_detach(pccl_core *core, uint64_t id, void *send, void *recv)
+void pccl_core_detach(pccl_core *core, uint64_t id)
 {
     pccl_op *op = pccl_open_ops_find(&core->ops, id);
     pccl_event event;
@@ -257,9 +257,9 @@ void pccl_core_detach(pccl_core *core, uint64_t id, void *send, void *recv)
     event.id = id;
     event.system_error = ENOENT;
     if (op != NULL) {
-        pccl_open_ops_detach(&core->ops, op, send, recv);
+        pccl_open_ops_detach(&core->ops, op);
         event.group = op->request.key.group;
-        event.system_error = op->request.send == NULL && op->request.recv == NULL ? ECANCELED : 0;
+        event.system_error = 0;
     }
     pccl_event_queue_post(core->events, &event);
 }

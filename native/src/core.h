@@ -49,7 +49,7 @@ void pccl_core_submit(pccl_core *core, pccl_op *op, pccl_group *spare);
 void pccl_core_freeze(pccl_core *core, uint32_t group, uint64_t epoch, pccl_group *spare);
 void pccl_core_freeze_op(pccl_core *core, uint64_t op); /* an event was promised */
 void pccl_core_forget_ops(pccl_core *core, pccl_op_key last, uint64_t count);
-void pccl_core_detach(pccl_core *core, uint64_t op, void *send, void *recv); /* an event was promised */
+void pccl_core_detach(pccl_core *core, uint64_t op); /* an event was promised */
 void pccl_core_end(pccl_core *core, uint64_t op, int verdict);
 
 /* A connection's descriptor is ready. Frees nothing, so that a batch of events stays valid. */

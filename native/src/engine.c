@@ -59,8 +59,6 @@ typedef struct command {
     pccl_link *spare_link;
     pccl_group *spare_group;
     pccl_op *op;
-    void *send;
-    void *recv;
 } command;
 
 struct pccl_engine {
@@ -114,7 +112,7 @@ static void command_run(pccl_engine *engine, command *todo)
     case COMMAND_FREEZE: pccl_core_freeze(engine->core, todo->group, todo->id, todo->spare_group); break;
     case COMMAND_FREEZE_OP: pccl_core_freeze_op(engine->core, todo->id); break;
     case COMMAND_FORGET_OPS: pccl_core_forget_ops(engine->core, todo->key, todo->id); break;
-    case COMMAND_DETACH: pccl_core_detach(engine->core, todo->id, todo->send, todo->recv); break;
+    case COMMAND_DETACH: pccl_core_detach(engine->core, todo->id); break;
     case COMMAND_END: pccl_core_end(engine->core, todo->id, todo->verdict); break;
     case COMMAND_STOP: break;
     }
@@ -478,6 +476,15 @@ int pccl_fast_path_get_stats(pccl_fast_path *path, pccl_engine_stats *stats)
     return 1;
 }
 
+void pccl_fast_path_wake_owner(pccl_fast_path *path)
+{
+    pccl_engine *engine = pccl_fast_path_hold_engine(path);
+    if (engine == NULL)
+        return;
+    pccl_event_queue_interrupt(engine->events);
+    pccl_fast_path_release_engine(path);
+}
+
 uint64_t pccl_fast_path_in_ops_ns(pccl_fast_path *path, int of_slices)
 {
     pccl_engine *engine = pccl_fast_path_hold_engine(path);
@@ -634,16 +641,9 @@ int pccl_engine_forget_ops(pccl_engine *engine, const pccl_op_key *last, uint32_
     return 0;
 }
 
-int pccl_engine_detach(pccl_engine *engine, uint64_t op, void *send, void *recv)
+int pccl_engine_detach(pccl_engine *engine, uint64_t op)
 {
-    command *todo;
-    int status = command_prepare(engine, COMMAND_DETACH, op, PCCL_EVENTS_PER_DETACH, &todo);
-    if (status != 0)
-        return status;
-    todo->send = send;
-    todo->recv = recv;
-    engine_command(engine, todo);
-    return 0;
+    return engine_command_id(engine, COMMAND_DETACH, op, PCCL_EVENTS_PER_DETACH);
 }
 
 int pccl_engine_end(pccl_engine *engine, uint64_t op, int verdict)

@@ -130,6 +130,13 @@ void pccl_event_queue_wake(pccl_event_queue *queue)
     pthread_mutex_unlock(&queue->mutex);
 }
 
+void pccl_event_queue_interrupt(pccl_event_queue *queue)
+{
+    pthread_mutex_lock(&queue->mutex);
+    queue_signal(queue);
+    pthread_mutex_unlock(&queue->mutex);
+}
+
 int pccl_event_queue_error(pccl_event_queue *queue)
 {
     pthread_mutex_lock(&queue->mutex);

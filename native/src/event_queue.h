@@ -23,6 +23,9 @@ void pccl_event_queue_post_quietly(pccl_event_queue *queue, const pccl_event *ev
 /* Wakes whoever polls, if there is something to be polled. */
 void pccl_event_queue_wake(pccl_event_queue *queue);
 
+/* Makes the descriptor readable once, although there may be nothing. */
+void pccl_event_queue_interrupt(pccl_event_queue *queue);
+
 /* Returns 0, or an errno: nobody can be woken any more. */
 int pccl_event_queue_error(pccl_event_queue *queue);
 

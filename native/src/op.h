@@ -208,21 +208,6 @@ void pccl_op_stop(pccl_op *op);
 /* Puts back what was overwritten in place. */
 void pccl_op_restore(pccl_op *op);
 
-/* Where an op's buffers were, and where they are since they were moved. */
-typedef struct {
-    const uint8_t *send;
-    size_t send_bytes;
-    const uint8_t *recv;
-    size_t recv_bytes;
-    uint8_t *new_send;
-    uint8_t *new_recv;
-} pccl_op_move;
-
-/* Makes the op go on in other buffers, and leaves its own as they were at submit, except a separate recv. Whoever holds
- * pointers into them has to follow, with pccl_op_moved. */
-pccl_op_move pccl_op_move_to(pccl_op *op, void *send, void *recv);
-const uint8_t *pccl_op_moved(const pccl_op_move *move, const uint8_t *at);
-
 /* Puts back what was overwritten in place, and leaves the op without buffers. It has been stopped, and no connection
  * knows of it. */
 void pccl_op_drop_buffers(pccl_op *op);

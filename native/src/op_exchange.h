@@ -18,12 +18,6 @@ const uint8_t *pccl_exchange_send_at(const pccl_op *op, uint32_t rank, pccl_rang
 /* Where elements go that come from a rank, a range of `in_tiling`. */
 uint8_t *pccl_exchange_recv_at(const pccl_op *op, uint32_t rank, pccl_range range);
 
-/* Nonzero if what the op sends or receives does not lie one after the other. */
-static inline int pccl_exchange_has_parts(const pccl_op *op)
-{
-    return op->exchange.send_parts != NULL || op->exchange.recv_parts != NULL;
-}
-
 /* Nonzero if the op is around a ring, and a segment of the chunk that it sends passes through. */
 int pccl_relay_passes(const pccl_op *op, uint32_t chunk);
 

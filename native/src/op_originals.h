@@ -3,7 +3,7 @@
  * In place (send == recv) the original of a segment is copied to `backup` before it is overwritten, and
  * pccl_op_segment.saved counts how much of it is there. A segment that is sent is saved at that time, and one that is
  * reduced into is saved as the reduction goes: each time the original has to come into the cache anyway.
- * pccl_op_restore and pccl_op_move_to (op.h) copy back what was saved. */
+ * pccl_op_restore (op.h) copies back what was saved. */
 #ifndef PCCL_OP_ORIGINALS_H
 #define PCCL_OP_ORIGINALS_H
 

@@ -2,7 +2,6 @@
 
 #include "completion.h"
 #include "fast_path.h"
-#include "op_exchange.h"
 
 #include <errno.h>
 #include <string.h>
@@ -277,22 +276,16 @@ void pccl_open_ops_silence(pccl_open_ops *ops, pccl_op *op)
     }
 }
 
-/* All connections that may hold frames of the op either release those or, where there is a move, follow it. */
-static void op_visit_conns(pccl_op *op, const pccl_op_move *move)
+/* All connections that may hold frames of the op release those. */
+static void op_release_frames(pccl_op *op)
 {
     for (uint32_t i = 0; i < op->peers_count; i++) {
         if (op->peers[i].link == NULL)
             continue;
         pccl_list *lists[] = {&op->peers[i].link->conns, &op->peers[i].link->lost_conns};
         for (size_t k = 0; k < PCCL_COUNT_OF(lists); k++)
-            for (pccl_list *node = lists[k]->next; node != lists[k]; node = node->next) {
-                pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
-                if (move != NULL) {
-                    pccl_conn_follow_rx(conn, op, move);
-                    pccl_conn_follow_tx(conn, op, move);
-                } else
-                    pccl_conn_release_tx(conn, op);
-            }
+            for (pccl_list *node = lists[k]->next; node != lists[k]; node = node->next)
+                pccl_conn_release_tx(PCCL_CONTAINER_OF(node, pccl_conn, in_conns), op);
     }
 }
 
@@ -303,7 +296,7 @@ static void op_release(pccl_open_ops *ops, pccl_op *op)
         return;
     op->is_released = 1;
     pccl_open_ops_silence(ops, op);
-    op_visit_conns(op, NULL);
+    op_release_frames(op);
 }
 
 void pccl_open_ops_look_if_complete(pccl_open_ops *ops, pccl_op *op)
@@ -346,19 +339,10 @@ void pccl_open_ops_complete_reached(pccl_open_ops *ops)
     }
 }
 
-/* A link between two ranks of an op of two is visited twice, for its source and its target: what has been moved lies in
- * neither of the old buffers any more, which the new ones do not overlap. */
-void pccl_open_ops_detach(pccl_open_ops *ops, pccl_op *op, void *send, void *recv)
+void pccl_open_ops_detach(pccl_open_ops *ops, pccl_op *op)
 {
-    int can_be_done = op->is_done || !op->is_stopped;
-    int may_move = (send != NULL || recv != NULL) && !pccl_exchange_has_parts(op);
-    if (can_be_done && may_move) {
-        pccl_op_move move = pccl_op_move_to(op, send, recv);
-        op_visit_conns(op, &move);
-        return;
-    }
     pccl_open_ops_halt(ops, op);
-    op_visit_conns(op, NULL);
+    op_release_frames(op);
     pccl_op_drop_buffers(op);
 }
 

@@ -79,8 +79,8 @@ void pccl_open_ops_look_if_complete(pccl_open_ops *ops, pccl_op *op);
  * that is told before may end its process before the others are. */
 void pccl_open_ops_complete_reached(pccl_open_ops *ops);
 
-/* Takes the caller's buffers from the op; what it then works on, if it can go on at all. */
-void pccl_open_ops_detach(pccl_open_ops *ops, pccl_op *op, void *send, void *recv);
+/* Stops the op, restores the caller's buffers, and leaves the op without any. */
+void pccl_open_ops_detach(pccl_open_ops *ops, pccl_op *op);
 
 /* Numbers of open ops that wait for the peer behind a link. */
 typedef struct {

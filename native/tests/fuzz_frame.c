@@ -462,8 +462,6 @@ typedef struct {
     uint32_t connections;
     float values[COUNT];
     float result[COUNT];
-    float private_values[COUNT];
-    float private_result[COUNT];
     part_counts counts;
     pccl_op_request request;
     int is_detached; /* values and result are the caller's again, who has written there */
@@ -519,14 +517,10 @@ static void wait_for(uint32_t rank, uint32_t kind, uint64_t id)
 /* Takes the op's buffers from it, wherever the streams have brought it. */
 static void play_detach(play *p)
 {
-    int is_in_place = p->request.recv == p->values;
-    int goes_on = below(3) != 0;
-    void *send = goes_on ? p->private_values : NULL;
-    void *recv = goes_on ? (is_in_place ? p->private_values : p->private_result) : NULL;
     if (p->is_detached)
         return;
     p->is_detached = 1;
-    require(pccl_engine_detach(honest.nodes[0].engine, p->request.op, send, recv) == 0, "detach");
+    require(pccl_engine_detach(honest.nodes[0].engine, p->request.op) == 0, "detach");
     wait_for(0, PCCL_EVENT_OP_DETACHED, p->request.op);
     for (int i = 0; i < COUNT; i++)
         require(p->values[i] == (float)i, "the input is as it was when the op lets go of it");

@@ -314,9 +314,9 @@ class _Send(_Broadcast):
 
     def _call(self) -> None:
         if self._number == 0:
-            self._communicator.send(self._array, to=self._numbers.index(1))
+            self._communicator.send(self._array, dst=self._numbers.index(1))
         elif self._number == 1:
-            self._communicator.recv(self._array, from_=self._numbers.index(0))
+            self._communicator.recv(self._array, src=self._numbers.index(0))
 
     def ruler_turn(self, timed: Timed, ruler: Mover) -> float:
         return self._turn(timed, ruler.send(self._array))

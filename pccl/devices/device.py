@@ -1,8 +1,8 @@
 """The interface of a device that holds arrays: `Device`, the `Event`s of its streams, and `HostMemory`.
 
-A device runs what it is given later, in *streams*: in order within one, in any order between two. Each thread of the
-program has a current stream, which is where its own work goes. An *event* stands for the moment at which a stream has
-come to where the event was made.
+A device runs work asynchronously, in *streams*: in order within a stream, in any order between streams. Each thread of
+the program has a current stream for its own work. An *event* marks a point in a stream, and happens when the stream
+reaches it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 class Event(Protocol):
     def wait(self) -> None:
-        """Block this thread until the event has happened. Other threads have the GIL meanwhile."""
+        """Block this thread, without the GIL, until the event has happened."""
 
 
 class HostMemory(Protocol):
-    """Memory of this machine. It is freed with the object."""
+    """Host memory, freed with the object."""
 
     @property
     def address(self) -> int: ...
@@ -27,37 +27,31 @@ class Device(Protocol):
 
     @property
     def name(self) -> str:
-        """The name that users know the device by, such as 'cuda:0'."""
+        """The device's name for users, such as 'cuda:0'."""
 
     def allocate(self, size_bytes: int, pinned: bool) -> HostMemory:
-        """Allocate memory of this machine. A device copies from and to `pinned` memory by itself. MemoryError."""
+        """Allocate host memory. Copies from and to `pinned` memory are asynchronous. MemoryError."""
 
     def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
-        """Return a new array of the dtype of `like`, in this thread's current stream."""
+        """Return a new array with the dtype of `like`, in this thread's current stream."""
 
     def mark(self) -> Event:
-        """Return the event that everything is done which this thread has given to its current stream so far."""
+        """Return an event at the end of this thread's current stream."""
 
     def read(self, array: Any, start_byte: int, size_bytes: int, to: HostMemory, after: Event | None) -> Event:
-        """Copy a stretch of a contiguous array to the beginning of `to`, in a stream apart from the program's own.
+        """Copy a range of a contiguous array to the beginning of `to`, in a stream of the device's own.
 
-        The copy begins once `after` has happened. Returns the event that it is done.
+        The copy begins after `after`. Returns the event of its end.
         """
 
     def write(self, array: Any, start_byte: int, size_bytes: int, source: HostMemory) -> Event:
-        """Copy the beginning of `source` to a stretch of a contiguous array, in this thread's current stream.
+        """Copy the beginning of `source` to a range of a contiguous array, in this thread's current stream.
 
-        Returns the event that it is done, from which on `source` may be used for something else.
+        Returns the event of its end; afterwards `source` may be reused.
         """
 
     def follow(self, event: Event) -> None:
-        """Make whatever this thread gives to its current stream from now on wait for `event`."""
-
-    def block_digests(self, array: Any, block_bytes: int, blocks: int) -> bytes | None:
-        """Return the BLAKE3 digests of an array's first blocks, one after the other; None if the device cannot hash.
-
-        This blocks the thread.
-        """
+        """Make later work in this thread's current stream wait for `event`."""
 
     def synchronize(self) -> None:
-        """Block until everything is done that was given to any stream of the device."""
+        """Block until all streams of the device are done."""

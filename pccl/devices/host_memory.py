@@ -1,17 +1,16 @@
-"""The memory of this machine that copies from and to devices go through.
+"""The host memory that copies from and to devices use.
 
-A device copies from and to pinned memory at full speed and while other work goes on, and the system cannot use that
-memory for anything else. So there is a bound, PINNED_BYTES_MAX for each device of a process. Beyond it, or beyond what
-the system pins, blocks are ordinary memory, which is copied at about a third of the speed. Nobody ever waits for
-memory: two peers that waited for different ops would wait for ever.
+Copies from and to pinned memory run at full speed and asynchronously, but the system cannot page that memory out. So
+PINNED_BYTES_MAX bounds it for each device of a process. Beyond the bound, or if the system refuses to pin more, blocks
+are ordinary memory, at about a third of the speed. An op never waits for memory: two peers that waited for different
+ops would deadlock.
 
-Pinning is slow. Free blocks are therefore kept and used again, up to IDLE_BYTES_MAX. Sizes are powers of two from
-SIZE_MIN, so that a block of one op fits the next. Freed blocks go back to torch, which keeps them pinned for later
-tensors of the same size.
+Pinning is slow, so free blocks are kept for reuse, up to IDLE_BYTES_MAX. Sizes are rounded up to an eighth of a power
+of two, so that a block of one op fits similar ones. Other freed blocks go back to torch, which keeps them pinned for
+later tensors of the same size.
 
-A block is free again when nothing refers to it any more: while the engine may read it, or a copy is under way, somebody
-does. The amount of pinned memory is summed up over the blocks that exist, and not counted along: a Ctrl-C in the middle
-of `take` may free the memory that it was about to hand out, but makes no count wrong.
+A block is free when the last reference to it is gone. The amount of pinned memory is summed over the existing blocks,
+not counted: a Ctrl-C within `take` may free the memory that it was about to return.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ class _Memory:
 
 
 class Block:
-    """A stretch of host memory, of at least as many bytes as were asked for, with any contents."""
+    """Host memory of at least the requested size, with any contents."""
 
     __slots__ = ("_memory", "_returned")
 
@@ -61,8 +60,8 @@ class Block:
         return self._memory.is_pinned
 
     def __del__(self) -> None:
-        # Anywhere, also within `HostPool.take`: no lock may be taken here.
-        if hasattr(self, "_memory"):  # else an interrupt came before
+        # Runs anywhere, also within `HostPool.take`: it must not take a lock.
+        if hasattr(self, "_memory"):  # unless an interrupt came before
             self._returned.append(self._memory)
 
 
@@ -79,7 +78,8 @@ class HostPool:
 
     def take(self, size_bytes: int) -> Block:
         """Return a block of at least `size_bytes`, pinned if there is room. MemoryError."""
-        size = max(SIZE_MIN, 1 << max(0, size_bytes - 1).bit_length())
+        step = max(SIZE_MIN, 1 << max(0, size_bytes - 1).bit_length() >> 3)
+        size = max(1, -(-size_bytes // step)) * step
         with self._lock:
             self._sort()
             if self._idle[size]:
@@ -98,7 +98,7 @@ class HostPool:
         return _Memory(self._device.allocate(size, False), size, False)
 
     def trim(self) -> None:
-        """Free idle blocks beyond the bound. To be called when an op has ended."""
+        """Free idle blocks beyond the bound. Call it when an op has ended."""
         with self._lock:
             self._free(self.idle_bytes - IDLE_BYTES_MAX)
 
@@ -110,7 +110,7 @@ class HostPool:
 
     @property
     def idle_bytes(self) -> int:
-        """The bytes of blocks that wait to be used again."""
+        """The bytes of free blocks."""
         with self._lock:
             self._sort()
             return sum(size * len(idle) for size, idle in self._idle.items())
@@ -122,7 +122,7 @@ class HostPool:
                 self._idle[memory.size_bytes].append(memory)
 
     def _free(self, excess_bytes: int) -> None:
-        """Free at least so many bytes of idle blocks, the largest first, or all that are idle."""
+        """Free idle blocks, the largest first, until at least `excess_bytes` are free or none are left."""
         for size in sorted(self._idle, reverse=True):
             while excess_bytes > 0 and self._idle[size]:
                 self._idle[size].pop()

@@ -1,11 +1,10 @@
-"""Stores for tensors on a device that are part of a shared state: hashed there, and moved block by block.
+"""Stores for device tensors in a shared state: hashed on the host and copied block by block.
 
-The device comes to rest before its tensors are hashed, whatever streams the program uses, and all blocks that have
-landed are there for all streams when the sync returns. Only blocks that are asked for come to this machine's memory. A
-block from the network is verified there before the device gets it, so a tensor on a device never holds a wrong byte.
+The device is synchronized before its tensors are hashed, whatever streams the program uses, and all received blocks are
+visible to all streams when the sync returns. A block from the network is verified on the host before it is copied, so a
+device tensor never holds a wrong byte.
 
-If the device fails, here or in earlier work of the program, it is a StoreError. The peer then leaves the run, so that
-nobody waits for it.
+If the device fails, here or in earlier work of the program, a StoreError is raised and the peer leaves the run.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from pccl.runtime.state import tensor_blocks
 from pccl.runtime.state.tensor_blocks import StoreError
 
 WRITES_MAX = 16
-"""The most copies to the device that are under way at once, each with a block of host memory."""
+"""Bound of concurrent copies to the device, each with a block of host memory."""
 
 
 P = ParamSpec("P")
@@ -54,18 +53,15 @@ class DeviceStore:
     @_failing_clearly
     def digests(self) -> bytes:
         self.device.synchronize()
-        whole = self.size_bytes // tensor_blocks.BLOCK_BYTES
-        there = self.device.block_digests(self._array, tensor_blocks.BLOCK_BYTES, whole) if whole else None
-        last = -(-self.size_bytes // tensor_blocks.BLOCK_BYTES)
-        rest = range(0 if there is None else whole, last)
-        return (there or b"") + b"".join(tensor_blocks.digest(block) for block in self._loaded(rest))
+        blocks = range(-(-self.size_bytes // tensor_blocks.BLOCK_BYTES))
+        return b"".join(tensor_blocks.digest(block) for block in self._loaded(blocks))
 
     @_failing_clearly
     def load(self, number: int) -> memoryview:
         return next(self._loaded(range(number, number + 1)))
 
     def _loaded(self, numbers: range) -> Iterator[memoryview]:
-        """Yield copies of blocks in host memory. While the caller uses one, the next is copied."""
+        """Yield copies of blocks in host memory. The next one is copied while the caller uses the last."""
         coming: deque[tuple[Event, memoryview]] = deque()
         for number in numbers:
             start, size = self._place(number)
@@ -83,13 +79,13 @@ class DeviceStore:
     @_failing_clearly
     def settle(self) -> None:
         if self._writes:
-            # All of them: they were given to the streams of several threads, which the program's do not wait for.
+            # All streams: several threads have written, and the program's streams do not wait for theirs.
             self.device.synchronize()
             self._writes.clear()
         self._pool.trim()
 
     def _place(self, number: int) -> tuple[int, int]:
-        """Return the first byte and the size of a block."""
+        """Return the offset and the size of a block."""
         start = number * tensor_blocks.BLOCK_BYTES
         return start, min(tensor_blocks.BLOCK_BYTES, self.size_bytes - start)
 
@@ -101,7 +97,7 @@ class DeviceStore:
 
 
 class _Landing:
-    """A block in host memory, on its way to the device."""
+    """A received block in host memory."""
 
     def __init__(self, store: DeviceStore, start: int, size: int, block: Block) -> None:
         self.view = _view(block, size)
@@ -119,7 +115,7 @@ def _arrived(event: Event, view: memoryview) -> memoryview:
 
 
 def _view(block: Block, size: int) -> memoryview:
-    """Return a view of the first bytes of a block, which lives as long as the view."""
+    """Return a view of the first bytes of a block, which it keeps alive."""
     chars = (ctypes.c_char * size).from_address(block.address)
     chars.block = block  # type: ignore[attr-defined]
     return memoryview(chars).cast("B")

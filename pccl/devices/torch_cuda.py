@@ -1,19 +1,11 @@
-"""The `Device` of torch tensors on CUDA. torch is taken from the program that made the tensor, and never imported."""
+"""The `Device` of torch tensors on CUDA. torch is not imported but taken from the program's modules."""
 
 from __future__ import annotations
 
-import logging
 import sys
 from typing import Any
 
-import blake3
-
-from pccl.devices import torch_blake3
 from pccl.devices.device import Event, HostMemory
-
-logger = logging.getLogger("pccl.devices")
-
-PROBE_BYTES = 2 * torch_blake3.CHUNK_BYTES
 
 
 class CudaEvent:
@@ -42,8 +34,6 @@ class CudaDevice:
         self._api = api
         self._device = device
         self._reads = api.Stream(device)
-        self._can_hash: bool | None = None
-        """Whether the device computes digests as the CPU does; None until it was tried."""
 
     @property
     def name(self) -> str:
@@ -51,8 +41,8 @@ class CudaDevice:
 
     def allocate(self, size_bytes: int, pinned: bool) -> CudaMemory:
         try:
-            with self._api.device(self._device):  # pinning would open this thread's current one, the first as a rule
-                # `device`: the program may have set another default.
+            with self._api.device(self._device):  # else pinning would initialize another device
+                # `device="cpu"`: the program may have set another default.
                 tensor = self._torch.empty(size_bytes, dtype=self._torch.uint8, device="cpu", pin_memory=pinned)
         except RuntimeError as error:
             raise MemoryError(str(error)) from None
@@ -84,29 +74,6 @@ class CudaDevice:
     def follow(self, event: Event) -> None:
         assert isinstance(event, CudaEvent)
         self._api.current_stream(self._device).wait_event(event.event)
-
-    def block_digests(self, array: Any, block_bytes: int, blocks: int) -> bytes | None:
-        if not torch_blake3.can_hash(block_bytes):
-            return None
-        try:
-            if self._can_hash is None:
-                self._can_hash = self._hashes_rightly()
-            if not self._can_hash:
-                return None
-            return torch_blake3.digests(self._torch, self._bytes(array)[: blocks * block_bytes], block_bytes)
-        except self._api.OutOfMemoryError as error:
-            logger.info("no memory on %s to hash a state there, the CPU does it: %s", self.name, error)
-            return None
-
-    def _hashes_rightly(self) -> bool:
-        """Return whether the device computes the digests that the CPU does. Its integers may overflow differently."""
-        probe = bytes(7 * i % 251 for i in range(2 * PROBE_BYTES))
-        data = self._torch.frombuffer(bytearray(probe), dtype=self._torch.uint8).to(self._device)
-        found = torch_blake3.digests(self._torch, data, PROBE_BYTES)
-        if found == b"".join(blake3.blake3(probe[i : i + PROBE_BYTES]).digest() for i in (0, PROBE_BYTES)):
-            return True
-        logger.warning("%s computes other BLAKE3 digests than the CPU: states are hashed by the CPU", self.name)
-        return False
 
     def synchronize(self) -> None:
         self._api.synchronize(self._device)

@@ -177,12 +177,12 @@ class PCCLGroup(BaseGroup):  # type: ignore[misc]
         """Return when the other actor has received it."""
         to = self._rank_in_pccl(send_options.dst_rank)
         with _contiguous(_only(tensor), is_result=False) as array:
-            self._communicator.send(array, to=to)
+            self._communicator.send(array, dst=to)
 
     def recv(self, tensor: list[Any], recv_options: RecvOptions) -> None:
         from_ = self._rank_in_pccl(recv_options.src_rank)
         with _contiguous(_only(tensor)) as array:
-            self._communicator.recv(array, from_=from_)
+            self._communicator.recv(array, src=from_)
 
     # Ranks.
 

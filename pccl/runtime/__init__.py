@@ -15,7 +15,7 @@ Where to look:
 
     a connection is accepted      network/accepting, then session/inbound or master/server
     an op is launched             session/launches; data_plane/fast_path for small ones whose caller waits
-    an op reaches the engine      session/engine_bridge, data_plane/staged_ops, engine_threads, engine
+    an op reaches the engine      session/engine_bridge, data_plane/engine
     a lost peer is noticed        network/heartbeat for the master (master/server judges with the machine);
                                   session/engine_bridge for a peer whose link breaks
     a lost master is noticed      session/heartbeats and session/control, which looks for another one

@@ -57,7 +57,7 @@ if _is_missing:
     _import_installed()
     from pccl._native import ffi, lib
 
-ABI = 29
+ABI = 30
 
 if lib.pccl_native_abi() != ABI or lib.PCCL_NATIVE_ABI != ABI:
     raise ImportError(

@@ -126,7 +126,7 @@ class Alone:
 class _Nobody:
     """The session of ops that need none."""
 
-    def ask_for_release(self, op: PendingOp, goes_on: bool) -> None:
+    def ask_for_release(self, op: PendingOp) -> None:
         return
 
     def wait_for_release(self, op: PendingOp) -> None:

@@ -29,11 +29,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 
-from pccl._giving_up import CANCEL_GRACE_S, gave_up, require_outcome
-from pccl._reduce import delivered
 from pccl._session_holder import SessionErrors
 from pccl.communicator import Communicator
 from pccl.errors import PCCLError
+from pccl.handle import CANCEL_GRACE_S, delivered, gave_up, require_outcome
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.torch.deadlines import Deadlines

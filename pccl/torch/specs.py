@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pccl._operands import changes_of
+from pccl._arrays import changes_of
 from pccl.protocol.point_to_point import PAIR_TAG_MAX
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair, Root
 from pccl.torch.scratch import Scratch

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from pccl._operands import changes_of
+from pccl._arrays import changes_of
 from pccl.torch.errors import ArgumentError
 from pccl.types import DataType
 

@@ -324,7 +324,7 @@ def test_arguments_that_do_not_fit_the_world_fail_for_all(cluster_of: ClusterOf)
             lambda peer, _, root=root: peer.reduce(x, op=ReduceOp.SUM, root=root),  # type: ignore[misc]
         ]
         for call in rootless:
-            fails_for_all(cluster, call, Result.INVALID_ARGUMENT, f"there is no rank {root} in a group of 3 peers")
+            fails_for_all(cluster, call, Result.INVALID_ARGUMENT, f"rank {root} does not exist in a group of 3 peers")
 
 
 def test_what_is_wrong_by_itself_is_told_at_once(cluster_of: ClusterOf) -> None:
@@ -367,10 +367,10 @@ def test_alone_there_is_nobody_to_meet() -> None:
         for call in calls(x).values():
             assert refusal(partial(call, cluster[0], 0)).result is Result.TOO_FEW_PEERS
         launches: list[Callable[[], Any]] = [
-            lambda: cluster[0].all_to_all_async(x),
-            lambda: cluster[0].gather_async(x, root=0),
-            lambda: cluster[0].scatter_async(x, x[:1].copy(), root=0),
-            lambda: cluster[0].reduce_async(x, op=ReduceOp.SUM, root=0),
+            lambda: cluster[0].launch.all_to_all(x),
+            lambda: cluster[0].launch.gather(x, root=0),
+            lambda: cluster[0].launch.scatter(x, x[:1].copy(), root=0),
+            lambda: cluster[0].launch.reduce(x, op=ReduceOp.SUM, root=0),
         ]
         assert [refusal(launch).result for launch in launches] == [Result.TOO_FEW_PEERS] * 4
 
@@ -397,8 +397,8 @@ def test_handles_and_coroutines() -> None:
                 root = peer.membership.rank
                 assert (await peer.all_to_all(x)).array.shape == (4,)
                 assert (await peer.gather(x, root=root)).array.tolist() == [x.tolist()] * 2
-                handle = peer.scatter_async(x, np.empty(2, x.dtype), root=root)
-                assert (await handle.async_wait())[0]
+                handle = peer.launch.scatter(x, np.empty(2, x.dtype), root=root)
+                assert (await handle).world_size
                 assert (await peer.reduce(x, op=ReduceOp.SUM, root=root)).array.tolist() == [0, 2, 4, 6]
 
         thread = Background(lambda: trio.run(main))
@@ -406,11 +406,11 @@ def test_handles_and_coroutines() -> None:
         until(lambda: peer.are_peers_pending(), "the other comes")
         peer.update_topology()
         other = 1 - peer.membership.rank
-        assert peer.all_to_all_async(x).result().array.shape == (4,)
-        assert peer.gather_async(x, root=other).result().array is None
+        assert peer.launch.all_to_all(x).result().array.shape == (4,)
+        assert peer.launch.gather(x, root=other).result().array is None
         part = np.empty(2, x.dtype)
-        assert peer.scatter_async(None, part, root=other).result().array is part
-        assert peer.reduce_async(x, op=ReduceOp.SUM, root=other).result().array is None
+        assert peer.launch.scatter(None, part, root=other).result().array is part
+        assert peer.launch.reduce(x, op=ReduceOp.SUM, root=other).result().array is None
         assert part.tolist() == x.reshape(2, 2)[peer.membership.rank].tolist()
         thread.result()
 
@@ -443,14 +443,14 @@ def test_a_root_that_has_left_is_lost_for_all() -> None:
         held = [peer.all_reduce_async(np.zeros(4), op=ReduceOp.SUM, tag=9) for peer in peers[:2]]
         launched = [
             [
-                peer.gather_async(x, root=2, tag=1),
-                peer.scatter_async(None, x[:2].copy(), root=2, tag=2),
-                peer.reduce_async(x, op=ReduceOp.SUM, root=2, tag=3),
+                peer.launch.gather(x, root=2, tag=1),
+                peer.launch.scatter(None, x[:2].copy(), root=2, tag=2),
+                peer.launch.reduce(x, op=ReduceOp.SUM, root=2, tag=3),
             ]
             for peer in peers[:2]
         ]
         cluster.peers.remove(peers[2])
         peers[2].close()
         for handles in launched:
-            assert [handle.wait()[1] for handle in handles] == [Result.RANK_CONNECTION_LOST] * 3
+            assert [refusal(handle.result).result for handle in handles] == [Result.RANK_CONNECTION_LOST] * 3
         assert [handle.wait()[1] for handle in held] == [Result.RANK_CONNECTION_LOST] * 2

@@ -67,9 +67,9 @@ def test_all_ways_of_an_op_are_recorded(cluster: Cluster) -> None:
         peer.broadcast(ones(), root=0, tag=4)
         peer.barrier(tag=5)
         if index == 0:
-            peer.send(ones(), to=1, tag=6)
+            peer.send(ones(), dst=1, tag=6)
         elif index == 1:
-            peer.recv(ones(), from_=0, tag=6)
+            peer.recv(ones(), src=0, tag=6)
 
     cluster.each(run)
     for index, peer in enumerate(cluster.peers):

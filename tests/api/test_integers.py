@@ -107,12 +107,12 @@ def test_sends_and_recvs(pair: Cluster) -> None:
     ranks: Any = [INT64(peer.membership.rank) for peer in pair.peers]
     outcomes(
         [
-            lambda: pair[0].send(ones(), to=ranks[1], tag=np.uint16(3)),  # type: ignore[arg-type]
-            lambda: pair[1].recv(got, from_=ranks[0], tag=3),
+            lambda: pair[0].send(ones(), dst=ranks[1], tag=np.uint16(3)),  # type: ignore[arg-type]
+            lambda: pair[1].recv(got, src=ranks[0], tag=3),
         ]
     )
     assert np.all(got == 1)
-    for call in (lambda: pair[0].send(ones(), to=1.0), lambda: pair[0].recv(got, from_=1.0)):  # type: ignore[arg-type]
+    for call in (lambda: pair[0].send(ones(), dst=1.0), lambda: pair[0].recv(got, src=1.0)):  # type: ignore[arg-type]
         assert " 1.0 is not an integer but of type float" in str(refusal(call))
 
 

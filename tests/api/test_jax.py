@@ -209,8 +209,8 @@ def test_send_and_recv(three_peers: Cluster) -> None:
     first, second = three_peers.peers[:2]
     given = jnp.arange(6, dtype=jnp.bfloat16).reshape(2, 3)
     calls: list[Callable[[], Any]] = [
-        partial(first.send, given, to=second.membership.rank),
-        partial(second.recv, jnp.zeros((2, 3), jnp.bfloat16), from_=first.membership.rank),
+        partial(first.send, given, dst=second.membership.rank),
+        partial(second.recv, jnp.zeros((2, 3), jnp.bfloat16), src=first.membership.rank),
     ]
     _, received = together(calls)
     assert isinstance(received.array, jax.Array)

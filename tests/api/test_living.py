@@ -200,7 +200,7 @@ def test_an_exception_inside_the_with_statement_leaves_the_run(cluster: Cluster)
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl.communicator.INTERRUPT_GRACE_S", 0.05)
+    monkeypatch.setattr("pccl.handle.INTERRUPT_GRACE_S", 0.05)
     monkeypatch.setattr("pccl.runtime.threads.portal.INTERRUPT_GRACE_S", 0.05)
 
 
@@ -288,7 +288,7 @@ def test_random_numbers_of_the_program_are_its_own() -> None:
 def test_a_second_signal_ends_the_wait_for_the_first_one_to_be_settled(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pccl.communicator.INTERRUPT_GRACE_S", WAIT_S)
+    monkeypatch.setattr("pccl.handle.INTERRUPT_GRACE_S", WAIT_S)
     cluster.join(2)
     session = cluster[0]._inner._session
     assert session is not None

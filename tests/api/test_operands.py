@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl import DataType, PCCLError, Result
-from pccl._operands import Operand, resolve
+from pccl._arrays import Operand, resolve
 
 
 def resolved(array: Any) -> Operand:

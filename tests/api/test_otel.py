@@ -92,7 +92,7 @@ def test_metrics_count_ops_and_bytes(cluster: Cluster) -> None:
 def test_both_ends_of_a_send_are_told_apart(cluster: Cluster) -> None:
     cluster.join(2)
     collectors = [Collector(peer) for peer in cluster.peers]
-    cluster.each(lambda peer, i: peer.recv(ones(), from_=0, tag=5) if i else peer.send(ones(), to=1, tag=5))
+    cluster.each(lambda peer, i: peer.recv(ones(), src=0, tag=5) if i else peer.send(ones(), dst=1, tag=5))
     for collector, kind in zip(collectors, ["send", "recv"], strict=True):
         collector.exporter.close()
         (span,) = collector.spans(f"pccl {kind}")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl import Communicator, ReduceOp, Result
-from pccl._reduce import TAG_MAX
+from pccl._collectives import TAG_MAX
 from pccl.protocol.master.ledger import Ledger
 from pccl.protocol.messages import OpRef
 from pccl.protocol.point_to_point import PAIR_TAG_MAX, RANK_BITS, callers_tag, pair_tag, participants, ranks_of
@@ -71,7 +71,7 @@ def test_what_is_sent_is_received() -> None:
             x = np.arange(count) * 3
             y = np.zeros_like(x)
             sent, received = outcomes(
-                [lambda x=x: cluster[0].send(x, to=2), lambda y=y: cluster[2].recv(y, from_=0)]  # type: ignore[misc]
+                [lambda x=x: cluster[0].send(x, dst=2), lambda y=y: cluster[2].recv(y, src=0)]  # type: ignore[misc]
             )
             assert np.array_equal(x, y)
             assert (sent.tx_bytes, received.rx_bytes) == (x.nbytes, x.nbytes)
@@ -91,11 +91,11 @@ def test_a_ring_of_messages_beside_the_groups_ops() -> None:
             for step in range(10):
                 token, total = np.array([rank * 100 + step]), np.array([1])
                 sum_ = peer.all_reduce_async(total, op=ReduceOp.SUM)
-                sent = peer.send_async(np.array([rank * 100 + step]), to=(rank + 1) % world)
-                back = peer.send_async(np.array([-step]), to=(rank - 1) % world)
-                peer.recv(token, from_=(rank - 1) % world)
+                sent = peer.launch.send(np.array([rank * 100 + step]), dst=(rank + 1) % world)
+                back = peer.launch.send(np.array([-step]), dst=(rank - 1) % world)
+                peer.recv(token, src=(rank - 1) % world)
                 answer = np.zeros(1, token.dtype)
-                peer.recv(answer, from_=(rank + 1) % world)
+                peer.recv(answer, src=(rank + 1) % world)
                 assert sent.result().rank == back.result().rank == rank
                 assert sum_.result().world_size == world
                 found.append((int(token[0]), int(answer[0]), int(total[0])))
@@ -109,7 +109,7 @@ def test_a_ring_of_messages_beside_the_groups_ops() -> None:
 def test_what_differs_fails_both_and_nobody_else() -> None:
     with run_of(3) as cluster:
         found = outcomes(
-            [lambda: cluster[0].send(np.arange(3), to=1), lambda: cluster[1].recv(np.zeros(4, int), from_=0)]
+            [lambda: cluster[0].send(np.arange(3), dst=1), lambda: cluster[1].recv(np.zeros(4, int), src=0)]
         )
         assert results(found) == [Result.INVALID_ARGUMENT] * 2
         assert all("send of 3 x INT64" in str(error) and "send of 4 x INT64" in str(error) for error in found)
@@ -119,12 +119,12 @@ def test_what_differs_fails_both_and_nobody_else() -> None:
 def test_a_timeout_ends_both() -> None:
     with run_of(3) as cluster:
         x = np.arange(100_000)
-        error = refusal(lambda: cluster[0].send(x, to=1, timeout=0.2))
+        error = refusal(lambda: cluster[0].send(x, dst=1, timeout=0.2))
         assert error.result is Result.TIMEOUT
-        assert refusal(lambda: cluster[1].recv(np.zeros_like(x), from_=0)).result is Result.TIMEOUT
+        assert refusal(lambda: cluster[1].recv(np.zeros_like(x), src=0)).result is Result.TIMEOUT
         y = np.zeros_like(x)
         assert (
-            results(outcomes([lambda: cluster[0].send(x, to=1), lambda: cluster[1].recv(y, from_=0)]))
+            results(outcomes([lambda: cluster[0].send(x, dst=1), lambda: cluster[1].recv(y, src=0)]))
             == [Result.SUCCESS] * 2
         )
         assert np.array_equal(x, y)
@@ -136,7 +136,7 @@ def test_a_loss_ends_what_waits(lost: int) -> None:
     """Whoever is lost: the other, the peer waited for, or a third one."""
     with run_of(4) as cluster:
         x = np.arange(10)
-        thread = Background(lambda: cluster[3].recv(x, from_=0))
+        thread = Background(lambda: cluster[3].recv(x, src=0))
         until(lambda: cluster[3].stats["ops_open"], "it waits")
         leaver = cluster.peers.pop(lost)
         leaver.close()
@@ -152,17 +152,17 @@ def test_what_is_wrong_by_itself_is_told_at_once() -> None:
         read_only = x.copy()
         read_only.flags.writeable = False
         for says, call in {
-            "to 2 is no rank of a group of 2 peers": lambda: peer.send(x, to=2),
-            "from_ -1 is no rank": lambda: peer.recv(x, from_=-1),
-            "is this peer itself": lambda: peer.send(x, to=peer.membership.rank),
-            "array is read-only": lambda: peer.recv(read_only, from_=other),
-            "is not an integer in [0, 2**35)": lambda: peer.send(x, to=other, tag=2**35),
-            "array must be a NumPy array": lambda: peer.send([1], to=other),
+            "dst 2 is no rank of a group of 2 peers": lambda: peer.send(x, dst=2),
+            "src -1 is no rank": lambda: peer.recv(x, src=-1),
+            "is this peer itself": lambda: peer.send(x, dst=peer.membership.rank),
+            "array is read-only": lambda: peer.recv(read_only, src=other),
+            "is not an integer in [0, 2**35)": lambda: peer.send(x, dst=other, tag=2**35),
+            "array must be a NumPy array": lambda: peer.send([1], dst=other),
         }.items():
             error = refusal(call)
             assert error.result is Result.INVALID_ARGUMENT
             assert says in str(error)
-        handle = peer.send_async(x, to=other)
-        assert refusal(lambda: peer.send(x, to=other)).result is Result.INVALID_USAGE  # that name is in flight
-        cluster[1].recv(np.zeros_like(x), from_=1 - other)
+        handle = peer.launch.send(x, dst=other)
+        assert refusal(lambda: peer.send(x, dst=other)).result is Result.INVALID_USAGE  # that name is in flight
+        cluster[1].recv(np.zeros_like(x), src=1 - other)
         handle.result()

@@ -50,15 +50,10 @@ def test_the_usual_loop(library: str) -> None:
 @pytest.mark.parametrize(
     ("callable_", "arguments"),
     [
-        (pccl.Communicator, ["address", "peer_group", "p2p_connection_pool_size"]),
+        (pccl.Communicator, ["address", "peer_group", "connections"]),
         (pccl.Communicator.connect, ["n_attempts"]),
         (pccl.Communicator.get_attribute, ["attribute"]),
         (pccl.Communicator.sync_shared_state, ["shared_state", "strategy"]),
-        (pccl.Communicator.all_reduce, ["send", "recv", "op", "tag", "operand_descriptor", "quantization_options"]),
-        (
-            pccl.Communicator.all_reduce_async,
-            ["send", "recv", "op", "tag", "operand_descriptor", "quantization_options"],
-        ),
         (pccl.Communicator.all_reduce_multiple_with_retry, ["descriptors", "max_in_flight"]),
         (pccl.ReduceDescriptor, ["count", "op", "tag", "operand_descriptor", "quantization_options"]),
         (pccl.ReduceOpDescriptor.from_torch, ["send", "recv", "reduce_descriptor"]),
@@ -77,6 +72,15 @@ def test_arguments_have_the_names_and_order_of_the_reference(
 ) -> None:
     names = [name for name in inspect.signature(callable_).parameters if name != "self"]
     assert names[: len(arguments)] == arguments
+
+
+@pytest.mark.parametrize("name", ["all_reduce", "all_reduce_async"])
+def test_keywords_of_the_reference_are_accepted(name: str) -> None:
+    parameters = inspect.signature(getattr(pccl.Communicator, name)).parameters
+    assert {"send", "recv", "op", "tag", "operand_descriptor", "quantization_options"} <= set(parameters)
+    assert not pccl.Communicator("127.0.0.1:9", 0, p2p_connection_pool_size=3).is_connected
+    options = pccl.CommunicatorOptions(site="s", site_size=2)
+    assert not pccl.Communicator("127.0.0.1:9", options=options, listen="127.0.0.1:0").is_connected
 
 
 @pytest.mark.parametrize(

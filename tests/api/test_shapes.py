@@ -21,7 +21,7 @@ from pccl import (
     Result,
     SharedState,
 )
-from pccl.runtime.data_plane.dimensions import DIGEST_FLAG, number_of, shape_of
+from pccl.runtime.data_plane.op_shape import DIGEST_FLAG, dimensions_of, number_of
 from tests.support.cluster import SUM, Cluster, outcomes, reduce_once, results
 from tests.support.fake_device import FakeDevice
 
@@ -29,7 +29,6 @@ Shape = tuple[int, ...]
 Array = npt.NDArray[Any]
 Call = Callable[[Communicator, Array], Any]
 
-PIECE = 4096
 WIDE, TALL = (2, 4), (4, 2)
 
 
@@ -46,7 +45,7 @@ EVERY: dict[str, Call] = {
     "async": lambda peer, x: peer.all_reduce_async(x, op=SUM).result(),
     "retry": retry,
     "all_gather": lambda peer, x: peer.all_gather(x),
-    "all_gather_async": lambda peer, x: peer.all_gather_async(x).result(),
+    "all_gather_async": lambda peer, x: peer.launch.all_gather(x).result(),
     "all_gather bytes": lambda peer, x: peer.all_gather(x.astype(np.complex64)),
     "reduce_scatter": lambda peer, x: peer.reduce_scatter(x, op=SUM),
     "broadcast": lambda peer, x: peer.broadcast(x, root=0),
@@ -94,7 +93,7 @@ def test_what_is_another_shape(three_peers: Cluster, shapes: tuple[Shape, Shape]
 @pytest.mark.parametrize("sent", [True, False])
 def test_sends_and_recvs(three_peers: Cluster, sent: bool) -> None:
     given, wanted = np.ones(WIDE), np.zeros(WIDE if sent else TALL)
-    found = outcomes([lambda: three_peers[0].send(given, to=1), lambda: three_peers[1].recv(wanted, from_=0)])
+    found = outcomes([lambda: three_peers[0].send(given, dst=1), lambda: three_peers[1].recv(wanted, src=0)])
     assert results(found) == [Result.SUCCESS if sent else Result.INVALID_ARGUMENT] * 2
     assert sent or all("of shape (2, 4)" in str(error) and "of shape (4, 2)" in str(error) for error in found)
 
@@ -141,16 +140,8 @@ def test_what_is_gathered_may_have_another_shape(three_peers: Cluster) -> None:
 
 
 @pytest.mark.parametrize("on_device", [(0, 1, 2), (0,), (0, 2)])
-@pytest.mark.parametrize("pieces", [1, 3])
-def test_arrays_in_pieces_have_shapes_too(
-    three_peers: Cluster,
-    devices: list[FakeDevice],
-    monkeypatch: pytest.MonkeyPatch,
-    on_device: tuple[int, ...],
-    pieces: int,
-) -> None:
-    monkeypatch.setattr("pccl.runtime.data_plane.pieces.PIECE_BYTES", PIECE)
-    rows = pieces * PIECE // 4 // 8
+def test_shapes_with_device_arrays(three_peers: Cluster, devices: list[FakeDevice], on_device: tuple[int, ...]) -> None:
+    rows = 384
     one, other = (rows, 8), (8, rows)
 
     def reduce_here(peer: Communicator, i: int, shape: Shape) -> Any:
@@ -187,12 +178,12 @@ shapes = st.lists(dimensions, max_size=12).map(tuple)
 def test_shapes_have_numbers_of_their_own(one: Shape, other: Shape) -> None:
     assert 0 < number_of(one) < 2**64
     assert (number_of(one) == number_of(other)) == (one == other)
-    assert shape_of(number_of(one)) == one
+    assert dimensions_of(number_of(one)) == one
 
 
 @given(st.integers(0, 2**64 - 1))
 def test_any_number_can_be_asked_for_its_shape(number: int) -> None:
-    found = shape_of(number)
+    found = dimensions_of(number)
     assert found is None or all(0 <= dimension < 2**63 for dimension in found)
 
 
@@ -203,4 +194,4 @@ def test_the_shapes_of_common_tensors_are_told(shape: Shape) -> None:
 
 def test_no_array_has_no_shape() -> None:
     assert number_of(None) == 0
-    assert shape_of(0) is None
+    assert dimensions_of(0) is None

@@ -45,7 +45,7 @@ def warned(caplog: pytest.LogCaptureFixture) -> Iterator[Warned]:
 @pytest.fixture
 def attempts_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.01)
-    monkeypatch.setattr("pccl._master_search.ATTEMPT_INTERVAL_S", 0.01)
+    monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.01)
     monkeypatch.setattr("pccl.runtime.threads.waits.LOOK_S", 0.02)
 
 
@@ -85,8 +85,8 @@ def test_connect_looks_for_a_master_for_five_minutes_and_says_so(nobody: str) ->
 
 @pytest.mark.usefixtures("attempts_in_a_row")
 def test_a_master_that_starts_after_its_peer_is_found(monkeypatch: pytest.MonkeyPatch, warned: Warned) -> None:
-    monkeypatch.setattr("pccl._master_search.FIRST_S", 0.1)
-    monkeypatch.setattr("pccl._master_search.EVERY_S", 0.1)
+    monkeypatch.setattr("pccl._session_holder.FIRST_S", 0.1)
+    monkeypatch.setattr("pccl._session_holder.EVERY_S", 0.1)
     address = _free_address()
     peer = Communicator(address)
     connecting = Background(peer.connect)

@@ -12,13 +12,13 @@ import pytest
 
 from pccl import (
     Communicator,
+    MismatchError,
     PCCLError,
     ReduceAlgorithm,
     ReduceDescriptor,
     ReduceOpDescriptor,
     Result,
 )
-from pccl.runtime.data_plane import pieces as op_pieces
 from tests.api.test_async_communicator import Peers, all_of, in_run
 from tests.support.cluster import SUM, Cluster, ones, outcomes, reduce_once, refusal, results
 from tests.support.fake_device import FakeDevice
@@ -26,7 +26,6 @@ from tests.support.fake_device import FakeDevice
 Call = Callable[[Communicator, int, int | None], Any]
 """A call of a peer with an index, at a step."""
 
-PIECE = 4096
 LATEST = 2**63 - 1
 
 
@@ -60,8 +59,8 @@ EVERY: dict[str, Call] = {
     "reduce_scatter": lambda peer, _, step: peer.reduce_scatter(ones(), op=SUM, step=step),
     "broadcast": lambda peer, _, step: peer.broadcast(ones(), root=0, step=step),
     "barrier": lambda peer, _, step: peer.barrier(step=step),
-    "all_gather_async": lambda peer, _, step: peer.all_gather_async(ones(), step=step).result(),
-    "barrier_async": lambda peer, _, step: peer.barrier_async(step=step).result(),
+    "all_gather_async": lambda peer, _, step: peer.launch.all_gather(ones(), step=step).result(),
+    "barrier_async": lambda peer, _, step: peer.launch.barrier(step=step).result(),
 }
 
 
@@ -100,8 +99,8 @@ def test_both_of_a_pair_give_the_step(three_peers: Cluster) -> None:
         x = ones()
         return outcomes(
             [
-                lambda: three_peers[0].send(x, to=1, step=sent),
-                lambda: three_peers[1].recv(x.copy(), from_=0, step=received),
+                lambda: three_peers[0].send(x, dst=1, step=sent),
+                lambda: three_peers[1].recv(x.copy(), src=0, step=received),
             ]
         )
 
@@ -120,11 +119,8 @@ def test_what_is_no_step_is_refused(three_peers: Cluster, step: Any) -> None:
 
 
 @pytest.mark.parametrize("on_device", [(0, 1, 2), (0,), (0, 2)])
-def test_arrays_in_pieces_have_steps_too(
-    three_peers: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch, on_device: tuple[int, ...]
-) -> None:
-    monkeypatch.setattr(op_pieces, "PIECE_BYTES", PIECE)
-    count = 3 * PIECE // 4 + 5
+def test_steps_with_device_arrays(three_peers: Cluster, devices: list[FakeDevice], on_device: tuple[int, ...]) -> None:
+    count = 3077
 
     def reduce_here(peer: Communicator, i: int, step: int | None) -> Any:
         array = devices[i].array(ones(count)) if i in on_device else ones(count)
@@ -145,4 +141,6 @@ async def test_coroutines_take_steps(peers: Peers) -> None:
     assert results(await calls(3, 3)) == [Result.SUCCESS] * 2
     assert results(await calls(3, 4)) == [Result.INVALID_ARGUMENT] * 2
     handles = [peer.all_reduce_async(ones(), op=SUM, step=step) for peer, step in zip(peers, (5, 6), strict=True)]
-    assert [found[1] for found in await all_of(*(each.async_wait for each in handles))] == [Result.INVALID_ARGUMENT] * 2
+    for handle in handles:
+        with pytest.raises(MismatchError):
+            await handle

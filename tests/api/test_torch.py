@@ -20,8 +20,8 @@ from pccl import (
     SharedState,
     TensorInfo,
 )
+from pccl._arrays import resolve
 from pccl._integers import as_int
-from pccl._operands import resolve
 from pccl.training import DiLoCo, local_shard
 from pccl.training.tensors.replica import replica_of
 from tests.support.cluster import Cluster, results, run_of
@@ -89,9 +89,9 @@ def test_tensors_of_any_dtype_and_shape_are_moved(pair: Cluster, dtype: Any, sha
         assert bits(mine) == bits(tensor(1))
         mine = tensor(rank)
         if rank == 0:
-            peer.send(mine, to=1)
+            peer.send(mine, dst=1)
         else:
-            peer.recv(mine, from_=0)
+            peer.recv(mine, src=0)
         assert bits(mine) == bits(tensor(0))
 
     pair.each(move)

@@ -83,7 +83,7 @@ def all_gather(peer: Communicator, _: int) -> Tensors:
 
 def all_gather_async(peer: Communicator, _: int) -> Tensors:
     given, result = new(), new(WORLD * WIDTH)
-    peer.all_gather_async(given, result).wait()
+    peer.launch.all_gather(given, result).wait()
     return [result], [given]
 
 
@@ -126,9 +126,9 @@ def all_to_all(peer: Communicator, _: int) -> Tensors:
 def send_recv(peer: Communicator, number: int) -> Tensors:
     tensor = new()
     if number == 0:
-        peer.send(tensor, to=1)
+        peer.send(tensor, dst=1)
         return [], [tensor]
-    peer.recv(tensor, from_=0)
+    peer.recv(tensor, src=0)
     return [tensor], []
 
 

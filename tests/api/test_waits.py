@@ -87,13 +87,13 @@ def test_joint_calls_name_who_has_not_called(
             rf"the op with tag 0 has waited \d+ s for peer 2 \({NAME}\), which has not called it; look at",
         ),
         (
-            lambda peer: peer.recv(ones(), from_=1, tag=3),
-            lambda peer: peer.send(ones(), to=0, tag=3),
+            lambda peer: peer.recv(ones(), src=1, tag=3),
+            lambda peer: peer.send(ones(), dst=0, tag=3),
             rf"recv with tag 3 from peer 2 \({NAME}\) has waited \d+ s for peer 2 \(.*\), which has not called send",
         ),
         (
-            lambda peer: peer.send(np.ones(1 << 20, np.float32), to=1, tag=3),
-            lambda peer: peer.recv(np.ones(1 << 20, np.float32), from_=0, tag=3),
+            lambda peer: peer.send(np.ones(1 << 20, np.float32), dst=1, tag=3),
+            lambda peer: peer.recv(np.ones(1 << 20, np.float32), src=0, tag=3),
             rf"send with tag 3 to peer 2 \({NAME}\) has waited \d+ s for peer 2 \({NAME}\), which has not called recv",
         ),
     ],
@@ -131,7 +131,7 @@ def test_a_newcomer_names_who_has_to_let_it_in(cluster: Cluster, warned: Warned)
 def test_whoever_finds_no_master_says_what_is_tried(
     warned: Warned, nobody: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pccl._master_search.FIRST_S", 0.1)
+    monkeypatch.setattr("pccl._session_holder.FIRST_S", 0.1)
     connecting = Background(partial(Communicator(nobody).connect, 2))
     pattern = (
         rf"^connect has waited \d+ s for the master at {nobody}, attempt 1 of 2: .*refused.*; `pccl doctor {nobody}`"
@@ -250,9 +250,9 @@ def test_a_timeout_names_whom_this_op_waits_for_and_no_other(elements: int) -> N
         x = [np.ones(elements, np.float32) for _ in range(6)]
         first = [cluster[peer].all_reduce_async(x[peer], op=SUM, tag=1) for peer in (0, 2)]
         second = [cluster[peer].all_reduce_async(x[3 + peer], op=SUM, tag=2) for peer in (0, 1)]
-        text = str(refusal(partial(first[0].wait, 0.3)))
+        text = str(refusal(partial(first[0].result, 0.3)))
         assert re.search(rf"with tag 1 .* waits for peer 2 \({NAME}\), which has not called it", text), text
-        text = str(refusal(partial(second[0].wait, 0.3)))
+        text = str(refusal(partial(second[0].result, 0.3)))
         assert re.search(rf"with tag 2 .* waits for peer 3 \({NAME}\), which has not called it", text), text
         cluster[1].all_reduce(x[1], op=SUM, tag=1)
         cluster[2].all_reduce(x[5], op=SUM, tag=2)
@@ -261,8 +261,8 @@ def test_a_timeout_names_whom_this_op_waits_for_and_no_other(elements: int) -> N
 
 def test_a_timeout_of_two_names_tag_and_peers_on_both_sides() -> None:
     with run_of(2) as cluster:
-        error = refusal(partial(cluster[0].recv, ones(), from_=1, tag=4, timeout=0.2))
-        late = refusal(partial(cluster[1].send, ones(), to=0, tag=4))
+        error = refusal(partial(cluster[0].recv, ones(), src=1, tag=4, timeout=0.2))
+        late = refusal(partial(cluster[1].send, ones(), dst=0, tag=4))
         for found in (error, late):
             assert found.result is Result.TIMEOUT
             pattern = (
@@ -274,7 +274,7 @@ def test_a_timeout_of_two_names_tag_and_peers_on_both_sides() -> None:
 def test_a_wait_for_a_handle_names_tag_and_peers() -> None:
     with run_of(2) as cluster:
         handle = cluster[0].all_reduce_async(ones(), op=SUM, tag=5)
-        error = refusal(partial(handle.wait, 0.2))
+        error = refusal(partial(handle.result, 0.2))
         assert re.search(rf"the op with tag 5 .* waits for peer 2 \({NAME}\)", str(error))
         cluster[1].all_reduce(ones(), op=SUM, tag=5)
         assert handle.wait()[0]

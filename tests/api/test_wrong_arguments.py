@@ -113,12 +113,12 @@ CALLS: dict[str, list[Case]] = {
         ("tag", TAGS, lambda peer, v: peer.broadcast(x(), root=0, tag=v)),
     ],
     "send": [
-        ("array", ARRAYS, lambda peer, v: peer.send(v, to=0)),
-        ("to", RANKS, lambda peer, v: peer.send(x(), to=v)),
+        ("array", ARRAYS, lambda peer, v: peer.send(v, dst=0)),
+        ("dst", RANKS, lambda peer, v: peer.send(x(), dst=v)),
     ],
     "recv": [
-        ("array", [*ARRAYS, read_only(), b"abc"], lambda peer, v: peer.recv(v, from_=0)),
-        ("from_", RANKS, lambda peer, v: peer.recv(x(), from_=v)),
+        ("array", [*ARRAYS, read_only(), b"abc"], lambda peer, v: peer.recv(v, src=0)),
+        ("src", RANKS, lambda peer, v: peer.recv(x(), src=v)),
     ],
     "barrier": [("tag", TAGS, lambda peer, v: peer.barrier(tag=v))],
     "all_reduce_multiple_with_retry": [

@@ -31,6 +31,7 @@ LAYERS = (
     "receiver",
     "core",
     "engine",
+    "engines",
 )
 
 

@@ -507,9 +507,9 @@ def test_splitter_bounds_an_endless_line() -> None:
 
 
 EAGER = """\
-import pccl, pccl._master_search as search, pccl._session_holder as holder
-search.ATTEMPT_INTERVAL_S = holder.ATTEMPT_INTERVAL_S = 0.02
-search.FIRST_S = 0.2
+import pccl, pccl._session_holder as holder
+holder.ATTEMPT_INTERVAL_S = holder.ATTEMPT_INTERVAL_S = 0.02
+holder.FIRST_S = 0.2
 with pccl.Communicator() as comm:
     comm.wait_for_peers(2)
     print("world", comm.world_size)

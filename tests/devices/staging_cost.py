@@ -1,7 +1,7 @@
 """The cost of staging beside the copies of a device: `python -m tests.devices.staging_cost [MIB]`.
 
 Two peers of this process reduce arrays over the loopback interface, plain ones and such of a device that is this
-machine's memory and copies at once. So the difference is what pieces, their threads and the two copies take here.
+machine's memory and copies at once. So the difference is what the staging thread and the two copies take here.
 
 With a GPU that torch can use also tensors there, staged by pccl, and as one would without: copied to the CPU, reduced,
 copied back.

@@ -17,6 +17,7 @@ from tests.support.fake_device import FakeArray, FakeDevice
 
 BLOCK = 4096
 COUNT = 10 * BLOCK // 4 + 33
+BLOCKS = 11
 LATE_S = 0.03
 WORLD = 3
 
@@ -43,14 +44,11 @@ def tensor_of(array: FakeArray) -> StateTensor:
 
 
 @pytest.mark.parametrize("count", [1, BLOCK // 4, BLOCK // 4 + 1, COUNT])
-@pytest.mark.parametrize("can_hash", [True, False])
-def test_a_device_and_a_cpu_have_the_same_digests(devices: list[FakeDevice], count: int, can_hash: bool) -> None:
-    devices[0].can_hash = can_hash
+def test_a_device_and_a_cpu_have_the_same_digests(devices: list[FakeDevice], count: int) -> None:
     array = devices[0].array(values(0, count))
     host = StateTensor("x", "FLOAT", (count,), False, memoryview(values(0, count)).cast("B"))
     assert fingerprint([tensor_of(array)]) == fingerprint([host])
-    assert devices[0].hashed_blocks == (count * 4 // BLOCK if can_hash else 0)
-    assert devices[0].reads == host.block_count - devices[0].hashed_blocks
+    assert devices[0].reads == host.block_count
 
 
 def test_only_blocks_that_differ_leave_a_device_and_reach_one(three_peers: Cluster, devices: list[FakeDevice]) -> None:
@@ -64,8 +62,7 @@ def test_only_blocks_that_differ_leave_a_device_and_reach_one(three_peers: Clust
     for array in arrays:
         np.testing.assert_array_equal(array.settled(), values(0))
     assert [device.writes for device in devices] == [0, 0, 2]
-    # Beside the last block, which is too short for the device to hash, only what was asked for.
-    assert sum(device.reads for device in devices) == 3 + 2
+    assert sum(device.reads for device in devices) == 3 * BLOCKS + 2
 
 
 def test_what_is_still_being_computed_counts_and_what_was_received_is_there_for_every_stream(
@@ -124,7 +121,7 @@ def test_a_donor_that_is_lost_leaves_no_wrong_byte(cluster: Cluster, devices: li
     original = device.read
 
     def read(*args: Any) -> Any:
-        if device.reads == 4:  # the first was for the digest of the last block
+        if device.reads == BLOCKS + 3:  # after those for the digests
             device.reads_held.clear()
             closing.append(Background(donor.close))
         return original(*args)
@@ -152,8 +149,7 @@ def test_a_device_that_fails_takes_its_peer_out_of_the_run_and_nobody_waits_for_
     if when == "receiving":
         devices[broken].fails_to_write = True
     else:
-        devices[broken].can_hash = when == "sending"
-        devices[broken].fails_after_reads = 1 if when == "sending" else 0
+        devices[broken].fails_after_reads = BLOCKS if when == "sending" else 0
     found = cluster.outcomes(lambda peer, i: peer.sync_shared_state(states[i]))
     assert found[broken].result is Result.INTERNAL_ERROR
     assert "fake:0 failed: RuntimeError: the fake device is broken; this peer has left the run" in str(found[broken])

@@ -11,12 +11,10 @@ import pytest
 
 from pccl import AsyncCollectiveHandle, CollectiveInfo, Communicator, ReduceAlgorithm, ReduceOp, Result
 from pccl.devices.staging import helper_of
-from pccl.runtime.data_plane import pieces
 from tests.support.cluster import Background, Cluster, outcomes, refusal, results, until
 from tests.support.fake_device import FakeArray, FakeDevice
 
-PIECE = 4096
-COUNT = 5 * PIECE // 4 + 77
+COUNT = 5197
 WORLD = 3
 LATE_S = 0.03
 SUM = ReduceOp.SUM
@@ -29,11 +27,6 @@ CALLS: dict[str, Call] = {
     "broadcast": lambda peer, array: peer.broadcast(array, root=1),
 }
 every_call = pytest.mark.parametrize("name", CALLS)
-
-
-@pytest.fixture(autouse=True)
-def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", PIECE)
 
 
 def values(rank: int, count: int = COUNT, dtype: Any = np.float32) -> Any:
@@ -122,9 +115,9 @@ def test_send_and_recv(three_peers: Cluster, devices: list[FakeDevice], on_devic
             return
         array = devices[i].array(values(rank)) if rank in on_device else values(rank)
         if rank == 0:
-            peer.send(array, to=1)
+            peer.send(array, dst=1)
         else:
-            peer.recv(array, from_=0)
+            peer.recv(array, src=0)
         np.testing.assert_array_equal(seen(array), values(0))
 
     three_peers.each(call)
@@ -140,7 +133,7 @@ def test_many_at_once_and_who_waits_sees_the_result(three_peers: Cluster, device
         rank = peer.membership.rank
         for turn in range(3):
             held = [devices[i].array(values(rank) + tag + turn) for tag in range(ops)]
-            handles = [peer.all_gather_async(array, tag=tag) for tag, array in enumerate(held)]
+            handles = [peer.launch.all_gather(array, tag=tag) for tag, array in enumerate(held)]
             for tag in reversed(range(ops)):
                 for thread in [Background(partial(result_of, handles[tag])) for _ in range(2)]:
                     np.testing.assert_array_equal(thread.result(), expected("all_gather", rank) + tag + turn)
@@ -163,7 +156,7 @@ def test_arguments_are_checked(three_peers: Cluster, devices: list[FakeDevice]) 
     assert f"recv has {COUNT} elements" in str(failed[1])
     array.is_writable = False
     next_rank = (three_peers[0].membership.rank + 1) % WORLD
-    assert "read-only" in str(refusal(lambda: three_peers[0].recv(array, from_=next_rank)))
+    assert "read-only" in str(refusal(lambda: three_peers[0].recv(array, src=next_rank)))
 
 
 # Failure.
@@ -189,7 +182,7 @@ def test_a_loss_leaves_the_arrays_and_the_survivors_go_on(
     handles = [launched(name, *pair) for pair in zip([*cluster.peers, lost], held, strict=True)]
     lost.close()
     for handle in handles[:2]:
-        assert handle.wait()[1] is Result.RANK_CONNECTION_LOST
+        assert refusal(handle.result).result is Result.RANK_CONNECTION_LOST
     for device in devices:
         device.reads_held.set()
     for i in range(2):
@@ -225,7 +218,7 @@ def test_a_device_that_has_no_room_for_the_result_fails_its_own_caller(
         raise RuntimeError("out of memory")
 
     monkeypatch.setattr(devices[0], "empty", full)
-    handles = [peer.all_gather_async(devices[i].array(values(i))) for i, peer in enumerate(cluster.peers)]
+    handles = [peer.launch.all_gather(devices[i].array(values(i))) for i, peer in enumerate(cluster.peers)]
     found = outcomes([handle.result for handle in handles])
     assert results(found) == [Result.INTERNAL_ERROR, Result.SUCCESS]
     assert "out of memory" in str(found[0])
@@ -241,8 +234,8 @@ def test_a_communicator_that_is_closed_in_the_middle(cluster: Cluster, devices: 
         device.reads_held.clear()
     handles = [launched(name, *pair) for pair in zip(cluster.peers, held, strict=True)]
     cluster[0].close()
-    assert handles[0].wait()[1] is Result.NOT_INITIALIZED
-    assert handles[1].wait()[1] is Result.RANK_CONNECTION_LOST
+    assert refusal(handles[0].result).result is Result.NOT_INITIALIZED
+    assert refusal(handles[1].result).result is Result.RANK_CONNECTION_LOST
     for device in devices:
         device.reads_held.set()
     for i, array in enumerate(held):

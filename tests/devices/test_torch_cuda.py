@@ -8,12 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from blake3 import blake3
 
-from pccl import Communicator, PCCLError, QuantizationOptions, ReduceOp, SharedState
-from pccl.devices import torch_blake3
+from pccl import Communicator, QuantizationOptions, ReduceOp, SharedState
 from pccl.devices.torch_cuda import CudaDevice
-from pccl.runtime.data_plane import pieces
 from pccl.training import AsyncDiLoCo, DiLoCo
 from pccl.training.diloco.outer_loop import OuterLoop
 from tests.support.cluster import Cluster, run_of
@@ -111,15 +108,12 @@ def pair() -> Iterator[Cluster]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
 @pytest.mark.parametrize("quantization", [None, QuantizationOptions()])
 def test_gpu_tensors_are_reduced_like_those_of_the_cpu(
-    pair: Cluster, dtype: Any, quantization: QuantizationOptions | None, monkeypatch: pytest.MonkeyPatch
+    pair: Cluster, dtype: Any, quantization: QuantizationOptions | None
 ) -> None:
     if quantization is not None and not dtype.is_floating_point:
         pytest.skip("only floats are quantized")
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 1 << 20)
-    ours = [(100 * torch.randn(1 << 19, generator=torch.Generator().manual_seed(i))).to(dtype) for i in range(2)]
-    count = (1 << 20) // dtype.itemsize  # one piece, so that the CPU's op is divided alike
-    cpu = [tensor[:count].clone() for tensor in ours]
-    gpu = [tensor[:count].cuda() for tensor in ours]
+    cpu = [(100 * torch.randn(COUNT, generator=torch.Generator().manual_seed(i))).to(dtype) for i in range(2)]
+    gpu = [tensor.cuda() for tensor in cpu]
     for held in (cpu, gpu):
         pair.each(lambda peer, i, held=held: peer.all_reduce(held[i], op=SUM, quantization_options=quantization))  # type: ignore[misc]
     for i in range(2):
@@ -127,8 +121,7 @@ def test_gpu_tensors_are_reduced_like_those_of_the_cpu(
 
 
 @needs_gpu
-def test_gpu_streams_are_respected(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 1 << 20)
+def test_gpu_streams_are_respected(pair: Cluster) -> None:
 
     def reduce(peer: Communicator, i: int) -> Any:
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -144,8 +137,7 @@ def test_gpu_streams_are_respected(pair: Cluster, monkeypatch: pytest.MonkeyPatc
 
 
 @needs_gpu
-def test_gpu_many_ops_at_once(pair: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 1 << 20)
+def test_gpu_many_ops_at_once(pair: Cluster) -> None:
 
     def reduce(peer: Communicator, i: int) -> None:
         for turn in range(3):
@@ -159,10 +151,7 @@ def test_gpu_many_ops_at_once(pair: Cluster, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @needs_gpu
-def test_gpu_tensors_and_those_of_the_cpu_share_collectives_of_any_size(
-    pair: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 1 << 20)
+def test_gpu_tensors_and_those_of_the_cpu_share_collectives_of_any_size(pair: Cluster) -> None:
 
     def call(peer: Communicator, _: int) -> None:
         rank = peer.membership.rank
@@ -178,17 +167,12 @@ def test_gpu_tensors_and_those_of_the_cpu_share_collectives_of_any_size(
             peer.broadcast(mine, root=1)
             assert torch.equal(mine.cpu(), ours[1])
             if rank == 0:
-                peer.recv(mine.fill_(0), from_=1)
+                peer.recv(mine.fill_(0), src=1)
                 assert torch.equal(mine.cpu(), ours[1])
             else:
-                peer.send(mine, to=0)
-        whole = mine.add(rank)
-        with pytest.raises(PCCLError, match="PCCL_PIECE_BYTES=0"):
-            peer.all_reduce(whole, op=SUM)
-        assert torch.equal(whole.cpu(), ours[1].add(rank))
+                peer.send(mine, dst=0)
 
     pair.each(call)
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 0)
     both = [torch.ones(COUNT, device=place) for place in ("cuda", "cpu")]
     pair.each(lambda peer, i: peer.all_reduce(both[i], op=SUM))
     assert all(bool((tensor == 2).all()) for tensor in both)
@@ -215,20 +199,6 @@ def test_gpu_and_cpu_models_train_together(loop: type[OuterLoop]) -> None:
 
     with run_of(2) as cluster:
         assert len(set(cluster.each(train))) == 1
-
-
-def test_gpu_digests_come_from_torch_unless_it_computes_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
-    tensor = torch.arange(2000, dtype=torch.int32)
-    data = tensor.numpy().tobytes()[:6144]
-    expected = b"".join(blake3(data[i : i + 2048]).digest() for i in range(0, 6144, 2048))
-    device = CudaDevice(torch, Calls(), torch.device("cpu"))
-    assert device.block_digests(tensor, 2048, 3) == expected
-    assert device.block_digests(tensor, 1000, 3) is None
-    with monkeypatch.context() as patch:
-        patch.setattr(torch_blake3, "_ROUNDS", 6)
-        other = CudaDevice(torch, Calls(), torch.device("cpu"))
-        assert other.block_digests(tensor, 2048, 3) is None
-    assert other.block_digests(tensor, 2048, 3) is None
 
 
 @needs_gpu

@@ -120,7 +120,7 @@ def test_interrupted_cells_leave_a_kernel_that_goes_on(kind: str, kernel: Kernel
         "comm.all_reduce(y, tag=3)",
         "comm.wait_for_peers(3)",
         "comm.update_topology()",
-        "comm.recv(y, from_=0, tag=4)",
+        "comm.recv(y, src=0, tag=4)",
     ]
     for call in calls:
         code = f"y = np.ones(4, np.float32)\n{WATCH}\n{wait}{call}"

@@ -19,7 +19,7 @@ from unittest import mock
 from pccl import _session_holder as session_holder
 from pccl import communicator
 from pccl.runtime.data_plane import engine, fast_path, pending
-from pccl.runtime.session import flight_recorder, launches, op_table, reclaims
+from pccl.runtime.session import flight_recorder, launches, op_table
 from pccl.runtime.threads import latch, portal
 from tests.interleaving.tracing import Grain
 
@@ -109,7 +109,7 @@ FAULTS: dict[str, Known] = {
         "interrupts",
         launches.Launches,
         "_take",
-        ("for _ in range(reclaims):", "while self._reclaimed:"),
+        ("for _ in range(releases):", "while self._releases:"),
     ),
     "tag-freed-late": _fault(
         "an op's tag is freed after its caller was woken",
@@ -214,8 +214,8 @@ FAULTS: dict[str, Known] = {
     "unsubmitted-kept": _fault(
         "an op whose caller was interrupted before it was submitted never gives its arrays back",
         "interrupts",
-        reclaims.Reclaims,
-        "take",
+        launches.Launches,
+        "_take_release",
         ("self._table.finish(op, ps.OpResult(op.op, Result.TIMEOUT, text, 0))", "pass"),
     ),
     "uses-kept": _fault(

@@ -19,7 +19,7 @@ import errno
 import os
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -377,19 +377,13 @@ class Engine:
         for sequence in range(last[3], max(-1, last[3] - count), -1):
             self._early.pop((*last[:3], sequence), None)
 
-    def detach(self, number: int, send: int, recv: int) -> None:
+    def detach(self, number: int) -> None:
         op = self.ops.get(number)
         if op is not None:
             self._restore(op)
-            if (op.is_done or not op.is_stopped) and (send or recv):
-                _write(send, op.original[: op.send_bytes])
-                op.send, op.recv = send, recv
-                if op.is_done:
-                    _write(recv, op.result)
-            else:
-                op.is_stopped = True
-                op.send = op.recv = 0
-                op.original = b""
+            op.is_stopped = True
+            op.send = op.recv = 0
+            op.original = b""
         unknown = errno.ENOENT if op is None else 0
         self.post({"kind": lib.PCCL_EVENT_OP_DETACHED, "id": number, "system_error": unknown})
 
@@ -426,6 +420,37 @@ def _write(address: int, data: bytes) -> None:
         ffi.memmove(ffi.cast("char *", address), data, len(data))
 
 
+class Engines:
+    """Several engines as one: see native/src/engines.c. No op that is played is large enough for slices."""
+
+    def __init__(self, native: Native, count: int) -> None:
+        self.of = [Engine(native) for _ in range(count)]
+        self.owners: dict[int, Engine] = {}
+        """The engine of each op that was submitted."""
+        self._frozen = [0] * count
+
+    def submit(self, request: Any) -> int:
+        at = lib.pccl_first_engine(request.key.tag, request.key.sequence, len(self.of))
+        self.owners[request.op] = self.of[at]
+        return self.of[at].submit(request, request.key.sequence, None)
+
+    def owner(self, op: int) -> Engine:
+        """Return the engine that has an op, the first if there is no such op."""
+        running = (engine for engine in self.of if op in engine.ops)
+        return self.owners.get(op) or next(running, self.of[0])
+
+    def poll(self, events: Any, most: int) -> int:
+        joined = 0
+        for at, engine in enumerate(self.of):
+            while joined < most and engine.poll(events + joined, 1):
+                if events[joined].kind == lib.PCCL_EVENT_GROUP_FROZEN:
+                    self._frozen[at] += 1
+                    if min(self._frozen) < self._frozen[at]:
+                        continue
+                joined += 1
+        return joined
+
+
 class Native:
     """The C library, whose engines are played. All else is the real one."""
 
@@ -437,17 +462,18 @@ class Native:
     def __getattr__(self, name: str) -> Any:
         return getattr(lib, name)
 
-    def _engine(self, handle: Any) -> Engine:
+    def _engines(self, handle: Any) -> Engines:
         self.scheduler.step("a call of the engine")
-        engine: Engine = ffi.from_handle(handle)
-        if engine.is_destroyed:
-            self.scheduler.fail(f"{engine.name} is called after it was destroyed, or while it is")
-            raise Torn
-        return engine
+        engines: Engines = ffi.from_handle(handle)
+        for engine in engines.of:
+            if engine.is_destroyed:
+                self.scheduler.fail(f"{engine.name} is called after it was destroyed, or while it is")
+                raise Torn
+        return engines
 
-    def _command(self, handle: Any, command: Callable[[Engine], None]) -> int:
-        engine = self._engine(handle)
-        engine.commands.append(lambda: command(engine))
+    def _command(self, engines: Iterable[Engine], command: Callable[[Engine], None]) -> int:
+        for engine in engines:
+            engine.commands.append(lambda engine=engine: command(engine))  # type: ignore[misc]
         self.scheduler.step("a call of the engine returns")
         return 0
 
@@ -456,78 +482,76 @@ class Native:
         self._kept.append(handle)
         return handle
 
-    def pccl_engine_create(self, options: Any, error: Any, error_bytes: int) -> Any:
-        return self._handle(Engine(self))
+    def pccl_engines_create(self, options: Any, count: int, error: Any, error_bytes: int) -> Any:
+        return self._handle(Engines(self, count))
 
-    def pccl_engine_event_fd(self, handle: Any) -> int:
-        engine: Engine = ffi.from_handle(handle)
-        return engine.event_fd
+    def pccl_engines_event_fd(self, handle: Any, at: int) -> int:
+        engines: Engines = ffi.from_handle(handle)
+        return engines.of[at].event_fd
 
-    def pccl_engine_destroy(self, handle: Any) -> None:
-        engine = self._engine(handle)
-        engine.is_destroyed = True
-        engine.fast_path.shut()
-        engine.commands.append(engine.stop)
-        if self.scheduler.me is not None:
-            self.scheduler.wait(lambda: engine.is_over, "the engine's end")
-        self.wire.engines.remove(engine)
-        os.close(engine.event_fd)
+    def pccl_engines_destroy(self, handle: Any) -> None:
+        for engine in self._engines(handle).of:
+            engine.is_destroyed = True
+            engine.fast_path.shut()
+            engine.commands.append(engine.stop)
+            if self.scheduler.me is not None:
+                self.scheduler.wait(lambda engine=engine: engine.is_over, "the engine's end")
+            self.wire.engines.remove(engine)
+            os.close(engine.event_fd)
 
-    def pccl_engine_forget_after_fork(self, handle: Any) -> None:
-        engine: Engine = ffi.from_handle(handle)
-        os.close(engine.event_fd)
+    def pccl_engines_forget_after_fork(self, handle: Any) -> None:
+        engines: Engines = ffi.from_handle(handle)
+        for engine in engines.of:
+            os.close(engine.event_fd)
 
-    def pccl_engine_submit(self, handle: Any, request: Any) -> int:
-        engine = self._engine(handle)
-        status = engine.submit(request, request.key.sequence, None)
+    def pccl_engines_submit(self, handle: Any, request: Any, slices: int) -> int:
+        assert slices == 1, "no op that is played is large enough for slices"
+        status = self._engines(handle).submit(request)
         self.scheduler.step("a call of the engine returns")
         return status
 
-    def pccl_engine_end(self, handle: Any, op: int, verdict: int) -> int:
-        return self._command(handle, lambda engine: engine.end(op, int(verdict)))
+    def pccl_engines_end(self, handle: Any, op: int, verdict: int) -> int:
+        return self._command(self._engines(handle).of, lambda engine: engine.end(op, int(verdict)))
 
-    def pccl_engine_freeze(self, handle: Any, group: int, epoch: int) -> int:
-        self._engine(handle).fast_path.close()
-        return self._command(handle, lambda engine: engine.freeze(group, epoch))
+    def pccl_engines_freeze(self, handle: Any, group: int, epoch: int) -> int:
+        engines = self._engines(handle).of
+        for engine in engines:
+            engine.fast_path.close()
+        return self._command(engines, lambda engine: engine.freeze(group, epoch))
 
-    def pccl_engine_freeze_op(self, handle: Any, op: int) -> int:
-        return self._command(handle, lambda engine: engine.freeze_op(op))
+    def pccl_engines_freeze_op(self, handle: Any, op: int) -> int:
+        return self._command(self._engines(handle).of, lambda engine: engine.freeze_op(op))
 
-    def pccl_engine_forget_ops(self, handle: Any, last: Any, count: int) -> int:
+    def pccl_engines_forget_ops(self, handle: Any, last: Any, count: int) -> int:
         key = (last.group, last.epoch, last.tag, last.sequence)
-        return self._command(handle, lambda engine: engine.forget(key, count))
+        return self._command(self._engines(handle).of, lambda engine: engine.forget(key, count))
 
-    def pccl_engine_detach(self, handle: Any, op: int, send: Any, recv: Any) -> int:
-        addresses = int(ffi.cast("uintptr_t", send)), int(ffi.cast("uintptr_t", recv))
-        return self._command(handle, lambda engine: engine.detach(op, *addresses))
+    def pccl_engines_detach(self, handle: Any, op: int) -> int:
+        return self._command([self._engines(handle).owner(op)], lambda engine: engine.detach(op))
 
-    def pccl_engine_link_add(self, handle: Any, link: int, fd: int, keys: Any) -> int:
+    def pccl_engines_link_add(self, handle: Any, link: int, index: int, fd: int, keys: Any) -> int:
         return 0
 
-    def pccl_engine_link_close(self, handle: Any, link: int) -> int:
+    def pccl_engines_link_close(self, handle: Any, link: int) -> int:
         return 0
 
-    def pccl_engine_set_link_timeout(self, handle: Any, timeout_ms: int) -> None:
+    def pccl_engines_set_link_timeout(self, handle: Any, timeout_ms: int) -> None:
         pass
 
-    def pccl_engine_request_link_metrics(self, handle: Any, link: int) -> int:
+    def pccl_engines_request_link_metrics(self, handle: Any, link: int) -> int:
         counted = {"kind": lib.PCCL_EVENT_LINK_METRICS, "id": link, "tx_bytes": 1, "rx_bytes": 1}
-        return self._command(handle, lambda engine: engine.post(counted))
+        return self._command(self._engines(handle).of, lambda engine: engine.post(counted))
 
-    def pccl_engine_poll_events(self, handle: Any, events: Any, most: int) -> int:
-        count = self._engine(handle).poll(events, most)
+    def pccl_engines_poll_events(self, handle: Any, events: Any, most: int) -> int:
+        count = self._engines(handle).poll(events, most)
         self.scheduler.step("events were polled")
         return count
 
-    def pccl_engine_get_stats(self, handle: Any, stats: Any) -> None:
-        stats.ops_open = len(self._engine(handle).ops)
+    def pccl_engines_fast_path(self, handle: Any, at: int) -> Any:
+        return self._handle(self._engines(handle).of[at].fast_path)
 
-    def pccl_engine_read_records(self, handle: Any, since_ns: int, records: Any, most: int) -> int:
-        self._engine(handle)
-        return 0
-
-    def pccl_engine_fast_path(self, handle: Any) -> Any:
-        return self._handle(self._engine(handle).fast_path)
+    def pccl_fast_path_wake_owner(self, handle: Any) -> None:
+        raise AssertionError("only ops on devices need it")
 
     def pccl_fast_path_release(self, path: Any) -> None:
         pass

@@ -30,14 +30,11 @@ class Grain(Enum):
 
 WATCHED = (
     "pccl/communicator.py",
-    "pccl/_giving_up.py",
     "pccl/_session_holder.py",
-    "pccl/_retry.py",
+    "pccl/handle.py",
     "pccl/protocol/peer/op.py",
-    "pccl/runtime/data_plane/detached.py",
     "pccl/runtime/data_plane/engine.py",
     "pccl/runtime/data_plane/fast_path.py",
-    "pccl/runtime/data_plane/mailbox.py",
     "pccl/runtime/data_plane/pending.py",
     "pccl/runtime/session/driver.py",
     "pccl/runtime/session/engine_bridge.py",
@@ -46,12 +43,9 @@ WATCHED = (
     "pccl/runtime/session/lifetime.py",
     "pccl/runtime/session/op_table.py",
     "pccl/runtime/session/peer_session.py",
-    "pccl/runtime/session/reclaims.py",
     "pccl/runtime/threads/",
 )
-"""The modules whose lines and bytecodes are hand-overs: those that several threads run, or that meet signals. Of
-_reduce.py only the handles are of interest, see `REDUCE`."""
-REDUCE = ("AsyncHandle.wait", "AsyncHandle.result", "delivered", "info_of")
+"""The modules whose lines and bytecodes are hand-overs: those that several threads run, or that meet signals."""
 
 Tracer = Callable[[FrameType, str, Any], Any]
 
@@ -65,8 +59,6 @@ def is_watched(code: CodeType) -> bool:
     if found is None:
         path = code.co_filename
         found = any(f"/{part}" in path for part in WATCHED) and "/tests/" not in path
-        if path.endswith("/pccl/_reduce.py"):
-            found = code.co_qualname in REDUCE
         _watched[code] = found
     return found
 

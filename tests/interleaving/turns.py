@@ -129,11 +129,11 @@ class Turns(Scenario):
         if kind == "reduce":
             handle = peer.all_reduce_async(x, op=SUM, tag=tag)
         elif kind == "barrier":
-            handle = peer.barrier_async(tag=tag)
+            handle = peer.launch.barrier(tag=tag)
         elif kind == "broadcast":
-            handle = peer.broadcast_async(x, root=root, tag=tag)
+            handle = peer.launch.broadcast(x, root=root, tag=tag)
         else:
-            handle = peer.all_gather_async(x, tag=tag)
+            handle = peer.launch.all_gather(x, tag=tag)
         while style == "poll" and not handle.done():
             self.pause()
         info = self.wait_for(handle, limit_s)

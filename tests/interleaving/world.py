@@ -33,8 +33,7 @@ from pccl.protocol.master.effects import Close, Effect, Send
 from pccl.protocol.master.run_state import MasterOptions
 from pccl.runtime.data_plane import engine as engine_module
 from pccl.runtime.data_plane import op_records
-from pccl.runtime.data_plane.engine_threads import EngineThreads
-from pccl.runtime.data_plane.staged_ops import StagedOps
+from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.network import links
 from pccl.runtime.network.addresses import Address, MasterAddresses
 from pccl.runtime.session import control, outbound, peer_session
@@ -363,13 +362,12 @@ class World:
         self, masters: Sequence[Address], options: SessionOptions, dial_s: float = 0.0, seek_s: float = 0.0
     ) -> PeerSession:
         await trio.lowlevel.checkpoint()
-        engine = EngineThreads(options.group, options.segment_bytes)
-        staged_ops = StagedOps(engine)
+        engine = Engine(options.group, options.segment_bytes)
         connection: Any = self._hub.connect()
         listener: Any = Listener()
         address = masters[0]
         search = MasterAddresses(masters)
-        session = PeerSession(connection, listener, engine, staged_ops, options, search, address, seek_s)
+        session = PeerSession(connection, listener, engine, options, search, address, seek_s)
         self.sessions.append(session)
         return session
 

@@ -90,11 +90,7 @@ NEAREST: Mapping[str, Sequence[str]] = {
         "tests/api/test_giving_up.py",
         "tests/runtime/session/test_wedged.py",
     ),
-    "pccl/runtime/data_plane/division.py": (
-        "tests/runtime/data_plane/test_staged_ops.py",
-        "tests/devices/test_staged_collectives.py",
-    ),
-    "pccl/runtime/data_plane/detached.py": ("tests/api/test_given_up.py", "tests/api/test_giving_up.py"),
+    "pccl/runtime/data_plane/engine.py": ("tests/runtime/data_plane/test_staged_ops.py",),
     "pccl/runtime/state/receiver.py": ("tests/runtime/state/test_transfer.py",),
     "pccl/training/data/": (
         "tests/training/data/test_elastic_sampler.py",

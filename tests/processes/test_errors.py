@@ -81,9 +81,9 @@ def black_hole() -> Iterator[str]:
 @pytest.mark.parametrize("attempts", [1, 3])
 def test_a_port_that_drops_packets_is_given_up(monkeypatch: pytest.MonkeyPatch, attempts: int) -> None:
     monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.1)
-    monkeypatch.setattr("pccl._master_search.ATTEMPT_INTERVAL_S", 0.1)
-    monkeypatch.setattr("pccl._master_search.ATTEMPTS_REACH_S", 0.5)
-    monkeypatch.setattr("pccl._master_search.DIAL_S", 0.1)
+    monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.1)
+    monkeypatch.setattr("pccl._session_holder.ATTEMPTS_REACH_S", 0.5)
+    monkeypatch.setattr("pccl._session_holder.DIAL_S", 0.1)
     with black_hole() as address:
         begun_s = time.monotonic()
         error = refusal(partial(Communicator(address).connect, attempts))
@@ -121,8 +121,8 @@ def test_a_short_timeout_at_a_port_that_says_nothing_tells_that_it_takes_connect
 def test_an_address_that_drops_packets_takes_no_time_from_the_next(
     monkeypatch: pytest.MonkeyPatch, master: MasterNode
 ) -> None:
-    monkeypatch.setattr("pccl._master_search.DIAL_S", 0.1)
-    monkeypatch.setattr("pccl._master_search.ATTEMPT_S", 1.0)
+    monkeypatch.setattr("pccl._session_holder.DIAL_S", 0.1)
+    monkeypatch.setattr("pccl._session_holder.ATTEMPT_S", 1.0)
     with black_hole() as address, Communicator(f"{address},{master.address}") as peer:
         assert peer.world_size == 1
 
@@ -137,9 +137,9 @@ def test_a_timeout_of_connect_says_what_was_tried(monkeypatch: pytest.MonkeyPatc
 
 
 def test_who_asks_for_many_attempts_has_asked_for_the_time_too(monkeypatch: pytest.MonkeyPatch, nobody: str) -> None:
-    monkeypatch.setattr("pccl._master_search.ATTEMPTS_REACH_S", 0.0)
+    monkeypatch.setattr("pccl._session_holder.ATTEMPTS_REACH_S", 0.0)
     monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.05)
-    monkeypatch.setattr("pccl._master_search.ATTEMPT_INTERVAL_S", 0.05)
+    monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.05)
     error = refusal(partial(Communicator(nobody).connect, 8))
     assert "(8 attempts)" in str(error)
 

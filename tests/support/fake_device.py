@@ -23,10 +23,9 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
-from blake3 import blake3
 
-from pccl import DataType, _operands
-from pccl._operands import Operand
+from pccl import DataType, _arrays
+from pccl._arrays import Operand
 from pccl.devices import staging, torch_cuda
 from pccl.devices.device import Event, HostMemory
 
@@ -135,8 +134,8 @@ class FakeDevice:
         self.fails_after_reads: int | None = None
         self.breaks_late = self.fails_to_write = False
         """Copies to the host that fail do so when they are waited for."""
-        self.can_hash = self.can_pin = True
-        self.reads = self.writes = self.hashed_blocks = 0
+        self.can_pin = True
+        self.reads = self.writes = 0
         self.pinned_allocated: list[int] = []
         self.unpinned_allocated: list[int] = []
         self._random = random.Random(seed)
@@ -223,22 +222,6 @@ class FakeDevice:
     def follow(self, event: Event) -> None:
         self.current.give(event.wait)
 
-    def block_digests(self, array: Any, block_bytes: int, blocks: int) -> bytes | None:
-        if not self.can_hash:
-            return None
-        found: list[bytes] = []
-        data = bytes_of(array)
-
-        def kernel() -> None:
-            found.extend(
-                blake3(data[i * block_bytes : (i + 1) * block_bytes].tobytes()).digest() for i in range(blocks)
-            )
-
-        self.hashed_blocks += blocks
-        self.current.give(kernel)
-        self.current.record().wait()
-        return b"".join(found)
-
     def synchronize(self) -> None:
         for event in [stream.record() for stream in self._all_streams]:
             event.wait()
@@ -271,11 +254,11 @@ def _operand(array: Any) -> Operand | None:
 @contextmanager
 def known_arrays() -> Iterator[None]:
     """pccl takes FakeArrays meanwhile."""
-    _operands._others.append(_operand)
+    _arrays._others.append(_operand)
     try:
         yield
     finally:
-        _operands._others.remove(_operand)
+        _arrays._others.remove(_operand)
 
 
 @contextmanager

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from pccl import PCCLError, Result
 from pccl.runtime.threads.latch import wait_any
 
 SIGNAL = signal.SIGUSR1
@@ -20,17 +19,8 @@ class Interrupt(BaseException):
     """An interrupt, as KeyboardInterrupt is one."""
 
 
-class AlarmError(TimeoutError, ValueError, TypeError, RuntimeError):
-    """What a program's handler of SIGALRM raises: all at once that calls catch by their type."""
-
-
-def refused() -> PCCLError:
-    """What comes out of a program's handler that makes a call of pccl's."""
-    return PCCLError(Result.TIMEOUT, "barrier", "made by a signal handler")
-
-
-KINDS: dict[str, Callable[[], BaseException]] = {"interrupt": Interrupt, "alarm": AlarmError, "error of pccl": refused}
-"""What handlers raise. Two of them are exceptions that calls know as their own."""
+KINDS: dict[str, Callable[[], BaseException]] = {"interrupt": Interrupt}
+"""What handlers raise: an ordinary Exception may be taken for the call's own."""
 
 
 def at_step(step: int, call: Callable[[], object], happens: Callable[[], object]) -> bool:

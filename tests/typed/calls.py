@@ -32,8 +32,8 @@ def arrays(comm: Communicator, x: NDArray[np.float32], flags: NDArray[np.bool_],
     comm.all_gather(flags)
     comm.all_gather(b"bytes")
     comm.broadcast(bytearray(4), root=0)
-    comm.send(memoryview(b"bytes"), to=1)
-    comm.recv(x, from_=1)
+    comm.send(memoryview(b"bytes"), dst=1)
+    comm.recv(x, src=1)
 
     comm.all_reduce([1, 2])  # type: ignore[arg-type]
     comm.all_reduce((1.0, 2.0))  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ def arrays(comm: Communicator, x: NDArray[np.float32], flags: NDArray[np.bool_],
     comm.reduce_scatter([1, 2])  # type: ignore[arg-type]
     comm.all_gather([1, 2])  # type: ignore[arg-type]
     comm.broadcast("text", root=0)  # type: ignore[arg-type]
-    comm.send([1, 2], to=1)  # type: ignore[arg-type]
+    comm.send([1, 2], dst=1)  # type: ignore[arg-type]
     comm.all_reduce(x, op="sum")  # type: ignore[arg-type]
     comm.all_reduce(x, ReduceOp.SUM)  # type: ignore[arg-type]
     comm.wait_for_peers()  # type: ignore[call-arg]
@@ -61,7 +61,7 @@ def results(comm: Communicator, x: NDArray[np.float32], state: SharedState) -> N
     assert_type(comm.all_gather(x), CollectiveInfo)
     assert_type(comm.sync_shared_state(state), SharedStateSyncInfo)
     assert_type(comm.all_reduce_async(x), AsyncReduceHandle)
-    assert_type(comm.all_gather_async(x), AsyncCollectiveHandle)
+    assert_type(comm.launch.all_gather(x), AsyncCollectiveHandle)
     assert_type(comm.all_reduce_async(x).wait(), tuple[bool, Result, ReduceInfo | None])
     assert_type(comm.all_reduce_async(x).result(), ReduceInfo)
 
@@ -73,6 +73,6 @@ async def awaited(comm: AsyncCommunicator, x: NDArray[np.float32], state: Shared
     assert_type(await comm.all_gather(x), CollectiveInfo)
     assert_type(await comm.sync_shared_state(state), SharedStateSyncInfo)
     assert_type(await comm.all_reduce_async(x), ReduceInfo)
-    assert_type(await comm.all_gather_async(x), CollectiveInfo)
+    assert_type(await comm.launch.all_gather(x), CollectiveInfo)
     assert_type(comm.world_size, int)
     await comm.all_reduce([1, 2])  # type: ignore[arg-type]

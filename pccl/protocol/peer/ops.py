@@ -59,6 +59,8 @@ class Ops:
         """`is_blocked` returns whether an exclusive joint call is in progress."""
         self._outbox = outbox
         self._link_to = link_to
+        self._plain: tuple[View, tuple[int, ...], SubmitOp | None] | None = None
+        """A view, the links to its peers, and the plain start that follows from them."""
         self._is_blocked = is_blocked
         self._view: View | None = None
         self.is_running = False
@@ -128,7 +130,10 @@ class Ops:
             return None
         if self._queued or self.uses.aborts or self.uses.promises:
             return None
-        return plain_submission(view, self._link_to)
+        links = tuple(map(self._link_to, view.ring))
+        if self._plain is None or self._plain[0] is not view or self._plain[1] != links:
+            self._plain = view, links, plain_submission(view, self._link_to)
+        return self._plain[2]
 
     def uses_of(self, tag: int) -> int:
         """Return the use count of a tag in this epoch. Any thread."""

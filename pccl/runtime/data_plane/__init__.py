@@ -1,24 +1,12 @@
-"""The engine and the ops that run in it.
+"""Ops, and the engine that runs them.
 
-What an op is, from its caller to the C library:
-
-    op_spec             as its caller describes it
-    pending             as its caller has it, from the launch to the result
-    op_request          as the engine takes it
-    dimensions          shapes of arrays as numbers, which peers compare
-    op_description      as text, for errors
-
-The way of an op, from the ground up:
-
-    engine              the C library's engine: one thread
-    events              what an engine reports
-    engine_threads      several engines as one
-    interfaces          what the parts here, and the session, ask of each other
-    staged_ops          ops whose elements come piece by piece, with
-        pieces              how an op is divided, and how peers tell
-        marker_ops          what tells peers with whole ops of ops in pieces
-        division            whole ops that go on in pieces
-        mailbox             calls from the threads in which pieces come
-    fast_path           small ops that their callers run past the trio thread
-    detached            ops that go on without their callers' arrays
+op_spec             an op as its caller describes it
+pending             an op in flight, as its caller sees it
+op_request          an op as the C library takes it
+op_shape            what peers compare of an op, as numbers and as text
+engine              the C library's engine, and ops whose input has to be staged first
+events              what the engine reports
+fast_path           small ops that their callers run without the trio thread
+op_records          the engine's flight recorder
+overlapped_waits    the time that callers spend in waits for handles
 """

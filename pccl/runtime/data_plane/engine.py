@@ -1,80 +1,250 @@
-"""The C library's engine: one thread of this process, plain numbers in, a batch of events out.
+"""The C library's engine: one thread or more of this process, which move the elements of ops.
 
-All calls into the engine go through this module. A communicator has one engine or more (`engine_threads`). Methods may
-be called from any thread unless they say otherwise. None waits for the network, but for `EngineFastPath.run`.
+All calls into the engine go through this module. None waits for the network, except `EngineFastPath.run` and
+`EngineCall.wait`.
+
+Ops on device arrays are *staged*: their source copies the arrays to host memory, then the op is submitted to the
+engine like any other. The peers see the same op as from a CPU.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
 from pccl.protocol.auth import Keys
+from pccl.protocol.peer import SubmitOp
 from pccl.runtime.data_plane import op_records
-from pccl.runtime.data_plane.events import READERS, EngineEvent, EngineFailedError
+from pccl.runtime.data_plane.events import (
+    READERS,
+    EngineEvent,
+    EngineFailedError,
+    OpDetached,
+    OpEnded,
+    OpFrozen,
+    OpRefused,
+)
 from pccl.runtime.data_plane.op_request import OpRequest
-from pccl.runtime.data_plane.op_spec import Buffers
+from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Source
 from pccl.runtime.environment import number_of
 from pccl.runtime.extension import ffi, lib
 from pccl.runtime.extension import text as _text
 from pccl.runtime.network.handshake import link_keys
 
 EVENTS_MAX = 256
-_STATS_FIELDS = ffi.typeof("pccl_engine_stats").fields
+_STATS_FIELDS = tuple(name for name, _ in ffi.typeof("pccl_engine_stats").fields)
 RECORDS = int(number_of("PCCL_FLIGHT_RECORDS", 4096, 2**20))
 """Number of ops that the flight recorder of a communicator remembers; 0: none."""
 
 
 class Verdict(IntEnum):
-    """A verdict on an op. COMMIT_BY_ALL: all ranks have reported OpDone, so its buffers are the caller's again at
-    once."""
+    """A verdict on an op. COMMIT_BY_ALL: all ranks have reported OpDone, so its buffers are the caller's at once."""
 
     ABORT = lib.PCCL_ABORT
     COMMIT = lib.PCCL_COMMIT
     COMMIT_BY_ALL = lib.PCCL_COMMIT_BY_ALL
 
 
-class Engine:
-    """Owns an engine thread from construction to `close`."""
+@dataclass(slots=True)
+class _Staged:
+    launch: SubmitOp
+    spec: OpSpec
+    source: Source
+    """Holds the host memory of the op, so it is kept until the engine has ended the op."""
+    is_submitted: bool = False
+    is_frozen: bool = False
 
-    def __init__(self, group: int, force_poll: bool = False, engines: int = 1) -> None:
-        """Start the thread, as one of so many `engines`, which share the memory that a communicator may hold. OSError
-        if the system denies a thread or something else."""
-        options = ffi.new("pccl_engine_options *")
-        lib.pccl_engine_options_default(options)
-        options.force_poll = force_poll
-        options.pool_bytes_max //= engines
-        options.op_scratch_bytes_max //= engines
-        self._records = options.records = -(-RECORDS // engines)
-        error = ffi.new("char[256]")
-        self._handle = lib.pccl_engine_create(options, error, len(error))
-        if self._handle == ffi.NULL:
-            raise OSError(f"the engine cannot start: {_text(error)}")
+
+class StagedOps:
+    """The part of an engine that submits ops with a source once their input is in host memory.
+
+    Only from one thread at a time; sources call from their own threads.
+    """
+
+    def __init__(self) -> None:
+        self._staged: dict[int, _Staged] = {}
+        self._posted: deque[Callable[[], EngineEvent | None]] = deque()
+        """Calls for the thread that takes the events. Each may return an event."""
+
+    # What the engine itself does, for ops whose arrays are in memory.
+
+    def check(self, launch: SubmitOp, spec: OpSpec) -> None:
+        """Raise what `submit` would raise for the arguments, without submitting anything."""
+        raise NotImplementedError
+
+    def _submit(self, launch: SubmitOp, spec: OpSpec) -> None:
+        raise NotImplementedError
+
+    def _end(self, op: int, verdict: Verdict) -> None:
+        raise NotImplementedError
+
+    def _freeze_op(self, op: int) -> None:
+        raise NotImplementedError
+
+    def _detach(self, op: int) -> None:
+        raise NotImplementedError
+
+    def _events(self) -> list[EngineEvent]:
+        raise NotImplementedError
+
+    def _wake(self) -> None:
+        """Make one of `event_fds` readable. Any thread."""
+        raise NotImplementedError
+
+    # All ops.
+
+    def submit(self, launch: SubmitOp, spec: OpSpec) -> None:
+        """Start an op.
+
+        Raises:
+            ValueError: the engine does not take these arguments.
+            RootLostError: the root has left.
+            MemoryError: out of memory.
+        """
+        if spec.source is None:
+            self._submit(launch, spec)
+            return
+        self.check(launch, spec)
+        op = launch.op
+        self._staged[op] = _Staged(launch, spec, spec.source)
+        spec.source.begin(lambda found: self._post(lambda: self._arrived(op, found)))
+
+    def _arrived(self, op: int, found: Buffers | BaseException) -> EngineEvent | None:
+        staged = self._staged.get(op)
+        if staged is None:
+            return None
+        if isinstance(found, BaseException):
+            del self._staged[op]
+            return OpRefused(op, f"{type(found).__name__}: {found}")
+        if staged.is_frozen:
+            return None
+        try:
+            self._submit(staged.launch, staged.spec._replace(buffers=found, source=None))
+        except MemoryError as error:
+            del self._staged[op]
+            return OpRefused(op, f"out of memory: {error}")
+        staged.is_submitted = True
+        return None
+
+    def _post(self, call: Callable[[], EngineEvent | None]) -> None:
+        self._posted.append(call)
+        self._wake()
+
+    def end(self, op: int, verdict: Verdict) -> None:
+        """Carry a verdict out. OpEnded follows, unless it is COMMIT_BY_ALL or the op has been refused."""
+        staged = self._staged.get(op)
+        if staged is not None:
+            staged.source.abandon()
+            if not staged.is_submitted:
+                del self._staged[op]
+                self._post(lambda: OpEnded(op, 0, 0))
+                return
+            if verdict is Verdict.COMMIT_BY_ALL:
+                del self._staged[op]
+        self._end(op, verdict)
+
+    def freeze_op(self, op: int) -> None:
+        """Stop an op. OpFrozen follows, unless the op has been refused."""
+        staged = self._staged.get(op)
+        if staged is None or staged.is_submitted:
+            self._freeze_op(op)
+            return
+        staged.is_frozen = True
+        self._post(lambda: OpFrozen(op))
+
+    def detach_from(self, op: int) -> None:
+        """Stop an op and restore its caller's arrays. OpDetached follows, also if the op is unknown."""
+        staged = self._staged.get(op)
+        if staged is not None:  # the engine has only its host memory
+            staged.source.release(lambda: self._post(lambda: OpDetached(op)))
+        else:
+            self._detach(op)
+
+    def events(self) -> list[EngineEvent]:
+        """Return what has happened since the last call; for each op and for each link in order."""
+        own = []
+        while self._posted:
+            event = self._posted.popleft()()
+            if event is not None:
+                own.append(event)
+        found = self._events()
+        if self._staged:
+            for each in found:
+                if isinstance(each, OpEnded | OpRefused):
+                    self._staged.pop(each.op, None)
+        return found + own
+
+    def close(self) -> None:
+        """Stop the copies of sources that have not begun."""
+        for staged in self._staged.values():
+            staged.source.abandon()
+
+
+class Engine(StagedOps):
+    """The engine of a session, from construction to `close`. It has one thread until `divide`.
+
+    Methods may be called from one thread at a time, `stats` and `records` from any thread.
+    """
+
+    def __init__(self, group: int, segment_bytes: int = 0, force_poll: bool = False) -> None:
+        """Start one thread. OSError if the system denies it or something else."""
+        super().__init__()
         self._group = group
-        self._events = ffi.new("pccl_event[]", EVENTS_MAX)
-        self._view = self._new_path()
-        """What may be asked though the engine is closed meanwhile. No lock of Python's would do: a signal handler that
-        closes the communicator may interrupt whoever holds it."""
+        self._segment_bytes = segment_bytes
+        self._force_poll = force_poll
+        self._request = self.new_request()
+        self._buffer = ffi.new("pccl_event[]", EVENTS_MAX)
+        self._start(1)
         self._last_stats = self.stats()
         """The counters at the end."""
 
+    def _start(self, threads: int) -> None:
+        options = ffi.new("pccl_engine_options *")
+        lib.pccl_engine_options_default(options)
+        options.force_poll = self._force_poll
+        options.records = RECORDS
+        error = ffi.new("char[256]")
+        handle = lib.pccl_engines_create(options, threads, error, len(error))
+        if handle == ffi.NULL:
+            raise OSError(f"the engine cannot start: {_text(error)}")
+        self._handle = handle
+        self._threads = threads
+        self._views = [self._new_path(number) for number in range(threads)]
+        """Fast paths of the threads, through which a closed engine may be asked, without a lock of Python's: a signal
+        handler that closes the communicator may interrupt the holder of the lock."""
+
+    def divide(self, threads: int) -> None:
+        """Set the number of threads, before there are links and ops.
+
+        Raises:
+            OSError: the system denies the threads; the engine stays as it is.
+        """
+        if threads != self._threads:
+            old = self._handle
+            self._start(threads)
+            lib.pccl_engines_destroy(old)
+
     @property
-    def event_fd(self) -> int:
-        """A descriptor that is readable while `events` has something to return."""
-        fd: int = lib.pccl_engine_event_fd(self._open)
-        return fd
+    def event_fds(self) -> list[int]:
+        """Descriptors; at least one is readable while events wait."""
+        return [lib.pccl_engines_event_fd(self._open, number) for number in range(self._threads)]
 
     def close(self) -> None:
-        """Stop the thread; open ops are aborted and their buffers restored. Of the other methods only `stats` and
-        `records` may be called meanwhile, and later; the others raise EngineFailedError then."""
+        """Stop the threads; open ops are aborted and their buffers restored.
+
+        Afterwards `stats` and `records` still work, other methods raise EngineFailedError.
+        """
         self._last_stats = self.stats()
         handle, self._handle = self._handle, ffi.NULL
         if handle != ffi.NULL:
-            lib.pccl_engine_destroy(handle)
+            lib.pccl_engines_destroy(handle)
+        super().close()
 
     @property
     def _open(self) -> Any:
-        """The engine. EngineFailedError once it is closed: another thread may do so that finds the event loop dead."""
         handle = self._handle
         if handle == ffi.NULL:
             raise EngineFailedError("the engine is closed")
@@ -85,83 +255,113 @@ class Engine:
         return bool(self._handle == ffi.NULL)
 
     def forget_after_fork(self) -> None:
-        """Close the copy in a forked child, where the thread does not run."""
+        """Close the copy in a forked child, where the threads do not run."""
         if self._handle != ffi.NULL:
-            lib.pccl_engine_forget_after_fork(self._handle)
+            lib.pccl_engines_forget_after_fork(self._handle)
             self._handle = ffi.NULL
-            self._view = None
+            self._views = []
 
-    def new_fast_path(self) -> EngineFastPath:
-        """Return the way of small ops into this engine."""
-        return EngineFastPath(self._new_path())
+    def new_fast_paths(self) -> list[EngineFastPath]:
+        """Return a fast path into each thread. After `divide`."""
+        return [EngineFastPath(self._new_path(number)) for number in range(self._threads)]
 
-    def _new_path(self) -> Any:
-        return ffi.gc(lib.pccl_engine_fast_path(self._open), lib.pccl_fast_path_release)
+    def _new_path(self, number: int) -> Any:
+        return ffi.gc(lib.pccl_engines_fast_path(self._open, number), lib.pccl_fast_path_release)
 
-    def submit(self, request: OpRequest) -> None:
-        """Start an op. ValueError for what the engine does not take, MemoryError."""
-        self._check(lib.pccl_engine_submit(self._open, request.native), "submit")
+    def new_request(self) -> OpRequest:
+        """Return a request to fill, for ops of this group."""
+        return OpRequest(self._group, self._segment_bytes)
 
-    def end(self, op: int, verdict: Verdict) -> None:
-        """Carry a verdict out. OpEnded follows, unless it is COMMIT_BY_ALL."""
-        self._check(lib.pccl_engine_end(self._open, op, verdict), "end")
+    # Ops.
+
+    def check(self, launch: SubmitOp, spec: OpSpec) -> None:
+        self._request.fill(launch, spec)
+
+    def _submit(self, launch: SubmitOp, spec: OpSpec) -> None:
+        request = self._request
+        request.fill(launch, spec)
+        slices = request.slices(self._threads) if self._threads > 1 else 1
+        self._check(lib.pccl_engines_submit(self._open, request.native, slices), "submit")
+
+    def _end(self, op: int, verdict: Verdict) -> None:
+        self._check(lib.pccl_engines_end(self._open, op, verdict), "end")
 
     def freeze(self, epoch: int) -> None:
         """Stop all ops up to this epoch. GroupFrozen follows."""
-        self._check(lib.pccl_engine_freeze(self._open, self._group, epoch), "freeze")
+        self._check(lib.pccl_engines_freeze(self._open, self._group, epoch), "freeze")
 
-    def freeze_op(self, op: int) -> None:
-        """Stop an op. OpFrozen follows, if there is such an op."""
-        self._check(lib.pccl_engine_freeze_op(self._open, op), "freeze_op")
+    def _freeze_op(self, op: int) -> None:
+        self._check(lib.pccl_engines_freeze_op(self._open, op), "freeze_op")
 
     def forget_ops(self, epoch: int, tag: int, uses: range) -> None:
         """Drop what has come for these uses of a tag, which will not be submitted here."""
         last = ffi.new("pccl_op_key *", {"epoch": epoch, "tag": tag, "sequence": uses[-1], "group": self._group})
-        self._check(lib.pccl_engine_forget_ops(self._open, last, len(uses)), "forget_ops")
+        self._check(lib.pccl_engines_forget_ops(self._open, last, len(uses)), "forget_ops")
 
-    def detach(self, op: int, private: Buffers | None) -> None:
-        """Take the caller's arrays from an op, which goes on with this memory, or stops. OpDetached follows."""
-        send, recv = (private.send, private.recv) if private is not None else (0, 0)
-        pointers = ffi.cast("void *", send), ffi.cast("void *", recv)
-        self._check(lib.pccl_engine_detach(self._open, op, *pointers), "detach")
+    def _detach(self, op: int) -> None:
+        self._check(lib.pccl_engines_detach(self._open, op), "detach")
 
-    def link_add(self, link: int, fd: int, keys: Keys | None = None) -> None:
-        """Take ownership of a connected socket as a connection of the link. `keys`: all that travels on it is
-        encrypted."""
-        self._check(lib.pccl_engine_link_add(self._open, link, fd, link_keys(keys)), "link_add")
+    # Links.
+
+    def link_add(self, link: int, index: int, fd: int, keys: Keys | None = None) -> None:
+        """Take ownership of a connected socket, the link's connection `index`. With `keys` its traffic is encrypted."""
+        self._check(lib.pccl_engines_link_add(self._open, link, index, fd, link_keys(keys)), "link_add")
 
     def set_link_timeout(self, seconds: float) -> None:
-        """Set how long bytes may lie on a link and none get across before it is lost; 0: for ever."""
-        lib.pccl_engine_set_link_timeout(self._open, round(seconds * 1000))
+        """Set for how long data may be in flight without progress before a link is lost; 0: no limit."""
+        lib.pccl_engines_set_link_timeout(self._open, round(seconds * 1000))
 
     def count_link(self, link: int) -> None:
-        """Ask for the counters of a link. LinkCounters follows, if there is such a link."""
-        self._check(lib.pccl_engine_request_link_metrics(self._open, link), "count_link")
+        """Request the counters of a link. LinkCounters from each thread follow, if there is such a link."""
+        self._check(lib.pccl_engines_request_link_metrics(self._open, link), "count_link")
 
     def link_close(self, link: int) -> None:
-        self._check(lib.pccl_engine_link_close(self._open, link), "link_close")
+        self._check(lib.pccl_engines_link_close(self._open, link), "link_close")
 
-    def events(self) -> list[EngineEvent]:
-        """Return what has happened since the last call, in order. Only from one thread at a time."""
+    # Events and counters.
+
+    def _events(self) -> list[EngineEvent]:
         found: list[EngineEvent] = []
         count = EVENTS_MAX
         while count == EVENTS_MAX:
-            count = lib.pccl_engine_poll_events(self._open, self._events, EVENTS_MAX)
-            found += [READERS[event.kind](event) for event in self._events[0:count]]
+            count = lib.pccl_engines_poll_events(self._open, self._buffer, EVENTS_MAX)
+            found += [READERS[event.kind](event) for event in self._buffer[0:count]]
         return found
 
+    def _wake(self) -> None:
+        views = self._views
+        if views:
+            lib.pccl_fast_path_wake_owner(views[0])
+
     def records(self, since_ns: int) -> list[op_records.Row]:
-        """Return what the flight recorder holds of ops that have not ended, or have after `since_ns`; nothing once the
-        engine is closed."""
-        view = self._view
-        return op_records.read(view, self._records, since_ns) if view is not None else []
+        """Return the flight recorder's entries of ops in flight or ended after `since_ns`; none once closed."""
+        size = -(-RECORDS // self._threads)
+        return [row for view in self._views for row in op_records.read(view, size, since_ns)]
 
     def stats(self) -> dict[str, int]:
-        """Return the counters; after `close` those at the end."""
-        view, stats = self._view, ffi.new("pccl_engine_stats *")
-        if view is None or not lib.pccl_fast_path_get_stats(view, stats):
+        """Return the counters of all threads together; after `close` those at the end.
+
+        `scratch_bytes_max` sums the maxima of the threads, which they do not reach at the same time.
+        """
+        all_stats = self.stats_by_thread()
+        if len(all_stats) < self._threads:
             return dict(self._last_stats)
-        return {name: getattr(stats, name) for name, _ in _STATS_FIELDS}
+        total = {name: sum(stats[name] for stats in all_stats) for name in _STATS_FIELDS}
+        for name in ("op_wait_us", "late_ms"):
+            total[name] = max(stats[name] for stats in all_stats)
+        # The slices of an op are in flight together, whole ops of different threads one by one.
+        del total["in_slices_us"]
+        total["in_ops_us"] += max(stats["in_slices_us"] for stats in all_stats)
+        return total
+
+    def stats_by_thread(self) -> list[dict[str, int]]:
+        """Return the counters of each thread; none once closed."""
+        found = []
+        for view in self._views:
+            stats = ffi.new("pccl_engine_stats *")
+            if lib.pccl_fast_path_get_stats(view, stats):
+                found.append({name: getattr(stats, name) for name in _STATS_FIELDS})
+        return found
 
     def _check(self, status: int, call: str) -> None:
         if status == lib.PCCL_E_MEMORY:
@@ -173,42 +373,46 @@ class Engine:
 COMPLETED: int = lib.PCCL_FAST_PATH_COMPLETED
 """The op is committed and its buffers are the caller's."""
 HANDED_OVER: int = lib.PCCL_FAST_PATH_HANDED_OVER
-"""The op is under way, and is the session's from now on: OpHandedOver tells it."""
+"""The op is under way, and the session's from now on: OpHandedOver reports it."""
 
 
 class EngineFastPath:
-    """The way of small ops into one engine, from any thread; see native/src/fast_path.h. May outlive the engine."""
+    """The fast path into one engine thread, from any thread; see native/src/fast_path.h. May outlive the engine."""
 
     def __init__(self, native: Any) -> None:
         """`native` is a `pccl_fast_path *`, released with this object."""
         self._native = native
 
     def in_ops_ns(self, of_slices: bool) -> int:
-        """Return the engine's time in whole ops by now, or in slices; 0 after its end."""
+        """Return the thread's time in whole ops by now, or in slices; 0 after its end."""
         ns: int = lib.pccl_fast_path_in_ops_ns(self._native, of_slices)
         return ns
 
     def open(self) -> int:
-        """Let ops through until `close`. Return the number of this opening."""
+        """Accept ops until `close`. Return the number of this opening."""
         number: int = lib.pccl_fast_path_open(self._native)
         return number
 
     def close(self) -> None:
-        """Let no more ops through. The engine's events then tell of all that have come through."""
+        """Accept no more ops. The engine's events then report every op that has been accepted."""
         lib.pccl_fast_path_close(self._native)
 
     def run(self, opening: int, request: OpRequest, uses: Any, wait_ms: int) -> tuple[int, int, int]:
-        """Submit an op and wait for its end. Return COMPLETED, HANDED_OVER, or something else if the path has been
-        closed since this opening and nothing was submitted; and the bytes sent and received.
+        """Submit an op and wait for its end, at most `wait_ms`: no signal handler runs during the wait.
 
-        The wait holds no interpreter lock. No signal handler runs in it, so it is bounded by `wait_ms`."""
+        Returns:
+            COMPLETED, HANDED_OVER, or another number if the path has been closed since this opening and the op was
+            not submitted; then the bytes sent and received.
+        """
         result = ffi.new("pccl_fast_path_result *")
         outcome = lib.pccl_fast_path_run(self._native, opening, request.native, uses, wait_ms, result)
         return outcome, result.tx_bytes, result.rx_bytes
 
     def start(self, opening: int, request: OpRequest, uses: Any, wait_ms: int) -> EngineCall | None:
-        """Submit an op. None if the path has been closed since this opening, and nothing was submitted. When nobody
-        waits for it, its end comes with the engine's events; after `wait_ms` it is handed over."""
+        """Submit an op without waiting. None if the path has been closed since this opening.
+
+        The engine's events report the op's end if no thread waits for it. After `wait_ms` it is handed over.
+        """
         call = ffi.new("pccl_fast_path_call **")
         outcome = lib.pccl_fast_path_start(self._native, opening, request.native, uses, wait_ms, call)
         return EngineCall(self._native, call[0]) if outcome == lib.PCCL_OK else None
@@ -222,13 +426,21 @@ class EngineCall:
         self._native = ffi.gc(native, lambda call: lib.pccl_fast_path_forget(path, call))
 
     def wait(self) -> tuple[int, int, int]:
-        """Wait until the op is over here, and return COMPLETED or HANDED_OVER, and the bytes sent and received. As in
-        `EngineFastPath.run` no signal handler runs meanwhile."""
+        """Wait until the op has left the fast path. Return COMPLETED or HANDED_OVER, and the bytes sent and received.
+
+        No signal handler runs during the wait.
+        """
         result = ffi.new("pccl_fast_path_result *")
         outcome = lib.pccl_fast_path_wait(self._path, self._native, result)
         return outcome, result.tx_bytes, result.rx_bytes
 
 
 def use_counter(uses: int) -> Any:
-    """Return a count of a tag's uses that `EngineFastPath.run` reads and advances; the count itself is at index 0."""
+    """Return a use count of a tag that `EngineFastPath.run` reads and advances; the count itself is at index 0."""
     return ffi.new("uint64_t *", uses)
+
+
+def first_thread(tag: int, sequence: int, threads: int) -> int:
+    """Return the engine thread of an op's first slice."""
+    thread: int = lib.pccl_first_engine(tag, sequence, threads)
+    return thread

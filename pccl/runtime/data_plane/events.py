@@ -1,12 +1,6 @@
-"""The events that an engine reports, a class for each kind, and how each is read from the C library.
+"""The events that an engine reports, one class for each kind, and how each is read from the C library.
 
-Whoever handles events dispatches them by their type, with a table of one function for each; what is not in its table
-does not concern it. So an event takes one look-up at each of its stations:
-
-    Engine          makes it from the C library's (`READERS`)
-    EngineThreads   joins those of several threads
-    StagedOps       joins those of an op's pieces
-    EngineBridge    tells the session's machine
+Handlers dispatch events by type, with a table of functions, and ignore types that are not in the table.
 """
 
 from __future__ import annotations
@@ -14,23 +8,21 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from pccl.protocol.topology import MESH_PEERS_MAX
-from pccl.runtime.data_plane.op_description import describe, size_bytes
-from pccl.runtime.data_plane.pieces import piece_bytes_of
+from pccl.runtime.data_plane.op_shape import describe, size_bytes
 from pccl.runtime.extension import lib, text
 from pccl.types import Collective
 
 
 class EngineFailedError(Exception):
-    """An engine has failed because of this machine or this process; the text says how."""
+    """An engine has failed because of this machine or this process."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpHandedOver:
-    """The fast path has handed an op over: from here on it is as if the session had submitted it."""
+    """The fast path has handed an op over to the session, which treats it as its own."""
 
     op: int
     sequence: int
@@ -38,7 +30,7 @@ class OpHandedOver:
 
 @dataclass(frozen=True, slots=True)
 class OpFastCompleted:
-    """An op on the fast path is over: all its participants are done, and its caller has the result."""
+    """An op on the fast path is over: all participants are done, and the caller has the result."""
 
     op: int
     sequence: int
@@ -48,7 +40,7 @@ class OpFastCompleted:
 
 @dataclass(frozen=True, slots=True)
 class OpDone:
-    """The op's result is here."""
+    """The op's result is complete here."""
 
     op: int
     tx_bytes: int
@@ -64,22 +56,22 @@ class OpCompleted:
 
 @dataclass(frozen=True, slots=True)
 class OpFrozen:
-    """The op has stopped: if it is not done by now it never will be."""
+    """The op has stopped: it will not become done if it is not done yet."""
 
     op: int
 
 
 @dataclass(frozen=True, slots=True)
 class StepMismatch:
-    """Two peers gave an op different steps; None: that one gave none."""
+    """Two peers passed different steps to an op; None: not given."""
 
     verb: str
-    """The verb for a step in the text: a reduce reduces it."""
+    """The verb for a step in the text."""
     mine: int | None
     theirs: int | None
 
     def text(self, me: str, them: str) -> str:
-        """Return what differs, naming the two peers, for their callers."""
+        """Return the difference as text, naming the two peers."""
         if self.mine is None or self.theirs is None:
             mine, theirs = ("none" if step is None else f"step {step}" for step in (self.mine, self.theirs))
             return f"{me} gives {mine} where {them} gives {theirs}; all have to give the same step, or none"
@@ -91,49 +83,27 @@ class StepMismatch:
 
 @dataclass(frozen=True, slots=True)
 class OpDetached:
-    """The caller's arrays are neither read nor written any more, and hold what they held when the op was submitted.
-    Also reported for an op that has ended meanwhile."""
+    """The engine does not use the caller's arrays any more, and has restored them. Also reported for an unknown op."""
 
     op: int
-    is_known: bool = True
-    """Whether there was such an op, all of it: otherwise nothing has come to the memory that it was to go on with."""
 
 
 @dataclass(frozen=True, slots=True)
 class OpMismatch:
-    """Another peer has a different op under the same name. The texts describe both."""
+    """Another peer has a different op with the same key. The texts describe both."""
 
     op: int
     link: int
     mine: str
     theirs: str
     rank: int | None = None
-    """The other peer's rank; this one's own, or None: the other peer is the one behind the link."""
+    """The other peer's rank. This peer's own rank, or None: the peer at the other end of the link."""
     is_other_call: bool = False
-    """Another collective was called, rather than the same one with other arguments."""
+    """Another collective was called, not the same one with other arguments."""
     size_bytes: tuple[int, int] = (0, 0)
-    """Sizes of this peer's op and of the other's."""
+    """Sizes of this peer's op and of the other peer's."""
     steps: StepMismatch | None = None
-    """The steps, where these differ."""
-    their_piece_bytes: int = 0
-    """The other peer has the op in pieces of this size (`pieces`); 0: it has not."""
-
-    def in_pieces(self) -> OpMismatch:
-        """Return the event with the other peer's op described by its pieces, if it is in pieces."""
-        if not self.their_piece_bytes:
-            return self
-        return replace(self, theirs=f"an op in pieces of {self.their_piece_bytes} bytes")
-
-    @property
-    def hint(self) -> str:
-        """Advice where the other peer's op is in pieces and this peer cannot divide its own; else empty."""
-        if not self.their_piece_bytes or self.size_bytes[0] <= self.their_piece_bytes:
-            return ""
-        return (
-            "; where arrays are on devices they are reduced in pieces, which all peers can do if PCCL_PIECE_BYTES is "
-            f"the same for all and they are {MESH_PEERS_MAX} at most: else start those with devices with "
-            "PCCL_PIECE_BYTES=0"
-        )
+    """The steps, if they differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +117,7 @@ class OpEnded:
 
 @dataclass(frozen=True, slots=True)
 class OpRefused:
-    """The engine does not take an op after all that was submitted; its buffers are as they were."""
+    """The engine has refused an op after its submission. The buffers are unchanged."""
 
     op: int
     reason: str
@@ -162,7 +132,7 @@ class GroupFrozen:
 
 @dataclass(frozen=True, slots=True)
 class LinkDown:
-    """The link has no connection left in one engine thread."""
+    """The link has no connections left in one engine thread."""
 
     link: int
     reason: str
@@ -170,12 +140,12 @@ class LinkDown:
 
 @dataclass(frozen=True, slots=True)
 class LinkDegraded:
-    """The link has lost a connection and goes on over its others."""
+    """The link has lost a connection and continues on the others."""
 
     link: int
     reason: str
     thread: int = 0
-    """The engine thread to which the connection belonged."""
+    """The engine thread of the connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,12 +191,12 @@ class LinkLimited:
     link: int
     thread: int = 0
     by_loss: bool = False
-    """Whether losses hold the connections back, not their windows."""
+    """Whether packet loss limits the connections, not their windows."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFailed:
-    """The engine can only be closed, and no peer is to blame."""
+    """The engine can only be closed, because of a failure of this machine."""
 
     reason: str
 
@@ -262,7 +232,6 @@ def _read_mismatch(event: Any) -> OpMismatch:
         is_other_call=mine.collective != theirs.collective,
         size_bytes=(size_bytes(mine), size_bytes(theirs)),
         steps=_compare_steps(mine, theirs),
-        their_piece_bytes=piece_bytes_of(theirs),
     )
 
 
@@ -300,18 +269,19 @@ READERS: dict[int, Callable[[Any], EngineEvent]] = {
     lib.PCCL_EVENT_OP_DONE: lambda event: OpDone(event.id, event.tx_bytes, event.rx_bytes),
     lib.PCCL_EVENT_OP_COMPLETED: lambda event: OpCompleted(event.id),
     lib.PCCL_EVENT_OP_FROZEN: lambda event: OpFrozen(event.id),
-    lib.PCCL_EVENT_OP_DETACHED: lambda event: OpDetached(event.id, event.system_error != errno.ENOENT),
+    lib.PCCL_EVENT_OP_DETACHED: lambda event: OpDetached(event.id),
     lib.PCCL_EVENT_OP_ENDED: lambda event: OpEnded(event.id, event.tx_bytes, event.rx_bytes),
+    lib.PCCL_EVENT_OP_REFUSED: lambda event: OpRefused(event.id, text(event.detail)),
     lib.PCCL_EVENT_OP_MISMATCH: _read_mismatch,
     lib.PCCL_EVENT_GROUP_FROZEN: lambda event: GroupFrozen(event.id),
-    lib.PCCL_EVENT_LINK_LIMITED: lambda event: LinkLimited(event.id, by_loss=event.limit == lib.PCCL_LIMIT_LOSS),
+    lib.PCCL_EVENT_LINK_LIMITED: lambda event: LinkLimited(event.id, event.engine, event.limit == lib.PCCL_LIMIT_LOSS),
     lib.PCCL_EVENT_LINK_METRICS: lambda event: LinkCounters(
         event.id,
         event.tx_bytes,
         event.rx_bytes,
         event.full_ms,
         event.full_bytes,
-        0,
+        event.engine,
         event.busy_ms,
         event.sender_ms,
         event.receiver_ms,
@@ -325,7 +295,7 @@ READERS: dict[int, Callable[[Any], EngineEvent]] = {
         event.inbound_ops,
         event.undone_ops,
     ),
-    lib.PCCL_EVENT_CONNECTION_LOST: lambda event: LinkDegraded(event.id, _loss_reason(event)),
+    lib.PCCL_EVENT_CONNECTION_LOST: lambda event: LinkDegraded(event.id, _loss_reason(event), event.engine),
     lib.PCCL_EVENT_LINK_LOST: lambda event: LinkDown(event.id, _loss_reason(event)),
     lib.PCCL_EVENT_ENGINE_FAILED: lambda event: EngineFailed(_failure_reason(event)),
 }

@@ -1,24 +1,24 @@
-"""Small ops that the caller's thread runs by itself, past the trio thread.
+"""Small ops that the caller's thread runs itself, without the trio thread.
 
-Theory of operation. An op that the session launches takes the way caller, trio thread, engine, trio thread, caller; of
-64 KiB between two processes of one machine that is three quarters of its time. Where nothing is to be decided, a caller
-that would do nothing but wait goes on the engine's fast path instead (native/src/fast_path.h): it submits the op, waits
-until all participants are done, and has its result; the session hears of it later. Rules:
+Theory of operation. A launched op takes four hand-overs: caller, trio thread, engine, trio thread, caller. For 64 KiB
+between two processes of one machine they are three quarters of the op's time. A caller that only waits uses the
+engine's fast path instead (native/src/fast_path.h): it submits the op and waits until all participants are done; the
+session learns of the op later. Rules:
 
-1. The session opens the fast path while its machine has a `plain_start`, and *takes over* before it tells the machine
-   anything that bears on ops, such as a message of the master: it closes the fast path, which is a cut, and tells the
-   machine what has come of the ops on its far side. So the machine decides as if it had launched each of them.
-2. A use of a tag is counted in one place at a time: by the fast path from the first op with that tag that comes through
-   it until it is closed or the session launches one (`forget_uses`), otherwise by the machine. No two threads count the
-   same tag, for no two ops in flight have the same one. Point-to-point ops have tags of their own for each pair and
-   direction.
-3. A tag's first op in an epoch is the machine's. What is launched after an op that came through the fast path finds
-   that one counted: see the order in which `engine_bridge` hears of both.
-4. An op may also be started here by a caller that waits later, or never (`start`). Who waits for it is there when the
-   engine completes it; otherwise the session hears of it at once, and ends it. A caller that gives it up asks the
-   session, which takes over before it deals with that: then the op is the session's, if it is not over.
-5. A signal handler may raise at any moment in the caller's thread: before the one call that submits, the op is not
-   there; after it, the session hears of it like of any other.
+1. The session opens the fast path while its machine has a `plain_start`. Before it passes anything to the machine that
+   bears on ops, such as a message of the master, it closes the fast path, which is a cut, and reports the ops before
+   the cut to the machine. So the machine decides as if it had launched each of them.
+2. The uses of a tag are counted in one place at a time: by the fast path from the first op with that tag until the
+   path is closed or the session launches an op with it (`forget_uses`), otherwise by the machine. Two threads never
+   count the same tag, since two ops in flight have different tags. Point-to-point ops have tags of their own for each
+   pair and direction.
+3. The machine launches a tag's first op in an epoch. A launch after an op on the fast path finds that op counted: see
+   the order of events in `engine_bridge`.
+4. A caller may also start an op and wait later, or never (`start`). If a caller waits when the engine completes the op,
+   the caller ends it; otherwise the session is notified and ends it. A caller that gives the op up asks the session,
+   which closes the path first: then the op is the session's, if it is not over.
+5. A signal handler may raise at any moment in the caller's thread: before the one call that submits, the op does not
+   exist; after it, the session learns of it like of any other.
 """
 
 from __future__ import annotations
@@ -28,33 +28,38 @@ from functools import partial
 from typing import Any
 
 from pccl.protocol.peer import OpResult, Peer, SubmitOp, pair_start
-from pccl.runtime.data_plane.engine import COMPLETED, HANDED_OVER, EngineCall, EngineFastPath, use_counter
-from pccl.runtime.data_plane.engine_threads import first_thread
+from pccl.runtime.data_plane.engine import (
+    COMPLETED,
+    HANDED_OVER,
+    Engine,
+    EngineCall,
+    EngineFastPath,
+    first_thread,
+    use_counter,
+)
 from pccl.runtime.data_plane.events import OpFastCompleted, OpHandedOver
-from pccl.runtime.data_plane.interfaces import SessionEngine
 from pccl.runtime.data_plane.op_request import OpRequest
-from pccl.runtime.data_plane.op_spec import OpSpec, Pair, RootLostError
+from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair, RootLostError
 from pccl.runtime.data_plane.pending import OpName, PendingOp
-from pccl.runtime.data_plane.pieces import piece_elements
 from pccl.types import Result
 
 WAIT_MS = 20
-"""Time that a caller waits on the fast path, where no signal ends its wait; a longer op becomes the session's."""
+"""Longest wait on the fast path, where no signal is handled; a longer op becomes the session's."""
 BYTES_MAX = 16 << 20
-"""Larger ops take longer anyway."""
+"""For larger ops the hand-overs do not matter."""
 
 
 class _Tag:
-    """A tag that has come through. The claim of its op in flight protects it."""
+    """A tag with an op on the fast path. The claim of its op in flight protects it."""
 
     __slots__ = ("is_suited", "request", "uses")
 
     def __init__(self, uses: int, request: OpRequest) -> None:
         self.uses = use_counter(uses)
         self.request = request
-        """That of the last op: most often the next one is of the same kind."""
+        """The request of the last op: usually the next one is of the same kind."""
         self.is_suited = False
-        """Whether ops of that kind may take the fast path."""
+        """Whether ops of this kind may take the fast path."""
 
 
 @dataclass(slots=True)
@@ -62,7 +67,7 @@ class _Opening:
     """An opening of the fast path, until it is closed."""
 
     numbers: list[int]
-    """The opening's number in each engine thread."""
+    """The number of the opening in each engine thread."""
     start: SubmitOp
     tags: dict[OpName, _Tag] = field(default_factory=dict)
     """The tags whose uses are counted here."""
@@ -71,39 +76,40 @@ class _Opening:
 
 
 class FastPath:
-    """The fast path of a session. The trio thread opens and closes it; `run` is for all others."""
+    """The fast path of a session. The trio thread opens and closes it; `run` is for all other threads."""
 
-    def __init__(self, machine: Peer, engine: SessionEngine) -> None:
+    def __init__(self, machine: Peer, engine: Engine) -> None:
         self._machine = machine
         self._engine = engine
         self._paths: list[EngineFastPath] = []
-        """The ways into the engine threads."""
+        """The fast paths of the engine threads."""
         self._opening: _Opening | None = None
         self._running: dict[int, PendingOp] = {}
-        """Ops whose callers are on the way, and those of which the session has not heard yet."""
+        """Ops on the fast path, and those whose events the session has not handled yet."""
 
     def attach(self) -> None:
-        """Make the ways into the engine threads, whose number is set by now. They are closed one after the other, which
-        does not matter, since an op takes one of them."""
+        """Create the fast paths, after the number of engine threads is set."""
         self._paths = self._engine.new_fast_paths()
 
     @property
     def has_threads(self) -> bool:
-        """Whether there are several engine threads: the events of one say nothing of a tag's ops in another."""
+        """Whether there are several engine threads, whose events are not ordered relative to each other."""
         return len(self._paths) > 1
 
     def is_as(self, start: SubmitOp | None) -> bool:
-        """Return whether it is open for ops that start so; None: whether it is closed."""
-        return self._opening is None if start is None else self._opening is not None and self._opening.start == start
+        """Return whether it is open with this start; None: whether it is closed."""
+        opening = self._opening
+        if start is None or opening is None:
+            return start is None and opening is None
+        return opening.start is start or opening.start == start
 
     def open(self, start: SubmitOp) -> None:
-        """Let ops through that start so."""
-        assert self._opening is None, "what came through it is to be heard first"
+        """Accept ops with this start."""
+        assert self._opening is None, "the events of the last opening come first"
         self._opening = _Opening([path.open() for path in self._paths], start)
 
     def close(self) -> bool:
-        """Let no more ops through. Return whether it was open: then the engine's events tell of all that came
-        through."""
+        """Accept no more ops. Return whether it was open: then the engine's events report all ops on it."""
         if self._opening is None:
             return False
         self._opening = None
@@ -119,7 +125,7 @@ class FastPath:
         return slices + sum(path.in_ops_ns(of_slices=False) for path in self._paths)
 
     def forget_uses(self, name: OpName) -> None:
-        """Stop counting a tag: the machine is about to launch an op with it, and has heard of all before it."""
+        """Stop counting a tag: the machine is about to launch an op with it, and knows all earlier ones."""
         if self._opening is not None:
             self._opening.tags.pop(name, None)
 
@@ -128,13 +134,13 @@ class FastPath:
         return self._running.pop(event.op)
 
     def completed(self, event: OpFastCompleted) -> PendingOp:
-        """Return an op that is over. Its caller may have been interrupted before it took note of the result."""
+        """Finish and return an op that is over. Its caller may have been interrupted before it took the result."""
         op = self._running.pop(event.op)
         op.finish(_result(op, event.tx_bytes, event.rx_bytes))
         return op
 
     def has(self, op: PendingOp) -> bool:
-        """Return whether an op may have been submitted here, and the session has not heard of it."""
+        """Return whether an op may have been submitted here, and the session has not handled its events."""
         return op.op in self._running
 
     def drop(self, op: PendingOp) -> None:
@@ -146,8 +152,12 @@ class FastPath:
         return list(self._running.values())
 
     def run(self, op: PendingOp, waits: bool = True) -> bool:
-        """Run an op that nobody else knows yet, and whose tag is the caller's. True: it is committed and over, or the
-        session's from now on; or, without `waits`, it is started. False: it has to be launched."""
+        """Run a new op whose tag the caller has claimed.
+
+        Returns:
+            True if the op is over, belongs to the session from now on, or, without `waits`, is started; False if it has
+            to be launched.
+        """
         opening = self._opening
         spec = op.spec
         assert spec is not None
@@ -156,6 +166,12 @@ class FastPath:
         start = opening.start if spec.pair is None else self._pair_start(opening, spec.pair)
         if start is None:
             return False
+        try:
+            buffers = op.place(spec, start.rank, start.world_size)
+        except ValueError:
+            return False  # as the session will report
+        if buffers.count * spec.dtype.itemsize > BYTES_MAX:
+            return False
         op.shared_tag = start.tag | op.tag
         tag = opening.tags.get(op.name)
         if tag is None:
@@ -163,33 +179,26 @@ class FastPath:
             if uses_before == 0:
                 return False
             tag = opening.tags.setdefault(op.name, _Tag(uses_before, self._engine.new_request()))
-        return self._suits(tag, start, op, spec) and self._run(opening, op, tag, waits)
+        return self._suits(tag, start, op, spec, buffers) and self._run(opening, op, tag, waits)
 
     @staticmethod
     def _pair_start(opening: _Opening, pair: Pair) -> SubmitOp | None:
-        """Return how a point-to-point op starts; None if the other peer has left."""
+        """Return the start of a point-to-point op; None if the other peer has left."""
         if pair not in opening.pairs:
             opening.pairs[pair] = pair_start(opening.start, (pair.peer, pair.is_sender))
         return opening.pairs[pair]
 
-    def _suits(self, tag: _Tag, start: SubmitOp, op: PendingOp, spec: OpSpec) -> bool:
-        """Fill the tag's request. Return whether it is for a small op, in one engine thread, which no peer may have in
-        pieces."""
+    def _suits(self, tag: _Tag, start: SubmitOp, op: PendingOp, spec: OpSpec, buffers: Buffers) -> bool:
+        """Fill the tag's request. Return whether the op fits one engine thread."""
         request = tag.request
         try:
-            if request.refill(start, spec, op.place(spec, start.rank, start.world_size)):
-                tag.is_suited = self._is_suited(request, spec.dtype.itemsize)
+            if request.refill(start, spec, buffers):
+                threads = len(self._paths)
+                tag.is_suited = threads == 1 or request.slices(threads) == 1
         except (ValueError, RootLostError):
-            return False  # as the session will say
+            return False  # as the session will report
         request.rename(op.op, op.shared_tag)
         return tag.is_suited
-
-    def _is_suited(self, request: OpRequest, item_bytes: int) -> bool:
-        count = request.count
-        if count * item_bytes > BYTES_MAX or count > (piece_elements(item_bytes) or count):
-            return False
-        threads = len(self._paths)
-        return threads == 1 or request.slices(threads) == 1
 
     def _run(self, opening: _Opening, op: PendingOp, tag: _Tag, waits: bool) -> bool:
         start, request, uses = opening.start, tag.request, tag.uses
@@ -219,7 +228,7 @@ class FastPath:
 
 
 def _join(op: PendingOp, call: EngineCall) -> None:
-    """Wait for an op that was started, until it is over or the session's."""
+    """Wait for a started op until it is over or belongs to the session."""
     outcome, tx_bytes, rx_bytes = call.wait()
     if outcome == COMPLETED:
         op.finish(_result(op, tx_bytes, rx_bytes))

@@ -1,9 +1,7 @@
-"""The engines' flight recorders, read: from a record for each op and engine thread to one for each op.
+"""The engine's flight recorder, read: one record for each op, joined from those of its slices.
 
-An op may have several records: one for each slice, and one for each piece of an op that is in pieces. They have its
-name, but for the bits of the sequence that number pieces (`staged_ops`). An op is as early as the first of them and as
-late as the last. Its rank, and those of others, are of the ring of its epoch; of a send and its recv the sender has
-rank 0 and the receiver rank 1.
+An op begins with the first of its slices and ends with the last. Ranks are those of the ring of the op's epoch; in a
+send and its recv the sender has rank 0 and the receiver rank 1.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ import numpy as np
 
 from pccl.protocol.point_to_point import ranks_of
 from pccl.protocol.recording import OpRecord
-from pccl.runtime.data_plane.pieces import FIRST_PIECE_OP, PIECE_SHIFT
 from pccl.runtime.extension import ffi, lib
 from pccl.types import Collective, DataType, ReduceAlgorithm
 
@@ -26,7 +23,7 @@ Name = tuple[int, int, int]
 
 
 def _columns() -> np.dtype[Any]:
-    """Return the C library's `pccl_op_record` as NumPy has it, the key's fields among the others."""
+    """Return the NumPy dtype of the C library's `pccl_op_record`, with the key's fields inline."""
     names, formats, offsets = [], [], []
     for name, field in ffi.typeof("pccl_op_record").fields:
         inner = field.type.fields if field.type.kind == "struct" else [(name, field)]
@@ -62,25 +59,22 @@ class Row:
 
 
 def read(path: Any, records: int, since_ns: int) -> list[Row]:
-    """Return the records of the engine behind a fast path: of ops that have not ended, or have after `since_ns`."""
+    """Return the records of ops in flight or ended after `since_ns`, from the engine of a fast path."""
     found = np.empty(records, COLUMNS)
     count = lib.pccl_fast_path_read_records(path, since_ns, ffi.from_buffer("pccl_op_record *", found), records)
     return [Row(values) for values in found[:count].tolist()]
 
 
-def is_marker(row: Row) -> bool:
-    """Return whether the record is of a marker (`marker_ops`), which is no op of a caller."""
-    return row.op >= FIRST_PIECE_OP and row.count == 0
-
-
 def name_of(row: Row) -> Name:
-    return row.epoch, row.tag, row.sequence & ((1 << PIECE_SHIFT) - 1)
+    return row.epoch, row.tag, row.sequence
 
 
 def awaited(rows: Iterable[Row], epoch: int | None, tag: int, ring: Sequence[int]) -> list[int] | None:
-    """Return peers that may not have launched the op that is in flight with a tag, as far as its records tell: not all
-    of them, but one at least if there is any. None: it is the only one in flight, or has no record."""
-    open_rows = [row for row in rows if not row.ended_ns and not is_marker(row)]
+    """Return some of the peers that may not have launched the op in flight with a tag; at least one if any is missing.
+
+    None: it is the only op in flight, or has no record.
+    """
+    open_rows = [row for row in rows if not row.ended_ns]
     found = [row for row in open_rows if (row.epoch, row.tag) == (epoch, tag)]
     if not found or len(found) == len(open_rows):
         return None
@@ -89,7 +83,7 @@ def awaited(rows: Iterable[Row], epoch: int | None, tag: int, ring: Sequence[int
 
 
 def _kind(row: Row) -> str:
-    """Return as what this peer has called the op."""
+    """Return the name of this peer's call."""
     if row.collective == Collective.SEND and row.rank == RECEIVER and ranks_of(row.tag) is not None:
         return "recv"
     return COLLECTIVES.get(row.collective, "?")
@@ -97,7 +91,7 @@ def _kind(row: Row) -> str:
 
 @dataclass(slots=True)
 class Launch:
-    """What the session knows of an op that took the way through it."""
+    """The session's part of the record of an op that did not take the fast path."""
 
     launched_ns: int
     caller: int
@@ -109,7 +103,7 @@ class Launch:
 def joined(
     rows: Sequence[Row], launch: Launch | None, ring: Sequence[int], caller_number: Callable[[int], int]
 ) -> OpRecord:
-    """Return one op of all its records. `ring` are the peers of its epoch by rank, empty if they are not known."""
+    """Join the records of one op. `ring`: the peers of its epoch by rank, empty if unknown."""
     first = rows[0]
     pair = ranks_of(first.tag)
     ranks = range(len(ring)) if pair is None else pair
@@ -130,7 +124,6 @@ def joined(
         return min((getattr(row, at) for row in rows if getattr(row, at)), default=0)
 
     dtype = DTYPES.get(first.dtype)
-    sizes = {row.op: row.count for row in rows}  # slices have that of the whole, pieces each their own
     received_ns, received_from = latest("last_rx_ns", "last_from")
     joined_ns, joined_last = latest("heard_ns", "heard_from")
     ended_ns = all_by("ended_ns")
@@ -152,7 +145,7 @@ def joined(
         kind=_kind(first),
         algorithm=ALGORITHMS.get(first.algorithm, "?"),
         dtype=dtype.name.lower() if dtype is not None else "?",
-        size_bytes=sum(sizes.values()) * (dtype.itemsize if dtype is not None else 1),
+        size_bytes=first.count * (dtype.itemsize if dtype is not None else 1),
         rank=first.rank,
         world_size=first.world_size,
         caller=caller_number(caller),

@@ -1,4 +1,4 @@
-"""An op in the engine's terms: fills a `pccl_op_request` of the C library from what the caller and the machine say."""
+"""An op as the C library takes it: fills a `pccl_op_request` from the caller's spec and the machine's launch."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from typing import Any
 
 from pccl.protocol.direct_limit import UNKNOWN
 from pccl.protocol.peer import SubmitOp
-from pccl.runtime.data_plane import dimensions
-from pccl.runtime.data_plane.op_description import code_type
+from pccl.runtime.data_plane.op_shape import code_type, number_of
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
 from pccl.runtime.extension import ffi, lib
 from pccl.types import Collective, DataType, QuantizationAlgorithm, ReduceAlgorithm
 
 EXCHANGES = (Collective.ALL_TO_ALL, Collective.GATHER, Collective.SCATTER)
-"""Collectives in which peers have parts for each other, which go straight where all peers are linked."""
+"""Collectives of parts, which travel directly if all peers are linked."""
 
 
 class OpRequest:
-    """A `pccl_op_request`, filled anew for each op. Only from one thread at a time."""
+    """A `pccl_op_request`, filled for each op. Only from one thread at a time."""
 
     def __init__(self, group: int, segment_bytes: int = 0) -> None:
-        """Make a request to fill. `segment_bytes` 0: what suits each op."""
+        """`segment_bytes` 0: chosen by the size of each op."""
         self._segment_bytes = segment_bytes
         self._rank_links: Any = ffi.NULL
         self._counts: tuple[Any, Any] = ffi.NULL, ffi.NULL
@@ -29,15 +28,14 @@ class OpRequest:
         self._spread_count = 0
         self._launch: SubmitOp | None = None
         self._kind: tuple[Any, ...] = ()
-        """What the op that it was filled for has alike with those that differ in their memory only."""
+        """The op that it was filled for, without its memory."""
         self.count = 0
-        """Elements of the op that it was filled for."""
+        """Elements of the op."""
         self.native = ffi.new("pccl_op_request *")
         self.native.key.group = group
 
     def refill(self, launch: SubmitOp, spec: OpSpec, buffers: Buffers) -> bool:
-        """Do as `fill`. Return False if the last op that was described so was launched alike and differs in nothing but
-        its memory: then nothing else is looked at, which takes a tenth of the time."""
+        """Fill the request. Return False, in a tenth of the time, if only the memory differs from the last op."""
         kind = (
             spec.collective,
             buffers.count,
@@ -63,8 +61,17 @@ class OpRequest:
         return True
 
     def fill(self, launch: SubmitOp, spec: OpSpec, buffers: Buffers | None = None) -> None:
-        """Describe the op that the machine launches so, whose `buffers` are those of the spec unless they are given.
-        ValueError for an algorithm that the links leave no way for, and as in `Placement.place` and `Root.rank_in`."""
+        """Fill the request.
+
+        Args:
+            launch: The machine's part of the description.
+            spec: The caller's part.
+            buffers: The buffers, if not those of `spec`.
+
+        Raises:
+            ValueError: the algorithm needs links that are missing; also as in `Placement.place` and `Root.rank_in`.
+            RootLostError: as in `Root.rank_in`.
+        """
         request = self.native
         rank, world_size, links = launch.rank, launch.world_size, launch.links
         self._launch, self._kind = None, ()
@@ -79,7 +86,7 @@ class OpRequest:
         shape.collective = spec.collective
         shape.root = spec.root.rank_in(launch.ring) if spec.root is not None else 0
         shape.count = self.count = buffers.count
-        # As if each rank had a chunk: a broadcast's only one is all of it.
+        # As if each rank had a chunk: the only chunk of a broadcast is all of it.
         is_whole = spec.collective in (Collective.BROADCAST, Collective.SEND)
         self._spread_count = buffers.count * (world_size if is_whole else 1)
         if spec.collective is Collective.ALL_TO_ALL:  # no rank knows the sizes of all parts
@@ -97,7 +104,7 @@ class OpRequest:
             request.rounding = lib.PCCL_ROUND_STOCHASTIC if quantization.stochastic else lib.PCCL_ROUND_NEAREST
             request.rounding_seed = quantization.seed
         shape.step = 0 if spec.step is None else spec.step + 1
-        shape.dimensions = dimensions.number_of(spec.shape, spec.bytes_of)
+        shape.dimensions = number_of(spec.shape, spec.bytes_of)
         shape.segment_bytes = max(
             spec.dtype.itemsize,
             spec.segment_bytes
@@ -113,7 +120,7 @@ class OpRequest:
             if launch.is_meshed:
                 algorithm = self._algorithm(launch, spec.dtype)
         elif algorithm is ReduceAlgorithm.DIRECT and not launch.is_meshed:
-            raise ValueError("algorithm DIRECT needs a link between every two peers of the group, which there is not")
+            raise ValueError("algorithm DIRECT needs a link between every two peers of the group; some are missing")
         shape.algorithm = algorithm
         request.rank = rank
         request.link_prev = links[rank - 1]
@@ -141,21 +148,16 @@ class OpRequest:
         return found
 
     def rename(self, op: int, tag: int) -> None:
-        """Make it another op, which is alike in everything else."""
+        """Change the op's number and tag."""
         self.native.op, self.native.key.tag = op, tag
 
     def slices(self, engines: int) -> int:
-        """Return into how many slices the op is best divided where each peer has so many engines."""
+        """Return the number of slices for this number of engines per peer."""
         shape = self.native.shape
         found: int = lib.pccl_slices_default(
             self._spread_count, shape.dtype, shape.segment_bytes, shape.world_size, engines
         )
         return found
-
-    def cut(self, number: int, slices: int) -> None:
-        """Make it one slice of the op, or, with one slice, the whole op again."""
-        self.native.shape.slice = number
-        self.native.shape.last_slice = slices - 1
 
 
 def _addresses(parts: Sequence[int] | None) -> Any:

@@ -1,13 +1,10 @@
-"""The description of an op by its caller: the arithmetic, this peer's arrays, and what all peers must have alike.
+"""An op as its caller describes it: the arithmetic, this peer's arrays, and what all peers must have alike.
 
-An `OpSpec` is made in the caller's thread, before it is known who takes part. What depends on that is left to objects
-that are asked later:
+An `OpSpec` is made in the caller's thread, before the participants are known. What depends on them is computed later:
 
-    Buffers     addresses that are known already
-    Placement   buffers whose sizes follow from the number of peers, known when the op starts
-    Source      arrays that are not in this machine's memory, which come piece by piece (`staged_ops`)
-
-`op_request` turns a spec into the engine's terms.
+    Buffers     addresses that are known
+    Placement   buffers whose sizes depend on the number of peers, known when the op starts
+    Source      arrays that are not in host memory
 """
 
 from __future__ import annotations
@@ -21,53 +18,46 @@ from pccl.types import Collective, DataType, QuantizationOptions, ReduceAlgorith
 
 @dataclass(frozen=True, slots=True)
 class Buffers:
-    """Memory that an op reads and writes. `keep` holds whoever owns it."""
+    """Memory that an op reads and writes. `keep` refers to the owner of the memory."""
 
     send: int
     recv: int
     count: int
     keep: Any
     parts: tuple[Sequence[int], Sequence[int]] | None = None
-    """The elements of an all_to_all that this peer gives to each rank, and those that it gets from each."""
+    """The elements of an all_to_all that this peer sends to each rank, and receives from each."""
     send_parts: Sequence[int] | None = None
-    """The addresses of what this peer has for each rank, if that does not lie one behind the other at `send`. Whoever
-    gives up such an op does not have it go on."""
+    """The addresses of the parts for each rank, if they are not contiguous at `send`."""
     recv_parts: Sequence[int] | None = None
-    """The same of what it gets from each rank, and `recv`."""
+    """The same for the parts from each rank and `recv`."""
 
     @property
     def are_whole(self) -> bool:
-        """Nothing but one array each is sent and received."""
+        """Whether one contiguous array is sent, and one received."""
         return self.send_parts is None and self.recv_parts is None
 
 
 class Placement(Protocol):
-    """Buffers whose sizes depend on who takes part in the op, which is known when it starts."""
+    """Buffers whose sizes depend on the participants, which are known when the op starts."""
 
     def place(self, rank: int, world_size: int) -> Buffers:
-        """Return the buffers, with the engine's `count` for the collective. ValueError if the caller's arrays do not
-        fit."""
+        """Return the buffers, with the engine's `count`. ValueError if the caller's arrays do not fit."""
 
 
 class Source(Protocol):
-    """Arrays that the engine cannot read, for one launch of an op; see `staged_ops`."""
+    """Arrays that the engine cannot read, for one launch of an op."""
 
-    @property
-    def piece_count(self) -> int:
-        """Number of pieces, at least 1; the same on all peers."""
+    def begin(self, arrived: Callable[[Buffers | BaseException], None]) -> None:
+        """Start to copy the input to host memory. Called once.
 
-    def undivide(self) -> None:
-        """Have all come as one piece. Before `begin`."""
-
-    def begin(self, ready: Callable[[int, Buffers], None], failed: Callable[[BaseException], None]) -> None:
-        """Start to bring the pieces into memory. Called once. `ready` is called from any thread with each piece that is
-        there, `failed` if no more will come."""
+        `arrived` is called from any thread, with the buffers of the op or the error.
+        """
 
     def abandon(self) -> None:
-        """Stop: no more pieces are wanted."""
+        """Do not copy what has not been copied."""
 
     def release(self, released: Callable[[], None]) -> None:
-        """Have `released` called once, from any thread, when the caller's arrays are not being read any more."""
+        """Call `released` once, from any thread, when the caller's arrays are not read any more."""
 
     def deliver(self) -> None:
         """Copy the results of a committed op to where the caller wants them, in the caller's thread."""
@@ -82,13 +72,17 @@ class Root(NamedTuple):
 
     rank: int
     peer: int
-    """0: there was no such rank."""
+    """0: the rank did not exist."""
 
     def rank_in(self, ring: Sequence[int]) -> int:
-        """Return the root's rank in this ring. ValueError if there was no such rank, RootLostError if the peer has
-        left."""
+        """Return the root's rank in this ring.
+
+        Raises:
+            ValueError: the rank did not exist.
+            RootLostError: the peer has left.
+        """
         if self.peer == 0:
-            raise ValueError(f"there is no rank {self.rank} in a group of {len(ring)} peers")
+            raise ValueError(f"rank {self.rank} does not exist in a group of {len(ring)} peers")
         if self.peer not in ring:
             raise RootLostError(f"peer {self.peer}, the root, has left; call again with a rank of the present group")
         return ring.index(self.peer)
@@ -109,7 +103,7 @@ class OpSpec(NamedTuple):
     reduce_op: ReduceOp
     quantization: QuantizationOptions | None
     buffers: Buffers | Placement
-    """This peer's buffers; where the op has a source, only their count is used."""
+    """This peer's buffers. If the op has a source, only their count is used."""
     algorithm: ReduceAlgorithm | None = None
     collective: Collective = Collective.ALL_REDUCE
     root: Root | None = None
@@ -119,21 +113,21 @@ class OpSpec(NamedTuple):
     source: Source | None = None
     """The source of this launch, made by `new_source`."""
     new_source: Callable[[], Source] | None = None
-    """Makes a source for each launch, in the thread that launches."""
+    """Makes a source for each launch, in the launching thread."""
     segment_bytes: int = 0
-    """0: what suits the op."""
+    """0: chosen by the size of the op."""
     step: int | None = None
-    """The caller's own count of steps, the same on all peers; None: the caller gives none."""
+    """The caller's step number, the same on all peers; None: not given."""
     shape: tuple[int, ...] | None = None
-    """Shape of the caller's array, the same on all peers; None: there is no array."""
+    """Shape of the caller's array, the same on all peers; None: no array."""
     bytes_of: str = ""
     """Dtype of an array that travels as bytes, the same on all peers."""
     new_array: Callable[[], Any] | None = None
-    """Returns the result of an all_reduce, where it is not in an array of the caller's."""
+    """Returns the result of an all_reduce, if it is not in an array of the caller's."""
     written: Callable[[], None] | None = None
-    """To be called when the op has put a result into its caller's arrays, before anybody sees that it is over."""
+    """Called when a result is in the caller's arrays, before the op is reported as over."""
     is_overlapped: bool = False
-    """Whether its caller goes on, and waits for it later: see `overlapped_waits`."""
+    """Whether the caller waits later or never: see `overlapped_waits`."""
 
     def launched(self) -> OpSpec:
         """Return the spec for one launch, with a source of its own where it needs one."""

@@ -1,8 +1,8 @@
-"""An op as its caller has it: from the launch to the result.
+"""An op in flight, from its launch to its result.
 
-Its arrays are pccl's until it is *released*: when it is over, or earlier, when it has been detached from them
-(`detached`). `reclaim` sees to that and returns after it; whatever a call raises, it comes after a
-`reclaim`.
+The caller's arrays belong to pccl until the op is *released*: when it is over, or earlier, when its caller gives it up
+and the engine has put back what it overwrote (native/include/pccl_native.h, pccl_engine_detach). Giving up takes the
+arrays back at once; only the master and the other peers decide what becomes of the op.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pccl.protocol.peer import OpResult
-from pccl.runtime.data_plane.detached import PrivateCopy, buffer_bytes
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair
 from pccl.runtime.data_plane.overlapped_waits import OverlappedWaits
 from pccl.runtime.threads import waking
@@ -23,9 +22,9 @@ OpName = tuple[int, Pair | None]
 
 
 class Session(Protocol):
-    """The session of an op, as the op needs it. For any thread."""
+    """The session of an op, for any thread."""
 
-    def ask_for_release(self, op: PendingOp, goes_on: bool) -> None: ...
+    def ask_for_release(self, op: PendingOp) -> None: ...
 
     def wait_for_release(self, op: PendingOp) -> None: ...
 
@@ -35,47 +34,43 @@ class Session(Protocol):
 
 
 class PendingOp:
-    """An op from its launch to its result. `wait` may be called from any thread, `async_wait` from trio and asyncio."""
+    """An op from its launch to its result. `wait` is for any thread, `async_wait` for trio and asyncio."""
 
     launched_ns = 0
-    """The time of the launch, by the monotonic clock, and the thread that launched it; 0: the engine knows them."""
+    """Launch time on the monotonic clock, and the launching thread; 0: the engine records them."""
     caller = 0
     waits: OverlappedWaits | None = None
-    """The waits of its session, for an op whose caller waits later; None: the engine times it."""
+    """The session's waits, for an op whose caller waits later; None: the engine times it."""
 
     def __init__(self, op: int, spec: OpSpec, session: Session) -> None:
         self.op = op
         self._session = session
         self.spec: OpSpec | None = spec
         self.source = spec.source
-        """The source of arrays on a device, which delivers the result where the op succeeds."""
+        """The source of arrays on a device, which delivers the result if the op succeeds."""
         self.new_array = spec.new_array
-        """Returns the result, where it is not in an array of the caller's."""
+        """Returns the result, if it is not in an array of the caller's."""
         self.written = spec.written
         """Called when a result is in the caller's arrays."""
-        self.copy: PrivateCopy | None = None
-        """The memory of an op that was detached and goes on; it has the result where the op succeeds."""
-        self.is_detached = False
-        """Whether the op does not work on its caller's arrays, or will not when it is released."""
+        self.is_given_up = False
+        """Whether the caller has its arrays back without the result, or will when the op is released."""
         self.tag = spec.tag
         self.shared_tag = spec.tag
-        """The tag by which all participants know an op on the fast path. That of a point-to-point op names the pair."""
+        """The tag that all participants use on the fast path. That of a point-to-point op names the pair."""
         self.name: OpName = spec.tag, spec.pair
-        """The op's name, which no other op in flight has."""
+        """Unique among the ops in flight."""
         self.result: OpResult | None = None
         self.is_committed = False
-        """Whether the engine was told that the op is committed, and so has its result, whatever its machine says of it
-        later, or no more."""
+        """Whether the engine has been told to commit the op, and so has its result."""
         self.epoch: int | None = None
         """The epoch in which the op runs; None before it starts."""
         self.ring: tuple[int, ...] = ()
         """The participants, once the op has started."""
         self.rank = 0
         self.join: Callable[[], None] | None = None
-        """Waits, some milliseconds at most, for an op that was started on the fast path; None: there is none."""
+        """Waits, some milliseconds at most, for an op that was started on the fast path; None otherwise."""
         self.before_over: Callable[[], None] | None = None
-        """Called before anybody sees that the op is over, perhaps more than once."""
-        self._buffers: Buffers | None = None
+        """Called before the op is seen to be over, perhaps more than once."""
         self._over = Latch()
         self._released = Latch()
         self._callbacks: list[Callable[[], None]] = []
@@ -83,17 +78,17 @@ class PendingOp:
         self._release_wakers: list[Waker] = []
 
     def wait(self, timeout_s: float | None) -> bool:
-        """Wait until the op is over. Return False if the time passed first. A signal handler that raises (Ctrl-C) ends
-        the wait."""
+        """Wait until the op is over. Return False if the time passed first. A signal handler that raises ends the
+        wait."""
         self.join_started()
         waits = self.waits
         if waits is None or self._over.is_set():
             return self._over.wait(timeout_s)
-        waits.begin(self.op, self._over.is_set)  # cut off by a signal, it is no wait, or one that ends with the op
+        waits.begin(self.op, self._over.is_set)
         try:
             return self._over.wait(timeout_s)
         finally:
-            waits = self.waits  # None: a handler has forked, and this is the child
+            waits = self.waits  # None in a forked child
             if waits is not None:
                 waits.end(self.op, self._over.is_set())
 
@@ -136,99 +131,68 @@ class PendingOp:
 
     @property
     def is_over(self) -> bool:
-        """Whether there is a result. Set before the op is released, if its end releases it: whoever has the arrays back
-        knows whether the op is over."""
+        """Whether there is a result. Set before the op is released, if its end releases it."""
         return self.result is not None
 
     @property
     def is_released(self) -> bool:
-        """Whether nobody reads or writes the caller's arrays any more."""
+        """Whether pccl has stopped reading and writing the caller's arrays."""
         return self._released.is_set()
 
     @property
     def has_failed(self) -> bool:
         return self.result is not None and self.result.code is not Result.SUCCESS
 
-    def reclaim(self, goes_on: bool = False) -> None:
-        """Return when the arrays are the caller's again; unless the op has been committed by then they are as they
-        were. It waits for the engine, never for the network. The op stops, if its caller has had it cancelled, or goes
-        on with a copy.
-
-        A signal handler that raises ends even this, so whoever calls it does so again in a `finally`.
-        """
+    def reclaim(self) -> None:
+        """Return when the arrays are the caller's again: as they were, or with the result if the op was committed
+        first. It waits for the engine, not for the network."""
         if not self.is_released:
-            self._session.ask_for_release(self, goes_on)
+            self._session.ask_for_release(self)
             self._session.wait_for_release(self)
 
     def wait_released(self) -> None:
         self._released.wait()
 
-    async def async_reclaim(self, goes_on: bool = False) -> None:
+    async def async_reclaim(self) -> None:
         """Do as `reclaim`, for coroutines as `async_wait`; cannot be cancelled."""
         if self.is_released:
             return
         waker = waking.waker()
         self._release_wakers.append(waker)
-        self._session.ask_for_release(self, goes_on)
+        self._session.ask_for_release(self)
         if not self.is_released:
             await waker.wait(is_shielded=True)
 
-    def placed(self, spec: OpSpec, rank: int, world_size: int) -> OpSpec:
-        """Return the spec with buffers for these participants, and remember the buffers. ValueError as in
-        `Placement.place`."""
-        placed = spec.placed(rank, world_size)
-        assert isinstance(placed.buffers, Buffers)
-        self._buffers = placed.buffers
-        return placed
-
     def place(self, spec: OpSpec, rank: int, world_size: int) -> Buffers:
-        """Return the buffers for these participants, and remember them. ValueError as in `Placement.place`."""
+        """Return the buffers for these participants. ValueError as in `Placement.place`."""
         buffers = spec.buffers
-        if not isinstance(buffers, Buffers):
-            buffers = buffers.place(rank, world_size)
-        self._buffers = buffers
-        return buffers
-
-    def copied(self, peer: int) -> PrivateCopy:
-        """Return memory to go on with, for an op whose buffers are known. MemoryError."""
-        spec = self.spec
-        assert spec is not None
-        buffers = spec.buffers if isinstance(spec.buffers, Buffers) else self._buffers
-        assert buffers is not None
-        assert buffers.are_whole
-        is_root = spec.root is not None and spec.root.peer == peer
-        if spec.pair is not None:
-            is_root = spec.pair.is_sender
-        rank, world_size = self.rank, max(1, len(self.ring))
-        return PrivateCopy(buffers, *buffer_bytes(spec, buffers, rank, world_size, is_root))
+        return buffers if isinstance(buffers, Buffers) else buffers.place(rank, world_size)
 
     def finish(self, result: OpResult) -> None:
-        """End the op with its result. May be called again, and does what is left if a signal has ended it."""
+        """End the op with its result. May be called again, after a signal interrupted the first call."""
         if not self._over.is_set():
             self.result = result
             self.spec = None  # lets go of the buffers
             if result.code is not Result.SUCCESS:
                 self.source = None
                 self.written = None
-            if not self.is_detached:
+            if not self.is_given_up:
                 self.note_written()
                 self.release()
-            elif self.is_released:
-                self._drop_copy()
             if self.before_over is not None:
                 self.before_over()
             self.join = None
             self._over.set()
             if self.waits is not None:
                 self.waits.over(self.op)
-        self.before_over = None  # it refers to the op as a rule
+        self.before_over = None  # it usually refers to the op
         self._call_back()
         _wake(self._wakers)
 
     def when_over(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called once when the op is over, by whoever ends it, or at once if it is over. Any thread.
+        """Call `callback` once when the op is over, in the thread that ends it, or now if it is over. Any thread.
 
-        Mostly that is the trio thread, so the callback must neither wait nor raise.
+        The callback must neither wait nor raise: usually it runs in the trio thread.
         """
         self._callbacks.append(callback)
         if self._over.is_set():
@@ -243,33 +207,26 @@ class PendingOp:
             callback()
 
     def whom(self) -> str:
-        """Return in words whom the op waits for. Any thread."""
+        """Return the peers that the op waits for, in words. Any thread."""
         return self._session.whom(self)
 
     def note_written(self) -> None:
-        """Say that a result is in the caller's arrays, once."""
+        """Report once that a result is in the caller's arrays."""
         written, self.written = self.written, None
         if written is not None:
             written()
 
     def leave_run(self, reason: str) -> None:
-        """Have the peer leave the run, for it does not have what all others have. Any thread."""
+        """Leave the run, since this peer lacks a result that the others have. Any thread."""
         self._session.leave_for(reason)
-
-    def _drop_copy(self) -> None:
-        """Let go of the copy of a failed op, when nobody works on it any more."""
-        if self.has_failed:
-            self.copy = None
 
     def release(self) -> None:
         """Give the caller's arrays back. May be called again."""
-        if self.copy is not None:
-            self._drop_copy()
         self._released.set()
         _wake(self._release_wakers)
 
     def forget_after_fork(self, result: OpResult) -> None:
-        """End the op in a forked child, where there is no trio run to wake, and locks of the engine may be held."""
+        """End the op in a forked child, which has no trio run, and where locks of the engine may be held."""
         self.waits = None
         self.result = self.result or result
         self._released.set()
@@ -277,5 +234,5 @@ class PendingOp:
 
 
 def _wake(wakers: list[Waker]) -> None:
-    for waker in tuple(wakers):  # those who wait in other threads leave meanwhile
+    for waker in tuple(wakers):  # waiters in other threads may leave
         waker.wake()

@@ -24,9 +24,8 @@ import trio
 
 from pccl.protocol import peer as ps
 from pccl.runtime.data_plane import events
-from pccl.runtime.data_plane.engine import Verdict
+from pccl.runtime.data_plane.engine import Engine, Verdict
 from pccl.runtime.data_plane.fast_path import FastPath
-from pccl.runtime.data_plane.interfaces import Ops
 from pccl.runtime.data_plane.op_spec import RootLostError
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.session.driver import Handlers
@@ -54,7 +53,7 @@ class EngineBridge:
     """Carries out what the machine decides about ops, and tells it what the engine reports."""
 
     def __init__(
-        self, engine: Ops, fast_path: FastPath, table: OpTable, counters: WorkCounters, recorder: FlightRecorder
+        self, engine: Engine, fast_path: FastPath, table: OpTable, counters: WorkCounters, recorder: FlightRecorder
     ) -> None:
         self.detaching: dict[int, PendingOp] = {}
         """Ops whose arrays the engine was told to let go of, and has not let go yet."""
@@ -127,10 +126,7 @@ class EngineBridge:
         machine.op_handed_over(event.op, op.tag, event.sequence, trio.current_time(), way)
 
     def _op_detached(self, _: ps.Peer, event: events.OpDetached) -> None:
-        op = self.detaching.pop(event.op)
-        if not event.is_known and op.copy is not None and not op.copy.is_filled:
-            op.copy = None
-        op.release()
+        self.detaching.pop(event.op).release()
 
     def _op_mismatch(self, machine: ps.Peer, event: events.OpMismatch) -> None:
         what = "different ops with the same tag" if event.is_other_call else "the same op with different arguments"
@@ -141,7 +137,7 @@ class EngineBridge:
         who = "another one" if other is None else f"peer {other}"
         lead = f"{event.steps.text(f'peer {machine.peer}', who)}: " if event.steps is not None else ""
         mine, theirs = f"peer {machine.peer} has {event.mine}", f"{who} has {event.theirs}"
-        text = f"{lead}peers called {what}: {mine}, {theirs}{event.hint}"
+        text = f"{lead}peers called {what}: {mine}, {theirs}"
         machine.op_mismatch(event.op, text, event.is_other_call)
 
     # Effects.
@@ -152,7 +148,7 @@ class EngineBridge:
         assert op.spec is not None
         op.ring, op.rank = effect.ring, effect.ring.index(machine.peer)
         try:
-            self._engine.submit(effect, op.placed(op.spec, effect.rank, effect.world_size))
+            self._engine.submit(effect, op.spec.placed(effect.rank, effect.world_size))
         except ValueError as error:
             reason = f"peer {machine.peer} cannot take part: {error}"
             machine.op_refused(effect.op, Result.INVALID_ARGUMENT, reason)

@@ -27,7 +27,7 @@ from pccl.protocol.names import peer_named
 from pccl.protocol.recording import LinkSample, OpRecord, RecordedEvent, Recording, encodable
 from pccl.runtime.data_plane import events
 from pccl.runtime.data_plane.engine import RECORDS
-from pccl.runtime.data_plane.op_records import Launch, Name, Row, is_marker, joined, name_of
+from pccl.runtime.data_plane.op_records import Launch, Name, Row, joined, name_of
 from pccl.runtime.session.driver import Facts
 from pccl.runtime.session.op_table import OpTable
 from pccl.runtime.session.options import SessionOptions
@@ -180,7 +180,7 @@ class FlightRecorder:
 
     def recording(self, reason: str = "", since_ns: int = 0) -> Recording:
         """Return what there is, of ops those that have not ended or have after `since_ns`. Takes milliseconds."""
-        rows = [row for row in self._read_records(since_ns) if not is_marker(row)]
+        rows = self._read_records(since_ns)
         ended = [(name, launch) for name, launch in list(self._ended) if launch.over_ns > since_ns]
         callers: dict[int, int] = {}
         ops = self._ops(rows, ended, lambda caller: callers.setdefault(caller, len(callers)))

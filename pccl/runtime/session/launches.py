@@ -1,14 +1,16 @@
-"""Launching ops, cancelling them, and taking their arrays back, from any thread.
+"""Launching ops, cancelling them, and returning their arrays, from any thread.
 
-Launches, cancels and reclaims each go into a queue, and wake the trio thread once for all that have gathered; `_take`
-passes them on to the machine. Small ops of callers that wait need not come here: they go on the fast path while it is
-open.
+Launches, cancels and releases each go into a queue and wake the trio thread once; `_take` passes them to the machine.
+Small ops of callers that wait take the fast path instead, while it is open.
 
 1. The queues take no lock: a signal handler that closes the communicator may run in the middle of a launch, and waits
    there for the trio thread.
 2. They are taken in the order that `engine_bridge` explains, so that the machine counts the uses of tags as their
    callers did.
-3. At any moment an op is in the queue, in the table, or over, so that whoever ends all ops finds each.
+3. At any moment an op is in the queue, in the table, or over, so that ending the session finds every op.
+
+A release returns the arrays of an op that its caller gave up, before its verdict is known. The tag stays in use until
+then. An op whose verdict is known is left alone: the engine is about to return its arrays.
 """
 
 from __future__ import annotations
@@ -23,14 +25,15 @@ from contextlib import suppress
 import trio
 
 from pccl.protocol import peer as ps
+from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.data_plane.fast_path import FastPath
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.session.driver import Driver
+from pccl.runtime.session.engine_bridge import EngineBridge
 from pccl.runtime.session.lifetime import Lifetime
 from pccl.runtime.session.op_table import OpTable
 from pccl.runtime.session.options import SessionError
-from pccl.runtime.session.reclaims import Reclaims
 from pccl.runtime.threads.latch import Latch
 from pccl.types import Result
 
@@ -45,19 +48,21 @@ class Launches:
         driver: Driver,
         lifetime: Lifetime,
         fast_path: FastPath,
+        engine: Engine,
         table: OpTable,
-        reclaims: Reclaims,
+        bridge: EngineBridge,
         abandon: Callable[[BaseException], None],
         leave: Callable[[str], object],
         whom: Callable[[PendingOp], str],
     ) -> None:
-        """`abandon` ends the session when its trio run cannot be woken; `leave` has the peer leave the run; `whom`
-        returns whom an op waits for."""
+        """`abandon` ends the session when its trio run cannot be woken; `leave` leaves the run with a reason; `whom`
+        names the peers that an op waits for."""
         self._driver = driver
         self._lifetime = lifetime
         self._fast_path = fast_path
+        self._engine = engine
         self._table = table
-        self._reclaims = reclaims
+        self._bridge = bridge
         self._abandon = abandon
         self._leave = leave
         self.whom = whom
@@ -65,7 +70,7 @@ class Launches:
         self._numbers = itertools.count(1)
         self._launched: deque[PendingOp] = deque()
         self._cancelled: deque[tuple[PendingOp, Result, str]] = deque()
-        self._reclaimed: deque[tuple[PendingOp, bool]] = deque()
+        self._releases: deque[PendingOp] = deque()
         lifetime.at_end(self._finish_queued)
 
     # Any thread.
@@ -83,10 +88,10 @@ class Launches:
     def launch_waiting(self, op: PendingOp) -> None:
         """Launch an op from a thread that will do nothing but wait for it. It may be over already on return."""
         self._claim_tag(op)
-        if not self._has_run(op, waits=True):
-            self._enqueue(op)
-        else:
+        if self._has_run(op, waits=True):
             self.let_go(op)
+        else:
+            self._enqueue(op)
 
     def _has_run(self, op: PendingOp, waits: bool) -> bool:
         try:
@@ -115,9 +120,9 @@ class Launches:
         self._cancelled.append((op, code, reason))
         self._wake()
 
-    def ask_for_release(self, op: PendingOp, goes_on: bool) -> None:
-        """Have the op let go of its caller's arrays, from any thread. `PendingOp.reclaim` calls it."""
-        self._reclaimed.append((op, goes_on))
+    def ask_for_release(self, op: PendingOp) -> None:
+        """Stop an op and return its caller's arrays, from any thread. `PendingOp.reclaim` calls it."""
+        self._releases.append(op)
         if not self._wake():
             # The engine was closed before the run ended, and has put everything back.
             reason = self._lifetime.failure or SessionError(Result.NOT_INITIALIZED, "the trio run has ended")
@@ -125,15 +130,12 @@ class Launches:
             op.release()
 
     def wait_for_release(self, op: PendingOp) -> None:
-        if self._is_own_thread():
-            self._take()
-            self._reclaims.release_here(op)
-        else:
+        if not self.is_own_thread():  # which would wait for itself
             op.wait_released()
 
     def leave_for(self, reason: str) -> None:
         """Leave the run, from any thread, which then finds the session over."""
-        if self._is_own_thread():
+        if self.is_own_thread():
             self._leave(reason)
             return
         has_left = Latch()
@@ -152,10 +154,10 @@ class Launches:
         if holder is op:
             return
         text = f"an op with tag {op.tag} is in flight already; wait for it or use another tag"
-        if holder.is_detached:
+        if holder.is_given_up:
             text = (
-                f"an op with tag {op.tag} is in flight still: its caller has given it up, and the master or the other "
-                f"peers have yet to say what becomes of it; use another tag, or try again later"
+                f"an op with tag {op.tag} is still in flight: its caller gave it up, and neither the master nor the "
+                f"other peers have confirmed its outcome; use another tag, or try again later"
             )
         raise self._refused(op, SessionError(Result.INVALID_USAGE, text))
 
@@ -194,7 +196,8 @@ class Launches:
             return False
         return True
 
-    def _is_own_thread(self) -> bool:
+    def is_own_thread(self) -> bool:
+        """Whether the caller runs in the session's trio run, which must not be blocked."""
         return trio.lowlevel.in_trio_run() and trio.lowlevel.current_trio_token() is self._token
 
     # The trio thread.
@@ -206,25 +209,24 @@ class Launches:
     def _take(self) -> None:
         """Pass on what has gathered. Called by trio, where an exception would end everything in this thread."""
         with self._lifetime.contain:
-            reclaims, cancels, launches = len(self._reclaimed), len(self._cancelled), len(self._launched)
+            releases, cancels, launches = len(self._releases), len(self._cancelled), len(self._launched)
             if self._lifetime.failure is None:
                 with self._lifetime.contain:
                     self._driver.hear()
-            self._have_given_up_handed_over(cancels, reclaims)
+            self._hand_over_given_up(cancels, releases)
             with self._driver.after_hearing as machine:
                 for _ in range(launches):
                     self._take_launch(machine)
                 for _ in range(cancels):
                     self._take_cancel(machine, *self._cancelled.popleft())
-            for _ in range(reclaims):
+            for _ in range(releases):
                 with self._driver.after_hearing as machine:
-                    self._reclaims.take(machine, *self._reclaimed.popleft())
+                    self._take_release(machine, self._releases.popleft())
 
-    def _have_given_up_handed_over(self, cancels: int, reclaims: int) -> None:
-        """Have ops handed over that were started on the fast path, and whose callers do not want them any more. More
-        may be given up meanwhile: these are for the next turn."""
+    def _hand_over_given_up(self, cancels: int, releases: int) -> None:
+        """Take ops over from the fast path whose callers have given them up. The queues may grow meanwhile."""
         given_up = [self._cancelled[at][0] for at in range(cancels)]
-        given_up += [self._reclaimed[at][0] for at in range(reclaims)]
+        given_up += [self._releases[at] for at in range(releases)]
         if self._lifetime.failure is None and any(map(self._fast_path.has, given_up)):
             with self._lifetime.contain, self._driver.taking_over:
                 pass
@@ -244,7 +246,7 @@ class Launches:
         machine.launch(op.op, op.tag, trio.current_time(), pair)
 
     def _take_cancel(self, machine: ps.Peer, op: PendingOp, code: Result, reason: str) -> None:
-        if self._reclaims.ends_with_the_session(op):
+        if self._ends_with_the_session(op):
             return
         if op.op in self._table.ops:
             machine.cancel(op.op, code, reason)
@@ -252,6 +254,31 @@ class Launches:
             # Interrupted before it was in the queue, or on the fast path.
             self._table.release_tag(op)
             self._fast_path.drop(op)
+
+    def _take_release(self, machine: ps.Peer, op: PendingOp) -> None:
+        if op.is_released or op.is_given_up or self._ends_with_the_session(op):
+            return
+        if op.op not in self._table.ops:
+            # Interrupted before it was in the queue, or on the fast path.
+            self._fast_path.drop(op)
+            text = "its caller was interrupted before it began"
+            self._table.finish(op, ps.OpResult(op.op, Result.TIMEOUT, text, 0))
+            return
+        if machine.hasten(op.op) or self._lifetime.failure is not None:
+            return  # the engine returns the arrays
+        if op.epoch is None:
+            machine.cancel(op.op, Result.TIMEOUT, "its caller gave it up before it began")
+            return
+        if op.source is not None:
+            op.source.abandon()
+        op.is_given_up = True
+        self._bridge.detaching[op.op] = op
+        self._engine.detach_from(op.op)
+
+    def _ends_with_the_session(self, op: PendingOp) -> bool:
+        """Whether the session has a fault and the engine may hold the op until it is closed, which returns the
+        arrays."""
+        return self._lifetime.is_broken and (op.op in self._table.ops or self._fast_path.has(op))
 
     def _next(self) -> PendingOp | None:
         """Take the next op from the queue to the table. At any moment an op is in one of them, or over: a child may be

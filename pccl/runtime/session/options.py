@@ -7,8 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from pccl.protocol.messages import MASTER_TIMEOUT_S
-from pccl.runtime.data_plane.engine_threads import EngineThreads
-from pccl.runtime.data_plane.interfaces import SessionEngine
+from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.network.system import SYSTEM, System
 from pccl.types import Result
 
@@ -53,5 +52,5 @@ class SessionOptions:
     segment_bytes: int = 0
     force_poll: bool = False
     system: System = SYSTEM
-    new_engine: Callable[[int, int, bool], SessionEngine] = EngineThreads
-    """Makes the engine, with the arguments of `EngineThreads`."""
+    new_engine: Callable[[int, int, bool], Engine] = Engine
+    """Makes the engine, with the arguments of `Engine`."""

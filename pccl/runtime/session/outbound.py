@@ -16,7 +16,7 @@ from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.auth import Keys
 from pccl.protocol.names import peer_named
-from pccl.runtime.data_plane.interfaces import Links
+from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.network import links
 from pccl.runtime.session.driver import Driver, Handlers
 from pccl.runtime.session.lifetime import Lifetime
@@ -40,7 +40,7 @@ class Outbound:
         options: SessionOptions,
         driver: Driver,
         lifetime: Lifetime,
-        engine: Links,
+        engine: Engine,
         counters: WorkCounters,
         logger: logging.LoggerAdapter[logging.Logger],
         master_host: Callable[[], str],

@@ -4,8 +4,7 @@ A session drives a `protocol.Peer` with the master's messages, the engine's even
 
     driver          the one way to the machine, in turns; carries its effects out
     engine_bridge   ops and verdicts down to the engine, its events up; notices that a link to a peer is lost
-    launches        ops as their callers' threads see them: launch, cancel, take back
-    reclaims        arrays of ops that were given up
+    launches        ops as their callers' threads see them: launch, cancel, return their arrays
     flight_recorder what ops, links and calls did when
     joint_calls     joint calls, and what comes of them
     state_sync      this peer's part in sync_shared_state
@@ -39,11 +38,10 @@ from pccl.protocol import peer as ps
 from pccl.protocol.names import peer_named
 from pccl.protocol.recording import Recording
 from pccl.runtime.data_plane import op_records
+from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.data_plane.fast_path import FastPath
-from pccl.runtime.data_plane.interfaces import SessionEngine
 from pccl.runtime.data_plane.overlapped_waits import OverlappedWaits
 from pccl.runtime.data_plane.pending import PendingOp
-from pccl.runtime.data_plane.staged_ops import StagedOps
 from pccl.runtime.network import addresses
 from pccl.runtime.network.addresses import Address, MasterAddresses
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control
@@ -63,7 +61,6 @@ from pccl.runtime.session.measuring import Measuring
 from pccl.runtime.session.op_table import OpTable
 from pccl.runtime.session.options import SessionError, SessionOptions
 from pccl.runtime.session.outbound import Outbound
-from pccl.runtime.session.reclaims import Reclaims
 from pccl.runtime.session.recording_parts import RecordingParts
 from pccl.runtime.session.reports import WorkCounters, interval_s
 from pccl.runtime.session.state_sync import StateSync
@@ -89,15 +86,14 @@ class PeerSession:
         self,
         connection: ControlConnection[m.SaidByMaster],
         listener: socket.socket,
-        engine: SessionEngine,
-        staged_ops: StagedOps,
+        engine: Engine,
         options: SessionOptions,
         masters: MasterAddresses,
         address: Address,
         seek_s: float,
     ) -> None:
         """`connection` leads to `address`, one of the `masters`, for whose host its certificate must be.
-        `staged_ops` are those of `engine`. Before it is in a run, a session looks for a master for `seek_s`, or for
+        Before it is in a run, a session looks for a master for `seek_s`, or for
         `options.master_timeout_s` if that is more."""
         self.view: ps.View | None = None
         """The installed view. Replaced as a whole: any thread may read it."""
@@ -119,9 +115,8 @@ class PeerSession:
         table = OpTable()
         fast_path = FastPath(machine, engine)
         recorder = FlightRecorder(options, machine, table, engine.records)
-        bridge = EngineBridge(staged_ops, fast_path, table, counters, recorder)
+        bridge = EngineBridge(engine, fast_path, table, counters, recorder)
         driver = Driver(machine, fast_path, lifetime, bridge.hear, master.send)
-        reclaims = Reclaims(driver, lifetime, staged_ops, fast_path, table, bridge)
         calls = JointCalls(driver, lifetime)
         outbound = Outbound(options, driver, lifetime, engine, counters, about, lambda: master.host)
         state_sync = StateSync(options, driver, lifetime, calls, outbound, counters)
@@ -143,7 +138,9 @@ class PeerSession:
         driver.carry_out(recorder.noting(own))
         self._recorder = recorder
         self._dumps = Dumps(recorder, table, about)
-        self.ops = Launches(driver, lifetime, fast_path, table, reclaims, self.abandon, self.store_failed, self.whom)
+        self.ops = Launches(
+            driver, lifetime, fast_path, engine, table, bridge, self.abandon, self.store_failed, self.whom
+        )
         """The ops of this session, for any thread."""
         self.over = lifetime.over
         self._options = options
@@ -151,7 +148,6 @@ class PeerSession:
         self._master = master
         self._listener = listener
         self._engine = engine
-        self._staged_ops = staged_ops
         self._lifetime = lifetime
         self._counters = counters
         self.overlapped_waits = OverlappedWaits(fast_path.in_ops_ns)
@@ -220,7 +216,7 @@ class PeerSession:
         failure = self._lifetime.failure = SessionError(
             Result.NOT_INITIALIZED, "this communicator belongs to the parent process; make one of your own after fork"
         )
-        self._staged_ops.forget_after_fork()
+        self._engine.forget_after_fork()
         self._heartbeats.forget_after_fork()
         self._master.connection.forget_after_fork()
         self._listener.close()
@@ -341,7 +337,7 @@ class PeerSession:
             with suppress(Exception):
                 self._fast_path.close()
             with suppress(Exception):
-                self._staged_ops.close()
+                self._engine.close()
             self._end_all()
 
     def _release(self) -> None:
@@ -351,7 +347,7 @@ class PeerSession:
             last.callback(self.over.set)
             last.callback(self._end_all)
             last.callback(self._dumps.close)
-            last.callback(self._staged_ops.close)
+            last.callback(self._engine.close)
             last.callback(self._bridge.hear_last)
             last.callback(self._fast_path.close)
             last.callback(self._heartbeats.close)
@@ -377,7 +373,7 @@ class PeerSession:
             machine.fail(f"{effect.threads} engine threads cannot be had: {error}")
             return
         self._fast_path.attach()
-        for event_fd in self._staged_ops.event_fds:
+        for event_fd in self._engine.event_fds:
             self._lifetime.spawn(self._read_engine, event_fd)
 
     def _welcomed(self, machine: ps.Peer, effect: ps.KeepHeartbeats) -> None:
@@ -474,11 +470,9 @@ async def open_session(
         undo.callback(listener.close)
         try:
             engine = options.new_engine(options.group, options.segment_bytes, options.force_poll)
-            undo.callback(engine.close)
-            staged_ops = StagedOps(engine)
         except OSError as error:
             raise SessionError(Result.INTERNAL_ERROR, str(error)) from None
-        undo.callback(staged_ops.close)
-        session = PeerSession(connection, listener, engine, staged_ops, options, search, address, seek_s)
+        undo.callback(engine.close)
+        session = PeerSession(connection, listener, engine, options, search, address, seek_s)
         undo.pop_all()
     return session

@@ -209,7 +209,7 @@ class Buffers:
         if self.rule == FIRST:
             self._bytes = np.concatenate([floats.view(np.uint8), integers.view(np.uint8)])
             self._ops = [
-                Relaunched(communicator, lambda: communicator.broadcast_async(self._bytes, root=0, tag=tag, step=step))
+                Relaunched(communicator, lambda: communicator.launch.broadcast(self._bytes, root=0, tag=tag, step=step))
             ]
             return
         self._moved, self._most = _movement(self.floats, floats), integers.copy()

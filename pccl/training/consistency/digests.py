@@ -364,7 +364,7 @@ class Check:
         """Gather a row of bytes from each peer, and return them by peer."""
         info, _ = until_committed(
             self.communicator,
-            lambda: self.communicator.all_gather_async(row, tag=self._account_tag, step=step).result(),
+            lambda: self.communicator.launch.all_gather(row, tag=self._account_tag, step=step).result(),
         )
         if info is None:
             membership = self.communicator.membership

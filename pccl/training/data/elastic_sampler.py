@@ -462,7 +462,7 @@ def _gathered(communicator: Communicator | None, row: list[int], tag: int) -> di
     if communicator is None:
         return {0: row}
     numbers = np.array(row, np.int64)
-    info, _ = until_committed(communicator, lambda: communicator.all_gather_async(numbers, tag=tag).result())
+    info, _ = until_committed(communicator, lambda: communicator.launch.all_gather(numbers, tag=tag).result())
     if info is None:
         return {own_number(communicator): row}
     return dict(zip(info.membership.peers, info.array.tolist(), strict=True))

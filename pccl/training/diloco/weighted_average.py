@@ -66,7 +66,7 @@ class Notes:
         if self._communicator.world_size < 2:
             return None
         try:
-            return self._communicator.all_gather_async(self._numbers, tag=self._tag, step=self._step)
+            return self._communicator.launch.all_gather(self._numbers, tag=self._tag, step=self._step)
         except PCCLError as error:
             if error.result is not Result.TOO_FEW_PEERS:
                 raise

@@ -252,7 +252,7 @@ class Membership:
             with LoopWait("join", warning_to(logger)) as waiting:
                 while (world_size := self._call_the_roll_of_all(peers_min)) is None:
                     while not self._communicator.are_peers_pending():
-                        address, present = self._communicator.address, self._communicator.world_size
+                        address, present = self._communicator._inner.address, self._communicator.world_size
                         waiting.look(f"more peers: {present} of {peers_min} are there", where_to_look(address))
                         time.sleep(POLL_INTERVAL_S)
                     self._communicator.update_topology()
@@ -263,7 +263,7 @@ class Membership:
         self.is_under_way = True
         _joined[self._communicator] = weakref.ref(self), own_number(self._communicator)
         part = weakref.WeakMethod(self.part)
-        self._communicator.before_leaving("training", lambda: (part() or bool)())
+        self._communicator._before_leaving["training"] = lambda: (part() or bool)()
         return admission
 
     def part(self) -> None:
@@ -372,7 +372,7 @@ class Membership:
         while self._communicator.world_size > 1:
             try:
                 # A launched op: an interrupt does not abort it for the others.
-                launched = self._communicator.all_gather_async(data, tag=roll_call.TAG)
+                launched = self._communicator.launch.all_gather(data, tag=roll_call.TAG)
                 rows = [roll_call.row_of(each) for each in launched.result().array]
                 return sorted(rows, key=lambda row: row.peer)
             except PCCLError as error:

@@ -73,7 +73,7 @@ class Seats:
     def take(self, step: int) -> None:
         """Take seats, after peers were let in. `step`, here and in `exchange`, is a count that all peers have alike."""
         info, _ = until_committed(
-            self._communicator, lambda: self._communicator.barrier_async(tag=self._tag, step=step).result()
+            self._communicator, lambda: self._communicator.launch.barrier(tag=self._tag, step=step).result()
         )
         membership = info.membership if info is not None else None
         self.own = membership.rank if membership is not None else 0
@@ -83,7 +83,7 @@ class Seats:
         """Everybody's bytes, as many from each. PCCLError INVALID_USAGE where others were let in since `take`."""
         send = np.frombuffer(item, np.uint8)
         info, aborted = until_committed(
-            self._communicator, lambda: self._communicator.all_gather_async(send, tag=self._tag, step=step).result()
+            self._communicator, lambda: self._communicator.launch.all_gather(send, tag=self._tag, step=step).result()
         )
         if info is None:
             return Exchanged((self.own,), (item,), Averaged(1, aborted, 0, 0, (own_number(self._communicator),)))

@@ -58,7 +58,7 @@ class Veto:
         """The peers' numbers, by peer, once `wait` has returned."""
         row = np.array([*what, zlib.crc32(alike.encode()), 0], np.int64)
         row[-1:] = np.array([number]).view(np.int64)
-        self._op = Relaunched(communicator, lambda: communicator.all_gather_async(row, tag=tag, step=step))
+        self._op = Relaunched(communicator, lambda: communicator.launch.all_gather(row, tag=tag, step=step))
 
     def wait(self) -> tuple[list[Objection], Averaged]:
         """Blocks until all peers have spoken: their objections, and what it cost. Whether there are any is the same on

@@ -25,12 +25,8 @@ from pccl import (
     ReduceOp,
     Result,
 )
-from pccl.runtime.data_plane import engine_threads
 from pccl.runtime.data_plane.engine import Engine, Verdict
-from pccl.runtime.data_plane.engine_threads import EngineThreads
 from pccl.runtime.data_plane.events import EngineEvent, EngineFailedError, OpDetached
-from pccl.runtime.data_plane.op_request import OpRequest
-from pccl.runtime.data_plane.op_spec import Buffers
 from tests.support.cluster import Cluster, results, until
 
 Array = npt.NDArray[Any]
@@ -53,15 +49,15 @@ def run_of(world: int, threads: int, connections: int = 1) -> Iterator[Cluster]:
             cluster.close_all()
 
 
-def engines_of(peer: Communicator) -> list[Engine]:
+def engine_of(peer: Communicator) -> Engine:
     session = peer._inner._session
     assert session is not None
-    return session._engine._engines
+    return session._engine
 
 
 def sent_bytes(peer: Communicator) -> list[int]:
     """Return the payload bytes that each engine thread has sent."""
-    return [engine.stats()["tx_payload_bytes"] for engine in engines_of(peer)]
+    return [stats["tx_payload_bytes"] for stats in engine_of(peer).stats_by_thread()]
 
 
 # The same bits.
@@ -120,7 +116,6 @@ def all_results(threads: int) -> list[bytes]:
             assert len(sent_bytes(peer)) == threads
             assert min(sent_bytes(peer)) > max(sent_bytes(peer)) / 4, "no thread idles"
             assert peer.stats["tx_payload_bytes"] == sum(sent_bytes(peer))
-            assert ("scratch_bytes_max" in peer.stats) == (threads == 1), "marks of several threads make no sum"
     return found
 
 
@@ -172,37 +167,11 @@ def test_mismatch_is_told_to_all_once(counts: list[int]) -> None:
         cluster.each(lambda peer, i: peer.all_reduce(np.ones(COUNT, np.float32), op=SUM, tag=3))
 
 
-def test_op_that_one_thread_has_no_memory_for_fails_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other has begun with its slice by then."""
-    with run_of(2, 2) as cluster:
-        unlucky = engines_of(cluster[0])
-        submit = Engine.submit
-        taken: list[Engine] = []
-
-        def submit_one(engine: Engine, request: OpRequest) -> None:
-            if engine in unlucky:
-                if taken:
-                    raise MemoryError("engine submit")
-                taken.append(engine)
-            submit(engine, request)
-
-        arrays = [np.full(COUNT, 1.0 + i, np.float32) for i in range(2)]
-        with monkeypatch.context() as patch:
-            patch.setattr(Engine, "submit", submit_one)
-            found = cluster.outcomes(lambda peer, i: peer.all_reduce(arrays[i], op=SUM))
-        assert results(found) == [Result.INTERNAL_ERROR] * 2
-        assert all("out of memory" in str(error) for error in found)
-        assert [set(array) for array in arrays] == [{1.0}, {2.0}]
-        assert all(peer.stats["ops_open"] == 0 for peer in cluster.peers)
-        cluster.each(lambda peer, i: peer.all_reduce(arrays[i], op=SUM))
-        assert [set(array) for array in arrays] == [{3.0}, {3.0}]
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_verdict_on_an_op_that_was_refused_is_of_no_concern(threads: int) -> None:
     """Ops that others have given up may be launched late, with arguments that no engine takes: the verdict is on its
     way before the refusal is known."""
-    engines = EngineThreads(0)
+    engines = Engine(0)
     try:
         engines.divide(threads)
         engines.end(7, Verdict.ABORT)
@@ -212,17 +181,14 @@ def test_verdict_on_an_op_that_was_refused_is_of_no_concern(threads: int) -> Non
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_nothing_goes_on_in_memory_that_an_op_gets_which_the_engine_does_not_have(threads: int) -> None:
-    engines = EngineThreads(0)
-    memory = np.zeros(8, np.uint8)
+def test_detach_of_an_unknown_op(threads: int) -> None:
+    engines = Engine(0)
     try:
         engines.divide(threads)
-        if engines.detach(7, Buffers(memory.ctypes.data, memory.ctypes.data, 8, memory)):
-            found: list[EngineEvent] = []
-            until(lambda: found.extend(engines.events()) or bool(found), "it says so")
-            assert found == [OpDetached(7, is_known=False)]
-        else:
-            assert engines.events() == [], "which is what it has said"
+        engines.detach_from(7)
+        found: list[EngineEvent] = []
+        until(lambda: found.extend(engines.events()) or bool(found), "it is reported")
+        assert found == [OpDetached(7)]
     finally:
         engines.close()
 
@@ -245,7 +211,7 @@ def test_aborted_op_restores_what_all_threads_overwrote() -> None:
 
 @dataclass(frozen=True)
 class Noted:
-    threads: EngineThreads
+    threads: Engine
     link: int
     index: int
     sock: socket.socket
@@ -256,20 +222,20 @@ class Noted:
 def connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Noted]]:
     """All that are given to engines."""
     noted: list[Noted] = []
-    link_add = EngineThreads.link_add
+    link_add = Engine.link_add
 
-    def note(threads: EngineThreads, link: int, index: int, fd: int, *more: Any) -> None:
+    def note(threads: Engine, link: int, index: int, fd: int, *more: Any) -> None:
         noted.append(Noted(threads, link, index, socket.socket(fileno=os.dup(fd))))
         link_add(threads, link, index, fd, *more)
 
-    monkeypatch.setattr(EngineThreads, "link_add", note)
+    monkeypatch.setattr(Engine, "link_add", note)
     yield noted
     for connection in noted:
         connection.sock.close()
 
 
 def by_thread(peer: Communicator) -> list[int]:
-    return [engine.stats()["connections"] for engine in engines_of(peer)]
+    return [stats["connections"] for stats in engine_of(peer).stats_by_thread()]
 
 
 def test_each_thread_has_a_connection_of_each_link() -> None:
@@ -323,15 +289,14 @@ def test_link_without_connections_in_one_thread_is_made_anew(connections: list[N
 
 
 def test_threads_that_cannot_be_had_fail_the_connect(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Engine] = []
+    start = Engine._start
 
-    def deny(group: int, force_poll: bool = False, engines: int = 1) -> Engine:
-        if len(made) == 2:
+    def deny(engine: Engine, threads: int) -> None:
+        if threads == 2:
             raise OSError("the engine cannot start: no more threads")
-        made.append(Engine(group, force_poll, engines))
-        return made[-1]
+        start(engine, threads)
 
-    monkeypatch.setattr(engine_threads, "Engine", deny)
+    monkeypatch.setattr(Engine, "_start", deny)
     with (
         MasterNode("127.0.0.1:0", engine_threads=2) as master,
         pytest.raises(PCCLError, match=r"2 engine threads cannot be had.*no more threads") as error,
@@ -355,24 +320,24 @@ def test_number_of_threads_is_the_masters_choice(
 ) -> None:
     monkeypatch.setenv("PCCL_ENGINE_THREADS", variable)
     with MasterNode("127.0.0.1:0", engine_threads=argument) as master, Communicator(master.address) as peer:
-        assert len(engines_of(peer)) == threads
+        assert len(engine_of(peer).stats_by_thread()) == threads
 
 
 def test_a_closed_engine_is_not_called() -> None:
     engine = Engine(0)
     engine.close()
     calls: list[Callable[[], object]] = [
-        lambda: engine.event_fd,
+        lambda: engine.event_fds,
         engine.events,
         lambda: engine.end(1, Verdict.ABORT),
         lambda: engine.freeze(1),
         lambda: engine.freeze_op(1),
         lambda: engine.forget_ops(1, 0, range(1)),
-        lambda: engine.detach(1, None),
+        lambda: engine.detach_from(1),
         lambda: engine.set_link_timeout(1.0),
         lambda: engine.count_link(1),
         lambda: engine.link_close(1),
-        engine.new_fast_path,
+        engine.new_fast_paths,
     ]
     for call in calls:
         with pytest.raises(EngineFailedError, match="the engine is closed"):

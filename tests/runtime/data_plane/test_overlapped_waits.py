@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from pccl import Communicator, PCCLError
+from pccl import Communicator
 from pccl.runtime.data_plane import overlapped_waits
 from pccl.runtime.data_plane.overlapped_waits import OverlappedWaits
 from tests.support.cluster import SUM, Background, ones, run_of, until
@@ -158,8 +158,7 @@ def test_an_op_counts_from_when_its_handle_is_waited_for(elements: int) -> None:
 def test_a_wait_that_is_given_up_is_no_time_in_ops_any_more() -> None:
     with run_of(2) as cluster:
         handle = cluster[0].all_reduce_async(ones(), op=SUM)
-        with pytest.raises(PCCLError, match="has not ended in"):
-            handle.wait(0.05)
+        assert not handle.wait(0.05)[0]
         in_ops_us = stats_of(cluster[0])["in_ops_us"]
         assert in_ops_us >= 50_000
         assert stats_of(cluster[0])["in_ops_us"] == in_ops_us

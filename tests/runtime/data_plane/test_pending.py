@@ -14,7 +14,7 @@ from pccl.types import DataType, ReduceOp, Result
 
 
 class Nobody:
-    def ask_for_release(self, op: PendingOp, goes_on: bool) -> None: ...
+    def ask_for_release(self, op: PendingOp) -> None: ...
 
     def wait_for_release(self, op: PendingOp) -> None: ...
 
@@ -40,9 +40,9 @@ def test_an_op_whose_end_gives_the_arrays_back_is_over_by_then() -> None:
     assert seen == [(True, True)]
 
 
-def test_arrays_of_a_detached_op_come_back_when_the_engine_says_so() -> None:
+def test_given_up_op_is_released_by_the_engine() -> None:
     op = new_op()
-    op.is_detached = True
+    op.is_given_up = True
     op.finish(OpResult(1, Result.SUCCESS, "", 2))
     assert op.is_over
     assert not op.is_released

@@ -30,10 +30,18 @@ class Played:
         self.abandoned: list[BaseException] = []
         self.after_hearing = nullcontext(self)
         played: Any = self
-        lifetime = SimpleNamespace(failure=None, contain=nullcontext(), at_end=lambda ending: None)
+        lifetime = SimpleNamespace(failure=None, is_broken=False, contain=nullcontext(), at_end=lambda ending: None)
         self.table = OpTable()
         self.launches = Launches(
-            played, cast(Any, lifetime), played, self.table, played, self.abandoned.append, lambda _: None, lambda _: ""
+            played,
+            cast(Any, lifetime),
+            played,
+            played,
+            self.table,
+            played,
+            self.abandoned.append,
+            lambda _: None,
+            lambda _: "",
         )
 
     def hear(self) -> None:
@@ -53,9 +61,6 @@ class Played:
 
     def forget_uses(self, name: object) -> None:
         self.log.append(f"forget {name}")
-
-    def ends_with_the_session(self, op: PendingOp) -> bool:
-        return False
 
 
 def test_a_tag_is_free_when_the_op_was_interrupted_before_it_began() -> None:

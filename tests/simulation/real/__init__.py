@@ -1,7 +1,7 @@
 """The engine that ships, in the simulation: real frames, kernels and memory instead of the engine that pretends.
 
 `native/simulation` builds the C engine with threads, clock, poller and sockets of its own, all under the simulation's
-command; the Python above it is what ships, too: `EngineThreads` and `OpRequest` are loaded here once more, on top of
+command; the Python above it is what ships, too: `Engine` and `OpRequest` are loaded here once more, on top of
 that library instead of the extension.
 
     library    builds and loads it

@@ -11,7 +11,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from pccl.runtime.data_plane.detached import PrivateCopy
 from pccl.runtime.data_plane.op_spec import Buffers
 from pccl.types import Collective
 from tests.simulation.real.library import Library
@@ -87,25 +86,14 @@ class Loan:
         """What an abort puts back, of an op in place."""
         count = style.count if not style.lengths else max(style.sizes(rank, world_size))
         self.buffers = Buffers(at_send, at_recv, count, self, style.parts(rank))
-        self.private: PrivateCopy | None = None
-        """What the op goes on in since its caller has its arrays back, until its result is known."""
-        self._bytes = send, recv
 
     def _take(self, library: Library, size_bytes: int) -> Block:
         self.blocks.append(Block(library, size_bytes))
         self.blocks[-1].bytes[:] = 0
         return self.blocks[-1]
 
-    def moved(self) -> Buffers:
-        """Return memory for the op to go on in without its caller's arrays."""
-        self.private = PrivateCopy(self.buffers, *self._bytes)
-        return self.private.buffers
-
     def result(self) -> Array:
         """What is where the result belongs."""
-        if self.private is not None:
-            _, recv = self.private.buffers.keep
-            return recv[: self._bytes[1]].copy().view(DTYPES[self.style.dtype])
         return self._recv.copy().view(DTYPES[self.style.dtype])
 
     def has_input(self, is_aborted: bool) -> bool:

@@ -101,8 +101,6 @@ class RealEngines:
         self._tune(chance)
         self._lib.pccl_sim_reset(seed, True)
         self._is_encrypted = chance.random() < ENCRYPTED
-        self._reclaims = chance.choice(RATES) if connections_fail else 0.0
-        """How often a caller takes its arrays back when something is carried to it."""
         self._capacities = [chance.choice(CAPACITIES) for _ in range(3)]
         self._rests = chance.choice(RESTS)
         self._ahead_ms = 0
@@ -270,35 +268,17 @@ class RealEngines:
         if engine is None or loan is None or loan.is_returned or op in engine.detaching or op in node.results:
             return
         engine.detaching.add(op)
-        if not engine.threads.detach(op, None):
-            engine.detaching.discard(op)
-
-    def _reclaim(self, node: Node, rng: random.Random) -> None:
-        """Have a caller that does not wait any longer take its arrays back, from an op that goes on. Whose thread is on
-        the fast path still waits, and the machine hears of an op that was handed over before it is asked for arrays."""
-        engine = self.of[node]
-        ops = [effect.op for effect in node.submitted.values()]
-        ops = [op for op in ops if op in engine.loans and op not in node.results]
-        ops = [op for op in ops if op not in engine.untold and not engine.fast_path.is_waited_for(op)]
-        ops = [op for op in ops if op not in engine.detaching and not engine.loans[op].is_returned]
-        if ops:
-            op = rng.choice(ops)
-            engine.detaching.add(op)
-            assert engine.threads.detach(op, engine.loans[op].moved()), f"the engine of {node} does not have op {op}"
+        engine.threads._detach(op)
 
     def _detached(self, node: Node, op: int) -> None:
         loan = self.of[node].loans[op]
         result = node.results.get(op)
         if not loan.is_returned:
             # An op that has been given up may be committed before it could be told to let go.
-            is_committed = result is not None and result.code is Result.SUCCESS and loan.private is None
+            is_committed = result is not None and result.code is Result.SUCCESS
             assert is_committed or loan.has_input(is_aborted=True), f"{node} has op {op} back without its input"
             self._values.setdefault((node.name, op), frozenset(((node.name, op),)))
             loan.give_back()
-            if result is not None and loan.private is not None:
-                has_result = result.code is not Result.SUCCESS or self._has_result(node.keys[op], loan)
-                assert has_result, f"{node} lacks the result of op {op}, which went on without its arrays"
-                loan.private = None
 
     @property
     def drives(self) -> int:
@@ -387,8 +367,6 @@ class RealEngines:
             lib.pccl_sim_break(fd, rng.randint(0, under_way), rng.randint(0, 200))
         lib.pccl_sim_carry(fd, count)
         receiver = self.ends[fd][1]
-        if rng.random() < self._reclaims and receiver in self.of and not receiver.is_frozen:
-            self._reclaim(receiver, rng)
         if receiver in self.of and rng.random() < CARRIES_AND_RUNS:
             ready = self._library.ffi.unpack(self._numbers, lib.pccl_sim_ready(self._numbers, CHOICES_MAX))
             for thread in self.of[receiver].numbers:
@@ -503,17 +481,14 @@ class RealEngines:
             return known or own
         is_success = result.code is Result.SUCCESS
         everybody: Value = frozenset(self._loans[node.keys[op]])
-        if op in engine.detaching and loan.private is not None:
-            return everybody if is_success else own  # looked at once the engine lets go
-        if loan.is_returned and loan.private is None:
+        if loan.is_returned:
             return everybody if is_success else known or own
         if is_success:
-            has_input = loan.is_returned or loan.has_input(is_aborted=loan.private is not None)
+            has_input = loan.has_input(is_aborted=False)
             value = everybody if self._has_result(node.keys[op], loan) and has_input else GARBAGE
         else:
-            value = own if loan.is_returned or loan.has_input(is_aborted=True) else GARBAGE
+            value = own if loan.has_input(is_aborted=True) else GARBAGE
         self._values[node.name, op] = value
-        loan.private = None
         if op not in engine.detaching:
             loan.give_back()
         return value

@@ -90,7 +90,7 @@ class RealFastPath(FastPath):
             self._openings = [path.open() for path in self._paths]
         request = self._threads.new_request()
         request.fill(effect, spec)
-        first_thread = self._library.engine_threads.first_thread
+        first_thread = self._library.engine.first_thread
         at = first_thread(effect.tag, effect.sequence, len(self._paths))
         is_started = self._rng.random() < STARTED
         lib, path = self._library.lib, self._paths[at]

@@ -23,7 +23,7 @@ import cffi
 
 NATIVE = Path(__file__).resolve().parents[3] / "native"
 SANITIZE = os.environ.get("PCCL_SIMULATION_SANITIZE", "")
-SHIPPED = ("network.encrypted", "data_plane.op_request", "data_plane.engine", "data_plane.engine_threads")
+SHIPPED = ("network.encrypted", "data_plane.op_request", "data_plane.engine")
 """Modules of `pccl.runtime` that call the library, in the order in which they import each other."""
 
 
@@ -49,8 +49,7 @@ class Library:
     ffi: Any
     lib: Any
     engine: ModuleType
-    """`pccl.runtime.data_plane.engine`, on top of this library; so are the others."""
-    engine_threads: ModuleType
+    """`pccl.runtime.data_plane.engine`, on top of this library."""
 
 
 @cache
@@ -60,7 +59,7 @@ def library() -> Library:
         ffi.cdef(_declarations((NATIVE / header).read_text()))
     lib = _Lib(ffi.dlopen(str(_build())))
     modules = _load(ffi, lib)
-    return Library(ffi, lib, modules["data_plane.engine"], modules["data_plane.engine_threads"])
+    return Library(ffi, lib, modules["data_plane.engine"])
 
 
 def _build() -> Path:

@@ -1,4 +1,4 @@
-"""One node's engine: the shipped `EngineThreads` over simulated threads, and what it reports in the simulation's
+"""One node's engine: the shipped `Engine` over simulated threads, and what it reports in the simulation's
 words."""
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PeerEngine:
         """Ops on the fast path of whose end there it has reported nothing yet."""
         self._slices: dict[int, int] = {}
         """Slices of each op that are not done."""
-        self.threads = library.engine_threads.EngineThreads(node.group)
+        self.threads = library.engine.Engine(node.group)
         before = lib.pccl_sim_threads()
         self.threads.divide(threads)
         self.numbers = range(before + 1, before + 1 + threads) if threads > 1 else range(before, before + 1)

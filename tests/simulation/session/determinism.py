@@ -21,12 +21,9 @@ from unittest.mock import patch
 import trio
 import trio._core._run as trio_run
 
-from pccl.runtime.data_plane import pieces
 from pccl.runtime.session import control
 from pccl.runtime.state import tensor_blocks
 
-PIECE_BYTES = 512
-"""Size of the pieces of an op, so that small arrays have several."""
 BLOCK_BYTES = 1024
 """Size of the blocks of a state."""
 
@@ -56,7 +53,6 @@ def seeded(seed: int) -> Iterator[None]:
             (control, "_jitter", random.Random(f"jitter {seed}")),
             (trio.to_thread, "run_sync", _on_the_spot),
             (trio.lowlevel, "spawn_system_task", _spawn_system_task),
-            (pieces, "PIECE_BYTES", PIECE_BYTES),
             (tensor_blocks, "BLOCK_BYTES", BLOCK_BYTES),
         ):
             stack.enter_context(patch.object(target, name, value))

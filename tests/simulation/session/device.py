@@ -1,7 +1,7 @@
 """A device of one process of the simulation: its copies are done by tasks, a moment later each.
 
-What `pccl.devices.staging` gives to a thread for each device, a task of the process does in order, so pieces of an op
-come to the engine while others are on their way, and in an order that the seed chooses.
+What `pccl.devices.staging` gives to a thread for each device, a task of the process does in order, at times that the
+seed chooses.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, cast
 import numpy as np
 import trio
 
-from pccl import DataType, _operands
-from pccl._operands import Operand
+from pccl import DataType, _arrays
+from pccl._arrays import Operand
 from pccl.devices import staging
 from pccl.devices.host_memory import HostPool
 from tests.simulation.session.checks import Array
@@ -96,9 +96,6 @@ class SimDevice:
     def empty(self, like: Any, shape: tuple[int, ...]) -> Any:
         raise AssertionError("all_reduce makes no arrays")
 
-    def block_digests(self, array: Any, block_bytes: int, blocks: int) -> bytes | None:
-        return None
-
 
 def _operand(array: Any) -> Operand | None:
     if not isinstance(array, SimArray):
@@ -112,10 +109,10 @@ def _operand(array: Any) -> Operand | None:
 def known_arrays() -> Iterator[None]:
     """pccl takes SimArrays meanwhile."""
     before = dict(staging._helpers)
-    _operands._others.append(_operand)
+    _arrays._others.append(_operand)
     try:
         yield
     finally:
-        _operands._others.remove(_operand)
+        _arrays._others.remove(_operand)
         staging._helpers.clear()
         staging._helpers.update(before)

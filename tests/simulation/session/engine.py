@@ -22,8 +22,7 @@ import trio
 
 from pccl.protocol.auth import Keys
 from pccl.protocol.peer import SubmitOp
-from pccl.runtime.data_plane.detached import buffer_bytes
-from pccl.runtime.data_plane.engine import EngineFastPath, Verdict
+from pccl.runtime.data_plane.engine import EngineFastPath, StagedOps, Verdict
 from pccl.runtime.data_plane.events import (
     READERS,
     EngineEvent,
@@ -35,7 +34,6 @@ from pccl.runtime.data_plane.events import (
     OpEnded,
     OpFrozen,
 )
-from pccl.runtime.data_plane.mailbox import Mailbox
 from pccl.runtime.data_plane.op_records import Row
 from pccl.runtime.data_plane.op_request import OpRequest
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
@@ -43,6 +41,7 @@ from pccl.runtime.extension import ffi, lib
 from pccl.types import Collective, DataType, ReduceAlgorithm, ReduceOp
 from tests.simulation.session.engine_links import Links
 from tests.simulation.session.heartbeats import Spawn
+from tests.simulation.session.mailbox import Mailbox
 
 Key = tuple[int, int, int]
 COMMAND_S_MAX = 0.002
@@ -111,22 +110,23 @@ class _Op:
         return total.tobytes()
 
 
-class SimEngine:
-    """The engine of a session: see `pccl.runtime.data_plane.interfaces.SessionEngine`."""
+class SimEngine(StagedOps):
+    """The engine of a session: see `pccl.runtime.data_plane.engine.Engine`."""
 
     def __init__(self, group: int, segment_bytes: int, chance: random.Random, spawn: Spawn) -> None:
+        super().__init__()
         self._group = group
         self._segment_bytes = segment_bytes
         self._random = chance
         self._request = self.new_request()
         self._mailbox = Mailbox()
-        self._events: list[EngineEvent] = []
+        self._reported: list[EngineEvent] = []
         self._ops: dict[int, _Op] = {}
         self._by_key: dict[Key, _Op] = {}
         self._parked: dict[Key, list[tuple[int, Any]]] = {}
         self._frozen_epoch = -1
         self._commands: deque[Callable[[], None]] = deque()
-        self._wake = trio.Event()
+        self._has_commands = trio.Event()
         self._links = Links(chance, spawn, self._report, self._arrive)
         self._scope = trio.CancelScope()
         self.is_closed = False
@@ -150,27 +150,26 @@ class SimEngine:
     def check(self, launch: SubmitOp, spec: OpSpec) -> None:
         self._request.fill(launch, spec)
 
-    def submit(self, launch: SubmitOp, spec: OpSpec) -> None:
+    def _submit(self, launch: SubmitOp, spec: OpSpec) -> None:
         self._request.fill(launch, spec)
         spec = spec.placed(launch.rank, launch.world_size)
         op = self._op(launch, spec)
-        self._command(lambda: self._submit(op, spec))
+        self._command(lambda: self._take_up(op, spec))
 
-    def end(self, op: int, verdict: Verdict) -> None:
-        self._command(lambda: self._end(op, verdict))
+    def _end(self, op: int, verdict: Verdict) -> None:
+        self._command(lambda: self._end_op(op, verdict))
 
     def freeze(self, epoch: int) -> None:
         self._command(lambda: self._freeze(epoch))
 
-    def freeze_op(self, op: int) -> None:
-        self._command(lambda: self._freeze_op(op))
+    def _freeze_op(self, op: int) -> None:
+        self._command(lambda: self._stop_op(op))
 
     def forget_ops(self, epoch: int, tag: int, uses: range) -> None:
         self._command(lambda: [self._parked.pop((epoch, tag, use), None) for use in uses] and None)
 
-    def detach(self, op: int, private: Buffers | None) -> bool:
-        self._command(lambda: self._detach(op, private))
-        return True
+    def _detach(self, op: int) -> None:
+        self._command(lambda: self._detach_op(op))
 
     def link_add(self, link: int, index: int, fd: int, keys: Keys | None = None) -> None:
         self._links.add(link, fd)
@@ -190,11 +189,11 @@ class SimEngine:
     def stats(self) -> dict[str, int]:
         return dict.fromkeys((name for name, _ in ffi.typeof("pccl_engine_stats").fields), 0)
 
-    def events(self) -> list[EngineEvent]:
+    def _events(self) -> list[EngineEvent]:
         if self.is_closed:
             raise EngineFailedError("the engine is closed")
         self._mailbox.empty()
-        found, self._events = self._events, []
+        found, self._reported = self._reported, []
         return found
 
     def close(self) -> None:
@@ -202,6 +201,7 @@ class SimEngine:
         if self.is_closed:
             return
         self.is_closed = True
+        super().close()
         self._scope.cancel()
         for op in self._ops.values():
             op.write(op.before)
@@ -216,7 +216,7 @@ class SimEngine:
 
     def _command(self, command: Callable[[], None]) -> None:
         self._commands.append(command)
-        self._wake.set()
+        self._has_commands.set()
 
     async def _run(self) -> None:
         with self._scope:
@@ -225,12 +225,16 @@ class SimEngine:
                     if self._random.random() < 0.5:
                         await trio.sleep(self._random.random() * COMMAND_S_MAX)
                     self._commands.popleft()()
-                self._wake = trio.Event()
-                await self._wake.wait()
+                self._has_commands = trio.Event()
+                await self._has_commands.wait()
+
+    def _wake(self) -> None:
+        if not self.is_closed:
+            self._mailbox.wake()
 
     def _report(self, event: EngineEvent) -> None:
         if not self.is_closed:
-            self._events.append(event)
+            self._reported.append(event)
             self._mailbox.wake()
 
     def _op(self, launch: SubmitOp, spec: OpSpec) -> _Op:
@@ -260,7 +264,7 @@ class SimEngine:
             buffers.keep,
         )
 
-    def _submit(self, op: _Op, spec: OpSpec) -> None:
+    def _take_up(self, op: _Op, spec: OpSpec) -> None:
         buffers = spec.buffers
         assert isinstance(buffers, Buffers)
         self._ops[op.number] = self._by_key[op.key] = op
@@ -337,7 +341,7 @@ class SimEngine:
         ffi.memmove(ffi.addressof(event.theirs), theirs, len(theirs))
         self._report(READERS[event.kind](event))
 
-    def _end(self, number: int, verdict: Verdict) -> None:
+    def _end_op(self, number: int, verdict: Verdict) -> None:
         op = self._ops.pop(number, None)
         if op is None:
             return
@@ -356,18 +360,30 @@ class SimEngine:
         self._parked = {key: frames for key, frames in self._parked.items() if key[0] > epoch}
         self._report(GroupFrozen(epoch))
 
-    def _freeze_op(self, number: int) -> None:
+    def _stop_op(self, number: int) -> None:
         op = self._ops.get(number)
         if op is not None:
             op.is_stopped = True
             self._report(OpFrozen(number))
 
-    def _detach(self, number: int, private: Buffers | None) -> None:
+    def _detach_op(self, number: int) -> None:
         op = self._ops.get(number)
         if op is not None:
-            now = ctypes.string_at(op.recv, op.recv_bytes) if op.recv and op.recv_bytes else b""
             op.write(op.before)
-            op.recv, op.keep = (private.recv, private.keep) if private is not None else (0, None)
-            op.is_stopped = op.is_stopped or private is None
-            op.write(now)
-        self._report(OpDetached(number, op is not None))
+            op.recv, op.keep = 0, None
+            op.is_stopped = True
+        self._report(OpDetached(number))
+
+
+def buffer_bytes(spec: OpSpec, buffers: Buffers, rank: int, world_size: int, is_root: bool) -> tuple[int, int]:
+    """Return the bytes that an op sends and receives here. `is_root`: this peer is the root, or sends."""
+    item_bytes = spec.dtype.itemsize
+    count = buffers.count
+    if spec.collective is Collective.ALL_GATHER:
+        return count // world_size * item_bytes, count * item_bytes
+    if spec.collective is Collective.REDUCE_SCATTER:
+        return count * item_bytes, (count // world_size + (rank < count % world_size)) * item_bytes
+    if spec.collective in (Collective.BROADCAST, Collective.SEND):
+        return (count * item_bytes, 0) if is_root else (0, count * item_bytes)
+    assert spec.collective in (Collective.ALL_REDUCE, Collective.BARRIER), f"{spec.collective} is not played"
+    return count * item_bytes, count * item_bytes

@@ -6,12 +6,14 @@ import random
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import replace
+from typing import cast
 
 import trio
 
 from pccl import AsyncCommunicator
 from pccl.protocol.failover.bootstrap import Start
 from pccl.protocol.master.run_state import MasterOptions
+from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.master.server import MasterServer
 from tests.simulation.session.determinism import process_nursery
 from tests.simulation.session.engine import SimEngine
@@ -82,7 +84,9 @@ class Process:
         inner._options = replace(
             inner._options,
             system=self.system,
-            new_engine=lambda group, segment_bytes, _: SimEngine(group, segment_bytes, self.random, self.spawn),
+            new_engine=lambda group, segment_bytes, _: cast(
+                Engine, SimEngine(group, segment_bytes, self.random, self.spawn)
+            ),
         )
         return comm
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,11 @@ class Plan:
     device_share: float = 0.0
     """Share of the callers whose arrays are on a device."""
     is_over: bool = False
+
+
+async def _ended(handle: AsyncReduceHandle) -> None:
+    with suppress(PCCLError):
+        await handle
 
 
 class Caller:
@@ -196,11 +203,11 @@ class Caller:
         self._random.shuffle(order)
         for tag in order:
             try:
-                is_success, code, info = await self._maybe_given_up(handles[tag].async_wait)
+                await self._maybe_given_up(partial(_ended, handles[tag]))
             except _GivenUp:
-                self._plan.checker.unharmed(calls[tag], _values(arrays[tag]))
-                is_success, code, info = await handles[tag].async_wait()
-            if is_success:
+                await _ended(handles[tag])
+            is_success, code, info = handles[tag].wait()
+            if is_success and info is not None:
                 self._plan.checker.committed(calls[tag], _values(arrays[tag]), info.world_size)
             else:
                 self._plan.checker.failed(calls[tag], code)

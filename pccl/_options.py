@@ -1,0 +1,133 @@
+"""The options of a communicator, and their checks."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pccl import _timeouts, security
+from pccl._session_holder import SessionHolder
+from pccl.errors import PCCLError, integer_argument
+from pccl.protocol.names import NAME_CHARACTERS_MAX, is_name
+from pccl.runtime.network import addresses
+from pccl.runtime.session.options import SessionOptions
+from pccl.types import Result
+
+CONNECTIONS_DEFAULT = 2
+"""Connections that a link begins with. A single one would stand still with its first lost packet."""
+CONNECTIONS_MAX = 64
+UINT32_MAX = 2**32 - 1
+
+
+@dataclass(frozen=True)
+class CommunicatorOptions:
+    """Rare options of a communicator."""
+
+    advertise: str | None = None
+    """The "host[:port]" that other peers dial, for hosts behind NAT. Default: PCCL_ADVERTISE in the environment, else
+    the address that the master sees."""
+    listen: str | None = None
+    """The "host:port" of the one peer-to-peer port. Default: PCCL_LISTEN in the environment, else all interfaces and
+    any free port."""
+    ssl_context: ssl.SSLContext | None = None
+    """TLS for the connection to the master. Default: a context that trusts the certificates in the file PCCL_TLS_CA, if
+    the environment has that, and shows the one in PCCL_TLS_CERT and PCCL_TLS_KEY."""
+    segment_bytes: int = 0
+    """The largest payload of a frame; 0: a default that suits most networks."""
+    site: str = ""
+    """A name that `site_size` peers share, as the ranks that hold the shards of one model (`pccl.training.Site`). They
+    are admitted together, and if one is lost the others fail with MASTER_CONNECTION_FAILED. A peer that calls `close`
+    leaves alone. Every start of a site needs a new name."""
+    site_size: int = 0
+    """The number of peers of the site."""
+    master_timeout: float | None = None
+    """Seconds after which a peer that has lost its master and found no other fails with MASTER_CONNECTION_FAILED.
+    Default: PCCL_MASTER_TIMEOUT in the environment, else 60."""
+    place: int | None = None
+    """The rank that this peer asks for if it is one of the first of its group. They get the order of their places if
+    each of them gives one."""
+
+
+def holder_of(
+    address: str | None,
+    peer_group: int,
+    connections: int,
+    timeout: float | None,
+    name: str | None,
+    token: str | None,
+    encrypt: bool | None,
+    options: CommunicatorOptions | None,
+    old_names: dict[str, Any],
+) -> SessionHolder:
+    """Check the arguments of a communicator, and return its session. `old_names`: keywords of 0.2 and the reference."""
+
+    def check(is_fine: bool, message: str) -> None:
+        if not is_fine:
+            raise PCCLError(Result.INVALID_ARGUMENT, "Communicator", message)
+
+    connections_name = "p2p_connection_pool_size" if "p2p_connection_pool_size" in old_names else "connections"
+    connections = old_names.pop("p2p_connection_pool_size", connections)
+    is_options = options is None or isinstance(options, CommunicatorOptions)
+    check(is_options, f"options must be CommunicatorOptions or None, not {options!r}")
+    rare = replace(options or CommunicatorOptions(), **old_names)
+    if address is None:
+        address = os.environ.get("PCCL_MASTER", "")
+        text = "PCCL_MASTER is not set: `pccl launch` sets it; or set it, or give an address, to a master's host:port"
+        check(bool(address.strip()), text)
+    listen = os.environ.get("PCCL_LISTEN") if rare.listen is None else rare.listen
+    advertise = os.environ.get("PCCL_ADVERTISE") if rare.advertise is None else rare.advertise
+    try:
+        masters = addresses.parse_masters(address)
+        listen_host, listen_port = addresses.parse(listen, default_port=0) if listen else ("", 0)
+        hosts: tuple[str, ...] = ()
+        port: int | None = None
+        if advertise:
+            host, parsed = addresses.parse(advertise, default_port=0)
+            hosts, port = (host,), parsed or None
+    except ValueError as error:
+        raise PCCLError(Result.INVALID_ARGUMENT, "Communicator", str(error)) from None
+    for what, given in (("name", name), ("site", rare.site)):
+        must = f"must be printable text of {NAME_CHARACTERS_MAX} characters at most"
+        check(given is None or (isinstance(given, str) and is_name(given)), f"{what} {given!r}: {must}")
+    peer_group = integer_argument("peer_group", peer_group, "Communicator", 0, UINT32_MAX)
+    connections = integer_argument(connections_name, connections, "Communicator", 0, CONNECTIONS_MAX)
+    segment_bytes = integer_argument("segment_bytes", rare.segment_bytes, "Communicator", 0, UINT32_MAX)
+    site_size = integer_argument("site_size", rare.site_size, "Communicator", 0, UINT32_MAX)
+    check(
+        isinstance(rare.site, str) and bool(rare.site) == (site_size > 0),
+        f"site {rare.site!r} and site_size {site_size!r} belong together: a name, and the number of its peers",
+    )
+    place = -1 if rare.place is None else integer_argument("place", rare.place, "Communicator", 0, UINT32_MAX)
+    secret = security.token(token, "Communicator")
+    timeout_s = _timeouts.checked_s(timeout, "Communicator")
+    session_options = SessionOptions(
+        group=peer_group,
+        connections=connections or CONNECTIONS_DEFAULT,
+        may_grow=connections == 0,
+        hosts=hosts,
+        port=port,
+        listen_host=listen_host,
+        listen_port=listen_port,
+        site=rare.site,
+        site_size=site_size,
+        place=place,
+        name=own_name() if name is None else name,
+        token=secret,
+        encrypt=security.encryption(encrypt, secret, "Communicator"),
+        ssl_context=security.client_tls(rare.ssl_context, "Communicator"),
+        segment_bytes=segment_bytes,
+        master_timeout_s=_timeouts.master_timeout_s(rare.master_timeout, "Communicator"),
+    )
+    if not all(addresses.is_loopback(host) for host, _ in masters):
+        # On loopback, only this machine can learn the run's name, without which peers refuse a connection.
+        security.warn_if_exposed(listen_host, secret, stacklevel=3)
+    return SessionHolder(address, masters, session_options, timeout_s)
+
+
+def own_name() -> str:
+    """Return the default name of a peer: host, process number, and the index that `pccl launch` gave the process."""
+    index = os.environ.get("PCCL_LAUNCH_INDEX", "")
+    return f"{socket.gethostname()}:{os.getpid()}" + (f" [{index}]" if index.isdigit() else "")

@@ -1,0 +1,565 @@
+"""Handles of ops in flight, the calls that launch them, and the end of ops that their callers give up.
+
+Every op takes one path: a launch returns a handle; a blocking call launches, waits, and cancels the op if its timeout
+passes or it is interrupted; a coroutine does the same with awaits.
+
+A wait that ends early leaves the op in flight with its arrays. Cancelling the op takes the arrays back: the engine
+restores what it has overwritten, without waiting for the network, and the master aborts the op on all peers unless they
+have committed it. If neither confirms that within `CANCEL_GRACE_S`, the outcome is unknown.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Generic, TypeVar
+
+import trio
+
+from _pccl_torch import outside_graphs
+from pccl import _collectives, _timeouts
+from pccl._arrays import Array, Movable
+from pccl._collectives import CallOf, CollectiveCall, ReduceOpDescriptor
+from pccl._session_holder import SessionErrors, SessionHolder
+from pccl.errors import PCCLError, integer_argument, op_error
+from pccl.protocol.peer import OpResult, alone_in
+from pccl.runtime.data_plane.op_spec import OpSpec, Source
+from pccl.runtime.data_plane.pending import PendingOp
+from pccl.runtime.session.peer_session import PeerSession
+from pccl.types import (
+    CollectiveInfo,
+    Membership,
+    QuantizationOptions,
+    ReduceAlgorithm,
+    ReduceInfo,
+    ReduceOp,
+    ReduceOperandDescriptor,
+    Result,
+)
+
+CANCEL_GRACE_S = 5.0
+"""Time in which all peers must confirm that an op is aborted after its timeout, or its outcome is unknown."""
+INTERRUPT_GRACE_S = 0.5
+"""The same for an op whose caller was interrupted. If it is over by then, its tag is free again."""
+TAGS_NAMED_MAX = 8
+
+Info = TypeVar("Info")
+T = TypeVar("T")
+
+
+# Results.
+
+
+def delivered(op: PendingOp, func_name: str) -> OpResult:
+    """Return how an op succeeded that is over, once its result is in the caller's array.
+
+    Raises:
+        PCCLError: the reason, if the op failed; OUTCOME_UNKNOWN if the other peers committed it after it was given up
+            here; INTERNAL_ERROR if the result could not be copied to its device, and this peer has left the run.
+    """
+    result = op.result
+    assert result is not None
+    if result.code is not Result.SUCCESS:
+        raise op_error(result.code, func_name, result.reason)
+    if op.is_given_up:
+        text = (
+            f"the other peers committed the op with tag {op.tag} after it was given up here; the arrays are unchanged"
+        )
+        raise PCCLError(Result.OUTCOME_UNKNOWN, func_name, text)
+    if op.source is not None:
+        _deliver(op, op.source, func_name)
+    return result
+
+
+def _deliver(op: PendingOp, source: Source, func_name: str) -> None:
+    """Copy a result to the device, retrying once. A KeyboardInterrupt passes; the next wait copies again."""
+    for is_last in (False, True):
+        try:
+            source.deliver()
+            return
+        except Exception as error:  # whatever the device's library raises
+            if is_last:
+                what = f"{type(error).__name__}: {error}"
+                text = f"all peers have the result, but it could not be copied to the device here: {what}"
+                op.leave_run(text)
+                raise PCCLError(Result.INTERNAL_ERROR, func_name, f"{text}; this peer has left the run") from error
+
+
+def reduce_info(op: PendingOp, func_name: str) -> ReduceInfo:
+    """Return the result of an all_reduce that is over. Errors as `delivered`."""
+    result = delivered(op, func_name)
+    array = None if op.new_array is None else op.new_array()
+    return ReduceInfo(result.world_size, result.tx_bytes, result.rx_bytes, Membership(op.rank, op.ring), array)
+
+
+def collective_info(op: PendingOp, call: CollectiveCall, func_name: str) -> CollectiveInfo:
+    """Return the result of another collective that is over. Errors as `delivered`."""
+    result = delivered(op, func_name)
+    return CollectiveInfo(Membership(op.rank, op.ring), result.tx_bytes, result.rx_bytes, call.array())
+
+
+# Giving up.
+
+
+def deadline(timeout_s: float | None) -> float:
+    """Return the time on the monotonic clock at which a timeout has passed; infinity without one."""
+    return float("inf") if timeout_s is None else time.monotonic() + timeout_s
+
+
+def gave_up(session: PeerSession, timeout_s: float | None, op: PendingOp, whom: str = "") -> str:
+    """Return the reason that all peers get for an op that this one gives up. `whom`: the peers it waited for, where
+    that is known better than `PeerSession.whom` knows it."""
+    who = session.named(session.view.peer) if session.view is not None else "a peer"
+    if timeout_s is None:
+        return f"aborted on all peers: {who} gave up the op with tag {op.tag}"
+    text = f"the op with tag {op.tag} waited for {whom or session.whom(op)}"
+    return f"aborted on all peers: {who} gave up after {timeout_s:g} s: {text}"
+
+
+def cancel(session: PeerSession, ops: Sequence[PendingOp], timeout_s: float | None = None) -> None:
+    """Start to abort on all peers those of `ops` that are not over."""
+    for op in ops:
+        if not op.is_over:
+            session.ops.cancel(op, Result.TIMEOUT, gave_up(session, timeout_s, op))
+
+
+def wait_all(ops: Sequence[PendingOp], limit_s: float) -> None:
+    """Wait until all ops are over or the time has passed."""
+    end_s = deadline(limit_s)
+    for op in ops:
+        op.wait(max(0.0, end_s - time.monotonic()))
+
+
+def interrupted(session: PeerSession, ops: Sequence[PendingOp]) -> None:
+    """Abort the interrupted caller's ops on all peers and return its arrays."""
+    cancel(session, ops)
+    try:
+        for op in ops:
+            op.reclaim()
+        wait_all(ops, INTERRUPT_GRACE_S)
+    finally:
+        for op in ops:
+            session.ops.let_go(op)
+
+
+def require_outcome(
+    session: PeerSession, ops: Sequence[PendingOp], func_name: str, cause: PCCLError | None = None
+) -> None:
+    """Raise OUTCOME_UNKNOWN if other peers may have committed one of `ops` that was given up here.
+
+    `cause` is the error for which they were given up, if there is one.
+    """
+    unknown = [op for op in ops if not op.is_over or (op.is_given_up and not op.has_failed)]
+    if not unknown:
+        return
+    tags = sorted({op.tag for op in unknown})
+    view = session.view
+    others = sorted({peer for op in unknown for peer in op.ring if view is None or peer != view.peer})
+    what = f"the op with tag {tags[0]} was" if len(tags) == 1 else f"the ops with tags {tags[:10]} were"
+    why = "not all of them have answered" if session.hears_master else "the master is lost, and no other was found"
+    text = (
+        f"{what} given up here, and peers {others} may have committed what this one has not: {why}. The arrays are as "
+        f"they were. Reducing again may meet the others' next step, unless steps are told apart (step=): bring all "
+        f"peers to one state first (sync_shared_state), or leave the run"
+    )
+    raise PCCLError(Result.OUTCOME_UNKNOWN, func_name, text if cause is None else f"{text}. The cause: {cause}")
+
+
+# Handles.
+
+
+@outside_graphs
+class Handle(Generic[Info]):
+    """An op in flight, whose arrays belong to pccl until it is over or cancelled. Thread-safe.
+
+    `await handle` waits in a coroutine of trio or asyncio and returns or raises as `result`. A wait that is cancelled
+    or interrupted leaves the op in flight. Arrays on a device get the result in the wait, in the order of the waiting
+    thread's current stream.
+    """
+
+    def __init__(self, op: PendingOp, session: PeerSession, info_of: Callable[[PendingOp, str], Info]) -> None:
+        self._was_asked = False
+        self._op = op
+        self._session = session
+        self._info_of = info_of
+
+    def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
+        op: PendingOp | None = getattr(self, "_op", None)
+        if op is not None and op.source is not None and not self._was_asked and not op.has_failed:
+            text = f"the op with tag {op.tag} was never waited for: its result has not been copied to the device"
+            warn(text, ResourceWarning, source=self)
+
+    def __repr__(self) -> str:
+        result = self._op.result
+        end = "in flight"
+        if result is not None:
+            failure = f"failed, {result.code.name}: {result.reason}"
+            end = f"done by {result.world_size} peers" if result.code is Result.SUCCESS else failure
+        return f"<{type(self).__name__} with tag {self._op.tag}: {end}>"
+
+    @property
+    def tag(self) -> int:
+        """The tag of the op."""
+        return self._op.tag
+
+    def done(self) -> bool:
+        """Return whether the op is over, so that a wait returns at once."""
+        return self._op.is_over
+
+    def result(self, timeout: float | None = None) -> Info:
+        """Wait for the op and return its info. It may be called again.
+
+        Args:
+            timeout: Seconds that bound this wait; None waits as long as it takes.
+
+        Raises:
+            PCCLError: the reason if the op failed; TIMEOUT if the time passed first. Then the op is still in flight and
+                its arrays belong to pccl: wait again, or `cancel`.
+        """
+        name = f"{type(self).__name__}.result"
+        limit_s = _timeouts.checked_s(timeout, name)
+        if not self._op.wait(limit_s):
+            text = f"the op with tag {self.tag} has not ended in {limit_s:g} s and is still in flight"
+            raise PCCLError(Result.TIMEOUT, name, f"{text}; it waits for {self._op.whom()}")
+        return self._info(name)
+
+    def cancel(self) -> bool:
+        """Abort the op on all peers, and return when its arrays are the caller's again, as they were.
+
+        Returns:
+            Whether the op was aborted. False if it had been committed first: then the arrays hold the result.
+
+        Raises:
+            PCCLError: OUTCOME_UNKNOWN if neither the master nor the other peers have confirmed it within 5 s: they may
+                have committed the op. INVALID_USAGE in the trio run of an `AsyncCommunicator`, which it would block.
+        """
+        if self._session.ops.is_own_thread():
+            text = "it would block the trio run that the op needs; await handle.async_cancel() instead"
+            raise PCCLError(Result.INVALID_USAGE, f"{type(self).__name__}.cancel", text)
+        cancel(self._session, [self._op])
+        try:
+            self._op.wait(CANCEL_GRACE_S)
+        finally:
+            self._op.reclaim()
+        return self._was_aborted()
+
+    @trio.lowlevel.enable_ki_protection
+    async def async_cancel(self) -> bool:
+        """Do as `cancel`, in a coroutine of trio or asyncio."""
+        cancel(self._session, [self._op])
+        try:
+            await self._op.async_wait(CANCEL_GRACE_S)
+        finally:
+            await self._op.async_reclaim()
+        return self._was_aborted()
+
+    def _was_aborted(self) -> bool:
+        require_outcome(self._session, [self._op], f"{type(self).__name__}.cancel")
+        return self._op.has_failed
+
+    def __await__(self) -> Generator[Any, Any, Info]:
+        return self._awaited().__await__()
+
+    @trio.lowlevel.enable_ki_protection
+    async def _awaited(self) -> Info:
+        await self._op.async_wait()
+        return self._info(type(self).__name__)
+
+    def _info(self, func_name: str) -> Info:
+        self._was_asked = True
+        return self._info_of(self._op, func_name)
+
+
+class AsyncReduceHandle(Handle[ReduceInfo]):
+    """An all_reduce in flight. See `Handle`."""
+
+    def __init__(self, op: PendingOp, session: PeerSession) -> None:
+        super().__init__(op, session, reduce_info)
+
+    def wait(self, timeout: float | None = None) -> tuple[bool, Result, ReduceInfo | None]:
+        """Block until the op is over or `timeout` seconds have passed. It may be called again.
+
+        Returns:
+            `(is_success, status, info)`: `status` is a `Result`, and `info` is None on failure. `(False, TIMEOUT,
+            None)` while `done()` is false: the op is still in flight.
+        """
+        name = "AsyncReduceHandle.wait"
+        if not self._op.wait(_timeouts.checked_s(timeout, name)):
+            return False, Result.TIMEOUT, None
+        try:
+            return True, Result.SUCCESS, self._info(name)
+        except PCCLError as error:
+            return False, error.result, None
+
+
+class AsyncCollectiveHandle(Handle[CollectiveInfo]):
+    """Another collective in flight. See `Handle`."""
+
+    def __init__(self, op: PendingOp, session: PeerSession, call: CollectiveCall) -> None:
+        super().__init__(op, session, lambda op, func_name: collective_info(op, call, func_name))
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Block until the op is over or `timeout` seconds have passed. It may be called again.
+
+        Returns:
+            Whether the op is over: `result` then returns its info or raises why it failed. False: still in flight.
+        """
+        name = "AsyncCollectiveHandle.wait"
+        if not self._op.wait(_timeouts.checked_s(timeout, name)):
+            return False
+        self._was_asked = True
+        if not self._op.has_failed and not self._op.is_given_up:
+            delivered(self._op, name)
+        return True
+
+
+# Launching.
+
+
+@trio.lowlevel.enable_ki_protection
+def launched(
+    holder: SessionHolder, spec: OpSpec, func_name: str, handle_of: Callable[[PendingOp, PeerSession], T]
+) -> T:
+    """Launch an op whose caller goes on, and return its handle. An interrupt leaves nothing in flight."""
+    session = holder.session(func_name)
+    view = holder.view(func_name)
+    if view.world_size < 2:
+        raise PCCLError(Result.TOO_FEW_PEERS, func_name, alone_in(view.group))
+    is_overlapped = spec.pair is None
+    op = session.ops.new(spec._replace(is_overlapped=True) if is_overlapped else spec)
+    op.waits = session.overlapped_waits if is_overlapped else None
+    try:
+        handle = handle_of(op, session)
+        with SessionErrors(func_name):
+            session.ops.launch(op)
+    except BaseException:  # a launch that was refused is over, and nothing is left to abort
+        interrupted(session, [op])
+        raise
+    return handle
+
+
+@outside_graphs
+class Launch:
+    """The collectives of a communicator, launched: `comm.launch.all_gather(x)` returns a handle at once.
+
+    Arguments and errors are those of the communicator's method of the same name. A peer that is alone in the group gets
+    TOO_FEW_PEERS from the launch; the handle reports all other failures. Leave the arrays alone until the op is over or
+    cancelled. They are kept alive until then, and an op whose handle is dropped goes on.
+    """
+
+    def __init__(self, holder: SessionHolder) -> None:
+        self._holder = holder
+
+    def _collective(self, call: CallOf, func_name: str) -> AsyncCollectiveHandle:
+        made = call(self._holder.view(func_name), func_name)
+        return launched(
+            self._holder, made.spec, func_name, lambda op, session: AsyncCollectiveHandle(op, session, made)
+        )
+
+    def all_reduce(
+        self,
+        send: Array,
+        recv: Array | None = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        tag: int = 0,
+        quantization: QuantizationOptions | None = None,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
+        operand_descriptor: ReduceOperandDescriptor | None = None,
+        quantization_options: QuantizationOptions | None = None,
+    ) -> AsyncReduceHandle:
+        name = "all_reduce_async"
+        spec = _collectives.all_reduce(
+            send,
+            recv,
+            op=op,
+            tag=tag,
+            quantization=quantization,
+            quantization_options=quantization_options,
+            algorithm=algorithm,
+            step=step,
+            operand_descriptor=operand_descriptor,
+            func_name=name,
+        )
+        return launched(self._holder, spec, name, AsyncReduceHandle)
+
+    def all_gather(
+        self,
+        send: Movable,
+        recv: Movable | None = None,
+        *,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
+    ) -> AsyncCollectiveHandle:
+        return self._collective(_collectives.all_gather(send, recv, tag, algorithm, step), "launch.all_gather")
+
+    def reduce_scatter(
+        self,
+        send: Array,
+        recv: Array | None = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
+    ) -> AsyncCollectiveHandle:
+        call = _collectives.reduce_scatter(send, recv, op, tag, algorithm, step)
+        return self._collective(call, "launch.reduce_scatter")
+
+    def broadcast(
+        self,
+        array: Movable,
+        *,
+        root: int,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
+    ) -> AsyncCollectiveHandle:
+        return self._collective(_collectives.broadcast(array, root, tag, algorithm, step), "launch.broadcast")
+
+    def reduce(
+        self,
+        send: Array,
+        recv: Array | None = None,
+        *,
+        op: ReduceOp = ReduceOp.SUM,
+        root: int,
+        tag: int = 0,
+        algorithm: ReduceAlgorithm | None = None,
+        step: int | None = None,
+    ) -> AsyncCollectiveHandle:
+        return self._collective(_collectives.reduce(send, recv, op, root, tag, algorithm, step), "launch.reduce")
+
+    def all_to_all(
+        self,
+        send: Movable,
+        recv: Movable | None = None,
+        *,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        tag: int = 0,
+        step: int | None = None,
+    ) -> AsyncCollectiveHandle:
+        call = _collectives.all_to_all(send, recv, send_counts, recv_counts, tag, step)
+        return self._collective(call, "launch.all_to_all")
+
+    def gather(
+        self, send: Movable, recv: Movable | None = None, *, root: int, tag: int = 0, step: int | None = None
+    ) -> AsyncCollectiveHandle:
+        return self._collective(_collectives.gather(send, recv, root, tag, step), "launch.gather")
+
+    def scatter(
+        self, send: Movable | None, recv: Movable, *, root: int, tag: int = 0, step: int | None = None
+    ) -> AsyncCollectiveHandle:
+        return self._collective(_collectives.scatter(send, recv, root, tag, step), "launch.scatter")
+
+    def send(self, array: Movable, *, dst: int, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
+        return self._collective(_collectives.send(array, dst, tag, step), "launch.send")
+
+    def recv(self, array: Movable, *, src: int, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
+        return self._collective(_collectives.recv(array, src, tag, step), "launch.recv")
+
+    def barrier(self, *, tag: int = 0, step: int | None = None) -> AsyncCollectiveHandle:
+        return self._collective(_collectives.barrier(tag, step), "launch.barrier")
+
+
+class Retry:
+    """The ops of one `all_reduce_multiple_with_retry`: what is in flight, what comes next, when it has failed.
+
+    It never waits: the communicators do. The window of `max_in_flight` ops cannot deadlock, whatever order the peers
+    list their ops in:
+
+    1. Every peer launches its ops in the order of their tags.
+    2. A verdict is the same on all peers, so an op is repeated on all of them or on none.
+    3. The place of an op that has ended goes to the lowest tag that is waiting. By 1 and 2 the lowest tag that is not
+       committed is therefore in flight on every peer.
+    """
+
+    def __init__(self, descriptors: Sequence[ReduceOpDescriptor], max_in_flight: int, func_name: str) -> None:
+        given: Any = descriptors
+        if not isinstance(given, Sequence) or not all(isinstance(each, ReduceOpDescriptor) for each in given):
+            what = f"descriptors must be a list of ReduceOpDescriptor, not {given!r}"
+            raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+        max_in_flight = integer_argument("max_in_flight", max_in_flight, func_name, 1)
+        tags = [descriptor.spec.tag for descriptor in descriptors]
+        repeated = sorted({tag for tag in tags if tags.count(tag) > 1}) if len(set(tags)) < len(tags) else []
+        if not descriptors or repeated:
+            what = f"tags {repeated} occur twice" if repeated else "there must be descriptors of ops"
+            raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
+        self.in_flight: list[PendingOp] = []
+        self.retries = 0
+        self._func_name = func_name
+        self._max_in_flight = max_in_flight
+        self._specs = {descriptor.spec.tag: descriptor.spec for descriptor in descriptors}
+        self._left = sorted(self._specs, reverse=True)
+        self._infos: list[ReduceInfo] = []
+        self._failure: PCCLError | None = None
+
+    def launch(self, session: PeerSession) -> bool:
+        """Launch what there is room for. Return whether anything is in flight."""
+        while self._left and self._failure is None and len(self.in_flight) < self._max_in_flight:
+            op = session.ops.new(self._specs[self._left.pop()])
+            self.in_flight.append(op)
+            try:
+                with SessionErrors(self._func_name):
+                    session.ops.launch(op)
+            except PCCLError:
+                if op.is_over:
+                    self.in_flight.remove(op)
+                raise
+        return bool(self.in_flight)
+
+    def collect(self, session: PeerSession, timeout_s: float | None) -> None:
+        """Collect every op that has ended. To be called when one has, or when `timeout_s` has passed (TIMEOUT).
+
+        Once an op has failed, those in flight are cancelled on all peers, since a peer whose own call failed may never
+        launch them. The failure is raised when the last of them has ended.
+        """
+        if not any(op.is_over for op in self.in_flight):
+            tags = sorted([*(op.tag for op in self.in_flight), *self._left])
+            named = f"{', '.join(map(str, tags[:TAGS_NAMED_MAX]))}{' ...' if len(tags) > TAGS_NAMED_MAX else ''}"
+            text = f"not all ops were committed within {timeout_s:g} s: not those with tags {named}"
+            whom = session.whom(self.in_flight[0])
+            raise PCCLError(Result.TIMEOUT, self._func_name, f"{text}; the first waited for {whom}")
+        ended = [op for op in self.in_flight if op.is_over]
+        self.in_flight = [op for op in self.in_flight if op not in ended]
+        had_failed = self._failure is not None
+        for op in ended:
+            try:
+                self._infos.append(reduce_info(op, self._func_name))
+            except PCCLError as error:
+                if error.result is Result.RANK_CONNECTION_LOST:
+                    self.retries += 1
+                    self._left.append(op.tag)
+                    self._left.sort(reverse=True)
+                else:
+                    self._failure = self._failure or error
+        if self._failure is not None:
+            if not had_failed:
+                for op in self.in_flight:
+                    session.ops.cancel(op, self._failure.result, self._failure.message)
+            if not self.in_flight:
+                raise self._failure
+
+    def outcome(self, session: PeerSession, error: PCCLError) -> ReduceInfo:
+        """Return the info if all ops that were given up for `error` have been committed all the same. Else raise it, or
+        OUTCOME_UNKNOWN."""
+        is_open = self._failure is not None or bool(self._left) or error.result is not Result.TIMEOUT
+        if is_open or not all(op.is_over and not op.has_failed and not op.is_given_up for op in self.in_flight):
+            require_outcome(session, self.in_flight, self._func_name, error)
+            raise error
+        self._infos += [reduce_info(op, self._func_name) for op in self.in_flight]
+        return self.info()
+
+    def info(self) -> ReduceInfo:
+        """Return the byte counts summed over all ops, and the smallest world size of any."""
+        memberships = {info.membership for info in self._infos}
+        return ReduceInfo(
+            min(info.local_world_size for info in self._infos),
+            sum(info.tx_bytes for info in self._infos),
+            sum(info.rx_bytes for info in self._infos),
+            memberships.pop() if len(memberships) == 1 else None,
+        )
