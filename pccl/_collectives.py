@@ -86,21 +86,16 @@ def _check_algorithm(algorithm: Any, func_name: str) -> None:
 def all_reduce(
     send: Any,
     recv: Any,
-    *,
     op: ReduceOp,
     tag: int,
+    quantization: QuantizationOptions | None,
+    algorithm: ReduceAlgorithm | None,
+    step: int | None,
+    operand_descriptor: ReduceOperandDescriptor | None,
     func_name: str,
-    operand_descriptor: ReduceOperandDescriptor | None = None,
-    quantization: QuantizationOptions | None = None,
-    quantization_options: QuantizationOptions | None = None,
     count: int | None = None,
-    algorithm: ReduceAlgorithm | None = None,
-    step: int | None = None,
 ) -> OpSpec:
-    """Return the op of an all_reduce. `count` reduces the first elements of the arrays, None all of them.
-
-    `quantization_options` is the reference's name of `quantization`.
-    """
+    """Return the op of an all_reduce. `count` reduces the first elements of the arrays, None all of them."""
 
     def fail(message: str) -> PCCLError:
         return PCCLError(Result.INVALID_ARGUMENT, func_name, message)
@@ -137,8 +132,6 @@ def all_reduce(
         raise fail(f"operand_descriptor.datatype must be a DataType, not {operand_descriptor.datatype!r}")
     if operand_descriptor is not None and operand_descriptor.datatype is not source.dtype:
         raise fail(f"operand_descriptor says {operand_descriptor.datatype.name} but the arrays are {source.dtype.name}")
-    if quantization is None:
-        quantization = quantization_options
     if quantization is not None and not isinstance(quantization, QuantizationOptions):
         raise fail(f"quantization must be QuantizationOptions or None, not {quantization!r}")
     if quantization is not None and quantization.algorithm is QuantizationAlgorithm.NONE:
@@ -191,14 +184,14 @@ class ReduceOpDescriptor:
         self.spec = all_reduce(
             send,
             recv,
-            op=descriptor.op,
-            tag=descriptor.tag,
-            operand_descriptor=descriptor.operand_descriptor,
-            quantization=descriptor.quantization_options,
-            func_name=func_name,
-            count=descriptor.count,
-            algorithm=descriptor.algorithm,
-            step=descriptor.step,
+            descriptor.op,
+            descriptor.tag,
+            descriptor.quantization_options,
+            descriptor.algorithm,
+            descriptor.step,
+            descriptor.operand_descriptor,
+            func_name,
+            descriptor.count,
         )
         if self.spec.new_array is not None:
             what = "send is a jax.Array, which cannot be reduced in place; give a NumPy array as recv"

@@ -399,17 +399,9 @@ class Communicator(CommunicatorBase):
             PCCLError: `PeerLostError` if a peer was lost (call again), `TooFewPeersError`, `MismatchError`,
                 `OpTimeoutError`, `OutcomeUnknownError`, `UsageError`, `InternalError`.
         """
+        quantization = quantization if quantization is not None else quantization_options
         spec = _collectives.all_reduce(
-            send,
-            recv,
-            op=op,
-            tag=tag,
-            quantization=quantization,
-            algorithm=algorithm,
-            step=step,
-            operand_descriptor=operand_descriptor,
-            quantization_options=quantization_options,
-            func_name="all_reduce",
+            send, recv, op, tag, quantization, algorithm, step, operand_descriptor, "all_reduce"
         )
         return reduce_info(self._run(spec, timeout, "all_reduce"), "all_reduce")
 

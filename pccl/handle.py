@@ -371,18 +371,8 @@ class Launch:
         quantization_options: QuantizationOptions | None = None,
     ) -> AsyncReduceHandle:
         name = "all_reduce_async"
-        spec = _collectives.all_reduce(
-            send,
-            recv,
-            op=op,
-            tag=tag,
-            quantization=quantization,
-            quantization_options=quantization_options,
-            algorithm=algorithm,
-            step=step,
-            operand_descriptor=operand_descriptor,
-            func_name=name,
-        )
+        quantization = quantization if quantization is not None else quantization_options
+        spec = _collectives.all_reduce(send, recv, op, tag, quantization, algorithm, step, operand_descriptor, name)
         return launched(self._holder, spec, name, AsyncReduceHandle)
 
     def all_gather(

@@ -163,7 +163,7 @@ def test_arguments_are_checked(three_peers: Cluster, devices: list[FakeDevice]) 
     assert f"recv has {COUNT} elements" in str(failed[1])
     array.is_writable = False
     next_rank = (three_peers[0].membership.rank + 1) % WORLD
-    assert "read-only" in str(refusal(lambda: three_peers[0].recv(array, from_=next_rank)))
+    assert "read-only" in str(refusal(lambda: three_peers[0].recv(array, src=next_rank)))
 
 
 # Failure.
@@ -189,7 +189,7 @@ def test_a_loss_leaves_the_arrays_and_the_survivors_go_on(
     handles = [launched(name, *pair) for pair in zip([*cluster.peers, lost], held, strict=True)]
     lost.close()
     for handle in handles[:2]:
-        assert handle.wait()[1] is Result.RANK_CONNECTION_LOST
+        assert refusal(handle.result).result is Result.RANK_CONNECTION_LOST
     for device in devices:
         device.reads_held.set()
     for i in range(2):
@@ -241,8 +241,8 @@ def test_a_communicator_that_is_closed_in_the_middle(cluster: Cluster, devices: 
         device.reads_held.clear()
     handles = [launched(name, *pair) for pair in zip(cluster.peers, held, strict=True)]
     cluster[0].close()
-    assert handles[0].wait()[1] is Result.NOT_INITIALIZED
-    assert handles[1].wait()[1] is Result.RANK_CONNECTION_LOST
+    assert refusal(handles[0].result).result is Result.NOT_INITIALIZED
+    assert refusal(handles[1].result).result is Result.RANK_CONNECTION_LOST
     for device in devices:
         device.reads_held.set()
     for i, array in enumerate(held):
