@@ -87,14 +87,13 @@ NEAREST: Mapping[str, Sequence[str]] = {
     "pccl/runtime/session/": (
         "tests/api/test_mixed_calls.py",
         "tests/api/test_given_up.py",
-        "tests/api/test_giving_up.py",
+        "tests/api/test_handles.py",
         "tests/runtime/session/test_wedged.py",
     ),
     "pccl/runtime/data_plane/division.py": (
         "tests/runtime/data_plane/test_staged_ops.py",
         "tests/devices/test_staged_collectives.py",
     ),
-    "pccl/runtime/data_plane/detached.py": ("tests/api/test_given_up.py", "tests/api/test_giving_up.py"),
     "pccl/runtime/state/receiver.py": ("tests/runtime/state/test_transfer.py",),
     "pccl/training/data/": (
         "tests/training/data/test_elastic_sampler.py",
