@@ -220,7 +220,7 @@ def all_gather(send: Any, recv: Any, tag: int, algorithm: ReduceAlgorithm | None
 
 
 class _Placed:
-    """A placement with separate arrays to send from and to receive into. The latter may be made when the op starts."""
+    """A placement with separate arrays for input and result. The latter may be made when the op starts."""
 
     def __init__(self, send: Operand, recv: Operand | None, array: Any) -> None:
         self.array = array
@@ -231,13 +231,13 @@ class _Placed:
         self._new_array: NewArray | None = None
 
     def result(self) -> Any:
-        """Return the array with the result. To be called when the op has succeeded."""
+        """Return the array with the result, after the op has succeeded."""
         return self.array if self._new_array is None else self._new_array()
 
     def _destination(self, shape: tuple[int, ...]) -> Operand | None:
-        """Return the memory for a result of this shape, a new array if the caller has given none.
+        """Return the memory for a result of this shape, a new array if the caller gave none.
 
-        None for a new array on a device: it is made when there is a result, in the stream of whoever asks for it.
+        None for a new array on a device: it is made with the result, in the stream of the waiting thread.
         """
         if self._recv is not None:
             return self._recv
@@ -394,7 +394,7 @@ def broadcast(array: Any, root: int, tag: int, algorithm: ReduceAlgorithm | None
 
 
 def _rooted(root: int, view: View, func_name: str) -> Root:
-    """Return the root of a call: the peer that has this rank in the view of its caller."""
+    """Return the root: the peer with this rank in the caller's view."""
     rank = integer_argument("root", root, func_name)
     return Root(rank, view.ring[rank] if 0 <= rank < view.world_size else 0)
 
@@ -433,7 +433,7 @@ def _pair_spec(
 
     rank = integer_argument(role, rank, func_name)
     if not 0 <= rank < view.world_size:
-        raise fail(f"{role} {rank} is no rank of a group of {view.world_size} peers")
+        raise fail(f"{role} {rank} is not a rank of a group of {view.world_size} peers")
     if view.ring[rank] == view.peer:
         raise fail(f"{role} {rank} is this peer itself")
     target = None if is_sender else operand
@@ -463,8 +463,8 @@ def _spec_of(
     shape: tuple[int, ...] | None = None,
     target: Operand | None = None,
 ) -> OpSpec:
-    """Describe an op. `shape` is what all peers must have alike of that of `given`, if it is not all of it. `target` is
-    the caller's memory for the result, if there is one here."""
+    """Describe an op. `shape` replaces the shape of `given` that all peers must agree on. `target` is the caller's
+    memory for the result."""
     tag = _checked_tag(tag, func_name, tag_max)
     _check_algorithm(algorithm, func_name)
     step = _checked_step(step, func_name)
@@ -490,7 +490,7 @@ def _spec_of(
 
 
 def _target_of(recv: Any, func_name: str, source: Operand) -> Operand | None:
-    """Return the memory of `recv`, which must be writable and of the kind of `source`; None if there is no `recv`."""
+    """Return the memory of `recv`, which must be writable and of the kind of `source`; None without `recv`."""
     if recv is None:
         return None
     operand = resolve_bytes(recv, "recv", func_name)
@@ -505,7 +505,7 @@ def _staged(spec: OpSpec, device: Device | None, cargo: Callable[[], Cargo]) -> 
 
 
 def _one_way(spec: OpSpec, operand: Operand, is_giver: bool) -> OpSpec:
-    """Return the op, staged as by `_staged`, for a collective in which a peer either gives elements or gets them."""
+    """Return the op, staged as by `_staged`, for a collective where a peer either sends or receives."""
     whole = Span(0, operand.size_bytes)
     piece = Piece(operand.count, whole if is_giver else None, None if is_giver else whole)
     return _staged(spec, operand.device, lambda: Cargo(operand.owner, lambda: operand.owner, [piece]))

@@ -68,7 +68,7 @@ def run_status(
 
     Raises:
         PCCLError: INVALID_ARGUMENT; MASTER_CONNECTION_FAILED if no master answers or it refuses (the text says why);
-            TIMEOUT; NOT_INITIALIZED if the interpreter exits meanwhile.
+            TIMEOUT; NOT_INITIALIZED if the interpreter exits.
     """
     timeout_s = checked_bound_s(timeout, "run_status")
     secret = security.token(token, "run_status")

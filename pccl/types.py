@@ -1,6 +1,6 @@
 """The vocabulary of the public API: enumerations and small value types.
 
-Nothing here does I/O. The integer values of `DataType`, `ReduceOp` and `QuantizationAlgorithm` are those of the
+This module does no I/O. The integer values of `DataType`, `ReduceOp` and `QuantizationAlgorithm` are those of the
 engine's header (`native/include/pccl_native.h`); a test compares them.
 """
 
@@ -90,7 +90,7 @@ class Collective(IntEnum):
 
 
 class ReduceAlgorithm(IntEnum):
-    """The ways in which an op's elements travel in a group of W peers."""
+    """The path of an op's elements in a group of W peers."""
 
     RING = 0
     """Elements go from neighbour to neighbour in a ring, in 2 (W - 1) steps. Quantized, a value is rounded W times."""
@@ -313,8 +313,8 @@ class QuantizationOptions:
             raise ValueError(f"only float tensors can be quantized, not {dtype.name}")
         if self.algorithm is QuantizationAlgorithm.CAST and dtype.itemsize <= self.quantized_datatype.itemsize:
             raise ValueError(
-                f"a CAST of {dtype.name} to {self.quantized_datatype.name} saves nothing: leave quantization out, "
-                f"or use MIN_MAX"
+                f"a CAST of {dtype.name} to {self.quantized_datatype.name} does not make it smaller: leave "
+                f"quantization out, or use MIN_MAX"
             )
 
 
@@ -326,7 +326,7 @@ class ReduceDescriptor:
     """Elements to reduce: the first of the arrays."""
     op: ReduceOp
     tag: int = 0
-    """The number by which ops of several peers meet, in [0, 2**63)."""
+    """The number that pairs the ops of several peers, in [0, 2**63)."""
     operand_descriptor: ReduceOperandDescriptor | None = None
     quantization_options: QuantizationOptions = field(
         default_factory=lambda: QuantizationOptions(algorithm=QuantizationAlgorithm.NONE)

@@ -1,11 +1,11 @@
-"""Long waits in ops: warns, at the caller's side, of an op that does not end, and says whom it waits for and why.
+"""Long waits in ops: logs an op that does not end, with the peers that it waits for and why, as this peer knows them.
 
-This is what a peer can tell by itself, without a master. It knows who has announced an op, whose data is missing, and
-who acknowledges what it is sent. Around a ring a neighbour may itself wait for somebody further on: the master hears
-all of them, and names the one whom all wait for (`protocol.diagnosis`).
+A peer knows without a master which peers have announced an op, whose data is missing, and which acknowledge what they
+are sent. In a ring a neighbour may itself wait for another peer: the master, which has all reports, names the one that
+all wait for (`protocol.diagnosis`).
 
-Ops of the whole group are looked at together: the engine tells for how long none has ended. An op of two peers, and one
-that has yet to start, is looked at by itself.
+Ops of the whole group are looked at together: the engine reports how long none has ended. An op of two peers, and one
+that has not started, is looked at by itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pccl.runtime.threads.waits import FLAG
 
 STUCK_MS_MIN = 500
 TAGS_NAMED_MAX = 4
-NOTHING = "something of which nothing is known here"
+NOTHING = "something unknown to this peer"
 SINGLE_MAX = 16
 """Number of ops that are looked at by themselves at a time."""
 
@@ -73,9 +73,11 @@ class LongWaits:
     def whom(
         self, tag: int, pair: tuple[int, bool] | None, others: Sequence[int], awaited: Collection[int] | None
     ) -> str:
-        """Return whom an op waits for, as last counted; `pair` is that of a point-to-point op, `others` take part in
-        it, and of these `awaited` are known not to have launched it, some of them at least. None: nothing is known of
-        it alone, and all in flight are looked at together. Any thread."""
+        """Return the peers that an op waits for, as last counted. Any thread.
+
+        `pair` is that of a point-to-point op. `others` take part in it, and `awaited` are those of them that may not
+        have launched it; None: unknown, and all ops in flight are looked at together.
+        """
         waits = self._counters.waits()
         if pair is None:
             if awaited is not None:
@@ -112,7 +114,7 @@ def named(wait: OpWait, name_of: NameOf) -> str:
 
 
 def whom(waits: Mapping[int, LinkWait], name_of: NameOf) -> str:
-    """Return whom ops of the group wait for, and why."""
+    """Return the peers that ops of the group wait for, and why."""
     reasons = []
     for verb, peers in (
         ("has not called it", [peer for peer, wait in waits.items() if wait.unheard_ops]),
@@ -129,7 +131,7 @@ def whom(waits: Mapping[int, LinkWait], name_of: NameOf) -> str:
 
 
 def _of_one(wait: LinkWait, is_awaited: bool, is_anybody: bool) -> LinkWait:
-    """Return what an op of which it is known whether this peer may not have launched it waits for from the peer.
+    """Return what one op waits for from a peer that is known to have launched it, or not.
     `is_anybody`: there is one that may not have."""
     if is_anybody and not is_awaited:
         return replace(wait, unheard_ops=0, inbound_ops=0, undone_ops=0)
@@ -137,7 +139,7 @@ def _of_one(wait: LinkWait, is_awaited: bool, is_anybody: bool) -> LinkWait:
 
 
 def whom_of_two(wait: OpWait, waits: Mapping[int, LinkWait], name_of: NameOf) -> str:
-    """Return whom an op waits for that is looked at by itself, and why."""
+    """Return the peer that a single op waits for, and why."""
     if wait.is_queued:
         return "the ring to be made, or a joint call to end: it has not begun"
     assert wait.pair is not None
@@ -150,7 +152,7 @@ def whom_of_two(wait: OpWait, waits: Mapping[int, LinkWait], name_of: NameOf) ->
 
 def _stuck(waits: Mapping[int, LinkWait], name_of: NameOf) -> list[str]:
     return [
-        f"{peer_named(peer, name_of(peer))} has acknowledged nothing for {wait.stuck_ms / 1e3:.1f} s"
+        f"{peer_named(peer, name_of(peer))} has not acknowledged any data for {wait.stuck_ms / 1e3:.1f} s"
         for peer, wait in waits.items()
         if wait.stuck_ms >= STUCK_MS_MIN
     ]

@@ -26,7 +26,7 @@ def test_data_and_word_that_is_missing() -> None:
     waits = {1: LinkWait(0, 1, 0, 0), 2: LinkWait(0, 1, 0, 2400)}
     assert whom(waits, name_of) == (
         "peers 1 (vm:1), 2 (vm:2), which have yet to send data, or to pass it on; "
-        "peer 2 (vm:2) has acknowledged nothing for 2.4 s"
+        "peer 2 (vm:2) has not acknowledged any data for 2.4 s"
     )
     assert "peer 5 (vm:5), which has not said that it is done" in whom({5: LinkWait(0, 0, 1, 0)}, name_of)
 
@@ -34,7 +34,7 @@ def test_data_and_word_that_is_missing() -> None:
 def test_ops_of_two_and_ops_that_have_not_begun() -> None:
     sends = OpWait(1, 7, 0.0, (3, True), False)
     assert named(sends, name_of) == "send with tag 7 to peer 3 (vm:3)"
-    assert "peer 3 (vm:3) has acknowledged nothing for 1.0 s" in whom_of_two(
+    assert "peer 3 (vm:3) has not acknowledged any data for 1.0 s" in whom_of_two(
         sends, {3: LinkWait(0, 0, 0, 1000)}, name_of
     )
     assert "it has not begun" in whom_of_two(OpWait(1, 7, 0.0, None, True), {}, name_of)
