@@ -121,7 +121,7 @@ def warn_if_exposed(host: str, token: str, stacklevel: int) -> None:
         _has_warned = True
         text = (
             f"pccl listens on the public address {address} without a token: every host that reaches it can join the "
-            f"run, and read and change its numbers. Give the master and all peers a token (token=, PCCL_TOKEN, `pccl master "
-            f"--token-file`), or listen on a private address (listen=, `--listen`)."
+            f"run, and read and change its numbers. Give the master and all peers a token (token=, "
+            f"PCCL_TOKEN, `pccl master --token-file`), or listen on a private address (listen=, `--listen`)."
         )
         warnings.warn(text, ExposedWarning, stacklevel=stacklevel + 1)
