@@ -1,10 +1,10 @@
 """Arrays of NumPy, torch and JAX, as the memory that the engine and the state transfer work on.
 
 This is the one module that knows these libraries. It imports neither torch nor JAX: their arrays come only from a
-program that has imported them. Nothing is copied; an `Operand` holds the object that owns its memory.
+program that has imported them. It makes no copies; an `Operand` holds the object that owns its memory.
 
 A `jax.Array` is immutable. Its memory on this machine is read in place (for one on an accelerator JAX makes a copy,
-and keeps it with the array). A result goes to fresh memory, from which JAX makes an array of the same dtype on the same
+and keeps it with the array). A result goes to fresh memory, and JAX makes an array of it, of the same dtype on the same
 device, with the same sharding if the shape is the same.
 """
 
@@ -62,12 +62,11 @@ class Operand:
     is_writable: bool
     owner: Any
     device: Device | None = None
-    """The device that has the memory; None if it is this machine's. `address` is then only good to tell arrays of one
-    device apart."""
+    """The device that has the memory, where `address` only tells arrays apart; None: this machine."""
     bytes_of: str = ""
     """The array's own dtype, where its elements are counted in bytes."""
     wrap: Callable[[Any], Any] | None = None
-    """Makes an array of the caller's library of memory with a result. None where its arrays take results themselves."""
+    """Makes an array of the caller's library from memory with a result. None if its arrays are written to in place."""
 
     @property
     def size_bytes(self) -> int:
@@ -137,8 +136,8 @@ def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
 
 
 def empty_like(operand: Operand, shape: tuple[int, ...]) -> Any:
-    """Return a new array of the same library, dtype and device as the operand's owner; for one of JAX, memory to be
-    made one of (`Operand.wrap`)."""
+    """Return a new array of the same library, dtype and device as the operand's owner; for JAX, memory for
+    `Operand.wrap`."""
     array = operand.owner
     if operand.wrap is not None:
         return _jax_memory(shape, array.dtype)
@@ -162,7 +161,7 @@ def receiving(operand: Operand, array: Any, role: str, func_name: str) -> tuple[
 
 
 def changes_of(*arrays: Any) -> Callable[[], None] | None:
-    """Return a function that tells autograd that something was written into arrays of torch; None: there are none.
+    """Return a function that notifies autograd of a write to torch tensors; None without tensors.
 
     A backward pass that has saved a tensor compares its version, which torch counts up where it knows of a change.
     """
@@ -185,7 +184,7 @@ def changes_of(*arrays: Any) -> Callable[[], None] | None:
 
 
 def require_writable(operand: Operand, role: str, func_name: str) -> None:
-    """Raise INVALID_ARGUMENT if nothing can be received into it."""
+    """Raise INVALID_ARGUMENT unless it can be written to."""
     if operand.wrap is not None:
         what = f"{role} is a jax.Array, which cannot be written into; leave it out to get the result in a new one"
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
@@ -216,7 +215,7 @@ def _is_reducible(array: Any) -> bool:
 
 
 def _from_numpy(array: np.ndarray[Any, Any], role: str, func_name: str, dtype: DataType | None = None) -> Operand:
-    """Return the array's memory. `dtype` is taken for its own if it is given."""
+    """Return the array's memory. `dtype` replaces its own."""
     try:
         dtype = dtype if dtype is not None else DataType.from_numpy_dtype(array.dtype)
     except ValueError as error:
@@ -229,11 +228,7 @@ def _from_numpy(array: np.ndarray[Any, Any], role: str, func_name: str, dtype: D
 
 
 def _address(array: np.ndarray[Any, Any]) -> int:
-    """Return where a contiguous array begins.
-
-    The array's interface takes four times as long, and has Python intern strings, whose table grows by a megabyte and
-    shrinks again in whatever thread it is.
-    """
+    """Return the address of a contiguous array. `__array_interface__` takes four times as long."""
     try:
         return int(ffi.cast(_ADDRESS, ffi.from_buffer(array)))
     except (TypeError, ValueError, BufferError):  # of a dtype that the buffer protocol cannot describe
@@ -241,7 +236,7 @@ def _address(array: np.ndarray[Any, Any]) -> int:
 
 
 def _from_jax(array: Any, role: str, func_name: str) -> tuple[np.ndarray[Any, Any], Callable[[Any], Any]]:
-    """Return the array's memory, and what makes others of it."""
+    """Return the array's memory, and a function that makes an array of JAX from memory."""
 
     def fail(what: str) -> PCCLError:
         return PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} {what}")
@@ -250,7 +245,7 @@ def _from_jax(array: Any, role: str, func_name: str) -> tuple[np.ndarray[Any, An
 
 
 def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None = None) -> Operand:
-    """Return the array's memory. `dtype` is taken for its own if it is given."""
+    """Return the array's memory. `dtype` replaces its own."""
 
     def fail(what: str) -> PCCLError:
         return PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} {what}")
@@ -341,7 +336,7 @@ def _jax_maker(array: Any) -> Callable[[np.ndarray[Any, Any]], Any]:
 
 
 class NewArray:
-    """An array that is made of memory with a result when somebody asks for it, once."""
+    """An array that is made from memory with a result at the first call."""
 
     def __init__(self, make: Callable[[Any], Any], memory: Any) -> None:
         self._make = make
@@ -356,7 +351,7 @@ class NewArray:
 
 
 class JaxLeaves:
-    """The values of a tree of arrays in host memory, from which the tree can be made again."""
+    """The values of a tree of arrays in host memory, and how to make the tree again."""
 
     def __init__(self, tree: Any, fail: Fail) -> None:
         self.values: dict[str, np.ndarray[Any, Any]] = {}
@@ -381,7 +376,7 @@ class JaxLeaves:
         """Copy the values of a tree, all of them or none."""
         views, structure = _flattened(tree, fail)
         if structure != self._structure:
-            raise fail(f"the tree is {structure}, and the state is of {self._structure}")
+            raise fail(f"tree structure mismatch: expected {self._structure}, got {structure}")
         for path, _, values in views:
             own = self.values[path]
             if (values.shape, values.dtype) != (own.shape, own.dtype):

@@ -86,21 +86,16 @@ def _check_algorithm(algorithm: Any, func_name: str) -> None:
 def all_reduce(
     send: Any,
     recv: Any,
-    *,
     op: ReduceOp,
     tag: int,
+    quantization: QuantizationOptions | None,
+    algorithm: ReduceAlgorithm | None,
+    step: int | None,
+    operand_descriptor: ReduceOperandDescriptor | None,
     func_name: str,
-    operand_descriptor: ReduceOperandDescriptor | None = None,
-    quantization: QuantizationOptions | None = None,
-    quantization_options: QuantizationOptions | None = None,
     count: int | None = None,
-    algorithm: ReduceAlgorithm | None = None,
-    step: int | None = None,
 ) -> OpSpec:
-    """Return the op of an all_reduce. `count` reduces the first elements of the arrays, None all of them.
-
-    `quantization_options` is the reference's name of `quantization`.
-    """
+    """Return the op of an all_reduce. `count` reduces the first elements of the arrays, None all of them."""
 
     def fail(message: str) -> PCCLError:
         return PCCLError(Result.INVALID_ARGUMENT, func_name, message)
@@ -137,8 +132,6 @@ def all_reduce(
         raise fail(f"operand_descriptor.datatype must be a DataType, not {operand_descriptor.datatype!r}")
     if operand_descriptor is not None and operand_descriptor.datatype is not source.dtype:
         raise fail(f"operand_descriptor says {operand_descriptor.datatype.name} but the arrays are {source.dtype.name}")
-    if quantization is None:
-        quantization = quantization_options
     if quantization is not None and not isinstance(quantization, QuantizationOptions):
         raise fail(f"quantization must be QuantizationOptions or None, not {quantization!r}")
     if quantization is not None and quantization.algorithm is QuantizationAlgorithm.NONE:
@@ -191,14 +184,14 @@ class ReduceOpDescriptor:
         self.spec = all_reduce(
             send,
             recv,
-            op=descriptor.op,
-            tag=descriptor.tag,
-            operand_descriptor=descriptor.operand_descriptor,
-            quantization=descriptor.quantization_options,
-            func_name=func_name,
-            count=descriptor.count,
-            algorithm=descriptor.algorithm,
-            step=descriptor.step,
+            descriptor.op,
+            descriptor.tag,
+            descriptor.quantization_options,
+            descriptor.algorithm,
+            descriptor.step,
+            descriptor.operand_descriptor,
+            func_name,
+            descriptor.count,
         )
         if self.spec.new_array is not None:
             what = "send is a jax.Array, which cannot be reduced in place; give a NumPy array as recv"
@@ -227,7 +220,7 @@ def all_gather(send: Any, recv: Any, tag: int, algorithm: ReduceAlgorithm | None
 
 
 class _Placed:
-    """A placement with separate arrays to send from and to receive into. The latter may be made when the op starts."""
+    """A placement with separate arrays for input and result. The latter may be made when the op starts."""
 
     def __init__(self, send: Operand, recv: Operand | None, array: Any) -> None:
         self.array = array
@@ -238,13 +231,13 @@ class _Placed:
         self._new_array: NewArray | None = None
 
     def result(self) -> Any:
-        """Return the array with the result. To be called when the op has succeeded."""
+        """Return the array with the result, after the op has succeeded."""
         return self.array if self._new_array is None else self._new_array()
 
     def _destination(self, shape: tuple[int, ...]) -> Operand | None:
-        """Return the memory for a result of this shape, a new array if the caller has given none.
+        """Return the memory for a result of this shape, a new array if the caller gave none.
 
-        None for a new array on a device: it is made when there is a result, in the stream of whoever asks for it.
+        None for a new array on a device: it is made with the result, in the stream of the waiting thread.
         """
         if self._recv is not None:
             return self._recv
@@ -401,7 +394,7 @@ def broadcast(array: Any, root: int, tag: int, algorithm: ReduceAlgorithm | None
 
 
 def _rooted(root: int, view: View, func_name: str) -> Root:
-    """Return the root of a call: the peer that has this rank in the view of its caller."""
+    """Return the root: the peer with this rank in the caller's view."""
     rank = integer_argument("root", root, func_name)
     return Root(rank, view.ring[rank] if 0 <= rank < view.world_size else 0)
 
@@ -440,7 +433,7 @@ def _pair_spec(
 
     rank = integer_argument(role, rank, func_name)
     if not 0 <= rank < view.world_size:
-        raise fail(f"{role} {rank} is no rank of a group of {view.world_size} peers")
+        raise fail(f"{role} {rank} is not a rank of a group of {view.world_size} peers")
     if view.ring[rank] == view.peer:
         raise fail(f"{role} {rank} is this peer itself")
     target = None if is_sender else operand
@@ -470,8 +463,8 @@ def _spec_of(
     shape: tuple[int, ...] | None = None,
     target: Operand | None = None,
 ) -> OpSpec:
-    """Describe an op. `shape` is what all peers must have alike of that of `given`, if it is not all of it. `target` is
-    the caller's memory for the result, if there is one here."""
+    """Describe an op. `shape` replaces the shape of `given` that all peers must agree on. `target` is the caller's
+    memory for the result."""
     tag = _checked_tag(tag, func_name, tag_max)
     _check_algorithm(algorithm, func_name)
     step = _checked_step(step, func_name)
@@ -497,7 +490,7 @@ def _spec_of(
 
 
 def _target_of(recv: Any, func_name: str, source: Operand) -> Operand | None:
-    """Return the memory of `recv`, which must be writable and of the kind of `source`; None if there is no `recv`."""
+    """Return the memory of `recv`, which must be writable and of the kind of `source`; None without `recv`."""
     if recv is None:
         return None
     operand = resolve_bytes(recv, "recv", func_name)

@@ -16,7 +16,7 @@ from pccl.runtime.extension import lib
 
 @contextmanager
 def default_environment() -> Iterator[None]:
-    """A `with` block in which the calling thread computes in the default environment. It can also be a decorator."""
+    """Compute in the default environment within a `with` block or a decorated function."""
     before = lib.pccl_fpenv_get()
     try:
         lib.pccl_fpenv_set(lib.pccl_fpenv_default())

@@ -7,10 +7,9 @@ from typing import Any
 
 
 def as_int(name: str, given: Any, least: int | None = None, most: int | None = None) -> int:
-    """Return `given` as an int. It may be anything that `operator.index` takes, but for bools.
+    """Return `given` as an int. It may be anything that `operator.index` takes, except bools.
 
-    ValueError if it is no integer, or is below `least` or above `most`. The text names the argument `name` and what was
-    given for it.
+    ValueError if it is not an integer, or is below `least` or above `most`.
     """
     value = given if type(given) is int else _index(given)
     if value is not None and (least is None or least <= value) and (most is None or value <= most):

@@ -1,8 +1,7 @@
 """A file that is replaced at once, or not at all.
 
-The new content goes to a file beside it, which takes its place when all of it is written: whatever fails before leaves
-what was there. That other file is made first, so that a place that cannot be written is known before there is anything
-to write. What is no ordinary file, such as a pipe or a device, is written as it is.
+The new content goes to a temporary file in the same folder, which replaces the old one when it is complete. It is made
+first, so that a place that cannot be written is known before there is content. Pipes and devices are written directly.
 """
 
 from __future__ import annotations

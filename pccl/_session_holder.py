@@ -52,7 +52,7 @@ from pccl.types import Result, SharedStateSyncInfo, SharedStateSyncStrategy
 SHORT_S = 0.1
 """A timeout up to this is not exceeded to complete the error's text."""
 ASK_S = 1.0
-"""Time by which a call may exceed its timeout to find out which peers it waited for."""
+"""Extra time for a call that has timed out to find out which peers it waited for."""
 HELD_S = 0.3
 """Time without an answer after which a newcomer asks for the master's status, which says whether it is held."""
 HELD_ASKED_MAX = 3
@@ -61,16 +61,15 @@ PAUSE_S_MIN = 0.01
 PAUSE_S_MAX = 0.2
 """Pauses between two questions of `wait_for_peers`."""
 REACH_S = 300.0
-"""Seconds for which `connect` looks for a master, unless its caller gives a time or a number of attempts."""
+"""How long `connect` looks for a master without `timeout` and `n_attempts`."""
 ATTEMPTS_REACH_S = 30.0
-"""The same for a caller who gives a number of attempts, unless more are wanted than fit: each counts for two
-intervals."""
+"""The same with `n_attempts`, or two intervals for each attempt if that is more."""
 ATTEMPT_INTERVAL_S = 1.0
 ATTEMPT_S = 5.0
-"""Seconds in which each attempt of an open number must have a connection: enough to send a lost packet twice again."""
+"""How long an attempt may take without `n_attempts`: enough to send a lost packet twice again."""
 FIRST_S = 2.0
 EVERY_S = 30.0
-TAKEN_ONLY = "a connection is taken there, and nothing is answered"
+TAKEN_ONLY = "the port accepts connections but does not answer"
 
 logger = logging.getLogger("pccl")
 
@@ -78,7 +77,7 @@ T = TypeVar("T")
 
 
 class SessionErrors:
-    """A `with` block in which errors of the session and of the portal become PCCLErrors of the call `func_name`.
+    """A `with` block that turns errors of the session and of the portal into PCCLErrors of the call `func_name`.
 
     A class, since every op enters it and a generator takes twice as many calls.
     """
@@ -133,12 +132,12 @@ class _Limit:
 
 
 def reach_s(attempts: int | None) -> float:
-    """Return the seconds for which `connect` looks for a master where its caller gives no time."""
+    """Return how many seconds `connect` looks for a master without a timeout."""
     return REACH_S if attempts is None else max(ATTEMPTS_REACH_S, 2 * attempts * ATTEMPT_INTERVAL_S)
 
 
 class SearchWait(LongWait):
-    """The schedule by which a search is warned of."""
+    """The schedule of warnings for a search."""
 
     def __init__(self) -> None:
         super().__init__("connect", trio.current_time(), FIRST_S, EVERY_S)
@@ -153,22 +152,22 @@ class MasterSearch:
     def __init__(
         self, address: str, masters: int, attempts_max: int | None, reach_s: float | None, is_bound: bool
     ) -> None:
-        """`address` has so many `masters`. `attempts_max` None: there is no bound but time. `reach_s` is the time that
-        the attempts share, and the end of the search where it `is_bound` by that; None: as long as it takes."""
+        """`masters` is the number of addresses in `address`. `attempts_max` None: only time bounds the search.
+        `reach_s` is the time that the attempts share, and the end of the search if `is_bound`; None: no bound."""
         self.attempts = 0
-        """Number of attempts that have been begun."""
+        """The number of attempts that were begun."""
         self._address = address
         self._masters = masters
         self._attempts_max = None if attempts_max is None else max(1, attempts_max)
         self._began_at = trio.current_time()
         self._shared_until = self._began_at + (float("inf") if reach_s is None else reach_s)
         self.ends_at = self._shared_until if is_bound else float("inf")
-        """The time at which a master must have answered."""
-        self._standing = f"no answer to a connection so far: {NO_ANSWER_MEANS}"
-        """How far the present attempt has come, or how the last one has ended."""
+        """The deadline for a master's answer."""
+        self._standing = f"no answer to a connection yet: {NO_ANSWER_MEANS}"
+        """The progress of the current attempt, or the result of the last one."""
 
     def begin(self) -> float:
-        """Begin an attempt. Return the seconds in which each address must take a connection."""
+        """Begin an attempt. Return the seconds for each address to accept a connection."""
         left_s = self.left_s
         share_s = ATTEMPT_S
         if self._attempts_max is not None:
@@ -184,20 +183,19 @@ class MasterSearch:
 
     @property
     def seek_s(self) -> float:
-        """Seconds for which a newcomer that a master has sent elsewhere looks for one that leads a run. A number of
-        attempts says nothing about that."""
+        """Seconds to look for the leader if a master refers this newcomer elsewhere; 0 with `n_attempts`."""
         return self.left_s if self._attempts_max is None else 0.0
 
     def has_failed(self, reason: str) -> None:
-        """Note how an attempt has ended."""
+        """Note the result of an attempt."""
         self._standing = reason
 
     def has_connected(self) -> None:
-        """Note that something has taken a connection."""
+        """Note that the port has accepted a connection."""
         self._standing = TAKEN_ONLY
 
     def is_held(self, reason: str) -> None:
-        """Note that the master which has taken the connection lets nobody in yet."""
+        """Note that the master holds newcomers back."""
         self._standing = f"it holds newcomers: it waits for {reason}"
 
     @property
@@ -207,12 +205,12 @@ class MasterSearch:
         return is_last or trio.current_time() + ATTEMPT_INTERVAL_S >= self.ends_at
 
     def account(self) -> str:
-        """Return in words how it stands."""
+        """Return the progress of the search in words."""
         of = "" if self._attempts_max is None else f" of {self._attempts_max}"
         return f"the master at {self._address}, attempt {self.attempts}{of}: {self._standing}"
 
     def failure(self, reason: str) -> SessionError:
-        """Return the error for a search that is over: what was tried, how often, and what to do."""
+        """Return the error for a search that has failed."""
         how_often = "1 attempt" if self.attempts == 1 else f"{self.attempts} attempts"
         seconds = trio.current_time() - self._began_at
         text = f"{reason} ({how_often}) in {seconds:.1f} s; `pccl doctor {self._address}` looks for the reason"
@@ -237,9 +235,9 @@ class SessionHolder:
         self._session: PeerSession | None = None
         self._is_connecting = False
         self._obstacle = ""
-        """The thing that holds up the connecting before a master has answered."""
+        """What delays `connect` before a master has answered."""
         self._is_joining = False
-        """Whether a master has answered, and the peers of its run have to let this one in."""
+        """Whether a master has answered, and this peer waits to be admitted."""
         self._is_closed = False
         self._is_synced = False
         """Whether `admit_peers` or `sync_shared_state` has synchronized a state since newcomers were last admitted."""
@@ -272,14 +270,14 @@ class SessionHolder:
             self._is_connecting = False
 
     async def _hindrance(self) -> str:
-        """Return what holds up the connecting."""
+        """Return what delays `connect`."""
         session = self._session
         if self._is_joining and session is not None:
             return session.obstacle or await session.call_reasons.of_admission()
         return self._obstacle
 
     def _where_to_look(self) -> str:
-        """Return where to look for what holds up the connecting."""
+        """Return where to look for what delays `connect`."""
         return (where_to_look if self._is_joining else how_to_look)(self.address)
 
     async def _wait_account(self) -> tuple[str, str]:
@@ -352,7 +350,7 @@ class SessionHolder:
             raise failure
 
     async def _until_answered(self, session: PeerSession, search: MasterSearch, warnings: ExitStack) -> None:
-        """Wait until some master has answered, or the session is over. Say so at once if a master holds this peer."""
+        """Wait until a master has answered or the session is over. Warn at once if a master holds this peer."""
         scope = trio.CancelScope()
         trio.lowlevel.spawn_system_task(self._note_hold, scope, session, search, warnings)
         try:
@@ -384,7 +382,7 @@ class SessionHolder:
 
     @property
     def standing(self) -> str:
-        """Where the communicator stands, in a few words: for people."""
+        """The state of the communicator, for people."""
         session = self._session
         failure = session.failure if session is not None else None
         if self._is_closed:
@@ -398,19 +396,16 @@ class SessionHolder:
 
     @property
     def is_at_rest(self) -> bool:
-        """Whether nothing of a session is left, so that the next one may live in another trio run."""
+        """Whether the last session is over, so that the next one may live in another trio run."""
         return not self._is_connecting and (self._session is None or self._session.over.is_set())
 
     def begin_close(self) -> bool:
-        """Refuse all further calls. True if `close` has anything left to do."""
+        """Refuse all further calls. Return whether `close` has anything left to do."""
         self._is_closed = True
         return self._session is not None and not self._session.is_forgotten
 
     async def close(self, reason: str = "", limit_s: float | None = None) -> bool:
-        """Leave the run, and tell the others the `reason`.
-
-        Return False if `limit_s` has passed before nothing was left to do, which then goes on.
-        """
+        """Leave the run; the other peers see the `reason`. Return False if `limit_s` passed first; it then goes on."""
         self._is_closed = True
         if self._session is None:
             return True
@@ -429,7 +424,7 @@ class SessionHolder:
             self._session.abandon(error)
 
     def forget_after_fork(self) -> None:
-        """Make all calls fail in a forked child, to which the session does not belong."""
+        """Make all calls fail in a forked child: the session belongs to the parent."""
         self._is_connecting = False
         if self._session is not None:
             self._session.forget_after_fork()
@@ -471,9 +466,11 @@ class SessionHolder:
         where: str | Callable[[], str],
         warns: bool = True,
     ) -> T:
-        """Await `call()` for as long as `timeout` allows, then raise TIMEOUT. `whom()` is asked for whom it waits, for
-        the texts of that and of the warnings on the way, which `where` ends with where to look. `warns`: `call` does
-        not warn by itself."""
+        """Await `call()` for as long as `timeout` allows, then raise TIMEOUT.
+
+        `whom()` returns the peers that it waits for, and `where` where to look, for the error and for warnings.
+        `warns`: log warnings here, since `call` does not.
+        """
         limit_s = self.timeout_s(timeout, func_name)
 
         async def account() -> tuple[str, str]:
@@ -515,7 +512,7 @@ class SessionHolder:
         async def gather() -> int:
             pause_s = PAUSE_S_MIN
             if self.view(name).world_size < count:
-                self.session(name).require_no_ops()  # with which this peer could not join an admission
+                self.session(name).require_no_ops()  # an admission needs all ops to have ended
             while (world_size := self.view(name).world_size) < count:
                 pending = await self.joint(name, Kind.ARE_PEERS_PENDING, None)
                 if pending == PendingAnswer.ELSEWHERE:
@@ -609,7 +606,6 @@ async def _settle(session: PeerSession, tensors: Sequence[StateTensor]) -> None:
 
 
 def close_forgotten(holder: SessionHolder) -> None:
-    """Leave the run without waiting, for a communicator that was garbage-collected, in whatever thread. Its session
-    lives in the portal's thread."""
+    """Leave the run without waiting, for a communicator that was garbage-collected, in any thread."""
     if holder.begin_close():
         portal.current().start(holder.close)

@@ -15,7 +15,7 @@ TIMEOUT_S_MAX = 1e9
 
 
 def checked_s(timeout: Any, func_name: str) -> float | None:
-    """Return a timeout in seconds, None for as long as it takes. INVALID_ARGUMENT if it is no number.
+    """Return a timeout in seconds, None for as long as it takes. INVALID_ARGUMENT if it is not a number.
 
     A negative timeout becomes 0: it has passed already.
     """
@@ -24,7 +24,7 @@ def checked_s(timeout: Any, func_name: str) -> float | None:
     if type(timeout) is float and 0 <= timeout <= TIMEOUT_S_MAX:
         return timeout
     if isinstance(timeout, bool) or not isinstance(timeout, Real) or timeout != timeout:
-        what = f"timeout {timeout!r} is no number of seconds; None waits as long as it takes"
+        what = f"timeout {timeout!r} is not a number of seconds; None waits as long as it takes"
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
     seconds: Any = min(max(timeout, 0), TIMEOUT_S_MAX)
     return float(seconds)
@@ -37,7 +37,7 @@ def checked_bound_s(timeout: Any, func_name: str) -> float:
 
 
 def master_timeout_s(given: Any, func_name: str) -> float:
-    """Return the seconds for which a peer looks for a master. INVALID_ARGUMENT if they are no number.
+    """Return how many seconds a peer looks for a master. INVALID_ARGUMENT if it is not a number.
 
     If `given` is None they are those of PCCL_MASTER_TIMEOUT in the environment, else MASTER_TIMEOUT_S.
     """
@@ -49,7 +49,7 @@ def master_timeout_s(given: Any, func_name: str) -> float:
                 raise ValueError
         except ValueError:
             raise PCCLError(
-                Result.INVALID_ARGUMENT, func_name, f"PCCL_MASTER_TIMEOUT {text!r} is no number of seconds"
+                Result.INVALID_ARGUMENT, func_name, f"PCCL_MASTER_TIMEOUT {text!r} is not a number of seconds"
             ) from None
     seconds = checked_s(given, func_name)
     assert seconds is not None

@@ -20,7 +20,7 @@ class LoopWait:
         self._say = say
 
     def look(self, whom: str, where: str) -> None:
-        """Warn if it is time: for whom the loop waits, and where to look."""
+        """Warn if it is time, with the peers that the loop waits for (`whom`), and where to look."""
         now = time.monotonic()
         if self._wait.is_due(now):
             self._say(self._wait.warning(now, whom, where))

@@ -70,7 +70,7 @@ class AsyncCommunicator(CommunicatorBase):
     """A peer of a run, for programs of trio or asyncio. Its arguments, methods and errors are those of `Communicator`.
 
     Methods that block there are coroutines here, and handles can be awaited. In trio all methods must be called from
-    the trio run in which it was connected. In asyncio its background tasks run in a thread of pccl's own, and any event
+    the trio run that connected it. In asyncio its background tasks run in a thread of pccl's own, and any event
     loop may call.
 
     A call that is cancelled withdraws what it began: the communicator can still be used, and the arrays are as they
@@ -93,7 +93,7 @@ class AsyncCommunicator(CommunicatorBase):
     ) -> None:
         super().__init__(holder_of(address, peer_group, connections, timeout, name, token, encrypt, options, old_names))
         self._home: trio.lowlevel.TrioToken | None = None
-        """The trio run in which the session lives; None: that of the portal."""
+        """The session's trio run; None: that of the portal."""
         self._is_settled = False
         """Whether it has a home."""
         self._finalizer: weakref.finalize[Any, Any] | None = None
@@ -191,17 +191,9 @@ class AsyncCommunicator(CommunicatorBase):
         quantization_options: QuantizationOptions | None = None,
     ) -> ReduceInfo:
         """Do as `Communicator.all_reduce`."""
+        quantization = quantization if quantization is not None else quantization_options
         spec = _collectives.all_reduce(
-            send,
-            recv,
-            op=op,
-            tag=tag,
-            quantization=quantization,
-            algorithm=algorithm,
-            step=step,
-            operand_descriptor=operand_descriptor,
-            quantization_options=quantization_options,
-            func_name="all_reduce",
+            send, recv, op, tag, quantization, algorithm, step, operand_descriptor, "all_reduce"
         )
         return reduce_info(await self._run(spec, timeout, "all_reduce"), "all_reduce")
 

@@ -57,7 +57,7 @@ T = TypeVar("T")
 SHORT_S = 0.1
 """The longest timeout that is kept to the millisecond. Ops with a longer one, or with none, may take the fast path."""
 EXPLAIN_S = 0.5
-"""Time in which a call that has timed out may find out which peers it waited for."""
+"""Time for a call that has timed out to find out which peers it waited for."""
 ENFORCE_POPULAR = SharedStateSyncStrategy.ENFORCE_POPULAR
 
 
@@ -230,7 +230,7 @@ class Communicator(CommunicatorBase):
 
         Args:
             n_attempts: The greatest number of attempts; without a timeout they end after 30 s, or two per attempt.
-            timeout: Seconds; None bounds nothing.
+            timeout: Seconds; None waits as long as it takes.
 
         Raises:
             PCCLError: MASTER_CONNECTION_FAILED if no master answers or it refuses this peer; RANK_CONNECTION_FAILED if
@@ -389,7 +389,7 @@ class Communicator(CommunicatorBase):
             send: A contiguous NumPy array, torch tensor or `jax.Array`, of the same dtype and shape on all peers.
             recv: An array of the same dtype and size on the same device. A `jax.Array` without `recv` is reduced into a
                 new one, `array` of the result.
-            tag: A number in [0, 2**63) by which the ops of several peers meet. One op at a time can use it.
+            tag: A number in [0, 2**63) that pairs the ops of several peers. One op at a time can use it.
             quantization: How elements are encoded for the network.
             algorithm: RING or DIRECT, the same on all peers; None chooses.
             step: The caller's step count, the same on all peers: ops of different steps fail instead of meeting.
@@ -399,17 +399,9 @@ class Communicator(CommunicatorBase):
             PCCLError: `PeerLostError` if a peer was lost (call again), `TooFewPeersError`, `MismatchError`,
                 `OpTimeoutError`, `OutcomeUnknownError`, `UsageError`, `InternalError`.
         """
+        quantization = quantization if quantization is not None else quantization_options
         spec = _collectives.all_reduce(
-            send,
-            recv,
-            op=op,
-            tag=tag,
-            quantization=quantization,
-            algorithm=algorithm,
-            step=step,
-            operand_descriptor=operand_descriptor,
-            quantization_options=quantization_options,
-            func_name="all_reduce",
+            send, recv, op, tag, quantization, algorithm, step, operand_descriptor, "all_reduce"
         )
         return reduce_info(self._run(spec, timeout, "all_reduce"), "all_reduce")
 
@@ -627,7 +619,7 @@ class Communicator(CommunicatorBase):
                 session.ops.cancel(op, Result.TIMEOUT, reason)
                 op.wait(CANCEL_GRACE_S)
                 op.reclaim()
-        except BaseException:  # a launch that was refused is over, and nothing is left to abort
+        except BaseException:  # an op whose launch was refused is over
             interrupted(session, [op])
             raise
         if op.is_given_up or not op.is_over:

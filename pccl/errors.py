@@ -26,7 +26,7 @@ class PCCLError(Exception):
     Attributes:
         result: The kind of failure, a `Result`.
         func_name: The call that failed.
-        message: What is wrong, with which peer, and what to do.
+        message: The fault, the peer concerned, and what to do.
     """
 
     def __new__(cls, result: Result, func_name: str = "", message: str = "") -> PCCLError:

@@ -39,7 +39,7 @@ from pccl.types import (
 )
 
 CANCEL_GRACE_S = 5.0
-"""Time in which all peers must confirm that an op is aborted after its timeout, or its outcome is unknown."""
+"""Time for all peers to confirm that an op is aborted after its timeout, or its outcome is unknown."""
 INTERRUPT_GRACE_S = 0.5
 """The same for an op whose caller was interrupted. If it is over by then, its tag is free again."""
 TAGS_NAMED_MAX = 8
@@ -103,7 +103,7 @@ def collective_info(op: PendingOp, call: CollectiveCall, func_name: str) -> Coll
 
 
 def deadline(timeout_s: float | None) -> float:
-    """Return the time on the monotonic clock at which a timeout has passed; infinity without one."""
+    """Return when a timeout passes, on the monotonic clock; infinity without one."""
     return float("inf") if timeout_s is None else time.monotonic() + timeout_s
 
 
@@ -148,7 +148,7 @@ def require_outcome(
 ) -> None:
     """Raise OUTCOME_UNKNOWN if other peers may have committed one of `ops` that was given up here.
 
-    `cause` is the error for which they were given up, if there is one.
+    `cause` is the error that made the caller give them up, if there is one.
     """
     unknown = [op for op in ops if not op.is_over or (op.is_given_up and not op.has_failed)]
     if not unknown:
@@ -321,7 +321,7 @@ class AsyncCollectiveHandle(Handle[CollectiveInfo]):
 def launched(
     holder: SessionHolder, spec: OpSpec, func_name: str, handle_of: Callable[[PendingOp, PeerSession], T]
 ) -> T:
-    """Launch an op whose caller goes on, and return its handle. An interrupt leaves nothing in flight."""
+    """Launch an op whose caller goes on, and return its handle. An interrupted launch is withdrawn."""
     session = holder.session(func_name)
     view = holder.view(func_name)
     if view.world_size < 2:
@@ -333,7 +333,7 @@ def launched(
         handle = handle_of(op, session)
         with SessionErrors(func_name):
             session.ops.launch(op)
-    except BaseException:  # a launch that was refused is over, and nothing is left to abort
+    except BaseException:  # an op whose launch was refused is over
         interrupted(session, [op])
         raise
     return handle
@@ -371,18 +371,8 @@ class Launch:
         quantization_options: QuantizationOptions | None = None,
     ) -> AsyncReduceHandle:
         name = "all_reduce_async"
-        spec = _collectives.all_reduce(
-            send,
-            recv,
-            op=op,
-            tag=tag,
-            quantization=quantization,
-            quantization_options=quantization_options,
-            algorithm=algorithm,
-            step=step,
-            operand_descriptor=operand_descriptor,
-            func_name=name,
-        )
+        quantization = quantization if quantization is not None else quantization_options
+        spec = _collectives.all_reduce(send, recv, op, tag, quantization, algorithm, step, operand_descriptor, name)
         return launched(self._holder, spec, name, AsyncReduceHandle)
 
     def all_gather(

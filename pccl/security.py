@@ -1,4 +1,4 @@
-"""Checks of the arguments that keep others out of a run: token, encryption, TLS; and warnings where nothing does.
+"""Checks of the arguments that keep others out of a run: token, encryption, TLS; and warnings where they are missing.
 
 Arguments that are left out come from the environment.
 """
@@ -25,7 +25,7 @@ KEY_VARIABLE = "PCCL_TLS_KEY"
 
 
 def token(argument: str | None, func_name: str) -> str:
-    """Return the run's shared secret, "" if there is none. INVALID_ARGUMENT if it is no text."""
+    """Return the run's shared secret, "" if there is none. INVALID_ARGUMENT if it is not text."""
     found = os.environ.get(TOKEN_VARIABLE, "") if argument is None else argument
     if not isinstance(found, str):
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"the token must be a str, not {type(found).__name__}")
@@ -50,7 +50,7 @@ def encryption(argument: Any, token: str, func_name: str) -> bool:
         name = type(argument).__name__
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"encrypt must be True, False or None, not {name}")
     if argument and not token:
-        text = f"{origin} needs a token, of which the keys are made: token= or {TOKEN_VARIABLE}"
+        text = f"{origin} needs a token to derive keys from: token= or {TOKEN_VARIABLE}"
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, text)
     missing = handshake.why_unavailable() if argument else ""
     if missing:
@@ -67,7 +67,7 @@ def checked_context(argument: Any, func_name: str) -> ssl.SSLContext | None:
 
 
 def client_tls(argument: ssl.SSLContext | None, func_name: str) -> ssl.SSLContext | None:
-    """Return the context with which a peer speaks TLS to its master; None if it does not.
+    """Return the TLS context for the connection to the master; None without TLS.
 
     If `argument` is None the context is made of the files that the environment names. INVALID_ARGUMENT if one cannot
     be used; the text names it.
@@ -95,11 +95,12 @@ class ExposedWarning(UserWarning):
 
 
 def warn_if_shown(host: str, stacklevel: int) -> None:
-    """Warn if the page of a run, which asks nobody who they are, is on an address that others may reach."""
+    """Warn if the page of a run, which has no authentication, is on an address that others may reach."""
     if not addresses.is_loopback(host):
         text = (
-            f"the page of the run is shown on {host or 'every interface'}: whoever reaches it can read the peers' "
-            f"names and addresses, and the log. Use a loopback address and a tunnel, or a proxy that asks who they are."
+            f"the page of the run is shown on {host or 'every interface'}: every host that reaches it can read the "
+            f"peers' names and addresses, and the log. Use a loopback address and a tunnel, or a proxy with "
+            f"authentication."
         )
         warnings.warn(text, ExposedWarning, stacklevel=stacklevel + 1)
 
@@ -119,8 +120,8 @@ def warn_if_exposed(host: str, token: str, stacklevel: int) -> None:
     if address is not None:
         _has_warned = True
         text = (
-            f"pccl listens on the public address {address} without a token: whoever reaches it can join the run, and "
-            f"read and change its numbers. Give the master and all peers a token (token=, PCCL_TOKEN, `pccl master "
-            f"--token-file`), or listen on a private address (listen=, `--listen`)."
+            f"pccl listens on the public address {address} without a token: every host that reaches it can join the "
+            f"run, and read and change its numbers. Give the master and all peers a token (token=, "
+            f"PCCL_TOKEN, `pccl master --token-file`), or listen on a private address (listen=, `--listen`)."
         )
         warnings.warn(text, ExposedWarning, stacklevel=stacklevel + 1)

@@ -80,7 +80,7 @@ class SharedState:
     Advance the contents in the same way on every peer, then the revision: `state.revision += 1`. It is not thread-safe.
 
     Raises:
-        PCCLError: INVALID_ARGUMENT if there are no tensors, or two of one name.
+        PCCLError: INVALID_ARGUMENT without tensors, or with two of one name.
     """
 
     def __init__(self, tensors: Sequence[TensorInfo]) -> None:
@@ -131,7 +131,7 @@ class SharedState:
         The state has copies of the values; see `PytreeState` for how to get and set them.
 
         Raises:
-            PCCLError: INVALID_ARGUMENT if the program has not imported JAX, or for a leaf that is no such array, is
+            PCCLError: INVALID_ARGUMENT if the program has not imported JAX, or for a leaf that is not such an array, is
                 spread over several devices, or is of a dtype that cannot be reduced.
         """
         return PytreeState(tree)

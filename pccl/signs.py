@@ -10,7 +10,7 @@ in direction d of step s is bit `i % 32` of word `i % 128 // 32` of what the key
 of the counter (i // 128, t, s, d); 1 is minus. So it depends on no state, no library and no machine.
 
 *What is added* is exact where all values are whole multiples of one power of two, the quantum, and stay within 2**24
-of them: float32 represents these sums, nothing is rounded, and what was added can be taken away again to the last bit.
+of them: float32 represents these sums exactly, and what was added can be taken away again to the last bit.
 `pccl.training.spsa.grid` keeps parameters so.
 
 It runs at about half the speed of `values += 1`, and a further direction in the same call costs a fifth of that.
@@ -44,7 +44,7 @@ def add_signs(
 ) -> None:
     """Add signs in place: `values[i] += quantum * sum(amounts[k] * sign(i, directions[k]))`.
 
-    The sums are exact if values and results are within 2**24 quanta; see the module. Other threads run meanwhile.
+    The sums are exact if values and results are within 2**24 quanta; see the module. It releases the GIL.
 
     Args:
         values: A flat, contiguous, writable array of float32.

@@ -1,6 +1,6 @@
 """The vocabulary of the public API: enumerations and small value types.
 
-Nothing here does I/O. The integer values of `DataType`, `ReduceOp` and `QuantizationAlgorithm` are those of the
+This module does no I/O. The integer values of `DataType`, `ReduceOp` and `QuantizationAlgorithm` are those of the
 engine's header (`native/include/pccl_native.h`); a test compares them.
 """
 
@@ -90,7 +90,7 @@ class Collective(IntEnum):
 
 
 class ReduceAlgorithm(IntEnum):
-    """The ways in which an op's elements travel in a group of W peers."""
+    """The path of an op's elements in a group of W peers."""
 
     RING = 0
     """Elements go from neighbour to neighbour in a ring, in 2 (W - 1) steps. Quantized, a value is rounded W times."""
@@ -148,6 +148,8 @@ class DataType(IntEnum):
     BFLOAT16 = 9
     FLOAT = 10
     DOUBLE = 11
+    FLOAT32 = 10
+    FLOAT64 = 11
 
     @property
     def itemsize(self) -> int:
@@ -244,44 +246,21 @@ _CASTS = [DataType.FLOAT16, DataType.BFLOAT16]
 
 @dataclass(frozen=True, slots=True)
 class QuantizationOptions:
-    """Makes float tensors travel in fewer bits. All peers of an op give the same, but for `stochastic` and `seed`.
+    """How float tensors are encoded for the network, in fewer bits. docs/collectives.md has error bounds and advice.
 
-    =================  ====================  ======  ================================================
-    algorithm          quantized_datatype    `bits`  bits an element on the wire, with default blocks
-    =================  ====================  ======  ================================================
-    MIN_MAX,           UINT8 or INT8         8       8.25 (8 bytes for each block of 256)
-    ZERO_POINT_SCALE   UINT8 or INT8         4       4.5 (4 bytes for each block of 64)
-    ..                 UINT16 or INT16       16      16.25 (8 bytes for each block of 256)
-    CAST               FLOAT16 or BFLOAT16   16      16; no blocks; only FLOAT and DOUBLE tensors
-    =================  ====================  ======  ================================================
+    All peers of an op give the same, except for `stochastic` and `seed`.
 
-    `bits` are those of the datatype unless told to be 4. `block_size` elements share a scale, 0 being the default of
-    the table: smaller blocks follow outliers better and cost more bytes.
+    Args:
+        quantized_datatype: UINT8 or INT8, UINT16 or INT16 for MIN_MAX and ZERO_POINT_SCALE; FLOAT16 or BFLOAT16 for
+            CAST.
+        algorithm: MIN_MAX, ZERO_POINT_SCALE or CAST; NONE turns quantization off.
+        block_size: Elements that share a scale; 0 is 64 with 4 bits and 256 otherwise. CAST has no blocks.
+        bits: Bits of a code: 4 with an 8-bit datatype, else the width of the datatype, which is the default.
+        stochastic: Round to one of the two neighbours at random, so that errors average out over many ops.
+        seed: A number in [0, 2**64) that the random choices depend on.
 
-    Which to choose: MIN_MAX with 8 bits for gradients and their like; ZERO_POINT_SCALE where many elements are 0, which
-    stays exact, or are small beside rare large ones, and bits are 4. 4 bits where the network is the limit and a
-    percent of error in mean square does no harm. CAST to BFLOAT16 for the range of float32; to FLOAT16 for eight times
-    the precision, below 65504.
-
-    Error of one quantization: with blocks, at most a part of the range of the element's block (with ZERO_POINT_SCALE
-    of its range together with 0): 1/510 with 8 bits, 1/126000 with 16, 1/30 with 4. For 4 bits the range counts 1/128
-    larger and with MIN_MAX larger by 1/128 of the least element as well, so values far from 0 want 8. CAST: 2**-8
-    (BFLOAT16) or 2**-11 (FLOAT16, down to 6e-5) of the value. Rounding to the tensor's own type comes on top.
-
-    Error of a sum: where every peer sends each other one its share directly, elements are quantized twice, however many
-    peers there are. For normal distributions the mean square error is then below 8e-5 of the sum's mean square with 8
-    bits, and below 1.6e-2 with 4. A ring of W peers quantizes W times: (W + 1) / 2 times the mean square error of one
-    quantization, instead of less than 2 times.
-
-    DOUBLE tensors are quantized with float32's precision at any magnitude, for two bytes more in each block.
-
-    NaN and infinities: a block that holds one arrives as NaN throughout, and a finite block never becomes infinite.
-    CAST keeps them and turns a finite value beyond its range into an infinity, as casts do.
-
-    `stochastic` rounds to one of the two neighbours at random, the nearer one more often, such that errors are 0 on
-    average and cancel over many ops. The bounds and the mean square error double. What an element becomes depends on
-    its value, `seed`, the op, the peer and the element's index, and nothing else. The result is the same on all peers
-    in any case: each, and the one that computed it too, decodes the same bytes.
+    Raises:
+        ValueError: the combination is not in the table of docs/collectives.md.
     """
 
     quantized_datatype: DataType = DataType.UINT8
@@ -334,8 +313,8 @@ class QuantizationOptions:
             raise ValueError(f"only float tensors can be quantized, not {dtype.name}")
         if self.algorithm is QuantizationAlgorithm.CAST and dtype.itemsize <= self.quantized_datatype.itemsize:
             raise ValueError(
-                f"a CAST of {dtype.name} to {self.quantized_datatype.name} saves nothing: leave quantization out, "
-                f"or use MIN_MAX"
+                f"a CAST of {dtype.name} to {self.quantized_datatype.name} does not make it smaller: leave "
+                f"quantization out, or use MIN_MAX"
             )
 
 
@@ -347,7 +326,7 @@ class ReduceDescriptor:
     """Elements to reduce: the first of the arrays."""
     op: ReduceOp
     tag: int = 0
-    """The number by which ops of several peers meet, in [0, 2**63)."""
+    """The number that pairs the ops of several peers, in [0, 2**63)."""
     operand_descriptor: ReduceOperandDescriptor | None = None
     quantization_options: QuantizationOptions = field(
         default_factory=lambda: QuantizationOptions(algorithm=QuantizationAlgorithm.NONE)

@@ -13,4 +13,4 @@ def test_a_master_timeout(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("PCCL_MASTER_TIMEOUT", text)
     error = refusal(lambda: Communicator("127.0.0.1:1"))
     assert error.result is Result.INVALID_ARGUMENT
-    assert f"PCCL_MASTER_TIMEOUT '{text}' is no number of seconds" in str(error)
+    assert f"PCCL_MASTER_TIMEOUT '{text}' is not a number of seconds" in str(error)

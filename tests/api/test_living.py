@@ -418,7 +418,7 @@ def test_what_is_no_time_is_refused_at_once(cluster: Cluster, timeout: Any) -> N
     }
     for name, call in calls.items():
         error = refusal(partial(call, timeout))
-        assert (error.result, error.func_name, "no number of seconds" in str(error)) == (
+        assert (error.result, error.func_name, "not a number of seconds" in str(error)) == (
             Result.INVALID_ARGUMENT,
             name,
             True,

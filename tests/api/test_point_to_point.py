@@ -152,8 +152,8 @@ def test_what_is_wrong_by_itself_is_told_at_once() -> None:
         read_only = x.copy()
         read_only.flags.writeable = False
         for says, call in {
-            "dst 2 is no rank of a group of 2 peers": lambda: peer.send(x, dst=2),
-            "src -1 is no rank": lambda: peer.recv(x, src=-1),
+            "dst 2 is not a rank of a group of 2 peers": lambda: peer.send(x, dst=2),
+            "src -1 is not a rank": lambda: peer.recv(x, src=-1),
             "is this peer itself": lambda: peer.send(x, dst=peer.membership.rank),
             "array is read-only": lambda: peer.recv(read_only, src=other),
             "is not an integer in [0, 2**35)": lambda: peer.send(x, dst=other, tag=2**35),

@@ -186,7 +186,7 @@ def test_tensors_that_cannot_be_quantized() -> None:
     with pytest.raises(ValueError, match="only float tensors can be quantized, not INT32"):
         EIGHT_BITS.check_tensor(DataType.INT32)
     for dtype in (DataType.FLOAT16, DataType.BFLOAT16):
-        with pytest.raises(ValueError, match=f"a CAST of {dtype.name} to BFLOAT16 saves nothing"):
+        with pytest.raises(ValueError, match=f"a CAST of {dtype.name} to BFLOAT16 does not make it smaller"):
             QuantizationOptions(DataType.BFLOAT16, CAST).check_tensor(dtype)
         EIGHT_BITS.check_tensor(dtype)
     QuantizationOptions(algorithm=QuantizationAlgorithm.NONE).check_tensor(DataType.INT32)
@@ -498,7 +498,10 @@ def test_the_seed_decides(cluster: Cluster) -> None:
 
 def test_refusals_tell_why(cluster: Cluster) -> None:
     cast = QuantizationOptions(DataType.FLOAT16, CAST)
-    for tensor, reason in [(np.zeros(9, np.float16), "saves nothing"), (np.zeros(9, np.int32), "only float tensors")]:
+    for tensor, reason in [
+        (np.zeros(9, np.float16), "does not make it smaller"),
+        (np.zeros(9, np.int32), "only float tensors"),
+    ]:
         with pytest.raises(PCCLError, match=reason) as caught:
             cluster[0].all_reduce(tensor, op=ReduceOp.SUM, quantization_options=cast)
         assert caught.value.result is Result.INVALID_ARGUMENT

@@ -182,12 +182,11 @@ def coroutine_version(address: str) -> int:
     return trio.run(call)
 
 
-def test_a_wait_that_is_given_up_leaves_the_version_and_the_next_one_counts_it_up(pair: Cluster) -> None:
+def test_wait_timeout_leaves_the_version_and_the_result_counts_it_up(pair: Cluster) -> None:
     first, second = pair.peers
     tensor = new()
     handle = first.all_reduce_async(tensor, tag=77)
-    with pytest.raises(PCCLError, match="goes on"):
-        handle.wait(timeout=0.01)
+    assert not handle.wait(timeout=0.01)[0]
     assert tensor._version == 0
     other = Background(partial(second.all_reduce, new(), tag=77))
     assert handle.wait()[0]

@@ -131,7 +131,7 @@ FAULTS: dict[str, Known] = {
         "an op that was over before its interrupted caller could free its tag keeps it",
         "interrupts",
         communicator,
-        "_await_abortion",
+        "interrupted",
         ("session.ops.let_go(op)", "pass"),
     ),
     "claim-in-two-steps": _fault(
@@ -282,7 +282,7 @@ FAULTS: dict[str, Known] = {
         "the trio thread looks through the ops that are given up while a caller gives one up",
         "impatient",
         launches.Launches,
-        "_have_given_up_handed_over",
+        "_hand_over_given_up",
         (
             "given_up = [self._cancelled[at][0] for at in range(cancels)]",
             "given_up = [op for op, _, _ in self._cancelled]",

@@ -87,7 +87,7 @@ NEAREST: Mapping[str, Sequence[str]] = {
     "pccl/runtime/session/": (
         "tests/api/test_mixed_calls.py",
         "tests/api/test_given_up.py",
-        "tests/api/test_giving_up.py",
+        "tests/api/test_handles.py",
         "tests/runtime/session/test_wedged.py",
     ),
     "pccl/runtime/data_plane/engine.py": ("tests/runtime/data_plane/test_staged_ops.py",),

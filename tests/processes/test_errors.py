@@ -114,7 +114,7 @@ def test_a_short_timeout_at_a_port_that_says_nothing_tells_that_it_takes_connect
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         error = refusal(partial(Communicator(address).connect, timeout=0.3))
-    assert f"the master at {address}, attempt 1: a connection is taken there, and nothing is answered" in str(error)
+    assert f"the master at {address}, attempt 1: the port accepts connections but does not answer" in str(error)
     assert f"`pccl doctor {address}` looks for the reason" in str(error)
 
 

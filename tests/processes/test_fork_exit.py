@@ -67,7 +67,7 @@ import atexit, os, sys, threading
 over, hashing = threading.Event(), threading.Event()
 atexit.register(over.wait, 60)  # the last to be called
 import numpy, pccl
-from pccl import _state_sync
+from pccl import _session_holder
 
 def fingerprint(tensors):
     hashing.set()
@@ -80,7 +80,7 @@ def call():
         os.write(1, str(error).encode())
     over.set()
 
-_state_sync.fingerprint = fingerprint
+_session_holder.fingerprint = fingerprint
 peer = pccl.Communicator(sys.argv[1])
 peer.connect()
 threading.Thread(target=call, daemon=True).start()

@@ -39,6 +39,7 @@ from pccl import (
     SharedStateSyncStrategy,
     TensorInfo,
     communicator,
+    handle,
 )
 from pccl.runtime.state import tensor_blocks
 
@@ -178,7 +179,7 @@ class Member:
         It is full of `value` from then on, as if its caller used it for something else."""
         array = self.arrays[name]
         before = array.tobytes()
-        communicator.CANCEL_GRACE_S = VERDICT_WAIT_S
+        communicator.CANCEL_GRACE_S = handle.CANCEL_GRACE_S = VERDICT_WAIT_S
         try:
             self._GIVE_UP[how](self, array, tag, timeout)
             raised = ""
@@ -193,12 +194,10 @@ class Member:
     def _call(self, array: np.ndarray[Any, Any], tag: int, timeout: float) -> None:
         self._peer.all_reduce(array, op=ReduceOp.SUM, tag=tag, timeout=timeout)
 
-    def _wait(self, array: np.ndarray[Any, Any], tag: int, timeout: float) -> None:
-        self._peer.all_reduce_async(array, op=ReduceOp.SUM, tag=tag).wait(timeout)
-
-    def _wait_and_keep(self, array: np.ndarray[Any, Any], tag: int, timeout: float) -> None:
-        self.handles[tag] = self._peer.all_reduce_async(array, op=ReduceOp.SUM, tag=tag)
-        self.handles[tag].wait(timeout)
+    def _cancel(self, array: np.ndarray[Any, Any], tag: int, timeout: float) -> None:
+        launched = self._peer.all_reduce_async(array, op=ReduceOp.SUM, tag=tag)
+        assert not launched.wait(timeout)[0]
+        launched.cancel()
 
     def _many(self, array: np.ndarray[Any, Any], tag: int, timeout: float) -> None:
         descriptors = [
@@ -210,8 +209,7 @@ class Member:
     _GIVE_UP: ClassVar[dict[str, Any]] = {
         "call": _call,
         "interrupt": _call,
-        "wait": _wait,
-        "wait_and_keep": _wait_and_keep,
+        "cancel": _cancel,
         "many": _many,
     }
 

@@ -63,7 +63,7 @@ class PendingOp:
         self.is_committed = False
         """Whether the engine has been told to commit the op, and so has its result."""
         self.epoch: int | None = None
-        """The epoch in which the op runs; None before it starts."""
+        """The op's epoch; None before it starts."""
         self.ring: tuple[int, ...] = ()
         """The participants, once the op has started."""
         self.rank = 0

@@ -86,7 +86,7 @@ class Launches:
         self._enqueue(op)
 
     def launch_waiting(self, op: PendingOp) -> None:
-        """Launch an op from a thread that will do nothing but wait for it. It may be over already on return."""
+        """Launch an op from a thread that only waits for it. It may be over already on return."""
         self._claim_tag(op)
         if self._has_run(op, waits=True):
             self.let_go(op)
@@ -103,7 +103,7 @@ class Launches:
             return self._fast_path.has(op)
 
     def start(self, op: PendingOp) -> None:
-        """Launch an op from a thread that goes on, and will wait for it soon as a rule (`PendingOp.join_started`)."""
+        """Launch an op from a thread that goes on and usually waits for it soon (`PendingOp.join_started`)."""
         self._claim_tag(op)
         op.before_over = lambda: self._table.release_tag(op)
         if not self._has_run(op, waits=False):
@@ -224,7 +224,7 @@ class Launches:
                     self._take_release(machine, self._releases.popleft())
 
     def _hand_over_given_up(self, cancels: int, releases: int) -> None:
-        """Take ops over from the fast path whose callers have given them up. The queues may grow meanwhile."""
+        """Take ops over from the fast path whose callers have given them up. The queues may grow during this."""
         given_up = [self._cancelled[at][0] for at in range(cancels)]
         given_up += [self._releases[at] for at in range(releases)]
         if self._lifetime.failure is None and any(map(self._fast_path.has, given_up)):

@@ -32,7 +32,7 @@ class OpTable:
             self._holders.pop(op.name, None)
 
     def finish(self, op: PendingOp, result: OpResult) -> None:
-        """End an op for its caller. Its tag is freed before: who waits for the op may launch the next one at once."""
+        """End an op for its caller. Its tag is freed first: a waiting thread may launch the next one at once."""
         self.release_tag(op)
         op.finish(result)
         self.ops.pop(op.op, None)

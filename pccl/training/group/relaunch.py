@@ -38,11 +38,11 @@ class Relaunched:
         """Wait until the op has committed, and return what it tells (`ReduceInfo`, `CollectiveInfo`); None if this peer
         is alone. PCCLError for anything but losses."""
         while self._handle is not None:
-            _, status, info = self._handle.wait()
-            if info is not None:
-                return info
-            if status not in ABORTED:
-                self._handle.result()  # raises, with the reason
+            try:
+                return self._handle.result()
+            except PCCLError as error:
+                if error.result not in ABORTED:
+                    raise
             self.aborted += 1
             self._handle = self._launch()
         return None
