@@ -20,15 +20,15 @@ imported here: a program that hands over a torch module has imported it. Objects
 group make the same calls in the same order.
 """
 
-from pccl.training.consistency.digests import DivergenceError
 from pccl.training.data import ElasticSampler, RandomStreams
 from pccl.training.ddp import DDP, Step, torch_comm_hook
 from pccl.training.diloco import AsyncDiLoCo, DiLoCo, DiLoCoOptimizer, OuterNesterov, OuterStep
 from pccl.training.group.site import Site
 from pccl.training.spsa import SPSA, LogError, SPSAOptions, SPSAStep
 from pccl.training.state.checkpoint import Stateful, latest_checkpoint
+from pccl.training.state.digests import DivergenceError
+from pccl.training.state.replica import local_shard
 from pccl.training.state.tensor_file import CheckpointError
-from pccl.training.tensors.shards import local_shard
 
 __all__ = [
     "DDP",

@@ -15,7 +15,7 @@ from pccl.devices import torch_blake3
 from pccl.devices.torch_cuda import CudaDevice
 from pccl.runtime.data_plane import pieces
 from pccl.training import AsyncDiLoCo, DiLoCo
-from pccl.training.diloco.outer_loop import OuterLoop
+from pccl.training.diloco.diloco import OuterLoop
 from tests.support.cluster import Cluster, run_of
 
 torch = pytest.importorskip("torch")

@@ -3,7 +3,7 @@
     python -m tests.training.comparison_cost [--peers 2] [--only NAME ...]
 
 Peers are processes on this machine with one thread for torch each; they train with `check_every=None`, so that they
-choose themselves how often they compare. What `pccl.training.consistency.digests` does in each step is clocked on each
+choose themselves how often they compare. What `pccl.training.state.digests` does in each step is clocked on each
 peer: hashing, launching, and waiting for the comparison's op, which a busy machine lengthens as it lengthens the steps.
 The table has the peer with the highest share of the time: over the whole run, in which the intervals double from one
 step up, and from the comparison on at which they no longer do. CPU time is that of the process while it hashes (BLAKE3
@@ -24,7 +24,7 @@ from typing import Any
 
 from pccl import Communicator, MasterNode
 from pccl.training import DDP, DiLoCo
-from pccl.training.consistency.digests import Check
+from pccl.training.state.digests import Check
 
 INNER_STEPS = 50
 LIMIT_S = 1200

@@ -16,7 +16,7 @@ from pccl import Communicator, MasterNode, PCCLError, Result
 from pccl.devices import torch_cuda
 from pccl.signs import add_signs
 from pccl.training import SPSA, CheckpointError, DiLoCo, LogError, SPSAOptions
-from pccl.training.spsa import in_place
+from pccl.training.spsa import elements
 from tests.support.cluster import Background, together, until
 from tests.support.fake_device import FakeDevice
 from tests.training.peers import assert_parity, new_model, refused_while_others_train
@@ -72,7 +72,7 @@ def test_torch_and_numpy_move_alike_with_torch(
     torch = pytest.importorskip("torch")
     device = devices[0]
     if is_on_device:
-        monkeypatch.setattr(in_place, "kind_of_place", lambda _: "cuda")
+        monkeypatch.setattr(elements, "kind_of_place", lambda _: "cuda")
         monkeypatch.setattr(torch_cuda, "device_of", lambda _: device)
 
     def new_module() -> Any:

@@ -11,7 +11,7 @@ import pytest
 
 from pccl import Communicator, MasterNode
 from pccl.training import CheckpointError, DiLoCo
-from pccl.training.tensors.replica import Replica, replica_of
+from pccl.training.state.replica import Replica, replica_of
 from tests.support.cluster import together
 
 torch = pytest.importorskip("torch")

@@ -9,7 +9,7 @@
             loss(images, labels).backward()
             ddp.step()
 
-Theory of operation. The samples of all epochs, each in an order of its own (`pccl.training.data.permutation`), are one
+Theory of operation. The samples of all epochs, each in an order of its own (`pccl.training.data.stream`), are one
 endless stream. Every peer holds the same account of which positions are used (`pccl.training.data.sample_ledger`), and
 what a peer may draw next is a function of that account and of who is there. Peers say nothing about their data while
 they train; what decides is what all know alike of every committed average: *whose contributions are in it*. A step goes
@@ -48,7 +48,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,16 +58,12 @@ from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, Result
 from pccl._integers import as_int
-from pccl.training.data.deal import Range
-from pccl.training.data.permutation import permutation
 from pccl.training.data.sample_ledger import Ledger, Member
 from pccl.training.data.sample_log import SampleLog
-from pccl.training.group.membership import own_number
-from pccl.training.group.seats import until_committed
+from pccl.training.data.stream import Range, permutation
+from pccl.training.group.relaunch import gather_among_all, own_number
 
 FORESEEN = 1024
-STACK_DEPTH = 12
-"""Frames between a DataLoader's iterator and a sampler, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +239,6 @@ class ElasticSampler:
 
     def _draws(self, size: Callable[[], int], *, is_endless: bool = False) -> Iterator[NDArray[np.int64]]:
         self._require_group()
-        if not self._is_tracking:
-            self._refuse_a_loader_with_workers()
         epoch = self.epoch
         while self._is_tracking or is_endless or self.epoch == epoch:
             draw = self._draw(size())
@@ -332,18 +325,6 @@ class ElasticSampler:
                 "this ElasticSampler is not in a run yet: give it to the training class, "
                 'shared={"sampler": sampler}, and call join before drawing; or, without a run, regroup(None)'
             )
-
-    def _refuse_a_loader_with_workers(self) -> None:
-        frame = sys._getframe(1)
-        for _ in range(STACK_DEPTH):
-            if type(frame.f_locals.get("self")).__name__ == "_MultiProcessingDataLoaderIter":
-                raise RuntimeError(
-                    "a DataLoader with num_workers above 0 draws batches that may never be trained on: iterate over "
-                    "sampler.track(loader) instead of the loader"
-                )
-            if frame.f_back is None:
-                return
-            frame = frame.f_back
 
     def close_log(self) -> None:
         """Ends the log file; without one it does nothing."""
@@ -461,11 +442,8 @@ def _gathered(communicator: Communicator | None, row: list[int], tag: int) -> di
     """Everybody's numbers, by the peers' numbers."""
     if communicator is None:
         return {0: row}
-    numbers = np.array(row, np.int64)
-    info, _ = until_committed(communicator, lambda: communicator.all_gather_async(numbers, tag=tag).result())
-    if info is None:
-        return {own_number(communicator): row}
-    return dict(zip(info.membership.peers, info.array.tolist(), strict=True))
+    rows, _ = gather_among_all(communicator, np.array(row, np.int64), tag)
+    return {number: [int(each) for each in numbers] for number, numbers in rows.items()}
 
 
 def indices_at(positions: NDArray[np.int64], dataset_size: int, seed: int, shuffle: bool) -> NDArray[np.int64]:

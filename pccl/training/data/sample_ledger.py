@@ -3,7 +3,7 @@
 Theory of operation. The stream is endless: its position g is sample g mod N of epoch g div N. The ledger knows which
 positions are used, and who may use which of the others next. Three things change it, each by what all peers have alike:
 
-    form     who is there: the free positions are dealt out anew (`pccl.training.data.deal`)
+    form     who is there: the free positions are dealt out anew (`pccl.training.data.stream`)
     claim    how many of its positions each member has trained on for the step that is to be averaged next
     commit   whose contributions the average had: their claims are used; claims of others are free again
 
@@ -31,7 +31,7 @@ from typing import Any
 
 import blake3
 
-from pccl.training.data.deal import Deal, Pool, Range, merged
+from pccl.training.data.stream import Deal, Pool, Range, merged
 
 GENESIS = "0" * 32
 

@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 
 from numpy.typing import NDArray
 
-from pccl.training.data.deal import Range
 from pccl.training.data.sample_ledger import Commit
+from pccl.training.data.stream import Range
 
 
 def _drop_what_is_not_whole(file: BinaryIO) -> None:

@@ -25,8 +25,8 @@ from typing import Any
 
 from _pccl_torch import outside_graphs
 from pccl import Communicator, QuantizationOptions
-from pccl.training.ddp.gradient_buckets import FlatBuffer, dealt
-from pccl.training.group.membership import Average
+from pccl.training.ddp.gradients import FlatBuffer, dealt
+from pccl.training.group.relaunch import Relaunched, average
 
 BUCKET_BYTES = 4 << 20
 
@@ -76,7 +76,7 @@ class _Bucket:
         self.sent = FlatBuffer(torch, parameters)
         self.received = FlatBuffer(torch, parameters)
         self.has = [False] * len(parameters)
-        self.average: Average | None = None
+        self.average: Relaunched | None = None
 
     def land(self) -> list[Any]:
         """The averages, in the shapes of the parameters."""
@@ -120,7 +120,7 @@ class _Hook:
             bucket.sent.views[i].copy_(gradient)
             bucket.has[i] = True
             if all(bucket.has):
-                bucket.average = Average(
+                bucket.average = average(
                     self._communicator,
                     bucket.sent.flat,
                     self._tag + number,

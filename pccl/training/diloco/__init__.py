@@ -12,9 +12,7 @@ Modules:
 """
 
 from pccl.training.diloco.async_diloco import AsyncDiLoCo
-from pccl.training.diloco.diloco import DiLoCo
-from pccl.training.diloco.outer_loop import OuterStep
-from pccl.training.diloco.outer_optimizer import OuterNesterov
+from pccl.training.diloco.diloco import DiLoCo, OuterNesterov, OuterStep
 from pccl.training.diloco.torch_optimizer import DiLoCoOptimizer
 
 __all__ = ["AsyncDiLoCo", "DiLoCo", "DiLoCoOptimizer", "OuterNesterov", "OuterStep"]

@@ -40,7 +40,6 @@ in other fragments since those had their turn stays with them, for the next.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -52,15 +51,15 @@ from _pccl_torch import outside_graphs
 from pccl import Communicator, QuantizationOptions
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
-from pccl.training.consistency.buffers import AVERAGE
-from pccl.training.diloco.outer_loop import INNER_STEPS, OuterLoop, OuterStep
-from pccl.training.diloco.outer_optimizer import OuterNesterov
+from pccl.training.diloco.diloco import INNER_STEPS, OuterLoop, OuterNesterov, OuterStep
 from pccl.training.diloco.weighted_average import NotedAverage
-from pccl.training.group.membership import NO_UPDATE, Admission, Average, Averaged
+from pccl.training.group.membership import Admission
+from pccl.training.group.relaunch import Relaunched
 from pccl.training.group.site import Site
-from pccl.training.group.weights import checked_weight
+from pccl.training.state.buffers import AVERAGE
 from pccl.training.state.checkpoint import Stateful
-from pccl.training.tensors.replica import Part, Replica, Vector
+from pccl.training.state.replica import Part, Replica, Vector
+from pccl.training.step import GroupStep, checked_weight
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -82,7 +81,7 @@ class Flight:
 
     fragment: Fragment
     vector: Vector
-    average: Average | NotedAverage
+    average: Relaunched | NotedAverage
 
 
 @outside_graphs
@@ -160,8 +159,8 @@ class AsyncDiLoCo(OuterLoop):
         """
         weight = checked_weight(weight)
         made = self.inner_steps if inner_steps is None else as_int("inner_steps", inner_steps, 0)
-        self._pace.pause(made)
-        with self._membership.step("AsyncDiLoCo.outer_step"):
+        self._inner_steps.stop(made)
+        with self._group_step("AsyncDiLoCo.outer_step") as step:
             turn = self.outer_steps % len(self._fragments)
             fragment = self._fragments[turn]
             weights = self._weights
@@ -172,44 +171,41 @@ class AsyncDiLoCo(OuterLoop):
             landing = self._flight.fragment if self._flight is not None else None
             gradient = self._gradient[:count]
             part.difference(self._start[:count] if landing is fragment else outer, gradient)
-            started_s = time.monotonic()
-            # In this order: who has to launch an aborted average again must not wait in a joint call meanwhile.
-            self._contract.begin(self.revision)
-            self._contract.followers.claim(self._communicator, on_their_way=self._flight is not None)
-            done = self._land()
-            self._contract.land_check()
-            self._weights = weights  # who has failed before this gives the weight again
-            admission: Admission | None = None
-            if fragment is self._fragments[0] and self._membership.are_peers_pending():
-                self._launch(fragment, gradient, weight)
-                done += self._land()
-                admission = self._membership.admit()
-            waited_s = time.monotonic() - started_s
+            with step.waiting():
+                # In this order: a peer that has to relaunch an aborted average must not wait in a group call.
+                step.begin()
+                step.claim(in_flight=self._flight is not None)
+                world_size = self._land(step)
+                self._replicated.land_comparison()
+                self._weights = weights  # a call that has failed before this gives the weight again
+                if fragment is self._fragments[0] and step.are_peers_pending():
+                    self._launch(fragment, gradient, weight)
+                    world_size = self._land(step)
+                    step.admit()
             if landing is not None and landing is not fragment:
                 self._carry_on(landing)
-            if admission is not None:
+            if step.admission is not None:
                 part.write(outer)
             else:
                 start = self._start[:count]
                 self._outer.look_ahead(outer, self._momentum[fragment.place], gradient, start)
                 part.write(start)
                 self._launch(fragment, gradient, weight)
-            self._contract.end(self.revision)
-        self._pace.resume()
-        return self._report(done, admission, waited_s)
+            step.end()
+        self._inner_steps.start()
+        return step.report(OuterStep, world_size)
 
     def finish(self) -> OuterStep:
         """Applies the average in flight, if there is one, and puts the outer parameters into the model: call it on all
         peers after the last outer step. What other fragments have moved by since their last turn is left out.
         DivergenceError, PCCLError as `outer_step`."""
-        with self._membership.step("AsyncDiLoCo.finish"):
-            started_s = time.monotonic()
-            self._contract.followers.discard()
-            done = self._land()
-            waited_s = time.monotonic() - started_s
+        with self._group_step("AsyncDiLoCo.finish") as step:
+            with step.waiting():
+                self._replicated.discard()
+                world_size = self._land(step)
             self._begin()
-            self._contract.check(self.revision)
-        return self._report(done, None, waited_s)
+            self._replicated.check(self.revision)
+        return step.report(OuterStep, world_size)
 
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
         self._flight = None
@@ -224,19 +220,19 @@ class AsyncDiLoCo(OuterLoop):
         assert self._flight is None
         self._gradient, self._flying = self._flying, self._gradient
         average = self._launch_average(gradient, weight)
-        self._contract.launch_buffers(self.revision)
+        self._replicated.launch_buffers(self.revision)
         self._flight = Flight(fragment, gradient, average)
 
-    def _land(self) -> list[Averaged]:
-        """Waits for the average in flight and applies it; the buffers' came with it, and is told of before it."""
+    def _land(self, step: GroupStep) -> int:
+        """Wait for the average in flight and apply it with its buffers. Return the number of its peers; 0: none."""
         if self._flight is None:
-            return [NO_UPDATE]
-        averaged = self._wait_for(self._flight.average)
-        of_buffers = self._contract.buffers.land(keep_going=True)
-        self._contract.followers.commit(averaged.peers)
+            return 0
+        outcome = self._wait_for(self._flight.average, step)
+        step.land_buffers(keep_going=True)
+        step.commit(outcome.peers)
         self._update(self._flight.vector, self._flight.fragment.place)
         self._flight = None
-        return [of_buffers, averaged]
+        return outcome.world_size
 
     @default_environment()
     def _carry_on(self, fragment: Fragment) -> None:

@@ -43,10 +43,9 @@ import numpy as np
 from pccl import Communicator
 from pccl._integers import as_int
 from pccl.training.diloco.async_diloco import AsyncDiLoCo
-from pccl.training.diloco.diloco import DiLoCo
-from pccl.training.diloco.outer_loop import OuterStep
+from pccl.training.diloco.diloco import DiLoCo, OuterStep
 from pccl.training.group.membership import Admission
-from pccl.training.group.weights import as_float
+from pccl.training.step import as_float
 
 Loop = TypeVar("Loop", bound=DiLoCo | AsyncDiLoCo)
 

@@ -4,7 +4,7 @@ Theory of operation. The mean is `sum(w * x) / sum(w)` over the peers of one wor
 
 - the *sum*, an all-reduce of each peer's vector times its weight;
 - the *notes*, an all-gather of a few float64 numbers of each peer: its weight, and how long an inner step took it
-  (`pccl.training.diloco.pace`).
+  (`pccl.training.diloco.diloco`).
 
 A loss may come between the two, so that one of them has a part of the lost peer and the other has not. Rules that keep
 the weights those of the vectors:
@@ -34,10 +34,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl import AsyncCollectiveHandle, Communicator, PCCLError, QuantizationOptions, ReduceOp, Result
+from pccl import Communicator, PCCLError, QuantizationOptions, ReduceOp, Result
 from pccl._floating_point import default_environment
-from pccl.training.group.membership import ABORTED, Average, Averaged
-from pccl.training.tensors.replica import Vector
+from pccl.training.group.relaunch import Outcome, Relaunched, average
+from pccl.training.state.replica import Vector
 
 Rows = NDArray[np.float64]
 """The notes of each peer of a world, by rank: float64 of shape (world size, numbers)."""
@@ -49,47 +49,6 @@ def explained(error: PCCLError) -> PCCLError:
         return error
     text = f"{error.message}; a SUM is of a peer that gives a weight: all give outer_step(weight=...), or none does"
     return PCCLError(error.result, error.func_name, text)
-
-
-class Notes:
-    """An all-gather of a few numbers on its way. Launched and waited for by all peers, as `Average`."""
-
-    def __init__(self, communicator: Communicator, numbers: list[float], tag: int, step: int) -> None:
-        self._communicator = communicator
-        self._numbers = np.array(numbers, np.float64)
-        self._tag = tag
-        self._step = step
-        self._handle = self._launch()
-
-    def _launch(self) -> AsyncCollectiveHandle | None:
-        """Launch the all-gather, and return its handle; None if this peer is alone."""
-        if self._communicator.world_size < 2:
-            return None
-        try:
-            return self._communicator.all_gather_async(self._numbers, tag=self._tag, step=self._step)
-        except PCCLError as error:
-            if error.result is not Result.TOO_FEW_PEERS:
-                raise
-            return None
-
-    def again(self) -> None:
-        """Launch once more what has committed."""
-        self._handle = self._launch()
-
-    def wait(self) -> tuple[Rows, Averaged]:
-        """Blocks until it is committed; also what that cost. PCCLError for anything but losses."""
-        aborted = 0
-        while self._handle is not None:
-            try:
-                info = self._handle.result()
-            except PCCLError as error:
-                if error.result not in ABORTED:
-                    raise
-                aborted += 1
-                self._handle = self._launch()
-            else:
-                return info.array, Averaged(info.world_size, aborted, info.tx_bytes, info.rx_bytes)
-        return self._numbers[np.newaxis], Averaged(1, aborted, 0, 0)
 
 
 class NotedAverage:
@@ -120,17 +79,15 @@ class NotedAverage:
         if weight is not None:
             _weigh(vector, weight)
             self._sum, op = np.empty_like(vector), ReduceOp.SUM
-        self._notes = Notes(communicator, [math.nan if weight is None else weight, seconds], notes_tag, step)
-        self._average = Average(communicator, vector, tag, step, quantization, op=op, out=self._sum)
+        numbers = self._numbers = np.array([math.nan if weight is None else weight, seconds])
+        self._notes = Relaunched(communicator, lambda: communicator.all_gather_async(numbers, tag=notes_tag, step=step))
+        self._average = average(communicator, vector, tag, step, quantization, op=op, out=self._sum)
 
-    def done(self) -> bool:
-        return self._average.done()
-
-    def wait(self) -> Averaged:
+    def wait(self) -> Outcome:
         """Blocks until the vector is the average. PCCLError for anything but losses: INVALID_ARGUMENT for a sum that is
         not finite."""
         averaged = self._average.wait()
-        rows, noted = self._notes.wait()
+        noted = self._notes.wait()
         tx_bytes, rx_bytes = averaged.tx_bytes + noted.tx_bytes, averaged.rx_bytes + noted.rx_bytes
         aborted = averaged.aborted + noted.aborted
         while self._weight is not None and averaged.world_size != noted.world_size:
@@ -139,10 +96,10 @@ class NotedAverage:
                 averaged = more = self._average.wait()
             else:
                 self._notes.again()
-                rows, noted = self._notes.wait()
-                more = noted
+                noted = more = self._notes.wait()
             tx_bytes, rx_bytes = tx_bytes + more.tx_bytes, rx_bytes + more.rx_bytes
             aborted += 1 + more.aborted
+        rows: Rows = self._notes.info.array if self._notes.info is not None else self._numbers[np.newaxis]
         if self._sum is not None:
             # Alone, nothing was sent and the vector is the sum.
             _divide(self._sum if averaged.world_size > 1 else self._vector, rows[:, 0], self._vector)

@@ -11,7 +11,7 @@ answers the same on all; if somebody waits, all call `update_topology`. Whoever 
 where the others come out of `update_topology`, and from there all do the same:
 
 *The roll call* is a gathering of what each peer is: whether it is under way, with how many peers to start, and its
-options, as a text (`pccl.training.group.roll_call`). It has a tag that no option changes, so peers that cannot train
+options, as a text (`pccl.training.group.configuration`). It has a tag that no option changes, so peers that cannot train
 together meet all the same. Where nobody is under way they all fail, with who has what; else whoever differs from those
 who are fails and leaves, and the others call the roll again. If somebody is under way, or enough are there, all
 synchronize the state and train. (It carries no step: revisions are alike only after that.) Else they wait for more.
@@ -41,44 +41,26 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from pccl import (
-    AsyncReduceHandle,
     Communicator,
     PCCLError,
     QuantizationOptions,
-    ReduceOp,
     Result,
     SharedState,
     SharedStateSyncStrategy,
 )
 from pccl._integers import as_int
 from pccl._waiting import LoopWait, warning_to, where_to_look
-from pccl.training.group import roll_call
-from pccl.training.group.roll_call import Row
+from pccl.training.group import configuration
+from pccl.training.group.configuration import Row
+from pccl.training.group.relaunch import gather_among_all, own_number
 from pccl.training.group.site import Site
 
 POLL_INTERVAL_S = 0.05
-ABORTED = (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS, Result.TIMEOUT)
-"""The results of an op that was launched and waited for, and that is aborted on all peers, or this peer is alone.
-Launch it again."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Averaged:
-    """The outcome of an average. Bytes are payload."""
-
-    world_size: int
-    """Peers in the average; 1: alone."""
-    aborted: int
-    """The number of times that a loss aborted it."""
-    tx_bytes: int
-    rx_bytes: int
-    peers: tuple[int, ...] = ()
-    """Their numbers, by rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,88 +72,8 @@ class Admission:
     rx_bytes: int
 
 
-NO_UPDATE = Averaged(0, 0, 0, 0)
-
-
 _joined: weakref.WeakKeyDictionary[Communicator, tuple[weakref.ref[Membership], int]] = weakref.WeakKeyDictionary()
 """The training object that has joined on each communicator, and as which peer."""
-
-
-def own_number(communicator: Communicator) -> int:
-    """Return the number by which other peers know this one."""
-    membership = communicator.membership
-    return membership.peers[membership.rank]
-
-
-class Average:
-    """An average over the peer group on its way, in place: `vector` must be left alone until `wait` has returned.
-
-    All peers of the group launch it, with the same tag and step; that is all that is asked of them, so a peer may learn
-    of a loss only when it comes to wait. `step` is the revision that the average leads on from: a peer that launches it
-    again, not knowing what has become of it, cannot meet the others' next one.
-    """
-
-    def __init__(
-        self,
-        communicator: Communicator,
-        vector: Any,
-        tag: int,
-        step: int,
-        quantization: QuantizationOptions | None = None,
-        *,
-        op: ReduceOp = ReduceOp.AVG,
-        out: Any = None,
-    ) -> None:
-        """Launch the average. With `out` the result goes there, and `vector` stays as it is; alone, nothing is
-        written."""
-        self._communicator = communicator
-        self._vector = vector
-        self._tag = tag
-        self._step = step
-        self._quantization = quantization
-        self._op = op
-        self._out = out
-        self._handle = self._launch()
-
-    def _launch(self) -> AsyncReduceHandle | None:
-        """Launch the op, and return its handle; None if this peer is alone."""
-        if self._communicator.world_size < 2:
-            return None
-        try:
-            return self._communicator.all_reduce_async(
-                self._vector,
-                self._out,
-                op=self._op,
-                tag=self._tag,
-                quantization_options=self._quantization,
-                step=self._step,
-            )
-        except PCCLError as error:
-            if error.result is not Result.TOO_FEW_PEERS:
-                raise
-            return None  # the others have just been lost
-
-    def again(self) -> None:
-        """Launch once more what has committed; what is sent must be as it was, so there is an `out`."""
-        self._handle = self._launch()
-
-    def done(self) -> bool:
-        """Whether `wait` would probably return at once: without a loss, it would."""
-        return self._handle is None or self._handle.done()
-
-    def wait(self) -> Averaged:
-        """Blocks until `vector` is the average. PCCLError for anything but losses."""
-        aborted = 0
-        while self._handle is not None:
-            _, status, info = self._handle.wait()
-            if info is not None:
-                assert info.membership is not None
-                return Averaged(info.world_size, aborted, info.tx_bytes, info.rx_bytes, info.membership.peers)
-            if status not in ABORTED:
-                self._handle.result()  # raises, with the reason
-            aborted += 1
-            self._handle = self._launch()
-        return Averaged(1, aborted, 0, 0, (own_number(self._communicator),))
 
 
 def alike(quantization: QuantizationOptions | None) -> QuantizationOptions | None:
@@ -189,7 +91,7 @@ def fingerprint(quantization: QuantizationOptions | None, *what: object) -> str:
     return hashlib.sha256(repr((alike(quantization), *what)).encode()).hexdigest()[:12]
 
 
-class JointState(Protocol):
+class AdmittedState(Protocol):
     """The state beside the shared state that has to be in order where peers are let in."""
 
     def before_admission(self, revision: int) -> None:
@@ -216,7 +118,7 @@ class Membership:
         options: Mapping[str, object] | None = None,
         before_sync: Callable[[], None] | None = None,
         site: Site | None = None,
-        joint: JointState | None = None,
+        joint: AdmittedState | None = None,
     ) -> None:
         """`options` are what all peers must have alike, as their `repr`.
 
@@ -224,7 +126,7 @@ class Membership:
         peer is a rank of one. `joint` is told of admissions."""
         self._communicator = communicator
         self._state = state
-        self._options = roll_call.described(options or {})
+        self._options = configuration.described(options or {})
         self._before_sync = before_sync
         self._site = site
         self._joint = joint
@@ -250,7 +152,7 @@ class Membership:
             if self._site is not None:
                 self._site.check(self._communicator)
             with LoopWait("join", warning_to(logger)) as waiting:
-                while (world_size := self._call_the_roll_of_all(peers_min)) is None:
+                while (world_size := self._check_with_site(peers_min)) is None:
                     while not self._communicator.are_peers_pending():
                         address, present = self._communicator.address, self._communicator.world_size
                         waiting.look(f"more peers: {present} of {peers_min} are there", where_to_look(address))
@@ -289,7 +191,7 @@ class Membership:
         if former is None or number != own_number(self._communicator):
             return
         text = (
-            f"on this communicator a {roll_call.shown(former._options)} has joined, and newcomers could be brought up "
+            f"on this communicator a {configuration.shown(former._options)} has joined, and newcomers could be brought up "
             "for one of the two alone: close() that one before, if it is done; else put all that is trained into one "
             "module, such as a ModuleDict, with one optimizer that has param_groups, and what else is part of the run "
             "into shared="
@@ -325,6 +227,11 @@ class Membership:
         self._was_interrupted = False
 
     @property
+    def revision(self) -> int:
+        """The revision of the shared state."""
+        return self._state.revision
+
+    @property
     def came_late(self) -> bool:
         """Whether others were under way when this peer joined."""
         return self._are_others_under_way
@@ -338,24 +245,24 @@ class Membership:
         if self._joint is not None:
             self._joint.before_admission(self._state.revision)
         self._communicator.update_topology()
-        world_size = self._call_the_roll(1)
+        world_size = self._check_configuration(1)
         assert world_size is not None, "this peer is under way"
         return self._synchronize(world_size)
 
-    def _call_the_roll_of_all(self, peers_min: int) -> int | None:
+    def _check_with_site(self, peers_min: int) -> int | None:
         """Call the roll among all ranks of the site too: too early for one of them is too early for all. Otherwise as
-        `_call_the_roll`."""
-        world_size = self._call_the_roll(peers_min)
+        `_check_configuration`."""
+        world_size = self._check_configuration(peers_min)
         if self._site is not None and not self._site.agree(world_size is not None):
             return None
         return world_size
 
-    def _call_the_roll(self, peers_min: int) -> int | None:
+    def _check_configuration(self, peers_min: int) -> int | None:
         """The world's size, or None if it is too early to start. PCCLError INVALID_ARGUMENT: see the module."""
         own = Row(own_number(self._communicator), self.is_under_way, peers_min, self._options)
         while True:
             rows = self._rows(own)
-            different = roll_call.unlike(rows, own)
+            different = configuration.unlike(rows, own)
             if not different:
                 break
             others_stay = any(row.is_under_way for row in rows)
@@ -368,17 +275,9 @@ class Membership:
 
     def _rows(self, own: Row) -> list[Row]:
         """Gather the rows of all peers, in the order in which they were accepted."""
-        data = roll_call.row_bytes(own)
-        while self._communicator.world_size > 1:
-            try:
-                # A launched op: an interrupt does not abort it for the others.
-                launched = self._communicator.all_gather_async(data, tag=roll_call.TAG)
-                rows = [roll_call.row_of(each) for each in launched.result().array]
-                return sorted(rows, key=lambda row: row.peer)
-            except PCCLError as error:
-                if error.result not in ABORTED:
-                    raise
-        return [own]
+        # A launched op: an interrupt does not abort it for the others.
+        rows, _ = gather_among_all(self._communicator, configuration.row_bytes(own), configuration.TAG)
+        return sorted((configuration.row_of(row) for row in rows.values()), key=lambda row: row.peer)
 
     def _synchronize(self, world_size: int) -> Admission:
         before = self._state.revision

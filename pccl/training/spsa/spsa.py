@@ -1,4 +1,28 @@
-"""Training by forward passes alone, with one byte from each peer and step.
+"""== spsa/gradient_byte
+A projected gradient in one byte.
+
+A float of eight bits: a sign, four bits of exponent and three of mantissa, times a unit that all peers know.
+
+    bit        7     6 5 4 3    2 1 0
+               sign  exponent   mantissa
+
+The value is `mantissa` units where the exponent is 0, else `(8 + mantissa) * 2**(exponent - 1)`, so 0, 1, 2 ... 16, 18,
+20 ... up to 245760 units. At most a sixteenth of the value is rounded away, unless it is below 8 units; larger ones are
+cut. In contrast to an integer it needs no scale that peers would have to agree upon while gradients shrink, and cutting
+the largest is a safeguard that one wants anyway.
+
+== group/seats
+Seats: small numbers that peers keep while others come and go, and an exchange of bytes under them.
+
+Theory of operation. What a peer has computed for a step must keep its name while others are lost and ranks change, and
+the names should be small: 0, 1, 2 ..., as if one machine had done it all. So each peer has a *seat*, its rank when
+newcomers were let in last, and keeps it until the next time; who is lost leaves an empty one.
+
+Taking seats and exchanging bytes are collectives that are launched again, after a loss, by whoever is left. What
+follows from them is decided on the membership of a committed one alone, which all peers have alike.
+
+== spsa/spsa
+Training by forward passes alone, with one byte from each peer and step.
 
 Theory of operation. SPSA (Spall 1992) estimates how a loss L falls along one random direction z from two evaluations,
 g = (L(w + eps z) - L(w - eps z)) / 2 eps, and moves the weights by -rate * g * z. MeZO (Malladi et al. 2023,
@@ -31,7 +55,7 @@ a round trip to the master.
 
 *Buffers* that forward passes change, such as running statistics, are each peer's own during the evaluations. Between
 steps the module has the common ones, which are moved on every `admit_every` steps
-(`pccl.training.consistency.buffers`).
+(`pccl.training.state.buffers`).
 
 *The log.* Weights are a function of those one began with and of the steps since: who took part, and their bytes. A
 newcomer that has the weights of some earlier revision, as a rule those that everybody builds at first, gets the steps
@@ -41,10 +65,10 @@ got elsewhere, fetches the weights. With `log` the steps are also kept in a file
 
 from __future__ import annotations
 
+import bisect
 import logging
 import math
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -58,21 +82,82 @@ from _pccl_torch import outside_graphs
 from pccl import Communicator, PCCLError, ReduceOp, Result, SharedState, TensorInfo
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
-from pccl.training.consistency.buffers import AVERAGE, exchanged_buffers
-from pccl.training.consistency.contract import Contract, frozen_parameters
-from pccl.training.group.membership import NO_UPDATE, Admission, Membership, fingerprint
-from pccl.training.group.report import StepReport
-from pccl.training.group.seats import Seats, reduce_among_all
-from pccl.training.spsa import gradient_byte, step_log
+from pccl.training.group.membership import Admission, Membership, fingerprint
+from pccl.training.group.relaunch import Outcome, Relaunched, gather_among_all, own_number, reduce_among_all
+from pccl.training.spsa import step_log
+from pccl.training.spsa.elements import tensors_of
 from pccl.training.spsa.grid import Grid
-from pccl.training.spsa.in_place import tensors_of
-from pccl.training.spsa.step_log import LogError, LogFile, Mark, Step
-from pccl.training.state.checkpoint import Loaded, Snapshot, Stateful
-from pccl.training.state.checkpointed import Checkpointed
+from pccl.training.spsa.step_log import LogError, LogFile, LoggedStep, Mark
+from pccl.training.state.buffers import AVERAGE, exchanged_buffers
+from pccl.training.state.checkpoint import Checkpointed, Loaded, Snapshot, Stateful
+from pccl.training.state.replicated_state import ReplicatedState, frozen_parameters
 from pccl.training.state.tensor_file import CheckpointError
 from pccl.training.state.torch_state import assign, buffers_of, require_like
+from pccl.training.step import GroupStep, StepReport
 
-SEATS, CATCH_UP = 0, 2
+SIGN = 0x80
+MAGNITUDES: tuple[int, ...] = tuple(
+    code & 7 if code < 8 else (8 + (code & 7)) << ((code >> 3) - 1) for code in range(SIGN)
+)
+"""The magnitudes of the codes without a sign, in units; they grow."""
+
+
+def encode_gradient(value: float, unit: float) -> int:
+    """The code next to a finite value; that of the larger magnitude if two are."""
+    magnitude = abs(value) / unit
+    above = min(bisect.bisect_left(MAGNITUDES, magnitude), len(MAGNITUDES) - 1)
+    below = max(above - 1, 0)
+    code = below if magnitude - MAGNITUDES[below] < MAGNITUDES[above] - magnitude else above
+    return code | SIGN if value < 0 and code else code
+
+
+def decode_gradient(code: int, unit: float) -> float:
+    """Exact, where the unit is a power of two."""
+    magnitude = MAGNITUDES[code & ~SIGN] * unit
+    return -magnitude if code & SIGN else magnitude
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """The bytes of all peers that took part, by stable rank."""
+
+    ranks: tuple[int, ...]
+    items: tuple[bytes, ...]
+    outcome: Outcome
+
+
+class StableRanks:
+    """One peer's stable rank, and those of the others. Uses one tag. Its methods are group calls."""
+
+    def __init__(self, communicator: Communicator, tag: int) -> None:
+        self._communicator = communicator
+        self._tag = tag
+        self._ranks: dict[int, int] = {}
+        """Stable ranks by peer number."""
+        self.own = 0
+
+    def assign(self, step: int) -> None:
+        """Take the ranks of a committed barrier, after newcomers were let in. `step`, here and in `exchange`, is a count
+        that is the same on all peers."""
+        barrier = self._communicator.barrier_async
+        op = Relaunched(self._communicator, lambda: barrier(tag=self._tag, step=step))
+        peers = op.wait().peers
+        self._ranks = {peer: rank for rank, peer in enumerate(peers)}
+        self.own = self._ranks[own_number(self._communicator)]
+
+    def exchange(self, item: bytes, step: int) -> Exchanged:
+        """Gather as many bytes from each peer. Raises PCCLError INVALID_USAGE where others were let in since
+        `assign`."""
+        rows, outcome = gather_among_all(self._communicator, np.frombuffer(item, np.uint8), self._tag, step)
+        if not self._ranks.keys() >= rows.keys():
+            what = "a peer without a stable rank takes part: a call of update_topology outside of SPSA let it in"
+            raise PCCLError(Result.INVALID_USAGE, "SPSA.step", what)
+        return Exchanged(
+            tuple(self._ranks[peer] for peer in rows), tuple(row.tobytes() for row in rows.values()), outcome
+        )
+
+
+RANKS, CATCH_UP = 0, 2
 """Tags, counted from this object's own."""
 STEPS_MAX = 2**32
 TAIL_BYTES_MAX = 1 << 26
@@ -97,7 +182,7 @@ class SPSAOptions:
     directions: int = 1
     """Evaluated by each peer in a step, one after the other; a byte each."""
     unit: float = 2.0**-12
-    """The unit of the byte (`pccl.training.spsa.gradient_byte`): projected gradients are precise from 8 units and cut
+    """The unit of the byte (`pccl.training.spsa.spsa`): projected gradients are precise from 8 units and cut
     at 245760."""
     seed: int = 0
     """The seed of all directions, 64 bits."""
@@ -154,7 +239,7 @@ class SPSA(Checkpointed):
         parameters are rounded a little (`pccl.training.spsa.grid`). All peers build the same, and give the same
         `options`, `admit_every` and `replay_max`, which is how many steps back newcomers are brought up by the log.
         `log` is a file of this peer's own. Uses the tags `tag` to `tag + 2`, and those of
-        `pccl.training.consistency.contract`.
+        `pccl.training.state.replicated_state`.
 
         `shared` are objects whose `state_dict()` is part of the run: newcomers load it, and it is compared. `buffers`
         is what becomes of a module's buffers every `admit_every` steps: "average" (floating-point ones by the mean,
@@ -179,7 +264,7 @@ class SPSA(Checkpointed):
         self._run = f"SPSA {fingerprint(None, options, admit_every, replay_max, layout)}"
         self._former_run = self._run
         self._alike = {"admit_every": admit_every, "replay_max": replay_max, "options": options}
-        self._contract = Contract(
+        self._replicated = ReplicatedState(
             communicator,
             tensors=self._compared,
             frozen=frozen_parameters(model),
@@ -191,21 +276,21 @@ class SPSA(Checkpointed):
         )
         infos = [tensor.info(name) for name, tensor in self._tensors.items()]
         infos.append(TensorInfo.from_numpy(self._grid.exponents, f"grid of {self._run}"))
-        self._state = SharedState([*infos, *self._contract.infos()])
+        self._state = SharedState([*infos, *self._replicated.infos()])
         self._layout = layout
-        self._recent: deque[Step] = deque(maxlen=replay_max)
+        self._recent: deque[LoggedStep] = deque(maxlen=replay_max)
         """The steps that led here, without a gap."""
         self._log = LogFile(log) if log is not None else None
         self._membership = self._new_membership()
-        self._seats = Seats(communicator, tag + SEATS)
+        self._ranks = StableRanks(communicator, tag + RANKS)
 
     def _new_membership(self) -> Membership:
         return Membership(
             self._communicator,
             self._state,
-            {"class": type(self).__name__, **self._alike, **self._contract.options()},
+            {"class": type(self).__name__, **self._alike, **self._replicated.options()},
             before_sync=self._hand_on_the_log,
-            joint=self._contract,
+            joint=self._replicated,
         )
 
     @property
@@ -216,14 +301,14 @@ class SPSA(Checkpointed):
     def digest(self) -> str:
         """BLAKE3, in hexadecimal, of all that peers have in common: weights, frozen ones too, the buffers that are not
         local, and what was handed over. Equal on all peers after every step."""
-        return self._contract.digest(self.revision)
+        return self._replicated.digest(self.revision)
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
         self._grid.require_home()
         yield "grid", self._grid.exponents
         for name, tensor in self._tensors.items():
             yield f"parameter {name}", tensor.numpy()
-        yield from self._contract.buffers.module_tensors()
+        yield from self._replicated.buffers.module_tensors()
 
     def _weights_digest(self) -> bytes:
         """Return the digest of revision and weights alone, which a log leads to."""
@@ -247,18 +332,13 @@ class SPSA(Checkpointed):
         self._begin(admission)
         return admission
 
-    def _admit(self) -> Admission:
-        admission = self._membership.admit()
-        self._begin(admission)
-        return admission
-
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
         """Goes on after the master was lost or this peer evicted: as `join`, with a new communicator that has just
         connected."""
         self._communicator = communicator
-        self._contract.renew(communicator)
+        self._replicated.renew(communicator)
         self._membership = self._new_membership()
-        self._seats = Seats(communicator, self._tag + SEATS)
+        self._ranks = StableRanks(communicator, self._tag + RANKS)
         return self.join(peers_min)
 
     def _begin(self, admission: Admission) -> None:
@@ -268,7 +348,7 @@ class SPSA(Checkpointed):
         if admission.rx_bytes > 0 or (self._recent and self._recent[-1].revision + 1 != self.revision):
             self._recent.clear()  # not by these steps did it get here
         self._grid.adopt()
-        self._seats.take(self.revision)
+        self._ranks.assign(self.revision)
         self._mark()
 
     def _hand_on_the_log(self) -> None:
@@ -333,45 +413,33 @@ class SPSA(Checkpointed):
         if self.revision >= STEPS_MAX:
             raise PCCLError(Result.INVALID_USAGE, "SPSA.step", f"a run has at most {STEPS_MAX} steps")
         try:
-            with self._contract.buffers.own():
+            with self._replicated.buffers.own():
                 codes, loss_mean = self._evaluate(loss)
             with self._membership.step("SPSA.step"):
-                started_s = time.monotonic()
-                self._contract.begin(self.revision)
-                self._contract.followers.claim(self._communicator)
-                exchanged = self._seats.exchange(codes, self.revision)
-                self._contract.land_check()
-                self._contract.followers.commit(exchanged.traffic.peers)
-                waited_s = time.monotonic() - started_s
-                self._move(Step(self.revision, exchanged.seats, exchanged.items))
-                started_s = time.monotonic()
-                admission = None
-                of_buffers = NO_UPDATE
-                if self.revision % self._admit_every == 0:
-                    of_buffers = self._contract.exchange_own_buffers(self.revision)
-                    admission = self._admit() if self._membership.are_peers_pending() else None
-                self._contract.end(self.revision)
-                waited_s += time.monotonic() - started_s
+                step = GroupStep(self._membership, self._replicated)
+                with step.waiting():
+                    step.begin()
+                    step.claim()
+                    exchanged = self._ranks.exchange(codes, self.revision)
+                    self._replicated.land_comparison()
+                    step.commit(exchanged.outcome.peers)
+                self._move(LoggedStep(self.revision, exchanged.ranks, exchanged.items))
+                step.outcomes.append(exchanged.outcome)
+                with step.waiting():
+                    if self.revision % self._admit_every == 0:
+                        step.outcomes.append(self._replicated.exchange_own_buffers(self.revision))
+                        if (admission := step.admit()) is not None:
+                            self._begin(admission)
+                    step.end()
         finally:
             self._grid.come_home()
-        return SPSAStep(
-            revision=self.revision,
-            world_size=len(exchanged.seats),
-            admitted=admission is not None,
-            aborted=exchanged.traffic.aborted + of_buffers.aborted,
-            tx_bytes=exchanged.traffic.tx_bytes + of_buffers.tx_bytes,
-            rx_bytes=exchanged.traffic.rx_bytes + of_buffers.rx_bytes,
-            state_tx_bytes=admission.tx_bytes if admission is not None else 0,
-            state_rx_bytes=admission.rx_bytes if admission is not None else 0,
-            waited_s=waited_s,
-            loss=loss_mean,
-        )
+        return step.report(SPSAStep, len(exchanged.ranks), loss=loss_mean)
 
     def finish(self) -> None:
         """Compares what all peers have in common: call it on all of them after the last step. DivergenceError,
         PCCLError as `step`."""
         with self._membership.step("SPSA.finish"):
-            self._contract.check(self.revision)
+            self._replicated.check(self.revision)
 
     def _evaluate(self, loss: Callable[[int], float]) -> tuple[bytes, float]:
         """Evaluate the loss along this peer's directions, and return their bytes and the mean loss. The weights stay
@@ -379,7 +447,7 @@ class SPSA(Checkpointed):
         options = self._options
         codes = bytearray()
         losses = []
-        first = self._seats.own * options.directions
+        first = self._ranks.own * options.directions
         for direction in range(first, first + options.directions):
             pair = []
             for factor in (1, -1):
@@ -391,20 +459,20 @@ class SPSA(Checkpointed):
                     raise FloatingPointError(
                         f"the loss is {pair[0]} and {pair[1]} at weights perturbed by {options.epsilon:g}"
                     )
-                codes.append(gradient_byte.encode(projected, options.unit))
+                codes.append(encode_gradient(projected, options.unit))
             losses += pair
         return bytes(codes), sum(losses) / len(losses)
 
     @default_environment()
-    def _move(self, step: Step) -> None:
+    def _move(self, step: LoggedStep) -> None:
         """Makes a step from the revision where it begins. The weights may be displaced, and come home."""
         options = self._options
         count = sum(map(len, step.codes))
         coefficients: dict[int, float] = {}
-        for seat, codes in zip(step.seats, step.codes, strict=True):
+        for rank, codes in zip(step.ranks, step.codes, strict=True):
             for i, code in enumerate(codes):
-                projected = gradient_byte.decode(code, options.unit)
-                coefficients[seat * options.directions + i] = -options.rate(step.revision) * projected / count
+                projected = decode_gradient(code, options.unit)
+                coefficients[rank * options.directions + i] = -options.rate(step.revision) * projected / count
         self._grid.update(step.revision, coefficients)
         self._state.revision += 1
         self._recent.append(step)
@@ -426,7 +494,7 @@ class SPSA(Checkpointed):
         for entry in entries:
             if entry.revision != self.revision and (isinstance(entry, Mark) or entry.revision < self.revision):
                 continue
-            if isinstance(entry, Step):
+            if isinstance(entry, LoggedStep):
                 if entry.revision > self.revision:
                     break
                 self._move(entry)
@@ -454,13 +522,13 @@ class SPSA(Checkpointed):
         self._grid.require_home()
         tensors = {name: tensor.numpy() for name, tensor in self._tensors.items()}
         state = {"parameters": tensors, "exponents": self._grid.exponents, "buffers": buffers_of(self._model)}
-        state["shared"] = self._contract.state_dict()
+        state["shared"] = self._replicated.state_dict()
         return Snapshot(self.revision, state, self._layout, repr(self._options))
 
     def _restore(self, state: dict[str, Any], revision: int) -> None:
         buffers = buffers_of(self._model)
         require_like(buffers, state.get("buffers", buffers))
-        with self._contract.taking_up(state.get("shared", {})):
+        with self._replicated.taking_up(state.get("shared", {})):
             assign(buffers, state.get("buffers", buffers))
             for name, tensor in self._tensors.items():
                 tensor.assign(state["parameters"][name])

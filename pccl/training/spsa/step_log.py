@@ -51,20 +51,20 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LoggedStep:
     """A step from `revision` to the next."""
 
     revision: int
-    seats: tuple[int, ...]
+    ranks: tuple[int, ...]
     codes: tuple[bytes, ...]
     """The bytes that the peer on each seat has brought in, as many from each."""
 
     def encode(self) -> bytes:
-        seats = struct.pack(f"<{len(self.seats)}I", *self.seats)
-        return _sealed(STEP, _STEP.pack(self.revision, len(self.seats)) + seats + b"".join(self.codes))
+        ranks = struct.pack(f"<{len(self.ranks)}I", *self.ranks)
+        return _sealed(STEP, _STEP.pack(self.revision, len(self.ranks)) + ranks + b"".join(self.codes))
 
 
-Entry: TypeAlias = Mark | Step
+Entry: TypeAlias = Mark | LoggedStep
 
 
 def _sealed(kind: int, body: bytes) -> bytes:
@@ -77,12 +77,12 @@ def _decode(kind: int, body: bytes) -> Entry:
         revision, digest = _MARK.unpack_from(body)
         return Mark(revision, digest, body[_MARK.size :].decode())
     revision, peers = _STEP.unpack_from(body)
-    seats = struct.unpack_from(f"<{peers}I", body, _STEP.size)
+    ranks = struct.unpack_from(f"<{peers}I", body, _STEP.size)
     codes = body[_STEP.size + 4 * peers :]
     each = len(codes) // peers if peers else 0
     if kind != STEP or each * peers != len(codes):
         raise LogError(f"an entry of kind {kind} with {len(body)} bytes cannot be understood")
-    return Step(revision, seats, tuple(codes[i * each : (i + 1) * each] for i in range(peers)))
+    return LoggedStep(revision, ranks, tuple(codes[i * each : (i + 1) * each] for i in range(peers)))
 
 
 def _split(data: bytes, begin: int = 0) -> Iterator[tuple[int, Entry]]:

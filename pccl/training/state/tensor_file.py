@@ -1,4 +1,8 @@
-"""Named tensors in one file that is there whole or not at all, in the safetensors format.
+"""== tensors/npz
+Named NumPy arrays in the bytes of an `.npz`.
+
+== state/tensor_file
+Named tensors in one file that is there whole or not at all, in the safetensors format.
 
 Theory of operation. A safetensors file is the length of a header in 8 bytes, the header as JSON (of each tensor name,
 dtype, shape and place; and text metadata), and the tensors' bytes. Any tool that knows the format can look into it.
@@ -17,6 +21,7 @@ The same contents can be an `.npz`, for programs that read such files.
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import math
 import os
@@ -33,7 +38,27 @@ import blake3
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl.training.tensors.npz import arrays_of
+TRIES = 20
+
+
+def arrays_of(content: bytes) -> dict[str, NDArray[Any]]:
+    """Return the arrays by their names. What NumPy and zipfile raise, if the bytes are no `.npz`. Thread-safe.
+
+    NumPy parses an array's header as Python, and there CPython 3.11 and 3.12 count the depth of all threads together
+    (https://github.com/python/cpython/issues/106905): now and then a sound text is refused, and not the next time.
+    """
+    for _ in range(TRIES):
+        try:
+            return _arrays_of(content)
+        except SystemError:
+            pass
+    return _arrays_of(content)
+
+
+def _arrays_of(content: bytes) -> dict[str, NDArray[Any]]:
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        return dict(archive)
+
 
 Bytes = NDArray[np.uint8]
 

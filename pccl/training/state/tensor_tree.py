@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from pccl.training.state.replica import describe, is_distributed, local_shard
 from pccl.training.state.tensor_file import NUMPY_DTYPES, Entry, dtype_name
-from pccl.training.tensors.shards import describe, is_distributed, local_shard
 
 TORCH_NAMES = {
     "float64": "F64",
@@ -46,7 +46,7 @@ class Shard:
     """The place of a tensor in a distributed one."""
 
     place: str
-    """The place as `pccl.training.tensors.shards.describe` gives it."""
+    """The place as `pccl.training.state.replica.describe` gives it."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 

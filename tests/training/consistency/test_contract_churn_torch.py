@@ -119,7 +119,7 @@ def test_a_newcomer_is_lost_while_it_is_brought_up(master: MasterNode, kind: str
     peers = [ContractPeer(torch, master.address, number, kind) for number in range(2)]
     together([partial(peer.enter, 2) for peer in peers])
     newcomer = ContractPeer(torch, master.address, 2, kind)
-    newcomer.training._contract.after_admission = die
+    newcomer.training._replicated.after_admission = die
     threads = [Background(partial(run, peer)) for peer in peers]
     with pytest.raises(DeathError):
         newcomer.enter()

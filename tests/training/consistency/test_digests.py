@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pccl import MasterNode, PCCLError
-from pccl.training.consistency.digests import Check, Snapshot
+from pccl.training.state.digests import Check, Snapshot
 from tests.support.cluster import Background, Cluster, until
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from pccl import Communicator, MasterNode
 from pccl.training import SPSA, AsyncDiLoCo, DiLoCo, DivergenceError, SPSAOptions
-from pccl.training.consistency import digests
-from pccl.training.consistency.buffers import Buffers, exchanged_buffers
-from pccl.training.consistency.digests import Check, Snapshot
 from pccl.training.group.relaunch import Relaunched
+from pccl.training.state import digests
+from pccl.training.state.buffers import Buffers, exchanged_buffers
+from pccl.training.state.digests import Check, Snapshot
 from tests.support.cluster import Background, Cluster, run_of, together, until
 from tests.training.consistency.contract_peers import ContractPeer
 

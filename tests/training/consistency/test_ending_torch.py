@@ -12,7 +12,7 @@ import pytest
 
 from pccl import MasterNode
 from pccl.training import DDP, AsyncDiLoCo, DiLoCo, DiLoCoOptimizer, DivergenceError
-from pccl.training.consistency import contract
+from pccl.training.state import replicated_state
 from tests.support.cluster import Background, together
 from tests.support.streams import TIMEOUT_S
 from tests.training.consistency.contract_peers import KINDS, ContractPeer, new_module
@@ -105,7 +105,7 @@ def test_who_leaves_earlier_compares_with_those_who_go_on(master: MasterNode) ->
 def test_who_waits_in_vain_at_the_end_says_so_and_leaves(
     master: MasterNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(contract, "PARTING_S", 0.2)
+    monkeypatch.setattr(replicated_state, "PARTING_S", 0.2)
     peers = cluster_of(master, "sync", 2, check_every=NEVER)
     with caplog.at_level(logging.WARNING):
         together([partial(peer.run, 2) for peer in peers])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.training.data.deal import Deal, Pool, Range
+from pccl.training.data.stream import Deal, Pool, Range
 
 
 @pytest.mark.parametrize(

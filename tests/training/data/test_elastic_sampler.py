@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pccl import PCCLError, Result
 from pccl.training import ElasticSampler
-from pccl.training.data.deal import Deal, Pool
+from pccl.training.data.stream import Deal, Pool
 from pccl.training.state import codec
 from tests.training.data.sampler_group import Group, Loader
 

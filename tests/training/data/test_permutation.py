@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.training.data.permutation import Permutation
+from pccl.training.data.stream import Permutation
 
 
 @given(st.integers(1, 5000), st.integers(0, 2**64 - 1), st.integers(0, 2**40))

@@ -12,7 +12,7 @@ import pytest
 
 from pccl import Communicator, MasterNode, QuantizationOptions, Result
 from pccl.training import DDP, CheckpointError, DiLoCo, DivergenceError
-from pccl.training.consistency.contract import Contract
+from pccl.training.state.replicated_state import Contract
 from tests.support.cluster import Background, outcomes, refusal, results, together
 from tests.training.test_ddp_torch import loss, new_module, parameters
 
@@ -132,7 +132,7 @@ def test_who_cannot_be_given_all_that_came_later_leaves_and_the_others_go_on(
     peers = [Peer(master.address, number, dampened) for number in range(2)]
     together([partial(peer.enter, 2) for peer in peers])
     together([partial(peer.run, 2) for peer in peers])
-    monkeypatch.setattr("pccl.training.consistency.contract.OBJECTS_BYTES_MAX", 600)
+    monkeypatch.setattr("pccl.training.state.replicated_state.OBJECTS_BYTES_MAX", 600)
     is_over = threading.Event()
 
     def is_told(peer: Peer) -> bool:

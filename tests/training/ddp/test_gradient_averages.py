@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from pccl import Communicator, MasterNode
-from pccl.training.ddp.gradient_averages import GradientAverages
-from pccl.training.group.membership import Averaged
+from pccl.training.ddp.gradients import GradientAverages
+from pccl.training.group.relaunch import Outcome
 from tests.support.cluster import Cluster, together
 
 STALE = 1e6
@@ -28,7 +28,7 @@ class ArrayBucket:
         self.average: Any = None
         self._received = np.zeros(5)
         self._has_gradient = False
-        self._landed: Averaged | None = None
+        self._landed: Outcome | None = None
 
     @property
     def is_full(self) -> bool:
@@ -51,7 +51,7 @@ class ArrayBucket:
         np.multiply(self.flat, factor, out=self._received)
         return self._received
 
-    def land(self) -> Averaged:
+    def land(self) -> Outcome:
         self._landed = self.average.wait()
         assert self._landed is not None
         return self._landed

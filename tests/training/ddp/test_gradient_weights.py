@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from pccl.training.ddp.gradient_weights import EXPONENT_SLACK, factor_of, settle, way_of
-from pccl.training.group.membership import Averaged
+from pccl.training.ddp.gradients import EXPONENT_SLACK, factor_of, settle, way_of
+from pccl.training.group.relaunch import Outcome
 
 
 class Scripted:
@@ -19,7 +19,7 @@ class Scripted:
         self.exponent: int | None = None
         self.mean = math.nan
 
-    def land(self) -> Averaged:
+    def land(self) -> Outcome:
         peers = tuple(range(self.worlds.pop(0)))
         factors = [1.0 if self.exponent is None else factor_of(self.weights[peer], self.exponent) for peer in peers]
         self.mean = sum(f * self.values[peer] for f, peer in zip(factors, peers, strict=True))
@@ -27,7 +27,7 @@ class Scripted:
             self.mean /= len(peers)
         elif len(peers) == 1:
             self.mean = self.values[0]
-        return Averaged(len(peers), 0, 1, 1, peers)
+        return Outcome(len(peers), 0, 1, 1, peers)
 
     def divide(self, total: float) -> None:
         self.mean /= total

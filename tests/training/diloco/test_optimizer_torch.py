@@ -353,7 +353,7 @@ def test_weights_and_speeds(master: MasterNode) -> None:
     clocks = [0.0, 0.0]
 
     def train(peer: Trained) -> int:
-        pace = peer.optimizer.diloco._pace
+        pace = peer.optimizer.diloco._inner_steps
         pace.clock = lambda: clocks[peer.number]
         peer.optimizer.join()
         made = 0

@@ -11,7 +11,7 @@ import pytest
 
 from pccl import MasterNode, Result
 from pccl.training import AsyncDiLoCo, DiLoCo
-from pccl.training.diloco.pace import UNKNOWN_S, Pace
+from pccl.training.diloco.diloco import UNKNOWN_S, InnerSteps
 from tests.support.cluster import Background, together
 from tests.training.peers import Kind, Peer, assert_parity, cluster_of, new_model, refused_while_others_train, train
 
@@ -31,8 +31,8 @@ class Timed:
 
     def __init__(self, peer: Peer, seconds: float) -> None:
         self.peer, self.seconds, self.clock = peer, seconds, Clock()
-        peer.diloco._pace.clock = self.clock
-        peer.diloco._pace.begin_anew()
+        peer.diloco._inner_steps.clock = self.clock
+        peer.diloco._inner_steps.forget()
         self.made: list[int] = []
         self.took_s: list[float] = []
 
@@ -120,10 +120,10 @@ def test_who_makes_other_numbers_than_told_says_so(master: MasterNode) -> None:
     timed = Timed(peer, 1.0)
     timed.clock.now_s = 6.0
     peer.diloco.outer_step(inner_steps=3)
-    assert peer.diloco._pace.seconds == 2.0
+    assert peer.diloco._inner_steps.seconds == 2.0
     timed.clock.now_s = 7.0
     peer.diloco.outer_step(inner_steps=0)  # nothing is measured by no steps
-    assert peer.diloco._pace.seconds == 2.0
+    assert peer.diloco._inner_steps.seconds == 2.0
     peer.close()
 
 
@@ -153,7 +153,7 @@ def test_ranks_of_a_site_make_as_many_as_the_slowest_of_them() -> None:
 
     def adapt(rank: int) -> int:
         site: Any = Ranks(rank)
-        pace = Pace(BASE, site)
+        pace = InnerSteps(BASE, site)
         pace.adapt([1.0], BASE / (wanted[rank] + 0.5))
         return pace.inner_steps
 
@@ -161,7 +161,7 @@ def test_ranks_of_a_site_make_as_many_as_the_slowest_of_them() -> None:
 
 
 def test_without_a_measure_there_is_no_change() -> None:
-    pace = Pace(BASE, None)
+    pace = InnerSteps(BASE, None)
     pace.adapt([UNKNOWN_S, UNKNOWN_S], UNKNOWN_S)
     assert pace.inner_steps == BASE
     pace.adapt([UNKNOWN_S, 0.1], UNKNOWN_S)

@@ -108,7 +108,7 @@ def test_a_call_that_fails_before_the_average_leaves_the_weights_to_the_next(
     master: MasterNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peer = Peer(master.address, 1, partial(AsyncDiLoCo, fragments=2)).enter()  # type: ignore[arg-type]
-    launch, claim = peer.diloco._launch_average, peer.diloco._contract.followers.claim
+    launch, claim = peer.diloco._launch_average, peer.diloco._replicated.claim
     seen: list[float | None] = []
 
     def record(gradient: Any, weight: float | None) -> Any:
@@ -121,10 +121,10 @@ def test_a_call_that_fails_before_the_average_leaves_the_weights_to_the_next(
     peer.diloco._launch_average = record  # type: ignore[method-assign]
     for weight in (1.0, 10.0, 100.0):
         train(peer.model, peer.number)
-        monkeypatch.setattr(peer.diloco._contract.followers, "claim", fail)
+        monkeypatch.setattr(peer.diloco._replicated, "claim", fail)
         with pytest.raises(RuntimeError, match="no samples were drawn"):
             peer.diloco.outer_step(weight=weight)
-        monkeypatch.setattr(peer.diloco._contract.followers, "claim", claim)
+        monkeypatch.setattr(peer.diloco._replicated, "claim", claim)
         peer.diloco.outer_step(weight=weight)
     assert seen == [1, 11, 110]
     peer.close()

@@ -7,7 +7,8 @@ from functools import partial
 import numpy as np
 
 from pccl import PCCLError, ReduceOp, Result, SharedState
-from pccl.training.group.membership import Average, Membership
+from pccl.training.group.membership import Membership
+from pccl.training.group.relaunch import average
 from tests.support.cluster import Background, Cluster, refusal
 
 TAG = 7
@@ -19,8 +20,8 @@ def test_an_average_that_somebody_gave_up_is_launched_again(cluster: Cluster) ->
     vectors = [np.full(1000, index, np.float32) for index in range(2)]
     given_up = refusal(partial(cluster[1].all_reduce, vectors[1], op=ReduceOp.AVG, tag=TAG, step=STEP, timeout=0.0))
     assert given_up.result is Result.TIMEOUT
-    averaging = Background(Average(cluster[0], vectors[0], TAG, STEP).wait)
-    again = Average(cluster[1], vectors[1], TAG, STEP).wait()
+    averaging = Background(average(cluster[0], vectors[0], TAG, STEP).wait)
+    again = average(cluster[1], vectors[1], TAG, STEP).wait()
     assert (again.world_size, again.aborted) == (2, 0)
     first = averaging.result()
     assert (first.world_size, first.aborted) == (2, 1)

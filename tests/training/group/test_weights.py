@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl.training.group.weights import as_float, checked_weight
+from pccl.training.step import as_float, checked_weight
 
 
 @pytest.mark.parametrize(

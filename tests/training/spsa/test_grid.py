@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl.training.spsa.elements import Tensor
-from pccl.training.spsa.gradient_byte import MAGNITUDES, decode, encode
 from pccl.training.spsa.grid import UNITS_MAX, Grid
+from pccl.training.spsa.spsa import MAGNITUDES
+from pccl.training.state.codec import decode, encode
 
 EPSILON = 1e-3
 

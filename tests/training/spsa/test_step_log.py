@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pccl.training.spsa.step_log import MAGIC, Entry, LogError, LogFile, Mark, Step, entries_of, read
+from pccl.training.ddp.ddp import Step
+from pccl.training.spsa.step_log import MAGIC, Entry, LogError, LogFile, Mark, entries_of, read
 
 ENTRIES: list[Entry] = [Mark(0, b"d" * 32, "run"), Step(0, (0, 1), (b"ab", b"cd")), Step(1, (0,), (b"ef",))]
 HEAD_BYTES = 5

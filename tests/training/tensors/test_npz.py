@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pccl.training.state.replica import ArrayReplica
 from pccl.training.state.tensor_file import Contents, Entry, read, write
-from pccl.training.tensors.replica import ArrayReplica
 
 RAISED = "AST constructor recursion depth mismatch (before=48, after=46)"
 

@@ -31,9 +31,8 @@ from numpy.typing import NDArray
 
 from pccl import Communicator, ReduceOp, TensorInfo
 from pccl._floating_point import default_environment
-from pccl.training.group.membership import NO_UPDATE, Averaged
-from pccl.training.group.relaunch import Relaunched
-from pccl.training.tensors.shards import local_shard
+from pccl.training.group.relaunch import NOT_MADE, Outcome, Relaunched
+from pccl.training.state.replica import local_shard
 
 AVERAGE, FIRST, LOCAL = "average", "first", "local"
 RULES = (AVERAGE, FIRST, LOCAL)
@@ -217,19 +216,22 @@ class Buffers:
             if vector.size:
                 self._ops.append(_reduction(communicator, vector, op, tag + i, step))
 
-    def land(self, *, keep_going: bool = False) -> Averaged:
+    def land(self, *, keep_going: bool = False) -> Outcome:
         """Waits for the exchange, if one is on its way, and puts the common values into the module. `keep_going` where
         forward passes were made meanwhile: what they have changed is kept. PCCLError for anything but losses."""
         if not self._ops:
-            return NO_UPDATE
-        infos = [op.wait() for op in self._ops]
-        aborted = sum(op.aborted for op in self._ops)
+            return NOT_MADE
+        outcomes = [op.wait() for op in self._ops]
+        is_alone = self._ops[0].info is None
         self._ops = []
-        self._take(alone=infos[0] is None)
+        self._take(is_alone)
         self._go_on() if keep_going else self.show()
-        there = [info for info in infos if info is not None]
-        world_size = min((info.world_size for info in there), default=1)
-        return Averaged(world_size, aborted, sum(i.tx_bytes for i in there), sum(i.rx_bytes for i in there))
+        return Outcome(
+            min(each.world_size for each in outcomes),
+            sum(each.aborted for each in outcomes),
+            sum(each.tx_bytes for each in outcomes),
+            sum(each.rx_bytes for each in outcomes),
+        )
 
     def drop(self) -> None:
         """Forgets an exchange whose communicator is closed."""

@@ -45,8 +45,7 @@ from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, ReduceOp, Result
 from pccl._integers import as_int
-from pccl.training.group.relaunch import Relaunched
-from pccl.training.group.seats import until_committed
+from pccl.training.group.relaunch import Relaunched, gather_among_all, reduce_among_all
 from pccl.training.state import codec
 
 COST_SHARE = 5e-4
@@ -352,24 +351,12 @@ class Check:
 
     def _largest(self, size: int, step: int) -> int:
         sizes = np.array([size])
-        until_committed(
-            self.communicator,
-            lambda: self.communicator.all_reduce_async(
-                sizes, op=ReduceOp.MAX, tag=self._account_tag, step=step
-            ).result(),
-        )
+        reduce_among_all(self.communicator, sizes, ReduceOp.MAX, self._account_tag, step)
         return int(sizes[0])
 
     def _gather(self, row: NDArray[np.uint8], step: int) -> dict[int, NDArray[np.uint8]]:
         """Gather a row of bytes from each peer, and return them by peer."""
-        info, _ = until_committed(
-            self.communicator,
-            lambda: self.communicator.all_gather_async(row, tag=self._account_tag, step=step).result(),
-        )
-        if info is None:
-            membership = self.communicator.membership
-            return {membership.peers[membership.rank]: row}
-        return dict(zip(info.membership.peers, info.array, strict=True))
+        return gather_among_all(self.communicator, row, self._account_tag, step)[0]
 
 
 def _row(peer: int, data: NDArray[np.uint8], head: bytes) -> _Row:

@@ -1,4 +1,8 @@
-"""A peer's own model, seen as one flat vector.
+"""== tensors/shards
+A rank's shard of a parameter that torch.distributed spreads over several (DTensor, as FSDP2 makes them).
+
+== tensors/replica
+A peer's own model, seen as one flat vector.
 
 The core of the training algorithms works on flat NumPy vectors: one buffer to reduce, one to synchronize. A replica
 moves values between such a vector and the tensors where the user's inner steps find them, in one pass and without
@@ -23,9 +27,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl._floating_point import default_environment
-from pccl.training.tensors.npz import arrays_of
-from pccl.training.tensors.shards import describe, local_shard
-from pccl.training.tensors.torch_arithmetic import default_torch_arithmetic
+from pccl.training.state.tensor_file import arrays_of
+from pccl.training.state.torch_arithmetic import default_torch_arithmetic
+
+
+def is_distributed(tensor: Any) -> bool:
+    return hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh")
+
+
+def local_shard(tensor: Any) -> Any:
+    """Return this rank's part of a distributed tensor, sharing its memory and without its gradient's history; any other
+    tensor as it is. ValueError: it holds partial sums, which are no part of the values."""
+    if not is_distributed(tensor):
+        return tensor.detach()
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise ValueError(f"a tensor placed as {tensor.placements} holds partial sums; redistribute it first")
+    return tensor.detach().to_local()
+
+
+def describe(tensor: Any) -> str:
+    """Return where the shard is among those of the site: equal for the same rank of another site. Empty without
+    shards."""
+    if not is_distributed(tensor):
+        return ""
+    mesh = tensor.device_mesh
+    return f" shard {mesh.get_coordinate()} of {tuple(mesh.shape)} {tensor.placements}"
+
 
 Vector: TypeAlias = NDArray[np.floating[Any]]
 """A flat, contiguous array of float32 or float64."""

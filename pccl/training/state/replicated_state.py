@@ -1,21 +1,34 @@
-"""The contract of all training classes: the state that all peers have in common, and how it is kept so.
+"""== group/followers
+Objects that are told what becomes of each step: who is there, and whose contributions its average had.
+
+Such as `ElasticSampler`. A training class finds them among the objects that it is handed over (`shared=`), tells all of
+them, in the order of their names, and in each step does so:
+
+    check     before anything is averaged, or afterwards nothing can be told of what does not fit; not a joint call
+    claim     before an average is launched, or where steps are fixed before the next one is: a joint call
+    commit    once it has committed, with the numbers of the peers that are in it; in the order of the claims
+    discard   where what was trained on since the last claim is left out; not a joint call
+    regroup   after an admission, when all have the same state: a joint call
+
+== consistency/contract
+The contract of all training classes: the state that all peers have in common, and how it is kept so.
 
 The contract, after each step:
 
 1. *Everything that decides the next step is the same bytes on all peers*, or `DivergenceError` names the peers and what
    differs: parameters, those buffers that are not local, optimizer state where it is shared, the hyperparameters in
    `param_groups`, and each object that was handed over (`shared=`). It is compared by digest while the run goes on and
-   before and after somebody is let in (`pccl.training.consistency.digests`). `digest()` is over all of it. The last
+   before and after somebody is let in (`pccl.training.state.digests`). `digest()` is over all of it. The last
    step is compared, too: by `finish`, or where the communicator's `with` block is left in order.
 2. *Newcomers get all of it*: tensors by the synchronization of the shared state, objects after that, encoded
    (`pccl.training.state.codec`), from the peer that was accepted first of those under way; with the objects also what
-   an optimizer has come to hold since the training object was made (`pccl.training.tensors.held_tensors`).
+   an optimizer has come to hold since the training object was made (`pccl.training.state.torch_state`).
 3. *Objects are aligned at the beginning of a step.* A peer that is under way comes out of the step that admits
    somebody and may then, say, step a scheduler; a newcomer comes out of `join` and does not. So objects are handed over
    once more when all have come to the next step, before anything is averaged: there all stand at the same place.
-4. *Buffers* have a rule (`pccl.training.consistency.buffers`): averaged, taken from the first peer, or local. Local
+4. *Buffers* have a rule (`pccl.training.state.buffers`): averaged, taken from the first peer, or local. Local
    ones are in no digest.
-5. *Objects that follow the steps*, such as a sampler, are told of each (`pccl.training.group.followers`).
+5. *Objects that follow the steps*, such as a sampler, are told of each (`pccl.training.state.replicated_state`).
 6. *A peer that is new and differs all the same leaves*, and the others go on.
 """
 
@@ -23,27 +36,38 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import blake3
 import numpy as np
 from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, ReduceOp, Result, TensorInfo
-from pccl.training.consistency.buffers import Buffers
-from pccl.training.consistency.digests import Check, DivergenceError, Snapshot, digest_of
-from pccl.training.group.followers import Followers
-from pccl.training.group.membership import Averaged
-from pccl.training.group.seats import until_committed
+from pccl.training.group.relaunch import Outcome, reduce_among_all
 from pccl.training.state import codec
+from pccl.training.state.buffers import Buffers
 from pccl.training.state.checkpoint import Stateful
+from pccl.training.state.digests import Check, DivergenceError, Snapshot, digest_of
+from pccl.training.state.replica import local_shard
 from pccl.training.state.tensor_file import CheckpointError
-from pccl.training.tensors.shards import local_shard
+
+
+@runtime_checkable
+class StepListener(Protocol):
+    """One such object; `ElasticSampler` tells what its methods do."""
+
+    def fix_steps(self) -> None: ...
+    def check_step(self) -> None: ...
+    def claim(self, communicator: Communicator | None, tag: int = 0, on_their_way: int = 0) -> None: ...
+    def commit(self, peers: Collection[int] | None = None) -> None: ...
+    def discard(self) -> None: ...
+    def regroup(self, communicator: Communicator | None, tag: int = 0) -> None: ...
+
 
 TAGS = 1 << 62
-"""The first tag of contracts. Each tag of a training object has 8 of them."""
+"""The first tag of replicated states. Each tag of a training object has 8 of them."""
 CHECK, HAND_OVER, BUFFERS, FOLLOW, PART = 0, 1, 2, 3, 4
 NOBODY = -(2**62)
 OBJECTS_BYTES_MAX = 1 << 32
@@ -108,7 +132,7 @@ class ParamGroups:
         return groups
 
 
-class Contract:
+class ReplicatedState:
     """One peer's part of it. Its methods are joint unless told otherwise. Not thread-safe."""
 
     def __init__(
@@ -166,7 +190,7 @@ class Contract:
         held |= {f"shared {name}": each for name, each in objects.items()}
         self._objects = dict(sorted(held.items()))
         self._shared = [*self._objects]
-        self.followers = Followers(self._objects.values(), _tag(self._tag, FOLLOW))
+        self._listeners = [each for each in self._objects.values() if isinstance(each, StepListener)]
         if self._groups is not None:  # the last to be loaded: others may set learning rates as they are
             self._objects["param_groups"] = self._groups
         if self._late is not None:  # its places are those of the groups' parameters
@@ -178,7 +202,7 @@ class Contract:
         alike."""
         rule, layout = self.buffers.rule, hashlib.sha256(self.buffers.layout.encode()).hexdigest()[:12]
         names = ", ".join(f"{name} (not compared)" if name in self._uncompared else name for name in self._objects)
-        options = f"contract: {names or 'no objects'}; buffers {rule} {layout}; check_every {self._check.every}"
+        options = f"replicated state: {names or 'no objects'}; buffers {rule} {layout}; check_every {self._check.every}"
         return [*self.buffers.infos(), TensorInfo.from_numpy(self._marker, options)]
 
     def options(self) -> dict[str, object]:
@@ -223,6 +247,33 @@ class Contract:
         """The divergence that ended the run for this object, or None. Not a joint call."""
         return self._check.failure
 
+    # Listeners. Their methods say what they do: see `ElasticSampler`.
+
+    def fix_steps(self) -> None:
+        """Gradients travel before a step is complete, so its samples must be known before. Raises ValueError."""
+        for each in self._listeners:
+            each.fix_steps()
+
+    def check_step(self) -> None:
+        """Not a group call. Raises RuntimeError: this peer has not drawn the samples of the step."""
+        for each in self._listeners:
+            each.check_step()
+
+    def claim(self, in_flight: int = 0) -> None:
+        """`in_flight` averages are in flight now. Raises RuntimeError as `check_step`, PCCLError except for losses."""
+        for each in self._listeners:
+            each.claim(self._communicator, _tag(self._tag, FOLLOW), in_flight)
+
+    def commit(self, peers: Collection[int]) -> None:
+        """`peers` are in the average of the oldest claim."""
+        for each in self._listeners:
+            each.commit(peers)
+
+    def discard(self) -> None:
+        """Leave out what was drawn since the last claim. Not a group call."""
+        for each in self._listeners:
+            each.discard()
+
     # Around a step.
 
     def begin(self, revision: int) -> None:
@@ -237,20 +288,14 @@ class Contract:
         """Launch the exchange of buffers, once the forward passes of the step have been made."""
         self.buffers.launch(self._communicator, _tag(self._tag, BUFFERS), revision)
 
-    def land(self) -> Averaged:
-        """Wait for comparison and buffers, last of all before the step changes anything; the common buffers are there
-        then. DivergenceError."""
-        self._check.land()
-        return self.buffers.land()
-
-    def exchange_own_buffers(self, revision: int) -> Averaged:
+    def exchange_own_buffers(self, revision: int) -> Outcome:
         """Exchange at once the buffers that forward passes within `Buffers.own` have left, and make them the common
         ones."""
         self.buffers.show_own()
         self.launch_buffers(revision)
         return self.buffers.land()
 
-    def land_check(self) -> None:
+    def land_comparison(self) -> None:
         """Wait for the comparison alone. DivergenceError."""
         self._check.land()
 
@@ -295,7 +340,7 @@ class Contract:
         """Return the digest of the state as it is, in hexadecimal. Not a joint call."""
         return self.snapshot(revision).digest().hex()
 
-    # Around an admission: see `pccl.training.group.membership.JointState`.
+    # Around an admission: see `pccl.training.group.membership.AdmittedState`.
 
     def before_admission(self, revision: int) -> None:
         """All who are under way have the same, or nobody is let in. DivergenceError."""
@@ -305,18 +350,22 @@ class Contract:
         """`is_source` where this peer's state is what all have; `is_new` where others had been under way, and this
         peer had not."""
         if world_size < 2:
-            self.followers.regroup(self._communicator)
+            self._regroup()
             self._check.come_soon(revision)
             return
         if self._adopt is not None:
             self._adopt()
         self._hand_over(revision, is_source, has_them=is_source)
-        self.followers.regroup(self._communicator)
+        self._regroup()
         if not is_source:
             self.buffers.show()
         self._is_new, self._must_align = is_new, True
         self._check.check(lambda: self.snapshot(revision), is_new=is_new)
         self._check.come_soon(revision)
+
+    def _regroup(self) -> None:
+        for each in self._listeners:
+            each.regroup(self._communicator, _tag(self._tag, FOLLOW))
 
     def _digests_of_frozen(self) -> dict[str, bytes]:
         """Hashed anew where they were written since, and, as writes through `.data` cannot be told, by `check`."""
@@ -403,11 +452,7 @@ class Contract:
         return not is_again or blake3.blake3(late).digest() != self._late_digest
 
     def _reduced(self, vector: NDArray[Any], step: int) -> None:
-        tag = _tag(self._tag, HAND_OVER)
-        until_committed(
-            self._communicator,
-            lambda: self._communicator.all_reduce_async(vector, op=ReduceOp.MAX, tag=tag, step=step).result(),
-        )
+        reduce_among_all(self._communicator, vector, ReduceOp.MAX, _tag(self._tag, HAND_OVER), step)
 
     def _load(self, encoded: Mapping[str, bytes]) -> None:
         for name, own in self._encoded().items():
