@@ -10,7 +10,7 @@ on all peers. `bucket.average` sends a tensor and returns a future of its averag
 
 `DDP.synchronize` completes these futures one after the other, on the thread that calls it; callbacks of `then` run
 there, and may average again. An average that a loss has aborted is made again among the survivors first. Alone, a peer
-gets what it has given. All peers call `average` equally often, with as many elements, in the same order for each bucket.
+gets what it has given. All peers call `average` equally often, with as many elements, in one order for each bucket.
 """
 
 from __future__ import annotations

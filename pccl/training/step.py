@@ -45,7 +45,7 @@ class StepReport:
     state_tx_bytes: int
     state_rx_bytes: int
     waited_s: float
-    """Seconds for which computing stood still for the network."""
+    """Seconds that computing waited for the network."""
 
 
 class GroupStep:
@@ -84,7 +84,7 @@ class GroupStep:
         self.land_buffers()
 
     def land_buffers(self, *, keep_going: bool = False) -> None:
-        """`keep_going`: forward passes went on meanwhile, and their changes are kept."""
+        """`keep_going`: forward passes went on during the exchange, and their changes are kept."""
         self.outcomes.append(self._replicated.buffers.land(keep_going=keep_going))
 
     def commit(self, peers: Collection[int]) -> None:
@@ -98,7 +98,7 @@ class GroupStep:
         return self._are_peers_pending
 
     def admit(self) -> Admission | None:
-        """Let newcomers in, if any wait. Nothing may be in flight."""
+        """Let newcomers in, if any wait. No op may be in flight."""
         if self.are_peers_pending():
             self.admission = self._membership.admit()
         return self.admission

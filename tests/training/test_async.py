@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pccl import Communicator, MasterNode, PCCLError, QuantizationOptions, Result
+from pccl import Communicator, MasterNode, PCCLError, Result
 from pccl.training import AsyncDiLoCo, OuterNesterov
 from tests.support.cluster import WAIT_S, Background, together
 from tests.training.peers import (
@@ -108,36 +107,9 @@ def test_three_peers_do_what_the_module_says(master: MasterNode, fragments: list
         assert_close(peer.model, late_reference([0, 1, 2], 8, fragments=fragments))
 
 
-def test_more_fragments_than_rows(master: MasterNode) -> None:
-    """Some outer steps move nothing."""
-    peers = async_cluster(master, 2, fragments=9)
-    each_runs(peers, 10)
-    finish(peers)
-    assert_parity(peers)
-    rows = [*range(0, 40, 5), *range(36, 41)]
-    cuts = [max(row for row in rows if row <= 40 * k // 9) for k in range(10)]
-    assert_close(peers[0].model, late_reference([0, 1], 11, fragments=[slice(*cut) for cut in pairwise(cuts)]))
-
-
 def test_no_fragments_are_an_error() -> None:
     with pytest.raises(ValueError, match="fragments 0"):
         AsyncDiLoCo(Communicator("127.0.0.1:1"), new_model(), fragments=0)
-
-
-def test_one_peer_alone_does_the_same(master: MasterNode) -> None:
-    (peer,) = async_cluster(master, 1)
-    peer.run(4)
-    assert peer.worlds == [0, 1, 1, 1, 1]
-    peer.finish()
-    assert_close(peer.model, late_reference([0], 5))
-    peer.close()
-
-
-def test_quantized_updates_are_the_same_bytes_on_all(master: MasterNode) -> None:
-    peers = async_cluster(master, 3, quantization=QuantizationOptions())
-    each_runs(peers, 4)
-    finish(peers)
-    assert_parity(peers)
 
 
 @fragmented
@@ -212,17 +184,6 @@ def test_who_is_lost_with_an_average_in_flight_is_left_out(master: MasterNode, f
     assert peers[0].worlds[:3] == [0, 3, 3]
     assert peers[0].worlds[3] in (2, 3)
     assert peers[0].worlds[4:] == [2, 2]
-
-
-def test_who_is_left_alone_goes_on(master: MasterNode) -> None:
-    one, other = async_cluster(master, 2)
-    thread = Background(partial(one.run, 5))
-    other.run(2)
-    other.close()
-    thread.result()
-    finish([one])
-    assert one.worlds[-1] == 1
-    assert_parity([one, other])
 
 
 @fragmented

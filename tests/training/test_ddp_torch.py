@@ -13,8 +13,7 @@ import pytest
 from pccl import Communicator, MasterNode, PCCLError, QuantizationOptions, Result
 from pccl.training import DDP
 from pccl.training.ddp.ddp import Step
-from tests.support.cluster import Background, refusal, together
-from tests.support.interrupts import interrupted_at
+from tests.support.cluster import Background, together
 
 torch = pytest.importorskip("torch")
 
@@ -230,19 +229,6 @@ def test_who_is_lost_between_two_buckets_is_left_out(master: MasterNode) -> None
     close(peers)
 
 
-def test_who_is_interrupted_while_it_waits_does_not_go_on_as_if_nothing_had_been(master: MasterNode) -> None:
-    peers = cluster_of(master, 2)
-    together([partial(peer.run, 2) for peer in peers])
-    stays, interrupted = peers
-    assert interrupted_at(10**9, partial(interrupted.run, 3))  # where it sleeps
-    assert "a former call was interrupted" in str(refusal(interrupted.ddp.step))
-    thread = Background(partial(stays.run, 6))
-    interrupted.communicator.close()
-    thread.result()
-    assert stays.worlds[-1] == 1
-    close([stays])
-
-
 def test_a_fresh_optimizer_is_as_before() -> None:
     with MasterNode("127.0.0.1:0") as master:
         module = new_module()
@@ -281,20 +267,6 @@ def test_optimizers_do_what_they_do_by_themselves(master: MasterNode, kind: str)
             ddp.step()
         assert torch.equal(parameters(alone), parameters(module))
         ddp.close()
-
-
-def test_layers_that_the_optimizer_has_not_stepped_have_a_state_too(master: MasterNode) -> None:
-    module = new_module()
-    module[0].requires_grad_(False)
-    optimizer = new_optimizer(module)
-    loss(module, 0, 0).backward()
-    optimizer.step()
-    moments = optimizer.state[module[3].weight]["exp_avg"].clone()
-    module[0].requires_grad_(True)
-    DDP(Communicator(master.address), module, optimizer).close()
-    assert optimizer.state[module[0].weight]["exp_avg"].shape == module[0].weight.shape
-    assert torch.equal(optimizer.state[module[3].weight]["exp_avg"], moments)
-    assert float(optimizer.state[module[3].weight]["step"]) == 1
 
 
 class WithCopies(torch.optim.SGD):

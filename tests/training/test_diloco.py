@@ -40,14 +40,6 @@ def test_three_peers_do_what_the_paper_says(master: MasterNode) -> None:
     close(peers)
 
 
-def test_one_peer_goes_on_alone(master: MasterNode) -> None:
-    outer = OuterNesterov(0.5, 0.25)
-    peer = Peer(master.address, 2, outer=outer).enter().run(3)
-    assert peer.worlds == [1, 1, 1]
-    assert_close(peer.model, Reference(outer).run([2], 3))
-    peer.close()
-
-
 def test_quantized_updates_are_the_same_bytes_on_all(master: MasterNode) -> None:
     peers = cluster_of(master, 3, quantization=QuantizationOptions())
     each_runs(peers, 4)
@@ -94,15 +86,6 @@ def test_who_leaves_in_the_middle_of_an_average_is_left_out(master: MasterNode) 
         assert peer.worlds == [3, 3, 2, 2, 2]
         assert [step.aborted for step in peer.steps] == [0, 0, 1, 0, 0]
     close(peers)
-
-
-def test_who_is_left_alone_goes_on(master: MasterNode) -> None:
-    one, other = cluster_of(master, 2)
-    thread = Background(partial(one.run, 4))
-    other.run(2).close()
-    thread.result()
-    assert one.worlds == [2, 2, 1, 1]
-    one.close()
 
 
 @pytest.mark.parametrize(

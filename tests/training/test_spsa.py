@@ -15,11 +15,11 @@ import pytest
 from pccl import Communicator, MasterNode, PCCLError, Result
 from pccl.devices import torch_cuda
 from pccl.signs import add_signs
-from pccl.training import SPSA, CheckpointError, DiLoCo, LogError, SPSAOptions
+from pccl.training import SPSA, CheckpointError, LogError, SPSAOptions
 from pccl.training.spsa import elements
 from tests.support.cluster import Background, together, until
 from tests.support.fake_device import FakeDevice
-from tests.training.peers import assert_parity, new_model, refused_while_others_train
+from tests.training.peers import assert_parity, new_model
 from tests.training.spsa.spsa_peers import OPTIONS, SPSAPeer, close, distance, each_runs, spsa_cluster
 
 
@@ -152,24 +152,6 @@ def test_newcomers_get_the_steps_or_the_weights(
     close([*peers, newcomer])
 
 
-def test_a_second_newcomer_gets_the_steps_from_the_first_peers(master: MasterNode) -> None:
-    """The first newcomer came by the weights, so it remembers nothing of the steps before."""
-    peers = spsa_cluster(master, 1)
-    peers[0].run(5)
-    for number in (1, 2):
-        newcomer = SPSAPeer(master.address, number)
-        if number == 1:
-            newcomer.model["bias"][:] = 7
-        threads = [Background(partial(peer.run, partial(have_met_twice, number + 1))) for peer in peers]
-        newcomer.enter().run(partial(have_met_twice, number + 1))
-        for thread in threads:
-            thread.result()
-        assert (newcomer.admission.rx_bytes > 0) == (number == 1)
-        peers.append(newcomer)
-    assert_parity(peers)
-    close(peers)
-
-
 def test_who_leaves_in_the_middle_of_an_exchange_is_left_out(master: MasterNode) -> None:
     peers = spsa_cluster(master, 3)
     leaver = peers.pop(0)
@@ -183,15 +165,6 @@ def test_who_leaves_in_the_middle_of_an_exchange_is_left_out(master: MasterNode)
     for peer in peers:
         assert peer.worlds == [3, 3, 2, 2, 2]
     close(peers)
-
-
-def test_who_is_left_alone_goes_on(master: MasterNode) -> None:
-    one, other = spsa_cluster(master, 2)
-    thread = Background(partial(one.run, 4))
-    other.run(2).close()
-    thread.result()
-    assert one.worlds == [2, 2, 1, 1]
-    one.close()
 
 
 def replayed(path: Path, until_end: int, options: SPSAOptions = OPTIONS, scale: float = 1.0) -> str:
@@ -287,22 +260,6 @@ def test_checkpoints(tmp_path: Path) -> None:
             SPSAPeer(master.address, 0, replace(OPTIONS, seed=1)).spsa.load(path)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda communicator: SPSA(communicator, {"weights": np.zeros((8, 5), np.float32)}, OPTIONS),
-        lambda communicator: SPSA(communicator, new_model(), replace(OPTIONS, directions=2)),
-        lambda communicator: DiLoCo(communicator, new_model()),
-    ],
-    ids=["model", "options", "algorithm"],
-)
-def test_a_newcomer_that_trains_otherwise_is_refused_and_the_others_go_on(
-    master: MasterNode, make: Callable[[Communicator], Any]
-) -> None:
-    error = refused_while_others_train(master, spsa_cluster(master, 2), make)
-    assert error.result is Result.INVALID_ARGUMENT
-
-
 def test_what_a_loss_raises_comes_through_and_the_step_can_be_made_again(master: MasterNode) -> None:
     peer = SPSAPeer(master.address, 0).enter().run(3)
     other = SPSAPeer(master.address, 0)  # not connected; for its loss
@@ -364,22 +321,6 @@ def test_an_interrupted_move_is_repaired_by_the_others_alone(
     thread.result()
     assert_parity(peers)
     close(peers)
-
-
-def test_who_came_in_by_another_way_is_told_of(master: MasterNode) -> None:
-    peer = SPSAPeer(master.address, 0).enter()
-    other = SPSAPeer(master.address, 1)
-    thread = Background(other.communicator.connect)
-    until(peer.communicator.are_peers_pending, "somebody waits")
-    peer.communicator.update_topology()
-    thread.result()
-    exchange = partial(other.communicator.all_gather, np.zeros(1, np.uint8), step=0)
-    thread = Background(exchange)
-    with pytest.raises(PCCLError, match="somebody without a seat"):
-        peer.step()
-    thread.result()
-    other.close()
-    peer.close()
 
 
 def test_before_joining_there_are_no_steps(master: MasterNode) -> None:

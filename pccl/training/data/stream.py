@@ -1,22 +1,18 @@
-"""== data/permutation
-A pseudo-random order of the numbers 0 to n - 1 that is computed number by number and never stored.
+"""The endless stream of samples: its order, and how free positions are assigned to peers.
 
-Theory of operation. A Feistel network is a bijection of b-bit numbers whatever its round function: a number is two
-halves, and each round adds to one half, by exclusive or, a function of the other. With b the bits of n - 1, numbers
-from n on are put through it again until one below n comes out (*cycle walking*, Black and Rogaway 2002), which leaves a
-bijection of the numbers below n; there are fewer than n above, so twice is enough in the mean. Halves of unequal size
-take turns. Round keys are Philox's output under (seed, epoch), the round function is the finalizer of SplitMix64
-(Steele et al. 2014) in integers, so the order is the same on every machine and with every version of NumPy.
+*The order* of an epoch is computed and never stored. A Feistel network is a bijection of b-bit numbers: each round adds
+a
+function of one half of a number to the other half by exclusive or. With b the bits of n - 1, numbers from n on go
+through
+it again until one below n comes out (*cycle walking*, Black and Rogaway 2002), which is a bijection of the numbers
+below
+n. Round keys are Philox's output under (seed, epoch), the round function is the finalizer of SplitMix64 in integers, so
+the order is the same on every machine.
 
-== data/deal
-Dealing out an endless stream: pools of free positions, and which peer gets which of them.
-
-Theory of operation. A *pool* is all positions from `begun` on, and some ranges below it that are free again. Seen in
-ascending order its positions have *offsets* 0, 1, 2 ... A *deal* gives each of its members a block of offsets, then
-each another one, and so on without end: member i's first block, of b_i positions, is followed by its block in the next
-round, T = b_0 + ... + b_(n-1) offsets later. So each member has an endless sequence of its own, they are disjoint, and
-together they are the whole pool. Where each has used as many rounds as the others, what is left is a pool without
-holes. All of it is integer arithmetic on what was given: the same on all machines.
+*A pool* is all positions from `begun` on, and free ranges below it; in ascending order they have *offsets* 0, 1, 2 ...
+*An assignment* gives each member i a block of b_i offsets, then each another one, and so on: the next block of a member
+is T = b_0 + ... + b_(n-1) offsets later. Members' sequences are disjoint and together are the pool. Where all have used
+the same number of rounds, the rest is a pool without holes. All of it is integer arithmetic.
 """
 
 from __future__ import annotations
@@ -41,7 +37,7 @@ class Permutation:
     """The numbers 0 to `size` - 1 in an order of (`seed`, `epoch`), each of 64 bits. Immutable."""
 
     def __init__(self, size: int, seed: int, epoch: int) -> None:
-        """ValueError for a size below 1 or above 2**62."""
+        """Raises ValueError: the size is below 1 or above 2**62."""
         if not 1 <= size <= SIZE_MAX:
             raise ValueError(f"size {size}: must be from 1 to 2**62")
         self._size = np.uint64(size)
@@ -51,7 +47,7 @@ class Permutation:
         self._keys = np.random.Philox(key=seed + (epoch << 64)).random_raw(ROUNDS)
 
     def __call__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The numbers at these places of the order, an int64 array of the same length."""
+        """Return the numbers at these places of the order, an int64 array of the same length."""
         numbers = self._network(places.astype(np.uint64))
         while (outside := np.flatnonzero(numbers >= self._size)).size:
             numbers[outside] = self._network(numbers[outside])
@@ -73,7 +69,7 @@ def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @lru_cache(maxsize=64)
 def permutation(size: int, seed: int, epoch: int) -> Permutation:
-    """Return the `Permutation` of an epoch; the last ones are kept."""
+    """Return the `Permutation` of an epoch; the last ones are cached."""
     return Permutation(size, seed, epoch)
 
 
@@ -82,7 +78,7 @@ Range: TypeAlias = tuple[int, int]
 
 
 def merged(ranges: Iterable[Range]) -> list[Range]:
-    """Ascending, without empty ones, and adjacent ones as one. AssertionError where two overlap."""
+    """Return the ranges ascending, without empty ones, adjacent ones joined. Asserts that none overlap."""
     done: list[Range] = []
     for begin, end in sorted(each for each in ranges if each[0] < each[1]):
         if done and begin <= done[-1][1]:
@@ -94,7 +90,7 @@ def merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def joined(ranges: Iterable[Range]) -> list[Range]:
-    """Return the ranges in the order they have, with adjacent ones joined."""
+    """Return the ranges in their order, adjacent ones joined."""
     done: list[Range] = []
     for begin, end in ranges:
         if done and begin == done[-1][1]:
@@ -105,7 +101,7 @@ def joined(ranges: Iterable[Range]) -> list[Range]:
 
 
 class Pool:
-    """The positions from `begun` on and those in `free`, below it. Equal pools have equal attributes. Immutable."""
+    """The positions from `begun` on and those in `free`, below it. Immutable."""
 
     def __init__(self, begun: int = 0, free: Iterable[Range] = ()) -> None:
         ranges = merged(free)
@@ -121,11 +117,11 @@ class Pool:
         return self._ends[-1] if self._ends else 0
 
     def position(self, offset: int) -> int:
-        """Return the position that has this offset."""
+        """Return the position at this offset."""
         return next(self.ranges(offset, offset + 1))[0]
 
     def ranges(self, begin: int, end: int) -> Iterator[Range]:
-        """The positions of these offsets."""
+        """Yield the positions of these offsets."""
         number = bisect_right(self._ends, begin)
         while begin < end and number < len(self.free):
             last = self.free[number][1]
@@ -138,12 +134,12 @@ class Pool:
             yield self.begun + begin - self.free_count, self.begun + end - self.free_count
 
     def with_back(self, ranges: Iterable[Range]) -> Pool:
-        """This pool and what was taken from it."""
+        """Return this pool with what was taken from it."""
         return Pool(self.begun, [*self.free, *ranges])
 
 
-class Deal:
-    """A pool dealt out to members in blocks of these sizes, each at least 1. Immutable."""
+class Assignment:
+    """A pool assigned to members in blocks of these sizes, each at least 1. Immutable."""
 
     def __init__(self, pool: Pool, blocks: Sequence[int]) -> None:
         assert min(blocks) >= 1, blocks
@@ -158,7 +154,7 @@ class Deal:
         return done * self.round + self._starts[member] + within
 
     def _offsets(self, member: int, begin: int, end: int) -> Iterator[Range]:
-        """The offsets of a member's positions number `begin` to before `end`, ascending."""
+        """Yield the offsets of a member's positions number `begin` to before `end`, ascending."""
         while begin < end:
             offset = self._offset(member, begin)
             count = min(end - begin, self.blocks[member] - begin % self.blocks[member])
@@ -166,15 +162,15 @@ class Deal:
             begin += count
 
     def ranges(self, member: int, begin: int, end: int) -> list[Range]:
-        """A member's positions number `begin` to before `end`, ascending."""
+        """Return a member's positions number `begin` to before `end`, ascending."""
         return joined(each for offsets in self._offsets(member, begin, end) for each in self.pool.ranges(*offsets))
 
     def lowest(self, counts: Sequence[int]) -> int:
-        """The lowest position that is left when each member has used so many of its own."""
+        """Return the lowest position that is left when each member has used `counts` of its own."""
         return self.pool.position(min(self._offset(member, count) for member, count in enumerate(counts)))
 
     def rest(self, counts: Sequence[int]) -> Pool:
-        """Return the pool that is left when each member has used so many positions of its own."""
+        """Return the pool that is left when each member has used `counts` positions of its own."""
         top = max(self._offset(member, count - 1) + 1 if count else 0 for member, count in enumerate(counts))
         left: list[Range] = []
         for member, count in enumerate(counts):

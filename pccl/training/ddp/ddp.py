@@ -1,50 +1,24 @@
-"""== ddp/module_face
-The interface by which programs use torch's DistributedDataParallel as if it were the module.
+"""Data parallelism: the gradients of every step are averaged during the backward pass.
 
-== ddp/ddp
-Data parallelism: the gradients of every step are averaged, while the backward pass still goes on.
+The parameters are assigned to *buckets* of about `bucket_bytes` (`pccl.training.ddp.gradients`). A bucket whose
+gradients are all complete is reduced at once, under its own tag, so all but the first layers' communication happens
+during the backward pass. `synchronize` launches the remaining buckets (unused parameters count as zero) and waits for
+all. `step` calls it if the program has not, and makes the optimizer's step. Gradients are views of their buckets from
+the first step on, so no copy is made unless the program sets them to None.
 
-Theory of operation. The parameters are dealt into *buckets* of about `bucket_bytes`
-(`pccl.training.ddp.gradients`). A hook on each parameter notices that its gradient is there; a bucket whose
-gradients all are is reduced at once, under its own tag. So all but the first layers' communication happens during the
-backward pass. `synchronize` launches the buckets that never became full (parameters without a part in the loss count as
-zero) and waits for all; then the gradients are the averages, for the program to clip, unscale or inspect. `step` calls
-it if the program has not, and makes the optimizer's step.
+A wrong order of calls does not part the peers:
 
-After the first step gradients are views of their buckets: the backward pass writes into what is sent, and nothing is
-copied, unless somebody sets them to None (`optimizer.zero_grad()`; use `zero_grad` of this class).
+1. Averages arrive in memory that the program never had, so all peers have the same ones.
+2. A peer that has written gradients in flight, has frozen or unfrozen parameters, or has replaced a replicated tensor
+   refuses the step, and no peer makes it (`pccl.training.ddp.refusals`). A peer whose backward pass failed launches
+   its buckets as they are, and refuses.
+3. The optimizer steps from `DDP.step` alone: a hook refuses any other step before it changes anything.
+4. Backward passes between `synchronize` and `step` are refused at their first complete gradient.
 
-*Why a wrong order of calls does not part the peers*:
-
-1. All peers have the same averages, also where one has written gradients that were in flight: it never had the memory
-   in which they arrive (`pccl.training.ddp.gradients`).
-2. Who has written gradients in flight says so before the step, and no peer makes it (`pccl.training.ddp.refusals`).
-   Nothing can be written between that and the averages, because the program's thread is inside `synchronize` then.
-3. The optimizer takes steps from `DDP.step` alone: a hook refuses any other before it has changed anything. So it has
-   never stepped with a gradient that is not averaged.
-4. Backward passes between `synchronize` and `step` are refused where the first of their gradients is complete.
-5. All parameters of the optimizer are the module's, and one whose gradients are not averaged, since it was frozen when
-   the DDP was made, has the step refused as in 2. So has a tensor in another's place
-   (`pccl.training.state.torch_state`).
-
-Modules on CUDA devices may be spread over several; a bucket is on one. Its gradients are waited for on the stream that
-the last of them is accumulated on, which is that of all, unless the program has parts of its forward pass on different
-streams of a device.
-
-*What is shared*: the parameters, buffers, the optimizer's tensors and hyperparameters, and what the user hands over, so
-that a newcomer goes on with the same moments and learning rates as the others (`pccl.training.state.replicated_state`).
-All peers then make the same optimizer step from the same gradients; they stay bit-identical as far as their CPUs and
-torch builds compute alike, which DiLoCo does not ask for; the step is made in the default floating-point environment,
-whatever that of the program. Where it is not so, peers find out as they compare digests.
-
-*Giving up*: a peer whose backward pass has failed has some buckets on their way, and the others wait for the rest. It
-launches them as they are and refuses the step.
-
-*Weights*, by what a peer's gradients count, are known after the backward pass; where they are given, buckets are
-launched then (`pccl.training.ddp.gradients`).
-
-*Coming and going*: a loss aborts some of the buckets, on all survivors the same; these are reduced again among those
-who are left. Newcomers are let in every `admit_every` steps, because asking costs a round trip to the master.
+Replicated are parameters, buffers, the optimizer's tensors and hyperparameters, and the objects in `shared`
+(`pccl.training.state.replicated_state`). Peers stay bit-identical as far as their CPUs and torch builds compute alike;
+digest comparison finds where they do not. A loss aborts some buckets on all survivors alike, which reduce them again.
+Newcomers are let in every `admit_every` steps, because asking costs a round trip to the master.
 """
 
 from __future__ import annotations
@@ -99,8 +73,11 @@ Face = TypeVar("Face", bound="ModuleFace")
 
 
 class ModuleFace:
-    """Passes on to `module` what concerns it alone. Names are the module's own, without torch's "module." in front, so
-    that a checkpoint of the weights fits the bare module too."""
+    """Passes on to `module` what programs ask of torch's DistributedDataParallel as if it were the module.
+
+    Names are the module's own, without torch's "module." prefix, so a checkpoint of the weights fits the bare module
+    too.
+    """
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -138,13 +115,11 @@ class ModuleFace:
         return self
 
     def state_dict(self, **options: Any) -> dict[str, Any]:
-        """The module's."""
         found: dict[str, Any] = self.module.state_dict(**options)
         return found
 
     def load_state_dict(self, state_dict: Any, strict: bool = True) -> Any:
-        """Puts values into the module's tensors, which stay the same ones. On all peers alike, or before `join`, which
-        gives a newcomer those of the others."""
+        """Write values into the module's tensors, on all peers alike, or before `join`."""
         return self.module.load_state_dict(state_dict, strict=strict)
 
 
@@ -172,8 +147,11 @@ def _close_connected() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Step(StepReport):
-    """The outcome of a step of `DDP`. `revision` counts the steps so far, `world_size` is the fewest peers in the
-    average of any bucket (1: alone), and `waited_s` the time that `synchronize` took."""
+    """The outcome of a step of `DDP`.
+
+    `revision` counts the run's steps, `world_size` is the fewest peers in the average of any bucket (1: alone), and
+    `waited_s` the time that `synchronize` took.
+    """
 
     is_skipped: bool = False
     """Whether the GradScaler left out the optimizer's step, for averages that are not finite: on all peers alike."""
@@ -181,8 +159,18 @@ class Step(StepReport):
 
 @outside_graphs
 class DDP(ModuleFace, Checkpointed):
-    """Averages the gradients of a torch module, on the CPU or CUDA devices, and steps its optimizer. Can be called and
-    asked as the module, which is its `module`. Not thread-safe. Needs torch 2.1 or newer."""
+    """Averages the gradients of a torch module, on the CPU or CUDA devices, and steps its optimizer.
+
+    Can be called and asked like the module, its `module`. All peers build the same module and optimizer and give the
+    same
+    arguments. Uses the tags from `tag` on: one for refusals and one for each bucket. Not thread-safe. Example::
+
+        ddp = DDP(communicator, model, optimizer)
+        ddp.join(peers_min=4)
+        for images, labels in loader:
+            loss(ddp(images), labels).backward()
+            ddp.step()
+    """
 
     def __init__(
         self,
@@ -200,22 +188,24 @@ class DDP(ModuleFace, Checkpointed):
         check_every: int | None = None,
         tag: int = 0,
     ) -> None:
-        """All peers build the same module and optimizer and give the same arguments. Uses the tags from `tag` on: one
-        for refusals and one for each bucket; and those of `pccl.training.state.replicated_state`.
+        """Args:
+            quantization: Sends gradients in fewer bits.
+            bucket_bytes: Size of a bucket.
+            admit_every: Newcomers are let in after this many steps.
+            find_unused_parameters: For torch's signature; unused parameters count as zero in any case.
+            gradient_as_bucket_view: For torch's signature; must be True.
+            shared: Objects whose `state_dict()` is replicated, such as schedulers and a GradScaler.
+            buffers: "average" (floats by the mean, others by the maximum), "first" (from rank 0) or "local".
+                check_every: Compare digests after this many steps; None: as often as possible while costing less than
+                0.1 % of
+                the time.
+            tag: First tag.
 
-        `shared` are objects whose `state_dict()` is part of the run, such as learning-rate schedulers and a GradScaler:
-        newcomers load it, and it is compared. `buffers` is what becomes of the module's buffers in each step:
-        "average" (floating-point ones by the mean, others by the maximum), "first" (from the peer of rank 0) or
-        "local". `check_every` is after how many steps peers compare digests of all they have in common; None: as often
-        as it takes less than a thousandth of the time.
-
-        `find_unused_parameters` and `gradient_as_bucket_view` are there for programs that give them to torch's class.
-        The first changes nothing: parameters without a part in the loss count as zero in any case. The second cannot be
-        False: gradients are always views of their buckets.
-
-        ValueError for a module without parameters that require gradients, for an optimizer with a state that is no
-        tensor or with parameters that are not the module's, and for other arguments (also TypeError); PCCLError
-        INVALID_ARGUMENT for tensors that cannot be shared, such as distributed ones or those on devices of other kinds.
+        Raises:
+                ValueError, TypeError: The module has no parameters that require gradients, the optimizer has a state
+                that is not a
+                tensor or parameters that are not the module's, or an argument is wrong.
+            PCCLError: INVALID_ARGUMENT: a tensor cannot be shared, such as a distributed one.
         """
         torch = sys.modules["torch"]
         if isinstance(optimizer, (list, tuple)):
@@ -304,19 +294,26 @@ class DDP(ModuleFace, Checkpointed):
     def connect(
         cls, module: Any, optimizer: Any, address: str | None = None, *, peers_min: int | None = None, **options: Any
     ) -> DDP:
-        """Make a DDP with a communicator of its own, connected to the run at `address` (None: the environment's
-        PCCL_MASTER), and join: with `peers_min` None as many peers as `pccl launch` has started. `options` are those of
-        the constructor. `close` closes the communicator, too.
+        """Make a DDP with a communicator of its own, connected to the run at `address`, and join.
 
-        A program that ends without `close` leaves the run in order all the same, and compares what its last step has
-        left; a divergence that is found then is printed, and the exit status is 1.
+        Use it in a `with closing(...)` block or call `close`, which closes the communicator too. A program that ends
+        without
+        leaves the run, compares the last step, and logs an error if that fails.
 
-        PCCLError as `Communicator.connect`, with INVALID_ARGUMENT where no address is given, INVALID_USAGE where this
-        thread has another one in that run, and as `join`."""
+        Args:
+            address: The master's; None: the environment's PCCL_MASTER.
+            peers_min: Peers that a new run starts with; None: as many as `pccl launch` has started.
+            options: Those of the constructor.
+
+        Raises:
+                PCCLError: As `Communicator.connect` and `join`; INVALID_ARGUMENT: no address; INVALID_USAGE: this
+                thread has
+                another DDP in that run.
+        """
         address = address or os.environ.get("PCCL_MASTER")
         if not address:
             text = (
-                "there is no address of a master: give one, or start the program with pccl launch, or set PCCL_MASTER"
+                "the master's address is missing: give one, or start the program with pccl launch, or set PCCL_MASTER"
             )
             raise PCCLError(Result.INVALID_ARGUMENT, "DDP.connect", text)
         if (former := getattr(_of_thread, "latest", lambda: None)()) is not None and former._is_connected_to(address):
@@ -344,12 +341,11 @@ class DDP(ModuleFace, Checkpointed):
 
     @property
     def revision(self) -> int:
-        """Steps so far, of the whole run."""
+        """Steps of the whole run."""
         return self._state.revision
 
     def digest(self) -> str:
-        """BLAKE3, in hexadecimal, of all that peers have in common: the same on all of them after every step. Buffers
-        that are local are left out."""
+        """Return the BLAKE3 digest, in hexadecimal, of the replicated state: the same on all peers after every step."""
         return self._replicated.digest(self.revision)
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
@@ -358,15 +354,15 @@ class DDP(ModuleFace, Checkpointed):
         yield from self._replicated.buffers.module_tensors()
 
     def join(self, peers_min: int = 1) -> Admission:
-        """Join the run, with at least `peers_min` peers if nobody is under way. See `DiLoCo.join`, whose errors it
-        has."""
+        """Join the run, with at least `peers_min` peers if it is new. Raises as `DiLoCo.join`."""
         return self._membership.join(peers_min)
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
-        """Has `hook(state, bucket)` average the buckets, as torch's class does: see `pccl.training.ddp.gradients`.
-        Once, before `join`, the same on all peers, or every step is refused.
+        """Average the buckets with `hook(state, bucket)`, as torch's class does: see `pccl.training.comm_hooks`.
 
-        PCCLError INVALID_USAGE where there is one, this peer has joined, or `quantization` was given.
+        Call it once, before `join`, with the same hook on all peers, or every step is refused. Raises PCCLError
+        INVALID_USAGE:
+        there is a hook, this peer has joined, or `quantization` was given.
         """
         if not callable(hook):
             raise TypeError(f"hook must be callable, not {type(hook).__name__}")
@@ -376,7 +372,7 @@ class DDP(ModuleFace, Checkpointed):
         elif self._gradients.comm_hook is not None:
             what = "there is a hook already"
         elif self._quantization is not None:
-            what = "with quantization= there is no hook: give the options to bucket.average in it"
+            what = "a hook cannot be given with quantization=: give the options to bucket.average in it"
         if what:
             raise PCCLError(Result.INVALID_USAGE, "DDP.register_comm_hook", what)
         self._gradients.comm_hook = state, hook
@@ -392,9 +388,12 @@ class DDP(ModuleFace, Checkpointed):
             self._must_synchronize = before
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Clears the gradients and leaves them where they are; with `set_to_none` torch makes them anew, and they are
-        copied. After `synchronize`, on all peers alike, this gives up the step. PCCLError INVALID_USAGE while gradients
-        are in flight."""
+        """Clear the gradients, and leave them where they are unless `set_to_none`, after which they are copied.
+
+        After `synchronize`, on all peers alike, this gives up the step. Raises PCCLError INVALID_USAGE while gradients
+        are in
+        flight.
+        """
         if self._synchronized is None and any(bucket.average is not None for bucket in self._buckets):
             text = (
                 "gradients are on their way to the other peers; write ddp.synchronize() before, or ddp.step() instead, "
@@ -408,29 +407,29 @@ class DDP(ModuleFace, Checkpointed):
             self.module.zero_grad(set_to_none=True)
 
     def synchronize(self, *, weight: float | None = None) -> None:
-        """Call it after the backward pass, before anything that changes or judges gradients, such as clipping: returns
-        when the gradients are the averages over all peers. A joint call; another one before `step` does nothing.
+        """Make the gradients the averages over all peers: a group call after the backward pass, before gradients are
+        clipped.
 
-        `weight` is by what this peer counts in the averages, such as the tokens or samples of the step, with all that
-        `no_sync` has accumulated, where the loss is their mean: `sum(w * gradient) / sum(w)`, the same bits on all. All
-        peers give one, or none does. Weight 0 leaves a peer out. Gradients then travel after the backward pass
-        (`pccl.training.ddp.gradients`).
-
-        ValueError: a weight that is negative or not finite, or another one than in a former call of this step; it can
-        be called again. PCCLError as `step`.
+        A further call before `step` has no effect. `weight` is the peer's weight in the averages, such as the tokens of
+        the step
+        with all that `no_sync` has accumulated: `sum(w * gradient) / sum(w)`. All peers give one, or none does; 0
+        leaves a peer
+        out. With weights gradients travel after the backward pass. Raises ValueError: the weight is negative, not
+        finite, or
+        another one than in a former call of this step. Raises PCCLError as `step`.
         """
         weight = self._valid_weight(weight, "DDP.synchronize")
         with self._step("DDP.synchronize"):
             self._synchronize("DDP.synchronize", weight)
 
     def abandon(self) -> None:
-        """Gives up the step on all peers, as where the backward pass has failed on this one: call it instead of
-        `synchronize` or `step`. The others' call of these raises PCCLError INVALID_USAGE, which names this peer;
-        gradients are cleared on all, what samplers have handed out is handed out again, and all are ready for another
-        backward pass. A joint call.
-
-        PCCLError INVALID_USAGE where the gradients have been averaged already, else as `step`.
-        """
+        """Give up the step on all peers, as after a backward pass that failed on this one: a group call instead of
+        `step`.
+        On the others `synchronize` or `step` raises PCCLError INVALID_USAGE, which names this peer. Gradients are
+        cleared on
+        all, samples of the step are drawn again, and all are ready for another backward pass. Raises PCCLError
+        INVALID_USAGE
+        where the gradients have been averaged already, else as `step`."""
         if self._synchronized is not None:
             text = "the gradients of this step have been averaged: all peers give it up by ddp.zero_grad()"
             raise PCCLError(Result.INVALID_USAGE, "DDP.abandon", text)
@@ -438,19 +437,24 @@ class DDP(ModuleFace, Checkpointed):
             self._exchange(None, (ABANDONED, 0, 0))
 
     def step(self, scaler: Any = None, *, weight: float | None = None) -> Step:
-        """Call it instead of the optimizer's: averages what is not averaged yet, steps, clears the gradients, and lets
-        newcomers in when it is time. A joint call.
+        """Average what is not averaged yet, step the optimizer, clear the gradients, and let newcomers in: a group
+        call.
+        Args:
+                scaler: A `torch.amp.GradScaler`: does what `scaler.step(optimizer)` and `scaler.update()` do. A step
+                that it
+                skips is skipped on all peers and counts. Put it into `shared`.
+            weight: As in `synchronize`.
 
-        With a `torch.amp.GradScaler` it does what `scaler.step(optimizer)` and `scaler.update()` do, so write neither;
-        a step that the scaler skips is skipped by all peers, which have the same averages, and counts as one. Put the
-        scaler into `shared`, so that newcomers have its scale. `weight` is as in `synchronize`.
-
-        ValueError as `synchronize`. PCCLError: the master is lost, or this peer was evicted; INVALID_USAGE on all
-        peers, with the gradients cleared and all ready for another backward pass: on one or more of them gradients in
-        flight were changed, or some are not averaged; INVALID_USAGE: `join` was not called, or a former step was
-        interrupted or failed in the optimizer (`close` this one, and make a communicator and a DDP anew). `revision`
-        says whether the step was made: if it has grown, it was, and what failed is the admission of newcomers.
-        DivergenceError: peers differ in what they must have in common.
+        Raises:
+                PCCLError: The master is lost, or this peer was evicted. INVALID_USAGE on all peers, with the gradients
+                cleared:
+                        a peer has refused the step. INVALID_USAGE here: `join` was not called, or a former step was
+                interrupted or
+                        failed in the optimizer: close, and make a communicator and a DDP again. If `revision` has
+                grown, the step was
+                made and the admission failed.
+            DivergenceError: Replicated state differs between peers.
+            ValueError: As `synchronize`.
         """
         if scaler is not None and not all(callable(getattr(scaler, name, None)) for name in ("step", "update")):
             raise TypeError(f"scaler must be a torch.amp.GradScaler or None, not {type(scaler).__name__}")
@@ -473,14 +477,15 @@ class DDP(ModuleFace, Checkpointed):
         return step.report(Step, world_size, is_skipped=not self._has_stepped)
 
     def finish(self) -> None:
-        """Compares what all peers have in common: to be called on all after the last step. Raises what `step` does."""
+        """Compare the replicated state, on all peers after the last step. Raises as `step`."""
         with self._step("DDP.finish"):
             self._replicated.check(self.revision)
 
     def close(self) -> None:
-        """Takes the hooks off the module and the optimizer, which are ordinary ones again. One that `connect` has made
-        leaves the run, as at the end of a `with` block of its communicator. OSError of a save in the background;
-        DivergenceError of the last step."""
+        """Take the hooks off module and optimizer; one of `connect` leaves the run too.
+
+        Raises OSError of a save in the background, DivergenceError of the last step.
+        """
         for hook in self._hooks:
             hook.remove()
         with closing(self._communicator) if self._owns_communicator else nullcontext():
@@ -507,12 +512,12 @@ class DDP(ModuleFace, Checkpointed):
 
     @contextmanager
     def _step(self, func_name: str) -> Iterator[None]:
-        """Surround what all peers do alike in a step. PCCLError as `Membership.step`; INVALID_USAGE after the optimizer
-        failed in the middle of a step."""
+        """Surround a group call. Raises PCCLError as `Membership.step`; INVALID_USAGE after the optimizer failed in a
+        step."""
         if self._has_failed:
             text = (
                 "the optimizer failed in the middle of a step, and this peer's parameters may not be the others': "
-                "close the communicator, and join anew"
+                "close the communicator, and join again"
             )
             raise PCCLError(Result.INVALID_USAGE, func_name, text)
         with self._membership.step(func_name):
@@ -521,7 +526,7 @@ class DDP(ModuleFace, Checkpointed):
     def _valid_weight(self, weight: float | None, func_name: str) -> float | None:
         weight = checked_weight(weight)
         if weight is not None and self._gradients.comm_hook is not None:
-            text = "with a communication hook there is no weight=: have the hook send gradients times weights, and them"
+            text = "weight= cannot be given with a communication hook: let the hook send gradients times weights"
             raise PCCLError(Result.INVALID_USAGE, func_name, text)
         if weight is not None and self._synchronized is not None and weight != self._weight:
             had = "no weight" if self._weight is None else f"weight {self._weight:g}"
@@ -571,7 +576,7 @@ class DDP(ModuleFace, Checkpointed):
 
     def _commit(self, step: GroupStep) -> None:
         """Mark the samples of the averaged gradients as used, also where the step is given up. A peer counts if all
-        buckets have its part; with a hook that averages nothing, if it was there."""
+        buckets have its part; with a hook that averages no tensor, if it was there."""
         *buckets, refusals = step.outcomes[: len(self._buckets) + 1]
         peers = [set(each.peers) for each in buckets if each.peers] or [set(refusals.peers)]
         step.claim()

@@ -1,78 +1,27 @@
-"""== ddp/gradient_buckets
-Buckets of gradients: flat buffers that are averaged while the backward pass goes on.
+"""Gradients in buckets: flat buffers that are averaged during the backward pass, with weights and communication hooks.
 
-Theory of operation. The parameters are dealt into buckets of about the same size, last parameter first, because
-backward passes produce gradients roughly in that order. A bucket has two buffers: the gradients are views of one, which
-is sent, and the average is received in the other, whose views become the gradients when it is there; then they change
-places. Nothing is copied, and an all-reduce out of place needs no copy of its own either.
+Parameters are assigned to buckets of about the same size, last parameter first, as backward passes produce gradients
+roughly in that order. A bucket has two buffers: the gradients are views of one, which is sent; the average arrives in
+the other, and then they change places. Each bucket has a tag of its own, so peers whose backward passes complete them
+in
+different orders average like with like.
 
-*Gradients in flight.* A bucket is in flight from when its last gradient is complete until `give`. The program can see
-its gradients meanwhile, and must not write them: what is sent would be neither the old values nor the new ones. Two
-things are kept of each bucket and compared when the program asks for the average:
+*Writes in flight.* A bucket is in flight from its last complete gradient until `give`, and must not be written. Two
+things are compared before the step: each view's version counter, which torch counts up for operations in place; and the
+sum of the buffer's words, for writes that pass the counters by (`tensor.data`, NumPy, `GradScaler.unscale_`).
 
-1. Each view's version counter, which torch counts up for every operation in place, also for one that changes nothing.
-   (Views are made so that each has a counter of its own.)
-2. The sum of the buffer's words. Some writes pass the counters by: those through `tensor.data` or NumPy, and
-   `torch.amp.GradScaler.unscale_`. Whatever moves all values towards zero makes the sum smaller, and anything else is
-   as unlikely to leave it alone as a sum of 64 bits is.
+*Weights.* The mean is `sum(w * x) / sum(w)`: an all-reduce of gradients times `w / 2**e`, divided by the sum of these
+factors in float64. Weights are known after the backward pass, and sent with the refusals
+(`pccl.training.ddp.refusals`). How buckets are launched, plain (None) or as weighted sums with exponent `e`, is the
+same
+on all peers before each step. `settle` decides by the weights, which all peers have alike:
 
-Writes that nobody notices change what is sent, and with it the average, for all peers alike: the program never had the
-memory in which the average arrives.
+1. Where the step needs another form than the launched one, all buckets are launched again, in that form from here on.
+   So a first weighted step, and one after an admission, send gradients twice.
+2. A peer that is in an average but whose weight is unknown has been lost since: that bucket is launched again.
+3. `2**e` is above the largest weight, up to 16 times as much, so products do not overflow.
 
-== ddp/comm_hooks
-Communication hooks of `DDP`: what is done to a bucket of gradients instead of averaging it as it is.
-
-Theory of operation. A hook has the signature of those of torch.nn.parallel.DistributedDataParallel:
-
-    def hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]
-
-It is called when all gradients of the bucket are there, which is within the backward pass if they all have a part in
-the loss, and returns a future of what is to become of them, or the tensor itself, the same on all peers. What it sends
-it gives to `bucket.average`, which returns a future of the average; it can go on from there with `then`:
-
-    def halve(state, bucket):
-        sent = bucket.buffer().bfloat16()
-        return bucket.average(sent).then(lambda sent: sent.value().to(bucket.buffer().dtype))
-
-The futures of averages are completed within `DDP.synchronize`, one after the other, on the thread that calls it; what
-follows them with `then` runs there, and may average once more. An average that a loss has aborted is made again among
-those who are left before its future is completed. Who is alone gets what it has given.
-
-All peers call `average` as often and with as many elements, in the same order for each bucket.
-
-== ddp/gradient_weights
-Averages of gradients in which peers count by weights, such as the tokens of their batches.
-
-Theory of operation. The mean of a bucket is `sum(w * x) / sum(w)` over the peers of the average: an all-reduce of each
-peer's gradients times `w / 2**e`, divided by the sum of these factors. What a peer's batch counts is known after its
-backward pass, and is told to the others with its objections (`pccl.training.ddp.refusals`). *How* buckets are launched,
-as plain averages (None) or as weighted sums with the exponent `e`, is the same on all peers before each step. Once all
-have heard all weights they *settle* it: where the step needs another way than the one they were launched in, all
-buckets are launched again, and go on in that way in the next step.
-
-1. *All peers decide alike*, because they decide on what committed ops have told: the weights by peer, and the peers of
-   each average. After an admission all begin with plain averages, which newcomers know of themselves.
-2. *The weights are those of the gradients.* Nobody is admitted in between, so who is in an average and not among the
-   peers whose weights are known has been lost since; all launch that bucket again, until its peers are among these.
-   The gradients stay as they were, the sums arrive in memory of their own.
-3. *All divide the same bytes by the same number*, in float64, in the default floating-point environment.
-4. *Weights do not overflow.* `2**e` is the power of two above the largest weight, up to 16 times as much, so no product
-   is larger than the gradient; where it is not, buckets are launched again.
-
-So a first weighted step, one after an admission, and one without weights after others with them, send all gradients
-twice; the others once, after the backward pass instead of during it.
-
-Precision: a product is rounded once to the gradients' dtype, the sum as the engine does, the quotient once. Weight 0
-leaves a peer out, whatever its gradients are. If all weights are 0, so is the mean. What is not finite stays so, as in
-a plain average, for a GradScaler to find.
-
-== ddp/gradient_averages
-The averages of a module's gradients: buckets that are launched as they become full, and settled once all landed.
-
-Theory of operation. A bucket whose gradients are all complete is launched in the backward pass, unless peers give
-weights: these are known only afterwards (`pccl.training.ddp.gradients`). `launch_rest` launches what is left,
-`land` waits for all, `settle` makes weighted means, and `give` makes the averages the gradients. Each bucket has a tag
-of its own, so peers whose backward passes complete them in different orders still average like with like.
+Weight 0 leaves a peer out, whatever its gradients are. If all weights are 0, so is the mean.
 """
 
 from __future__ import annotations
@@ -92,13 +41,13 @@ from pccl.training.state.torch_arithmetic import default_torch_arithmetic
 
 WORD_BYTES = 8
 CHUNK = 1 << 18
-"""Elements that are weighed at a time, so that float64 takes little memory."""
+"""Elements that are scaled at a time, so that float64 takes little memory."""
 ALL = -1
-"""A place in a bucket that means: it is not known which gradient."""
+"""A place in a bucket that means: unknown which gradient."""
 
 
 class InFlight(Protocol):
-    """An average on its way, in `Bucket.result` if there are others, and else what the bucket has."""
+    """An average in flight: into `Bucket.result`; alone, no memory is written."""
 
     def wait(self) -> Outcome: ...
 
@@ -118,7 +67,7 @@ class FlatBuffer:
         self._host = self._words.numpy().view(np.uint64) if first.device.type == "cpu" else None
 
     def sum(self) -> Any:
-        """Return the sum of the words: a number, or a tensor on the buffer's device, which nobody has waited for."""
+        """Return the sum of the words: a number, or a tensor on the buffer's device that may not be computed yet."""
         return int(self._host.sum()) if self._host is not None else self._words.sum()
 
 
@@ -140,12 +89,10 @@ class Bucket:
 
     @property
     def flat(self) -> Any:
-        """The gradients, one after the other."""
         return self._sent.flat
 
     @property
     def views(self) -> list[Any]:
-        """The gradients in the shapes of their parameters."""
         return self._sent.views
 
     @property
@@ -157,19 +104,18 @@ class Bucket:
         return self.average is not None or self._versions[i] is not None
 
     def take(self, i: int) -> None:
-        """The gradient of parameter `i` is complete. ValueError for one that cannot be averaged."""
+        """The gradient of parameter `i` is complete. Raises ValueError: it cannot be averaged."""
         self._move_in(i)
         self._versions[i] = self.views[i]._version
         self._sum = None
 
     def note(self) -> None:
-        """The backward pass is over: what is there is left alone from here on."""
+        """The backward pass is over: the gradients must not change from here on."""
         if self._sum is None:
             self._sum = self._sent.sum()
 
     def fill(self) -> None:
-        """Fill in the gradients of parameters without a part in the loss: zero, or what earlier backward passes have
-        added."""
+        """Fill in the gradients of unused parameters: zero, or what earlier backward passes have added."""
         for i, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
             if self._versions[i] is not None:
                 continue
@@ -180,14 +126,13 @@ class Bucket:
                 self._move_in(i)
 
     def result(self) -> Any:
-        """Return the flat tensor where the average is to be received."""
+        """Return the flat tensor where the average arrives."""
         if self._received is None:
             self._received = FlatBuffer(self._torch, self.parameters)
         return self._received.flat
 
     def weighed(self, factor: float) -> Any:
-        """The gradients times `factor` in `result`, where the sum is to be received; 0 for what is not finite, too,
-        where that is 0."""
+        """Return the gradients times `factor`, in `result`; all 0 where `factor` is."""
         flat = self.result()
         if factor == 0:
             return flat.zero_()
@@ -197,7 +142,7 @@ class Bucket:
         return flat
 
     def divide(self, total: float) -> None:
-        """Makes the sum that has landed the mean: the same bits on CPUs and GPUs."""
+        """Make the landed sum the mean: the same bits on CPUs and GPUs."""
         flat = self.result()
         # A number would be inverted and multiplied by on GPUs.
         divisor = self._torch.tensor(total, dtype=self._torch.float64, device=flat.device)
@@ -206,26 +151,25 @@ class Bucket:
                 part.copy_(part.to(self._torch.float64).div_(divisor))
 
     def keep_none(self) -> None:
-        """Makes the mean 0."""
+        """Make the mean 0."""
         self.result().zero_()
         self._sent.flat.zero_()
 
     def changed(self) -> int | None:
-        """The place of a gradient that was written since it was complete, or ALL: one of them was."""
+        """Return the place of a gradient that was written since it was complete, or ALL; None: none was."""
         for i, (parameter, view, version) in enumerate(zip(self.parameters, self.views, self._versions, strict=True)):
             if version is not None and (parameter.grad is not view or view._version != version):
                 return i
         return ALL if self._sum is not None and bool(self._sum != self._sent.sum()) else None
 
     def land(self) -> Outcome:
-        """Waits for the average. PCCLError for anything but losses."""
+        """Wait for the average. Raises PCCLError for anything but losses."""
         assert self.average is not None
         self._landed = self.average.wait()
         return self._landed
 
     def give(self) -> None:
-        """Makes the average that has landed the gradients, but of parameters that have been frozen meanwhile: a step
-        leaves those alone that have none."""
+        """Make the landed average the gradients, except of parameters that have been frozen since."""
         assert self._landed is not None
         if self._landed.world_size > 1:
             assert self._received is not None
@@ -234,7 +178,7 @@ class Bucket:
             parameter.grad = view if parameter.requires_grad else None
 
     def clear(self) -> None:
-        """Makes ready for the next step. No average may be in flight."""
+        """Get ready for the next step. No average may be in flight."""
         self.average = self._landed = self._sum = None
         self._versions = [None] * len(self.parameters)
         self._sent.flat.zero_()
@@ -254,7 +198,7 @@ class Bucket:
 
 
 def dealt(parameters: Sequence[Any], bucket_bytes: int) -> Iterator[list[Any]]:
-    """The parameters in groups of one dtype on one device, last parameter first."""
+    """Yield the parameters in groups of one dtype on one device, last parameter first."""
     bucket: list[Any] = []
     size_bytes = 0
     for parameter in reversed(parameters):
@@ -269,15 +213,17 @@ def dealt(parameters: Sequence[Any], bucket_bytes: int) -> Iterator[list[Any]]:
 
 
 class GradBucket:
-    """The bucket that a hook is given: torch.distributed.GradBucket's interface, and `average`. It must not be used
-    once the hook's future is complete."""
+    """The bucket that a hook is given: torch.distributed.GradBucket's interface, and `average`.
+
+    It must not be used once the hook's future is complete.
+    """
 
     def __init__(
         self, communicator: Communicator, bucket: Bucket, tag: int, step: int, number: int, count: int
     ) -> None:
         self.bucket = bucket
         self.flying: deque[tuple[Relaunched, Any, Any, Any]] = deque()
-        """Averages, each with its future, what was sent, and where it is received."""
+        """Averages, each with its future, the sent tensor and the receiving one."""
         self._communicator = communicator
         self._tag = tag
         self._step = step
@@ -285,7 +231,7 @@ class GradBucket:
         self._count = count
 
     def index(self) -> int:
-        """The bucket's number from 0; buckets with the last parameters come first."""
+        """Return the bucket's number from 0; buckets with the last parameters come first."""
         return self._number
 
     def is_last(self) -> bool:
@@ -293,21 +239,22 @@ class GradBucket:
         return self._number == self._count - 1
 
     def buffer(self) -> Any:
-        """All its gradients, one after the other, in a flat tensor, to be read."""
+        """Return all gradients in a flat tensor, to be read."""
         return self.bucket.flat
 
     def gradients(self) -> list[Any]:
-        """The parts of `buffer`, in the shapes of the parameters."""
+        """Return the parts of `buffer`, in the shapes of the parameters."""
         return list(self.bucket.views)
 
     def parameters(self) -> list[Any]:
         return list(self.bucket.parameters)
 
     def average(self, tensor: Any, quantization: QuantizationOptions | None = None) -> Any:
-        """A torch.futures.Future of the mean over all peers of `tensor`, contiguous, of any shape and a dtype that
-        `all_reduce` takes. The tensor, unless it is `buffer()`, is overwritten, and must be left alone until then.
+        """Return a torch.futures.Future of the mean of `tensor` over all peers.
 
-        PCCLError INVALID_ARGUMENT for one that cannot be reduced.
+        `tensor` is contiguous, of any shape and a dtype that `all_reduce` takes. Unless it is `buffer()`, it is
+        overwritten, and
+        must be left alone until then. Raises PCCLError INVALID_ARGUMENT: it cannot be reduced.
         """
         torch = sys.modules["torch"]
         out = self.bucket.result() if tensor is self.bucket.flat else None
@@ -321,15 +268,18 @@ CommHook: TypeAlias = Callable[[Any, GradBucket], Any]
 
 
 class HookedAverage:
-    """A bucket on its way through a hook."""
+    """A bucket in flight through a hook."""
 
     def __init__(self, bucket: GradBucket, state: Any, hook: CommHook) -> None:
         self._bucket = bucket
         self._returned = hook(state, bucket)
 
     def wait(self) -> Outcome:
-        """Blocks until what the hook has made of it is in the bucket's result, or, alone, in its buffer. PCCLError for
-        anything but losses; RuntimeError, TypeError or ValueError of the hook, or for what it returned."""
+        """Wait until the hook's result is in the bucket's result, or, alone, in its buffer.
+
+        Raises PCCLError for anything but losses; RuntimeError, TypeError or ValueError of the hook, or for what it
+        returned.
+        """
         bucket = self._bucket
         costs = []
         while bucket.flying:
@@ -339,7 +289,7 @@ class HookedAverage:
         returned = self._returned
         if hasattr(returned, "wait") and hasattr(returned, "done"):
             if not returned.done():
-                raise RuntimeError("the communication hook returned a future that nothing completes")
+                raise RuntimeError("the communication hook returned a future that is never completed")
             returned = returned.wait()
         flat = bucket.buffer()
         if not hasattr(returned, "copy_") or returned.numel() != flat.numel():
@@ -368,8 +318,7 @@ def name_of(hook: tuple[Any, CommHook] | None) -> str:
 
 
 EXPONENT_SLACK = 4
-"""The most by which an exponent may be larger than a step needs: weights vary, and launching again costs a step's
-time."""
+"""The largest excess of an exponent over what a step needs: launching again costs a step's time."""
 
 
 class Averageable(Protocol):
@@ -385,8 +334,7 @@ def factor_of(weight: float, exponent: int) -> float:
 
 
 def way_of(weights: Mapping[int, float], used: int | None) -> int | None:
-    """Return how buckets are to be launched, as an exponent or None for plain averages, where peers gave these weights
-    (all NaN: none was given) and buckets were launched with `used`."""
+    """Return how buckets are to be launched for these weights (NaN: none), when they were launched with `used`."""
     if any(math.isnan(weight) for weight in weights.values()):
         return None
     largest = max(weights.values())
@@ -403,9 +351,12 @@ def settle(
     used: int | None,
     launch: Callable[[int, int | None], None],
 ) -> tuple[list[Outcome], int | None]:
-    """Makes what the buckets hold the mean that the weights ask for, and returns what became of each, with how to
-    launch the next ones. `averages` is what became of them, launched with `used`; `launch(number, exponent)` launches
-    one again. All peers call it. PCCLError for anything but losses."""
+    """Make what the buckets hold the means that the weights ask for. A group call.
+
+    Returns the outcomes, and how to launch the next step's buckets. `launch(number, exponent)` launches one again.
+    Raises
+    PCCLError for anything but losses.
+    """
     way = way_of(weights, used)
     done = list(averages)
     if way != used:
@@ -436,7 +387,7 @@ def _with_cost(averaged: Outcome, former: Outcome, aborted: int = 0) -> Outcome:
 
 
 class GradientAverages:
-    """All buckets of a module. Not thread-safe, but for what torch calls on the thread of the backward pass."""
+    """All buckets of a module. Not thread-safe, except for what torch calls on the thread of the backward pass."""
 
     def __init__(
         self,
@@ -445,7 +396,7 @@ class GradientAverages:
         tag: int,
         quantization: QuantizationOptions | None,
     ) -> None:
-        """`tag` is that of the first bucket; the next ones have those after it."""
+        """`tag` is that of the first bucket; the next ones follow it."""
         self.buckets = buckets
         self.comm_hook: tuple[Any, CommHook] | None = None
         """The hook's state, and the hook."""
@@ -453,12 +404,12 @@ class GradientAverages:
         self._tag = tag
         self._quantization = quantization
         self._exponent: int | None = None
-        """The way in which buckets are launched, the same on all peers; see `pccl.training.ddp.gradients`."""
+        """How buckets are launched, the same on all peers."""
         self._is_note_queued = False
 
     def take(self, number: int, i: int, revision: int) -> None:
-        """Take the complete gradient of parameter `i` of a bucket, and launch the bucket if it is full. Called in the
-        backward pass. ValueError: the gradient cannot be averaged."""
+        """Take the complete gradient of parameter `i`, and launch the bucket if it is full. Raises ValueError as
+        `Bucket.take`."""
         bucket = self.buckets[number]
         bucket.take(i)
         if bucket.is_full and self._exponent is None:
@@ -469,27 +420,26 @@ class GradientAverages:
             torch.autograd.Variable._execution_engine.queue_callback(self._note)
 
     def _note(self) -> None:
-        """Note what gradients are, as the backward pass is over."""
+        """The backward pass is over."""
         self._is_note_queued = False
         for bucket in self.buckets:
             bucket.note()
 
     def launch_rest(self, weight: float | None, revision: int) -> None:
-        """Launch the buckets that are not on their way. Parameters without a part in the loss count as zero."""
+        """Launch the buckets that are not in flight."""
         for number, bucket in enumerate(self.buckets):
             if bucket.average is None:
                 bucket.fill()
                 self._launch(number, weight, revision)
 
     def land(self) -> list[Outcome]:
-        """Wait for all buckets. PCCLError for anything but losses."""
+        """Wait for all buckets. Raises PCCLError for anything but losses."""
         return [bucket.land() for bucket in self.buckets]
 
     def settle(
         self, averages: list[Outcome], weights: Mapping[int, float], own: float | None, revision: int
     ) -> list[Outcome]:
-        """Make what has landed the means that the peers' weights (NaN: none) ask for, and return what became of each.
-        `own` is this peer's weight. A joint call; it may launch buckets again."""
+        """As `settle`; `own` is this peer's weight. Has no effect with a communication hook."""
         if self.comm_hook is not None:
             return averages
 
@@ -500,18 +450,16 @@ class GradientAverages:
         return averages
 
     def give(self) -> None:
-        """Make the averages the gradients."""
         for bucket in self.buckets:
             bucket.give()
 
     def clear(self) -> None:
-        """Get ready for the next step. No average may be in flight."""
         self._is_note_queued = False
         for bucket in self.buckets:
             bucket.clear()
 
     def forget_weights(self) -> None:
-        """Launch the next step's buckets as without weights, since newcomers do not know the exponent."""
+        """Launch the next step's buckets plain, since newcomers do not know the exponent."""
         self._exponent = None
 
     def _launch(self, number: int, weight: float | None, revision: int) -> None:

@@ -1,24 +1,12 @@
-"""== group/veto
-An exchange in which any peer can refuse a step for all of them.
+"""Refusing a step on all peers: the exchange, the reasons and their texts.
 
-Theory of operation. A peer that finds out by itself that a step must not be made cannot simply raise: the others have
-its part in their averages already and would go on with it. So before every step all peers gather a few integers from
-each, zeros where all is well, and with them a number, such as by what the peer's part counts. The gathering is one op,
-so either all survivors hear the same objections or it is aborted on all and made again; whoever objects and is lost
-before it has been heard is out of the run. It is launched when nothing more can be objected to and waited for after the
-averages, and so takes no time of its own on a network where delays count.
+A peer that finds out that a step must not be made cannot simply raise: the others have its part in their averages and
+would go on. So before every step all peers gather a few integers from each: zeros, or a refusal, and the peer's weight.
+The gathering is one op, so all survivors get the same refusals or launch it again. It is launched after the last
+gradient and waited for after the averages, so it adds no round trip.
 
-== ddp/objections
-Why a step of `DDP` is refused: the kinds of objections that peers tell each other (`pccl.training.ddp.refusals`), and
-what they say.
-
-== ddp/grad_scalers
-GradScalers beside `DDP`: whether one has looked at gradients before they were the averages, or has skipped a step.
-
-A scaler that looks for infinities among a peer's own gradients decides about the step by them, and peers part. Scalers
-are known that are shared, or were given to a former step; a peer whose scaler has looked too early says so to all. Of a
-scaler that is given to the very first step alone it is seen by gradients that it has not changed since they were given
-out as averages.
+A GradScaler that looks for infinities among a peer's own gradients would decide alone about the step. Scalers in
+`shared=`, and those that a former step was given, are checked for that before each step.
 """
 
 from __future__ import annotations
@@ -38,14 +26,14 @@ from pccl.training.group.relaunch import Outcome, Relaunched, own_number
 from pccl.training.state.torch_state import HeldTensors, optimized
 
 FINE = (0, 0, 0)
-"""No objection. What other numbers mean is the users' affair, except that the first one is positive."""
+"""No refusal. The first number of a refusal is not 0."""
 UNLIKE = -1
-"""The first number of an objection to a peer that has something else where all must be alike."""
+"""The first number of a refusal of a peer whose options differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """One peer's."""
+    """One peer's refusal of a step."""
 
     peer: int
     """The peer's number in `Communicator.membership`."""
@@ -54,7 +42,7 @@ class Refusal:
 
 
 class RefusalExchange:
-    """The exchange on its way. All peers of the group launch it, with the same tag and step."""
+    """The exchange in flight. All peers of the group launch it, with the same tag and step."""
 
     def __init__(
         self,
@@ -66,8 +54,7 @@ class RefusalExchange:
         alike: str = "",
         number: float = math.nan,
     ) -> None:
-        """`alike` is a text that is the same on all peers, or each objects to those that have another; `number` is told
-        to the others."""
+        """`alike` is a text that must be the same on all peers; `number` is sent to the others."""
         self._communicator = communicator
         self._what = what
         self._number = number
@@ -101,13 +88,13 @@ CHANGED = 1
 NOT_AVERAGED = 2
 """A parameter of the optimizer has a gradient and is in no bucket: its number."""
 UNSCALED = 3
-"""A GradScaler has looked for infinities among gradients that were not averages."""
+"""A GradScaler has unscaled gradients that were not averages."""
 REPLACED = 4
-"""A tensor that peers have in common is not in use: its place among them."""
+"""A replicated tensor is not in use: its place among them."""
 UNWEIGHTED = 5
-"""Gave no weight, where others did."""
+"""The peer gave no weight, where others did."""
 ABANDONED = 6
-"""Gave up the step."""
+"""The peer gave up the step."""
 
 REASONS = {
     UNLIKE: "has another communication hook than this peer, or other options of it: register the same on all",
@@ -117,7 +104,7 @@ REASONS = {
     ),
     NOT_AVERAGED: (
         "has a gradient of {name}, which is not averaged, since it did not require gradients or was not there when the "
-        "DDP was made: make it anew after what unfreezes or adds parameters"
+        "DDP was made: make it again after what unfreezes or adds parameters"
     ),
     UNSCALED: (
         "has called scaler.unscale_(optimizer) before the gradients were averaged: write ddp.synchronize() before it"
@@ -126,16 +113,15 @@ REASONS = {
         "has replaced the tensor {name}, which peers have in common, as module.to() does: move and convert the module "
         "before the DDP is made"
     ),
-    ABANDONED: "has given up the step, by ddp.abandon()",
+    ABANDONED: "has given up the step with ddp.abandon()",
     UNWEIGHTED: "gave no weight=, as others did: all give one to ddp.step() or ddp.synchronize(), or none does",
 }
-"""The texts of what a peer has done, with a `{name}` of what it has done it to."""
+"""What a peer has done, with the `{name}` of what it has done it to."""
 SHOWN = 3
 
 
 class StepRefusals:
-    """The reasons why this peer must not make a step, found before each, and the text of all peers' reasons. Not
-    thread-safe."""
+    """This peer's reasons to refuse a step, found before each, and the text of all peers' reasons. Not thread-safe."""
 
     def __init__(
         self,
@@ -145,7 +131,7 @@ class StepRefusals:
         held: HeldTensors,
         is_unscaled: Callable[[], bool],
     ) -> None:
-        """`names` are those of the module's parameters, by `id`; `is_unscaled` tells of UNSCALED."""
+        """`names` are those of the module's parameters, by `id`; `is_unscaled` finds UNSCALED."""
         self._optimizer = optimizer
         self._names = names
         self._buckets = buckets
@@ -154,7 +140,7 @@ class StepRefusals:
         self._averaged = {id(parameter) for bucket in buckets for parameter in bucket.parameters}
 
     def own(self) -> tuple[int, int, int]:
-        """Return this peer's objection, as three integers for the others, or FINE."""
+        """Return this peer's refusal, as three integers, or FINE."""
         for number, bucket in enumerate(self._buckets):
             place = bucket.changed()
             if place is not None:
@@ -168,7 +154,7 @@ class StepRefusals:
         return (REPLACED, place, 0) if place is not None else FINE
 
     def explained(self, objections: Sequence[Refusal]) -> str:
-        """Return the text that all peers raise; it names the same tensors everywhere, as all have the same module."""
+        """Return the text that all peers raise. It names the same tensors everywhere, as all have the same module."""
         told = "; ".join(
             f"{'this peer' if each.is_own else f'peer {each.peer}'} {self._reason(*each.what)}"
             for each in objections[:SHOWN]

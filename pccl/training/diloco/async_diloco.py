@@ -1,41 +1,27 @@
-"""Asynchronous DiLoCo: the network works while the inner steps go on, and updates come an outer step late.
+"""Asynchronous DiLoCo: the network works while inner steps go on, and updates come an outer step late.
 
-Theory of operation. At the end of an outer step each peer has a pseudo-gradient. Instead of waiting for its average it
-launches the all-reduce and goes on with the inner steps; the average is applied at the end of the next outer step.
+At the end of an outer step each peer launches the all-reduce of its pseudo-gradient g and goes on with inner steps; the
+average is applied at the end of the next outer step.
 
-*Where inner steps go on.* While an average is on its way, the outer parameters lack g. With inner steps that start
-from them all the same, g is applied twice, and with the outer momentum that diverges. Each peer instead looks ahead
-(compare the eager updates of Kale et al. 2025, arXiv:2502.12996): it starts from the outer parameters, moved on by the
-momentum of the past, which is common, and by its own g as it is, so that the inner optimizer goes on from where it was.
-This is a place to start from and nothing else: what is applied to the outer state are the true averages. When one has
-been applied, the local parameters are put where the outer ones are then, plus what inner steps have moved them by since
-the look-ahead, so that no movement counts twice or is lost.
+*Looking ahead.* While an average is in flight, the outer parameters lack g. Inner steps that started from them would
+apply g twice, and with the outer momentum that diverges. So each peer starts from the outer parameters moved on by past
+momentum, which is common, and by its own g (compare Kale et al. 2025, arXiv:2502.12996). Only true averages are applied
+to the outer state. When one is applied, the local parameters become the outer ones plus what inner steps have moved
+them
+since the look-ahead, so each movement counts once.
 
-*Fragments.* The look-ahead is a guess, and what it costs is that a peer's own g is a poor one: in the GPT of the
-examples it is off the average by 0.9 of the average's length. With the factor that the outer optimizer will apply to g
-the guess would be right in the mean, but such errors tear the peers apart; as it is, it falls short. (Did peers know
-half of their error, the right factor would do: 2.6 % behind DDP instead of 8.2 %.) So the model can be cut into
-fragments that take turns (as in Streaming DiLoCo, Douillard et al. 2025, arXiv:2501.18512). With K of them an outer
-step is one fragment's, and is made K times as often. Each fragment is still averaged once in H inner steps, and the
-network still has all of the time to move all of the bytes; but only a Kth of the model is a guess, and the average
-comes H / K inner steps late:
+*Fragments* take turns (as in Streaming DiLoCo, Douillard et al. 2025, arXiv:2501.18512), since a peer's own g is a poor
+guess of the average. With K fragments an outer step is one fragment's, and is made K times as often; each fragment is
+averaged once in H inner steps, its average comes H / K inner steps late, and a Kth of the model is a guess:
 
     inner steps    | H / 3    | H / 3    | H / 3    | H / 3    |
     all-reduce     |          | g0       | g1       | g2       |    K = 3; g0 is fragment 0's pseudo-gradient
     outer update              ^ none     ^ of 0     ^ of 1     ^ of 2
 
-*What is shared* is as in DiLoCo: outer parameters and momentum, advanced by averages alone, so the same bytes on every
-peer at every revision. Whose turn it is follows from the revision and from whether an average is on its way. That one
-is the group's and not a peer's; it is in no state that could be sent.
-
-*Buffers* travel with each average, and what inner steps have changed in them meanwhile is added to what comes of it.
-
-*Coming and going.* A loss aborts the average on all survivors alike; they launch it again when they come to wait for
-it. Membership can only grow while nothing is in flight. So where newcomers wait, when it is the first fragment's turn,
-all drain: they apply the average that is due, make the next one at once and apply that, admit, synchronize, and go on
-with nothing on its way. The newcomer thus starts from a state that holds every result it had no part in, and
-everybody's next launch is the first that it is in. Such an outer step is a synchronous one. What the others have moved
-in other fragments since those had their turn stays with them, for the next.
+*Coming and going.* A loss aborts the average on all survivors; they launch it again when they come to wait for it.
+Newcomers are let in when it is the first fragment's turn and no average is in flight: all apply the average that is
+due, make and apply the next one at once, admit and synchronize. Buffers travel with each average, and changes by inner steps
+since then are added.
 """
 
 from __future__ import annotations
@@ -77,7 +63,7 @@ def _fragments(replica: Replica, count: int) -> list[Fragment]:
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """An average on its way."""
+    """An average in flight."""
 
     fragment: Fragment
     vector: Vector
@@ -88,10 +74,12 @@ class Flight:
 class AsyncDiLoCo(OuterLoop):
     """DiLoCo whose average travels during the next inner steps, and is applied one outer step late.
 
-    Like DiLoCo with delayed, eager updates (Kale et al. 2025, arXiv:2502.12996) and fragments as in Streaming DiLoCo
-    (Douillard et al. 2025, arXiv:2501.18512); the module says what differs. Arguments are those of `OuterLoop`, and
-    `fragments`. After an outer step an average may be in flight; it needs nothing from Python. `finish` ends a run. Not
-    thread-safe."""
+    Arguments are those of `OuterLoop`, and `fragments`: parts of the model that take turns, one in each outer step, at
+    least
+    1 and the same on all peers. With two, call `outer_step` twice as often. More fragments train better, by ever less,
+    and
+    each call has latencies of the network to hide. `finish` ends a run. Not thread-safe.
+    """
 
     def __init__(
         self,
@@ -111,10 +99,6 @@ class AsyncDiLoCo(OuterLoop):
         inner_steps: int = INNER_STEPS,
         steps: Literal["fixed", "by speed"] = "fixed",
     ) -> None:
-        """`fragments` is how many parts of the model take turns, one in each outer step, the same on all peers: with
-        two, call `outer_step` twice as often. More of them train better, by ever less; but every call has latencies of
-        the network to hide, whatever it sends. ValueError where it is below 1.
-        """
         fragments = as_int("fragments", fragments)
         if fragments < 1:
             raise ValueError(f"fragments {fragments}: must be at least 1")
@@ -147,15 +131,13 @@ class AsyncDiLoCo(OuterLoop):
         return self.revision + (self._flight is not None)
 
     def outer_step(self, *, weight: float | None = None, inner_steps: int | None = None) -> OuterStep:
-        """Applies the average that was launched a call ago, launches that of what the next fragment moved by since its
-        last turn, and puts into the model where to go on from. Lets newcomers in, where it is the first fragment's
-        turn. A joint call; blocks only as long as other peers or the network are slower than this peer's inner steps.
-        `weight` and `inner_steps` are as in `DiLoCo.outer_step`, for what was done since the last call; a fragment
-        counts by the sum of the weights since its last turn.
+        """Apply the average in flight, launch that of the next fragment, and show where to go on from.
 
-        PCCLError: the master is lost, or this peer was evicted, see `reconnect`; INVALID_USAGE: `join` was not called,
-        or a former call was interrupted: `reconnect`, too. DivergenceError: peers differ in what they must have in
-        common.
+        A group call; waits only as long as other peers or the network are slower than this peer's inner steps.
+        Newcomers are
+        let in when it is the first fragment's turn. `weight` and `inner_steps` are as in `DiLoCo.outer_step`, for the
+        time since
+        the last call; a fragment counts by the sum of the weights since its last turn. Raises as `DiLoCo.outer_step`.
         """
         weight = checked_weight(weight)
         made = self.inner_steps if inner_steps is None else as_int("inner_steps", inner_steps, 0)
@@ -196,9 +178,10 @@ class AsyncDiLoCo(OuterLoop):
         return step.report(OuterStep, world_size)
 
     def finish(self) -> OuterStep:
-        """Applies the average in flight, if there is one, and puts the outer parameters into the model: call it on all
-        peers after the last outer step. What other fragments have moved by since their last turn is left out.
-        DivergenceError, PCCLError as `outer_step`."""
+        """Apply the average in flight and show the outer parameters, on all peers after the last outer step.
+
+        What other fragments have moved since their last turn is left out. Raises as `outer_step`.
+        """
         with self._group_step("AsyncDiLoCo.finish") as step:
             with step.waiting():
                 self._replicated.discard()
@@ -216,7 +199,8 @@ class AsyncDiLoCo(OuterLoop):
         self._weights = [0.0] * len(self._fragments)
 
     def _launch(self, fragment: Fragment, gradient: Vector, weight: float | None) -> None:
-        """The average of `gradient`, which is in `_gradient`. With none in flight all peers have the same revision."""
+        """Launch the average of `gradient`, which is in `_gradient`. With none in flight all peers have the same
+        revision."""
         assert self._flight is None
         self._gradient, self._flying = self._flying, self._gradient
         average = self._launch_average(gradient, weight)
@@ -224,7 +208,8 @@ class AsyncDiLoCo(OuterLoop):
         self._flight = Flight(fragment, gradient, average)
 
     def _land(self, step: GroupStep) -> int:
-        """Wait for the average in flight and apply it with its buffers. Return the number of its peers; 0: none."""
+        """Wait for the average in flight and apply it with its buffers. Return the number of its peers; 0: none in
+        flight."""
         if self._flight is None:
             return 0
         outcome = self._wait_for(self._flight.average, step)
@@ -236,7 +221,7 @@ class AsyncDiLoCo(OuterLoop):
 
     @default_environment()
     def _carry_on(self, fragment: Fragment) -> None:
-        """Takes what `fragment` has moved by since the look-ahead to where its outer parameters are."""
+        """Move what `fragment` has moved since the look-ahead to where its outer parameters are."""
         moved = self._start[: fragment.part.count]
         fragment.part.difference(moved, moved)
         np.subtract(self._parameters[fragment.place], moved, out=moved)

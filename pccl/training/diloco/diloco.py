@@ -1,68 +1,21 @@
-"""== diloco/outer_optimizer
-The outer optimizer of DiLoCo (Douillard et al. 2023, arXiv:2311.08105).
+"""DiLoCo (Douillard et al. 2023, arXiv:2311.08105): many local steps, then one average.
 
-What a peer's parameters moved by during its inner steps, `outer - local`, is its *pseudo-gradient*. The mean over all
-peers is applied to the outer parameters as if it were a gradient, by SGD with Nesterov momentum.
+All peers start an outer step from the same outer parameters. Each makes some *inner* steps on its own data with its own
+optimizer. How far its parameters moved is its *pseudo-gradient*; the peers average theirs, and each applies the mean to
+the outer parameters with the same outer optimizer: the same bytes in and out. The network is used once in an outer
+step.
 
-Every operation is one NumPy ufunc over whole vectors: element-wise, correctly rounded, nothing fused, in the default
-floating-point environment. So equal inputs give equal bytes on every peer, whatever its CPU and its program.
+*The outer state* is two flat vectors, the outer parameters and their momentum, and the revision, which counts outer
+updates. It is the shared state of the peer group. The inner optimizer's state belongs to its peer.
 
-== diloco/pace
-The number of inner steps of each peer, by which fast and slow ones come to the outer step at the same time.
+*A checkpoint* is one peer's: the outer state, the inner optimizer's, and the buffers. To resume a run, every peer loads
+its own and joins; the newest revision wins. An average in flight is not saved.
 
-Theory of operation. As in DyLU (dynamic local updates; Liu et al. 2024, "Asynchronous Local-SGD Training for Language
-Modeling", arXiv:2401.09135) the configured number is that of the fastest peer, and each other one makes as many as fit
-the time that the fastest one takes:
-
-    inner_steps of a peer = floor(inner_steps of the fastest * seconds of the fastest / seconds of the peer), at least 1
-
-where `seconds` is what an inner step takes. Each peer measures that from the end of one outer step to the beginning of
-the next one, with everything that it does in between, such as evaluating, and halves the weight of what it has measured
-before, so that a hiccup passes. The figures travel with the average (`pccl.training.diloco.weighted_average`), so all
-peers apply the rule to the same ones. (FedCompass, Li et al. 2024, arXiv:2309.14675, groups clients by speed to the
-same end, at a server.)
-
-Who has not measured anything yet, like a newcomer, makes the configured number, and is not counted among the fastest.
-A peer so slow that even one inner step takes it longer is waited for.
-
-The unweighted average of pseudo-gradients already counts a peer by what it has done: one that made a fifth of the
-steps has moved about a fifth as far. Weighted by steps or tokens, the average is that of the movement of a token.
-
-== diloco/outer_loop
-The outer loop, common to DiLoCo and its asynchronous form: the outer state, joining, checkpoints.
-
-*The outer state* is two flat vectors, the outer parameters and their momentum, and the revision, which counts the
-outer updates. It is the shared state of the peer group: a function of the common history alone, the same bytes on
-every peer after every outer step (`digest`), so a newcomer that has it has all there is to know. The inner optimizer's
-state belongs to its peer: a newcomer starts with an empty one.
-
-*Joining* and everything else about peers is told in `pccl.training.group.membership`.
-
-*A checkpoint* is one peer's: the outer state, the inner optimizer's, and the model's buffers. To resume a run, every
-peer loads its own and joins. Where they differ, as after a crash in the middle of saving, the newest revision counts
-and is fetched by the others. A peer without a checkpoint may join all the same. An average that was in flight is not
-saved: a run resumed makes its inner steps again.
-
-== diloco/diloco
-DiLoCo (Douillard et al. 2023, arXiv:2311.08105): many local steps, then one average.
-
-Theory of operation. All peers start an outer step from the same outer parameters. Each takes some *inner* steps on its
-own data with an optimizer of its own (the paper: 500 of AdamW; fewer work as well). What its parameters moved by is its
-pseudo-gradient; the peers average theirs, and each applies the mean to the outer parameters with the same outer
-optimizer, the same bytes in and out. So the network is used once in an outer step instead of once in a step.
-
-    with Communicator(os.environ["PCCL_MASTER"]) as communicator:
-        diloco = DiLoCo(communicator, model, optimizer)
-        diloco.join(peers_min=4)
-        while diloco.revision < 100:
-            for batch in batches(50):
-                train(model, optimizer, batch)
-            print(diloco.outer_step())
-
-Peers may come and go at any time. Who is lost in the middle of an average is left out of it; who is left alone goes on
-alone, as an average of one. Newcomers are let in at the end of an outer step and take part in the next from its first
-inner step. How many inner steps to make is each peer's own affair: slower ones may make fewer, and
-`DiLoCo(..., inner_steps=50, steps="by speed")` tells each, as `diloco.inner_steps`, how many fit the common time.
+*Inner steps by speed*, as in DyLU (Liu et al. 2024, arXiv:2401.09135): the configured number is that of the fastest
+peer, and each other one makes `floor(inner_steps * seconds of the fastest / seconds of the peer)`, at least 1.
+`seconds`
+is the time of an inner step with all that the program does between outer steps, smoothed. The figures travel with the
+average, so all peers apply the rule to the same ones. A peer without figures makes the configured number.
 """
 
 from __future__ import annotations
@@ -98,8 +51,11 @@ from pccl.training.step import GroupStep, StepReport, checked_weight
 
 @dataclass(frozen=True, slots=True)
 class OuterNesterov:
-    """SGD with Nesterov momentum, the outer optimizer. The defaults are the paper's (arXiv:2311.08105). ValueError:
-    `learning_rate` is not above 0, or `momentum` not in [0, 1)."""
+    """SGD with Nesterov momentum, the outer optimizer. The defaults are the paper's (arXiv:2311.08105).
+
+    Each operation is one NumPy ufunc over whole vectors in the default floating-point environment, so equal inputs give
+    equal bytes on every peer. Raises ValueError: `learning_rate` is not above 0, or `momentum` not in [0, 1).
+    """
 
     learning_rate: float = 0.7
     momentum: float = 0.9
@@ -112,9 +68,7 @@ class OuterNesterov:
 
     @default_environment()
     def step(self, parameters: Vector, momentum: Vector, gradient: Vector) -> None:
-        """Compute `m = mu * m + g`, then `p -= lr * (g + mu * m)`, in place, over vectors of one dtype and length.
-
-        `gradient` is used as scratch: its contents are lost."""
+        """Compute `m = mu * m + g`, then `p -= lr * (g + mu * m)`, in place. `gradient` is used as scratch."""
         momentum *= self.momentum
         momentum += gradient
         gradient += self.momentum * momentum
@@ -123,8 +77,7 @@ class OuterNesterov:
 
     @default_environment()
     def look_ahead(self, parameters: Vector, momentum: Vector, gradient: Vector, out: Vector) -> None:
-        """Compute where the parameters go by the momentum of the past alone, and by `gradient` as it is: `out = p - lr
-        * mu**2 * m - g`. (With the factor of `step`, `lr * (1 + mu) * g`, it would be where that goes.)"""
+        """Compute `out = p - lr * mu**2 * m - g`: the past momentum's movement, and `gradient` as it is."""
         np.multiply(momentum, self.learning_rate * self.momentum**2, out=out)
         out += gradient
         np.subtract(parameters, out, out=out)
@@ -154,15 +107,14 @@ class InnerSteps:
         self._since_s = self.clock()
 
     def stop(self, made: int) -> None:
-        """Note that so many inner steps have been made since `resume`."""
+        """Measure: `made` inner steps have been made since `start`."""
         if made < 1:
             return
         seconds = max((self.clock() - self._since_s) / made, 1e-9)
         self.seconds = seconds if math.isinf(self.seconds) else (self.seconds + seconds) / 2
 
     def adapt(self, seconds: Iterable[float], own: float) -> None:
-        """Set the number of inner steps from the seconds that one takes each peer; `own` is this peer's, as all have
-        been told."""
+        """Set the number of inner steps from each peer's seconds; `own` is this peer's, as all have received it."""
         fastest = min(seconds, default=UNKNOWN_S)
         wanted = self._base
         if math.isfinite(own) and math.isfinite(fastest):
@@ -183,19 +135,23 @@ class InnerSteps:
 
 
 NOTES = 2
-"""Tags, counted from the loop's own: 0 is the average, these the roll call and what goes with an average."""
+"""Tag offset of the notes that go with an average; 0 is the average's."""
 INNER_STEPS = 50
-"""The default number of inner steps, as in the examples; the paper has 500."""
+"""The default number of inner steps; the paper has 500."""
 
 
 @dataclass(frozen=True, slots=True)
 class OuterStep(StepReport):
-    """The outcome of an outer step. `revision` counts the outer updates so far, and `world_size` the peers whose
-    pseudo-gradients are in the last one (1: alone, 0: there was none)."""
+    """The outcome of an outer step.
+
+    `revision` counts the run's outer updates, and `world_size` the peers whose pseudo-gradients are in the last one
+    (1:
+    alone, 0: there was none).
+    """
 
 
 def _inner_name(inner: Stateful | None) -> str | None:
-    """Return the class of an inner optimizer with hyperparameters that peers share; None for anything else."""
+    """Return the class of an inner optimizer with hyperparameters; None for anything else."""
     return type(inner).__qualname__ if hasattr(inner, "param_groups") else None
 
 
@@ -222,31 +178,26 @@ class OuterLoop(Checkpointed):
         inner_steps: int = INNER_STEPS,
         steps: Literal["fixed", "by speed"] = "fixed",
     ) -> None:
-        """Arguments that are the same on all peers: the model's shapes, `quantization`, `tag`, the names in `shared`,
-        `buffers`, `check_every`, `compare_inner`, `alike`. Who has another one is refused by `join`, with who has what.
+        """All arguments but `communicator`, `inner` and `site` are compared between peers by `join`.
 
-        `model` is a torch module on the CPU or CUDA devices, or a mapping of names to NumPy arrays. The
-        outer state is float32 (float64 where a parameter is), whatever the model's dtype.
+        Args:
+            model: A torch module on the CPU or CUDA devices, or a mapping of names to NumPy arrays.
+            inner: The inner optimizer, saved in checkpoints. Newcomers get its `param_groups`, if it has any.
+            outer: The outer optimizer.
+            quantization: Sends pseudo-gradients in fewer bits.
+            tag: First of three tags.
+            site: Given where this peer trains one shard; `communicator` is then the site's.
+            shared: Objects whose `state_dict()` is replicated, such as schedulers.
+            buffers: "average" (floats by the mean, others by the maximum), "first" (from rank 0) or "local".
+                check_every: Compare digests after this many outer steps; None: as often as possible below 0.1 % of the
+                time.
+            compare_inner: False: `param_groups` may differ. None: True, except with steps "by speed".
+            alike: Anything else that peers must have alike, by its `repr`.
+            inner_steps: Inner steps of every peer, or of the fastest.
+            steps: "fixed", or "by speed": as many inner steps as fit the fastest peer's time.
 
-        `inner` is saved in checkpoints beside the model, as a rule the inner optimizer. Of a torch optimizer newcomers
-        get the hyperparameters in `param_groups`; with `compare_inner` False peers may have different ones, as where a
-        scheduler is stepped by peers that make different numbers of inner steps (None: True, but with `steps="by
-        speed"` False).
-
-        `quantization` is that of the pseudo-gradients on the wire. This object uses `tag` to `tag + 2`. `site` is given
-        where this peer trains one shard of a model; `communicator` must be the site's then.
-
-        `shared` are objects whose `state_dict()` is part of the run, such as learning-rate schedulers: newcomers load
-        it, and it is compared. `buffers` is what becomes of a module's buffers in each outer step: "average"
-        (floating-point ones by the mean, others by the maximum), "first" (from the peer of rank 0) or "local".
-        `check_every` is after how many outer steps peers compare digests of all they have in common; None: as often as
-        it takes less than a thousandth of the time. `alike` is anything else that must be the same on all peers,
-        compared by its `repr`.
-
-        `inner_steps` is the value of that property on every peer; with `steps="by speed"` on the fastest one, and on
-        the others as many as they make in the same time (`pccl.training.diloco.diloco`).
-
-        TypeError, ValueError: the model cannot be trained, or an argument is wrong; the text names it."""
+        Raises TypeError, ValueError: the model cannot be trained, or an argument is wrong.
+        """
         tag, inner_steps = as_int("tag", tag), as_int("inner_steps", inner_steps)
         if inner_steps < 1:
             raise ValueError(f"inner_steps {inner_steps}: must be at least 1")
@@ -295,10 +246,11 @@ class OuterLoop(Checkpointed):
         self._membership = self._new_membership()
 
     def share(self, objects: Mapping[str, Stateful]) -> None:
-        """Adds to the `shared` of the constructor what is made after it, before `join`. PCCLError INVALID_USAGE after
-        it; ValueError or TypeError for what cannot be shared."""
+        """Add to `shared` what is made after the constructor, before `join`. Raises PCCLError INVALID_USAGE after it;
+        ValueError,
+        TypeError: it cannot be shared."""
         if self.has_joined:
-            raise PCCLError(Result.INVALID_USAGE, "share", "this peer has joined: what is shared is told before")
+            raise PCCLError(Result.INVALID_USAGE, "share", "this peer has joined: call share before")
         self._replicated.share(objects)
         revision = self.revision
         self._state = SharedState([*self._outer_infos, *self._replicated.infos()])
@@ -320,7 +272,7 @@ class OuterLoop(Checkpointed):
 
     @property
     def revision(self) -> int:
-        """Outer updates so far, of the whole run."""
+        """Outer updates of the whole run."""
         return self._state.revision
 
     @property
@@ -335,33 +287,32 @@ class OuterLoop(Checkpointed):
 
     @property
     def outer_steps(self) -> int:
-        """Outer steps of the whole run, with those whose update is still on its way. The same on all peers."""
+        """Outer steps of the whole run, with those whose update is in flight. The same on all peers."""
         return self.revision
 
     @property
     def inner_steps(self) -> int:
-        """The number of inner steps to make before the next outer step, at least 1. With `steps="by speed"` each outer
-        step may change it."""
+        """Inner steps to make before the next outer step, at least 1. With `steps="by speed"` each outer step may
+        change it."""
         return self._inner_steps.count
 
     def digest(self) -> str:
-        """Return the BLAKE3 digest, in hexadecimal, of all that peers have in common: the outer state, the buffers that
-        are not local, hyperparameters, and what was handed over. Equal on all peers after every outer step."""
+        """Return the BLAKE3 digest, in hexadecimal, of the replicated state: the same on all peers after every outer
+        step."""
         self._read_model()
         return self._replicated.digest(self.revision)
 
     def show_outer(self) -> None:
-        """Puts the outer parameters, and the buffers that peers have in common, into the model: what one evaluates and
-        publishes."""
+        """Write the outer parameters and the common buffers into the model, to evaluate or publish it."""
         self._replica.write(self._parameters)
         self._replicated.buffers.show()
 
     def trains(self, parameter: Any) -> bool:
-        """Whether `parameter` is one of those that are averaged."""
+        """Whether `parameter` is averaged."""
         return self._replica.holds(parameter)
 
     def connect(self) -> None:
-        """Connects the communicator, unless it is: `join` is then to follow at once. PCCLError."""
+        """Connect the communicator, unless it is connected. `join` must follow at once. Raises PCCLError."""
         try:
             self._communicator.world_size  # noqa: B018
         except PCCLError as error:
@@ -370,12 +321,14 @@ class OuterLoop(Checkpointed):
             self._communicator.connect()
 
     def join(self, peers_min: int = 1) -> Admission:
-        """Join the run: call it once, right after the communicator has connected, since the others wait for it. Returns
-        when `peers_min` peers are there, or at once where others train already; then all have the same outer state, and
-        the model starts from it.
+        """Join the run, right after the communicator has connected, since the others wait for it.
 
-        PCCLError, and the communicator is closed: nobody can provide the state, or the others train another model or
-        with other options (INVALID_ARGUMENT)."""
+        Returns when `peers_min` peers are there, or at once where others train already. Then all have the same outer
+        state, and
+        the model starts from it. Raises PCCLError, and closes the communicator: no peer can provide the state, or the
+        others
+        have another model or options (INVALID_ARGUMENT).
+        """
         self._read_model()
         admission = self._membership.join(peers_min)
         self._has_begun = True
@@ -395,8 +348,10 @@ class OuterLoop(Checkpointed):
             self._replicated.buffers.adopt()
 
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
-        """Go on after the master was lost or this peer evicted: like `join`, with a new communicator that has just
-        connected. What this peer had not brought into an outer update is lost."""
+        """Join again with a new communicator that has just connected, after the master was lost or this peer evicted.
+
+        What this peer had not brought into an outer update is lost. Returns and raises as `join`.
+        """
         self._communicator = communicator
         self._replicated.renew(communicator)
         self._membership = self._new_membership()
@@ -441,8 +396,8 @@ class OuterLoop(Checkpointed):
         return view
 
     def outer_state(self) -> dict[str, Any]:
-        """Return the revision, the outer parameters and momentum as flat vectors, not copied, and the state of each
-        object in `shared`."""
+        """Return revision, outer parameters and momentum as flat vectors (not copied), and the state of each `shared`
+        object."""
         self._read_model()
         return {
             "revision": self.revision,
@@ -452,12 +407,12 @@ class OuterLoop(Checkpointed):
         }
 
     def take_outer_state(self, state: Mapping[str, Any]) -> None:
-        """Takes up what `outer_state` gave, before `join`, and puts the outer parameters into the model; does nothing
-        where it is the one that this peer has. One of a former version has nothing of the objects in `shared`, which
-        stay as they are.
+        """Take up what `outer_state` gave, before `join`, and write the outer parameters into the model.
 
-        ValueError: it is of another model, it has other objects, or this peer has joined a run; CheckpointError: one of
-        them does not take what was saved of it. Nothing has been changed then."""
+        Has no effect where it equals this peer's. Raises ValueError: it is of another model, it has other objects, or
+        this peer
+        has joined a run; CheckpointError: an object refuses its part. No state has been changed then.
+        """
         here = self.outer_state()
         shared = state.get("shared", here["shared"])
         for name in sorted(shared.keys() ^ here["shared"].keys()):
@@ -489,7 +444,7 @@ class OuterLoop(Checkpointed):
         self.show_outer()
 
     def _update(self, gradient: Vector, place: slice = slice(None)) -> None:
-        """One outer update of the elements at `place`; `gradient` is lost."""
+        """Apply one outer update to the elements at `place`; `gradient` is lost."""
         self._outer.step(self._parameters[place], self._momentum[place], gradient)
         self._state.revision += 1
 
@@ -544,26 +499,37 @@ class OuterLoop(Checkpointed):
 
 @outside_graphs
 class DiLoCo(OuterLoop):
-    """DiLoCo (Douillard et al. 2023, arXiv:2311.08105): peers train alone for some steps, then average what these
-    moved.
+    """DiLoCo (arXiv:2311.08105): peers train alone for some steps, then average how far these moved them.
 
-    The pseudo-gradient of a peer is `outer - local`, where it started minus where its inner steps have led; the mean
-    over peers goes into SGD with Nesterov momentum (`OuterNesterov`), as in the paper's algorithm 1. Arguments are
-    those of `OuterLoop`. Between calls the model is the user's, to be trained by any optimizer. Not thread-safe."""
+    Arguments are those of `OuterLoop`. Between calls the model is the user's, to be trained by any optimizer. Peers may
+    make different numbers of inner steps. Not thread-safe. Example::
+
+        with Communicator() as communicator:
+            diloco = DiLoCo(communicator, model, optimizer)
+            diloco.join(peers_min=4)
+            while diloco.revision < 100:
+                for batch in batches(diloco.inner_steps):
+                    train(model, optimizer, batch)
+                print(diloco.outer_step())
+    """
 
     def outer_step(self, *, weight: float | None = None, inner_steps: int | None = None) -> OuterStep:
-        """Average what the peers' models moved by since the last call, update the outer state, let newcomers in, and
-        put the outer parameters into the model. A joint call; blocks until all other peers have come to it.
+        """Average how far the peers' models moved, update the outer state, let newcomers in, show the outer parameters.
 
-        `weight`, a number of at least 0, is what this peer counts by in the average, such as tokens or samples
-        (`pccl.training.diloco.weighted_average`): the mean is `sum(weight * pseudo-gradient) / sum(weight)`. All peers
-        give one, or none does. `inner_steps` is how many this peer has made, if not as many as the property
-        `inner_steps` said.
+        A group call; waits for all other peers.
 
-        ValueError: the weight is negative, not finite or no number, or `inner_steps` is no number of steps;
-        `outer_step` can be called again. PCCLError: the master is lost, or this peer was evicted, see `reconnect`;
-        INVALID_USAGE: `join` was not called, or a former call was interrupted: `reconnect`, too. DivergenceError: peers
-        differ in what they must have in common."""
+        Args:
+                weight: What this peer counts in the average, at least 0, such as its tokens. All peers give one, or
+                none does.
+            inner_steps: The number this peer has made, if not the property `inner_steps`.
+
+        Raises:
+            ValueError: An argument is wrong; `outer_step` can be called again.
+                PCCLError: The master is lost, or this peer was evicted: see `reconnect`. INVALID_USAGE: `join` was not
+                called, or a
+                former call was interrupted: `reconnect`, too.
+            DivergenceError: Replicated state differs between peers.
+        """
         weight = checked_weight(weight)
         made = self.inner_steps if inner_steps is None else as_int("inner_steps", inner_steps, 0)
         self._inner_steps.stop(made)
@@ -587,8 +553,10 @@ class DiLoCo(OuterLoop):
         return step.report(OuterStep, outcome.world_size)
 
     def finish(self) -> OuterStep:
-        """Compares what all peers have in common, and puts the outer parameters into the model: call it on all peers
-        after the last outer step. Inner steps since that are left out. DivergenceError, PCCLError as `outer_step`."""
+        """Compare the replicated state and show the outer parameters, on all peers after the last outer step.
+
+        Inner steps since then are left out. Raises as `outer_step`.
+        """
         with self._group_step("DiLoCo.finish") as step, step.waiting():
             self._replicated.discard()
             self._begin()

@@ -1,7 +1,7 @@
-"""The roll call: what each peer tells the others when it joins, and who has other options than the rest.
+"""The configuration check: peers gather their options when they join, and find those that differ.
 
-A row is of a fixed size, so that peers with any options meet, under a tag of its own. Options are a text, a line for
-each: name and value, the value as its `repr`, cut where it is long and then with a digest.
+A row has a fixed size, so that peers with any options meet, under a tag of its own. Options are a text with one line
+for each: name and `repr` of the value, long values cut and followed by a digest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 TAG = 2**63 - 1
-"""The last one, which no other part of `pccl.training` uses."""
+"""The last tag, which no other part of `pccl.training` uses."""
 ROW_BYTES = 4096
 HEAD_BYTES = 32
 VALUE_CHARACTERS = 64
@@ -23,7 +23,7 @@ VALUE_CHARACTERS = 64
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The row of one peer in a roll call."""
+    """The row of one peer."""
 
     peer: int
     is_under_way: bool
@@ -32,7 +32,7 @@ class Row:
 
 
 def described(options: Mapping[str, object]) -> str:
-    """The text that peers compare."""
+    """Return the text that peers compare."""
     lines = (f"{name}={_cut(_line(value))}" for name, value in options.items())
     return _cut("\n".join(lines), (ROW_BYTES - HEAD_BYTES) // 4)
 
@@ -44,7 +44,7 @@ def shown(options: str) -> str:
 
 
 def row_bytes(row: Row) -> NDArray[np.uint8]:
-    """Return the bytes that are sent of a row: as many for any row."""
+    """Return the bytes of a row, the same number for any row."""
     text = row.options.encode()
     data = np.zeros(ROW_BYTES, np.uint8)
     data[:HEAD_BYTES] = np.array([row.peer, row.is_under_way, row.peers_min, len(text)], "<i8").view(np.uint8)
@@ -59,8 +59,9 @@ def row_of(data: NDArray[np.uint8]) -> Row:
 
 
 def unlike(rows: Sequence[Row], own: Row) -> dict[int, str]:
-    """Return, by peer, in what it differs from those who are under way, or else from most (from the first ones in a
-    tie). All peers find the same."""
+    """Return by peer how its options differ from those of the peers under way, or else from most peers (in a tie, the
+    first).
+    All peers find the same."""
     seniors = [row for row in rows if row.is_under_way] or rows
     right = Counter(row.options for row in seniors).most_common(1)[0][0]
     like = next(row for row in seniors if row.options == right)

@@ -37,7 +37,7 @@ NOT_MADE = Outcome(0, 0, 0, 0)
 
 
 def own_number(communicator: Communicator) -> int:
-    """Return the number by which other peers know this one."""
+    """Return this peer's number in `Communicator.membership`."""
     membership = communicator.membership
     return membership.peers[membership.rank]
 
@@ -91,7 +91,7 @@ def average(
     op: ReduceOp = ReduceOp.AVG,
     out: Any = None,
 ) -> Relaunched:
-    """Launch an average over the peer group, into `out` (None: in place). Alone, nothing is written."""
+    """Launch an average over the peer group, into `out` (None: in place). Alone, no memory is written."""
     return Relaunched(
         communicator,
         lambda: communicator.all_reduce_async(

@@ -1,18 +1,8 @@
-"""== spsa/torch_signs
-The random signs of `pccl.signs` as torch operations: parameters on a device are moved there, without being copied.
+"""The elements of one parameter, flat float32: a NumPy array in memory, or a torch tensor on a device.
 
-Philox4x32-10 in 64-bit integers: the lower 64 bits of a product of two 32-bit numbers are all of it, whatever int64
-takes the uppermost for; shifts bring in the sign, which is masked out. What is added is exact, so it is the same bits
-as those of `pccl.signs.add_signs`. A pass works on CHUNK elements at a time, with some 100 MiB of temporaries.
-
-== spsa/elements
-The elements of one parameter, flat float32 where they are: what training in place does with them.
-
-In memory they are a NumPy array, on a device a torch tensor. All that changes them is exact, or rounds as IEEE 754
-says, so both get the same bits (`pccl.training.spsa.grid` says why).
-
-== spsa/in_place
-A peer's own model as flat tensors that are the model's own memory, for algorithms that may not copy it.
+All changes are exact or round as IEEE 754 does, so both get the same bits (`pccl.training.spsa.grid`). On a device the
+random signs of `pccl.signs` are made by torch: Philox4x32-10 in 64-bit integers, whose lower 64 bits of a product are
+exact; the sign that shifts bring in is masked out.
 """
 
 from __future__ import annotations
@@ -29,7 +19,7 @@ from pccl.signs import SUM_MAX, add_signs
 from pccl.training.state.replica import is_distributed, replica_of
 
 TORCH_CHUNK = 1 << 22
-"""Elements; a multiple of those that share a counter."""
+"""Elements in a pass, with some 100 MiB of temporaries; a multiple of those that share a counter."""
 BLOCK = 128
 MASK = 2**32 - 1
 
@@ -37,7 +27,7 @@ _checked: set[Any] = set()
 
 
 def check_signs(torch: Any, device: Any) -> None:
-    """ValueError if the device's integers or floats are not as they should be. Looks once at each device."""
+    """Raise ValueError if the device computes other signs than the CPU. Checks each device once."""
     if device in _checked:
         return
     numbers: dict[str, Any] = {"seed": 0xFEDCBA9876543210, "tensor": 2**32 - 2, "step": 7}
@@ -62,8 +52,8 @@ def add_torch_signs(
     directions: Sequence[int],
     amounts: Sequence[int],
 ) -> None:
-    """Add multiples of random signs to a flat float32 tensor, the same bits as `pccl.signs.add_signs`. ValueError: as
-    there."""
+    """Add multiples of random signs to a flat float32 tensor, the same bits as `pccl.signs.add_signs`. Raises as
+    that."""
     if sum(map(abs, amounts)) > SUM_MAX:
         raise ValueError(f"amounts {list(amounts)} sum up to more than {SUM_MAX} in magnitude")
     shifts = torch.arange(32, dtype=torch.int64, device=values.device)
@@ -80,7 +70,7 @@ def add_torch_signs(
 
 
 def _philox(blocks: Any, tensor: int, step: int, direction: int, seed: int) -> list[Any]:
-    """Four words of 32 bits for each block; `native/src/signs.h` writes it down."""
+    """Return four words of 32 bits for each block, as `native/src/signs.h` defines them."""
     c0, c1, c2, c3 = blocks, tensor, step, direction
     key0, key1 = seed & MASK, seed >> 32
     for _ in range(10):
@@ -95,14 +85,14 @@ def _philox(blocks: Any, tensor: int, step: int, direction: int, seed: int) -> l
 Tensor = NDArray[np.float32]
 
 CHUNK = 1 << 16
-"""Elements that are worked on while they are in the cache."""
+"""Elements that are computed while they are in the cache."""
 
 
 class Elements(Protocol):
     size: int
 
     def largest(self) -> float:
-        """The largest magnitude, 0 where there is none; not finite if any element is not."""
+        """Return the largest magnitude, 0 where there is none; not finite if any element is not."""
 
     def round_to(self, quantum: float) -> None:
         """Round to whole quanta (a power of two), to nearest and even; -0 becomes 0."""
@@ -110,13 +100,13 @@ class Elements(Protocol):
     def add_signs(
         self, quantum: float, *, seed: int, tensor: int, step: int, directions: Sequence[int], amounts: Sequence[int]
     ) -> None:
-        """Add multiples of random signs, as `pccl.signs.add_signs` does."""
+        """Add multiples of random signs, as `pccl.signs.add_signs`."""
 
     def info(self, name: str) -> TensorInfo:
         """Return the elements as a tensor of a shared state."""
 
     def numpy(self) -> Tensor:
-        """The elements themselves or a copy."""
+        """Return the elements or a copy."""
 
     def assign(self, values: Tensor) -> None: ...
 
@@ -154,10 +144,10 @@ class HostElements:
 
 
 class TorchElements:
-    """The elements of a flat torch tensor on any device, in the order of this thread's current stream there."""
+    """The elements of a flat torch tensor on any device, in the order of this thread's current stream."""
 
     def __init__(self, torch: Any, tensor: Any) -> None:
-        """ValueError if the device makes other signs than `pccl.signs` says."""
+        """Raises ValueError as `check_signs`."""
         self._torch = torch
         self._tensor = tensor
         self.size = tensor.numel()
@@ -189,10 +179,11 @@ class TorchElements:
 
 
 def tensors_of(model: Any) -> tuple[dict[str, Elements], str]:
-    """The float32 parameters by name, without empty ones, and the layout: equal on all peers that train the same model.
+    """Return the float32 parameters by name, without empty ones, and the layout: equal on all peers.
 
-    Of a torch module, those that require gradients. The module must keep its tensors: what is moved to another device
-    or dtype afterwards is trained no more. TypeError or ValueError for what cannot be trained.
+    Of a torch module, those that require gradients; it must keep its tensors. Raises TypeError, ValueError: it cannot
+    be
+    trained.
     """
     layout = replica_of(model).layout
     torch = sys.modules.get("torch")

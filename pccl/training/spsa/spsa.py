@@ -1,66 +1,25 @@
-"""== spsa/gradient_byte
-A projected gradient in one byte.
+"""SPSA: training by forward passes alone, with one byte from each peer and step.
 
-A float of eight bits: a sign, four bits of exponent and three of mantissa, times a unit that all peers know.
-
-    bit        7     6 5 4 3    2 1 0
-               sign  exponent   mantissa
-
-The value is `mantissa` units where the exponent is 0, else `(8 + mantissa) * 2**(exponent - 1)`, so 0, 1, 2 ... 16, 18,
-20 ... up to 245760 units. At most a sixteenth of the value is rounded away, unless it is below 8 units; larger ones are
-cut. In contrast to an integer it needs no scale that peers would have to agree upon while gradients shrink, and cutting
-the largest is a safeguard that one wants anyway.
-
-== group/seats
-Seats: small numbers that peers keep while others come and go, and an exchange of bytes under them.
-
-Theory of operation. What a peer has computed for a step must keep its name while others are lost and ranks change, and
-the names should be small: 0, 1, 2 ..., as if one machine had done it all. So each peer has a *seat*, its rank when
-newcomers were let in last, and keeps it until the next time; who is lost leaves an empty one.
-
-Taking seats and exchanging bytes are collectives that are launched again, after a loss, by whoever is left. What
-follows from them is decided on the membership of a committed one alone, which all peers have alike.
-
-== spsa/spsa
-Training by forward passes alone, with one byte from each peer and step.
-
-Theory of operation. SPSA (Spall 1992) estimates how a loss L falls along one random direction z from two evaluations,
+SPSA (Spall 1992) estimates the slope of a loss L along a random direction z from two evaluations,
 g = (L(w + eps z) - L(w - eps z)) / 2 eps, and moves the weights by -rate * g * z. MeZO (Malladi et al. 2023,
-arXiv:2305.17333) does it in place: z is a function of a seed, made anew whenever it is needed, so that training takes
-the memory of inference. And as a seed stands for a direction, the number g is all that others need to make the same
-move: Zelikman et al. 2023 (Just One Byte (per gradient), arXiv:2306.10015) send it in a byte. So here:
+arXiv:2305.17333) makes z from a seed whenever it is needed, in the memory of inference. Others need only g to make the
+same move, and Zelikman et al. 2023 (arXiv:2306.10015) send it in a byte. So in each step every peer evaluates its own
+loss along its own directions and rounds g to a byte; the peers exchange the bytes; every peer moves its weights along
+all directions by their mean. A direction is a sign for each parameter (`pccl.signs`), made from the step and a number.
+Weights are never sent and are the same bits on all peers (`pccl.training.spsa.grid`).
 
-    each step   every peer evaluates its own loss along directions of its own, and rounds g to a byte
-                the peers exchange their bytes; whose byte it is, and which step, are the seed of the direction
-                every peer moves its weights along everybody's directions by their mean
+*Directions* are numbered from 0, first those of the first peer, by *stable ranks*: ranks at the last admission, which
+peers keep while others are lost. One peer with eight directions a step moves as eight peers with one.
 
-Weights are never sent, and are the same bits on all peers, torch or NumPy, whatever their CPUs;
-`pccl.training.spsa.grid` says why and `pccl.signs` what a direction is: a sign for each parameter. (Signs have the
-least variance of all distributions with which the estimate is unbiased; Gaussians, as in MeZO, have three times the
-fourth moment, and need a logarithm that no two libraries compute alike.)
+*The byte* is a float of eight bits: sign, four bits of exponent, three of mantissa, times a unit. The value is
+`mantissa`
+units where the exponent is 0, else `(8 + mantissa) * 2**(exponent - 1)`: 0, 1 ... 16, 18 ... 245760 units. At most a
+sixteenth is rounded away from 8 units on; larger values are cut.
 
-    with Communicator(os.environ["PCCL_MASTER"]) as communicator:
-        spsa = SPSA(communicator, model, SPSAOptions(learning_rate=1e-3))
-        spsa.join(peers_min=4)
-        while spsa.revision < 1000:
-            print(spsa.step(lambda direction: evaluate(model, batch_of(spsa.revision, direction))))
-
-*One machine or many.* A step's directions are numbered from 0, first those of the first peer, and the loss is told the
-number: to choose a batch by it, in place of the peer. Then one peer with eight directions a step moves exactly as
-eight peers with one, bit for bit, as far as they compute losses alike.
-
-*Coming and going.* A loss aborts the exchange on all survivors alike; they exchange again, with the bytes they have,
-and move along the directions of whoever is left. Newcomers are let in every `admit_every` steps, because asking costs
-a round trip to the master.
-
-*Buffers* that forward passes change, such as running statistics, are each peer's own during the evaluations. Between
-steps the module has the common ones, which are moved on every `admit_every` steps
-(`pccl.training.state.buffers`).
-
-*The log.* Weights are a function of those one began with and of the steps since: who took part, and their bytes. A
-newcomer that has the weights of some earlier revision, as a rule those that everybody builds at first, gets the steps
-it lacks, a few bytes each, and makes them; the digests of the state tell whether it arrived. Who is too far behind, or
-got elsewhere, fetches the weights. With `log` the steps are also kept in a file, which `replay` plays.
+*Coming and going.* A loss aborts the exchange on all survivors, which exchange again, with the bytes they have. A
+newcomer that has the weights of an earlier revision gets the steps it lacks, a few bytes each, and makes them; digests
+show whether it arrived. Otherwise it gets the weights. Buffers that forward passes change are each peer's own during
+evaluations; common ones are exchanged every `admit_every` steps. `log` keeps the steps in a file; `replay` plays it.
 """
 
 from __future__ import annotations
@@ -99,11 +58,11 @@ SIGN = 0x80
 MAGNITUDES: tuple[int, ...] = tuple(
     code & 7 if code < 8 else (8 + (code & 7)) << ((code >> 3) - 1) for code in range(SIGN)
 )
-"""The magnitudes of the codes without a sign, in units; they grow."""
+"""The ascending magnitudes of the codes without a sign, in units."""
 
 
 def encode_gradient(value: float, unit: float) -> int:
-    """The code next to a finite value; that of the larger magnitude if two are."""
+    """Return the code nearest to a finite value; in a tie, that of the larger magnitude."""
     magnitude = abs(value) / unit
     above = min(bisect.bisect_left(MAGNITUDES, magnitude), len(MAGNITUDES) - 1)
     below = max(above - 1, 0)
@@ -112,7 +71,7 @@ def encode_gradient(value: float, unit: float) -> int:
 
 
 def decode_gradient(code: int, unit: float) -> float:
-    """Exact, where the unit is a power of two."""
+    """Return the value of a code: exact, where the unit is a power of two."""
     magnitude = MAGNITUDES[code & ~SIGN] * unit
     return -magnitude if code & SIGN else magnitude
 
@@ -137,8 +96,8 @@ class StableRanks:
         self.own = 0
 
     def assign(self, step: int) -> None:
-        """Take the ranks of a committed barrier, after newcomers were let in. `step`, here and in `exchange`, is a count
-        that is the same on all peers."""
+        """Take the ranks of a committed barrier, after newcomers were let in. `step` is a count that is the same on all
+        peers."""
         barrier = self._communicator.barrier_async
         op = Relaunched(self._communicator, lambda: barrier(tag=self._tag, step=step))
         peers = op.wait().peers
@@ -146,7 +105,7 @@ class StableRanks:
         self.own = self._ranks[own_number(self._communicator)]
 
     def exchange(self, item: bytes, step: int) -> Exchanged:
-        """Gather as many bytes from each peer. Raises PCCLError INVALID_USAGE where others were let in since
+        """Gather equally many bytes from each peer. Raises PCCLError INVALID_USAGE: a peer was let in since
         `assign`."""
         rows, outcome = gather_among_all(self._communicator, np.frombuffer(item, np.uint8), self._tag, step)
         if not self._ranks.keys() >= rows.keys():
@@ -161,7 +120,7 @@ RANKS, CATCH_UP = 0, 2
 """Tags, counted from this object's own."""
 STEPS_MAX = 2**32
 TAIL_BYTES_MAX = 1 << 26
-"""The most bytes of steps that newcomers are sent; where it would be more they get the weights."""
+"""The most bytes of steps that newcomers are sent instead of weights."""
 NEVER = 2**62
 
 logger = logging.getLogger(__name__)
@@ -172,18 +131,17 @@ class SPSAOptions:
     """The options of SPSA, which all peers must have alike."""
 
     learning_rate: float
-    """The step size, for the mean of the estimate over all directions of a step. Far smaller than for gradients: the
-    estimate has the gradient's mean, but the square of its length is about the number of parameters times that of the
-    gradient."""
+    """The step size. Far smaller than for gradients: the square of the estimate's length is about the number of
+    parameters times
+    that of the gradient."""
     decay_steps: float = math.inf
     """The rate of step t is `learning_rate / (1 + t / decay_steps)`."""
     epsilon: float = 2.0**-10
     """The size of a perturbation, of each parameter."""
     directions: int = 1
-    """Evaluated by each peer in a step, one after the other; a byte each."""
+    """Directions that each peer evaluates in a step; a byte each."""
     unit: float = 2.0**-12
-    """The unit of the byte (`pccl.training.spsa.spsa`): projected gradients are precise from 8 units and cut
-    at 245760."""
+    """The unit of the byte: projected gradients are precise from 8 units and cut at 245760."""
     seed: int = 0
     """The seed of all directions, 64 bits."""
 
@@ -200,15 +158,17 @@ class SPSAOptions:
             raise ValueError(f"seed {self.seed}: must have 64 bits")
 
     def rate(self, step: int) -> float:
-        """Two divisions and a sum of doubles: the same everywhere."""
+        """Return the rate of a step: the same double everywhere."""
         return self.learning_rate / (1 + step / self.decay_steps)
 
 
 @dataclass(frozen=True, slots=True)
 class SPSAStep(StepReport):
-    """The outcome of a step of SPSA. `revision` counts the steps so far, `world_size` the peers whose directions the
-    weights have moved along (1: alone), and the bytes are those of the exchange, which takes as many as there are
-    directions from each peer to each other one, and every `admit_every` steps those of the buffers."""
+    """The outcome of a step of SPSA.
+
+    `revision` counts the run's steps, `world_size` the peers whose directions the weights have moved along (1: alone).
+    Bytes are those of the exchange, and every `admit_every` steps those of the buffers.
+    """
 
     loss: float
     """The mean of this peer's own evaluations, perturbed as they were."""
@@ -216,10 +176,18 @@ class SPSAStep(StepReport):
 
 @outside_graphs
 class SPSA(Checkpointed):
-    """Simultaneous perturbation stochastic approximation (Spall 1992) with shared seeds: peers evaluate the loss along
-    random signs, exchange a byte for each direction, and all make the same step.
+    """Simultaneous perturbation stochastic approximation (Spall 1992) with shared seeds.
 
-    Not thread-safe. Between calls the model is the user's, but only to look at."""
+    Peers evaluate the loss along random signs, exchange a byte for each direction, and make the same step. Between
+    calls the
+    model may be read, not written. Not thread-safe. Example::
+
+        with Communicator() as communicator:
+            spsa = SPSA(communicator, model, SPSAOptions(learning_rate=1e-3))
+            spsa.join(peers_min=4)
+            while spsa.revision < 1000:
+                print(spsa.step(lambda direction: evaluate(model, batch_of(spsa.revision, direction))))
+    """
 
     def __init__(
         self,
@@ -235,18 +203,22 @@ class SPSA(Checkpointed):
         check_every: int | None = None,
         tag: int = 0,
     ) -> None:
-        """`model` is a torch module on the CPU or a CUDA device, or a mapping of names to NumPy arrays, of float32; its
-        parameters are rounded a little (`pccl.training.spsa.grid`). All peers build the same, and give the same
-        `options`, `admit_every` and `replay_max`, which is how many steps back newcomers are brought up by the log.
-        `log` is a file of this peer's own. Uses the tags `tag` to `tag + 2`, and those of
-        `pccl.training.state.replicated_state`.
+        """All peers build the same model, and give the same arguments except `log`.
 
-        `shared` are objects whose `state_dict()` is part of the run: newcomers load it, and it is compared. `buffers`
-        is what becomes of a module's buffers every `admit_every` steps: "average" (floating-point ones by the mean,
-        others by the maximum), "first" (from the peer of rank 0) or "local". `check_every` is after how many steps
-        peers compare digests of all they have in common; None: as often as it takes less than a thousandth of the time.
+        Args:
+                model: A torch module on the CPU or a CUDA device, or NumPy arrays by name, of float32. Parameters are
+                rounded a
+                little (`pccl.training.spsa.grid`).
+            admit_every: Newcomers are let in, and buffers exchanged, after this many steps.
+            replay_max: Newcomers at most this many steps behind are brought up by the log.
+            log: A file of this peer's own for the steps.
+            shared: Objects whose `state_dict()` is replicated.
+            buffers: "average" (floats by the mean, others by the maximum), "first" (from rank 0) or "local".
+            check_every: Compare digests after this many steps; None: as often as possible below 0.1 % of the time.
+            tag: First of three tags.
 
-        TypeError or ValueError for what cannot be trained, and for other arguments; OSError or LogError of the file.
+        Raises TypeError, ValueError: the model cannot be trained, or an argument is wrong; OSError, LogError of the
+        file.
         """
         if not isinstance(options, SPSAOptions):
             raise TypeError(f"options must be SPSAOptions, not {options!r}")
@@ -295,12 +267,11 @@ class SPSA(Checkpointed):
 
     @property
     def revision(self) -> int:
-        """Steps so far, of the whole run."""
+        """Steps of the whole run."""
         return self._state.revision
 
     def digest(self) -> str:
-        """BLAKE3, in hexadecimal, of all that peers have in common: weights, frozen ones too, the buffers that are not
-        local, and what was handed over. Equal on all peers after every step."""
+        """Return the BLAKE3 digest, in hexadecimal, of the replicated state: the same on all peers after every step."""
         return self._replicated.digest(self.revision)
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
@@ -322,19 +293,18 @@ class SPSA(Checkpointed):
     # Peers.
 
     def join(self, peers_min: int = 1) -> Admission:
-        """Call once, right after the communicator has connected (the others wait for it). Returns when `peers_min`
-        peers are there, or at once where others train already; then all have the same weights.
+        """Join the run, right after the communicator has connected, since the others wait for it.
 
-        PCCLError, and the communicator is closed: nobody can provide the state, or the others train another model or
-        with other options (INVALID_ARGUMENT).
+        Returns when `peers_min` peers are there, or at once where others train already, with the same weights on all.
+        Raises
+        PCCLError as `DiLoCo.join`.
         """
         admission = self._membership.join(peers_min)
         self._begin(admission)
         return admission
 
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
-        """Goes on after the master was lost or this peer evicted: as `join`, with a new communicator that has just
-        connected."""
+        """Join again with a new communicator, after the master was lost or this peer evicted."""
         self._communicator = communicator
         self._replicated.renew(communicator)
         self._membership = self._new_membership()
@@ -342,7 +312,7 @@ class SPSA(Checkpointed):
         return self.join(peers_min)
 
     def _begin(self, admission: Admission) -> None:
-        """Begin anew after others were let in, or this peer was."""
+        """Start again after newcomers were let in, or this peer was."""
         if admission.world_size < 2:
             self._grid.require_home()  # else it was compared with the others'
         if admission.rx_bytes > 0 or (self._recent and self._recent[-1].revision + 1 != self.revision):
@@ -352,13 +322,13 @@ class SPSA(Checkpointed):
         self._mark()
 
     def _hand_on_the_log(self) -> None:
-        """Brings newcomers up from where they are, if anybody who is under way remembers so far back."""
+        """Bring newcomers up from their revision, if a peer under way has the steps since."""
         try:
             tail = self._tail_for_newcomers()
         except PCCLError as error:
             if error.result not in (Result.INVALID_USAGE, Result.INVALID_ARGUMENT):
                 raise
-            logger.warning("a newcomer does something else: %s", error)  # and the state's names will tell it so
+            logger.warning("a newcomer makes other calls: %s", error)  # the state's names will refuse it
             return
         if self._membership.is_under_way or not tail or not self._grid.is_home:
             return
@@ -369,7 +339,7 @@ class SPSA(Checkpointed):
             logger.warning("the log leads nowhere from this peer's weights: %s", error)
 
     def _tail_for_newcomers(self) -> bytes:
-        """The steps, encoded, since the newcomer that is furthest behind; b"" where it is too far."""
+        """Return the encoded steps since the newcomer that is furthest behind; b"" where that is too far."""
         is_under_way = self._membership.is_under_way
         own_first = self._recent[0].revision if self._recent else self.revision
         own = self.revision if self._grid.is_home else NEVER  # from elsewhere no log leads on
@@ -384,7 +354,7 @@ class SPSA(Checkpointed):
             tail = tail if len(tail) <= TAIL_BYTES_MAX else b""
         size = np.array([len(tail)])
         self._reduce(size, ReduceOp.MAX)
-        # All who have it have the same, and the maximum of equal bytes and zeros is these bytes.
+        # All peers that have it have the same, and the maximum of equal bytes and zeros is these bytes.
         buffer = np.zeros(int(size[0]), np.uint8)
         buffer[: len(tail)] = np.frombuffer(tail, np.uint8)
         self._reduce(buffer, ReduceOp.MAX)
@@ -396,19 +366,24 @@ class SPSA(Checkpointed):
     # Steps.
 
     def step(self, loss: Callable[[int], float]) -> SPSAStep:
-        """Evaluate `loss(direction)` at perturbed weights, twice for each of this peer's directions, exchange the
-        outcomes and move the weights; let newcomers in when it is time. A joint call.
+        """Evaluate `loss(direction)` at perturbed weights, exchange the results, move the weights, and let newcomers
+        in.
+        A group call. `loss` is called twice for each of this peer's directions; it must return the same for the same
+        direction
+        and weights (one batch, no dropout), and not change them. What it raises comes through with the weights as they
+        were, and
+        the step may be called again.
 
-        `loss` must give the same for the same direction and weights: one batch, no dropout. It must not change them.
-        What it raises comes through, with the weights as they were, and the step may be called again.
-
-        FloatingPointError: a loss is not finite. OverflowError, on all peers: training has diverged. PCCLError: the
-        master is lost, or this peer was evicted (see `reconnect`). DivergenceError, on all peers: they differ in what
-        they must have in common. OSError of the log.
-
-        After a KeyboardInterrupt or the like outside of `loss` the step cannot be made again (INVALID_USAGE):
-        `reconnect`. If it came in the very moment when weights are moved, other calls fail with RuntimeError: `load`,
-        or `reconnect` and get the others'."""
+        Raises:
+            FloatingPointError: A loss is not finite.
+            OverflowError: On all peers: training has diverged.
+                PCCLError: The master is lost, or this peer was evicted: `reconnect`. INVALID_USAGE after a
+                KeyboardInterrupt
+                outside of `loss`: `reconnect`.
+            RuntimeError: The interrupt came while weights were moved: `load` or `reconnect`.
+            DivergenceError: On all peers: replicated state differs.
+            OSError: Of the log.
+        """
         self._membership.require_step("SPSA.step")
         if self.revision >= STEPS_MAX:
             raise PCCLError(Result.INVALID_USAGE, "SPSA.step", f"a run has at most {STEPS_MAX} steps")
@@ -436,14 +411,14 @@ class SPSA(Checkpointed):
         return step.report(SPSAStep, len(exchanged.ranks), loss=loss_mean)
 
     def finish(self) -> None:
-        """Compares what all peers have in common: call it on all of them after the last step. DivergenceError,
-        PCCLError as `step`."""
+        """Compare the replicated state, on all peers after the last step. Raises DivergenceError, PCCLError as
+        `step`."""
         with self._membership.step("SPSA.finish"):
             self._replicated.check(self.revision)
 
     def _evaluate(self, loss: Callable[[int], float]) -> tuple[bytes, float]:
-        """Evaluate the loss along this peer's directions, and return their bytes and the mean loss. The weights stay
-        where they were evaluated last."""
+        """Return the bytes of this peer's directions and the mean loss. The weights stay where they were evaluated
+        last."""
         options = self._options
         codes = bytearray()
         losses = []
@@ -465,7 +440,7 @@ class SPSA(Checkpointed):
 
     @default_environment()
     def _move(self, step: LoggedStep) -> None:
-        """Makes a step from the revision where it begins. The weights may be displaced, and come home."""
+        """Make a step from its revision. The weights may be displaced, and come home."""
         options = self._options
         count = sum(map(len, step.codes))
         coefficients: dict[int, float] = {}
@@ -482,10 +457,9 @@ class SPSA(Checkpointed):
     # The log.
 
     def replay(self, path: str | os.PathLike[str]) -> int:
-        """Makes the steps of a log, of this peer's or another's, that lead on from this revision; returns how many.
-        Call it before `join`.
+        """Make the steps of a log, of any peer, that lead on from this revision, before `join`. Returns how many.
 
-        OSError; LogError: it is damaged, of another run, or it leads to or begins with other weights.
+        Raises OSError; LogError: it is damaged, of another run, or leads to or begins with other weights.
         """
         return self._play(step_log.read(path))
 
@@ -510,7 +484,7 @@ class SPSA(Checkpointed):
             self._log.add(Mark(self.revision, self._weights_digest(), self._run))
 
     def close_log(self) -> None:
-        """Ends the log file with a mark; without one it does nothing."""
+        """End the log file, if there is one, with a mark."""
         if self._log is not None:
             self._mark()
             self._log.close()

@@ -1,21 +1,19 @@
 """The buffers of a torch module, such as running statistics: which of them peers have in common, and how.
 
-Theory of operation. Forward passes change buffers by each peer's own data. What all have in common is held here apart
-from the module, in two flat vectors: the floating-point buffers (float32, or float64 as soon as one is; complex ones as
-pairs) and all others (int64). An exchange moves the common values on, by one of three rules:
+Forward passes change buffers by each peer's own data. The common values are held here apart from the module, in two
+flat vectors: floating-point buffers (float32, or float64 as soon as one is; complex ones as pairs) and all others
+(int64). An exchange moves the common values on, by one of three rules:
 
-    average    floating-point buffers by the mean over the peers of what they have moved by, all others by the maximum
+    average    floating-point buffers by the mean of their movements, all others by the maximum
     first      all from the peer of rank 0
-    local      nothing is exchanged, and the buffers belong to their peers: in no digest, in no shared state
+    local      no exchange; buffers are in no digest and in no shared state
 
-1. *After an exchange has landed, the common values are the same bytes on all peers*, because they are computed from
-   the former common ones and from the result of a committed op, element by element in the default floating-point
-   environment.
-2. *Buffers that nobody changes keep their bits.* It is movements that are averaged, and one of 0 is added exactly;
-   a mean of W equal values may be rounded. Masks of infinities are left alone for the same reason.
-3. *What forward passes have changed while an exchange was on its way is not lost*: it is added to what comes of it.
+1. After an exchange the common values are the same bytes on all peers: they follow from the former ones and a committed
+   op, element by element in the default floating-point environment.
+2. Buffers without changes keep their bits: movements are averaged, and one of 0 is added exactly.
+3. Changes by forward passes while an exchange is in flight are added to its result.
 
-Buffers are looked up in their modules each time, since forward passes may put other tensors in their places.
+Buffers are looked up in their modules each time, since forward passes may replace them.
 """
 
 from __future__ import annotations
@@ -42,8 +40,7 @@ Integers = NDArray[np.int64]
 
 
 def exchanged_buffers(model: Any, rule: str) -> Buffers:
-    """Return the buffers of a torch module, to be exchanged by this rule; anything else has none. ValueError: there is
-    no such rule, or a buffer is on the meta device."""
+    """Return the buffers of a torch module, exchanged by `rule`; other models have none. Raises ValueError."""
     if rule not in RULES:
         raise ValueError(f"buffers {rule!r}: must be one of {', '.join(map(repr, RULES))}")
     torch = sys.modules.get("torch")
@@ -64,7 +61,7 @@ def exchanged_buffers(model: Any, rule: str) -> Buffers:
 
 
 class _Place:
-    """The place of a buffer in the vector that is exchanged, and in the module."""
+    """The place of a buffer in the exchanged vector, and in the module."""
 
     def __init__(self, name: str, module: Any, key: str) -> None:
         self.name = name
@@ -91,7 +88,7 @@ class _Place:
         return 0 if buffer.is_inference() else int(buffer._version)
 
     def read(self, torch: Any, dtype: Any) -> Any:
-        """Flat and on the CPU."""
+        """Return the values, flat and on the CPU."""
         tensor = self.tensor
         if tuple(tensor.shape) != self.shape or tensor.dtype != self.dtype:
             raise ValueError(
@@ -103,7 +100,7 @@ class _Place:
         return tensor.to("cpu", dtype).reshape(-1).contiguous()  # expanded ones are neither
 
     def made(self, torch: Any, vector: NDArray[Any]) -> Any:
-        """A tensor of this buffer's shape and dtype."""
+        """Return a tensor of this buffer's shape and dtype."""
         values = torch.from_numpy(vector)
         if self.dtype.is_complex:
             values = torch.view_as_complex(values.view(*self.shape, 2))
@@ -147,12 +144,12 @@ class Buffers:
         return not self._floats and not self._integers
 
     def infos(self) -> list[TensorInfo]:
-        """The common values, for a shared state; call `show` when they have been synchronized."""
+        """Return the common values for a shared state; call `show` once they have been synchronized."""
         vectors = {"floating-point buffers": self.floats, "other buffers": self.integers}
         return [TensorInfo.from_numpy(vector, name) for name, vector in vectors.items() if vector.size]
 
     def tensors(self) -> Iterator[tuple[str, Any]]:
-        """The common values by name."""
+        """Yield the common values by name."""
         for places, vector in ((self._floats, self.floats), (self._integers, self.integers)):
             first = 0
             for place in places:
@@ -160,20 +157,20 @@ class Buffers:
                 first += place.count
 
     def module_tensors(self) -> Iterator[tuple[str, Any]]:
-        """Yield the common buffers of the module with their names."""
+        """Yield the common buffers of the module by name."""
         for place in (*self._floats, *self._integers):
             yield f"buffer {place.name}", place.tensor
 
     def version(self) -> int:
-        """Return a number that is another one once a buffer of the module has been written."""
+        """Return a number that changes when a buffer of the module is written."""
         return sum(place.version for place in (*self._floats, *self._integers))
 
     def adopt(self) -> None:
-        """Makes the module's values the common ones: only where all peers do, and have the same."""
+        """Make the module's values the common ones: where all peers do, and have the same."""
         self.floats[...], self.integers[...] = self._read()
 
     def show(self) -> None:
-        """Puts the common values into the module."""
+        """Write the common values into the module."""
         self._own = None
         self._write(self.floats, self.integers)
 
@@ -193,14 +190,14 @@ class Buffers:
             self._own = own
 
     def show_own(self) -> None:
-        """Puts this peer's own values into the module, where `own` has found any."""
+        """Write this peer's own values into the module, where `own` has found any."""
         if self._own is not None:
             self._write(*self._own)
 
     def launch(self, communicator: Communicator, tag: int, step: int) -> None:
-        """Sends what the module has; `land` takes what comes of it. Uses `tag` and `tag + 1`. A joint call.
+        """Send the module's values; `land` takes the result. Uses `tag` and `tag + 1`. A group call.
 
-        One that is on its way already, from a step that failed, goes on.
+        An exchange in flight, from a step that failed, goes on.
         """
         if self.is_empty or self._ops:
             return
@@ -217,8 +214,11 @@ class Buffers:
                 self._ops.append(_reduction(communicator, vector, op, tag + i, step))
 
     def land(self, *, keep_going: bool = False) -> Outcome:
-        """Waits for the exchange, if one is on its way, and puts the common values into the module. `keep_going` where
-        forward passes were made meanwhile: what they have changed is kept. PCCLError for anything but losses."""
+        """Wait for the exchange, if any, and write the common values into the module.
+
+        `keep_going`: forward passes went on during the exchange, and their changes are kept. Raises
+        PCCLError for anything but losses.
+        """
         if not self._ops:
             return NOT_MADE
         outcomes = [op.wait() for op in self._ops]
@@ -234,7 +234,7 @@ class Buffers:
         )
 
     def drop(self) -> None:
-        """Forgets an exchange whose communicator is closed."""
+        """Forget an exchange whose communicator is closed."""
         self._ops = []
 
     @default_environment()
@@ -272,7 +272,7 @@ class Buffers:
         return vector
 
     def _write(self, floats: Floats, integers: Integers) -> None:
-        """Leaves those alone that have these values: some, such as expanded ones, cannot be written."""
+        """Write the values, except where they are there already: expanded buffers cannot be written."""
         torch = self._torch
         for places, vector in ((self._floats, floats), (self._integers, integers)):
             first = 0
@@ -290,7 +290,7 @@ def _reduction(communicator: Communicator, vector: NDArray[Any], op: ReduceOp, t
 
 @default_environment()
 def _movement(start: Floats, end: Floats) -> Floats:
-    """`end - start`, and 0 where they are equal, infinities too."""
+    """Return `end - start`, and 0 where they are equal, infinities too."""
     with np.errstate(invalid="ignore", over="ignore"):
         moved: Floats = end - start
     bits = np.uint64 if start.dtype == np.float64 else np.uint32

@@ -1,32 +1,22 @@
-"""Comparing the peers' states: by digest while they train, with an account of what differs where they do.
+"""Comparing the peers' states by digest while they train, with an account of what differs.
 
-Theory of operation. A *snapshot* has the BLAKE3 digest of each tensor and the canonical bytes of each object
-(`pccl.training.state.codec`) that decide the next step. It is made at the end of a step, when the state rests; at the
-beginning of the next step each peer launches one all-reduce of nine words, the maximum of
+A *snapshot* has the BLAKE3 digest of each tensor, and the canonical bytes of each object, that decide the next step. It
+is made at the end of a step. At the beginning of the next one each peer launches one all-reduce of nine words, the
+maximum of
 
     d0 d1 d2 d3     the snapshot's digest
     ~d0 ~d1 ~d2 ~d3 its complement
-    n               after how many steps to compare again, as this peer would have it
+    n               the number of steps to the next comparison that this peer proposes
 
-and lands it together with that step's averages. Nothing is on its way between steps. After the last step there is no
-next one: a peer whose run ends in order makes the same all-reduce then and waits for the others so long and no longer.
-Of a snapshot that it has, all have one, and who trains on meets it where it launches its own. Of a state of which there
-is none it makes one, under a tag for this alone: who trains on never compares that state, but perhaps the next one,
-before it has seen that this peer leaves.
+and lands it with that step's averages. A peer whose run ends makes the same all-reduce, and waits for the others for a
+limited time; for a state without a snapshot it uses a tag of its own.
 
-1. *Equal digests, and only they, pass*: the maximum of all d is the complement of the maximum of all ~d exactly if the
-   largest d is the smallest, word by word.
-2. *All peers learn the same*, because it follows from the result of one committed op. A loss aborts it on all
-   survivors, who launch it again with the snapshots they have.
-3. *All compare after the same steps*: the next time follows from the last one and from the maximum of n. After an
-   admission it is the next step, and intervals double from there up to n: what parts a newcomer from the others, such
-   as a scheduler that was not handed over, is found early.
-4. *The cost is bounded* by a thousandth of the time: n is what comparing took here, over half a thousandth of what a
-   step takes: hashing this time, and launching and waiting in the mean of the last few times, since waits are mostly
-   short and now and then long. What intervals that still double cost beyond that is a few comparisons in all, and as
-   they at most double, one long wait makes none that is long.
-5. *An account is given by all*: where digests differ, all peers gather the digests of everything and see who differs in
-   what. If by then the peers that differed are lost, those who are left go on.
+1. Digests are equal exactly if the maximum of all d is the complement of the maximum of all ~d, word by word.
+2. All peers get the same answer, from one committed op; a loss aborts it on all, and survivors launch it again.
+3. All compare after the same steps: the next time follows from the last one and the maximum of n. After an admission it
+   is the next step, and intervals double up to n, so that a newcomer's differences are found early.
+4. The cost is below 0.1 % of the time: n is the measured cost of a comparison over half of that share of a step's time.
+5. Where digests differ, all peers gather all digests. If the peers that differ are lost by then, the others go on.
 """
 
 from __future__ import annotations
@@ -56,7 +46,7 @@ INTERVAL_UNMEASURED = 16
 INTERVAL_MAX = 2**40
 NAMES_SHOWN = 8
 OBJECT_BYTES_SHOWN = 1 << 20
-"""The most bytes that are gathered of an object, to say in what it differs."""
+"""The most bytes that are gathered of an object, to show where it differs."""
 THREADED_BYTES = 1 << 20
 DIGEST_BYTES = 32
 
@@ -71,9 +61,9 @@ class DivergenceError(RuntimeError):
         self.revision = revision
         """The number of steps after which it was found."""
         self.peers = peers
-        """The numbers of those that differ from most; where there is no majority, from the peer accepted first."""
+        """Numbers of the peers that differ from most; without a majority, from the peer accepted first."""
         self.names = names
-        """Tensors and objects in which they differ."""
+        """Tensors and objects that differ."""
 
 
 class Snapshot:
@@ -125,13 +115,10 @@ class _Row:
 
 
 class Check:
-    """One peer's part in comparing. Its methods are joint, but for `expects`. Not thread-safe.
-
-    `communicator` may be replaced. Uses the tags `tag` and `parting_tag`.
-    """
+    """One peer's part in comparing. Methods are group calls, except `expects`, `note` and `part`. Not thread-safe."""
 
     def __init__(self, communicator: Communicator, tag: int, every: int | None, *, parting_tag: int) -> None:
-        """`every` is after how many steps to compare, the same on all peers; None: as often as it is cheap."""
+        """`every`: compare after this many steps, the same on all peers; None: as often as it is cheap."""
         every = None if every is None else as_int("check_every", every)
         if every is not None and every < 1:
             raise ValueError(f"check_every {every!r}: must be None or a number of steps, at least 1")
@@ -145,18 +132,18 @@ class Check:
         self._snapshot: Snapshot | None = None
         self._op: Relaunched | None = None
         self._is_compared = False
-        """The state as it is."""
+        """Whether the state as it is was compared."""
         self._words = np.empty(9, np.uint64)
         self._hash_s = self._launch_s = 0.0
-        """The time that the newest snapshot took, and that of launching its comparison."""
+        """Seconds that the newest snapshot took; `_launch_s`: launching its comparison."""
         self._exchange_s = 0.0
-        """The time that comparisons take beyond their snapshots, smoothed."""
+        """Seconds that comparisons take beyond their snapshots, smoothed."""
         self._since: tuple[float, int] | None = None
-        """The time, and the revision, of the last comparison."""
+        """Time and revision of the last comparison."""
         self.failure: DivergenceError | None = None
 
     def restart(self, communicator: Communicator) -> None:
-        """Forgets what was on its way with a communicator that is closed."""
+        """Forget what was in flight with a communicator that is closed."""
         self.communicator = communicator
         self._snapshot = self._op = self.failure = self._since = None
         self._is_compared = False
@@ -166,14 +153,13 @@ class Check:
         return revision >= self._next and self.communicator.world_size > 1
 
     def note(self, make: Callable[[], Snapshot]) -> None:
-        """Take the snapshot at the end of a step, where `expects` says so. Not a joint call."""
+        """Take the snapshot at the end of a step, where `expects` is True."""
         started_s = time.monotonic()
         self._snapshot = make()
         self._hash_s = time.monotonic() - started_s
 
     def launch(self) -> None:
-        """Launch the comparison of the newest snapshot at the beginning of a step. DivergenceError, again, where it was
-        raised before."""
+        """Launch the comparison of the newest snapshot at the beginning of a step. Raises DivergenceError, again."""
         if self.failure is not None:
             raise self.failure
         if self._snapshot is None or self._op is not None:
@@ -195,7 +181,7 @@ class Check:
         self._words[:4], self._words[4:8], self._words[8] = digest, ~digest, self._proposal(snapshot.revision)
 
     def land(self, *, is_new: bool = False) -> None:
-        """Wait for the comparison on its way, before the step changes anything. DivergenceError, on all peers."""
+        """Wait for the comparison in flight, before the step changes anything. Raises DivergenceError, on all peers."""
         if self._op is None:
             return
         assert self._snapshot is not None
@@ -206,7 +192,7 @@ class Check:
         self._judge(is_new)
 
     def _judge(self, is_new: bool = False) -> None:
-        """Judge what the words have become: decide when to compare next, and account for a difference."""
+        """Decide when to compare next, and account for a difference."""
         assert self._snapshot is not None
         snapshot, self._snapshot, self._op = self._snapshot, None, None
         self._is_compared = True
@@ -217,28 +203,32 @@ class Check:
             self._account(snapshot, is_new)
 
     def check(self, make: Callable[[], Snapshot], *, is_new: bool = False) -> None:
-        """Compare at once, as peers are let in; `is_new` on those who are. A new peer that differs leaves with a
-        DivergenceError, and the others go on. Otherwise as `land`."""
+        """Compare at once, as peers are let in. A new peer (`is_new`) that differs leaves with a DivergenceError, and
+        the others
+        go on. Otherwise as `land`."""
         self.note(make)
         self.launch()
         former_s = self._exchange_s
         self.land(is_new=is_new)
-        self._exchange_s = former_s  # to wait for those who come late is no part of the cost
+        self._exchange_s = former_s  # waiting for late peers is not a part of the cost
         self._gap = 1
 
     def move_on(self) -> None:
-        """The state is another one than that which was compared."""
+        """The state is not the compared one any more."""
         self._is_compared = False
 
     @property
     def has_snapshot(self) -> bool:
-        """Whether one was made that is not compared yet."""
+        """Whether a snapshot is not compared yet."""
         return self._snapshot is not None
 
     def part(self, make: Callable[[], Snapshot], limit_s: float) -> None:
-        """Compares what is not compared yet, with those who do so too, or who come to the next step with a snapshot.
-        DivergenceError, on all of them; PCCLError, TIMEOUT among them where somebody has not come in `limit_s`. Not a
-        joint call; does nothing after a failure, or in the middle of a step."""
+        """Compare what is not compared yet, with the peers that do so too or come to the next step with a snapshot.
+
+        Has no effect after a failure, or in the middle of a step. Raises DivergenceError, on all of them; PCCLError:
+        TIMEOUT
+        where a peer has not come within `limit_s`.
+        """
         if self.failure is not None or self._op is not None or self.communicator.world_size < 2:
             return
         self._account_tag = self._tag
@@ -268,8 +258,7 @@ class Check:
         self._judge()
 
     def come_soon(self, revision: int) -> None:
-        """Set the next comparison after an admission: as often as was asked for, or at the next step and from there on
-        ever more rarely."""
+        """Set the next comparison after an admission."""
         self._snapshot = None
         self._gap = self.every or 1
         self._next = revision + self._gap
@@ -296,7 +285,7 @@ class Check:
         rows = [_row(peer, data, head) for peer, data in gathered.items()]
         seniors = [row for row in rows if not row.is_new] or rows
         if len({(row.names_digest, row.digests) for row in rows}) < 2:
-            return  # who differed has been lost
+            return  # the peers that differed have been lost
         votes = Counter((row.names_digest, row.digests) for row in seniors)
         most = max(votes.values())
         right = next(row for row in seniors if votes[row.names_digest, row.digests] == most)
@@ -326,7 +315,7 @@ class Check:
     def _details(
         self, snapshot: Snapshot, names: list[str], right: _Row, wrong: list[_Row]
     ) -> dict[str, codec.Difference]:
-        """Gather from all peers the objects that differ, and return for each the first place where it does."""
+        """Gather the first object that differs from all peers, and return the first place where it does."""
         name = next((name for name in names if name in snapshot.objects), None)
         if name is None:
             return {}
@@ -341,7 +330,7 @@ class Check:
         i = list(snapshot.digests).index(name)
         other = next(row for row in wrong if row.digests[i] != right.digests[i])
         if right.peer not in gathered or other.peer not in gathered:
-            return {}  # lost meanwhile
+            return {}  # lost since
         states = []
         for peer in (other.peer, right.peer):
             data = gathered[peer].tobytes()
@@ -355,7 +344,7 @@ class Check:
         return int(sizes[0])
 
     def _gather(self, row: NDArray[np.uint8], step: int) -> dict[int, NDArray[np.uint8]]:
-        """Gather a row of bytes from each peer, and return them by peer."""
+        """Gather a row of bytes from each peer, by peer."""
         return gather_among_all(self.communicator, row, self._account_tag, step)[0]
 
 
@@ -385,7 +374,7 @@ def _text(
     return (
         f"after {revision} steps the peers do not have the same state: {listed(wrong)} {verb} from {listed(others)} in "
         f"{'; '.join(shown)}. Something changes this on one peer alone, such as an optimizer's step or a learning rate "
-        "set outside, or a scheduler that is not in shared= or that they step a different number of times. Mend that, "
-        "end whoever is wrong, and have the others begin anew from what they have, with a new communicator: who is "
-        "started again then gets their state"
+        "set outside, or a scheduler that is not in shared= or that they step a different number of times. Correct "
+        "that, end the peers that are wrong, and start the others again from what they have, with a new communicator: "
+        "a peer that is started again then gets their state"
     )

@@ -1,18 +1,9 @@
-"""== tensors/shards
-A rank's shard of a parameter that torch.distributed spreads over several (DTensor, as FSDP2 makes them).
+"""A peer's model as one flat vector, and a rank's shards of distributed tensors.
 
-== tensors/replica
-A peer's own model, seen as one flat vector.
-
-The core of the training algorithms works on flat NumPy vectors: one buffer to reduce, one to synchronize. A replica
-moves values between such a vector and the tensors where the user's inner steps find them, in one pass and without
-further copies. There is one for a torch module and one for NumPy arrays.
-
-Parameters of float32 and narrower are kept in float32 outside, so that small outer updates of bfloat16 weights are not
-rounded away; as soon as one is float64, everything is.
-
-A replica can be split into parts, runs of its elements, which are moved alone. They are cut between rows, that is
-along a tensor's first dimension, which can be done to tensors of any strides without a copy.
+Training algorithms work on flat NumPy vectors: one buffer to reduce, one to synchronize. A replica copies values
+between
+such a vector and the tensors of the program's inner steps, in one pass. Vectors are float32, or float64 as soon as one
+parameter is. A replica can be split into parts, runs of its elements cut along the tensors' first dimension.
 """
 
 from __future__ import annotations
@@ -36,8 +27,9 @@ def is_distributed(tensor: Any) -> bool:
 
 
 def local_shard(tensor: Any) -> Any:
-    """Return this rank's part of a distributed tensor, sharing its memory and without its gradient's history; any other
-    tensor as it is. ValueError: it holds partial sums, which are no part of the values."""
+    """Return this rank's part of a distributed tensor, sharing its memory, without gradient history; others as they
+    are.
+    Raises ValueError: it holds partial sums."""
     if not is_distributed(tensor):
         return tensor.detach()
     if any(placement.is_partial() for placement in tensor.placements):
@@ -80,21 +72,22 @@ class Replica(Part, Protocol):
     layout: str
     """Names, shapes and dtypes: equal on all peers that train the same model."""
     sizes: Sequence[tuple[str, int]]
-    """The name of each parameter, and how many of the vector's elements it has."""
+    """The name of each parameter, and its number of elements in the vector."""
 
     def split(self, count: int) -> Sequence[Part]:
-        """Return so many parts, one after the other, of sizes as equal as whole rows can be; some are empty if there
-        are fewer rows. The same parts wherever shapes are."""
+        """Return `count` parts, of sizes as equal as whole rows allow; some may be empty. The same parts on all
+        peers."""
 
     def holds(self, parameter: Any) -> bool:
-        """Whether it is one of those tensors or arrays."""
+        """Whether it is one of these tensors or arrays."""
 
     def unpack(self, data: bytes) -> Any:
-        """An inner optimizer's state in a checkpoint of a former version."""
+        """Return an inner optimizer's state in a checkpoint of a former version."""
 
 
 def replica_of(model: Any) -> Replica:
-    """TypeError or ValueError, with the reason, for what cannot be trained."""
+    """Return the replica of a torch module or of named NumPy arrays. Raises TypeError, ValueError: it cannot be
+    trained."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         return TorchReplica(torch, model)
@@ -106,7 +99,7 @@ def replica_of(model: Any) -> Replica:
 
 
 def _rows(shapes: Sequence[Sequence[int]], count: int) -> list[list[tuple[int, slice]]]:
-    """Return for each of `count` parts which rows of which tensors are in it."""
+    """Return for each of `count` parts its tensors and their rows."""
     sizes = [math.prod(shape) for shape in shapes]
     parts: list[list[tuple[int, slice]]] = [[] for _ in range(count)]
     first = 0
@@ -131,7 +124,7 @@ class ArrayPart:
         self.count = sum(array.size for array in arrays)
 
     def _parts(self, vector: Vector) -> list[tuple[Vector, Vector]]:
-        """Each array beside its part of `vector`, in the same shape."""
+        """Return each array with its part of `vector`, in the same shape."""
         ends = np.cumsum([array.size for array in self._arrays])
         return [
             (array, vector[end - array.size : end].reshape(array.shape))
@@ -166,7 +159,7 @@ class ArrayReplica(ArrayPart):
             if not array.flags.writeable:
                 raise ValueError(f"parameter {name!r} is read-only")
         if not arrays:
-            raise ValueError("there are no parameters to train")
+            raise ValueError("the model has no parameters to train")
         super().__init__(list(arrays.values()))
         self.dtype = np.dtype(np.float64 if any(a.dtype == np.float64 for a in self._arrays) else np.float32)
         self.layout = "\n".join(f"{name} {array.shape} {array.dtype}" for name, array in arrays.items())
@@ -184,7 +177,7 @@ class ArrayReplica(ArrayPart):
 
 
 class TorchPart:
-    """Rows of a module's parameters, on whatever device; of distributed ones, of this rank's shards."""
+    """Rows of a module's parameters, on any device; of distributed ones, of this rank's shards."""
 
     def __init__(self, torch: Any, module: Any, pieces: Sequence[tuple[Any, slice]]) -> None:
         """`pieces` are parameters and which of their rows."""
@@ -198,7 +191,7 @@ class TorchPart:
         return [self._torch.atleast_1d(local_shard(parameter))[rows] for parameter, rows in self._pieces]
 
     def _parts(self, vector: Vector) -> list[tuple[Any, Any]]:
-        """Each piece's values here beside its part of `vector`, in the same shape, sharing their memory."""
+        """Return each piece's values with its part of `vector`, in the same shape, sharing their memory."""
         parts = self._torch.from_numpy(vector).split(self._sizes)
         return [(shard, part.view(shard.shape)) for shard, part in zip(self._shards(), parts, strict=True)]
 
@@ -224,10 +217,7 @@ class TorchPart:
 
 
 class TorchReplica(TorchPart):
-    """The parameters of a module that require gradients.
-
-    The others, and buffers, stay as they are on each peer: build them alike.
-    """
+    """The parameters of a module that require gradients. Others, and buffers, stay as they are on each peer."""
 
     def __init__(self, torch: Any, module: Any) -> None:
         named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]

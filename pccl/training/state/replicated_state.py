@@ -1,35 +1,18 @@
-"""== group/followers
-Objects that are told what becomes of each step: who is there, and whose contributions its average had.
+"""The replicated state: what all peers of a training object have in common, and how newcomers get it.
 
-Such as `ElasticSampler`. A training class finds them among the objects that it is handed over (`shared=`), tells all of
-them, in the order of their names, and in each step does so:
+After each step:
 
-    check     before anything is averaged, or afterwards nothing can be told of what does not fit; not a joint call
-    claim     before an average is launched, or where steps are fixed before the next one is: a joint call
-    commit    once it has committed, with the numbers of the peers that are in it; in the order of the claims
-    discard   where what was trained on since the last claim is left out; not a joint call
-    regroup   after an admission, when all have the same state: a joint call
-
-== consistency/contract
-The contract of all training classes: the state that all peers have in common, and how it is kept so.
-
-The contract, after each step:
-
-1. *Everything that decides the next step is the same bytes on all peers*, or `DivergenceError` names the peers and what
-   differs: parameters, those buffers that are not local, optimizer state where it is shared, the hyperparameters in
-   `param_groups`, and each object that was handed over (`shared=`). It is compared by digest while the run goes on and
-   before and after somebody is let in (`pccl.training.state.digests`). `digest()` is over all of it. The last
-   step is compared, too: by `finish`, or where the communicator's `with` block is left in order.
-2. *Newcomers get all of it*: tensors by the synchronization of the shared state, objects after that, encoded
-   (`pccl.training.state.codec`), from the peer that was accepted first of those under way; with the objects also what
+1. Everything that decides the next step is the same bytes on all peers: parameters, buffers that are not local,
+   shared optimizer state, `param_groups`, and each object in `shared`. Digests are compared while the run goes on, at
+   admissions and at its end (`pccl.training.state.digests`); `DivergenceError` names peers and what differs.
+2. Newcomers get tensors by the synchronization of the shared state, then objects, encoded
+   (`pccl.training.state.codec`), from the peer accepted first of those under way, with *late* optimizer state: what
    an optimizer has come to hold since the training object was made (`pccl.training.state.torch_state`).
-3. *Objects are aligned at the beginning of a step.* A peer that is under way comes out of the step that admits
-   somebody and may then, say, step a scheduler; a newcomer comes out of `join` and does not. So objects are handed over
-   once more when all have come to the next step, before anything is averaged: there all stand at the same place.
-4. *Buffers* have a rule (`pccl.training.state.buffers`): averaged, taken from the first peer, or local. Local
-   ones are in no digest.
-5. *Objects that follow the steps*, such as a sampler, are told of each (`pccl.training.state.replicated_state`).
-6. *A peer that is new and differs all the same leaves*, and the others go on.
+3. Objects are sent once more at the beginning of the next step: a peer that comes out of the admitting step may then
+   step a scheduler, a newcomer that comes out of `join` does not.
+4. Buffers are averaged, taken from the first peer, or local (`pccl.training.state.buffers`).
+5. Shared objects that listen to steps, such as a sampler, are notified of each, in the order of their names.
+6. A newcomer that differs all the same leaves, and the others go on.
 """
 
 from __future__ import annotations
@@ -56,7 +39,7 @@ from pccl.training.state.tensor_file import CheckpointError
 
 @runtime_checkable
 class StepListener(Protocol):
-    """One such object; `ElasticSampler` tells what its methods do."""
+    """An object in `shared` that is notified of steps; see `ElasticSampler` for its methods."""
 
     def fix_steps(self) -> None: ...
     def check_step(self) -> None: ...
@@ -73,11 +56,9 @@ NOBODY = -(2**62)
 OBJECTS_BYTES_MAX = 1 << 32
 LATE = "late optimizer state"
 HEADER_BYTES = 16
-"""Two little-endian integers of 8 bytes: the end of the objects in what is handed over, and that of late optimizer
-state."""
+"""Two little-endian integers of 8 bytes: the ends of the objects and of late optimizer state in what is sent."""
 PARTING_S = 1.0
-"""The time that a peer at the end of its run waits for the others, to compare what they end with. If they train on
-instead, they wait for it as long in their next average."""
+"""Seconds that a peer at the end of its run waits for the others, to compare what they end with."""
 
 logger = logging.getLogger(__name__)
 
@@ -86,8 +67,7 @@ class ParamGroups:
     """The hyperparameters of a torch optimizer: its `param_groups` without the parameters."""
 
     def __init__(self, optimizer: Any, parameters: Mapping[str, Any] | None = None) -> None:
-        """Where the `parameters` are given by name, `load_state_dict` also adds groups that the others have added
-        later."""
+        """With `parameters` by name, `load_state_dict` also adds groups that the others have added later."""
         self._optimizer = optimizer
         self._parameters = parameters
 
@@ -103,7 +83,7 @@ class ParamGroups:
         return [[names.get(id(each), "unknown") for each in group["params"]] for group in self._groups]
 
     def _add_groups(self, state: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the hyperparameters."""
+        """Add the groups that are missing here, and return the hyperparameters."""
         assert self._parameters is not None
         for number, (values, own) in enumerate(zip(state, self._names(), strict=False)):
             if values["params"] != own:
@@ -113,7 +93,7 @@ class ParamGroups:
         return [{key: value for key, value in values.items() if key != "params"} for values in state]
 
     def load_state_dict(self, state: list[dict[str, Any]], /) -> None:
-        """ValueError where there are as many groups as in the optimizer not, or they are of other parameters."""
+        """Raises ValueError: the number of groups or their parameters differ."""
         if self._parameters is not None:
             state = self._add_groups(state)
         if len(state) != len(self._groups):
@@ -133,7 +113,7 @@ class ParamGroups:
 
 
 class ReplicatedState:
-    """One peer's part of it. Its methods are joint unless told otherwise. Not thread-safe."""
+    """One peer's part of the replicated state. Methods are group calls unless noted. Not thread-safe."""
 
     def __init__(
         self,
@@ -151,11 +131,15 @@ class ReplicatedState:
         adopt: Callable[[], None] | None = None,
         version: Callable[[], int] | None = None,
     ) -> None:
-        """`tensors` gives what is compared by name, whenever it is called; objects are beside it, and so are `frozen`
-        torch tensors that nobody gets and that all are to build alike. `late` is handed over after all objects, and is
-        compared among `tensors`. `adopt` is called when the shared state has been synchronized. `version` is given
-        where `tensors` are the program's own, which it may write after the last step: another number then. ValueError
-        or TypeError for what cannot be shared."""
+        """Args:
+            tensors: Returns what is compared, by name.
+            frozen: Torch tensors that peers build alike, which are compared and never sent.
+            late: Sent after all objects, and compared among `tensors`.
+            adopt: Called when the shared state has been synchronized.
+            version: Given where `tensors` are the program's own: changes when they are written.
+
+        Raises ValueError, TypeError: an object cannot be shared.
+        """
         self._check = Check(communicator, _tag(tag, CHECK), check_every, parting_tag=_tag(tag, PART))
         self._tag = tag
         self._communicator = communicator
@@ -176,11 +160,10 @@ class ReplicatedState:
         self._is_new = False
         self._must_align = False
         self._late_digest = b""
-        """The digest of the late optimizer state that was handed over last."""
+        """The digest of the late optimizer state that was sent last."""
 
     def share(self, objects: Mapping[str, Stateful]) -> None:
-        """Add objects, which changes what `infos` gives: to be called before anybody is joined. ValueError or TypeError
-        as the constructor. Not a joint call."""
+        """Add objects, which changes `infos`, before any peer joins. Raises as the constructor. Not a group call."""
         for name, each in objects.items():
             if not isinstance(name, str) or not hasattr(each, "state_dict") or not hasattr(each, "load_state_dict"):
                 raise TypeError(
@@ -198,7 +181,7 @@ class ReplicatedState:
         self._encoded()  # raises
 
     def infos(self) -> list[TensorInfo]:
-        """Return what belongs into the shared state: the common buffers, and a name that says what peers must have
+        """Return the tensors for the shared state: common buffers, and an empty one named by what peers must have
         alike."""
         rule, layout = self.buffers.rule, hashlib.sha256(self.buffers.layout.encode()).hexdigest()[:12]
         names = ", ".join(f"{name} (not compared)" if name in self._uncompared else name for name in self._objects)
@@ -206,27 +189,26 @@ class ReplicatedState:
         return [*self.buffers.infos(), TensorInfo.from_numpy(self._marker, options)]
 
     def options(self) -> dict[str, object]:
-        """Return what peers must have alike, by the names of the arguments. Not a joint call."""
+        """Return the options that peers must have alike. Not a group call."""
         shared = [name.removeprefix("shared ") for name in self._shared]
         return {"tag": self._tag, "buffers": self.buffers.rule, "check_every": self._check.every, "shared": shared}
 
     def renew(self, communicator: Communicator) -> None:
-        """Begins anew with another communicator. Not a joint call."""
+        """Start again with another communicator. Not a group call."""
         self._communicator = communicator
         self._check.restart(communicator)
         self.buffers.drop()
         self._must_align = False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what checkpoints need beside models and optimizers: the state of the objects that were handed over.
-        Not a joint call."""
+        """Return the state of the shared objects, for checkpoints. Not a group call."""
         return {name: self._objects[name].state_dict() for name in self._shared}
 
     @contextmanager
     def taking_up(self, state: Mapping[str, Any]) -> Iterator[None]:
-        """Takes up what `state_dict` gave; objects that it lacks stay as they are. Within it the rest of a checkpoint
-        is loaded, the module's buffers too; where that fails, objects get back what they had. CheckpointError: one does
-        not take what was saved of it. Not a joint call."""
+        """Load what `state_dict` gave, then the rest of a checkpoint in the block; where that fails, objects get back
+        what they
+        had. Raises CheckpointError. Not a group call."""
         taken = [name for name in self._shared if name in state]
         former = {name: codec.encode(self._objects[name].state_dict()) for name in taken}
         try:
@@ -244,7 +226,7 @@ class ReplicatedState:
 
     @property
     def failure(self) -> DivergenceError | None:
-        """The divergence that ended the run for this object, or None. Not a joint call."""
+        """The divergence that ended the run, or None. Not a group call."""
         return self._check.failure
 
     # Listeners. Their methods say what they do: see `ElasticSampler`.
@@ -255,12 +237,13 @@ class ReplicatedState:
             each.fix_steps()
 
     def check_step(self) -> None:
-        """Not a group call. Raises RuntimeError: this peer has not drawn the samples of the step."""
+        """Raise RuntimeError: this peer has not drawn the samples of the step. Not a group call."""
         for each in self._listeners:
             each.check_step()
 
     def claim(self, in_flight: int = 0) -> None:
-        """`in_flight` averages are in flight now. Raises RuntimeError as `check_step`, PCCLError except for losses."""
+        """`in_flight` averages are in flight now. Raises RuntimeError as `check_step`, PCCLError for anything but
+        losses."""
         for each in self._listeners:
             each.claim(self._communicator, _tag(self._tag, FOLLOW), in_flight)
 
@@ -277,8 +260,7 @@ class ReplicatedState:
     # Around a step.
 
     def begin(self, revision: int) -> None:
-        """Begin a step, before anything is averaged: align objects if somebody was admitted, and launch the comparison
-        that is due. DivergenceError, again, where it was raised before."""
+        """Align objects if newcomers were admitted, and launch the comparison that is due. Raises DivergenceError."""
         if self._must_align:
             self._hand_over(revision, is_source=not self._is_new, has_them=True, is_again=True)
             self._must_align = self._is_new = False
@@ -289,18 +271,17 @@ class ReplicatedState:
         self.buffers.launch(self._communicator, _tag(self._tag, BUFFERS), revision)
 
     def exchange_own_buffers(self, revision: int) -> Outcome:
-        """Exchange at once the buffers that forward passes within `Buffers.own` have left, and make them the common
-        ones."""
+        """Exchange at once the buffers that forward passes within `Buffers.own` have left."""
         self.buffers.show_own()
         self.launch_buffers(revision)
         return self.buffers.land()
 
     def land_comparison(self) -> None:
-        """Wait for the comparison alone. DivergenceError."""
+        """Wait for the comparison. Raises DivergenceError."""
         self._check.land()
 
     def end(self, revision: int) -> None:
-        """End a step, last of all: take a snapshot if a comparison is due. Not a joint call."""
+        """Take a snapshot if a comparison is due. Not a group call."""
         self._check.move_on()
         self._version_at_end = self._own_version()
         if self._check.expects(revision):
@@ -310,14 +291,14 @@ class ReplicatedState:
         return self._version() + self.buffers.version() if self._version is not None else 0
 
     def check(self, revision: int) -> None:
-        """Compares at once, between two steps. DivergenceError."""
+        """Compare at once, between two steps. Raises DivergenceError."""
         self._frozen_digests.clear()
         self._check.check(lambda: self.snapshot(revision))
 
     def part(self, revision: int) -> None:
-        """Compares the state that the last step has left, as this peer's run ends: with those who come to the same end
-        within `PARTING_S`. What was written since, as for an evaluation, is the program's affair. DivergenceError. Not
-        a joint call."""
+        """Compare what the last step has left, with the peers that end within `PARTING_S`. Raises DivergenceError. Not
+        a group
+        call."""
         if not self._check.has_snapshot and self._own_version() != self._version_at_end:
             logger.info("written after the last step, revision %d is not compared with the others'", revision)
             return
@@ -332,23 +313,20 @@ class ReplicatedState:
             )
 
     def snapshot(self, revision: int) -> Snapshot:
-        """Return the digests of the state as it is. Not a joint call."""
+        """Return the digests of the state. Not a group call."""
         objects = self._encoded([name for name in self._objects if name not in self._uncompared])
         return Snapshot(revision, self._tensors(), objects, self._digests_of_frozen())
 
     def digest(self, revision: int) -> str:
-        """Return the digest of the state as it is, in hexadecimal. Not a joint call."""
+        """Return the digest of the state, in hexadecimal. Not a group call."""
         return self.snapshot(revision).digest().hex()
 
     # Around an admission: see `pccl.training.group.membership.AdmittedState`.
 
     def before_admission(self, revision: int) -> None:
-        """All who are under way have the same, or nobody is let in. DivergenceError."""
         self.check(revision)
 
     def after_admission(self, revision: int, *, world_size: int, is_source: bool, is_new: bool) -> None:
-        """`is_source` where this peer's state is what all have; `is_new` where others had been under way, and this
-        peer had not."""
         if world_size < 2:
             self._regroup()
             self._check.come_soon(revision)
@@ -368,7 +346,7 @@ class ReplicatedState:
             each.regroup(self._communicator, _tag(self._tag, FOLLOW))
 
     def _digests_of_frozen(self) -> dict[str, bytes]:
-        """Hashed anew where they were written since, and, as writes through `.data` cannot be told, by `check`."""
+        """Hash again what was written since; writes through `.data` are found by `check` alone."""
         found = {}
         for name, tensor in self._frozen.items():
             shard = local_shard(tensor)
@@ -390,14 +368,14 @@ class ReplicatedState:
         return found
 
     def _hand_over(self, revision: int, is_source: bool, has_them: bool, is_again: bool = False) -> None:
-        """Make everybody's objects those of the source that was accepted first; other sources keep their own, which are
-        to be the same.
+        """Replace all peers' objects by those of the first accepted source; other sources keep their own, equal ones.
 
-        `is_again`: they have been handed over in this admission already. Late optimizer state, which may be large and
-        which only steps change, then goes along only if some peer has written it since.
-
-        PCCLError, where this peer does not have the objects: NO_SHARED_STATE_AVAILABLE where all sources are lost,
-        INVALID_ARGUMENT where they are too large."""
+        `is_again`: objects have been sent in this admission already; late optimizer state then goes along only if some
+        peer has
+        written it since. Raises PCCLError, where this peer lacks the objects: NO_SHARED_STATE_AVAILABLE: all sources
+        are lost;
+        INVALID_ARGUMENT: they are too large.
+        """
         if not self._objects:
             return
         encoded = self._encoded()
@@ -418,7 +396,7 @@ class ReplicatedState:
                 raise PCCLError(
                     Result.NO_SHARED_STATE_AVAILABLE,
                     "join",
-                    "everybody who had the run's schedulers and the like was lost before handing them over: join again",
+                    "all peers that had the run's schedulers and the like were lost before sending them: join again",
                 )
             size += late_size * with_late
             if size > OBJECTS_BYTES_MAX:
@@ -448,7 +426,7 @@ class ReplicatedState:
             self._load(found)
 
     def _is_late_written(self, late: bytes, is_again: bool) -> bool:
-        """Whether the late optimizer state is not what was handed over last: then it must be, once more."""
+        """Whether late optimizer state must be sent: it changed since it was sent last."""
         return not is_again or blake3.blake3(late).digest() != self._late_digest
 
     def _reduced(self, vector: NDArray[Any], step: int) -> None:
@@ -461,8 +439,7 @@ class ReplicatedState:
 
 
 def frozen_parameters(model: Any) -> dict[str, Any]:
-    """Return the parameters of a torch module that do not require gradients, by their names in accounts of
-    differences."""
+    """Return the parameters of a torch module that do not require gradients, by name."""
     if not hasattr(model, "named_parameters"):
         return {}
     return {f"frozen parameter {name}": p for name, p in model.named_parameters() if not p.requires_grad}

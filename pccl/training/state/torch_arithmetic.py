@@ -1,8 +1,7 @@
-"""torch's arithmetic on the CPU, in the default floating-point environment on all of its threads.
+"""torch's arithmetic on the CPU in the default floating-point environment, on all of its threads.
 
-torch divides large tensors among the threads of a pool, and each has the environment that the calling thread had when
-it was made. Nobody can change that, but it shows: a product of numbers whose digits depend on the environment, large
-enough for each thread to have a part of it. Where one comes out wrong the calling thread computes alone.
+The threads of torch's pool have the environment of the thread that made them. A product whose digits depend on the
+environment, large enough for each thread to compute a part, shows theirs; where one is wrong the caller computes alone.
 """
 
 from __future__ import annotations
@@ -29,13 +28,12 @@ FACTORS = np.array(
     ],
     np.float32,
 )
-"""Pairs whose products show in what environment they were made."""
+"""Pairs whose products show their environment."""
 
 
 @contextmanager
 def default_torch_arithmetic(torch: Any) -> Iterator[None]:
-    """Compute in the default floating-point environment within the block, also in elementwise operations that torch
-    shares out among threads."""
+    """Compute in the default floating-point environment within the block, also on torch's threads."""
     with default_environment():
         threads = torch.get_num_threads()
         if threads == 1 or _is_default_on_all(torch, threads):
@@ -61,7 +59,7 @@ def _is_default_on_all(torch: Any, threads: int) -> bool:
 
 @lru_cache(maxsize=2)
 def _probe(threads: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Both operands, and room for what comes of them."""
+    """Return both operands, and room for their product."""
     operands = np.ones((2, threads, GRAIN), np.float32)
     operands[:, :, : len(FACTORS)] = FACTORS.T[:, None, :]
     return operands[0].reshape(-1), operands[1].reshape(-1), np.empty(threads * GRAIN, np.float32)

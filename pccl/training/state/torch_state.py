@@ -1,28 +1,16 @@
-"""== state/torch_state
-A torch module's and optimizer's values as a nested state, and back into the same tensors.
+"""The state of a torch module and its optimizer: taken, written in place, and made before the first step.
 
-Tensors keep their place in memory, where hooks, buckets and shared states refer to them: `load_state_dict` of an
-optimizer would make new ones.
+Tensors keep their place in memory, where hooks, buckets and shared states refer to them. What replaces them, as
+`module.to()` or `optimizer.load_state_dict()` may, would leave peers with stale values, so *held tensors*, those that
+were there when training began, are checked before each step.
 
-== tensors/held_tensors
-The tensors of a module and its optimizer that peers have in common, and whether they still are the ones in use.
+*Late state* is what the optimizer has come to hold since, as after momentum was switched on or a group was added, and
+what cannot exist before a first step: the momentum of SGD with dampening. It is sent as an object.
 
-Peers hand over and compare the tensors that were there when the training began. What replaces them, as `module.to()`
-or `optimizer.load_state_dict()` may, would go on with others, unseen: newcomers would get stale values.
-
-*Late state* is what the optimizer has of its parameters beyond that, as after momentum was switched on in
-`param_groups`, or a group was added. Newcomers, who begin without it, get it as an object beside the tensors. So they
-do with what cannot exist before an optimizer's first step: of SGD with dampening, which takes its first gradient whole,
-the momentum.
-
-== ddp/fresh_state
-The state that a torch optimizer makes in its first step, made before it, so that there is something to receive.
-
-A step with gradients of zero and a learning rate of zero makes the tensors; then they get the values that they have
-before a first step. That is zero, as sums and averages begin, but for a few tensors of torch's optimizers, which are
-listed here; SGD with dampening, which has no such values, makes its own (`pccl.training.state.torch_state`). Of
-other optimizers a tensor that gradients of zero have not left at zero began elsewhere, as copies of parameters do, and
-is refused.
+*Fresh state* is what an optimizer makes in its first step. A step with gradients and learning rate of zero makes the
+tensors, which then get their initial values: zero, except for a few tensors of torch's optimizers. Of other optimizers
+a
+tensor that such a step has not left at zero is refused.
 """
 
 from __future__ import annotations
@@ -38,12 +26,12 @@ from pccl.training.state.tensor_tree import Shard
 
 
 def buffers_of(model: Any) -> dict[str, Any]:
-    """The buffers by name, also those that `state_dict()` leaves out. Models of NumPy arrays have none."""
+    """Return the buffers by name, also those that `state_dict()` leaves out. Models of NumPy arrays have none."""
     return dict(model.named_buffers()) if hasattr(model, "named_buffers") else {}
 
 
 def layout_of(tensors: Mapping[str, Any]) -> str:
-    """A line for each: name, shape, dtype, and where in a distributed tensor the shard is."""
+    """Return a line for each: name, shape, dtype, and place of the shard."""
     return "\n".join(
         f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{describe(tensor)}"
         for name, tensor in tensors.items()
@@ -62,7 +50,7 @@ def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
 
 
 def require_like(tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """CheckpointError where names or shapes differ."""
+    """Raise CheckpointError where names or shapes differ."""
     if missing := tensors.keys() ^ values.keys():
         name = min(missing)
         raise CheckpointError(f"tensor {name!r} is only {'here' if name in tensors else 'in the checkpoint'}")
@@ -73,7 +61,7 @@ def require_like(tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def assign(tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Copies `values` into the tensors of the same names, which are to be as many as `require_like` says."""
+    """Copy `values` into the tensors of the same names."""
     if not tensors:
         return  # torch may not be there
     torch = sys.modules["torch"]
@@ -95,8 +83,10 @@ def class_of(optimizer: Any) -> str:
 
 
 def assign_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Takes up what `optimizer.state_dict()` gave: tensors that are here are written, others come or go.
-    CheckpointError where it is of another number of parameters."""
+    """Load what `optimizer.state_dict()` gave: tensors that are here are written, others come or go.
+
+    Raises CheckpointError: it has another number of parameters.
+    """
     torch = sys.modules["torch"]
     groups = state["param_groups"]
     counts = [[len(group["params"]) for group in each] for each in (groups, optimizer.param_groups)]
@@ -140,8 +130,10 @@ def _parameters(optimizer: Any) -> list[Any]:
 
 
 def distributed_like(model: Any, tensor: Any, shard: Shard) -> Any:
-    """The distributed tensor that `tensor` is this rank's part of, on the mesh of a parameter of `model` that is placed
-    so. CheckpointError, if there is none."""
+    """Return the distributed tensor that `tensor` is this rank's part of, on the mesh of a parameter placed alike.
+
+    Raises CheckpointError: there is none.
+    """
     for parameter in model.parameters() if hasattr(model, "parameters") else ():
         if is_distributed(parameter) and describe(parameter).strip() == shard.place:
             return type(parameter.data).from_local(
@@ -161,8 +153,7 @@ def optimized(optimizer: Any) -> list[Any]:
 
 
 def state_tensors(optimizer: Any) -> Iterator[tuple[str, Any, str, Any]]:
-    """Yield for each tensor of the optimizer's state a name, the parameter, the key and the tensor. ValueError: a state
-    is no tensor."""
+    """Yield name, parameter, key and tensor of the optimizer's state. Raises ValueError: a state is not a tensor."""
     torch = sys.modules["torch"]
     for number, parameter in enumerate(optimized(optimizer)):
         for key, value in sorted(optimizer.state.get(parameter, {}).items()):
@@ -174,14 +165,14 @@ def state_tensors(optimizer: Any) -> Iterator[tuple[str, Any, str, Any]]:
 
 
 def begin_absent(optimizer: Any) -> set[int]:
-    """The `id` of parameters whose state there is no way to have before their first step."""
+    """Return the `id` of parameters whose state cannot exist before their first step."""
     if not isinstance(optimizer, sys.modules["torch"].optim.SGD):
         return set()
     return {id(p) for group in optimizer.param_groups if group.get("dampening") for p in group["params"]}
 
 
 def placed(group: Mapping[str, Any], parameter: Any, key: str, value: Any) -> Any:
-    """A copy of a tensor of the state of `parameter`, where torch's optimizers have it."""
+    """Return a copy of a tensor of the state of `parameter`, where torch's optimizers have it."""
     is_with_it = key != "step" or group.get("capturable") or group.get("fused")
     return value.detach().to(parameter.device if is_with_it else "cpu", copy=True)
 
@@ -190,7 +181,7 @@ class HeldTensors:
     """The tensors of a module and its optimizer that are there when this is made. Not thread-safe."""
 
     def __init__(self, module: Any, optimizer: Any) -> None:
-        """The optimizer's state exists already. ValueError as `state_tensors`."""
+        """The optimizer's state exists already. Raises ValueError as `state_tensors`."""
         self._optimizer = optimizer
         parameters = [(f"parameter {name}", p, p.detach()) for name, p in module.named_parameters() if p.numel()]
         self._parameters = [(p, tensor.data_ptr()) for _, p, tensor in parameters]
@@ -198,18 +189,17 @@ class HeldTensors:
         states = [each for each in state_tensors(optimizer) if each[-1].numel() and id(each[1]) not in late]
         self._states = [(parameter, key, tensor) for _, parameter, key, tensor in states]
         self.tensors: dict[str, Any] = {name: tensor for name, _, tensor in parameters}
-        """The tensors by name; empty ones are left out."""
+        """The tensors by name, without empty ones."""
         self.tensors |= {name: tensor for name, _, _, tensor in states}
 
         self._counted = [tensor for tensor in self.tensors.values() if not tensor.is_inference()]
 
     def version(self) -> int:
-        """Return a number that is another one once a held tensor has been written; by torch, and not through
-        `.data`."""
+        """Return a number that changes when torch writes a held tensor, not through `.data`."""
         return sum(tensor._version for tensor in self._counted)
 
     def replaced(self) -> int | None:
-        """The place in `tensors` of one that is not in use."""
+        """Return the place in `tensors` of one that is not in use."""
         for place, (parameter, pointer) in enumerate(self._parameters):
             if parameter.data_ptr() != pointer:
                 return place
@@ -219,7 +209,7 @@ class HeldTensors:
         return None
 
     def late(self) -> Iterator[tuple[str, Any, str, Any]]:
-        """Yield the optimizer's tensors that are not held, as `state_tensors` does. ValueError."""
+        """Yield the optimizer's tensors that are not held, as `state_tensors`."""
         held = {(id(parameter), key) for parameter, key, _ in self._states}
         for each in state_tensors(self._optimizer):
             if each[-1].numel() and (id(each[1]), each[2]) not in held:
@@ -240,9 +230,11 @@ class HeldTensors:
         return state_is_loaded
 
     def take_back(self) -> None:
-        """Put what `optimizer.load_state_dict` has loaded into the tensors that are held, and these in use. A tensor
-        that it lacked, as the state of an optimizer that has made no step does, becomes zero. ValueError: shapes
-        differ."""
+        """Copy what `optimizer.load_state_dict` has loaded into the held tensors, and use these; what it lacked becomes
+        zero.
+
+        Raises ValueError: shapes differ.
+        """
         torch = sys.modules["torch"]
         for parameter, key, tensor in self._states:
             state = self._optimizer.state[parameter]
@@ -273,7 +265,7 @@ class LateState:
         return found
 
     def load_state_dict(self, state: Mapping[int, Mapping[str, Any]], /) -> None:
-        """Late state that it lacks is gone then. ValueError where there are not so many parameters."""
+        """Load late state, and drop what it lacks. Raises ValueError: it is of more parameters."""
         places = [(p, group) for group in self._optimizer.param_groups for p in group["params"]]
         if max(state, default=-1) >= len(places):
             raise ValueError(f"the others' optimizer has more than the {len(places)} parameters of this one")
@@ -286,8 +278,10 @@ class LateState:
 
 
 def materialize(torch: Any, optimizer: Any, parameters: list[Any]) -> None:
-    """Gives the optimizer the state of those `parameters` that have none. Parameters and hyperparameters are as before.
-    TypeError for one that needs a closure, ValueError for one whose state cannot be made so."""
+    """Make the optimizer's state of those `parameters` that have none. Parameters and hyperparameters stay.
+
+    Raises TypeError: it needs a closure; ValueError: its state cannot be made this way.
+    """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise TypeError("LBFGS computes the loss several times in a step, with gradients that would not be averaged")
     late = begin_absent(optimizer)
@@ -322,7 +316,7 @@ def materialize(torch: Any, optimizer: Any, parameters: list[Any]) -> None:
 
 
 def _rewind(torch: Any, optimizer: Any, fresh: list[Any], rates: list[Any]) -> None:
-    """Set the state that the step has made to what it is before a first step."""
+    """Set the state that the step has made to its values before a first step."""
     made = {id(parameter) for parameter in fresh}
     is_torchs = type(optimizer).__module__.startswith("torch.optim.")
     with torch.no_grad():

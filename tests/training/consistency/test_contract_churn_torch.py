@@ -18,8 +18,8 @@ from tests.processes.fork_server import Forked, fork_server, is_available
 from tests.support.cluster import Background, together
 from tests.support.streams import TIMEOUT_S
 from tests.training.consistency.contract_peers import KINDS, ContractPeer
+from tests.training.peer_process import PeerProcess
 from tests.training.peers import assert_parity
-from tests.training.test_churn import PeerProcess
 
 torch = pytest.importorskip("torch")
 
@@ -81,21 +81,6 @@ def test_kills_leave_everybody_with_the_same(master: MasterNode, kind: str, tmp_
                 digests.setdefault(match[1], set()).add(match[2])
     assert {state: found for state, found in digests.items() if len(found) > 1} == {}
     assert len({peer.lines.seen[-1] for peer in living}) == 1
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_two_are_lost_in_one_step(master: MasterNode, kind: str) -> None:
-    peers = [ContractPeer(torch, master.address, number, kind) for number in range(4)]
-    together([partial(peer.enter, 4) for peer in peers])
-    together([partial(peer.run, 3) for peer in peers])
-    stay, leave = peers[:2], peers[2:]
-    threads = [Background(partial(peer.run, 7)) for peer in stay]
-    together([peer.close for peer in leave])
-    for thread in threads:
-        thread.result()
-    assert_parity(peers)
-    assert stay[0].worlds[-1] == 2
-    together([peer.close for peer in stay])
 
 
 class DeathError(Exception):

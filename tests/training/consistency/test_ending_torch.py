@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import partial
 
 import pytest
 
 from pccl import MasterNode
-from pccl.training import DDP, AsyncDiLoCo, DiLoCo, DiLoCoOptimizer, DivergenceError
+from pccl.training import DDP, DivergenceError
 from pccl.training.state import replicated_state
 from tests.support.cluster import Background, together
-from tests.support.streams import TIMEOUT_S
 from tests.training.consistency.contract_peers import KINDS, ContractPeer, new_module
 from tests.training.consistency.test_contract_torch import close, cluster_of, diverge
 
@@ -73,21 +70,6 @@ def test_a_last_step_that_parts_the_peers_is_told_by_finish(master: MasterNode, 
 
     peers = cluster_of(master, kind, 3, check_every=NEVER)
     errors_of(peers, end)
-    close(peers)
-
-
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_the_optimizers_finish_tells_too(master: MasterNode, kind: str) -> None:
-    def end(peer: ContractPeer, work: Callable[[], object]) -> None:
-        work()
-        optimizer: DiLoCoOptimizer[DiLoCo | AsyncDiLoCo] = DiLoCoOptimizer(peer.training)
-        optimizer.finish()
-
-    peers = cluster_of(master, kind, 2, check_every=NEVER)
-    number = number_of(peers[1])
-    calls = [partial(end, peer, partial(make_a_last_step, peer, peer is peers[1])) for peer in peers]
-    errors = together([partial(divergence, call) for call in calls])
-    assert {error.peers for error in errors} <= {(number,), (number_of(peers[0]),)}
     close(peers)
 
 
@@ -156,19 +138,3 @@ def test_one_of_connect_compares_as_it_is_closed(master: MasterNode) -> None:
         return ddp._communicator._inner.is_connected
 
     assert together([partial(run, parts) for parts in (False, True)]) == [False, False]
-
-
-@pytest.mark.slow
-def test_a_program_that_ends_without_closing_compares_too(master: MasterNode) -> None:
-    """Its exit status says so, and what it has printed and registered for its end comes all the same."""
-    code = "import atexit, sys, torch; from tests.training.consistency.test_ending_torch import stepped; "
-    code += "atexit.register(print, 'the last words'); print('made a step', end=''); "
-    code += "ddp = stepped(sys.argv[1], sys.argv[2] == '1')"
-    command = [sys.executable, "-c", code, master.address]
-    pipe = subprocess.PIPE
-    peers = [subprocess.Popen([*command, parts], stdout=pipe, stderr=pipe, text=True) for parts in ("0", "1")]
-    for peer in peers:
-        printed, errors = peer.communicate(timeout=TIMEOUT_S)
-        assert "DivergenceError: after 1 steps" in errors
-        assert printed == "made a stepthe last words\n"
-        assert peer.returncode == 1, errors

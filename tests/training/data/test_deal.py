@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.training.data.stream import Deal, Pool, Range
+from pccl.training.data.stream import Assignment, Pool, Range
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def test_a_free_range_is_part_of_the_rest_where_it_ends_at_its_beginning(
 
 
 def test_members_have_blocks_of_their_own_in_turn() -> None:
-    deal = Deal(Pool(), [2, 3])
+    deal = Assignment(Pool(), [2, 3])
     assert deal.ranges(0, 0, 5) == [(0, 2), (5, 7), (10, 11)]
     assert deal.ranges(1, 0, 5) == [(2, 5), (7, 9)]
     assert deal.ranges(1, 1, 4) == [(3, 5), (7, 8)]

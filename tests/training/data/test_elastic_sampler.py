@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pccl import PCCLError, Result
 from pccl.training import ElasticSampler
-from pccl.training.data.stream import Deal, Pool
+from pccl.training.data.stream import Assignment, Pool
 from pccl.training.state import codec
 from tests.training.data.sampler_group import Group, Loader
 
@@ -32,7 +32,7 @@ def test_a_deal_gives_each_position_once(
         free.append((at + used, at + used + left))
         at += used + left
     pool = Pool(max(begun, at) + 1, free)
-    deal = Deal(pool, [block for block, _ in members])
+    deal = Assignment(pool, [block for block, _ in members])
     counts = [count for _, count in members]
     # The naive way: the pool's positions in order, dealt round by round.
     positions = [p for each in pool.free for p in range(*each)] + list(range(pool.begun, pool.begun + 1000))
@@ -69,21 +69,6 @@ def test_samples_are_used_once_through_churn(
         if choice.random() < 0.3:
             group.drain()
             group.admit(choice.randint(0, 3))
-
-
-@pytest.mark.parametrize("quota", [None, 2])
-def test_many_epochs_under_churn(quota: int | None) -> None:
-    choice = random.Random(1)
-    group = Group(397, choice, quota=quota)
-    group.admit(4)
-    holes = 0
-    while group.epoch < 20:
-        group.step(0.03)
-        if choice.random() < 0.1 and len(group.members) < 6:
-            group.admit(1)
-        holes = max(holes, len(group.members[0].sampler.state_dict()["free"]))
-    assert all(group.used[position] == 1 for position in range(20 * 397))
-    assert holes < 60  # the state stays small
 
 
 def test_shares_follow_speeds() -> None:
@@ -145,11 +130,6 @@ def test_batches_of_numpy_go_on_without_an_end() -> None:
 
 def test_without_shuffling_the_order_is_that_of_the_dataset() -> None:
     assert list(islice(alone(shuffle=False), 4)) == [0, 1, 2, 3]
-
-
-def test_orders_depend_on_the_seed_alone() -> None:
-    assert list(islice(alone(100, seed=1), 50)) == list(islice(alone(100, seed=1), 50))
-    assert list(islice(alone(100, seed=1), 50)) != list(islice(alone(100, seed=2), 50))
 
 
 def test_what_was_not_trained_on_is_drawn_again() -> None:
@@ -232,20 +212,11 @@ def test_the_state_of_another_stream_is_refused() -> None:
         alone(10).load_state_dict(state)
     with pytest.raises(ValueError, match="dataset_size 10, this one 11"):
         alone(11, seed=1).load_state_dict(state)
-    with pytest.raises(ValueError, match="no state of an ElasticSampler: KeyError"):
+    with pytest.raises(ValueError, match="not the state of an ElasticSampler: KeyError"):
         alone(10).load_state_dict({})
     for wrong in ({"free": [[3, 2]]}, {"begun": -1}, {"free": [[0, 9]], "begun": 4}):
-        with pytest.raises(ValueError, match="are no state of a sampler"):
+        with pytest.raises(ValueError, match="are not the state of a sampler"):
             alone(10, seed=1).load_state_dict({**state, **wrong})
-
-
-def test_a_state_that_it_has_already_changes_nothing() -> None:
-    sampler = alone()
-    draws = iter(sampler)
-    first = next(draws)
-    sampler.load_state_dict(sampler.state_dict())
-    assert next(draws) != first
-    assert sampler.drawn == 2
 
 
 def test_who_is_not_in_a_run_is_told_so() -> None:
@@ -257,7 +228,7 @@ def test_who_is_not_in_a_run_is_told_so() -> None:
 def test_others_than_those_who_claimed_are_told_of() -> None:
     sampler = alone()
     sampler.claim(None)
-    with pytest.raises(PCCLError, match=r"peers \[0, 7\] took part in a step of which only \[0\]") as caught:
+    with pytest.raises(PCCLError, match=r"peers \[0, 7\] took part in a step, but only \[0\]") as caught:
         sampler.commit([0, 7])
     assert caught.value.result is Result.INVALID_USAGE
 

@@ -71,13 +71,6 @@ def test_workers_draw_ahead_and_only_what_is_handed_out_counts(batch_size: int |
     assert sorted(seen[SIZE : 2 * SIZE]) == list(range(SIZE))
 
 
-@pytest.mark.parametrize("batch_size", [6, None])
-def test_a_loader_with_workers_that_is_not_tracked_is_refused(batch_size: int | None) -> None:
-    loader = loader_of(alone(batch_size=batch_size), num_workers=1)
-    with pytest.raises(RuntimeError, match=r"iterate over sampler\.track\(loader\) instead"):
-        next(iter(loader))
-
-
 def test_a_loader_that_draws_elsewhere_is_refused() -> None:
     sampler = alone(batch_size=6)
     with pytest.raises(ValueError, match="does not draw from this sampler"):

@@ -10,7 +10,7 @@ import pytest
 
 from pccl import Communicator, MasterNode
 from pccl.training import DDP, ElasticSampler
-from tests.support.cluster import Background, together
+from tests.support.cluster import together
 from tests.training.data.sampler_peers import SIZE, audited
 
 torch = pytest.importorskip("torch")
@@ -61,27 +61,6 @@ def cluster_of(master: MasterNode, count: int, logs: Path, **options: Any) -> li
     peers = [TorchPeer(master.address, number, logs, **options) for number in range(count)]
     together([partial(peer.enter, count) for peer in peers])
     return peers
-
-
-def test_samples_are_used_once_though_peers_are_lost_and_come(master: MasterNode, tmp_path: Path) -> None:
-    peers = cluster_of(master, 3, tmp_path)
-    leaver = peers.pop()
-    threads = [Background(partial(peer.run, epochs=4)) for peer in peers]
-    leaver.run(steps=3)
-    # Of its next step one bucket is on its way, and the other never will be.
-    with leaver.ddp.no_sync():
-        for (batch,) in leaver.loader:
-            leaver.backward(batch)
-            break
-    leaver.ddp._gradients._launch(0, None, leaver.ddp.revision)
-    leaver.close()
-    newcomer = TorchPeer(master.address, 3, tmp_path, batch_size=5).enter().run(epochs=4)
-    for thread in threads:
-        thread.result()
-    assert len({peer.ddp.digest() for peer in [*peers, newcomer]}) == 1
-    together([peer.close for peer in [*peers, newcomer]])
-    found = audited(tmp_path)
-    assert (found.epochs, found.peers, found.given_up, found.again) == (4, 4, 4, 4)
 
 
 def test_accumulated_batches_are_one_step(master: MasterNode, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError
-from pccl.training import AsyncDiLoCo, DiLoCo, DiLoCoOptimizer, OuterStep
+from pccl.training import DiLoCo, DiLoCoOptimizer, OuterStep
 from tests.support.cluster import Background, together
 from tests.training.test_torch import INNER_STEPS, TorchPeer, inner_steps, new_module, new_optimizer, parameters
 
@@ -79,16 +79,6 @@ def test_it_does_what_a_loop_with_outer_steps_does(master: MasterNode) -> None:
     close(peers)
 
 
-def test_asynchronous_too(master: MasterNode) -> None:
-    peers = cluster_of(master, 2, AsyncDiLoCo, fragments=2)
-    together([partial(peer.train, 5) for peer in peers])
-    together([peer.optimizer.finish for peer in peers])
-    assert [peer.optimizer.revision for peer in peers] == [5, 5]
-    assert peers[0].digest == peers[1].digest
-    assert torch.equal(parameters(peers[0].module), parameters(peers[1].module))
-    close(peers)
-
-
 def test_it_is_an_optimizer_of_torch(alone: Any) -> None:
     optimizer, inner = alone.optimizer, alone.optimizer.inner
     assert isinstance(optimizer, torch.optim.Optimizer)
@@ -152,17 +142,6 @@ def test_peers_that_begin_with_different_weights_or_statistics_stay_in_step(
     close(peers)
 
 
-def test_what_is_counted_before_the_first_step_counts(master: MasterNode) -> None:
-    peer = Trained(master.address, 0, peers_min=1, inner_steps=1, weighted=True)
-    before = parameters(peer.module).clone()
-    peer.module(torch.ones(4, 6)).pow(2).mean().backward()
-    peer.optimizer.count(4.0)
-    peer.optimizer.step()
-    assert peer.optimizer.revision == 1
-    assert not torch.equal(parameters(peer.module), before)
-    peer.close()
-
-
 def test_newcomers_begin_with_the_learning_rate_that_the_others_have(master: MasterNode) -> None:
     def new_peer(number: int) -> tuple[Trained, Any]:
         peer = Trained(master.address, number, peers_min=1, inner_steps=INNER_STEPS, check_every=1)
@@ -203,18 +182,6 @@ def test_newcomers_begin_with_the_learning_rate_that_the_others_have(master: Mas
     with pytest.raises(PCCLError, match="told before"):
         first[0].optimizer.diloco.share({})
     close([first[0], second[0]])
-
-
-def test_hooks_are_called_around_a_step_and_its_outer_step(alone: Any) -> None:
-    seen: list[tuple[str, int]] = []
-    alone.optimizer.register_step_pre_hook(lambda *_: seen.append(("before", alone.optimizer.revision)))
-    alone.optimizer.register_step_post_hook(lambda *_: seen.append(("after", alone.optimizer.revision)))
-    saved: list[object] = []
-    alone.optimizer.register_state_dict_post_hook(lambda *_: saved.append(1))
-    alone.train()
-    assert seen == [("before", 0), ("after", 0)] * 3 + [("before", 0), ("after", 1)]
-    alone.optimizer.state_dict()
-    assert saved
 
 
 def test_steps_that_a_scaler_leaves_out_do_not_count_and_peers_stay_alike(master: MasterNode) -> None:
@@ -325,29 +292,6 @@ def test_loading_its_own_state_changes_nothing_and_another_one_is_too_late(alone
         small.load_state_dict(before)
 
 
-def test_weights_that_are_loaded_into_the_model_before_the_first_step_count(alone: Any) -> None:
-    with torch.no_grad():
-        for parameter in alone.module.parameters():
-            parameter.fill_(0.25)
-    alone.optimizer.join()
-    assert float(parameters(alone.module).min()) == 0.25
-    np.testing.assert_array_equal(alone.optimizer.diloco.outer_parameters, np.float32(0.25))
-
-
-def test_buffers_that_are_loaded_into_the_model_before_the_first_step_count(master: MasterNode) -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
-    diloco = DiLoCo(Communicator(master.address), module, new_optimizer(module))
-    optimizer: Any = DiLoCoOptimizer(diloco)
-    saved = copy.deepcopy(optimizer.state_dict())
-    saved["diloco"]["revision"] = 7
-    module[1].running_mean.fill_(5.0)
-    optimizer.load_state_dict(saved)
-    optimizer.join()
-    assert module[1].running_mean.tolist() == [5.0] * 3
-    assert optimizer.revision == 7
-    diloco._communicator.close()
-
-
 def test_weights_and_speeds(master: MasterNode) -> None:
     peers = cluster_of(master, 2, steps="by speed", weighted=True)
     clocks = [0.0, 0.0]
@@ -386,16 +330,6 @@ def test_what_would_not_be_averaged_is_refused(master: MasterNode) -> None:
         optimizer.add_param_group({"params": stranger.parameters()})
     optimizer.add_param_group({"params": list(module[2].parameters()), "lr": 0.2})
     assert [group["lr"] for group in inner.param_groups] == [0.1, 0.2]
-
-
-def test_who_ends_first_is_not_waited_for_longer_than_it_is_there(master: MasterNode) -> None:
-    peers = cluster_of(master)
-    thread = Background(partial(peers[0].train, 3))
-    peers[1].train(1)
-    peers[1].close()
-    thread.result()
-    assert [step.world_size for step in peers[0].steps] == [2, 1, 1]
-    peers[0].close()
 
 
 class Counter:

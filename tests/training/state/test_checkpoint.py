@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -131,13 +130,6 @@ def test_the_safetensors_library_reads_it(tmp_path: Path) -> None:
     assert (manifest["revision"], manifest["class"], manifest["version"]) == (4, "DiLoCo", pccl.__version__)
 
 
-@pytest.mark.parametrize("foreign", [{"format": [1, 2]}, {"format": 1.0}, {"format": 1, "revision": [1, 2]}])
-def test_numbers_of_another_programs_npz_are_none_of_a_checkpoint(tmp_path: Path, foreign: dict[str, Any]) -> None:
-    np.savez(tmp_path / "theirs.npz", **foreign)
-    with pytest.raises(CheckpointError, match=r"is no checkpoint: pccl\.training has not written it"):
-        new().load(tmp_path / "theirs.npz")
-
-
 def test_damage_anywhere_is_found(tmp_path: Path) -> None:
     at(1).save(tmp_path)
     path = tmp_path / steps(1)[0]
@@ -183,31 +175,6 @@ def test_files_of_others_are_told_as_what_they_are(tmp_path: Path) -> None:
     folder = tmp_path / "folder.safetensors"
     folder.mkdir()
     assert "is a folder, though its name ends as that of a file does" in refused(folder)
-
-
-@pytest.mark.parametrize("name", ["a.npz", "a.safetensors"])
-def test_a_file_of_which_bytes_were_changed_is_refused_or_the_same(tmp_path: Path, name: str) -> None:
-    path = tmp_path / name
-    at(1).save(path)
-    whole = path.read_bytes()
-    diloco = at(1)
-    before = diloco.digest()
-    random = np.random.default_rng(0)
-    refused = 0
-    for _ in range(300):
-        content = np.frombuffer(whole, np.uint8).copy()
-        places = random.integers(0, len(whole), int(random.integers(1, 8)))
-        content[places] = random.choice([0, 255, 48, random.integers(256)], len(places))
-        path.write_bytes(content.tobytes()[: len(whole) if random.random() < 0.8 else random.integers(len(whole))])
-        try:
-            diloco.load(path)
-        except CheckpointError:
-            refused += 1
-        assert diloco.digest() == before
-    assert refused > 200
-    path.write_bytes((1 << 16).to_bytes(8, "little") + b"[" * (1 << 16))
-    with pytest.raises(CheckpointError, match="is damaged or no checkpoint"):
-        diloco.load(path)
 
 
 @pytest.mark.parametrize("kind", [DiLoCo, AsyncDiLoCo, SPSA])
@@ -280,7 +247,7 @@ def test_another_model_class_run_or_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=rf"has format 9, of pccl 99.0; this is pccl {pccl.__version__}"):
         new().load(path)
     tensor_file.write(path, Contents({}, {"weights": Entry("U8", (3,), np.zeros(3, np.uint8))}))
-    with pytest.raises(CheckpointError, match="is no checkpoint"):
+    with pytest.raises(CheckpointError, match="is not a checkpoint"):
         new().load(path)
 
 
@@ -390,15 +357,6 @@ def test_arguments(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"\['hooks'\]\[0\]"):
         new(inner=Odd()).save(tmp_path)
     assert names(tmp_path) == []
-
-
-def test_two_processes_with_one_folder_are_warned(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    other = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(other, fcntl.LOCK_EX)
-    for _ in range(2):
-        at(1).save(tmp_path)
-    os.close(other)
-    assert caplog.text.count(f"another process saves into {tmp_path} too") == 1
 
 
 def test_who_has_joined_does_not_load(master: MasterNode, tmp_path: Path) -> None:

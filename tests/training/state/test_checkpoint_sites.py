@@ -152,25 +152,3 @@ def test_peers_resume_from_checkpoints_of_different_steps(tmp_path: Path, kind: 
         each_runs(second, 6)
         assert_parity([*first, *second])
         together([peer.close for peer in second])
-
-
-def test_a_failure_on_one_rank_alone_keeps_the_ranks_in_step(tmp_path: Path) -> None:
-    """Ranks that keep count of votes differently would take each other's for something else."""
-    ranks = site_of(1, 1)
-    each(ranks, "save", tmp_path, keep=1, background=True)
-    snapshot = ranks[0]._snapshot
-    ranks[0]._snapshot = lambda: snapshot().nothing
-    saves = [Background(partial(rank.save, tmp_path, keep=1, background=True)) for rank in ranks]
-    with pytest.raises(AttributeError):
-        saves[0].result()
-    saves[1].result()
-    ranks[0]._snapshot = snapshot
-    for rank in refusals(ranks, lambda rank, _: rank.save(tmp_path, keep=1, background=True)):
-        assert "a rank of this site could not save" in rank
-    for rank in ranks:
-        rank._state.revision = 2
-    each(ranks, "save", tmp_path, keep=1, background=True)
-    each(ranks, "wait_for_save")
-    assert [name[:14] for name in names(tmp_path)] == ["step-000000002"] * 2
-    again = site_of(0, 0)
-    each(again, "load", tmp_path)
