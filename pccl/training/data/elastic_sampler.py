@@ -2,8 +2,7 @@
 
 The samples of all epochs, each in its own order (`pccl.training.data.stream`), are one endless stream. Every peer holds
 the same ledger of used positions (`pccl.training.data.sample_ledger`); what a peer may draw next follows from the
-ledger
-and the members. All peers know of every committed average which peers' contributions are in it. A step:
+ledger and the members. All peers know of every committed average which peers' contributions are in it. A step:
 
     draw      each peer takes the next of its own positions, as many as it trains on
     claim     all note what each has trained on since its last claim, then launch the average
@@ -15,13 +14,11 @@ and the members. All peers know of every committed average which peers' contribu
 2. *Assigned again* is a sample whose peer was lost before a step with it committed. With DDP a peer counts only if all
    buckets had its part.
 3. *Drawn is not used.* `track` notes which batches of a DataLoader are handed out, and only those are claimed. Where
-   the
-   group changes, batches that workers loaded ahead are left out.
+   the group changes, batches that workers loaded ahead are left out.
 4. *Epochs end together.* `epoch` counts the epochs with every sample used and committed, and changes on all peers in
    the same step. Batches are always full, so the next epoch may have begun before.
 5. *Newcomers and restarts.* The ledger is the sampler's `state_dict`, a part of the replicated state. After an
-   admission
-   all form the group again, by an all-gather of a few numbers.
+   admission all form the group again, by an all-gather of a few numbers.
 
 Ranks of a site share a stream with their own peer group alone: give each rank a part of the dataset of its own.
 """
@@ -218,8 +215,7 @@ class ElasticSampler:
         """Yield the batches of a DataLoader that draws from this sampler, for the rest of the epoch.
 
         Batches that the loader has ready for the next epoch are kept for the next call with it. Raises ValueError: it
-        draws
-        elsewhere.
+        draws elsewhere.
         """
         draws_here: bool = (loader.batch_sampler if self._batch_size is not None else loader.sampler) is self
         if not draws_here:
@@ -338,8 +334,7 @@ class ElasticSampler:
 
     def regroup(self, communicator: Communicator | None, tag: int = 0) -> None:
         """Form the group, after newcomers were let in and have the state: a group call. None: this peer alone, without
-        a run.
-        Raises ValueError, on newcomers: only some peers have `samples_per_step`."""
+        a run. Raises ValueError, on newcomers: only some peers have `samples_per_step`."""
         rows = _gathered(communicator, self._announcement(), tag)
         self._form(own_number(communicator) if communicator is not None else 0, rows)
 
@@ -406,8 +401,7 @@ class ElasticSampler:
 
     def commit(self, peers: Collection[int] | None = None) -> None:
         """Commit the oldest claim with the contributions of these peers (numbers; None: this one), on all peers in
-        order.
-        Raises PCCLError INVALID_USAGE: other peers took part than have claimed."""
+        order. Raises PCCLError INVALID_USAGE: other peers took part than have claimed."""
         numbers = {self._number} if peers is None else set(peers)
         known = {member.number for member in self._ledger.members}
         if not numbers or not numbers <= known:

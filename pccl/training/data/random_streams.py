@@ -21,10 +21,8 @@ class RandomStreams:
     """Generators by step and peer, of one seed.
 
     Give it to a training class as `shared={"random": streams}`, and newcomers continue with the seed of the run. `peer`
-    is a
-    number that differs between peers, such as their rank, or the same on all for common numbers. Thread-safe, except
-    for
-    `load_state_dict`.
+    is a number that differs between peers, such as their rank, or the same on all for common numbers. Thread-safe,
+    except for `load_state_dict`.
     """
 
     def __init__(self, seed: int = 0) -> None:

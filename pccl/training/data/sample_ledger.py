@@ -1,8 +1,7 @@
 """The ledger of what a group has used of a data stream: the part of `ElasticSampler` that is the same on all peers.
 
 The stream is endless: position g is sample g mod N of epoch g div N. The ledger knows which positions are used, and
-which
-member may use which of the others next. It changes by what all peers have alike:
+which member may use which of the others next. It changes by what all peers have alike:
 
     form     the members: the free positions are assigned (`pccl.training.data.stream`)
     claim    how many of its positions each member has trained on for the step that is averaged next
@@ -11,8 +10,7 @@ member may use which of the others next. It changes by what all peers have alike
 1. A position is used once: members' positions are disjoint, each uses its own in order, and a claimed position is free
    again only if its average was made without it.
 2. No position is lost: what is neither used nor claimed is assigned. A peer missing from an average is not a member
-   from
-   then on, and its rest is assigned to the others at once, the lowest positions first.
+   from then on, and its rest is assigned to the others at once, the lowest positions first.
 3. The state is small: the first position that was never begun, and free ranges below it. Where one member is two rounds
    ahead of another the rest is assigned again, in blocks as large as their last claims, so that shares follow speeds.
 4. In the state, claims in flight are free, and it names no members.
@@ -111,8 +109,7 @@ class Ledger:
         """Claim an amount of positions for each member with these numbers; other members have been lost.
 
         Where there are more claims than averages `on_their_way`, the last claim's average was never launched, and this
-        claim is
-        added to it.
+        claim is added to it.
         """
         if len(self._claims) <= on_their_way:
             self._claims.append({member.number: [] for member in self.members})

@@ -1,13 +1,10 @@
 """The endless stream of samples: its order, and how free positions are assigned to peers.
 
 *The order* of an epoch is computed and never stored. A Feistel network is a bijection of b-bit numbers: each round adds
-a
-function of one half of a number to the other half by exclusive or. With b the bits of n - 1, numbers from n on go
-through
-it again until one below n comes out (*cycle walking*, Black and Rogaway 2002), which is a bijection of the numbers
-below
-n. Round keys are Philox's output under (seed, epoch), the round function is the finalizer of SplitMix64 in integers, so
-the order is the same on every machine.
+a function of one half of a number to the other half by exclusive or. With b the bits of n - 1, numbers from n on go
+through it again until one below n comes out (*cycle walking*, Black and Rogaway 2002), which is a bijection of the
+numbers below n. Round keys are Philox's output under (seed, epoch), the round function is the finalizer of SplitMix64
+in integers, so the order is the same on every machine.
 
 *A pool* is all positions from `begun` on, and free ranges below it; in ascending order they have *offsets* 0, 1, 2 ...
 *An assignment* gives each member i a block of b_i offsets, then each another one, and so on: the next block of a member

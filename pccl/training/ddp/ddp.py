@@ -10,8 +10,8 @@ A wrong order of calls does not part the peers:
 
 1. Averages arrive in memory that the program never had, so all peers have the same ones.
 2. A peer that has written gradients in flight, has frozen or unfrozen parameters, or has replaced a replicated tensor
-   refuses the step, and no peer makes it (`pccl.training.ddp.refusals`). A peer whose backward pass failed launches
-   its buckets as they are, and refuses.
+   refuses the step, and no peer makes it (`pccl.training.ddp.refusals`). A peer whose backward pass failed launches its
+   buckets as they are, and refuses.
 3. The optimizer steps from `DDP.step` alone: a hook refuses any other step before it changes anything.
 4. Backward passes between `synchronize` and `step` are refused at their first complete gradient.
 
@@ -162,8 +162,7 @@ class DDP(ModuleFace, Checkpointed):
     """Averages the gradients of a torch module, on the CPU or CUDA devices, and steps its optimizer.
 
     Can be called and asked like the module, its `module`. All peers build the same module and optimizer and give the
-    same
-    arguments. Uses the tags from `tag` on: one for refusals and one for each bucket. Not thread-safe. Example::
+    same arguments. Uses the tags from `tag` on: one for refusals and one for each bucket. Not thread-safe. Example::
 
         ddp = DDP(communicator, model, optimizer)
         ddp.join(peers_min=4)
@@ -297,8 +296,7 @@ class DDP(ModuleFace, Checkpointed):
         """Make a DDP with a communicator of its own, connected to the run at `address`, and join.
 
         Use it in a `with closing(...)` block or call `close`, which closes the communicator too. A program that ends
-        without
-        leaves the run, compares the last step, and logs an error if that fails.
+        without leaves the run, compares the last step, and logs an error if that fails.
 
         Args:
             address: The master's; None: the environment's PCCL_MASTER.
@@ -361,8 +359,7 @@ class DDP(ModuleFace, Checkpointed):
         """Average the buckets with `hook(state, bucket)`, as torch's class does: see `pccl.training.comm_hooks`.
 
         Call it once, before `join`, with the same hook on all peers, or every step is refused. Raises PCCLError
-        INVALID_USAGE:
-        there is a hook, this peer has joined, or `quantization` was given.
+        INVALID_USAGE: there is a hook, this peer has joined, or `quantization` was given.
         """
         if not callable(hook):
             raise TypeError(f"hook must be callable, not {type(hook).__name__}")
@@ -391,8 +388,7 @@ class DDP(ModuleFace, Checkpointed):
         """Clear the gradients, and leave them where they are unless `set_to_none`, after which they are copied.
 
         After `synchronize`, on all peers alike, this gives up the step. Raises PCCLError INVALID_USAGE while gradients
-        are in
-        flight.
+        are in flight.
         """
         if self._synchronized is None and any(bucket.average is not None for bucket in self._buckets):
             text = (
@@ -411,12 +407,9 @@ class DDP(ModuleFace, Checkpointed):
         clipped.
 
         A further call before `step` has no effect. `weight` is the peer's weight in the averages, such as the tokens of
-        the step
-        with all that `no_sync` has accumulated: `sum(w * gradient) / sum(w)`. All peers give one, or none does; 0
-        leaves a peer
-        out. With weights gradients travel after the backward pass. Raises ValueError: the weight is negative, not
-        finite, or
-        another one than in a former call of this step. Raises PCCLError as `step`.
+        the step with all that `no_sync` has accumulated: `sum(w * gradient) / sum(w)`. All peers give one, or none
+        does; 0 leaves a peer out. With weights gradients travel after the backward pass. Raises ValueError: the weight
+        is negative, not finite, or another one than in a former call of this step. Raises PCCLError as `step`.
         """
         weight = self._valid_weight(weight, "DDP.synchronize")
         with self._step("DDP.synchronize"):
@@ -424,12 +417,9 @@ class DDP(ModuleFace, Checkpointed):
 
     def abandon(self) -> None:
         """Give up the step on all peers, as after a backward pass that failed on this one: a group call instead of
-        `step`.
-        On the others `synchronize` or `step` raises PCCLError INVALID_USAGE, which names this peer. Gradients are
-        cleared on
-        all, samples of the step are drawn again, and all are ready for another backward pass. Raises PCCLError
-        INVALID_USAGE
-        where the gradients have been averaged already, else as `step`."""
+        `step`. On the others `synchronize` or `step` raises PCCLError INVALID_USAGE, which names this peer. Gradients
+        are cleared on all, samples of the step are drawn again, and all are ready for another backward pass. Raises
+        PCCLError INVALID_USAGE where the gradients have been averaged already, else as `step`."""
         if self._synchronized is not None:
             text = "the gradients of this step have been averaged: all peers give it up by ddp.zero_grad()"
             raise PCCLError(Result.INVALID_USAGE, "DDP.abandon", text)
@@ -438,8 +428,7 @@ class DDP(ModuleFace, Checkpointed):
 
     def step(self, scaler: Any = None, *, weight: float | None = None) -> Step:
         """Average what is not averaged yet, step the optimizer, clear the gradients, and let newcomers in: a group
-        call.
-        Args:
+        call. Args:
                 scaler: A `torch.amp.GradScaler`: does what `scaler.step(optimizer)` and `scaler.update()` do. A step
                 that it
                 skips is skipped on all peers and counts. Put it into `shared`.

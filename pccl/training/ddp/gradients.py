@@ -3,8 +3,7 @@
 Parameters are assigned to buckets of about the same size, last parameter first, as backward passes produce gradients
 roughly in that order. A bucket has two buffers: the gradients are views of one, which is sent; the average arrives in
 the other, and then they change places. Each bucket has a tag of its own, so peers whose backward passes complete them
-in
-different orders average like with like.
+in different orders average like with like.
 
 *Writes in flight.* A bucket is in flight from its last complete gradient until `give`, and must not be written. Two
 things are compared before the step: each view's version counter, which torch counts up for operations in place; and the
@@ -13,8 +12,7 @@ sum of the buffer's words, for writes that pass the counters by (`tensor.data`, 
 *Weights.* The mean is `sum(w * x) / sum(w)`: an all-reduce of gradients times `w / 2**e`, divided by the sum of these
 factors in float64. Weights are known after the backward pass, and sent with the refusals
 (`pccl.training.ddp.refusals`). How buckets are launched, plain (None) or as weighted sums with exponent `e`, is the
-same
-on all peers before each step. `settle` decides by the weights, which all peers have alike:
+same on all peers before each step. `settle` decides by the weights, which all peers have alike:
 
 1. Where the step needs another form than the launched one, all buckets are launched again, in that form from here on.
    So a first weighted step, and one after an admission, send gradients twice.
@@ -253,8 +251,7 @@ class GradBucket:
         """Return a torch.futures.Future of the mean of `tensor` over all peers.
 
         `tensor` is contiguous, of any shape and a dtype that `all_reduce` takes. Unless it is `buffer()`, it is
-        overwritten, and
-        must be left alone until then. Raises PCCLError INVALID_ARGUMENT: it cannot be reduced.
+        overwritten, and must be left alone until then. Raises PCCLError INVALID_ARGUMENT: it cannot be reduced.
         """
         torch = sys.modules["torch"]
         out = self.bucket.result() if tensor is self.bucket.flat else None
@@ -354,8 +351,7 @@ def settle(
     """Make what the buckets hold the means that the weights ask for. A group call.
 
     Returns the outcomes, and how to launch the next step's buckets. `launch(number, exponent)` launches one again.
-    Raises
-    PCCLError for anything but losses.
+    Raises PCCLError for anything but losses.
     """
     way = way_of(weights, used)
     done = list(averages)

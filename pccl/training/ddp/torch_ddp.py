@@ -40,8 +40,7 @@ def torch_comm_hook(
     """Return a hook for `model.register_comm_hook(None, hook)` that averages over pccl's peers.
 
     All peers give the same arguments. The hook is for the thread of the backward passes, and for one communicator.
-    Errors
-    come out of `backward`: PCCLError except for losses, RuntimeError after a backward pass that failed halfway.
+    Errors come out of `backward`: PCCLError except for losses, RuntimeError after a backward pass that failed halfway.
 
     Args:
         communicator: The peer group. The hook uses the tags from `tag` on, one for each bucket.

@@ -7,8 +7,7 @@ average is applied at the end of the next outer step.
 apply g twice, and with the outer momentum that diverges. So each peer starts from the outer parameters moved on by past
 momentum, which is common, and by its own g (compare Kale et al. 2025, arXiv:2502.12996). Only true averages are applied
 to the outer state. When one is applied, the local parameters become the outer ones plus what inner steps have moved
-them
-since the look-ahead, so each movement counts once.
+them since the look-ahead, so each movement counts once.
 
 *Fragments* take turns (as in Streaming DiLoCo, Douillard et al. 2025, arXiv:2501.18512), since a peer's own g is a poor
 guess of the average. With K fragments an outer step is one fragment's, and is made K times as often; each fragment is
@@ -20,8 +19,8 @@ averaged once in H inner steps, its average comes H / K inner steps late, and a 
 
 *Coming and going.* A loss aborts the average on all survivors; they launch it again when they come to wait for it.
 Newcomers are let in when it is the first fragment's turn and no average is in flight: all apply the average that is
-due, make and apply the next one at once, admit and synchronize. Buffers travel with each average, and changes by inner steps
-since then are added.
+due, make and apply the next one at once, admit and synchronize. Buffers travel with each average, and changes by inner
+steps since then are added.
 """
 
 from __future__ import annotations
@@ -75,10 +74,8 @@ class AsyncDiLoCo(OuterLoop):
     """DiLoCo whose average travels during the next inner steps, and is applied one outer step late.
 
     Arguments are those of `OuterLoop`, and `fragments`: parts of the model that take turns, one in each outer step, at
-    least
-    1 and the same on all peers. With two, call `outer_step` twice as often. More fragments train better, by ever less,
-    and
-    each call has latencies of the network to hide. `finish` ends a run. Not thread-safe.
+    least 1 and the same on all peers. With two, call `outer_step` twice as often. More fragments train better, by ever
+    less, and each call has latencies of the network to hide. `finish` ends a run. Not thread-safe.
     """
 
     def __init__(
@@ -134,10 +131,9 @@ class AsyncDiLoCo(OuterLoop):
         """Apply the average in flight, launch that of the next fragment, and show where to go on from.
 
         A group call; waits only as long as other peers or the network are slower than this peer's inner steps.
-        Newcomers are
-        let in when it is the first fragment's turn. `weight` and `inner_steps` are as in `DiLoCo.outer_step`, for the
-        time since
-        the last call; a fragment counts by the sum of the weights since its last turn. Raises as `DiLoCo.outer_step`.
+        Newcomers are let in when it is the first fragment's turn. `weight` and `inner_steps` are as in
+        `DiLoCo.outer_step`, for the time since the last call; a fragment counts by the sum of the weights since its
+        last turn. Raises as `DiLoCo.outer_step`.
         """
         weight = checked_weight(weight)
         made = self.inner_steps if inner_steps is None else as_int("inner_steps", inner_steps, 0)

@@ -13,9 +13,8 @@ its own and joins; the newest revision wins. An average in flight is not saved.
 
 *Inner steps by speed*, as in DyLU (Liu et al. 2024, arXiv:2401.09135): the configured number is that of the fastest
 peer, and each other one makes `floor(inner_steps * seconds of the fastest / seconds of the peer)`, at least 1.
-`seconds`
-is the time of an inner step with all that the program does between outer steps, smoothed. The figures travel with the
-average, so all peers apply the rule to the same ones. A peer without figures makes the configured number.
+`seconds` is the time of an inner step with all that the program does between outer steps, smoothed. The figures travel
+with the average, so all peers apply the rule to the same ones. A peer without figures makes the configured number.
 """
 
 from __future__ import annotations
@@ -144,8 +143,7 @@ INNER_STEPS = 50
 class OuterStep(StepReport):
     """The outcome of an outer step.
 
-    `revision` counts the run's outer updates, and `world_size` the peers whose pseudo-gradients are in the last one
-    (1:
+    `revision` counts the run's outer updates, and `world_size` the peers whose pseudo-gradients are in the last one (1:
     alone, 0: there was none).
     """
 
@@ -247,8 +245,7 @@ class OuterLoop(Checkpointed):
 
     def share(self, objects: Mapping[str, Stateful]) -> None:
         """Add to `shared` what is made after the constructor, before `join`. Raises PCCLError INVALID_USAGE after it;
-        ValueError,
-        TypeError: it cannot be shared."""
+        ValueError, TypeError: it cannot be shared."""
         if self.has_joined:
             raise PCCLError(Result.INVALID_USAGE, "share", "this peer has joined: call share before")
         self._replicated.share(objects)
@@ -324,10 +321,8 @@ class OuterLoop(Checkpointed):
         """Join the run, right after the communicator has connected, since the others wait for it.
 
         Returns when `peers_min` peers are there, or at once where others train already. Then all have the same outer
-        state, and
-        the model starts from it. Raises PCCLError, and closes the communicator: no peer can provide the state, or the
-        others
-        have another model or options (INVALID_ARGUMENT).
+        state, and the model starts from it. Raises PCCLError, and closes the communicator: no peer can provide the
+        state, or the others have another model or options (INVALID_ARGUMENT).
         """
         self._read_model()
         admission = self._membership.join(peers_min)
@@ -410,8 +405,7 @@ class OuterLoop(Checkpointed):
         """Take up what `outer_state` gave, before `join`, and write the outer parameters into the model.
 
         Has no effect where it equals this peer's. Raises ValueError: it is of another model, it has other objects, or
-        this peer
-        has joined a run; CheckpointError: an object refuses its part. No state has been changed then.
+        this peer has joined a run; CheckpointError: an object refuses its part. No state has been changed then.
         """
         here = self.outer_state()
         shared = state.get("shared", here["shared"])

@@ -13,10 +13,9 @@ count; where all begin together it does, so that this peer's scheduler stays in 
 resumes a run from its last outer step.
 
 *Learning rates*: `param_groups`, `state` and `defaults` are the inner optimizer's, so schedulers may be made for
-either.
-`diloco.share({"scheduler": scheduler})` gives newcomers the others' learning rate. Where schedulers of peers stand at
-different steps on purpose (`steps="by speed"`, a GradScaler that skips steps), give DiLoCo `compare_inner=False` and do
-not share the scheduler.
+either. `diloco.share({"scheduler": scheduler})` gives newcomers the others' learning rate. Where schedulers of peers
+stand at different steps on purpose (`steps="by speed"`, a GradScaler that skips steps), give DiLoCo
+`compare_inner=False` and do not share the scheduler.
 
 The class inherits from `torch.optim.Optimizer`; since pccl does not import torch, it is made with the first object.
 """

@@ -11,8 +11,7 @@ step takes it. A loss may come between the two:
 
 A product is rounded once to the vector's type, the quotient is made in float64 and rounded once. A sum that is not
 finite is an error on all peers alike. Weight 0 leaves a peer out, whatever its vector holds; if all weights are 0, so
-is
-the mean.
+is the mean.
 """
 
 from __future__ import annotations

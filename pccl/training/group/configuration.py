@@ -60,8 +60,7 @@ def row_of(data: NDArray[np.uint8]) -> Row:
 
 def unlike(rows: Sequence[Row], own: Row) -> dict[int, str]:
     """Return by peer how its options differ from those of the peers under way, or else from most peers (in a tie, the
-    first).
-    All peers find the same."""
+    first). All peers find the same."""
     seniors = [row for row in rows if row.is_under_way] or rows
     right = Counter(row.options for row in seniors).most_common(1)[0][0]
     like = next(row for row in seniors if row.options == right)

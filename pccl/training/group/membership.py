@@ -86,8 +86,7 @@ class AdmittedState(Protocol):
 
     def after_admission(self, revision: int, *, world_size: int, is_source: bool, is_new: bool) -> None:
         """Align the state on all peers, once they have the same shared state. `is_source`: this peer's state is the one
-        that all
-        have; `is_new`: this peer has joined others that were under way."""
+        that all have; `is_new`: this peer has joined others that were under way."""
 
     def part(self, revision: int) -> None:
         """End this peer's run in order. Not a group call."""
@@ -106,8 +105,7 @@ class Membership:
         joint: AdmittedState | None = None,
     ) -> None:
         """`options` are compared by `repr`. `before_sync` is called on all peers before newcomers are brought up.
-        `site`: this
-        peer is one of its ranks. `joint` is notified of admissions."""
+        `site`: this peer is one of its ranks. `joint` is notified of admissions."""
         self._communicator = communicator
         self._state = state
         self._options = configuration.described(options or {})
@@ -123,12 +121,11 @@ class Membership:
 
     def join(self, peers_min: int = 1) -> Admission:
         """Join the run, right after `Communicator.connect`. Returns when `peers_min` peers are there (the largest such
-        number
-        counts), or at once where others train already, with the same state on all.
+        number counts), or at once where others train already, with the same state on all.
 
         Raises PCCLError INVALID_USAGE: an object has joined on this communicator already. Other PCCLErrors
-        (INVALID_ARGUMENT:
-        the others have other options) and ValueError close the communicator, so that the others can go on.
+        (INVALID_ARGUMENT: the others have other options) and ValueError close the communicator, so that the others can
+        go on.
         """
         if self.is_under_way:
             raise PCCLError(Result.INVALID_USAGE, "join", "this peer has joined already")

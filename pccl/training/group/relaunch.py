@@ -1,9 +1,8 @@
 """A collective that is launched now, waited for later, and launched again after each loss.
 
-All peers of the group launch it with the same tag and step, and wait for it in the same order as for their other ops.
-A loss aborts it on all survivors and leaves the arrays as they were, so each survivor launches it again when it comes
-to wait. `step` is the revision that the op leads on from: an op that is launched again cannot meet one of the next
-step.
+All peers of the group launch it with the same tag and step, and wait for it in the same order as for their other ops. A
+loss aborts it on all survivors and leaves the arrays as they were, so each survivor launches it again when it comes to
+wait. `step` is the revision that the op leads on from: an op that is launched again cannot meet one of the next step.
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ Between sites, ranks of one number hold the same shard and form a peer group; ea
     site B      shard 0   shard 1   shard 2       each column: pccl, a peer group, once in many steps
                 group 0   group 1   group 2
 
-- The master admits all ranks of a site in one view, and drops all when one is lost
-  (`Communicator(site=, site_size=)`). A loss reaches the groups one by one, so the average of one shard may still have
-  the lost site's part and that of another not; each shard is the same on all sites.
+- The master admits all ranks of a site in one view, and drops all when one is lost (`Communicator(site=, site_size=)`).
+  A loss reaches the groups one by one, so the average of one shard may still have the lost site's part and that of
+  another not; each shard is the same on all sites.
 - What only some ranks can see, they `agree` on over the site's network: whether enough sites are there to start.
-- The grid must be complete: the same number of ranks at every site. `check` finds where it is not. Mesh, placements
-  and shards are compared by names, shapes and dtypes when the state is synchronized.
+- The grid must be complete: the same number of ranks at every site. `check` finds where it is not. Mesh, placements and
+  shards are compared by names, shapes and dtypes when the state is synchronized.
 """
 
 from __future__ import annotations

@@ -182,8 +182,7 @@ def tensors_of(model: Any) -> tuple[dict[str, Elements], str]:
     """Return the float32 parameters by name, without empty ones, and the layout: equal on all peers.
 
     Of a torch module, those that require gradients; it must keep its tensors. Raises TypeError, ValueError: it cannot
-    be
-    trained.
+    be trained.
     """
     layout = replica_of(model).layout
     torch = sys.modules.get("torch")

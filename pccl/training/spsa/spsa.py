@@ -1,20 +1,19 @@
 """SPSA: training by forward passes alone, with one byte from each peer and step.
 
-SPSA (Spall 1992) estimates the slope of a loss L along a random direction z from two evaluations,
-g = (L(w + eps z) - L(w - eps z)) / 2 eps, and moves the weights by -rate * g * z. MeZO (Malladi et al. 2023,
-arXiv:2305.17333) makes z from a seed whenever it is needed, in the memory of inference. Others need only g to make the
-same move, and Zelikman et al. 2023 (arXiv:2306.10015) send it in a byte. So in each step every peer evaluates its own
-loss along its own directions and rounds g to a byte; the peers exchange the bytes; every peer moves its weights along
-all directions by their mean. A direction is a sign for each parameter (`pccl.signs`), made from the step and a number.
-Weights are never sent and are the same bits on all peers (`pccl.training.spsa.grid`).
+SPSA (Spall 1992) estimates the slope of a loss L along a random direction z from two evaluations, g = (L(w + eps z) -
+L(w - eps z)) / 2 eps, and moves the weights by -rate * g * z. MeZO (Malladi et al. 2023, arXiv:2305.17333) makes z from
+a seed whenever it is needed, in the memory of inference. Others need only g to make the same move, and Zelikman et al.
+2023 (arXiv:2306.10015) send it in a byte. So in each step every peer evaluates its own loss along its own directions
+and rounds g to a byte; the peers exchange the bytes; every peer moves its weights along all directions by their mean. A
+direction is a sign for each parameter (`pccl.signs`), made from the step and a number. Weights are never sent and are
+the same bits on all peers (`pccl.training.spsa.grid`).
 
 *Directions* are numbered from 0, first those of the first peer, by *stable ranks*: ranks at the last admission, which
 peers keep while others are lost. One peer with eight directions a step moves as eight peers with one.
 
 *The byte* is a float of eight bits: sign, four bits of exponent, three of mantissa, times a unit. The value is
-`mantissa`
-units where the exponent is 0, else `(8 + mantissa) * 2**(exponent - 1)`: 0, 1 ... 16, 18 ... 245760 units. At most a
-sixteenth is rounded away from 8 units on; larger values are cut.
+`mantissa` units where the exponent is 0, else `(8 + mantissa) * 2**(exponent - 1)`: 0, 1 ... 16, 18 ... 245760 units.
+At most a sixteenth is rounded away from 8 units on; larger values are cut.
 
 *Coming and going.* A loss aborts the exchange on all survivors, which exchange again, with the bytes they have. A
 newcomer that has the weights of an earlier revision gets the steps it lacks, a few bytes each, and makes them; digests
@@ -132,8 +131,7 @@ class SPSAOptions:
 
     learning_rate: float
     """The step size. Far smaller than for gradients: the square of the estimate's length is about the number of
-    parameters times
-    that of the gradient."""
+    parameters times that of the gradient."""
     decay_steps: float = math.inf
     """The rate of step t is `learning_rate / (1 + t / decay_steps)`."""
     epsilon: float = 2.0**-10
@@ -179,8 +177,7 @@ class SPSA(Checkpointed):
     """Simultaneous perturbation stochastic approximation (Spall 1992) with shared seeds.
 
     Peers evaluate the loss along random signs, exchange a byte for each direction, and make the same step. Between
-    calls the
-    model may be read, not written. Not thread-safe. Example::
+    calls the model may be read, not written. Not thread-safe. Example::
 
         with Communicator() as communicator:
             spsa = SPSA(communicator, model, SPSAOptions(learning_rate=1e-3))
@@ -296,8 +293,7 @@ class SPSA(Checkpointed):
         """Join the run, right after the communicator has connected, since the others wait for it.
 
         Returns when `peers_min` peers are there, or at once where others train already, with the same weights on all.
-        Raises
-        PCCLError as `DiLoCo.join`.
+        Raises PCCLError as `DiLoCo.join`.
         """
         admission = self._membership.join(peers_min)
         self._begin(admission)
@@ -367,12 +363,9 @@ class SPSA(Checkpointed):
 
     def step(self, loss: Callable[[int], float]) -> SPSAStep:
         """Evaluate `loss(direction)` at perturbed weights, exchange the results, move the weights, and let newcomers
-        in.
-        A group call. `loss` is called twice for each of this peer's directions; it must return the same for the same
-        direction
-        and weights (one batch, no dropout), and not change them. What it raises comes through with the weights as they
-        were, and
-        the step may be called again.
+        in. A group call. `loss` is called twice for each of this peer's directions; it must return the same for the
+        same direction and weights (one batch, no dropout), and not change them. What it raises comes through with the
+        weights as they were, and the step may be called again.
 
         Raises:
             FloatingPointError: A loss is not finite.

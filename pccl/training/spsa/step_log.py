@@ -2,8 +2,8 @@
 
 A *step* leads from one revision to the next. A *mark* has the digest of the weights at a revision: one begins a log,
 others follow at admissions. To replay is to apply the steps that lead on from a revision, and to compare at each mark.
-Each entry has its length in front and a CRC-32 behind, so a file that ends in the middle of an entry, as after
-`kill -9`, ends before it. Numbers are little-endian:
+Each entry has its length in front and a CRC-32 behind, so a file that ends in the middle of an entry, as after `kill
+-9`, ends before it. Numbers are little-endian:
 
     file    b"pccl steps 1\\n", then entries
     entry   kind u8, bytes u32, that many bytes, CRC-32 of all this u32

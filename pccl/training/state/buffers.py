@@ -216,8 +216,8 @@ class Buffers:
     def land(self, *, keep_going: bool = False) -> Outcome:
         """Wait for the exchange, if any, and write the common values into the module.
 
-        `keep_going`: forward passes went on during the exchange, and their changes are kept. Raises
-        PCCLError for anything but losses.
+        `keep_going`: forward passes went on during the exchange, and their changes are kept. Raises PCCLError for
+        anything but losses.
         """
         if not self._ops:
             return NOT_MADE

@@ -437,8 +437,7 @@ class Checkpointed(ABC):
         """End this object's part: another one may join on its communicator.
 
         All peers call it at the same place and compare what the last step has left, unless an exception is handled.
-        Raises
-        DivergenceError; OSError of a save in the background.
+        Raises DivergenceError; OSError of a save in the background.
         """
         try:
             if self._membership.is_under_way and sys.exc_info()[0] is None:
@@ -456,8 +455,7 @@ class Checkpointed(ABC):
         """Load what `save` wrote to `path`, of a folder the newest, before `join`.
 
         Peers may load different steps, or none; they join with the newest state. With a site all ranks call it, and
-        load the
-        newest step that all have.
+        load the newest step that all have.
 
         Args:
             path: A folder or a file.

@@ -1,10 +1,8 @@
 """The state of a Python object, as its `state_dict()` gives it, in canonical bytes and back, without pickle.
 
 A state is a tree: mappings, lists, tuples and sets; its leaves are None, booleans, integers of any size, floats,
-complex
-numbers, strings, bytes, NumPy arrays and scalars, torch tensors. It is written as msgpack, with each container, and
-each
-leaf that msgpack lacks, as an array that begins with a tag. Such bytes can make only such trees.
+complex numbers, strings, bytes, NumPy arrays and scalars, torch tensors. It is written as msgpack, with each container,
+and each leaf that msgpack lacks, as an array that begins with a tag. Such bytes can make only such trees.
 
 1. Equal states give equal bytes: mappings and sets are ordered by encoded keys, arrays are in C order, floats are their
    64 bits.

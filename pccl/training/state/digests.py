@@ -204,8 +204,7 @@ class Check:
 
     def check(self, make: Callable[[], Snapshot], *, is_new: bool = False) -> None:
         """Compare at once, as peers are let in. A new peer (`is_new`) that differs leaves with a DivergenceError, and
-        the others
-        go on. Otherwise as `land`."""
+        the others go on. Otherwise as `land`."""
         self.note(make)
         self.launch()
         former_s = self._exchange_s
@@ -226,8 +225,7 @@ class Check:
         """Compare what is not compared yet, with the peers that do so too or come to the next step with a snapshot.
 
         Has no effect after a failure, or in the middle of a step. Raises DivergenceError, on all of them; PCCLError:
-        TIMEOUT
-        where a peer has not come within `limit_s`.
+        TIMEOUT where a peer has not come within `limit_s`.
         """
         if self.failure is not None or self._op is not None or self.communicator.world_size < 2:
             return

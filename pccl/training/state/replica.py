@@ -1,9 +1,8 @@
 """A peer's model as one flat vector, and a rank's shards of distributed tensors.
 
 Training algorithms work on flat NumPy vectors: one buffer to reduce, one to synchronize. A replica copies values
-between
-such a vector and the tensors of the program's inner steps, in one pass. Vectors are float32, or float64 as soon as one
-parameter is. A replica can be split into parts, runs of its elements cut along the tensors' first dimension.
+between such a vector and the tensors of the program's inner steps, in one pass. Vectors are float32, or float64 as soon
+as one parameter is. A replica can be split into parts, runs of its elements cut along the tensors' first dimension.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ def is_distributed(tensor: Any) -> bool:
 
 def local_shard(tensor: Any) -> Any:
     """Return this rank's part of a distributed tensor, sharing its memory, without gradient history; others as they
-    are.
-    Raises ValueError: it holds partial sums."""
+    are. Raises ValueError: it holds partial sums."""
     if not is_distributed(tensor):
         return tensor.detach()
     if any(placement.is_partial() for placement in tensor.placements):

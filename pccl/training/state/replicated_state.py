@@ -2,12 +2,12 @@
 
 After each step:
 
-1. Everything that decides the next step is the same bytes on all peers: parameters, buffers that are not local,
-   shared optimizer state, `param_groups`, and each object in `shared`. Digests are compared while the run goes on, at
+1. Everything that decides the next step is the same bytes on all peers: parameters, buffers that are not local, shared
+   optimizer state, `param_groups`, and each object in `shared`. Digests are compared while the run goes on, at
    admissions and at its end (`pccl.training.state.digests`); `DivergenceError` names peers and what differs.
 2. Newcomers get tensors by the synchronization of the shared state, then objects, encoded
-   (`pccl.training.state.codec`), from the peer accepted first of those under way, with *late* optimizer state: what
-   an optimizer has come to hold since the training object was made (`pccl.training.state.torch_state`).
+   (`pccl.training.state.codec`), from the peer accepted first of those under way, with *late* optimizer state: what an
+   optimizer has come to hold since the training object was made (`pccl.training.state.torch_state`).
 3. Objects are sent once more at the beginning of the next step: a peer that comes out of the admitting step may then
    step a scheduler, a newcomer that comes out of `join` does not.
 4. Buffers are averaged, taken from the first peer, or local (`pccl.training.state.buffers`).
@@ -207,8 +207,7 @@ class ReplicatedState:
     @contextmanager
     def taking_up(self, state: Mapping[str, Any]) -> Iterator[None]:
         """Load what `state_dict` gave, then the rest of a checkpoint in the block; where that fails, objects get back
-        what they
-        had. Raises CheckpointError. Not a group call."""
+        what they had. Raises CheckpointError. Not a group call."""
         taken = [name for name in self._shared if name in state]
         former = {name: codec.encode(self._objects[name].state_dict()) for name in taken}
         try:
@@ -297,8 +296,7 @@ class ReplicatedState:
 
     def part(self, revision: int) -> None:
         """Compare what the last step has left, with the peers that end within `PARTING_S`. Raises DivergenceError. Not
-        a group
-        call."""
+        a group call."""
         if not self._check.has_snapshot and self._own_version() != self._version_at_end:
             logger.info("written after the last step, revision %d is not compared with the others'", revision)
             return
@@ -371,10 +369,8 @@ class ReplicatedState:
         """Replace all peers' objects by those of the first accepted source; other sources keep their own, equal ones.
 
         `is_again`: objects have been sent in this admission already; late optimizer state then goes along only if some
-        peer has
-        written it since. Raises PCCLError, where this peer lacks the objects: NO_SHARED_STATE_AVAILABLE: all sources
-        are lost;
-        INVALID_ARGUMENT: they are too large.
+        peer has written it since. Raises PCCLError, where this peer lacks the objects: NO_SHARED_STATE_AVAILABLE: all
+        sources are lost; INVALID_ARGUMENT: they are too large.
         """
         if not self._objects:
             return

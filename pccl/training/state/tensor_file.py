@@ -1,9 +1,8 @@
 """Named tensors in one file that is there whole or not at all, in the safetensors format (or `.npz`).
 
 A safetensors file is the length of a header in 8 bytes, the header as JSON (name, dtype, shape and place of each
-tensor;
-text metadata), and the tensors' bytes. It is written here and not by its library, because a checkpoint must be flushed
-to the disk without Python's lock, fail with the OSError of what failed, and hold bfloat16 without torch.
+tensor; text metadata), and the tensors' bytes. It is written here and not by its library, because a checkpoint must be
+flushed to the disk without Python's lock, fail with the OSError of what failed, and hold bfloat16 without torch.
 
 1. A file under its name is whole: it is written under a temporary name, flushed (fsync) and renamed, and the folder is
    flushed.

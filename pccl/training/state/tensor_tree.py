@@ -1,10 +1,8 @@
 """A state, as `state_dict()` gives it, taken apart into named tensors and the rest, and put together again.
 
 Tensors can then be copied into existing memory, and be seen by any tool that reads the file. A tensor's name is the
-path
-to it, `inner/state/0/exp_avg`; in the rest None stands for it. A distributed tensor (DTensor) is this rank's shard,
-with
-a description of its place.
+path to it, `inner/state/0/exp_avg`; in the rest None stands for it. A distributed tensor (DTensor) is this rank's
+shard, with a description of its place.
 """
 
 from __future__ import annotations

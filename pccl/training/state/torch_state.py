@@ -9,8 +9,7 @@ what cannot exist before a first step: the momentum of SGD with dampening. It is
 
 *Fresh state* is what an optimizer makes in its first step. A step with gradients and learning rate of zero makes the
 tensors, which then get their initial values: zero, except for a few tensors of torch's optimizers. Of other optimizers
-a
-tensor that such a step has not left at zero is refused.
+a tensor that such a step has not left at zero is refused.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def test_peers_with_different_hooks_do_not_step(master: MasterNode) -> None:
 
 def test_wrong_hooks_are_told_what_is_wrong(master: MasterNode) -> None:
     returns: list[tuple[Any, type[Exception], str]] = [
-        (lambda _, bucket: torch.futures.Future(), RuntimeError, "a future that nothing completes"),
+        (lambda _, bucket: torch.futures.Future(), RuntimeError, "a future that is never completed"),
         (lambda _, bucket: torch.ones(1), TypeError, "must give a tensor of 74 elements, but gave 1 elements"),
         (lambda _, bucket: None, TypeError, "but gave NoneType"),
         (lambda _, bucket: bucket.average(bucket.buffer()).then(lambda _: 1 // 0), RuntimeError, "ZeroDivisionError"),
