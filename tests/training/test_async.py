@@ -96,7 +96,7 @@ def late_reference(
 
 
 @fragmented
-def test_three_peers_do_what_the_module_says(master: MasterNode, fragments: list[slice]) -> None:
+def test_matches_reference_implementation(master: MasterNode, fragments: list[slice]) -> None:
     peers = async_cluster(master, 3, fragments=len(fragments))
     each_runs(peers, 7)
     assert peers[0].worlds == [0, 3, 3, 3, 3, 3, 3, 3]
@@ -107,13 +107,13 @@ def test_three_peers_do_what_the_module_says(master: MasterNode, fragments: list
         assert_close(peer.model, late_reference([0, 1, 2], 8, fragments=fragments))
 
 
-def test_no_fragments_are_an_error() -> None:
+def test_fragments_must_be_positive() -> None:
     with pytest.raises(ValueError, match="fragments 0"):
         AsyncDiLoCo(Communicator("127.0.0.1:1"), new_model(), fragments=0)
 
 
 @fragmented
-def test_a_newcomer_gets_the_results_it_has_no_part_in(master: MasterNode, fragments: list[slice]) -> None:
+def test_newcomer_starts_after_drain(master: MasterNode, fragments: list[slice]) -> None:
     peers = async_cluster(master, 2, fragments=len(fragments))
     each_runs(peers, 2)
     assert peers[0].diloco.outer_steps == 3  # one is in flight
@@ -137,7 +137,7 @@ def test_a_newcomer_gets_the_results_it_has_no_part_in(master: MasterNode, fragm
 
 
 @fragmented
-def test_draining_loses_no_pseudo_gradient(master: MasterNode, fragments: list[slice]) -> None:
+def test_drain_keeps_all_pseudo_gradients(master: MasterNode, fragments: list[slice]) -> None:
     """A newcomer that is refused at once makes the others drain and changes nothing else."""
     peers = async_cluster(master, 2, fragments=len(fragments))
     each_runs(peers, 2)
@@ -159,7 +159,7 @@ def test_draining_loses_no_pseudo_gradient(master: MasterNode, fragments: list[s
     assert_close(peers[0].model, late_reference([0, 1], drained + 4, frozenset({drained}), fragments))
 
 
-def test_a_newcomer_with_other_fragments_is_refused(master: MasterNode) -> None:
+def test_newcomer_with_other_fragments_is_refused(master: MasterNode) -> None:
     peers = async_cluster(master, 2)
     error = refused_while_others_train(
         master, peers, lambda communicator: AsyncDiLoCo(communicator, new_model(), fragments=2)
@@ -171,7 +171,7 @@ def test_a_newcomer_with_other_fragments_is_refused(master: MasterNode) -> None:
 
 
 @fragmented
-def test_who_is_lost_with_an_average_in_flight_is_left_out(master: MasterNode, fragments: list[slice]) -> None:
+def test_peer_lost_in_flight_is_left_out(master: MasterNode, fragments: list[slice]) -> None:
     peers = async_cluster(master, 3, fragments=len(fragments))
     leaver = peers.pop()
     threads = [Background(partial(peer.run, 5)) for peer in peers]
@@ -206,7 +206,7 @@ def test_a_run_resumes_from_its_checkpoints(fragments: list[slice], tmp_path: Pa
         assert_parity(resumed)
 
 
-def test_who_lost_the_master_goes_on_with_a_new_one(master: MasterNode) -> None:
+def test_reconnect_after_master_loss(master: MasterNode) -> None:
     peers = async_cluster(master, 2)
     each_runs(peers, 2)
     master.interrupt()

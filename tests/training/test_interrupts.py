@@ -34,7 +34,7 @@ def has_admitted_three_steps_ago(peer: Any) -> bool:
 
 @pytest.mark.parametrize("error", KINDS)
 @pytest.mark.parametrize("kind", new_peers)
-def test_who_is_interrupted_while_it_waits_is_a_loss_and_joins_anew(master: MasterNode, kind: str, error: str) -> None:
+def test_interrupted_peer_rejoins(master: MasterNode, kind: str, error: str) -> None:
     peers = [new_peers[kind](master.address, number) for number in range(2)]
     together([partial(peer.enter, 2) for peer in peers])
     together([partial(peer.run, 3) for peer in peers])

@@ -341,7 +341,7 @@ def way_of(weights: Mapping[int, float], used: int | None) -> int | None:
     return used if used is not None and needed <= used <= needed + EXPONENT_SLACK else needed
 
 
-def settle(
+def settle_buckets(
     buckets: Sequence[Averageable],
     averages: Sequence[Outcome],
     weights: Mapping[int, float],
@@ -435,14 +435,14 @@ class GradientAverages:
     def settle(
         self, averages: list[Outcome], weights: Mapping[int, float], own: float | None, revision: int
     ) -> list[Outcome]:
-        """As `settle`; `own` is this peer's weight. Has no effect with a communication hook."""
+        """As `settle_buckets`; `own` is this peer's weight. Has no effect with a communication hook."""
         if self.comm_hook is not None:
             return averages
 
         def launch(number: int, exponent: int | None) -> None:
             self._launch_plain(number, exponent, own, revision)
 
-        averages, self._exponent = settle(self.buckets, averages, weights, self._exponent, launch)
+        averages, self._exponent = settle_buckets(self.buckets, averages, weights, self._exponent, launch)
         return averages
 
     def give(self) -> None:

@@ -58,8 +58,7 @@ ONE_FILE = (".safetensors", ".npz")
 """A path with such an end is the file itself."""
 
 SLOW = "saving is slower than the steps between: a save waited %.3g s for the one before; save less often"
-SHARED = "another process saves into %s too, and loads what this one saves: give each peer a folder of its own"
-NEWER = "%s holds checkpoints newer than revision %d, %d of them will be loaded: use a folder for each run"
+NEWER = "%s holds checkpoints newer than revision %d, and revision %d will be loaded: use a folder for each run"
 
 logger = logging.getLogger(__name__)
 
@@ -332,8 +331,6 @@ class Checkpoints:
             if not is_file:
                 folder = save.path.parent
                 tensor_file.make_folder(folder)
-                if self._site is None and not tensor_file.claim(folder):
-                    logger.warning(SHARED, folder)
                 newer = [revision for revision, _ in _named(folder, self._site) if revision > save.revision]
                 if newer:
                     logger.warning(NEWER, folder, save.revision, newer[0])

@@ -23,12 +23,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, runtime_checkable
 
-import blake3
 import numpy as np
 from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, ReduceOp, Result, TensorInfo
-from pccl.training.group.relaunch import Outcome, reduce_among_all
+from pccl.training.group.relaunch import Outcome, own_number, reduce_among_all
 from pccl.training.state import codec
 from pccl.training.state.buffers import Buffers
 from pccl.training.state.checkpoint import Stateful
@@ -55,8 +54,8 @@ CHECK, HAND_OVER, BUFFERS, FOLLOW, PART = 0, 1, 2, 3, 4
 NOBODY = -(2**62)
 OBJECTS_BYTES_MAX = 1 << 32
 LATE = "late optimizer state"
-HEADER_BYTES = 16
-"""Two little-endian integers of 8 bytes: the ends of the objects and of late optimizer state in what is sent."""
+HEADER_BYTES = 8
+"""The length of the objects in what is sent, little-endian."""
 PARTING_S = 1.0
 """Seconds that a peer at the end of its run waits for the others, to compare what they end with."""
 
@@ -159,8 +158,6 @@ class ReplicatedState:
         self.share(shared or {})
         self._is_new = False
         self._must_align = False
-        self._late_digest = b""
-        """The digest of the late optimizer state that was sent last."""
 
     def share(self, objects: Mapping[str, Stateful]) -> None:
         """Add objects, which changes `infos`, before any peer joins. Raises as the constructor. Not a group call."""
@@ -261,7 +258,7 @@ class ReplicatedState:
     def begin(self, revision: int) -> None:
         """Align objects if newcomers were admitted, and launch the comparison that is due. Raises DivergenceError."""
         if self._must_align:
-            self._hand_over(revision, is_source=not self._is_new, has_them=True, is_again=True)
+            self._hand_over(revision, is_source=not self._is_new, has_them=True)
             self._must_align = self._is_new = False
         self._check.launch()
 
@@ -365,27 +362,20 @@ class ReplicatedState:
                 raise ValueError(f"the state_dict of {name} cannot be shared: {error}") from error
         return found
 
-    def _hand_over(self, revision: int, is_source: bool, has_them: bool, is_again: bool = False) -> None:
+    def _hand_over(self, revision: int, is_source: bool, has_them: bool) -> None:
         """Replace all peers' objects by those of the first accepted source; other sources keep their own, equal ones.
 
-        `is_again`: objects have been sent in this admission already; late optimizer state then goes along only if some
-        peer has written it since. Raises PCCLError, where this peer lacks the objects: NO_SHARED_STATE_AVAILABLE: all
-        sources are lost; INVALID_ARGUMENT: they are too large.
+        Raises PCCLError, where this peer lacks the objects: NO_SHARED_STATE_AVAILABLE: all sources are lost;
+        INVALID_ARGUMENT: they are too large.
         """
         if not self._objects:
             return
-        encoded = self._encoded()
-        late = encoded.pop(LATE, b"")
-        needs_late, self._late_digest = self._is_late_written(late, is_again), blake3.blake3(late).digest()
-        own = codec.encode(encoded)
-        membership = self._communicator.membership
-        number = membership.peers[membership.rank]
+        own = codec.encode(self._encoded())
+        number = own_number(self._communicator)
         while True:
-            facts = np.array(
-                [-number, len(own), len(late), needs_late] if is_source else [NOBODY, 0, 0, needs_late], np.int64
-            )
+            facts = np.array([-number, len(own)] if is_source else [NOBODY, 0], np.int64)
             self._reduced(facts, revision)
-            source, size, late_size, with_late = facts.tolist()
+            source, size = facts.tolist()
             if source == NOBODY and has_them:
                 return
             if source == NOBODY:
@@ -394,36 +384,25 @@ class ReplicatedState:
                     "join",
                     "all peers that had the run's schedulers and the like were lost before sending them: join again",
                 )
-            size += late_size * with_late
             if size > OBJECTS_BYTES_MAX:
-                text = f"objects and late optimizer state of {size} bytes are too large to be handed over"
+                text = f"objects and late optimizer state of {size} bytes are too large to be sent"
                 if has_them:
                     logger.warning("newcomers leave: %s", text)
                     return
                 text += f" (at most {OBJECTS_BYTES_MAX}): begin with the optimizer's state as it is to be later"
                 raise PCCLError(Result.INVALID_ARGUMENT, "join", text)
-            # The maximum of the source's bytes and of everybody's zeros is these bytes.
+            # The maximum of the source's bytes and of the other peers' zeros is these bytes.
             data = np.zeros(HEADER_BYTES + size, np.uint8)
             if source == -number:
-                sent = own + late if with_late else own
-                data[:HEADER_BYTES] = np.array([len(own), len(sent)], "<u8").view(np.uint8)
-                data[HEADER_BYTES : HEADER_BYTES + len(sent)] = np.frombuffer(sent, np.uint8)
+                data[:HEADER_BYTES] = np.array([len(own)], "<u8").view(np.uint8)
+                data[HEADER_BYTES : HEADER_BYTES + len(own)] = np.frombuffer(own, np.uint8)
             self._reduced(data, revision)
-            end, end_late = data[:HEADER_BYTES].view("<u8").tolist()
+            end = int(data[:HEADER_BYTES].view("<u8")[0])
             if end:
                 break
             # The source has been lost in between: the next one.
         if not is_source:
-            content = data[HEADER_BYTES:].tobytes()
-            found = codec.decode(content[:end])
-            if with_late and LATE in self._objects:
-                found[LATE] = content[end:end_late]
-                self._late_digest = blake3.blake3(found[LATE]).digest()
-            self._load(found)
-
-    def _is_late_written(self, late: bytes, is_again: bool) -> bool:
-        """Whether late optimizer state must be sent: it changed since it was sent last."""
-        return not is_again or blake3.blake3(late).digest() != self._late_digest
+            self._load(codec.decode(data[HEADER_BYTES : HEADER_BYTES + end].tobytes()))
 
     def _reduced(self, vector: NDArray[Any], step: int) -> None:
         reduce_among_all(self._communicator, vector, ReduceOp.MAX, _tag(self._tag, HAND_OVER), step)

@@ -183,25 +183,6 @@ def make_folder(path: Path) -> None:
         flush_folder(path.absolute().parent)
 
 
-_claims: dict[str, int] = {}
-"""Folders, and the open files that hold their locks as long as this process lives."""
-
-
-def claim(folder: Path) -> bool:
-    """Return whether no other live process has claimed the folder; False once, then True."""
-    name = os.path.realpath(folder)
-    if name in _claims:
-        return True
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        _claims[name] = opened
-        return not isinstance(error, BlockingIOError)  # some file systems have no locks
-    _claims[name] = opened
-    return True
-
-
 def _temporary(folder: Path, name: str) -> tuple[Path, BinaryIO]:
     """Return a locked file of this process alone."""
     while True:

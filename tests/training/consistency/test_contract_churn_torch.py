@@ -45,7 +45,7 @@ def started(*arguments: object) -> Iterator[PeerProcess]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_kills_leave_everybody_with_the_same(master: MasterNode, kind: str, tmp_path: Path) -> None:
+def test_kills_keep_replicas_identical(master: MasterNode, kind: str, tmp_path: Path) -> None:
     """Two at once; a newcomer while it is brought up; again, three times."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
@@ -88,7 +88,7 @@ class DeathError(Exception):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_newcomer_is_lost_while_it_is_brought_up(master: MasterNode, kind: str) -> None:
+def test_newcomer_lost_during_sync(master: MasterNode, kind: str) -> None:
     """When it has the shared state, and before it has the objects."""
 
     def run(peer: ContractPeer) -> None:
@@ -116,7 +116,7 @@ def test_a_newcomer_is_lost_while_it_is_brought_up(master: MasterNode, kind: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_master_is_lost_in_a_step_and_another_leads_on(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_master_failover_during_step(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PCCL_MASTER_TIMEOUT", "60")
     with MasterNode("127.0.0.1:0") as first:
         address = first.address

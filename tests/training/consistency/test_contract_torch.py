@@ -31,7 +31,7 @@ def three_have_met(times: int) -> Any:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_newcomer_goes_on_with_the_schedule_and_the_buffers_of_the_others(master: MasterNode, kind: str) -> None:
+def test_newcomer_gets_scheduler_and_buffers(master: MasterNode, kind: str) -> None:
     peers = cluster_of(master, kind, 2)
     together([partial(peer.run, 5) for peer in peers])
     newcomer = ContractPeer(torch, master.address, 2, kind)
@@ -52,7 +52,7 @@ def test_a_newcomer_goes_on_with_the_schedule_and_the_buffers_of_the_others(mast
 
 
 @pytest.mark.parametrize("rule", ["average", "first", "local"])
-def test_buffers_follow_their_rule(master: MasterNode, rule: str) -> None:
+def test_buffer_rules(master: MasterNode, rule: str) -> None:
     peers = cluster_of(master, "ddp", 2, buffers=rule)
     alone = [ContractPeer(torch, master.address, number, "ddp") for number in range(2)]
     for peer in alone:
@@ -86,7 +86,7 @@ def diverge(peer: ContractPeer) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_change_behind_the_librarys_back_is_told_on_all_peers(master: MasterNode, kind: str) -> None:
+def test_divergence_is_raised_on_all_peers(master: MasterNode, kind: str) -> None:
     peers = cluster_of(master, kind, 3)
     together([partial(peer.run, 2) for peer in peers])
     names = diverge(peers[1])
@@ -109,7 +109,7 @@ def test_a_change_behind_the_librarys_back_is_told_on_all_peers(master: MasterNo
     close(peers)
 
 
-def test_a_learning_rate_set_on_one_peer_is_told_with_both_values(master: MasterNode) -> None:
+def test_divergence_shows_both_learning_rates(master: MasterNode) -> None:
     peers = cluster_of(master, "ddp", 2)
     together([partial(peer.run, 2) for peer in peers])
     peers[1].optimizer.param_groups[0]["lr"] = 0.5
@@ -124,7 +124,7 @@ def test_a_learning_rate_set_on_one_peer_is_told_with_both_values(master: Master
     close(peers)
 
 
-def test_a_newcomer_without_what_the_others_share_is_refused(master: MasterNode) -> None:
+def test_newcomer_with_other_shared_objects_is_refused(master: MasterNode) -> None:
     peers = cluster_of(master, "ddp", 2)
     threads = [
         Background(partial(peer.run, lambda peer: len(peer.worlds) > 20 and peer.worlds[-1] == 2)) for peer in peers
@@ -140,7 +140,7 @@ def test_a_newcomer_without_what_the_others_share_is_refused(master: MasterNode)
     close(peers)
 
 
-def test_what_cannot_be_shared_is_told(master: MasterNode) -> None:
+def test_unshareable_object_is_refused(master: MasterNode) -> None:
     def make(**options: Any) -> Any:
         return ContractPeer(torch, master.address, 0, "ddp", **options)
 

@@ -9,7 +9,7 @@ from pccl.training.state.digests import Check, Snapshot
 from tests.support.cluster import Background, Cluster, until
 
 
-def test_who_is_a_step_ahead_compares_another_state_and_goes_on(master: MasterNode) -> None:
+def test_final_comparison_skips_peers_a_step_ahead(master: MasterNode) -> None:
     """The same happens with an average on its way."""
     ahead, leaver = Cluster(master.address).join(2)
 

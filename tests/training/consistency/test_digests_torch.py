@@ -72,7 +72,7 @@ def snapshots_made(
     return made
 
 
-def test_peers_compare_ever_more_rarely_until_it_costs_a_thousandth(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_interval_grows_to_cost_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     with run_of(2) as cluster:
         assert snapshots_made(cluster, monkeypatch, 0.0, None) == [1, *range(3, 301)]
         rare = snapshots_made(cluster, monkeypatch, 0.05, None)
@@ -80,20 +80,20 @@ def test_peers_compare_ever_more_rarely_until_it_costs_a_thousandth(monkeypatch:
     assert rare == [1, 3, 7, 15, 31, 63, 127, 227]  # 0.05 s are half a thousandth of 100 steps
 
 
-def test_waiting_for_a_comparison_is_part_of_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_cost_includes_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     with run_of(2) as cluster:
         assert snapshots_made(cluster, monkeypatch, 0.0, None, [0.05]) == [1, 3, 7, 15, 31, 63, 127, 227]
         assert snapshots_made(cluster, monkeypatch, 0.02, None, [0.03]) == [1, 3, 7, 15, 31, 63, 127, 227]
 
 
-def test_waits_that_are_long_now_and_then_count_by_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_comparison_cost_is_a_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     with run_of(2) as cluster:
         made = snapshots_made(cluster, monkeypatch, 0.0, None, [0.1, 0.0])
     assert made[:7] == [1, 3, 7, 15, 31, 63, 127]
     assert len(made) == 8
 
 
-def test_who_differs_is_forgotten_once_it_is_lost() -> None:
+def test_divergent_peer_lost_before_account() -> None:
     with run_of(3) as cluster:
         checks = [Check(peer, 7, 1, parting_tag=8) for peer in cluster.peers]
         for value, check in enumerate(checks):
@@ -105,7 +105,7 @@ def test_who_differs_is_forgotten_once_it_is_lost() -> None:
         together([check.land for check in checks[:2]])
 
 
-def test_a_newcomer_that_differs_leaves_and_the_others_go_on(master: MasterNode) -> None:
+def test_divergent_newcomer_leaves(master: MasterNode) -> None:
     def frozen(value: float) -> Any:
         module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
         with torch.no_grad():
@@ -138,7 +138,7 @@ def test_a_newcomer_that_differs_leaves_and_the_others_go_on(master: MasterNode)
 
 
 @pytest.mark.parametrize("make", [DiLoCo, AsyncDiLoCo, partial(SPSA, options=SPSAOptions(1e-3))])
-def test_frozen_parameters_are_compared_and_left_alone(master: MasterNode, make: Any) -> None:
+def test_frozen_parameters_are_compared(master: MasterNode, make: Any) -> None:
     def frozen(value: float) -> Any:
         module = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
         for parameter in module.parameters():
@@ -174,7 +174,7 @@ class Odd(torch.nn.Module):  # type: ignore[misc, name-defined]
 
 
 @pytest.mark.parametrize("rule", ["average", "first"])
-def test_buffers_of_every_kind_become_the_same(rule: str) -> None:
+def test_buffers_of_every_dtype_converge(rule: str) -> None:
     with run_of(3) as cluster:
         modules = [Odd(0) for _ in range(3)]
         buffers = [exchanged_buffers(module, rule) for module in modules]
@@ -204,7 +204,7 @@ def test_buffers_of_every_kind_become_the_same(rule: str) -> None:
     assert len(digests) == 1
 
 
-def test_a_buffer_that_grows_is_refused_by_name(master: MasterNode) -> None:
+def test_resized_buffer_is_refused(master: MasterNode) -> None:
     module = Odd(0)
     buffers: Buffers = exchanged_buffers(module, "average")
     module.replaced = torch.zeros(3)
@@ -212,7 +212,7 @@ def test_a_buffer_that_grows_is_refused_by_name(master: MasterNode) -> None:
         buffers.launch(Communicator(master.address), 1, 0)
 
 
-def test_what_peers_share_is_in_checkpoints(master: MasterNode, tmp_path: Any) -> None:
+def test_shared_objects_are_in_checkpoints(master: MasterNode, tmp_path: Any) -> None:
     peer = ContractPeer(torch, master.address, 0, "ddp").enter().run(3)
     peer.training.save(tmp_path)
     other = ContractPeer(torch, master.address, 0, "ddp")

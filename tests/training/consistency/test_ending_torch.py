@@ -54,16 +54,14 @@ def errors_of(peers: list[ContractPeer], end: Callable[[ContractPeer, Callable[[
 
 
 @pytest.mark.parametrize(("kind", "check_every"), [("ddp", 1), *((kind, NEVER) for kind in KINDS)])
-def test_a_last_step_that_parts_the_peers_is_told_as_they_leave(
-    master: MasterNode, kind: str, check_every: int
-) -> None:
+def test_divergent_last_step_is_raised_on_leaving(master: MasterNode, kind: str, check_every: int) -> None:
     peers = cluster_of(master, kind, 3, check_every=check_every)
     errors_of(peers, leave_in_order)
     assert all(not peer.communicator._inner.is_connected for peer in peers)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_last_step_that_parts_the_peers_is_told_by_finish(master: MasterNode, kind: str) -> None:
+def test_divergent_last_step_is_raised_by_finish(master: MasterNode, kind: str) -> None:
     def end(peer: ContractPeer, work: Callable[[], object]) -> None:
         work()
         peer.training.finish()
@@ -73,7 +71,7 @@ def test_a_last_step_that_parts_the_peers_is_told_by_finish(master: MasterNode, 
     close(peers)
 
 
-def test_who_leaves_earlier_compares_with_those_who_go_on(master: MasterNode) -> None:
+def test_early_leaver_compares_with_remaining_peers(master: MasterNode) -> None:
     peers = cluster_of(master, "ddp", 3, check_every=1)
     first, *others = peers
     threads = [Background(partial(peer.run, 6)) for peer in others]
@@ -84,7 +82,7 @@ def test_who_leaves_earlier_compares_with_those_who_go_on(master: MasterNode) ->
     close(others)
 
 
-def test_who_waits_in_vain_at_the_end_says_so_and_leaves(
+def test_final_comparison_timeout_is_logged(
     master: MasterNode, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(replicated_state, "PARTING_S", 0.2)
@@ -99,7 +97,7 @@ def test_who_waits_in_vain_at_the_end_says_so_and_leaves(
     leave_in_order(peers[1], bool)  # alone
 
 
-def test_what_is_written_after_the_last_step_is_not_compared(master: MasterNode) -> None:
+def test_writes_after_last_step_are_not_compared(master: MasterNode) -> None:
     def evaluate(peer: ContractPeer) -> None:
         peer.run(2)
         with torch.no_grad():
@@ -109,7 +107,7 @@ def test_what_is_written_after_the_last_step_is_not_compared(master: MasterNode)
     together([partial(leave_in_order, peer, partial(evaluate, peer)) for peer in peers])
 
 
-def test_a_block_that_raises_is_left_at_once(master: MasterNode) -> None:
+def test_exception_skips_final_comparison(master: MasterNode) -> None:
     peers = cluster_of(master, "ddp", 2)
     together([partial(peer.run, 2) for peer in peers])
     with pytest.raises(ZeroDivisionError):
@@ -130,7 +128,7 @@ def stepped(address: str, parts: bool) -> DDP:
     return ddp
 
 
-def test_one_of_connect_compares_as_it_is_closed(master: MasterNode) -> None:
+def test_close_of_connected_ddp_compares(master: MasterNode) -> None:
     def run(parts: bool) -> bool:
         ddp = stepped(master.address, parts)
         with pytest.raises(DivergenceError, match=r"after 1 steps .* in parameter 0\.weight"):

@@ -15,16 +15,14 @@ from pccl.training.data.stream import Assignment, Pool, Range
         ([(0, 3), (3, 5)], 0, ()),
     ],
 )
-def test_a_free_range_is_part_of_the_rest_where_it_ends_at_its_beginning(
-    free: list[Range], begun: int, left: tuple[Range, ...]
-) -> None:
+def test_rest_joins_adjacent_free_ranges(free: list[Range], begun: int, left: tuple[Range, ...]) -> None:
     pool = Pool(5, free)
     assert (pool.begun, pool.free) == (begun, left)
     positions = [position for each in sorted(free) for position in range(*each)] + [5, 6]
     assert [pool.position(offset) for offset in range(len(positions))] == positions
 
 
-def test_members_have_blocks_of_their_own_in_turn() -> None:
+def test_members_get_blocks_in_turn() -> None:
     deal = Assignment(Pool(), [2, 3])
     assert deal.ranges(0, 0, 5) == [(0, 2), (5, 7), (10, 11)]
     assert deal.ranges(1, 0, 5) == [(2, 5), (7, 9)]

@@ -41,7 +41,7 @@ def churned(master: MasterNode, kind: str, folder: Path, is_enough: Callable[[in
 
 
 @pytest.mark.parametrize("kind", ["sampler", pytest.param("sampler async fixed", marks=pytest.mark.slow)])
-def test_kills_leave_no_sample_out_and_none_used_twice(master: MasterNode, kind: str, tmp_path: Path) -> None:
+def test_kills_use_each_sample_once(master: MasterNode, kind: str, tmp_path: Path) -> None:
     found = churned(master, kind, tmp_path, lambda kills: kills == 3)
     assert found.peers >= 4  # who was killed at once has taken part in nothing
     assert found.steps > 3  # at least one after each kill

@@ -77,7 +77,7 @@ def test_accumulated_batches_are_one_step(master: MasterNode, tmp_path: Path) ->
     assert audited(tmp_path).epochs == 1
 
 
-def test_a_step_that_is_given_up_on_all_peers_has_used_its_samples(master: MasterNode, tmp_path: Path) -> None:
+def test_abandoned_average_uses_its_samples(master: MasterNode, tmp_path: Path) -> None:
     peers = cluster_of(master, 2, tmp_path)
 
     def run(peer: TorchPeer) -> int:
@@ -95,7 +95,7 @@ def test_a_step_that_is_given_up_on_all_peers_has_used_its_samples(master: Maste
     assert audited(tmp_path).steps == 11
 
 
-def test_a_step_with_too_few_samples_is_refused_before_it_is_averaged(master: MasterNode, tmp_path: Path) -> None:
+def test_too_few_samples_are_refused_before_average(master: MasterNode, tmp_path: Path) -> None:
     (peer,) = cluster_of(master, 1, tmp_path, samples_per_step=8)
     (batch,) = next(iter(peer.loader))
     peer.backward(batch)
@@ -104,7 +104,7 @@ def test_a_step_with_too_few_samples_is_refused_before_it_is_averaged(master: Ma
     peer.close()
 
 
-def test_it_must_know_the_samples_of_a_step(master: MasterNode) -> None:
+def test_ddp_needs_samples_per_step(master: MasterNode) -> None:
     module = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(module.parameters())
     with pytest.raises(ValueError, match="make the ElasticSampler with samples_per_step, or with batch_size"):

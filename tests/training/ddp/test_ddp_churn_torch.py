@@ -87,7 +87,7 @@ class FullPeer:
             self.step()
 
 
-def test_peers_are_equal_after_every_step_through_three_kills_and_joins(master: MasterNode) -> None:
+def test_replicas_identical_through_kills_and_joins(master: MasterNode) -> None:
     peers = [FullPeer(master.address, number) for number in range(3)]
     everybody = list(peers)
     together([partial(peer.enter, 3) for peer in peers])

@@ -15,7 +15,7 @@ from tests.training.test_ddp_torch import DDPPeer, close, cluster_of, loss, new_
 torch = pytest.importorskip("torch")
 
 
-def test_it_is_called_and_asked_as_the_module(master: MasterNode) -> None:
+def test_ddp_behaves_like_the_module(master: MasterNode) -> None:
     (peer,) = cluster_of(master, 1)
     ddp, module = peer.ddp, peer.module
     assert ddp.module is module
@@ -42,7 +42,7 @@ def test_it_is_called_and_asked_as_the_module(master: MasterNode) -> None:
     close([peer])
 
 
-def test_under_autocast_gradients_are_averaged_in_the_parameters_dtype(master: MasterNode) -> None:
+def test_autocast_averages_in_parameter_dtype(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
 
     def script(peer: DDPPeer) -> None:
@@ -64,7 +64,7 @@ def test_under_autocast_gradients_are_averaged_in_the_parameters_dtype(master: M
     close(peers)
 
 
-def test_layers_that_are_frozen_or_unused_need_no_argument(master: MasterNode) -> None:
+def test_frozen_and_unused_layers(master: MasterNode) -> None:
     peers = [DDPPeer(master.address, number) for number in range(2)]
     for peer in peers:
         peer.ddp.close()
@@ -90,7 +90,7 @@ def test_layers_that_are_frozen_or_unused_need_no_argument(master: MasterNode) -
         DDP(Communicator(master.address), start, new_optimizer(start), gradient_as_bucket_view=False)
 
 
-def test_connect_is_all_there_is_to_enter_a_run(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_joins_the_run(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PCCL_MASTER", master.address)
     monkeypatch.setenv("PCCL_LAUNCH_COUNT", "2")
 
@@ -115,7 +115,7 @@ def test_connect_is_all_there_is_to_enter_a_run(master: MasterNode, monkeypatch:
     assert caught.value.result is Result.INVALID_ARGUMENT
 
 
-def test_a_second_connection_of_a_thread_is_refused_and_waits_for_nobody(master: MasterNode) -> None:
+def test_second_connect_of_a_thread_is_refused(master: MasterNode) -> None:
     def connected() -> DDP:
         module = new_module()
         return DDP.connect(module, new_optimizer(module), master.address)
@@ -131,7 +131,7 @@ def test_a_second_connection_of_a_thread_is_refused_and_waits_for_nobody(master:
     Background(script).result(20.0)
 
 
-def test_who_dies_between_the_backward_pass_and_the_step_holds_nobody_up(master: MasterNode) -> None:
+def test_peer_killed_between_backward_and_step(master: MasterNode) -> None:
     peers = cluster_of(master, 3)
     together([partial(peer.run, 2) for peer in peers])
     *others, victim = peers

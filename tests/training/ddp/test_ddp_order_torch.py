@@ -90,7 +90,7 @@ def go_on(peers: list[DDPPeer], steps: int = 2) -> None:
     assert all(peer.ddp.revision == end for peer in peers)
 
 
-def test_clipping_before_the_average_is_refused_on_all_with_what_to_write(master: MasterNode) -> None:
+def test_clipping_before_synchronize_is_refused(master: MasterNode) -> None:
     peers = cluster_of(master, 3)
 
     def script(peer: DDPPeer) -> None:
@@ -107,7 +107,7 @@ def test_clipping_before_the_average_is_refused_on_all_with_what_to_write(master
 
 @pytest.mark.parametrize("bucket_bytes", [1, ONE_BUCKET])
 @pytest.mark.parametrize("write", WRITES)
-def test_one_peer_that_writes_gradients_in_flight_stops_the_step_of_all(
+def test_write_in_flight_refuses_step_on_all_peers(
     master: MasterNode, write: Callable[[DDPPeer], object], bucket_bytes: int
 ) -> None:
     peers = cluster_of(master, 2, bucket_bytes=bucket_bytes)
@@ -129,9 +129,7 @@ def test_one_peer_that_writes_gradients_in_flight_stops_the_step_of_all(
 
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("bucket_bytes", [1, ONE_BUCKET])
-def test_between_the_average_and_the_step_gradients_can_be_clipped_and_looked_at(
-    master: MasterNode, bucket_bytes: int
-) -> None:
+def test_clipping_after_synchronize(master: MasterNode, bucket_bytes: int) -> None:
     peers = cluster_of(master, 3, bucket_bytes=bucket_bytes)
     norms: list[list[float]] = [[], [], []]
 
@@ -162,7 +160,7 @@ def test_between_the_average_and_the_step_gradients_can_be_clipped_and_looked_at
     close(peers)
 
 
-def test_a_step_of_the_optimizer_alone_is_refused_before_it_does_anything(master: MasterNode) -> None:
+def test_optimizer_step_alone_is_refused(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
 
     def before(peer: DDPPeer) -> None:
@@ -193,7 +191,7 @@ def test_a_step_of_the_optimizer_alone_is_refused_before_it_does_anything(master
     close(peers)
 
 
-def test_before_joining_and_after_closing_the_optimizer_is_an_ordinary_one(master: MasterNode) -> None:
+def test_optimizer_is_ordinary_outside_the_run(master: MasterNode) -> None:
     peer = DDPPeer(master.address, 0)
 
     def steps_alone() -> None:
@@ -212,7 +210,7 @@ def test_before_joining_and_after_closing_the_optimizer_is_an_ordinary_one(maste
     close([peer])
 
 
-def test_gradients_are_scaled_and_unscaled_and_all_skip_the_same_steps(master: MasterNode) -> None:
+def test_grad_scaler_skips_on_all_peers(master: MasterNode) -> None:
     peers = cluster_of(master, 3)
     scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2) for _ in peers]
     overflow = 2
@@ -254,7 +252,7 @@ def test_gradients_are_scaled_and_unscaled_and_all_skip_the_same_steps(master: M
 
 @pytest.mark.parametrize("weight", [None, 2.0])
 @pytest.mark.parametrize("bucket_bytes", [1, ONE_BUCKET])
-def test_who_fails_in_its_backward_pass_gives_the_step_up_for_all(
+def test_failed_backward_abandons_step_on_all_peers(
     master: MasterNode, bucket_bytes: int, weight: float | None
 ) -> None:
     peers = cluster_of(master, 3, bucket_bytes=bucket_bytes)
@@ -289,7 +287,7 @@ def test_who_fails_in_its_backward_pass_gives_the_step_up_for_all(
     close(peers)
 
 
-def test_what_is_averaged_is_not_abandoned(master: MasterNode) -> None:
+def test_abandon_after_average_is_refused(master: MasterNode) -> None:
     (peer,) = cluster_of(master, 1)
     backward(peer)
     peer.ddp.synchronize()
@@ -300,7 +298,7 @@ def test_what_is_averaged_is_not_abandoned(master: MasterNode) -> None:
     close([peer])
 
 
-def test_nothing_is_added_to_the_averages(master: MasterNode) -> None:
+def test_backward_after_synchronize_is_refused(master: MasterNode) -> None:
     (peer,) = cluster_of(master, 1)
     for context in (peer.ddp.no_sync, lambda: torch.enable_grad()):
         backward(peer)
@@ -313,7 +311,7 @@ def test_nothing_is_added_to_the_averages(master: MasterNode) -> None:
     close([peer])
 
 
-def test_all_may_give_up_a_step_once_they_have_seen_the_averages(master: MasterNode) -> None:
+def test_zero_grad_after_synchronize_gives_up_step(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
 
     def script(peer: DDPPeer) -> None:
@@ -331,7 +329,7 @@ def test_all_may_give_up_a_step_once_they_have_seen_the_averages(master: MasterN
     close(peers)
 
 
-def test_gradients_in_flight_are_not_cleared(master: MasterNode) -> None:
+def test_zero_grad_in_flight_is_refused(master: MasterNode) -> None:
     peers = cluster_of(master, 1)
     backward(peers[0])
     assert_all_refuse(peers, [peers[0].ddp.zero_grad], "on their way", "write ddp.synchronize() before")
@@ -339,7 +337,7 @@ def test_gradients_in_flight_are_not_cleared(master: MasterNode) -> None:
     close(peers)
 
 
-def test_the_optimizer_has_no_parameters_but_the_modules(master: MasterNode) -> None:
+def test_foreign_optimizer_parameters_are_refused(master: MasterNode) -> None:
     module, other = new_module(), torch.nn.Linear(3, 5)
     peer = DDPPeer(master.address, 0)
     optimizer = torch.optim.SGD([*module.parameters(), *other.parameters()])
@@ -350,7 +348,7 @@ def test_the_optimizer_has_no_parameters_but_the_modules(master: MasterNode) -> 
         DDP(peer.communicator, module, both)
 
 
-def test_parameters_that_are_unfrozen_or_added_later_are_not_trained_apart(master: MasterNode) -> None:
+def test_unfrozen_parameters_refuse_the_step(master: MasterNode) -> None:
     peers = [DDPPeer(master.address, number) for number in range(2)]
     for peer in peers:
         peer.ddp.close()
@@ -369,7 +367,7 @@ def test_parameters_that_are_unfrozen_or_added_later_are_not_trained_apart(maste
     close(peers)
 
 
-def test_who_failed_in_its_optimizer_does_not_go_on(master: MasterNode) -> None:
+def test_failed_optimizer_step_ends_the_peer(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
     together([partial(peer.run, 2) for peer in peers])
     stays, broken = peers
@@ -393,7 +391,7 @@ def test_who_failed_in_its_optimizer_does_not_go_on(master: MasterNode) -> None:
     close([stays])
 
 
-def test_a_module_that_is_moved_afterwards_is_not_trained_apart(master: MasterNode) -> None:
+def test_moved_module_refuses_the_step(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
     together([partial(peer.run, 2) for peer in peers])
     weight = peers[1].module[2].weight
@@ -407,7 +405,7 @@ def test_a_module_that_is_moved_afterwards_is_not_trained_apart(master: MasterNo
     close(peers)
 
 
-def test_an_optimizers_state_that_is_loaded_in_torchs_way_is_what_newcomers_get(master: MasterNode) -> None:
+def test_loaded_optimizer_state_reaches_newcomers(master: MasterNode) -> None:
     peers = [DDPPeer(master.address, number) for number in range(2)]
     module = new_module()
     trained = new_optimizer(module)

@@ -53,7 +53,7 @@ def reference(steps: int, sizes: Sequence[int], max_norm: float = math.inf) -> A
 
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(("scale", "bucket_bytes"), [(2.0**40, 1 << 20), (1e-300, 40)])
-def test_unequal_batches_count_by_their_samples(master: MasterNode, scale: float, bucket_bytes: int) -> None:
+def test_weights_of_unequal_batches(master: MasterNode, scale: float, bucket_bytes: int) -> None:
     peers = cluster_of(master, 3, bucket_bytes=bucket_bytes)
     together([partial(train, peer, 3, size * scale, size) for peer, size in zip(peers, BATCHES, strict=True)])
     assert_parity(peers)
@@ -62,7 +62,7 @@ def test_unequal_batches_count_by_their_samples(master: MasterNode, scale: float
     close(peers)
 
 
-def test_weights_that_grow_and_shrink_do_not_overflow(master: MasterNode) -> None:
+def test_varying_weights_do_not_overflow(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
     for weight in (1.0, 1e300, 1e-300, 5.0):
         together([partial(train, peer, 1, weight) for peer in peers])
@@ -71,7 +71,7 @@ def test_weights_that_grow_and_shrink_do_not_overflow(master: MasterNode) -> Non
     close(peers)
 
 
-def test_accumulated_and_clipped_gradients_are_those_of_all_samples(master: MasterNode) -> None:
+def test_weighted_accumulation_and_clipping(master: MasterNode) -> None:
     peers = cluster_of(master, 3)
 
     def script(peer: DDPPeer) -> None:
@@ -95,7 +95,7 @@ def test_accumulated_and_clipped_gradients_are_those_of_all_samples(master: Mast
 
 
 @pytest.mark.parametrize("world", [1, 2])
-def test_where_all_weights_are_zero_so_is_the_mean(master: MasterNode, world: int) -> None:
+def test_zero_weights_give_zero_mean(master: MasterNode, world: int) -> None:
     peers = cluster_of(master, world)
     for _ in range(2):
         for peer in peers:
@@ -120,7 +120,7 @@ def test_steps_with_and_without_weights_alternate(master: MasterNode) -> None:
 
 
 @pytest.mark.parametrize("weight", [-1, math.nan, math.inf, 10**400])
-def test_what_is_no_weight_is_refused(master: MasterNode, weight: float) -> None:
+def test_invalid_weights_are_refused(master: MasterNode, weight: float) -> None:
     (peer,) = cluster_of(master, 1)
     mean_loss(peer.module, batch(0, 0, 8)).backward()
     for call in (peer.ddp.step, peer.ddp.synchronize):
@@ -133,7 +133,7 @@ def test_what_is_no_weight_is_refused(master: MasterNode, weight: float) -> None
     close([peer])
 
 
-def test_a_communication_hook_goes_without_weights(master: MasterNode) -> None:
+def test_hook_and_weights_are_refused(master: MasterNode) -> None:
     peer = DDPPeer(master.address, 0)
     peer.ddp.register_comm_hook(None, comm_hooks.allreduce_hook)
     peer.enter(1)
@@ -144,7 +144,7 @@ def test_a_communication_hook_goes_without_weights(master: MasterNode) -> None:
 
 
 @pytest.mark.parametrize("are_weighted", [False, True])
-def test_all_give_weights_or_none_does(master: MasterNode, are_weighted: bool) -> None:
+def test_weights_on_some_peers_are_refused(master: MasterNode, are_weighted: bool) -> None:
     peers = cluster_of(master, 3)
     together([partial(train, peer, 2, 1.0 if are_weighted else None) for peer in peers])
     weights = [2.0, None, 2.0]
@@ -158,7 +158,7 @@ def test_all_give_weights_or_none_does(master: MasterNode, are_weighted: bool) -
     close(peers)
 
 
-def test_newcomers_are_weighed_with_the_others(master: MasterNode) -> None:
+def test_newcomers_count_by_weight(master: MasterNode) -> None:
     first = cluster_of(master, 2)
     late = DDPPeer(master.address, 2)
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pccl.training.ddp.gradients import EXPONENT_SLACK, factor_of, settle, way_of
+from pccl.training.ddp.gradients import EXPONENT_SLACK, factor_of, way_of
 from pccl.training.group.relaunch import Outcome
 
 
@@ -46,9 +46,7 @@ VALUES = {0: 1.0, 1: 2.0, 2: 7.0}
     [([3], 3, 3), ([3, 2], 2, 2), ([2], 3, 2), ([3, 1], 2, 1), ([3, 3, 1], 2, 1)],
     ids=["no loss", "lost after the sum", "lost after the weights", "both, one after the other", "late"],
 )
-def test_a_loss_between_sums_and_weights_does_not_mix_worlds(
-    worlds: list[int], told: int, left: int, used: int | None
-) -> None:
+def test_loss_between_sums_and_weights(worlds: list[int], told: int, left: int, used: int | None) -> None:
     weights = {peer: WEIGHTS[peer] for peer in range(told)}
     bucket = Scripted(VALUES, [*worlds] if way_of(weights, used) == used else [3, *worlds])
     bucket.weights, bucket.exponent = WEIGHTS, used
@@ -57,7 +55,7 @@ def test_a_loss_between_sums_and_weights_does_not_mix_worlds(
         assert number == 0
         bucket.exponent = exponent
 
-    (averaged,), way = settle([bucket], [bucket.land()], weights, used, launch)
+    (averaged,), way = settle_buckets([bucket], [bucket.land()], weights, used, launch)
     assert not bucket.worlds
     assert averaged.world_size == left
     expected = sum(WEIGHTS[peer] * VALUES[peer] for peer in range(left)) / sum(WEIGHTS[peer] for peer in range(left))
@@ -80,9 +78,7 @@ def test_a_loss_between_sums_and_weights_does_not_mix_worlds(
         ([math.nan, math.nan], 5, None),
     ],
 )
-def test_buckets_are_launched_anew_where_products_could_overflow_or_lose_much(
-    weights: list[float], used: int | None, way: int | None
-) -> None:
+def test_buckets_relaunch_for_new_exponent(weights: list[float], used: int | None, way: int | None) -> None:
     assert way_of(dict(enumerate(weights)), used) == way
     if way is not None:
         assert all(factor_of(weight, way) < 1 for weight in weights)

@@ -32,7 +32,7 @@ def close(peers: Sequence[Peer]) -> None:
 
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**40, 1e-6])
-def test_the_mean_is_that_of_the_weights(master: MasterNode, scale: float) -> None:
+def test_weighted_mean(master: MasterNode, scale: float) -> None:
     peers = cluster_of(master, 3)
     together([partial(steps, peer, 4, weight * scale) for peer, weight in zip(peers, WEIGHTS, strict=True)])
     assert_parity(peers)
@@ -49,7 +49,7 @@ def test_the_mean_is_that_of_the_weights(master: MasterNode, scale: float) -> No
     close(peers)
 
 
-def test_weight_zero_leaves_a_peer_out_whatever_it_holds(master: MasterNode) -> None:
+def test_weight_zero_leaves_a_peer_out(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
     for array in peers[1].model.values():
         array[...] = np.nan
@@ -62,7 +62,7 @@ def test_weight_zero_leaves_a_peer_out_whatever_it_holds(master: MasterNode) -> 
     close(peers)
 
 
-def test_alone_the_mean_is_ones_own(master: MasterNode) -> None:
+def test_weighted_mean_alone(master: MasterNode) -> None:
     outer = OuterNesterov(1.0, 0.0)
     peer = Peer(master.address, 2, outer=outer).enter()
     steps(peer, 2, 7.0)
@@ -70,7 +70,7 @@ def test_alone_the_mean_is_ones_own(master: MasterNode) -> None:
     peer.close()
 
 
-def test_fragments_count_by_all_that_they_have_moved_by(master: MasterNode) -> None:
+def test_fragments_sum_their_weights(master: MasterNode) -> None:
     peers = cluster_of(master, 2, partial(AsyncDiLoCo, fragments=2))
     seen: list[list[float | None]] = [[], []]
     for peer, weights in zip(peers, seen, strict=True):
@@ -92,9 +92,7 @@ def test_fragments_count_by_all_that_they_have_moved_by(master: MasterNode) -> N
     close(peers)
 
 
-def test_a_call_that_fails_before_the_average_leaves_the_weights_to_the_next(
-    master: MasterNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_call_keeps_weights(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
     peer = Peer(master.address, 1, partial(AsyncDiLoCo, fragments=2)).enter()  # type: ignore[arg-type]
     launch, claim = peer.diloco._launch_average, peer.diloco._replicated.claim
     seen: list[float | None] = []
@@ -119,7 +117,7 @@ def test_a_call_that_fails_before_the_average_leaves_the_weights_to_the_next(
 
 
 @pytest.mark.parametrize("weight", [-1, math.nan, math.inf, 10**400])
-def test_what_is_no_weight_is_refused(master: MasterNode, weight: float) -> None:
+def test_invalid_weights_are_refused(master: MasterNode, weight: float) -> None:
     peer = Peer(master.address, 1).enter()
     with pytest.raises(ValueError, match="must be finite and at least 0"):
         peer.diloco.outer_step(weight=weight)
@@ -127,7 +125,7 @@ def test_what_is_no_weight_is_refused(master: MasterNode, weight: float) -> None
     peer.close()
 
 
-def test_all_give_weights_or_none_does(master: MasterNode) -> None:
+def test_weights_on_some_peers_are_refused(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
     found = outcomes([partial(peers[0].diloco.outer_step, weight=2.0), peers[1].diloco.outer_step])
     assert results(found) == [Result.INVALID_ARGUMENT] * 2
@@ -135,7 +133,7 @@ def test_all_give_weights_or_none_does(master: MasterNode) -> None:
     close(peers)
 
 
-def test_products_beyond_the_type_on_the_wire_are_an_error_on_all(master: MasterNode) -> None:
+def test_weighted_overflow_is_an_error_on_all_peers(master: MasterNode) -> None:
     cast = QuantizationOptions(DataType.FLOAT16, algorithm=QuantizationAlgorithm.CAST)
     peers = cluster_of(master, 2, quantization=cast)
     for peer in peers:
@@ -163,12 +161,12 @@ class Scripted:
         assert send[0] == world[0][0] * world[0][1]
         recv[:] = sum(weight * value for weight, value in world)
         info = SimpleNamespace(world_size=len(world), tx_bytes=1, rx_bytes=1, membership=MEMBERS)
-        return SimpleNamespace(wait=lambda: (True, Result.SUCCESS, info))
+        return SimpleNamespace(result=lambda: info)
 
     def all_gather_async(self, send: Any, **_: Any) -> Any:
         world = self.notes.pop(0)
         array = np.array([[weight, 1.0] for weight, _ in world])
-        info = SimpleNamespace(world_size=len(world), tx_bytes=1, rx_bytes=1, array=array)
+        info = SimpleNamespace(world_size=len(world), tx_bytes=1, rx_bytes=1, array=array, membership=MEMBERS)
         return SimpleNamespace(result=lambda: info)
 
 
@@ -181,7 +179,7 @@ PEERS = [(3.0, 1.0), (5.0, 2.0), (100.0, 7.0)]
     [([3], [3], 3), ([3, 2], [2], 2), ([2], [3, 2], 2), ([3, 1], [2, 1], 1)],
     ids=["no loss", "lost after the sum", "lost after the notes", "two lost, one after the other"],
 )
-def test_a_loss_between_sum_and_weights_does_not_mix_worlds(sums: list[int], notes: list[int], left: int) -> None:
+def test_loss_between_sum_and_notes(sums: list[int], notes: list[int], left: int) -> None:
     communicator: Any = Scripted([PEERS[:size] for size in sums], [PEERS[:size] for size in notes])
     vector = np.full(4, PEERS[0][1], np.float32)
     averaged = NotedAverage(communicator, vector, 0, 2, 0, None, PEERS[0][0], 1.0).wait()

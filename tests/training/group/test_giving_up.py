@@ -15,7 +15,7 @@ TAG = 7
 STEP = 3
 
 
-def test_an_average_that_somebody_gave_up_is_launched_again(cluster: Cluster) -> None:
+def test_timed_out_average_is_relaunched(cluster: Cluster) -> None:
     cluster.join(2)
     vectors = [np.full(1000, index, np.float32) for index in range(2)]
     given_up = refusal(partial(cluster[1].all_reduce, vectors[1], op=ReduceOp.AVG, tag=TAG, step=STEP, timeout=0.0))
@@ -28,7 +28,7 @@ def test_an_average_that_somebody_gave_up_is_launched_again(cluster: Cluster) ->
     assert all(np.all(vector == 0.5) for vector in vectors)
 
 
-def test_who_does_not_know_an_outcome_joins_anew(cluster: Cluster) -> None:
+def test_unknown_outcome_requires_rejoin(cluster: Cluster) -> None:
     cluster.join(1)
     membership = Membership(cluster[0], SharedState.from_numpy({"x": np.ones(3)}))
     membership.join()

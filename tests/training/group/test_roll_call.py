@@ -50,7 +50,7 @@ DIFFERENT: list[tuple[Callable[..., Any], dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("make", "options", "has", "where"), DIFFERENT)
-def test_peers_that_begin_with_different_options_are_all_told_who_has_what(
+def test_different_options_fail_on_all_peers(
     master: MasterNode, make: Callable[..., Any], options: dict[str, Any], has: str, where: str
 ) -> None:
     communicators = [Communicator(master.address) for _ in range(2)]
@@ -72,14 +72,14 @@ def test_peers_that_begin_with_different_options_are_all_told_who_has_what(
         assert "this peer" in str(error)
 
 
-def test_a_newcomer_with_another_tag_leaves_and_the_others_go_on(master: MasterNode) -> None:
+def test_newcomer_with_other_tag_leaves(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
     error = refused_while_others_train(master, peers, lambda comm: DiLoCo(comm, new_model(), tag=9))
     assert error.result is Result.INVALID_ARGUMENT
     assert "this peer has tag=9, where peer 1 has tag=0" in str(error)
 
 
-def test_numbers_that_are_each_peers_own_affair_may_differ(master: MasterNode) -> None:
+def test_local_options_may_differ(master: MasterNode) -> None:
     seeds = [QuantizationOptions(bits=8, stochastic=True, seed=seed) for seed in (1, 2)]
     peers = [Peer(master.address, i, quantization=seeds[i], inner_steps=i + 1) for i in range(2)]
     together([partial(peer.enter, 2) for peer in peers])
@@ -88,12 +88,12 @@ def test_numbers_that_are_each_peers_own_affair_may_differ(master: MasterNode) -
     together([peer.close for peer in peers])
 
 
-def test_of_two_objects_on_one_communicator_the_second_is_refused(master: MasterNode) -> None:
+def test_second_object_on_communicator_is_refused(master: MasterNode) -> None:
     peer = Peer(master.address, 0).enter()
     second = new_spsa(peer.communicator, tag=100)
     error = refusal(second.join)
     assert error.result is Result.INVALID_USAGE
-    assert "on this communicator a DiLoCo (tag=0" in str(error)
+    assert "a DiLoCo (tag=0" in str(error)
     assert "put all that is trained into one module" in str(error)
     peer.step()  # the first one goes on
     peer.diloco.close()
@@ -107,7 +107,7 @@ def test_of_two_objects_on_one_communicator_the_second_is_refused(master: Master
     peer.close()
 
 
-def test_a_communicator_that_connects_anew_has_no_former_object(master: MasterNode) -> None:
+def test_reconnected_communicator_takes_an_object(master: MasterNode) -> None:
     peer = Peer(master.address, 0).enter()
     other = Communicator(master.address)
     peer.close()
@@ -117,7 +117,7 @@ def test_a_communicator_that_connects_anew_has_no_former_object(master: MasterNo
     other.close()
 
 
-def test_rows_come_back_as_they_were_whatever_the_options() -> None:
+def test_rows_round_trip() -> None:
     options = described(
         {"class": "DDP", "tag": 2**62, "shared": ["ä" * 500], "alike": "a\nb", **dict.fromkeys("xyz" * 9)}
     )
@@ -129,7 +129,7 @@ def test_rows_come_back_as_they_were_whatever_the_options() -> None:
     assert many.options != described({f"option {i}": "x" * 60 for i in range(99)})
 
 
-def test_who_differs_from_those_under_way_is_wrong_even_if_they_are_fewer() -> None:
+def test_newcomers_are_compared_with_peers_under_way() -> None:
     rows = [Row(1, False, 1, "class=A\ntag=1"), Row(2, True, 1, "class=A\ntag=2"), Row(3, False, 1, "class=A\ntag=1")]
     assert unlike(rows, rows[1]) == {
         peer: f"peer {peer} has tag=1, where this peer has tag=2: give the same on all peers" for peer in (1, 3)

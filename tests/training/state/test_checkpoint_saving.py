@@ -39,7 +39,7 @@ class Gate:
         self._fsync(descriptor)
 
 
-def test_steps_go_on_while_the_disk_is_busy(
+def test_background_save_does_not_block_steps(
     master: MasterNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gate = Gate()
@@ -66,9 +66,7 @@ def test_steps_go_on_while_the_disk_is_busy(
 
 
 @pytest.mark.parametrize("looked_at_before", ["read_metadata", "read"])
-def test_a_checkpoint_that_is_removed_while_it_is_looked_at_has_a_newer_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_at_before: str
-) -> None:
+def test_load_survives_pruning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_at_before: str) -> None:
     """Another process saves with `keep=1` meanwhile."""
     at(1).save(tmp_path, keep=1)
     newer = at(2)
@@ -86,7 +84,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_looked_at_has_a_newer_one(
     assert names(tmp_path) == steps(2)
 
 
-def test_the_latest_is_found_while_it_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_latest_checkpoint_during_replacement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     at(1).save(tmp_path, keep=1)
     look, saves = tensor_file.read_metadata, [partial(at(2).save, tmp_path, keep=1)]
 
@@ -99,7 +97,7 @@ def test_the_latest_is_found_while_it_is_replaced(tmp_path: Path, monkeypatch: p
     assert latest_checkpoint(tmp_path) == tmp_path / steps(2)[0]
 
 
-def test_what_is_written_is_the_state_of_the_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_background_save_writes_state_at_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gate = Gate()
     monkeypatch.setattr("os.fsync", gate)
     diloco = at(1)
@@ -114,7 +112,7 @@ def test_what_is_written_is_the_state_of_the_save(tmp_path: Path, monkeypatch: p
     assert again.digest() == before
 
 
-def test_what_fails_in_the_background_is_raised_by_the_next_call(
+def test_background_errors_are_raised_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def full(*_: object) -> None:
@@ -137,7 +135,7 @@ def test_what_fails_in_the_background_is_raised_by_the_next_call(
     assert names(tmp_path) == steps(1)
 
 
-def test_a_program_that_ends_has_saved(tmp_path: Path) -> None:
+def test_background_save_completes_at_exit(tmp_path: Path) -> None:
     code = """if True:
         import os, sys, time
         import numpy as np
@@ -160,7 +158,7 @@ def test_a_program_that_ends_has_saved(tmp_path: Path) -> None:
 # Kills.
 
 
-def test_who_is_killed_while_it_saves_leaves_whole_checkpoints(tmp_path: Path) -> None:
+def test_kill_during_save_leaves_whole_checkpoints(tmp_path: Path) -> None:
     """A process is killed before each call that it makes of C, of which writes, flushes and renames are some."""
     command = [sys.executable, "-m", "tests.training.state.checkpoint_kills", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
