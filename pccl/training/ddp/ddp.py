@@ -38,7 +38,7 @@ from typing import Any, TypeVar
 from _pccl_torch import outside_graphs
 from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
 from pccl._integers import as_int
-from pccl.training.ddp.gradients import Bucket, CommHook, GradientAverages, dealt, name_of
+from pccl.training.ddp.gradients import Bucket, CommHook, GradientAverages, bucketed, name_of
 from pccl.training.ddp.refusals import (
     ABANDONED,
     UNWEIGHTED,
@@ -249,7 +249,7 @@ class DDP(ModuleFace, Checkpointed):
                     f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not the module's, so its "
                     "gradients would not be averaged; put all that is trained into one module, such as a ModuleList"
                 )
-        self._buckets = [Bucket(torch, each) for each in dealt(parameters, bucket_bytes)]
+        self._buckets = [Bucket(torch, each) for each in bucketed(parameters, bucket_bytes)]
         self._gradients = GradientAverages(communicator, self._buckets, tag + 1, quantization)
         materialize(torch, optimizer, parameters)
         self._held = HeldTensors(module, optimizer)

@@ -195,7 +195,7 @@ class Bucket:
             parameter.grad = view
 
 
-def dealt(parameters: Sequence[Any], bucket_bytes: int) -> Iterator[list[Any]]:
+def bucketed(parameters: Sequence[Any], bucket_bytes: int) -> Iterator[list[Any]]:
     """Yield the parameters in groups of one dtype on one device, last parameter first."""
     bucket: list[Any] = []
     size_bytes = 0
@@ -330,7 +330,7 @@ def factor_of(weight: float, exponent: int) -> float:
     return math.ldexp(weight, -exponent)
 
 
-def way_of(weights: Mapping[int, float], used: int | None) -> int | None:
+def form_of(weights: Mapping[int, float], used: int | None) -> int | None:
     """Return how buckets are to be launched for these weights (NaN: none), when they were launched with `used`."""
     if any(math.isnan(weight) for weight in weights.values()):
         return None
@@ -353,24 +353,24 @@ def settle_buckets(
     Returns the outcomes, and how to launch the next step's buckets. `launch(number, exponent)` launches one again.
     Raises PCCLError for anything but losses.
     """
-    way = way_of(weights, used)
+    form = form_of(weights, used)
     done = list(averages)
-    if way != used:
+    if form != used:
         for number in range(len(buckets)):
-            launch(number, way)
+            launch(number, form)
         done = [_with_cost(bucket.land(), former) for bucket, former in zip(buckets, done, strict=True)]
-    if way is None:
+    if form is None:
         return done, None
     for number, bucket in enumerate(buckets):
         while not weights.keys() >= {*done[number].peers}:
-            launch(number, way)
+            launch(number, form)
             done[number] = _with_cost(bucket.land(), done[number], 1)
-        total = math.fsum(factor_of(weights[peer], way) for peer in done[number].peers)
+        total = math.fsum(factor_of(weights[peer], form) for peer in done[number].peers)
         if total == 0:
             bucket.keep_none()
         elif done[number].world_size > 1:
             bucket.divide(total)
-    return done, way
+    return done, form
 
 
 def _with_cost(averaged: Outcome, former: Outcome, aborted: int = 0) -> Outcome:

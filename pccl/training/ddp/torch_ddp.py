@@ -22,7 +22,7 @@ from typing import Any
 
 from _pccl_torch import outside_graphs
 from pccl import Communicator, QuantizationOptions
-from pccl.training.ddp.gradients import FlatBuffer, dealt
+from pccl.training.ddp.gradients import FlatBuffer, bucketed
 from pccl.training.group.relaunch import Relaunched, average
 
 BUCKET_BYTES = 4 << 20
@@ -67,8 +67,8 @@ def torch_comm_hook(
         if getattr(model, name):
             raise ValueError(f"{name}=True: use pccl.training.DDP, where unused parameters count as zero")
     parameters = [p for p in model.module.parameters() if p.requires_grad]
-    deal = dealt(parameters, bucket_bytes)
-    hook = _Hook(torch, communicator, [_Bucket(torch, each) for each in deal], revision, quantization, tag)
+    assigned = bucketed(parameters, bucket_bytes)
+    hook = _Hook(torch, communicator, [_Bucket(torch, each) for each in assigned], revision, quantization, tag)
     return lambda state, bucket: hook.take(bucket)  # torch refuses annotations but its own
 
 

@@ -1,4 +1,4 @@
-"""Weighted averages of gradients, settled without a network: which way peers launch them, and who is in which."""
+"""Weighted averages of gradients, settled without a network: which form peers launch them, and who is in which."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pccl.training.ddp.gradients import EXPONENT_SLACK, factor_of, way_of
+from pccl.training.ddp.gradients import EXPONENT_SLACK, factor_of, form_of, settle_buckets
 from pccl.training.group.relaunch import Outcome
 
 
@@ -48,24 +48,24 @@ VALUES = {0: 1.0, 1: 2.0, 2: 7.0}
 )
 def test_loss_between_sums_and_weights(worlds: list[int], told: int, left: int, used: int | None) -> None:
     weights = {peer: WEIGHTS[peer] for peer in range(told)}
-    bucket = Scripted(VALUES, [*worlds] if way_of(weights, used) == used else [3, *worlds])
+    bucket = Scripted(VALUES, [*worlds] if form_of(weights, used) == used else [3, *worlds])
     bucket.weights, bucket.exponent = WEIGHTS, used
 
     def launch(number: int, exponent: int | None) -> None:
         assert number == 0
         bucket.exponent = exponent
 
-    (averaged,), way = settle_buckets([bucket], [bucket.land()], weights, used, launch)
+    (averaged,), form = settle_buckets([bucket], [bucket.land()], weights, used, launch)
     assert not bucket.worlds
     assert averaged.world_size == left
     expected = sum(WEIGHTS[peer] * VALUES[peer] for peer in range(left)) / sum(WEIGHTS[peer] for peer in range(left))
     assert bucket.mean == pytest.approx(expected, rel=1e-15)
-    assert way is not None
-    assert max(weights.values()) / 2.0**way < 1
+    assert form is not None
+    assert max(weights.values()) / 2.0**form < 1
 
 
 @pytest.mark.parametrize(
-    ("weights", "used", "way"),
+    ("weights", "used", "form"),
     [
         ([3.0, 100.0], None, 7),
         ([3.0, 100.0], 7, 7),
@@ -78,7 +78,7 @@ def test_loss_between_sums_and_weights(worlds: list[int], told: int, left: int, 
         ([math.nan, math.nan], 5, None),
     ],
 )
-def test_buckets_relaunch_for_new_exponent(weights: list[float], used: int | None, way: int | None) -> None:
-    assert way_of(dict(enumerate(weights)), used) == way
-    if way is not None:
-        assert all(factor_of(weight, way) < 1 for weight in weights)
+def test_buckets_relaunch_for_new_exponent(weights: list[float], used: int | None, form: int | None) -> None:
+    assert form_of(dict(enumerate(weights)), used) == form
+    if form is not None:
+        assert all(factor_of(weight, form) < 1 for weight in weights)

@@ -10,19 +10,19 @@ import pytest
 from pccl import MasterNode
 from pccl.training import DivergenceError
 from tests.support.cluster import Background, refusal, together
-from tests.training.consistency.contract_peers import KINDS, ContractPeer
 from tests.training.peers import assert_parity
+from tests.training.state.replicated_peers import KINDS, ReplicatedPeer
 
 torch = pytest.importorskip("torch")
 
 
-def cluster_of(master: MasterNode, kind: str, count: int, **options: Any) -> list[ContractPeer]:
-    peers = [ContractPeer(torch, master.address, number, kind, **options) for number in range(count)]
+def cluster_of(master: MasterNode, kind: str, count: int, **options: Any) -> list[ReplicatedPeer]:
+    peers = [ReplicatedPeer(torch, master.address, number, kind, **options) for number in range(count)]
     together([partial(peer.enter, count) for peer in peers])
     return peers
 
 
-def close(peers: list[ContractPeer]) -> None:
+def close(peers: list[ReplicatedPeer]) -> None:
     together([peer.close for peer in peers])
 
 
@@ -34,7 +34,7 @@ def three_have_met(times: int) -> Any:
 def test_newcomer_gets_scheduler_and_buffers(master: MasterNode, kind: str) -> None:
     peers = cluster_of(master, kind, 2)
     together([partial(peer.run, 5) for peer in peers])
-    newcomer = ContractPeer(torch, master.address, 2, kind)
+    newcomer = ReplicatedPeer(torch, master.address, 2, kind)
     threads = [Background(partial(peer.run, three_have_met(5))) for peer in peers]
     newcomer.enter().run(three_have_met(5))
     for thread in threads:
@@ -54,7 +54,7 @@ def test_newcomer_gets_scheduler_and_buffers(master: MasterNode, kind: str) -> N
 @pytest.mark.parametrize("rule", ["average", "first", "local"])
 def test_buffer_rules(master: MasterNode, rule: str) -> None:
     peers = cluster_of(master, "ddp", 2, buffers=rule)
-    alone = [ContractPeer(torch, master.address, number, "ddp") for number in range(2)]
+    alone = [ReplicatedPeer(torch, master.address, number, "ddp") for number in range(2)]
     for peer in alone:
         peer.training.close()
         with torch.no_grad():
@@ -73,7 +73,7 @@ def test_buffer_rules(master: MasterNode, rule: str) -> None:
     close(peers)
 
 
-def diverge(peer: ContractPeer) -> str:
+def diverge(peer: ReplicatedPeer) -> str:
     """Changes something of the state behind the library's back; how it is called."""
     if peer.kind == "ddp":
         peer.module[0].weight.data[0] += 1
@@ -92,7 +92,7 @@ def test_divergence_is_raised_on_all_peers(master: MasterNode, kind: str) -> Non
     names = diverge(peers[1])
     number = peers[1].communicator.membership.peers[peers[1].communicator.membership.rank]
 
-    def fails(peer: ContractPeer) -> DivergenceError:
+    def fails(peer: ReplicatedPeer) -> DivergenceError:
         with pytest.raises(DivergenceError) as caught:
             peer.run(9)
         with pytest.raises(DivergenceError):
@@ -114,7 +114,7 @@ def test_divergence_shows_both_learning_rates(master: MasterNode) -> None:
     together([partial(peer.run, 2) for peer in peers])
     peers[1].optimizer.param_groups[0]["lr"] = 0.5
 
-    def fails(peer: ContractPeer) -> str:
+    def fails(peer: ReplicatedPeer) -> str:
         with pytest.raises(DivergenceError) as caught:
             peer.run(9)
         return str(caught.value)
@@ -129,7 +129,7 @@ def test_newcomer_with_other_shared_objects_is_refused(master: MasterNode) -> No
     threads = [
         Background(partial(peer.run, lambda peer: len(peer.worlds) > 20 and peer.worlds[-1] == 2)) for peer in peers
     ]
-    newcomer = ContractPeer(torch, master.address, 2, "ddp", shared=None)
+    newcomer = ReplicatedPeer(torch, master.address, 2, "ddp", shared=None)
     newcomer.communicator.connect()
     text = str(refusal(newcomer.training.join))
     assert "this peer has shared=[]" in text
@@ -142,7 +142,7 @@ def test_newcomer_with_other_shared_objects_is_refused(master: MasterNode) -> No
 
 def test_unshareable_object_is_refused(master: MasterNode) -> None:
     def make(**options: Any) -> Any:
-        return ContractPeer(torch, master.address, 0, "ddp", **options)
+        return ReplicatedPeer(torch, master.address, 0, "ddp", **options)
 
     class Odd:
         def state_dict(self) -> Any:

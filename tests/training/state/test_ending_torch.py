@@ -12,27 +12,27 @@ from pccl import MasterNode
 from pccl.training import DDP, DivergenceError
 from pccl.training.state import replicated_state
 from tests.support.cluster import Background, together
-from tests.training.consistency.contract_peers import KINDS, ContractPeer, new_module
-from tests.training.consistency.test_contract_torch import close, cluster_of, diverge
+from tests.training.state.replicated_peers import KINDS, ReplicatedPeer, new_module
+from tests.training.state.test_replicated_state_torch import close, cluster_of, diverge
 
 torch = pytest.importorskip("torch")
 
 NEVER = 2**40
 
 
-def make_a_last_step(peer: ContractPeer, parts: bool) -> None:
+def make_a_last_step(peer: ReplicatedPeer, parts: bool) -> None:
     peer.run(2)
     if parts:
         diverge(peer)
     peer.step()
 
 
-def leave_in_order(peer: ContractPeer, work: Callable[[], object]) -> None:
+def leave_in_order(peer: ReplicatedPeer, work: Callable[[], object]) -> None:
     with peer.communicator:
         work()
 
 
-def number_of(peer: ContractPeer) -> int:
+def number_of(peer: ReplicatedPeer) -> int:
     membership = peer.communicator.membership
     return membership.peers[membership.rank]
 
@@ -43,7 +43,7 @@ def divergence(call: Callable[[], object]) -> DivergenceError:
     return caught.value
 
 
-def errors_of(peers: list[ContractPeer], end: Callable[[ContractPeer, Callable[[], object]], object]) -> None:
+def errors_of(peers: list[ReplicatedPeer], end: Callable[[ReplicatedPeer, Callable[[], object]], object]) -> None:
     """All have the same error of a last step that the second of them makes otherwise."""
     number = number_of(peers[1])
     works = [partial(make_a_last_step, peer, peer is peers[1]) for peer in peers]
@@ -62,7 +62,7 @@ def test_divergent_last_step_is_raised_on_leaving(master: MasterNode, kind: str,
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_divergent_last_step_is_raised_by_finish(master: MasterNode, kind: str) -> None:
-    def end(peer: ContractPeer, work: Callable[[], object]) -> None:
+    def end(peer: ReplicatedPeer, work: Callable[[], object]) -> None:
         work()
         peer.training.finish()
 
@@ -98,7 +98,7 @@ def test_final_comparison_timeout_is_logged(
 
 
 def test_writes_after_last_step_are_not_compared(master: MasterNode) -> None:
-    def evaluate(peer: ContractPeer) -> None:
+    def evaluate(peer: ReplicatedPeer) -> None:
         peer.run(2)
         with torch.no_grad():
             peer.module[0].weight.mul_(peer.number)

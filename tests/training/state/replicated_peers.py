@@ -17,7 +17,7 @@ def new_module(torch: Any) -> Any:
     return torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh(), torch.nn.Linear(8, 2))
 
 
-class ContractPeer:
+class ReplicatedPeer:
     """A peer and the digests it has seen. `step` does what a user's loop does for each step of the training class."""
 
     def __init__(self, torch: Any, address: str, number: int, kind: str, **options: Any) -> None:
@@ -48,7 +48,7 @@ class ContractPeer:
         fragments = 2 if self.kind == "fragments" else 1
         return AsyncDiLoCo(self.communicator, self.module, self.optimizer, **{"fragments": fragments, **options})
 
-    def enter(self, peers_min: int = 1) -> ContractPeer:
+    def enter(self, peers_min: int = 1) -> ReplicatedPeer:
         self.communicator.connect()
         self.training.join(peers_min)
         self._note()
@@ -88,7 +88,7 @@ class ContractPeer:
         self.scheduler.step()
         return step
 
-    def run(self, until: int | Callable[[ContractPeer], bool]) -> ContractPeer:
+    def run(self, until: int | Callable[[ReplicatedPeer], bool]) -> ReplicatedPeer:
         while not until(self) if callable(until) else self.training.revision < until:
             self.step()
         return self

@@ -1,6 +1,6 @@
-"""A peer of `tests.training.consistency.contract_peers` as a process.
+"""A peer of `tests.training.state.replicated_peers` as a process.
 
-    python -m tests.training.consistency.contract_process KIND MASTER NUMBER STOP [END_S]
+    python -m tests.training.state.replicated_process KIND MASTER NUMBER STOP [END_S]
 
 Prints a line `revision epoch world digest` after each step, where the scheduler counts epochs. All end together once
 the file STOP is there. With END_S it kills itself so many seconds after it has been let in, as it joins.
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import torch
 
-from tests.training.consistency.contract_peers import ContractPeer
 from tests.training.process import is_agreed
+from tests.training.state.replicated_peers import ReplicatedPeer
 
 
-def say(peer: ContractPeer, world_size: int) -> None:
+def say(peer: ReplicatedPeer, world_size: int) -> None:
     state, digest = max(peer.digests.items())
     sys.stdout.write(f"{state[0]} {state[1]} {world_size} {digest}\n")
     sys.stdout.flush()
@@ -29,7 +29,7 @@ def say(peer: ContractPeer, world_size: int) -> None:
 def main() -> None:
     kind, master, number, stop_file, *end_s = sys.argv[1:]
     torch.set_num_threads(1)
-    peer = ContractPeer(torch, master, int(number), kind)
+    peer = ReplicatedPeer(torch, master, int(number), kind)
     if end_s:
         peer.communicator.connect()
         threading.Timer(float(end_s[0]), lambda: os.kill(os.getpid(), signal.SIGKILL)).start()

@@ -17,7 +17,7 @@ from pccl.training.state import digests
 from pccl.training.state.buffers import Buffers, exchanged_buffers
 from pccl.training.state.digests import Check, Snapshot
 from tests.support.cluster import Background, Cluster, run_of, together, until
-from tests.training.consistency.contract_peers import ContractPeer
+from tests.training.state.replicated_peers import ReplicatedPeer
 
 torch = pytest.importorskip("torch")
 
@@ -213,9 +213,9 @@ def test_resized_buffer_is_refused(master: MasterNode) -> None:
 
 
 def test_shared_objects_are_in_checkpoints(master: MasterNode, tmp_path: Any) -> None:
-    peer = ContractPeer(torch, master.address, 0, "ddp").enter().run(3)
+    peer = ReplicatedPeer(torch, master.address, 0, "ddp").enter().run(3)
     peer.training.save(tmp_path)
-    other = ContractPeer(torch, master.address, 0, "ddp")
+    other = ReplicatedPeer(torch, master.address, 0, "ddp")
     other.training.load(tmp_path)
     assert other.training.digest() == peer.training.digest()
     assert other.scheduler.last_epoch == 3

@@ -17,13 +17,13 @@ from pccl import MasterNode
 from tests.processes.fork_server import Forked, fork_server, is_available
 from tests.support.cluster import Background, together
 from tests.support.streams import TIMEOUT_S
-from tests.training.consistency.contract_peers import KINDS, ContractPeer
 from tests.training.peer_process import PeerProcess
 from tests.training.peers import assert_parity
+from tests.training.state.replicated_peers import KINDS, ReplicatedPeer
 
 torch = pytest.importorskip("torch")
 
-MODULE = "tests.training.consistency.contract_process"
+MODULE = "tests.training.state.replicated_process"
 
 
 @contextmanager
@@ -91,7 +91,7 @@ class DeathError(Exception):
 def test_newcomer_lost_during_sync(master: MasterNode, kind: str) -> None:
     """When it has the shared state, and before it has the objects."""
 
-    def run(peer: ContractPeer) -> None:
+    def run(peer: ReplicatedPeer) -> None:
         is_let_in = False
         while not is_let_in:
             is_let_in = peer.step().admitted  # the same on all
@@ -101,9 +101,9 @@ def test_newcomer_lost_during_sync(master: MasterNode, kind: str) -> None:
         newcomer.communicator.close()
         raise DeathError
 
-    peers = [ContractPeer(torch, master.address, number, kind) for number in range(2)]
+    peers = [ReplicatedPeer(torch, master.address, number, kind) for number in range(2)]
     together([partial(peer.enter, 2) for peer in peers])
-    newcomer = ContractPeer(torch, master.address, 2, kind)
+    newcomer = ReplicatedPeer(torch, master.address, 2, kind)
     newcomer.training._replicated.after_admission = die
     threads = [Background(partial(run, peer)) for peer in peers]
     with pytest.raises(DeathError):
@@ -120,7 +120,7 @@ def test_master_failover_during_step(kind: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("PCCL_MASTER_TIMEOUT", "60")
     with MasterNode("127.0.0.1:0") as first:
         address = first.address
-        peers = [ContractPeer(torch, address, number, kind) for number in range(3)]
+        peers = [ReplicatedPeer(torch, address, number, kind) for number in range(3)]
         together([partial(peer.enter, 3) for peer in peers])
         together([partial(peer.run, 2) for peer in peers])
         threads = [Background(partial(peer.run, 40)) for peer in peers]
