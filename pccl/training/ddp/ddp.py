@@ -222,7 +222,8 @@ class DDP(ModuleFace, Checkpointed):
                 raise ValueError(f"{name} {value}: must be at least 1")
         super().__init__(module)
         self._communicator = communicator
-        self._owns_communicator = False
+        self._address: str | None = None
+        """The run's address, if `connect` has made this."""
         self._optimizer = optimizer
         self._quantization = quantization
         self._admit_every = admit_every
@@ -323,7 +324,7 @@ class DDP(ModuleFace, Checkpointed):
         if peers_min is None:
             peers_min = int(os.environ.get("PCCL_LAUNCH_COUNT", "1"))
         ddp = cls(Communicator(address), module, optimizer, **options)
-        ddp._owns_communicator = True
+        ddp._address = address
         ddp._communicator.connect()
         ddp.join(peers_min)
         _of_thread.latest = weakref.ref(ddp)
@@ -333,7 +334,7 @@ class DDP(ModuleFace, Checkpointed):
     def _is_connected_to(self, address: str | None = None) -> bool:
         """Whether the communicator of `connect` is connected, to the run at `address` (None: to any)."""
         try:
-            return self._communicator.world_size > 0 and address in (None, self._communicator.address)
+            return self._communicator.world_size > 0 and address in (None, self._address)
         except PCCLError:
             return False
 
@@ -477,7 +478,7 @@ class DDP(ModuleFace, Checkpointed):
         """
         for hook in self._hooks:
             hook.remove()
-        with closing(self._communicator) if self._owns_communicator else nullcontext():
+        with closing(self._communicator) if self._address is not None else nullcontext():
             super().close()
 
     def _snapshot(self) -> Snapshot:

@@ -29,7 +29,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -42,12 +42,6 @@ CHUNK = 1 << 18
 """Elements that are scaled at a time, so that float64 takes little memory."""
 ALL = -1
 """A place in a bucket that means: unknown which gradient."""
-
-
-class InFlight(Protocol):
-    """An average in flight: into `Bucket.result`; alone, no memory is written."""
-
-    def wait(self) -> Outcome: ...
 
 
 class FlatBuffer:
@@ -75,7 +69,7 @@ class Bucket:
     def __init__(self, torch: Any, parameters: Sequence[Any]) -> None:
         """`parameters` are of one dtype and on one device."""
         self.parameters = list(parameters)
-        self.average: InFlight | None = None
+        self.average: Relaunched | HookedAverage | None = None
         """The average of this step, in flight or landed."""
         self._torch = torch
         self._sent = FlatBuffer(torch, parameters)
@@ -318,14 +312,6 @@ EXPONENT_SLACK = 4
 """The largest excess of an exponent over what a step needs: launching again costs a step's time."""
 
 
-class Averageable(Protocol):
-    """A bucket (`pccl.training.ddp.gradients`)."""
-
-    def land(self) -> Outcome: ...
-    def divide(self, total: float) -> None: ...
-    def keep_none(self) -> None: ...
-
-
 def factor_of(weight: float, exponent: int) -> float:
     return math.ldexp(weight, -exponent)
 
@@ -342,7 +328,7 @@ def form_of(weights: Mapping[int, float], used: int | None) -> int | None:
 
 
 def settle_buckets(
-    buckets: Sequence[Averageable],
+    buckets: Sequence[Bucket],
     averages: Sequence[Outcome],
     weights: Mapping[int, float],
     used: int | None,

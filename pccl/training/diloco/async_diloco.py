@@ -25,7 +25,7 @@ steps since then are added.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Literal
@@ -55,7 +55,7 @@ class Fragment:
 
 
 def _fragments(replica: Replica, count: int) -> list[Fragment]:
-    parts = replica.split(count)
+    parts: Sequence[Part] = replica.split(count)
     ends = accumulate((part.count for part in parts), initial=0)
     return [Fragment(part, slice(*place)) for part, place in zip(parts, pairwise(ends), strict=True)]
 

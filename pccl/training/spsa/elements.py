@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,38 +88,19 @@ CHUNK = 1 << 16
 """Elements that are computed while they are in the cache."""
 
 
-class Elements(Protocol):
-    size: int
-
-    def largest(self) -> float:
-        """Return the largest magnitude, 0 where there is none; not finite if any element is not."""
-
-    def round_to(self, quantum: float) -> None:
-        """Round to whole quanta (a power of two), to nearest and even; -0 becomes 0."""
-
-    def add_signs(
-        self, quantum: float, *, seed: int, tensor: int, step: int, directions: Sequence[int], amounts: Sequence[int]
-    ) -> None:
-        """Add multiples of random signs, as `pccl.signs.add_signs`."""
-
-    def info(self, name: str) -> TensorInfo:
-        """Return the elements as a tensor of a shared state."""
-
-    def numpy(self) -> Tensor:
-        """Return the elements or a copy."""
-
-    def assign(self, values: Tensor) -> None: ...
-
-
 class HostElements:
+    """The elements of a flat array in memory."""
+
     def __init__(self, array: Tensor) -> None:
         self.array = array
         self.size = array.size
 
     def largest(self) -> float:
+        """Return the largest magnitude; not finite if any element is not."""
         return max(float(self.array.max(initial=0)), -float(self.array.min(initial=0)))
 
     def round_to(self, quantum: float) -> None:
+        """Round to whole quanta (a power of two), to nearest and even; -0 becomes 0."""
         factor, per_quantum = np.float32(quantum), np.float32(1 / quantum)
         for begin in range(0, self.size, CHUNK):
             part = self.array[begin : begin + CHUNK]
@@ -176,6 +157,9 @@ class TorchElements:
 
     def assign(self, values: Tensor) -> None:
         self._tensor.copy_(self._torch.from_numpy(values))
+
+
+Elements: TypeAlias = HostElements | TorchElements
 
 
 def tensors_of(model: Any) -> tuple[dict[str, Elements], str]:

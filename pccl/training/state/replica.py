@@ -11,7 +11,7 @@ import io
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,41 +48,6 @@ Vector: TypeAlias = NDArray[np.floating[Any]]
 """A flat, contiguous array of float32 or float64."""
 
 
-class Part(Protocol):
-    """A run of the local parameters. Vectors have `count` elements of the replica's dtype."""
-
-    count: int
-
-    def read(self, out: Vector) -> None:
-        """`out = local`."""
-
-    def difference(self, start: Vector, out: Vector) -> None:
-        """`out = start - local`; `out` may be `start`."""
-
-    def write(self, values: Vector) -> None:
-        """`local = values`."""
-
-
-class Replica(Part, Protocol):
-    """All local parameters."""
-
-    dtype: np.dtype[Any]
-    layout: str
-    """Names, shapes and dtypes: equal on all peers that train the same model."""
-    sizes: Sequence[tuple[str, int]]
-    """The name of each parameter, and its number of elements in the vector."""
-
-    def split(self, count: int) -> Sequence[Part]:
-        """Return `count` parts, of sizes as equal as whole rows allow; some may be empty. The same parts on all
-        peers."""
-
-    def holds(self, parameter: Any) -> bool:
-        """Whether it is one of these tensors or arrays."""
-
-    def unpack(self, data: bytes) -> Any:
-        """Return an inner optimizer's state in a checkpoint of a former version."""
-
-
 def replica_of(model: Any) -> Replica:
     """Return the replica of a torch module or of named NumPy arrays. Raises TypeError, ValueError: it cannot be
     trained."""
@@ -115,7 +80,7 @@ def _rows(shapes: Sequence[Sequence[int]], count: int) -> list[list[tuple[int, s
 
 
 class ArrayPart:
-    """Arrays of any shape and strides."""
+    """A run of a model's elements, in arrays of any shape and strides. Vectors have `count` elements."""
 
     def __init__(self, arrays: Sequence[Vector]) -> None:
         self._arrays = arrays
@@ -131,16 +96,19 @@ class ArrayPart:
 
     @default_environment()
     def read(self, out: Vector) -> None:
+        """`out = local`."""
         for array, part in self._parts(out):
             part[...] = array
 
     @default_environment()
     def difference(self, start: Vector, out: Vector) -> None:
+        """`out = start - local`; `out` may be `start`."""
         for (array, begin), (_, part) in zip(self._parts(start), self._parts(out), strict=True):
             np.subtract(begin, array, out=part)
 
     @default_environment()
     def write(self, values: Vector) -> None:
+        """`local = values`."""
         for array, part in self._parts(values):
             array[...] = part
 
@@ -164,6 +132,7 @@ class ArrayReplica(ArrayPart):
         self.sizes: Sequence[tuple[str, int]] = [(name, array.size) for name, array in arrays.items()]
 
     def split(self, count: int) -> list[ArrayPart]:
+        """Return `count` parts, of sizes as equal as whole rows allow; some may be empty. The same on all peers."""
         parts = _rows([array.shape for array in self._arrays], count)
         return [ArrayPart([np.atleast_1d(self._arrays[index])[rows] for index, rows in part]) for part in parts]
 
@@ -247,3 +216,7 @@ class TorchReplica(TorchPart):
 
     def unpack(self, data: bytes) -> Any:
         return self._torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+Part: TypeAlias = ArrayPart | TorchPart
+Replica: TypeAlias = ArrayReplica | TorchReplica
