@@ -95,9 +95,8 @@ class ElasticSampler:
             dataset_size: Samples of an epoch; the same on all peers, as are `seed` and `shuffle`.
             seed: Of the order, 64 bits.
             batch_size: Indices in a batch; None: single indices.
-                samples_per_step: Samples this peer trains on in each step, with all accumulated batches; batches end
-                with it.
-                Given on all peers or on none.
+            samples_per_step: Samples this peer trains on in each step, with all accumulated batches; batches end with
+                it. Given on all peers or on none.
             shuffle: False: each epoch is in the dataset's order.
             log: A file of this peer's own for its samples.
 

@@ -195,15 +195,13 @@ class DDP(ModuleFace, Checkpointed):
             gradient_as_bucket_view: For torch's signature; must be True.
             shared: Objects whose `state_dict()` is replicated, such as schedulers and a GradScaler.
             buffers: "average" (floats by the mean, others by the maximum), "first" (from rank 0) or "local".
-                check_every: Compare digests after this many steps; None: as often as possible while costing less than
-                0.1 % of
-                the time.
+            check_every: Compare digests after this many steps; None: as often as possible while costing less than
+                0.1 % of the time.
             tag: First tag.
 
         Raises:
-                ValueError, TypeError: The module has no parameters that require gradients, the optimizer has a state
-                that is not a
-                tensor or parameters that are not the module's, or an argument is wrong.
+            ValueError, TypeError: The module has no parameters that require gradients, the optimizer has a state that
+                is not a tensor or parameters that are not the module's, or an argument is wrong.
             PCCLError: INVALID_ARGUMENT: a tensor cannot be shared, such as a distributed one.
         """
         torch = sys.modules["torch"]
@@ -305,9 +303,8 @@ class DDP(ModuleFace, Checkpointed):
             options: Those of the constructor.
 
         Raises:
-                PCCLError: As `Communicator.connect` and `join`; INVALID_ARGUMENT: no address; INVALID_USAGE: this
-                thread has
-                another DDP in that run.
+            PCCLError: As `Communicator.connect` and `join`; INVALID_ARGUMENT: no address; INVALID_USAGE: this thread
+                has another DDP in that run.
         """
         address = address or os.environ.get("PCCL_MASTER")
         if not address:
@@ -430,19 +427,16 @@ class DDP(ModuleFace, Checkpointed):
     def step(self, scaler: Any = None, *, weight: float | None = None) -> Step:
         """Average what is not averaged yet, step the optimizer, clear the gradients, and let newcomers in: a group
         call. Args:
-                scaler: A `torch.amp.GradScaler`: does what `scaler.step(optimizer)` and `scaler.update()` do. A step
+            scaler: A `torch.amp.GradScaler`: does what `scaler.step(optimizer)` and `scaler.update()` do. A step
                 that it
                 skips is skipped on all peers and counts. Put it into `shared`.
             weight: As in `synchronize`.
 
         Raises:
-                PCCLError: The master is lost, or this peer was evicted. INVALID_USAGE on all peers, with the gradients
-                cleared:
-                        a peer has refused the step. INVALID_USAGE here: `join` was not called, or a former step was
-                interrupted or
-                        failed in the optimizer: close, and make a communicator and a DDP again. If `revision` has
-                grown, the step was
-                made and the admission failed.
+            PCCLError: The master is lost, or this peer was evicted. INVALID_USAGE on all peers, with the gradients
+                cleared: a peer has refused the step. INVALID_USAGE here: `join` was not called, or a former step was
+                interrupted or failed in the optimizer: close, and make a communicator and a DDP again. If `revision`
+                has grown, the step was made and the admission failed.
             DivergenceError: Replicated state differs between peers.
             ValueError: As `synchronize`.
         """

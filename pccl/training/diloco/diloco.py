@@ -187,7 +187,7 @@ class OuterLoop(Checkpointed):
             site: Given where this peer trains one shard; `communicator` is then the site's.
             shared: Objects whose `state_dict()` is replicated, such as schedulers.
             buffers: "average" (floats by the mean, others by the maximum), "first" (from rank 0) or "local".
-                check_every: Compare digests after this many outer steps; None: as often as possible below 0.1 % of the
+            check_every: Compare digests after this many outer steps; None: as often as possible below 0.1 % of the
                 time.
             compare_inner: False: `param_groups` may differ. None: True, except with steps "by speed".
             alike: Anything else that peers must have alike, by its `repr`.
@@ -513,15 +513,14 @@ class DiLoCo(OuterLoop):
         A group call; waits for all other peers.
 
         Args:
-                weight: What this peer counts in the average, at least 0, such as its tokens. All peers give one, or
-                none does.
+            weight: What this peer counts in the average, at least 0, such as its tokens. All peers give one, or none
+                does.
             inner_steps: The number this peer has made, if not the property `inner_steps`.
 
         Raises:
             ValueError: An argument is wrong; `outer_step` can be called again.
-                PCCLError: The master is lost, or this peer was evicted: see `reconnect`. INVALID_USAGE: `join` was not
-                called, or a
-                former call was interrupted: `reconnect`, too.
+            PCCLError: The master is lost, or this peer was evicted: see `reconnect`. INVALID_USAGE: `join` was not
+                called, or a former call was interrupted: `reconnect`, too.
             DivergenceError: Replicated state differs between peers.
         """
         weight = checked_weight(weight)

@@ -203,9 +203,8 @@ class SPSA(Checkpointed):
         """All peers build the same model, and give the same arguments except `log`.
 
         Args:
-                model: A torch module on the CPU or a CUDA device, or NumPy arrays by name, of float32. Parameters are
-                rounded a
-                little (`pccl.training.spsa.grid`).
+            model: A torch module on the CPU or a CUDA device, or NumPy arrays by name, of float32. Parameters are
+                rounded a little (`pccl.training.spsa.grid`).
             admit_every: Newcomers are let in, and buffers exchanged, after this many steps.
             replay_max: Newcomers at most this many steps behind are brought up by the log.
             log: A file of this peer's own for the steps.
@@ -370,9 +369,8 @@ class SPSA(Checkpointed):
         Raises:
             FloatingPointError: A loss is not finite.
             OverflowError: On all peers: training has diverged.
-                PCCLError: The master is lost, or this peer was evicted: `reconnect`. INVALID_USAGE after a
-                KeyboardInterrupt
-                outside of `loss`: `reconnect`.
+            PCCLError: The master is lost, or this peer was evicted: `reconnect`. INVALID_USAGE after a
+                KeyboardInterrupt outside of `loss`: `reconnect`.
             RuntimeError: The interrupt came while weights were moved: `load` or `reconnect`.
             DivergenceError: On all peers: replicated state differs.
             OSError: Of the log.

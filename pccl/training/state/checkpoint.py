@@ -416,13 +416,11 @@ class Checkpointed(ABC):
         """Save this peer's state between two steps, durably and atomically.
 
         Args:
-                path: A folder of this peer's own, where `step-000000123.safetensors` appears; or, with the suffix
-                `.safetensors` or
-                `.npz`, the file itself, which is replaced.
+            path: A folder of this peer's own, where `step-000000123.safetensors` appears; or, with the suffix
+                `.safetensors` or `.npz`, the file itself, which is replaced.
             keep: Number of newest files to keep; None: all.
-                background: Copy the state, and write it while training goes on. The next save waits for this one and
-                raises its
-                error, as `wait_for_save` does.
+            background: Copy the state, and write it while training goes on. The next save waits for this one and
+                raises its error, as `wait_for_save` does.
 
         With a site all of its ranks call it. Raises OSError; ValueError: a state cannot be saved, with its place.
         """
