@@ -414,10 +414,14 @@ class DDP(ModuleFace, Checkpointed):
             self._synchronize("DDP.synchronize", weight)
 
     def abandon(self) -> None:
-        """Give up the step on all peers, as after a backward pass that failed on this one: a group call instead of
-        `step`. On the others `synchronize` or `step` raises PCCLError INVALID_USAGE, which names this peer. Gradients
-        are cleared on all, samples of the step are drawn again, and all are ready for another backward pass. Raises
-        PCCLError INVALID_USAGE where the gradients have been averaged already, else as `step`."""
+        """Give up the step on all peers, as after a failed backward pass: a group call instead of `step`.
+
+        On the others `synchronize` or `step` raises PCCLError INVALID_USAGE, which names this peer. Gradients are
+        cleared on
+        all, samples of the step are drawn again, and all are ready for another backward pass. Raises PCCLError
+        INVALID_USAGE
+        where the gradients have been averaged already, else as `step`.
+        """
         if self._synchronized is not None:
             text = "the gradients of this step have been averaged: all peers give it up by ddp.zero_grad()"
             raise PCCLError(Result.INVALID_USAGE, "DDP.abandon", text)
@@ -425,11 +429,11 @@ class DDP(ModuleFace, Checkpointed):
             self._exchange(None, (ABANDONED, 0, 0))
 
     def step(self, scaler: Any = None, *, weight: float | None = None) -> Step:
-        """Average what is not averaged yet, step the optimizer, clear the gradients, and let newcomers in: a group
-        call. Args:
+        """Average gradients, step the optimizer, clear gradients and let newcomers in: a group call.
+
+        Args:
             scaler: A `torch.amp.GradScaler`: does what `scaler.step(optimizer)` and `scaler.update()` do. A step
-                that it
-                skips is skipped on all peers and counts. Put it into `shared`.
+                that it skips is skipped on all peers and counts. Put it into `shared`.
             weight: As in `synchronize`.
 
         Raises:

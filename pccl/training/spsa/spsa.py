@@ -361,10 +361,11 @@ class SPSA(Checkpointed):
     # Steps.
 
     def step(self, loss: Callable[[int], float]) -> SPSAStep:
-        """Evaluate `loss(direction)` at perturbed weights, exchange the results, move the weights, and let newcomers
-        in. A group call. `loss` is called twice for each of this peer's directions; it must return the same for the
-        same direction and weights (one batch, no dropout), and not change them. What it raises comes through with the
-        weights as they were, and the step may be called again.
+        """Evaluate `loss`, exchange bytes, move the weights and let newcomers in: a group call.
+
+        `loss(direction)` is called twice for each of this peer's directions, at perturbed weights. It must return the
+        same for the same direction and weights (one batch, no dropout), and not change them. What it raises comes
+        through with the weights as they were, and the step may be called again.
 
         Raises:
             FloatingPointError: A loss is not finite.

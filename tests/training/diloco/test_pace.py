@@ -153,7 +153,7 @@ def test_site_ranks_make_the_least_number() -> None:
         site: Any = Ranks(rank)
         pace = InnerSteps(BASE, site)
         pace.adapt([1.0], BASE / (wanted[rank] + 0.5))
-        return pace.inner_steps
+        return pace.count
 
     assert together([partial(adapt, rank) for rank in range(3)]) == [12] * 3
 
@@ -161,11 +161,11 @@ def test_site_ranks_make_the_least_number() -> None:
 def test_unmeasured_speed_keeps_the_number() -> None:
     pace = InnerSteps(BASE, None)
     pace.adapt([UNKNOWN_S, UNKNOWN_S], UNKNOWN_S)
-    assert pace.inner_steps == BASE
+    assert pace.count == BASE
     pace.adapt([UNKNOWN_S, 0.1], UNKNOWN_S)
-    assert pace.inner_steps == BASE
+    assert pace.count == BASE
     pace.adapt([UNKNOWN_S, 0.1], 0.1)
-    assert pace.inner_steps == BASE
+    assert pace.count == BASE
 
 
 @pytest.mark.parametrize(("option", "value"), [("inner_steps", 0), ("steps", "by size")])
