@@ -206,9 +206,9 @@ def test_log_replays_the_run(master: MasterNode, tmp_path: Path) -> None:
     with pytest.raises(LogError, match=r"damaged|understood"):
         replayed(path, 20)
     path.write_bytes(b"something else")
-    with pytest.raises(LogError, match="no log"):
+    with pytest.raises(LogError, match="not a log"):
         replayed(path, 20)
-    with pytest.raises(LogError, match="no log"):
+    with pytest.raises(LogError, match="not a log"):
         SPSAPeer(master.address, 0, log=path)
 
 
