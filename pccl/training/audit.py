@@ -36,9 +36,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl.training.data.deal import Range, merged
 from pccl.training.data.elastic_sampler import indices_at
 from pccl.training.data.sample_ledger import GENESIS, history_after
+from pccl.training.data.stream import Range, merged
 
 PROBLEMS_MAX = 100
 

@@ -23,7 +23,7 @@ from pccl import (
 from pccl._arrays import resolve
 from pccl._integers import as_int
 from pccl.training import DiLoCo, local_shard
-from pccl.training.tensors.replica import replica_of
+from pccl.training.state.replica import replica_of
 from tests.support.cluster import Cluster, results, run_of
 
 torch = pytest.importorskip("torch")

@@ -84,15 +84,14 @@ RUNTIME_LAYERS = ["extension", "environment", "threads", "network", "data_plane"
 # Folders that do not know each other, though one is listed before the other.
 RUNTIME_UNRELATED = {"session": ["master"], "master": ["data_plane", "state"]}
 # The same of `pccl/training`.
-TRAINING_LAYERS = ["tensors", "group", "state", "consistency", "data", "diloco", "ddp", "spsa", "audit", "comm_hooks"]
+TRAINING_LAYERS = ["group", "state", "step", "data", "diloco", "ddp", "spsa", "audit", "comm_hooks"]
 TRAINING_UNRELATED = {
-    "group": ["tensors"],
-    "data": ["tensors", "state", "consistency"],
+    "data": ["state", "step"],
     "diloco": ["data"],
     "ddp": ["data", "diloco"],
     "spsa": ["data", "diloco", "ddp"],
-    "audit": ["tensors", "group", "state", "consistency", "diloco", "ddp", "spsa"],
-    "comm_hooks": ["tensors", "group", "state", "consistency", "data", "diloco", "spsa", "audit"],
+    "audit": ["group", "state", "step", "diloco", "ddp", "spsa"],
+    "comm_hooks": ["group", "state", "step", "data", "diloco", "spsa", "audit"],
 }
 
 

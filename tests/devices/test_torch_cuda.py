@@ -12,7 +12,7 @@ import pytest
 from pccl import Communicator, QuantizationOptions, ReduceOp, SharedState
 from pccl.devices.torch_cuda import CudaDevice
 from pccl.training import AsyncDiLoCo, DiLoCo
-from pccl.training.diloco.outer_loop import OuterLoop
+from pccl.training.diloco.diloco import OuterLoop
 from tests.support.cluster import Cluster, run_of
 
 torch = pytest.importorskip("torch")

@@ -102,7 +102,7 @@ NEAREST: Mapping[str, Sequence[str]] = {
         "tests/training/test_ddp_torch.py",
         "tests/training/ddp/test_ddp_order_torch.py",
     ),
-    "pccl/training/consistency/": ("tests/training/consistency/test_ending_torch.py",),
+    "pccl/training/state/": ("tests/training/state/test_ending_torch.py",),
     "pccl/training/spsa/": ("tests/training/test_spsa.py",),
     "pccl/training/diloco/outer": ("tests/training/test_diloco.py", "tests/training/test_async.py"),
 }

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 from pccl import signs
-from pccl.training.spsa import torch_signs
+from pccl.training.spsa import elements
 from pccl.training.spsa.elements import HostElements, TorchElements
 from pccl.training.spsa.grid import Grid
 from tests.native.sign_cases import SignCase, sign_cases
@@ -33,7 +33,7 @@ def test_the_same_bits_are_added(device: str, case: SignCase) -> None:
     values = case.values()
     there = torch.from_numpy(values.copy()).to(device)
     signs.add_signs(values, case.quantum, **case.numbers())
-    torch_signs.add_signs(torch, there, case.quantum, **case.numbers())
+    elements.add_torch_signs(torch, there, case.quantum, **case.numbers())
     assert there.cpu().numpy().tobytes() == values.tobytes()
 
 
@@ -41,9 +41,9 @@ def test_the_same_bits_are_added(device: str, case: SignCase) -> None:
 def test_chunks_go_on_with_the_counter(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers: Any = {"seed": 3, "tensor": 1, "step": 2, "directions": [5, 6], "amounts": [1, -7]}
     whole, parts = torch.zeros(1000, device=device), torch.zeros(1000, device=device)
-    torch_signs.add_signs(torch, whole, 1.0, **numbers)
-    monkeypatch.setattr(torch_signs, "CHUNK", 256)
-    torch_signs.add_signs(torch, parts, 1.0, **numbers)
+    elements.add_torch_signs(torch, whole, 1.0, **numbers)
+    monkeypatch.setattr(elements, "TORCH_CHUNK", 256)
+    elements.add_torch_signs(torch, parts, 1.0, **numbers)
     assert torch.equal(whole, parts)
 
 
@@ -74,7 +74,7 @@ def test_elements_that_are_not_finite_are_seen(device: str, wrong: float) -> Non
 
 
 def test_a_device_that_computes_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_signs, "_checked", set())
-    monkeypatch.setattr(torch_signs, "MASK", 2**31 - 1)
+    monkeypatch.setattr(elements, "_checked", set())
+    monkeypatch.setattr(elements, "MASK", 2**31 - 1)
     with pytest.raises(ValueError, match="cpu computes other random signs"):
         TorchElements(torch, torch.zeros(3))

@@ -15,14 +15,7 @@ from pccl import Communicator, PCCLError, ReduceOp, Result
 from pccl.training import AsyncDiLoCo, DiLoCo
 from tests.training.data.sampler_peers import SamplerPeer
 from tests.training.peers import Kind, Peer
-from tests.training.spsa.spsa_peers import SPSAPeer
 
-KINDS: dict[str, tuple[Kind, dict[str, int]]] = {
-    "sync": (DiLoCo, {}),
-    "async": (AsyncDiLoCo, {}),
-    "fragments": (AsyncDiLoCo, {"fragments": 3}),
-}
-SPSA = "spsa"
 SAMPLERS: dict[str, tuple[Kind, bool]] = {
     "sampler": (DiLoCo, False),
     "sampler fixed": (DiLoCo, True),
@@ -36,7 +29,7 @@ INNER_S = 0.03
 STOP_TAG = 100
 
 
-def say(peer: Peer | SPSAPeer, world_size: int) -> None:
+def say(peer: Peer, world_size: int) -> None:
     revision = max(peer.digests)
     # In one piece, also where output is unbuffered: a kill must not leave half a line.
     sys.stdout.write(f"{revision} {world_size} {peer.digests[revision]}\n")
@@ -58,14 +51,8 @@ def is_agreed(communicator: Communicator, wanted: bool) -> bool:
 
 def main() -> None:
     kind, master, number, stop_file = sys.argv[1:]
-    if kind == SPSA:
-        peer: SPSAPeer | Peer = SPSAPeer(master, int(number))
-    elif kind in SAMPLERS:
-        algorithm, is_fixed = SAMPLERS[kind]
-        peer = SamplerPeer(master, int(number), algorithm, Path(stop_file).parent, is_fixed=is_fixed, size=SAMPLES)
-    else:
-        algorithm, arguments = KINDS[kind]
-        peer = Peer(master, int(number), algorithm, **arguments)
+    algorithm, is_fixed = SAMPLERS[kind]
+    peer = SamplerPeer(master, int(number), algorithm, Path(stop_file).parent, is_fixed=is_fixed, size=SAMPLES)
     peer.enter(3)
     while True:
         time.sleep(INNER_S)
@@ -74,7 +61,7 @@ def main() -> None:
         # Who has just been admitted goes on with inner steps, and so must the others.
         if not step.admitted and is_agreed(peer.communicator, Path(stop_file).exists()):
             break
-    if isinstance(peer, Peer) and isinstance(peer.diloco, AsyncDiLoCo):
+    if isinstance(peer.diloco, AsyncDiLoCo):
         step = peer.diloco.finish()
         peer.digests[step.revision] = peer.diloco.digest()
         say(peer, step.world_size)

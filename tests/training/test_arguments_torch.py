@@ -24,7 +24,7 @@ def refused(call: Callable[[Any], object], name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [DiLoCo, AsyncDiLoCo])
-def test_what_is_no_integer_is_refused_by_name(master: MasterNode, tmp_path: Path, kind: Any) -> None:
+def test_non_integers_are_refused_by_name(master: MasterNode, tmp_path: Path, kind: Any) -> None:
     module = torch.nn.Linear(2, 2)
     diloco = kind(Communicator(master.address), module, torch.optim.SGD(module.parameters(), lr=0.1))
     refused(lambda wrong: diloco.save(tmp_path, keep=wrong), "keep")

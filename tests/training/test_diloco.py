@@ -29,7 +29,7 @@ def close(peers: list[Peer]) -> None:
     together([peer.close for peer in peers])
 
 
-def test_three_peers_do_what_the_paper_says(master: MasterNode) -> None:
+def test_matches_the_paper(master: MasterNode) -> None:
     peers = cluster_of(master, 3)
     each_runs(peers, 5)
     assert_parity(peers)
@@ -38,14 +38,6 @@ def test_three_peers_do_what_the_paper_says(master: MasterNode) -> None:
         assert peer.worlds == [3] * 5
         assert_close(peer.model, expected)
     close(peers)
-
-
-def test_one_peer_goes_on_alone(master: MasterNode) -> None:
-    outer = OuterNesterov(0.5, 0.25)
-    peer = Peer(master.address, 2, outer=outer).enter().run(3)
-    assert peer.worlds == [1, 1, 1]
-    assert_close(peer.model, Reference(outer).run([2], 3))
-    peer.close()
 
 
 def test_quantized_updates_are_the_same_bytes_on_all(master: MasterNode) -> None:
@@ -57,7 +49,7 @@ def test_quantized_updates_are_the_same_bytes_on_all(master: MasterNode) -> None
     close(peers)
 
 
-def test_newcomers_start_from_what_the_others_have(master: MasterNode) -> None:
+def test_newcomers_get_outer_state(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
     each_runs(peers, 2)
     newcomer = Peer(master.address, 2)
@@ -80,7 +72,7 @@ def test_newcomers_start_from_what_the_others_have(master: MasterNode) -> None:
     close([*peers, newcomer])
 
 
-def test_who_leaves_in_the_middle_of_an_average_is_left_out(master: MasterNode) -> None:
+def test_peer_lost_during_average_is_left_out(master: MasterNode) -> None:
     peers = cluster_of(master, 3)
     leaver = peers.pop()
     threads = [Background(partial(peer.run, 5)) for peer in peers]
@@ -94,15 +86,6 @@ def test_who_leaves_in_the_middle_of_an_average_is_left_out(master: MasterNode) 
         assert peer.worlds == [3, 3, 2, 2, 2]
         assert [step.aborted for step in peer.steps] == [0, 0, 1, 0, 0]
     close(peers)
-
-
-def test_who_is_left_alone_goes_on(master: MasterNode) -> None:
-    one, other = cluster_of(master, 2)
-    thread = Background(partial(one.run, 4))
-    other.run(2).close()
-    thread.result()
-    assert one.worlds == [2, 2, 1, 1]
-    one.close()
 
 
 @pytest.mark.parametrize(
@@ -119,7 +102,7 @@ def test_who_is_left_alone_goes_on(master: MasterNode) -> None:
     ],
     ids=["model", "outer optimizer", "quantization", "algorithm"],
 )
-def test_a_newcomer_that_trains_otherwise_is_refused_and_the_others_go_on(
+def test_newcomer_with_other_options_is_refused(
     master: MasterNode, make: Callable[[Communicator], Any], told: str
 ) -> None:
     error = refused_while_others_train(master, cluster_of(master, 2), make)
@@ -127,7 +110,7 @@ def test_a_newcomer_that_trains_otherwise_is_refused_and_the_others_go_on(
     assert told in str(error)
 
 
-def test_resuming_gives_the_bytes_of_a_run_that_was_never_stopped(tmp_path: Path) -> None:
+def test_resumed_run_is_bit_identical(tmp_path: Path) -> None:
     with MasterNode("127.0.0.1:0") as master:
         whole = cluster_of(master, 2)
         each_runs(whole, 6)
@@ -149,7 +132,7 @@ def test_resuming_gives_the_bytes_of_a_run_that_was_never_stopped(tmp_path: Path
     assert sorted(second[0].digests) == [4, 5, 6]
 
 
-def test_the_newest_checkpoint_counts_also_when_it_comes_last(master: MasterNode, tmp_path: Path) -> None:
+def test_newest_checkpoint_wins(master: MasterNode, tmp_path: Path) -> None:
     maker = Peer(master.address, 0).enter().run(3)
     maker.diloco.save(tmp_path / "newest.npz")
     maker.close()
@@ -186,7 +169,7 @@ class InnerState:
         self.moments, self.steps = state["moments"], int(state["steps"])
 
 
-def test_the_inner_state_is_saved_too(master: MasterNode, tmp_path: Path) -> None:
+def test_inner_state_is_saved(master: MasterNode, tmp_path: Path) -> None:
     inner, again = InnerState(), InnerState()
     inner.moments[:], inner.steps = [1, 2, 3], 17
     communicator = Communicator(master.address)
@@ -195,7 +178,7 @@ def test_the_inner_state_is_saved_too(master: MasterNode, tmp_path: Path) -> Non
     assert (again.moments.tolist(), again.steps) == ([1, 2, 3], 17)
 
 
-def test_a_checkpoint_is_whole_or_refused(master: MasterNode, tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_refused(master: MasterNode, tmp_path: Path) -> None:
     communicator = Communicator(master.address)
     diloco = DiLoCo(communicator, new_model())
     path = tmp_path / "c.npz"
@@ -212,7 +195,7 @@ def test_a_checkpoint_is_whole_or_refused(master: MasterNode, tmp_path: Path) ->
         diloco.load(tmp_path / "none.npz")
 
 
-def test_a_failed_save_leaves_the_former_checkpoint(
+def test_failed_save_keeps_former_checkpoint(
     master: MasterNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     diloco = DiLoCo(Communicator(master.address), new_model())
@@ -230,7 +213,7 @@ def test_a_failed_save_leaves_the_former_checkpoint(
     assert [entry.name for entry in tmp_path.iterdir()] == ["c.npz"]
 
 
-def test_who_lost_the_master_goes_on_with_a_new_one(master: MasterNode) -> None:
+def test_reconnect_after_master_loss(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
     each_runs(peers, 2)
     master.interrupt()
@@ -263,13 +246,13 @@ def test_who_lost_the_master_goes_on_with_a_new_one(master: MasterNode) -> None:
         (np.zeros(3), "a mapping of names to NumPy arrays, not ndarray"),
     ],
 )
-def test_what_cannot_be_trained_is_told(master: MasterNode, model: Any, reason: str) -> None:
+def test_untrainable_models_are_refused(master: MasterNode, model: Any, reason: str) -> None:
     with pytest.raises((TypeError, ValueError), match=reason):
         DiLoCo(Communicator(master.address), model)
 
 
 @pytest.mark.parametrize("loop", [DiLoCo, AsyncDiLoCo])
-def test_before_joining_there_are_no_steps(loop: type[DiLoCo | AsyncDiLoCo]) -> None:
+def test_step_before_join_is_refused(loop: type[DiLoCo | AsyncDiLoCo]) -> None:
     with pytest.raises(PCCLError, match="call join before") as caught:
         loop(Communicator("127.0.0.1:1"), new_model()).outer_step()
     assert caught.value.result is Result.INVALID_USAGE
@@ -296,6 +279,6 @@ def test_any_strides_and_precisions(master: MasterNode) -> None:
 
 
 @pytest.mark.parametrize(("rate", "momentum"), [(0.0, 0.9), (-1, 0.9), (0.7, 1.0), (0.7, -0.1), (float("nan"), 0)])
-def test_outer_options_that_cannot_work(rate: float, momentum: float) -> None:
+def test_invalid_outer_options(rate: float, momentum: float) -> None:
     with pytest.raises(ValueError, match="must be"):
         OuterNesterov(rate, momentum)

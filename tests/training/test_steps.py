@@ -39,7 +39,7 @@ def set_back(state_of: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [DiLoCo, AsyncDiLoCo, partial(AsyncDiLoCo, fragments=3)])
-def test_outer_steps_are_not_averaged_with_the_next_ones(master: MasterNode, kind: Any) -> None:
+def test_outer_steps_do_not_mix(master: MasterNode, kind: Any) -> None:
     peers: list[Peer] = cluster_of(master, 3, kind)
     together([partial(peer.run, BEFORE) for peer in peers])
     set_back(peers[1].diloco)
@@ -56,7 +56,7 @@ def test_outer_steps_are_not_averaged_with_the_next_ones(master: MasterNode, kin
     together([peer.close for peer in peers])
 
 
-def test_directions_of_other_steps_are_not_exchanged(master: MasterNode) -> None:
+def test_exchanges_of_steps_do_not_mix(master: MasterNode) -> None:
     peers: list[SPSAPeer] = spsa_cluster(master, 3, admit_every=100)
     together([partial(peer.run, BEFORE) for peer in peers])
     set_back(peers[2].spsa)
@@ -67,7 +67,7 @@ def test_directions_of_other_steps_are_not_exchanged(master: MasterNode) -> None
     together([peer.communicator.close for peer in peers])
 
 
-def test_gradients_of_other_steps_are_not_averaged(master: MasterNode) -> None:
+def test_gradients_of_steps_do_not_mix(master: MasterNode) -> None:
     pytest.importorskip("torch")
     from tests.training import test_ddp_torch as ddp_torch
 

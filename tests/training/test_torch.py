@@ -11,7 +11,7 @@ import pytest
 
 from pccl import Communicator, MasterNode
 from pccl.training import CheckpointError, DiLoCo
-from pccl.training.tensors.replica import Replica, replica_of
+from pccl.training.state.replica import Replica, replica_of
 from tests.support.cluster import together
 
 torch = pytest.importorskip("torch")
@@ -72,7 +72,7 @@ def parameters(module: Any) -> Any:
     return torch.nn.utils.parameters_to_vector(module.parameters()).detach()
 
 
-def test_two_modules_do_what_torch_optimizers_do(master: MasterNode) -> None:
+def test_matches_torch_optimizers(master: MasterNode) -> None:
     peers = run_of(master, 3)
     outer = new_module()
     outer_optimizer = torch.optim.SGD(outer.parameters(), lr=0.7, momentum=0.9, nesterov=True)
@@ -91,7 +91,7 @@ def test_two_modules_do_what_torch_optimizers_do(master: MasterNode) -> None:
     close(peers)
 
 
-def test_narrow_weights_are_kept_in_float32_outside(master: MasterNode) -> None:
+def test_narrow_weights_have_float32_outer_state(master: MasterNode) -> None:
     peers = run_of(master, 2, torch.bfloat16)
     assert peers[0].diloco.digest() == peers[1].diloco.digest()
     outer = torch.from_numpy(peers[0].diloco._parameters)
@@ -129,7 +129,7 @@ def test_modules_without_values_are_refused() -> None:
         DiLoCo(Communicator("127.0.0.1:1"), torch.nn.Linear(2, 2, device="meta"))
 
 
-def test_frozen_parameters_stay_and_are_not_sent(master: MasterNode) -> None:
+def test_frozen_parameters_are_not_sent(master: MasterNode) -> None:
     module = new_module()
     module[0].requires_grad_(False)
     diloco = DiLoCo(Communicator(master.address), module)
@@ -170,7 +170,7 @@ def odd_arrays() -> dict[str, Any]:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 40])
 @pytest.mark.parametrize("make", [odd_module, odd_arrays])
-def test_parts_are_the_whole(make: Any, count: int) -> None:
+def test_parts_cover_the_model(make: Any, count: int) -> None:
     replica: Replica = replica_of(make())
     parts = replica.split(count)
     assert len(parts) == count

@@ -1,12 +1,11 @@
-"""Which peer trains on which samples, and with which random numbers, whoever comes and goes.
+"""Samples and random numbers for each peer of a group that changes.
 
 Modules:
 
-    elastic_sampler  `ElasticSampler`: each sample of an epoch once; it stands on
-        permutation    an order that is computed and never stored
-        deal           who gets which positions of an endless stream
-        sample_ledger  which of them are used, the same on all peers
-        sample_log     what a peer has trained on, in a file (`pccl.training.audit` reads it)
+    elastic_sampler  `ElasticSampler`: each sample of an epoch once
+    sample_ledger    which positions of the stream are used, the same on all peers
+    stream           the order of the samples, and how free positions are assigned to peers
+    sample_log       the samples that a peer has trained on, in a file
     random_streams   `RandomStreams`: random numbers by peer and step
 """
 

@@ -1,54 +1,32 @@
 """A data stream for a group whose members come and go: each sample of an epoch is used exactly once.
 
-    sampler = ElasticSampler(len(dataset), seed=0, batch_size=32, samples_per_step=32)
-    ddp = DDP(communicator, model, optimizer, shared={"sampler": sampler})
-    loader = DataLoader(dataset, batch_sampler=sampler, num_workers=2)
-    ddp.join(peers_min=4)
-    while sampler.epoch < 10:
-        for images, labels in sampler.track(loader):  # the rest of the epoch
-            loss(images, labels).backward()
-            ddp.step()
-
-Theory of operation. The samples of all epochs, each in an order of its own (`pccl.training.data.permutation`), are one
-endless stream. Every peer holds the same account of which positions are used (`pccl.training.data.sample_ledger`), and
-what a peer may draw next is a function of that account and of who is there. Peers say nothing about their data while
-they train; what decides is what all know alike of every committed average: *whose contributions are in it*. A step goes
-so:
+The samples of all epochs, each in its own order (`pccl.training.data.stream`), are one endless stream. Every peer holds
+the same ledger of used positions (`pccl.training.data.sample_ledger`); what a peer may draw next follows from the
+ledger and the members. All peers know of every committed average which peers' contributions are in it. A step:
 
     draw      each peer takes the next of its own positions, as many as it trains on
-    claim     all note what each has trained on since its last claim, and only then launch the average
-    commit    claims of the peers in the committed average are used; those of others are free, and given out again
+    claim     all note what each has trained on since its last claim, then launch the average
+    commit    claims of the peers in the committed average are used; those of others are assigned again
 
-1. *Used once.* No two peers draw one position (rule 1 of the ledger). An average that is aborted and made again among
-   the survivors has the same claims. A claim is known to all before its average can commit: either it is always of
-   `samples_per_step`, which all know since the group was formed, or peers tell theirs in an all-gather, which ends
-   before the average is launched. Membership only shrinks between the two, so every contribution has a known claim.
-2. *Lost with its peer, given out again.* That is a sample whose peer was lost before a step with it had committed. With
-   DDP a peer counts only if all buckets had its part: a gradient that was in some of them is given up, and its samples
-   come again.
-3. *Drawn is not used.* A DataLoader with workers draws ahead. `track` hands its batches on and notes which ones; only
-   those are claimed. Where the group changes, positions that were drawn ahead may be somebody else's: `track` leaves
-   these batches out and the loader goes on with others, so a change costs what was loaded ahead and nothing else. What
-   is left in a loader when its iteration ends for good is drawn again by the next one.
-4. *Epochs end together.* `epoch` counts the epochs of which every sample is used and committed. It changes in steps
-   only, on all peers in the same one, and loops end by it. Batches are always full: the step that uses an epoch's last
-   samples fills up with the next one's, and where a loss gives samples back, the next epoch may have begun before.
-5. *Newcomers and restarts.* The account is the sampler's `state_dict`, a part of the run's shared state: what is used,
-   and nothing about who is there. After an admission all form the group anew, by an all-gather of a few numbers.
+1. *Used once.* No two peers draw one position. A claim is known to all before its average can commit: it is always
+   `samples_per_step`, known since the group was formed, or peers send theirs in an all-gather before the average.
+   Membership only shrinks between the two, so every contribution has a known claim.
+2. *Assigned again* is a sample whose peer was lost before a step with it committed. With DDP a peer counts only if all
+   buckets had its part.
+3. *Drawn is not used.* `track` notes which batches of a DataLoader are handed out, and only those are claimed. Where
+   the group changes, batches that workers loaded ahead are left out.
+4. *Epochs end together.* `epoch` counts the epochs with every sample used and committed, and changes on all peers in
+   the same step. Batches are always full, so the next epoch may have begun before.
+5. *Newcomers and restarts.* The ledger is the sampler's `state_dict`, a part of the replicated state. After an
+   admission all form the group again, by an all-gather of a few numbers.
 
-The peers of a sharded model (`pccl.training.group.site`) share a stream with those of their own peer group alone: give
-each rank's sampler a part of the dataset that is its own.
-
-With `samples_per_step` a step costs no message more. Without it, as where peers make as many inner steps as they can,
-an outer step begins with a small all-gather, in which all wait for each other; `AsyncDiLoCo` then loses some of its
-slack.
+Ranks of a site share a stream with their own peer group alone: give each rank a part of the dataset of its own.
 """
 
 from __future__ import annotations
 
 import os
 import secrets
-import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,16 +37,12 @@ from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, Result
 from pccl._integers import as_int
-from pccl.training.data.deal import Range
-from pccl.training.data.permutation import permutation
 from pccl.training.data.sample_ledger import Ledger, Member
 from pccl.training.data.sample_log import SampleLog
-from pccl.training.group.membership import own_number
-from pccl.training.group.seats import until_committed
+from pccl.training.data.stream import Range, permutation
+from pccl.training.group.relaunch import gather_among_all, own_number
 
 FORESEEN = 1024
-STACK_DEPTH = 12
-"""Frames between a DataLoader's iterator and a sampler, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,23 +55,31 @@ class _Draw:
 
 @dataclass(frozen=True, slots=True)
 class _Foreseen:
-    """Indices of the next positions in a deal, made together because a single one takes almost as long."""
+    """Indices of the next positions, made together because a single one takes almost as long."""
 
     generation: int
     begin: int
-    """Which of the peer's own the first one is."""
+    """Count of the peer's own positions before the first one."""
     indices: NDArray[np.int64]
 
 
 class ElasticSampler:
-    """A sampler that gives each sample of an epoch to one peer, once, whoever comes and goes.
+    """A sampler that gives each sample of an epoch to one peer, once, while peers come and go.
 
-    Iterating gives this peer's part of the rest of the epoch: lists of `batch_size` indices, for
-    `DataLoader(batch_sampler=sampler)`, or without `batch_size` single indices, for `DataLoader(sampler=sampler)`. With
-    `num_workers` above 0 iterate over `sampler.track(loader)`. What is drawn counts as trained on in the next step, so
-    draw no batch more (`zip(range(50), loader)`, not `zip(loader, range(50))`), or `discard` it.
+    Iterating gives this peer's part of the rest of the epoch: lists of `batch_size` indices for
+    `DataLoader(batch_sampler=sampler)`, or without `batch_size` single indices for `DataLoader(sampler=sampler)`. With
+    `num_workers` above 0, iterate over `sampler.track(loader)`: workers draw ahead, and samples that are drawn count as
+    trained on in the next step. Not thread-safe; not to be drawn from in a forked process. Example::
 
-    Not thread-safe; not to be drawn from in a loader's worker, nor in a forked process."""
+        sampler = ElasticSampler(len(dataset), batch_size=32)
+        ddp = DDP(communicator, model, optimizer, shared={"sampler": sampler})
+        loader = DataLoader(dataset, batch_sampler=sampler, num_workers=2)
+        ddp.join(peers_min=4)
+        while sampler.epoch < 10:
+            for images, labels in sampler.track(loader):
+                loss(images, labels).backward()
+                ddp.step()
+    """
 
     def __init__(
         self,
@@ -109,10 +91,16 @@ class ElasticSampler:
         shuffle: bool = True,
         log: str | os.PathLike[str] | None = None,
     ) -> None:
-        """`dataset_size`, `seed` (64 bits) and `shuffle` are the same on all peers, and whether `samples_per_step` is
-        given; its value and `batch_size` may differ. `samples_per_step` is how many samples this peer trains on in each
-        step (`DDP`, all accumulated batches) or outer step; batches end with it. `log` is a file that this peer adds
-        its samples to (`pccl.training.audit`). ValueError, TypeError; OSError of the file.
+        """Args:
+            dataset_size: Samples of an epoch; the same on all peers, as are `seed` and `shuffle`.
+            seed: Of the order, 64 bits.
+            batch_size: Indices in a batch; None: single indices.
+            samples_per_step: Samples this peer trains on in each step, with all accumulated batches; batches end with
+                it. Given on all peers or on none.
+            shuffle: False: each epoch is in the dataset's order.
+            log: A file of this peer's own for its samples.
+
+        Raises ValueError, TypeError; OSError of the file.
         """
         dataset_size, seed = _integer("dataset_size", dataset_size), _integer("seed", seed)
         batch_size = _integer("batch_size", batch_size) if batch_size is not None else None
@@ -134,11 +122,11 @@ class ElasticSampler:
         """The number of this peer; `_name` is its name as a member."""
         self._name = ""
         self._own = 0
-        """Which member this peer is."""
+        """The index of this peer among the members."""
         self._generation = 0
-        """The ledger's, that the following belong to."""
+        """The ledger's, for what follows."""
         self._drawn = 0
-        """The count of this peer's positions in that deal that are drawn."""
+        """The number of this peer's positions in that assignment that are drawn."""
         self._trained: list[Range] = []
         """Handed out since the last claim."""
         self._ahead: deque[_Draw] = deque()
@@ -156,7 +144,7 @@ class ElasticSampler:
 
     @property
     def epoch(self) -> int:
-        """Epochs of which every sample is used, in committed steps; the same on all peers after each step."""
+        """Epochs with every sample used in committed steps; the same on all peers after each step."""
         return self._ledger.lowest // self.dataset_size
 
     @property
@@ -181,7 +169,7 @@ class ElasticSampler:
         return sum(end - begin for begin, end in self._trained)
 
     def __len__(self) -> int:
-        """Batches of this peer in an epoch (indices, without `batch_size`), if its members stay as they are."""
+        """Return this peer's batches of an epoch (indices, without `batch_size`) with the present members."""
         members = self._ledger.members
         share = members[self._own].block if members else self._block
         rounds = -(-self.dataset_size // sum(member.block for member in members)) if members else 1
@@ -191,12 +179,13 @@ class ElasticSampler:
         return rounds * -(-share // batch) if self._samples_per_step else -(-rounds * share // batch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is used so far, the same on all peers."""
+        """Return what is used, the same on all peers."""
         facts = {"dataset_size": self.dataset_size, "seed": self._seed, "shuffle": self._shuffle}
         return {**facts, **self._ledger.state()}
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        """Takes up another peer's or a former state. ValueError: it is of another data stream, or none at all."""
+        """Load another peer's or a former state. Raises ValueError: it is of another data stream, or not a
+        sampler's."""
         try:
             for name, ours in (("dataset_size", self.dataset_size), ("seed", self._seed), ("shuffle", self._shuffle)):
                 if state_dict[name] != ours:
@@ -205,30 +194,33 @@ class ElasticSampler:
                     )
             self._ledger.load(state_dict)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"this is no state of an ElasticSampler: {error!r}") from error
+            raise ValueError(f"this is not the state of an ElasticSampler: {error!r}") from error
 
     # Drawing.
 
     def __iter__(self) -> Iterator[Any]:
-        """The rest of the epoch. Over a loader with workers use `track`."""
+        """Yield the rest of the epoch. With a loader's workers use `track`."""
         for indices in self._draws(lambda: self._batch_size or 1):
             yield indices.tolist() if self._batch_size is not None else int(indices[0])
 
     def batches(self, batch_size: int | None = None) -> Iterator[NDArray[np.int64]]:
-        """Indices as arrays of `batch_size` (None: the sampler's), without an end; each counts as trained on."""
+        """Yield indices as arrays of `batch_size` (None: the sampler's), without an end; each counts as trained on."""
         size = batch_size or self._batch_size
         if not size or size < 1:
             raise ValueError(f"batch_size {batch_size}: must be at least 1")
         return self._draws(lambda: size, is_endless=True)
 
     def track(self, loader: Any) -> Iterator[Any]:
-        """The batches of a DataLoader that draws from this sampler, for the rest of the epoch. Those that the loader
-        has ready for the next epoch are kept for the next call with the same loader. ValueError: it draws elsewhere."""
+        """Yield the batches of a DataLoader that draws from this sampler, for the rest of the epoch.
+
+        Batches that the loader has ready for the next epoch are kept for the next call with it. Raises ValueError: it
+        draws elsewhere.
+        """
         draws_here: bool = (loader.batch_sampler if self._batch_size is not None else loader.sampler) is self
         if not draws_here:
             raise ValueError(
                 "the DataLoader does not draw from this sampler: give it as batch_sampler=, or, made without "
-                "batch_size, as sampler= beside the loader's own batch_size="
+                "batch_size, as sampler= with the loader's own batch_size="
             )
         draws: int = loader.batch_size or 1
         return self._tracked(loader, draws)
@@ -244,8 +236,6 @@ class ElasticSampler:
 
     def _draws(self, size: Callable[[], int], *, is_endless: bool = False) -> Iterator[NDArray[np.int64]]:
         self._require_group()
-        if not self._is_tracking:
-            self._refuse_a_loader_with_workers()
         epoch = self.epoch
         while self._is_tracking or is_endless or self.epoch == epoch:
             draw = self._draw(size())
@@ -256,7 +246,7 @@ class ElasticSampler:
             yield draw.indices
 
     def _draw(self, count: int) -> _Draw:
-        """The next positions of this peer."""
+        """Return the next positions of this peer."""
         self._require_group()
         if self._generation != self._ledger.generation:
             self._generation = self._ledger.generation
@@ -318,7 +308,7 @@ class ElasticSampler:
             self._is_tracking = False
 
     def _void_what_is_ahead(self) -> None:
-        """The loader that had it is given up."""
+        """Give up the loader and its draws."""
         self._loader = None
         if self._generation == self._ledger.generation:
             self._drawn -= sum(draw.indices.size for draw in self._ahead if draw.generation == self._generation)
@@ -333,20 +323,8 @@ class ElasticSampler:
                 'shared={"sampler": sampler}, and call join before drawing; or, without a run, regroup(None)'
             )
 
-    def _refuse_a_loader_with_workers(self) -> None:
-        frame = sys._getframe(1)
-        for _ in range(STACK_DEPTH):
-            if type(frame.f_locals.get("self")).__name__ == "_MultiProcessingDataLoaderIter":
-                raise RuntimeError(
-                    "a DataLoader with num_workers above 0 draws batches that may never be trained on: iterate over "
-                    "sampler.track(loader) instead of the loader"
-                )
-            if frame.f_back is None:
-                return
-            frame = frame.f_back
-
     def close_log(self) -> None:
-        """Ends the log file; without one it does nothing."""
+        """End the log file, if there is one."""
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -354,8 +332,8 @@ class ElasticSampler:
     # What a training class, or a loop of one's own, calls: all peers in the same order.
 
     def regroup(self, communicator: Communicator | None, tag: int = 0) -> None:
-        """A joint call, after newcomers were let in and have the state: who is there from here on. None: this peer is
-        alone, without a run. ValueError, on those who are new, where only some have `samples_per_step`."""
+        """Form the group, after newcomers were let in and have the state: a group call. None: this peer alone, without
+        a run. Raises ValueError, on newcomers: only some peers have `samples_per_step`."""
         rows = _gathered(communicator, self._announcement(), tag)
         self._form(own_number(communicator) if communicator is not None else 0, rows)
 
@@ -365,7 +343,7 @@ class ElasticSampler:
         return [int(self._name, 16), self._block, self._samples_per_step is not None]
 
     def _form(self, number: int, rows: Mapping[int, Sequence[int]]) -> None:
-        """The announcements of all, by number."""
+        """Form the group from the announcements of all, by number."""
         is_fixed = rows[number][2]
         if any(row[2] != is_fixed for row in rows.values()):
             if not self._ledger.members:
@@ -380,17 +358,17 @@ class ElasticSampler:
         self._trained.clear()
 
     def fix_steps(self) -> None:
-        """Set `samples_per_step` to the batch's size where it was not given. Called before the group is formed.
-        ValueError: there is no batch size either."""
+        """Set `samples_per_step` to `batch_size` where it was not given, before the group is formed. Raises
+        ValueError."""
         if self._samples_per_step is None and self._batch_size is None:
             raise ValueError(
                 "DDP must know how many samples a peer trains on in a step: make the ElasticSampler with "
-                "samples_per_step, or with batch_size, of which a step then takes one"
+                "samples_per_step, or with batch_size: a step then takes one batch"
             )
         self._samples_per_step = self._samples_per_step or self._batch_size
 
     def check_step(self) -> None:
-        """RuntimeError: another number of samples was drawn since the last claim than `samples_per_step`."""
+        """Raise RuntimeError: the number of samples drawn since the last claim is not `samples_per_step`."""
         quota = self._samples_per_step
         if quota is not None and self.drawn != quota:
             raise RuntimeError(
@@ -398,9 +376,11 @@ class ElasticSampler:
             )
 
     def claim(self, communicator: Communicator | None, tag: int = 0, on_their_way: int = 0) -> None:
-        """A joint call, before the average of a step is launched: what was handed out since the last one is in it.
-        `on_their_way` is how many averages are at this moment. RuntimeError, before anything is claimed, where this
-        peer has not drawn `samples_per_step`."""
+        """Claim what was handed out since the last claim, before the average with it is launched: a group call.
+
+        `on_their_way` is the number of averages in flight. Raises RuntimeError as `check_step`, before anything is
+        claimed.
+        """
         is_repeated = self._ledger.claims > on_their_way  # a former call's average was not made
         if self.drawn or not is_repeated:
             self.check_step()
@@ -419,15 +399,12 @@ class ElasticSampler:
         self._trained.clear()
 
     def commit(self, peers: Collection[int] | None = None) -> None:
-        """Note that the average of the oldest claim has committed with the contributions of these peers (their numbers;
-        None: of this one alone). Called on all peers in the same order.
-
-        PCCLError INVALID_USAGE: others took part than have claimed, as a peer does that a call of `update_topology`
-        outside of the training class has let in."""
+        """Commit the oldest claim with the contributions of these peers (numbers; None: this one), on all peers in
+        order. Raises PCCLError INVALID_USAGE: other peers took part than have claimed."""
         numbers = {self._number} if peers is None else set(peers)
         known = {member.number for member in self._ledger.members}
         if not numbers or not numbers <= known:
-            what = f"peers {sorted(numbers)} took part in a step of which only {sorted(known)} share the data"
+            what = f"peers {sorted(numbers)} took part in a step, but only {sorted(known)} share the data"
             raise PCCLError(Result.INVALID_USAGE, "ElasticSampler.commit", what)
         commit = self._ledger.commit(numbers)
         if self._trained and self._generation != self._ledger.generation:
@@ -449,8 +426,7 @@ class ElasticSampler:
 
 
 def _integer(name: str, value: Any) -> int:
-    """Return a Python integer, also for NumPy's and torch's, which no state that is shared may have in it. TypeError
-    for anything else."""
+    """Return a Python integer, also for NumPy's and torch's. Raises TypeError."""
     try:
         return as_int(name, value)
     except ValueError as error:
@@ -458,18 +434,15 @@ def _integer(name: str, value: Any) -> int:
 
 
 def _gathered(communicator: Communicator | None, row: list[int], tag: int) -> dict[int, list[int]]:
-    """Everybody's numbers, by the peers' numbers."""
+    """Return all peers' numbers, by peer number."""
     if communicator is None:
         return {0: row}
-    numbers = np.array(row, np.int64)
-    info, _ = until_committed(communicator, lambda: communicator.launch.all_gather(numbers, tag=tag).result())
-    if info is None:
-        return {own_number(communicator): row}
-    return dict(zip(info.membership.peers, info.array.tolist(), strict=True))
+    rows, _ = gather_among_all(communicator, np.array(row, np.int64), tag)
+    return {number: [int(each) for each in numbers] for number, numbers in rows.items()}
 
 
 def indices_at(positions: NDArray[np.int64], dataset_size: int, seed: int, shuffle: bool) -> NDArray[np.int64]:
-    """Which samples of the dataset are at these positions of a stream."""
+    """Return which samples of the dataset are at these positions of a stream."""
     epochs, places = np.divmod(positions, dataset_size)
     if not shuffle:
         return places

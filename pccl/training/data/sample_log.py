@@ -1,12 +1,12 @@
-"""A peer's account of which samples it has trained on, and of what became of the steps: JSON, a line for each event.
+"""A peer's log of the samples it has trained on and of the outcome of steps: JSON, a line for each event.
 
     {"stream": {"dataset_size": 60000, "seed": 0, "shuffle": true}}         begins each part that a process has written
     {"drawn": 7, "by": "5f...", "positions": [[96, 128]], "samples": [...]}   handed out to be trained on, for step 7
     {"discarded": 7, "by": "5f..."}                                         what was drawn for step 7 was not trained on
     {"step": 7, "before": "9a...", "after": "c4...", "used": {"5f...": [[96, 128]]}, "again": []}   committed
 
-A line of samples is with the operating system before they are handed out, so it outlives the process, and so before any
-step with them can commit; a line of a step is written by every peer in it. `pccl.training.audit` reads them.
+A line of samples is with the operating system before they are handed out, so before any step with them can commit;
+every peer in a step writes its line.
 """
 
 from __future__ import annotations
@@ -20,13 +20,12 @@ from typing import Any, BinaryIO
 
 from numpy.typing import NDArray
 
-from pccl.training.data.deal import Range
 from pccl.training.data.sample_ledger import Commit
+from pccl.training.data.stream import Range
 
 
 def _drop_what_is_not_whole(file: BinaryIO) -> None:
-    """Cut off what a process that crashed, or a full disk, has left behind the last newline: nobody was given its
-    samples."""
+    """Cut off an incomplete last line of a crashed process; its samples were never handed out."""
     if os.fstat(file.fileno()).st_size:
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             end = content.rfind(b"\n") + 1
@@ -35,7 +34,7 @@ def _drop_what_is_not_whole(file: BinaryIO) -> None:
 
 
 class SampleLog:
-    """A file that is added to. Each line is one write. OSError from any method."""
+    """A file that is added to. Each line is one write. All methods raise OSError."""
 
     def __init__(self, path: str | os.PathLike[str], dataset_size: int, seed: int, shuffle: bool) -> None:
         self._file: BinaryIO = Path(path).open("a+b", buffering=0)  # noqa: SIM115

@@ -1,98 +1,157 @@
-"""Data parallelism: the gradients of every step are averaged, while the backward pass still goes on.
+"""Data parallelism: the gradients of every step are averaged during the backward pass.
 
-Theory of operation. The parameters are dealt into *buckets* of about `bucket_bytes`
-(`pccl.training.ddp.gradient_buckets`). A hook on each parameter notices that its gradient is there; a bucket whose
-gradients all are is reduced at once, under its own tag. So all but the first layers' communication happens during the
-backward pass. `synchronize` launches the buckets that never became full (parameters without a part in the loss count as
-zero) and waits for all; then the gradients are the averages, for the program to clip, unscale or inspect. `step` calls
-it if the program has not, and makes the optimizer's step.
+The parameters are assigned to *buckets* of about `bucket_bytes` (`pccl.training.ddp.gradients`). A bucket whose
+gradients are all complete is reduced at once, under its own tag, so all but the first layers' communication happens
+during the backward pass. `synchronize` launches the remaining buckets (unused parameters count as zero) and waits for
+all. `step` calls it if the program has not, and makes the optimizer's step. Gradients are views of their buckets from
+the first step on, so no copy is made unless the program sets them to None.
 
-After the first step gradients are views of their buckets: the backward pass writes into what is sent, and nothing is
-copied, unless somebody sets them to None (`optimizer.zero_grad()`; use `zero_grad` of this class).
+A wrong order of calls does not part the peers:
 
-*Why a wrong order of calls does not part the peers*:
+1. Averages arrive in memory that the program never had, so all peers have the same ones.
+2. A peer that has written gradients in flight, has frozen or unfrozen parameters, or has replaced a replicated tensor
+   refuses the step, and no peer makes it (`pccl.training.ddp.refusals`). A peer whose backward pass failed launches its
+   buckets as they are, and refuses.
+3. The optimizer steps from `DDP.step` alone: a hook refuses any other step before it changes anything.
+4. Backward passes between `synchronize` and `step` are refused at their first complete gradient.
 
-1. All peers have the same averages, also where one has written gradients that were in flight: it never had the memory
-   in which they arrive (`pccl.training.ddp.gradient_buckets`).
-2. Who has written gradients in flight says so before the step, and no peer makes it (`pccl.training.group.veto`).
-   Nothing can be written between that and the averages, because the program's thread is inside `synchronize` then.
-3. The optimizer takes steps from `DDP.step` alone: a hook refuses any other before it has changed anything. So it has
-   never stepped with a gradient that is not averaged.
-4. Backward passes between `synchronize` and `step` are refused where the first of their gradients is complete.
-5. All parameters of the optimizer are the module's, and one whose gradients are not averaged, since it was frozen when
-   the DDP was made, has the step refused as in 2. So has a tensor in another's place
-   (`pccl.training.tensors.held_tensors`).
-
-Modules on CUDA devices may be spread over several; a bucket is on one. Its gradients are waited for on the stream that
-the last of them is accumulated on, which is that of all, unless the program has parts of its forward pass on different
-streams of a device.
-
-*What is shared*: the parameters, buffers, the optimizer's tensors and hyperparameters, and what the user hands over, so
-that a newcomer goes on with the same moments and learning rates as the others (`pccl.training.consistency.contract`).
-All peers then make the same optimizer step from the same gradients; they stay bit-identical as far as their CPUs and
-torch builds compute alike, which DiLoCo does not ask for; the step is made in the default floating-point environment,
-whatever that of the program. Where it is not so, peers find out as they compare digests.
-
-*Giving up*: a peer whose backward pass has failed has some buckets on their way, and the others wait for the rest. It
-launches them as they are and refuses the step.
-
-*Weights*, by what a peer's gradients count, are known after the backward pass; where they are given, buckets are
-launched then (`pccl.training.ddp.gradient_weights`).
-
-*Coming and going*: a loss aborts some of the buckets, on all survivors the same; these are reduced again among those
-who are left. Newcomers are let in every `admit_every` steps, because asking costs a round trip to the master.
+Replicated are parameters, buffers, the optimizer's tensors and hyperparameters, and the objects in `shared`
+(`pccl.training.state.replicated_state`). Peers stay bit-identical as far as their CPUs and torch builds compute alike;
+digest comparison finds where they do not. A loss aborts some buckets on all survivors alike, which reduce them again.
+Newcomers are let in every `admit_every` steps, because asking costs a round trip to the master.
 """
 
 from __future__ import annotations
 
+import atexit
+import logging
 import math
 import os
 import sys
-import time
+import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from _pccl_torch import outside_graphs
 from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
 from pccl._integers import as_int
-from pccl.training.consistency.buffers import AVERAGE, exchanged_buffers
-from pccl.training.consistency.contract import Contract, ParamGroups
-from pccl.training.ddp import connected
-from pccl.training.ddp.comm_hooks import CommHook, name_of
-from pccl.training.ddp.fresh_state import materialize
-from pccl.training.ddp.grad_scalers import GradScalers, found_inf
-from pccl.training.ddp.gradient_averages import GradientAverages
-from pccl.training.ddp.gradient_buckets import Bucket, dealt
-from pccl.training.ddp.module_face import ModuleFace
-from pccl.training.ddp.objections import ABANDONED, UNWEIGHTED, Objections
-from pccl.training.group.membership import Admission, Averaged, Membership, alike, fingerprint, own_number
-from pccl.training.group.report import StepReport, report_of
-from pccl.training.group.veto import Objection, Veto
-from pccl.training.group.weights import checked_weight
-from pccl.training.state.checkpoint import Snapshot, Stateful
-from pccl.training.state.checkpointed import Checkpointed
+from pccl.training.ddp.gradients import Bucket, CommHook, GradientAverages, bucketed, name_of
+from pccl.training.ddp.refusals import (
+    ABANDONED,
+    UNWEIGHTED,
+    GradScalers,
+    Refusal,
+    RefusalExchange,
+    StepRefusals,
+    found_inf,
+)
+from pccl.training.group.membership import Admission, Membership, alike, fingerprint
+from pccl.training.group.relaunch import own_number
+from pccl.training.state.buffers import AVERAGE, exchanged_buffers
+from pccl.training.state.checkpoint import Checkpointed, Snapshot, Stateful
+from pccl.training.state.replicated_state import ParamGroups, ReplicatedState
+from pccl.training.state.torch_arithmetic import default_torch_arithmetic
 from pccl.training.state.torch_state import (
+    HeldTensors,
+    LateState,
     assign,
     assign_optimizer,
     buffers_of,
     class_of,
     layout_of,
+    materialize,
+    optimized,
     optimizer_tensors,
     require_like,
 )
-from pccl.training.tensors.held_tensors import HeldTensors, LateState, optimized
-from pccl.training.tensors.torch_arithmetic import default_torch_arithmetic
+from pccl.training.step import GroupStep, StepReport, checked_weight
+
+Face = TypeVar("Face", bound="ModuleFace")
+
+
+class ModuleFace:
+    """Passes on to `module` what programs ask of torch's DistributedDataParallel as if it were the module.
+
+    Names are the module's own, without torch's "module." prefix, so a checkpoint of the weights fits the bare module
+    too.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module = module
+        """The module that is trained: its attributes are found here."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward pass, with its hooks; also under `torch.autocast`."""
+        return self.module(*args, **kwargs)
+
+    def parameters(self, recurse: bool = True) -> Iterator[Any]:
+        yield from self.module.parameters(recurse)
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Any]]:
+        yield from self.module.named_parameters(prefix, recurse)
+
+    def buffers(self, recurse: bool = True) -> Iterator[Any]:
+        yield from self.module.buffers(recurse)
+
+    def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Any]]:
+        yield from self.module.named_buffers(prefix, recurse)
+
+    def modules(self) -> Iterator[Any]:
+        yield from self.module.modules()
+
+    @property
+    def training(self) -> bool:
+        return bool(self.module.training)
+
+    def train(self: Face, mode: bool = True) -> Face:
+        self.module.train(mode)
+        return self
+
+    def eval(self: Face) -> Face:
+        self.module.eval()
+        return self
+
+    def state_dict(self, **options: Any) -> dict[str, Any]:
+        found: dict[str, Any] = self.module.state_dict(**options)
+        return found
+
+    def load_state_dict(self, state_dict: Any, strict: bool = True) -> Any:
+        """Write values into the module's tensors, on all peers alike, or before `join`."""
+        return self.module.load_state_dict(state_dict, strict=strict)
+
 
 BUCKET_BYTES = 4 << 20
+
+_of_thread = threading.local()
+"""The last DDP that `connect` has made in this thread, as a weak reference."""
+_connected: weakref.WeakSet[Any] = weakref.WeakSet()
+"""The DDPs that `connect` has made."""
+
+logger = logging.getLogger(__name__)
+
+
+@atexit.register
+def _close_connected() -> None:
+    """Leave the runs of programs that end without `close`, unless they end by an exception."""
+    if getattr(sys, "last_value", None) is not None:
+        return
+    for ddp in [each for each in _connected if each._is_connected_to()]:
+        try:
+            ddp.close()
+        except Exception as error:
+            logger.error("closing DDP at the end of the program failed: %s", error)
 
 
 @dataclass(frozen=True, slots=True)
 class Step(StepReport):
-    """The outcome of a step of `DDP`. `revision` counts the steps so far, `world_size` is the fewest peers in the
-    average of any bucket (1: alone), and `waited_s` the time that `synchronize` took."""
+    """The outcome of a step of `DDP`.
+
+    `revision` counts the run's steps, `world_size` is the fewest peers in the average of any bucket (1: alone), and
+    `waited_s` the time that `synchronize` took.
+    """
 
     is_skipped: bool = False
     """Whether the GradScaler left out the optimizer's step, for averages that are not finite: on all peers alike."""
@@ -100,8 +159,17 @@ class Step(StepReport):
 
 @outside_graphs
 class DDP(ModuleFace, Checkpointed):
-    """Averages the gradients of a torch module, on the CPU or CUDA devices, and steps its optimizer. Can be called and
-    asked as the module, which is its `module`. Not thread-safe. Needs torch 2.1 or newer."""
+    """Averages the gradients of a torch module, on the CPU or CUDA devices, and steps its optimizer.
+
+    Can be called and asked like the module, its `module`. All peers build the same module and optimizer and give the
+    same arguments. Uses the tags from `tag` on: one for refusals and one for each bucket. Not thread-safe. Example::
+
+        ddp = DDP(communicator, model, optimizer)
+        ddp.join(peers_min=4)
+        for images, labels in loader:
+            loss(ddp(images), labels).backward()
+            ddp.step()
+    """
 
     def __init__(
         self,
@@ -119,22 +187,22 @@ class DDP(ModuleFace, Checkpointed):
         check_every: int | None = None,
         tag: int = 0,
     ) -> None:
-        """All peers build the same module and optimizer and give the same arguments. Uses the tags from `tag` on: one
-        for refusals and one for each bucket; and those of `pccl.training.consistency.contract`.
+        """Args:
+            quantization: Sends gradients in fewer bits.
+            bucket_bytes: Size of a bucket.
+            admit_every: Newcomers are let in after this many steps.
+            find_unused_parameters: For torch's signature; unused parameters count as zero in any case.
+            gradient_as_bucket_view: For torch's signature; must be True.
+            shared: Objects whose `state_dict()` is replicated, such as schedulers and a GradScaler.
+            buffers: "average" (floats by the mean, others by the maximum), "first" (from rank 0) or "local".
+            check_every: Compare digests after this many steps; None: as often as possible while costing less than
+                0.1 % of the time.
+            tag: First tag.
 
-        `shared` are objects whose `state_dict()` is part of the run, such as learning-rate schedulers and a GradScaler:
-        newcomers load it, and it is compared. `buffers` is what becomes of the module's buffers in each step:
-        "average" (floating-point ones by the mean, others by the maximum), "first" (from the peer of rank 0) or
-        "local". `check_every` is after how many steps peers compare digests of all they have in common; None: as often
-        as it takes less than a thousandth of the time.
-
-        `find_unused_parameters` and `gradient_as_bucket_view` are there for programs that give them to torch's class.
-        The first changes nothing: parameters without a part in the loss count as zero in any case. The second cannot be
-        False: gradients are always views of their buckets.
-
-        ValueError for a module without parameters that require gradients, for an optimizer with a state that is no
-        tensor or with parameters that are not the module's, and for other arguments (also TypeError); PCCLError
-        INVALID_ARGUMENT for tensors that cannot be shared, such as distributed ones or those on devices of other kinds.
+        Raises:
+            ValueError, TypeError: The module has no parameters that require gradients, the optimizer has a state that
+                is not a tensor or parameters that are not the module's, or an argument is wrong.
+            PCCLError: INVALID_ARGUMENT: a tensor cannot be shared, such as a distributed one.
         """
         torch = sys.modules["torch"]
         if isinstance(optimizer, (list, tuple)):
@@ -152,7 +220,8 @@ class DDP(ModuleFace, Checkpointed):
                 raise ValueError(f"{name} {value}: must be at least 1")
         super().__init__(module)
         self._communicator = communicator
-        self._owns_communicator = False
+        self._address: str | None = None
+        """The run's address, if `connect` has made this."""
         self._optimizer = optimizer
         self._quantization = quantization
         self._admit_every = admit_every
@@ -160,11 +229,10 @@ class DDP(ModuleFace, Checkpointed):
         self._scalers = GradScalers(optimizer, (shared or {}).values())
         self._must_synchronize = True
         """Outside of `no_sync`."""
-        self._averages: list[Averaged] | None = None
-        """The averages that `synchronize` has made in this step."""
+        self._synchronized: GroupStep | None = None
+        """The step, once its gradients are averages."""
         self._weight: float | None = None
         """The weight of this peer in this step."""
-        self._waited_s = 0.0
         self._is_stepping = False
         self._has_stepped = False
         self._has_failed = False
@@ -180,16 +248,16 @@ class DDP(ModuleFace, Checkpointed):
                     f"the optimizer has a parameter of shape {tuple(parameter.shape)} that is not the module's, so its "
                     "gradients would not be averaged; put all that is trained into one module, such as a ModuleList"
                 )
-        self._buckets = [Bucket(torch, each) for each in dealt(parameters, bucket_bytes)]
+        self._buckets = [Bucket(torch, each) for each in bucketed(parameters, bucket_bytes)]
         self._gradients = GradientAverages(communicator, self._buckets, tag + 1, quantization)
         materialize(torch, optimizer, parameters)
         self._held = HeldTensors(module, optimizer)
-        self._objections = Objections(optimizer, names, self._buckets, self._held, self._scalers.is_unscaled)
+        self._refusals = StepRefusals(optimizer, names, self._buckets, self._held, self._scalers.is_unscaled)
         # Without content; its name says which peers can train together.
         buckets = [(bucket.flat.numel(), bucket.flat.dtype) for bucket in self._buckets]
         name = f"options of DDP {fingerprint(quantization, admit_every, buckets)}"
         options = {name: torch.zeros(1, device="cpu")}
-        self._contract = Contract(
+        self._replicated = ReplicatedState(
             communicator,
             tensors=self._compared,
             buffers=exchanged_buffers(module, buffers),
@@ -200,18 +268,18 @@ class DDP(ModuleFace, Checkpointed):
             tag=tag,
             version=self._held.version,
         )
-        self._contract.followers.fix_steps()
+        self._replicated.fix_steps()
         infos = [TensorInfo.from_torch(tensor, name) for name, tensor in {**self._held.tensors, **options}.items()]
-        self._state = SharedState([*infos, *self._contract.infos()])
+        self._state = SharedState([*infos, *self._replicated.infos()])
         alike_options = {
             "class": type(self).__name__,
-            **self._contract.options(),
+            **self._replicated.options(),
             "optimizer": type(optimizer).__qualname__,
             "quantization": alike(quantization),
             "admit_every": admit_every,
             "bucket_bytes": bucket_bytes,
         }
-        self._membership = Membership(communicator, self._state, alike_options, joint=self._contract)
+        self._membership = Membership(communicator, self._state, alike_options, joint=self._replicated)
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(self._hook(number, i))
             for number, bucket in enumerate(self._buckets)
@@ -224,22 +292,27 @@ class DDP(ModuleFace, Checkpointed):
     def connect(
         cls, module: Any, optimizer: Any, address: str | None = None, *, peers_min: int | None = None, **options: Any
     ) -> DDP:
-        """Make a DDP with a communicator of its own, connected to the run at `address` (None: the environment's
-        PCCL_MASTER), and join: with `peers_min` None as many peers as `pccl launch` has started. `options` are those of
-        the constructor. `close` closes the communicator, too.
+        """Make a DDP with a communicator of its own, connected to the run at `address`, and join.
 
-        A program that ends without `close` leaves the run in order all the same, and compares what its last step has
-        left; a divergence that is found then is printed, and the exit status is 1.
+        Use it in a `with closing(...)` block or call `close`, which closes the communicator too. A program that ends
+        without leaves the run, compares the last step, and logs an error if that fails.
 
-        PCCLError as `Communicator.connect`, with INVALID_ARGUMENT where no address is given, INVALID_USAGE where this
-        thread has another one in that run, and as `join`."""
+        Args:
+            address: The master's; None: the environment's PCCL_MASTER.
+            peers_min: Peers that a new run starts with; None: as many as `pccl launch` has started.
+            options: Those of the constructor.
+
+        Raises:
+            PCCLError: As `Communicator.connect` and `join`; INVALID_ARGUMENT: no address; INVALID_USAGE: this thread
+                has another DDP in that run.
+        """
         address = address or os.environ.get("PCCL_MASTER")
         if not address:
             text = (
-                "there is no address of a master: give one, or start the program with pccl launch, or set PCCL_MASTER"
+                "the master's address is missing: give one, or start the program with pccl launch, or set PCCL_MASTER"
             )
             raise PCCLError(Result.INVALID_ARGUMENT, "DDP.connect", text)
-        if connected.is_thread_in(address):
+        if (former := getattr(_of_thread, "latest", lambda: None)()) is not None and former._is_connected_to(address):
             text = (
                 f"this thread is in the run at {address} already, by a DDP that could never let this one in: close() "
                 "that one, or put all that is trained into one module, such as a ModuleDict, with one optimizer"
@@ -248,42 +321,43 @@ class DDP(ModuleFace, Checkpointed):
         if peers_min is None:
             peers_min = int(os.environ.get("PCCL_LAUNCH_COUNT", "1"))
         ddp = cls(Communicator(address), module, optimizer, **options)
-        ddp._owns_communicator = True
+        ddp._address = address
         ddp._communicator.connect()
         ddp.join(peers_min)
-        connected.add(ddp, address)
+        _of_thread.latest = weakref.ref(ddp)
+        _connected.add(ddp)
         return ddp
 
-    @property
-    def own_communicator(self) -> Communicator:
-        """The communicator, for `pccl.training.ddp.connected`."""
-        return self._communicator
+    def _is_connected_to(self, address: str | None = None) -> bool:
+        """Whether the communicator of `connect` is connected, to the run at `address` (None: to any)."""
+        try:
+            return self._communicator.world_size > 0 and address in (None, self._address)
+        except PCCLError:
+            return False
 
     @property
     def revision(self) -> int:
-        """Steps so far, of the whole run."""
+        """Steps of the whole run."""
         return self._state.revision
 
     def digest(self) -> str:
-        """BLAKE3, in hexadecimal, of all that peers have in common: the same on all of them after every step. Buffers
-        that are local are left out."""
-        return self._contract.digest(self.revision)
+        """Return the BLAKE3 digest, in hexadecimal, of the replicated state: the same on all peers after every step."""
+        return self._replicated.digest(self.revision)
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
         yield from self._held.tensors.items()
         yield from ((name, tensor) for name, _, _, tensor in self._held.late())
-        yield from self._contract.buffers.module_tensors()
+        yield from self._replicated.buffers.module_tensors()
 
     def join(self, peers_min: int = 1) -> Admission:
-        """Join the run, with at least `peers_min` peers if nobody is under way. See `DiLoCo.join`, whose errors it
-        has."""
+        """Join the run, with at least `peers_min` peers if it is new. Raises as `DiLoCo.join`."""
         return self._membership.join(peers_min)
 
     def register_comm_hook(self, state: Any, hook: CommHook) -> None:
-        """Has `hook(state, bucket)` average the buckets, as torch's class does: see `pccl.training.ddp.comm_hooks`.
-        Once, before `join`, the same on all peers, or every step is refused.
+        """Average the buckets with `hook(state, bucket)`, as torch's class does: see `pccl.training.comm_hooks`.
 
-        PCCLError INVALID_USAGE where there is one, this peer has joined, or `quantization` was given.
+        Call it once, before `join`, with the same hook on all peers, or every step is refused. Raises PCCLError
+        INVALID_USAGE: there is a hook, this peer has joined, or `quantization` was given.
         """
         if not callable(hook):
             raise TypeError(f"hook must be callable, not {type(hook).__name__}")
@@ -293,7 +367,7 @@ class DDP(ModuleFace, Checkpointed):
         elif self._gradients.comm_hook is not None:
             what = "there is a hook already"
         elif self._quantization is not None:
-            what = "with quantization= there is no hook: give the options to bucket.average in it"
+            what = "a hook cannot be given with quantization=: give the options to bucket.average in it"
         if what:
             raise PCCLError(Result.INVALID_USAGE, "DDP.register_comm_hook", what)
         self._gradients.comm_hook = state, hook
@@ -309,110 +383,107 @@ class DDP(ModuleFace, Checkpointed):
             self._must_synchronize = before
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Clears the gradients and leaves them where they are; with `set_to_none` torch makes them anew, and they are
-        copied. After `synchronize`, on all peers alike, this gives up the step. PCCLError INVALID_USAGE while gradients
-        are in flight."""
-        if self._averages is None and any(bucket.average is not None for bucket in self._buckets):
+        """Clear the gradients, and leave them where they are unless `set_to_none`, after which they are copied.
+
+        After `synchronize`, on all peers alike, this gives up the step. Raises PCCLError INVALID_USAGE while gradients
+        are in flight.
+        """
+        if self._synchronized is None and any(bucket.average is not None for bucket in self._buckets):
             text = (
                 "gradients are on their way to the other peers; write ddp.synchronize() before, or ddp.step() instead, "
                 "or ddp.abandon() where the backward pass has failed"
             )
             raise PCCLError(Result.INVALID_USAGE, "DDP.zero_grad", text)
-        if self._averages is not None:
-            self._follow()
+        if self._synchronized is not None:
+            self._commit(self._synchronized)
         self._clear()
         if set_to_none:
             self.module.zero_grad(set_to_none=True)
 
     def synchronize(self, *, weight: float | None = None) -> None:
-        """Call it after the backward pass, before anything that changes or judges gradients, such as clipping: returns
-        when the gradients are the averages over all peers. A joint call; another one before `step` does nothing.
+        """Make the gradients the averages over all peers: a group call after the backward pass, before gradients are
+        clipped.
 
-        `weight` is by what this peer counts in the averages, such as the tokens or samples of the step, with all that
-        `no_sync` has accumulated, where the loss is their mean: `sum(w * gradient) / sum(w)`, the same bits on all. All
-        peers give one, or none does. Weight 0 leaves a peer out. Gradients then travel after the backward pass
-        (`pccl.training.ddp.gradient_weights`).
-
-        ValueError: a weight that is negative or not finite, or another one than in a former call of this step; it can
-        be called again. PCCLError as `step`.
+        A further call before `step` has no effect. `weight` is the peer's weight in the averages, such as the tokens of
+        the step with all that `no_sync` has accumulated: `sum(w * gradient) / sum(w)`. All peers give one, or none
+        does; 0 leaves a peer out. With weights gradients travel after the backward pass. Raises ValueError: the weight
+        is negative, not finite, or another one than in a former call of this step. Raises PCCLError as `step`.
         """
         weight = self._valid_weight(weight, "DDP.synchronize")
         with self._step("DDP.synchronize"):
             self._synchronize("DDP.synchronize", weight)
-            self._scalers.note(self._buckets)
 
     def abandon(self) -> None:
-        """Gives up the step on all peers, as where the backward pass has failed on this one: call it instead of
-        `synchronize` or `step`. The others' call of these raises PCCLError INVALID_USAGE, which names this peer;
-        gradients are cleared on all, what samplers have handed out is handed out again, and all are ready for another
-        backward pass. A joint call.
+        """Give up the step on all peers, as after a failed backward pass: a group call instead of `step`.
 
-        PCCLError INVALID_USAGE where the gradients have been averaged already, else as `step`.
+        On the others `synchronize` or `step` raises PCCLError INVALID_USAGE, which names this peer. Gradients are
+        cleared on
+        all, samples of the step are drawn again, and all are ready for another backward pass. Raises PCCLError
+        INVALID_USAGE
+        where the gradients have been averaged already, else as `step`.
         """
-        if self._averages is not None:
+        if self._synchronized is not None:
             text = "the gradients of this step have been averaged: all peers give it up by ddp.zero_grad()"
             raise PCCLError(Result.INVALID_USAGE, "DDP.abandon", text)
         with self._step("DDP.abandon"):
             self._exchange(None, (ABANDONED, 0, 0))
 
     def step(self, scaler: Any = None, *, weight: float | None = None) -> Step:
-        """Call it instead of the optimizer's: averages what is not averaged yet, steps, clears the gradients, and lets
-        newcomers in when it is time. A joint call.
+        """Average gradients, step the optimizer, clear gradients and let newcomers in: a group call.
 
-        With a `torch.amp.GradScaler` it does what `scaler.step(optimizer)` and `scaler.update()` do, so write neither;
-        a step that the scaler skips is skipped by all peers, which have the same averages, and counts as one. Put the
-        scaler into `shared`, so that newcomers have its scale. `weight` is as in `synchronize`.
+        Args:
+            scaler: A `torch.amp.GradScaler`: does what `scaler.step(optimizer)` and `scaler.update()` do. A step
+                that it skips is skipped on all peers and counts. Put it into `shared`.
+            weight: As in `synchronize`.
 
-        ValueError as `synchronize`. PCCLError: the master is lost, or this peer was evicted; INVALID_USAGE on all
-        peers, with the gradients cleared and all ready for another backward pass: on one or more of them gradients in
-        flight were changed, or some are not averaged; INVALID_USAGE: `join` was not called, or a former step was
-        interrupted or failed in the optimizer (`close` this one, and make a communicator and a DDP anew). `revision`
-        says whether the step was made: if it has grown, it was, and what failed is the admission of newcomers.
-        DivergenceError: peers differ in what they must have in common.
+        Raises:
+            PCCLError: The master is lost, or this peer was evicted. INVALID_USAGE on all peers, with the gradients
+                cleared: a peer has refused the step. INVALID_USAGE here: `join` was not called, or a former step was
+                interrupted or failed in the optimizer: close, and make a communicator and a DDP again. If `revision`
+                has grown, the step was made and the admission failed.
+            DivergenceError: Replicated state differs between peers.
+            ValueError: As `synchronize`.
         """
         if scaler is not None and not all(callable(getattr(scaler, name, None)) for name in ("step", "update")):
             raise TypeError(f"scaler must be a torch.amp.GradScaler or None, not {type(scaler).__name__}")
         weight = self._valid_weight(weight, "DDP.step")
         with self._step("DDP.step"):
             if scaler is not None:
-                self._scalers.require_order(scaler, self._buckets, is_averaged=self._averages is not None)
+                self._scalers.add(scaler)
             self._synchronize("DDP.step", weight)
-            assert self._averages is not None
-            done, waited_s = self._averages, self._waited_s
-            self._follow()
+            step = self._synchronized
+            assert step is not None
+            self._commit(step)
             self._optimize(scaler)
             self._clear()
             self._state.revision += 1
-            admission = None
-            if self.revision % self._admit_every == 0 and self._membership.are_peers_pending():
+            if self.revision % self._admit_every == 0 and step.are_peers_pending():
                 self._gradients.forget_weights()
-                admission = self._membership.admit()
-            self._contract.end(self.revision)
-        world_size = min(each.world_size for each in done[: len(self._buckets)])
-        report = report_of(
-            Step, done, revision=self.revision, world_size=world_size, admission=admission, waited_s=waited_s
-        )
-        return replace(report, is_skipped=not self._has_stepped)
+                step.admit()
+            step.end()
+        world_size = min(each.world_size for each in step.outcomes[: len(self._buckets)])
+        return step.report(Step, world_size, is_skipped=not self._has_stepped)
 
     def finish(self) -> None:
-        """Compares what all peers have in common: to be called on all after the last step. Raises what `step` does."""
+        """Compare the replicated state, on all peers after the last step. Raises as `step`."""
         with self._step("DDP.finish"):
-            self._contract.check(self.revision)
+            self._replicated.check(self.revision)
 
     def close(self) -> None:
-        """Takes the hooks off the module and the optimizer, which are ordinary ones again. One that `connect` has made
-        leaves the run, as at the end of a `with` block of its communicator. OSError of a save in the background;
-        DivergenceError of the last step."""
+        """Take the hooks off module and optimizer; one of `connect` leaves the run too.
+
+        Raises OSError of a save in the background, DivergenceError of the last step.
+        """
         for hook in self._hooks:
             hook.remove()
-        with closing(self._communicator) if self._owns_communicator else nullcontext():
+        with closing(self._communicator) if self._address is not None else nullcontext():
             super().close()
 
     def _snapshot(self) -> Snapshot:
         parameters = dict(self.module.named_parameters())
         buffers = buffers_of(self.module)
         state = {"parameters": parameters, "buffers": buffers, "optimizer": self._optimizer.state_dict()}
-        state |= {"shared": self._contract.state_dict(), "optimizer class": class_of(self._optimizer)}
+        state |= {"shared": self._replicated.state_dict(), "optimizer class": class_of(self._optimizer)}
         late = {name for name, *_ in self._held.late()}
         held = {name: each for name, each in optimizer_tensors(self._optimizer).items() if name not in late}
         return Snapshot(self.revision, state, layout_of({**parameters, **buffers, **held}))
@@ -421,7 +492,7 @@ class DDP(ModuleFace, Checkpointed):
         parameters = dict(self.module.named_parameters())
         require_like(parameters, state["parameters"])
         require_like(buffers_of(self.module), state["buffers"])
-        with self._contract.taking_up(state.get("shared", {})):
+        with self._replicated.taking_up(state.get("shared", {})):
             assign_optimizer(self._optimizer, state["optimizer"])
             assign(parameters, state["parameters"])
             assign(buffers_of(self.module), state["buffers"])
@@ -429,12 +500,12 @@ class DDP(ModuleFace, Checkpointed):
 
     @contextmanager
     def _step(self, func_name: str) -> Iterator[None]:
-        """Surround what all peers do alike in a step. PCCLError as `Membership.step`; INVALID_USAGE after the optimizer
-        failed in the middle of a step."""
+        """Surround a group call. Raises PCCLError as `Membership.step`; INVALID_USAGE after the optimizer failed in a
+        step."""
         if self._has_failed:
             text = (
                 "the optimizer failed in the middle of a step, and this peer's parameters may not be the others': "
-                "close the communicator, and join anew"
+                "close the communicator, and join again"
             )
             raise PCCLError(Result.INVALID_USAGE, func_name, text)
         with self._membership.step(func_name):
@@ -443,9 +514,9 @@ class DDP(ModuleFace, Checkpointed):
     def _valid_weight(self, weight: float | None, func_name: str) -> float | None:
         weight = checked_weight(weight)
         if weight is not None and self._gradients.comm_hook is not None:
-            text = "with a communication hook there is no weight=: have the hook send gradients times weights, and them"
+            text = "weight= cannot be given with a communication hook: let the hook send gradients times weights"
             raise PCCLError(Result.INVALID_USAGE, func_name, text)
-        if weight is not None and self._averages is not None and weight != self._weight:
+        if weight is not None and self._synchronized is not None and weight != self._weight:
             had = "no weight" if self._weight is None else f"weight {self._weight:g}"
             raise ValueError(
                 f"weight {weight:g}: the gradients of this step have been averaged with {had}; give it to "
@@ -454,50 +525,50 @@ class DDP(ModuleFace, Checkpointed):
         return weight
 
     def _synchronize(self, func_name: str, weight: float | None) -> None:
-        if self._averages is not None:
+        if self._synchronized is not None:
             return
-        self._contract.followers.check_step()
-        if objections := self._exchange(weight, None):
-            raise PCCLError(Result.INVALID_USAGE, func_name, self._objections.explained(objections))
+        self._replicated.check_step()
+        if refusals := self._exchange(weight, None):
+            raise PCCLError(Result.INVALID_USAGE, func_name, self._refusals.explained(refusals))
 
-    def _exchange(self, weight: float | None, what: tuple[int, int, int] | None) -> list[Objection]:
-        """Makes the gradients the averages, unless somebody objects: then they are cleared. `what` is this peer's
-        objection (None: to be found out)."""
+    def _exchange(self, weight: float | None, what: tuple[int, int, int] | None) -> list[Refusal]:
+        """Make the gradients the averages, or clear them if any peer refuses the step. `what` is this peer's refusal
+        (None: to be found out)."""
         self._weight = weight
-        started_s = time.monotonic()
-        self._contract.begin(self.revision)
-        what = self._objections.own() if what is None else what
-        self._gradients.launch_rest(weight, self.revision)
-        number = math.nan if weight is None else weight
-        hook = name_of(self._gradients.comm_hook)
-        veto = Veto(self._communicator, self._tag, self.revision, what, alike=hook, number=number)
-        self._contract.launch_buffers(self.revision)
-        averages = self._gradients.land()
-        objections, cost = veto.wait()
-        of_buffers = self._contract.land()
-        without = [peer for peer, number in veto.numbers.items() if math.isnan(number)]
-        if not objections and 0 < len(without) < len(veto.numbers):
-            own = own_number(self._communicator)
-            objections = [Objection(peer, peer == own, (UNWEIGHTED, 0, 0)) for peer in without]
-        if objections:
-            self._clear()
-            self._scalers.forget()
-            self._contract.followers.discard()
-            return objections
-        averages = self._gradients.settle(averages, veto.numbers, weight, self.revision)
-        self._gradients.give()
-        self._averages = [*averages, cost, of_buffers]
-        self._waited_s = time.monotonic() - started_s
+        step = GroupStep(self._membership, self._replicated)
+        with step.waiting():
+            step.begin()
+            what = self._refusals.own() if what is None else what
+            self._gradients.launch_rest(weight, self.revision)
+            number = math.nan if weight is None else weight
+            hook = name_of(self._gradients.comm_hook)
+            exchange = RefusalExchange(self._communicator, self._tag, self.revision, what, alike=hook, number=number)
+            step.launch_buffers()
+            averages = self._gradients.land()
+            refusals, cost = exchange.wait()
+            step.land()
+            without = [peer for peer, number in exchange.numbers.items() if math.isnan(number)]
+            if not refusals and 0 < len(without) < len(exchange.numbers):
+                own = own_number(self._communicator)
+                refusals = [Refusal(peer, peer == own, (UNWEIGHTED, 0, 0)) for peer in without]
+            if refusals:
+                self._clear()
+                self._scalers.forget()
+                self._replicated.discard()
+                return refusals
+            averages = self._gradients.settle(averages, exchange.numbers, weight, self.revision)
+            self._gradients.give()
+        step.outcomes = [*averages, cost, *step.outcomes]
+        self._synchronized = step
         return []
 
-    def _follow(self) -> None:
-        """The samples of the gradients that have been averaged are used, also where the step is given up. A peer counts
-        if all buckets have its part; with a hook that averages nothing, if it was there."""
-        assert self._averages is not None
-        *buckets, there = self._averages[: len(self._buckets) + 1]
-        peers = [set(each.peers) for each in buckets if each.peers] or [set(there.peers)]
-        self._contract.followers.claim(self._communicator)
-        self._contract.followers.commit(set.intersection(*peers))
+    def _commit(self, step: GroupStep) -> None:
+        """Mark the samples of the averaged gradients as used, also where the step is given up. A peer counts if all
+        buckets have its part; with a hook that averages no tensor, if it was there."""
+        *buckets, refusals = step.outcomes[: len(self._buckets) + 1]
+        peers = [set(each.peers) for each in buckets if each.peers] or [set(refusals.peers)]
+        step.claim()
+        step.commit(set.intersection(*peers))
 
     def _optimize(self, scaler: Any) -> None:
         self._has_stepped = False
@@ -516,7 +587,7 @@ class DDP(ModuleFace, Checkpointed):
         self._has_failed = False
 
     def _clear(self) -> None:
-        self._averages = None
+        self._synchronized = None
         self._gradients.clear()
 
     def _hook(self, number: int, i: int) -> Any:
@@ -548,9 +619,9 @@ class DDP(ModuleFace, Checkpointed):
         return optimizer_steps
 
     def _take(self, number: int, i: int) -> None:
-        if self._contract.failure is not None:
-            raise self._contract.failure
-        if self._averages is not None:
+        if self._replicated.failure is not None:
+            raise self._replicated.failure
+        if self._synchronized is not None:
             raise RuntimeError(
                 "a backward pass after ddp.synchronize() adds this peer's own gradients to the averages: call "
                 "ddp.step() before it, or ddp.zero_grad() on all peers to give up the step"

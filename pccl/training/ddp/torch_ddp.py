@@ -5,16 +5,13 @@
     model.register_comm_hook(None, torch_comm_hook(communicator, model, revision=lambda: state.revision))
 
 For programs that must keep that class; `DDP` does more. After `backward` the gradients are the averages over the peer
-group, made again among those who are left where a loss has aborted them. The rest is the program's: between two steps
-it polls `are_peers_pending`, calls `update_topology`, synchronizes a shared state of the module and of the optimizer,
-and counts the state's revision; the world does not grow within a step. Buffers, such as running statistics, are each
-peer's own.
+group, made again among the survivors where a loss has aborted them. The program does the rest between two steps:
+`are_peers_pending`, `update_topology`, synchronizing a shared state of module and optimizer, counting its revision.
+Buffers, such as running statistics, belong to each peer.
 
-Theory of operation. torch deals gradients into buckets by itself, and anew after the first backward pass, by the order
-in which they came. A newcomer's first pass would have other buckets than the passes of the others. So its buckets
-only tell which gradients are there: they are copied into buckets of pccl's (`gradient_buckets.dealt`), which depend
-on the module alone, and each is averaged as soon as it is full. When the last one is on its way all are waited for, in
-the order that is the same on all peers, and torch's are completed. There is nothing left of the backward pass then.
+torch assigns gradients to buckets again after the first backward pass, so a newcomer would have other buckets than the
+rest. The hook copies gradients into buckets of its own, which depend on the module alone, and averages each when it is
+full. When the last one is launched, it waits for all in order and completes torch's.
 """
 
 from __future__ import annotations
@@ -25,8 +22,8 @@ from typing import Any
 
 from _pccl_torch import outside_graphs
 from pccl import Communicator, QuantizationOptions
-from pccl.training.ddp.gradient_buckets import FlatBuffer, dealt
-from pccl.training.group.membership import Average
+from pccl.training.ddp.gradients import FlatBuffer, bucketed
+from pccl.training.group.relaunch import Relaunched, average
 
 BUCKET_BYTES = 4 << 20
 
@@ -40,19 +37,24 @@ def torch_comm_hook(
     bucket_bytes: int = BUCKET_BYTES,
     tag: int = 0,
 ) -> Callable[[Any, Any], Any]:
-    """Return a hook for `model.register_comm_hook(state, hook)`, whose `state` is not used, by which torch's own
-    DistributedDataParallel averages over pccl's peers.
+    """Return a hook for `model.register_comm_hook(None, hook)` that averages over pccl's peers.
 
-    `model` is the DistributedDataParallel. `revision` returns how many steps the run has made: the same on all peers
-    that average together, or the backward passes fail on all of them. All give the same arguments. Uses the tags from
-    `tag` on, one for each bucket. The hook is for the thread that makes the backward passes, and for one communicator.
+    All peers give the same arguments. The hook is for the thread of the backward passes, and for one communicator.
+    Errors come out of `backward`: PCCLError except for losses, RuntimeError after a backward pass that failed halfway.
 
-    Errors come out of `backward`: PCCLError for anything but losses, such as that the master is lost; RuntimeError
-    after a backward pass that failed halfway.
+    Args:
+        communicator: The peer group. The hook uses the tags from `tag` on, one for each bucket.
+        model: The DistributedDataParallel, over a process group of one process.
+        revision: Returns the number of steps of the run: the same on all peers that average together.
+        quantization: Sends gradients in fewer bits.
+        bucket_bytes: Size of a bucket.
+        tag: First tag.
 
-    ValueError: the model has a process group of several processes, which would each need a communicator and average
-    twice; or `find_unused_parameters` or `static_graph`, with which torch does not hand out the averages of parameters
-    that only other peers have used, so that peers would part. TypeError: `model` is of another kind."""
+    Raises:
+        TypeError: `model` is of another class.
+        ValueError: The model has a process group of several processes, or `find_unused_parameters` or `static_graph`,
+            with which torch does not apply averages of parameters that only other peers have used.
+    """
     torch = sys.modules["torch"]
     if not isinstance(model, torch.nn.parallel.DistributedDataParallel):
         raise TypeError(f"model must be a torch.nn.parallel.DistributedDataParallel, not {type(model).__name__}")
@@ -65,8 +67,8 @@ def torch_comm_hook(
         if getattr(model, name):
             raise ValueError(f"{name}=True: use pccl.training.DDP, where unused parameters count as zero")
     parameters = [p for p in model.module.parameters() if p.requires_grad]
-    deal = dealt(parameters, bucket_bytes)
-    hook = _Hook(torch, communicator, [_Bucket(torch, each) for each in deal], revision, quantization, tag)
+    assigned = bucketed(parameters, bucket_bytes)
+    hook = _Hook(torch, communicator, [_Bucket(torch, each) for each in assigned], revision, quantization, tag)
     return lambda state, bucket: hook.take(bucket)  # torch refuses annotations but its own
 
 
@@ -76,10 +78,10 @@ class _Bucket:
         self.sent = FlatBuffer(torch, parameters)
         self.received = FlatBuffer(torch, parameters)
         self.has = [False] * len(parameters)
-        self.average: Average | None = None
+        self.average: Relaunched | None = None
 
     def land(self) -> list[Any]:
-        """The averages, in the shapes of the parameters."""
+        """Return the averages, in the shapes of the parameters."""
         assert self.average is not None
         found = self.received if self.average.wait().world_size > 1 else self.sent
         self.average = None
@@ -108,19 +110,19 @@ class _Hook:
             id(p): (number, i) for number, bucket in enumerate(buckets) for i, p in enumerate(bucket.parameters)
         }
         self._open: list[tuple[Any, Any]] = []
-        """torch's buckets of this backward pass, and the futures of what is to be in them."""
+        """torch's buckets of this backward pass, and the futures of their averages."""
 
     def take(self, given: Any) -> Any:
-        """A torch.futures.Future of the averages of one of torch's buckets."""
+        """Return a torch.futures.Future of the averages of one of torch's buckets."""
         for parameter, gradient in zip(given.parameters(), given.gradients(), strict=True):
             number, i = self._places[id(parameter)]
             bucket = self._buckets[number]
             if bucket.has[i]:
-                raise RuntimeError("a former backward pass failed halfway: make the DistributedDataParallel anew")
+                raise RuntimeError("a former backward pass failed halfway: make the DistributedDataParallel again")
             bucket.sent.views[i].copy_(gradient)
             bucket.has[i] = True
             if all(bucket.has):
-                bucket.average = Average(
+                bucket.average = average(
                     self._communicator,
                     bucket.sent.flat,
                     self._tag + number,

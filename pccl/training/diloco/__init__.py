@@ -2,19 +2,14 @@
 
 Modules:
 
-    diloco            `DiLoCo`: the average is waited for
+    diloco            `DiLoCo`, the outer state and optimizer, and what both forms have in common
     async_diloco      `AsyncDiLoCo`: the average is made during the next local steps
-    torch_optimizer   `DiLoCoOptimizer`: either as a torch optimizer, for trainers that have loops of their own
-    outer_loop        what both have in common: the outer state, joining, checkpoints; `OuterStep`
-    outer_optimizer   `OuterNesterov`: SGD with Nesterov momentum, the same bits on every machine
+    torch_optimizer   `DiLoCoOptimizer`: either as a torch optimizer, for trainers with loops of their own
     weighted_average  averages by weights, such as tokens
-    pace              how many inner steps a peer makes, by its speed
 """
 
 from pccl.training.diloco.async_diloco import AsyncDiLoCo
-from pccl.training.diloco.diloco import DiLoCo
-from pccl.training.diloco.outer_loop import OuterStep
-from pccl.training.diloco.outer_optimizer import OuterNesterov
+from pccl.training.diloco.diloco import DiLoCo, OuterNesterov, OuterStep
 from pccl.training.diloco.torch_optimizer import DiLoCoOptimizer
 
 __all__ = ["AsyncDiLoCo", "DiLoCo", "DiLoCoOptimizer", "OuterNesterov", "OuterStep"]

@@ -1,47 +1,31 @@
-"""Asynchronous DiLoCo: the network works while the inner steps go on, and updates come an outer step late.
+"""Asynchronous DiLoCo: the network works while inner steps go on, and updates come an outer step late.
 
-Theory of operation. At the end of an outer step each peer has a pseudo-gradient. Instead of waiting for its average it
-launches the all-reduce and goes on with the inner steps; the average is applied at the end of the next outer step.
+At the end of an outer step each peer launches the all-reduce of its pseudo-gradient g and goes on with inner steps; the
+average is applied at the end of the next outer step.
 
-*Where inner steps go on.* While an average is on its way, the outer parameters lack g. With inner steps that start
-from them all the same, g is applied twice, and with the outer momentum that diverges. Each peer instead looks ahead
-(compare the eager updates of Kale et al. 2025, arXiv:2502.12996): it starts from the outer parameters, moved on by the
-momentum of the past, which is common, and by its own g as it is, so that the inner optimizer goes on from where it was.
-This is a place to start from and nothing else: what is applied to the outer state are the true averages. When one has
-been applied, the local parameters are put where the outer ones are then, plus what inner steps have moved them by since
-the look-ahead, so that no movement counts twice or is lost.
+*Looking ahead.* While an average is in flight, the outer parameters lack g. Inner steps that started from them would
+apply g twice, and with the outer momentum that diverges. So each peer starts from the outer parameters moved on by past
+momentum, which is common, and by its own g (compare Kale et al. 2025, arXiv:2502.12996). Only true averages are applied
+to the outer state. When one is applied, the local parameters become the outer ones plus what inner steps have moved
+them since the look-ahead, so each movement counts once.
 
-*Fragments.* The look-ahead is a guess, and what it costs is that a peer's own g is a poor one: in the GPT of the
-examples it is off the average by 0.9 of the average's length. With the factor that the outer optimizer will apply to g
-the guess would be right in the mean, but such errors tear the peers apart; as it is, it falls short. (Did peers know
-half of their error, the right factor would do: 2.6 % behind DDP instead of 8.2 %.) So the model can be cut into
-fragments that take turns (as in Streaming DiLoCo, Douillard et al. 2025, arXiv:2501.18512). With K of them an outer
-step is one fragment's, and is made K times as often. Each fragment is still averaged once in H inner steps, and the
-network still has all of the time to move all of the bytes; but only a Kth of the model is a guess, and the average
-comes H / K inner steps late:
+*Fragments* take turns (as in Streaming DiLoCo, Douillard et al. 2025, arXiv:2501.18512), since a peer's own g is a poor
+guess of the average. With K fragments an outer step is one fragment's, and is made K times as often; each fragment is
+averaged once in H inner steps, its average comes H / K inner steps late, and a Kth of the model is a guess:
 
     inner steps    | H / 3    | H / 3    | H / 3    | H / 3    |
     all-reduce     |          | g0       | g1       | g2       |    K = 3; g0 is fragment 0's pseudo-gradient
     outer update              ^ none     ^ of 0     ^ of 1     ^ of 2
 
-*What is shared* is as in DiLoCo: outer parameters and momentum, advanced by averages alone, so the same bytes on every
-peer at every revision. Whose turn it is follows from the revision and from whether an average is on its way. That one
-is the group's and not a peer's; it is in no state that could be sent.
-
-*Buffers* travel with each average, and what inner steps have changed in them meanwhile is added to what comes of it.
-
-*Coming and going.* A loss aborts the average on all survivors alike; they launch it again when they come to wait for
-it. Membership can only grow while nothing is in flight. So where newcomers wait, when it is the first fragment's turn,
-all drain: they apply the average that is due, make the next one at once and apply that, admit, synchronize, and go on
-with nothing on its way. The newcomer thus starts from a state that holds every result it had no part in, and
-everybody's next launch is the first that it is in. Such an outer step is a synchronous one. What the others have moved
-in other fragments since those had their turn stays with them, for the next.
+*Coming and going.* A loss aborts the average on all survivors; they launch it again when they come to wait for it.
+Newcomers are let in when it is the first fragment's turn and no average is in flight: all apply the average that is
+due, make and apply the next one at once, admit and synchronize. Buffers travel with each average, and changes by inner
+steps since then are added.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any, Literal
@@ -52,15 +36,15 @@ from _pccl_torch import outside_graphs
 from pccl import Communicator, QuantizationOptions
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
-from pccl.training.consistency.buffers import AVERAGE
-from pccl.training.diloco.outer_loop import INNER_STEPS, OuterLoop, OuterStep
-from pccl.training.diloco.outer_optimizer import OuterNesterov
+from pccl.training.diloco.diloco import INNER_STEPS, OuterLoop, OuterNesterov, OuterStep
 from pccl.training.diloco.weighted_average import NotedAverage
-from pccl.training.group.membership import NO_UPDATE, Admission, Average, Averaged
+from pccl.training.group.membership import Admission
+from pccl.training.group.relaunch import Relaunched
 from pccl.training.group.site import Site
-from pccl.training.group.weights import checked_weight
+from pccl.training.state.buffers import AVERAGE
 from pccl.training.state.checkpoint import Stateful
-from pccl.training.tensors.replica import Part, Replica, Vector
+from pccl.training.state.replica import Part, Replica, Vector
+from pccl.training.step import GroupStep, checked_weight
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -71,28 +55,28 @@ class Fragment:
 
 
 def _fragments(replica: Replica, count: int) -> list[Fragment]:
-    parts = replica.split(count)
+    parts: Sequence[Part] = replica.split(count)
     ends = accumulate((part.count for part in parts), initial=0)
     return [Fragment(part, slice(*place)) for part, place in zip(parts, pairwise(ends), strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """An average on its way."""
+    """An average in flight."""
 
     fragment: Fragment
     vector: Vector
-    average: Average | NotedAverage
+    average: Relaunched | NotedAverage
 
 
 @outside_graphs
 class AsyncDiLoCo(OuterLoop):
     """DiLoCo whose average travels during the next inner steps, and is applied one outer step late.
 
-    Like DiLoCo with delayed, eager updates (Kale et al. 2025, arXiv:2502.12996) and fragments as in Streaming DiLoCo
-    (Douillard et al. 2025, arXiv:2501.18512); the module says what differs. Arguments are those of `OuterLoop`, and
-    `fragments`. After an outer step an average may be in flight; it needs nothing from Python. `finish` ends a run. Not
-    thread-safe."""
+    Arguments are those of `OuterLoop`, and `fragments`: parts of the model that take turns, one in each outer step, at
+    least 1 and the same on all peers. With two, call `outer_step` twice as often. More fragments train better, by ever
+    less, and each call has latencies of the network to hide. `finish` ends a run. Not thread-safe.
+    """
 
     def __init__(
         self,
@@ -112,10 +96,6 @@ class AsyncDiLoCo(OuterLoop):
         inner_steps: int = INNER_STEPS,
         steps: Literal["fixed", "by speed"] = "fixed",
     ) -> None:
-        """`fragments` is how many parts of the model take turns, one in each outer step, the same on all peers: with
-        two, call `outer_step` twice as often. More of them train better, by ever less; but every call has latencies of
-        the network to hide, whatever it sends. ValueError where it is below 1.
-        """
         fragments = as_int("fragments", fragments)
         if fragments < 1:
             raise ValueError(f"fragments {fragments}: must be at least 1")
@@ -148,20 +128,17 @@ class AsyncDiLoCo(OuterLoop):
         return self.revision + (self._flight is not None)
 
     def outer_step(self, *, weight: float | None = None, inner_steps: int | None = None) -> OuterStep:
-        """Applies the average that was launched a call ago, launches that of what the next fragment moved by since its
-        last turn, and puts into the model where to go on from. Lets newcomers in, where it is the first fragment's
-        turn. A joint call; blocks only as long as other peers or the network are slower than this peer's inner steps.
-        `weight` and `inner_steps` are as in `DiLoCo.outer_step`, for what was done since the last call; a fragment
-        counts by the sum of the weights since its last turn.
+        """Apply the average in flight, launch that of the next fragment, and show where to go on from.
 
-        PCCLError: the master is lost, or this peer was evicted, see `reconnect`; INVALID_USAGE: `join` was not called,
-        or a former call was interrupted: `reconnect`, too. DivergenceError: peers differ in what they must have in
-        common.
+        A group call; waits only as long as other peers or the network are slower than this peer's inner steps.
+        Newcomers are let in when it is the first fragment's turn. `weight` and `inner_steps` are as in
+        `DiLoCo.outer_step`, for the time since the last call; a fragment counts by the sum of the weights since its
+        last turn. Raises as `DiLoCo.outer_step`.
         """
         weight = checked_weight(weight)
         made = self.inner_steps if inner_steps is None else as_int("inner_steps", inner_steps, 0)
-        self._pace.pause(made)
-        with self._membership.step("AsyncDiLoCo.outer_step"):
+        self._inner_steps.stop(made)
+        with self._group_step("AsyncDiLoCo.outer_step") as step:
             turn = self.outer_steps % len(self._fragments)
             fragment = self._fragments[turn]
             weights = self._weights
@@ -172,44 +149,42 @@ class AsyncDiLoCo(OuterLoop):
             landing = self._flight.fragment if self._flight is not None else None
             gradient = self._gradient[:count]
             part.difference(self._start[:count] if landing is fragment else outer, gradient)
-            started_s = time.monotonic()
-            # In this order: who has to launch an aborted average again must not wait in a joint call meanwhile.
-            self._contract.begin(self.revision)
-            self._contract.followers.claim(self._communicator, on_their_way=self._flight is not None)
-            done = self._land()
-            self._contract.land_check()
-            self._weights = weights  # who has failed before this gives the weight again
-            admission: Admission | None = None
-            if fragment is self._fragments[0] and self._membership.are_peers_pending():
-                self._launch(fragment, gradient, weight)
-                done += self._land()
-                admission = self._membership.admit()
-            waited_s = time.monotonic() - started_s
+            with step.waiting():
+                # In this order: a peer that has to relaunch an aborted average must not wait in a group call.
+                step.begin()
+                step.claim(in_flight=self._flight is not None)
+                world_size = self._land(step)
+                self._replicated.land_comparison()
+                self._weights = weights  # a call that has failed before this gives the weight again
+                if fragment is self._fragments[0] and step.are_peers_pending():
+                    self._launch(fragment, gradient, weight)
+                    world_size = self._land(step)
+                    step.admit()
             if landing is not None and landing is not fragment:
                 self._carry_on(landing)
-            if admission is not None:
+            if step.admission is not None:
                 part.write(outer)
             else:
                 start = self._start[:count]
                 self._outer.look_ahead(outer, self._momentum[fragment.place], gradient, start)
                 part.write(start)
                 self._launch(fragment, gradient, weight)
-            self._contract.end(self.revision)
-        self._pace.resume()
-        return self._report(done, admission, waited_s)
+            step.end()
+        self._inner_steps.start()
+        return step.report(OuterStep, world_size)
 
     def finish(self) -> OuterStep:
-        """Applies the average in flight, if there is one, and puts the outer parameters into the model: call it on all
-        peers after the last outer step. What other fragments have moved by since their last turn is left out.
-        DivergenceError, PCCLError as `outer_step`."""
-        with self._membership.step("AsyncDiLoCo.finish"):
-            started_s = time.monotonic()
-            self._contract.followers.discard()
-            done = self._land()
-            waited_s = time.monotonic() - started_s
+        """Apply the average in flight and show the outer parameters, on all peers after the last outer step.
+
+        What other fragments have moved since their last turn is left out. Raises as `outer_step`.
+        """
+        with self._group_step("AsyncDiLoCo.finish") as step:
+            with step.waiting():
+                self._replicated.discard()
+                world_size = self._land(step)
             self._begin()
-            self._contract.check(self.revision)
-        return self._report(done, None, waited_s)
+            self._replicated.check(self.revision)
+        return step.report(OuterStep, world_size)
 
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
         self._flight = None
@@ -220,27 +195,29 @@ class AsyncDiLoCo(OuterLoop):
         self._weights = [0.0] * len(self._fragments)
 
     def _launch(self, fragment: Fragment, gradient: Vector, weight: float | None) -> None:
-        """The average of `gradient`, which is in `_gradient`. With none in flight all peers have the same revision."""
+        """Launch the average of `gradient`, which is in `_gradient`. With none in flight all peers have the same
+        revision."""
         assert self._flight is None
         self._gradient, self._flying = self._flying, self._gradient
         average = self._launch_average(gradient, weight)
-        self._contract.launch_buffers(self.revision)
+        self._replicated.launch_buffers(self.revision)
         self._flight = Flight(fragment, gradient, average)
 
-    def _land(self) -> list[Averaged]:
-        """Waits for the average in flight and applies it; the buffers' came with it, and is told of before it."""
+    def _land(self, step: GroupStep) -> int:
+        """Wait for the average in flight and apply it with its buffers. Return the number of its peers; 0: none in
+        flight."""
         if self._flight is None:
-            return [NO_UPDATE]
-        averaged = self._wait_for(self._flight.average)
-        of_buffers = self._contract.buffers.land(keep_going=True)
-        self._contract.followers.commit(averaged.peers)
+            return 0
+        outcome = self._wait_for(self._flight.average, step)
+        step.land_buffers(keep_going=True)
+        step.commit(outcome.peers)
         self._update(self._flight.vector, self._flight.fragment.place)
         self._flight = None
-        return [of_buffers, averaged]
+        return outcome.world_size
 
     @default_environment()
     def _carry_on(self, fragment: Fragment) -> None:
-        """Takes what `fragment` has moved by since the look-ahead to where its outer parameters are."""
+        """Move what `fragment` has moved since the look-ahead to where its outer parameters are."""
         moved = self._start[: fragment.part.count]
         fragment.part.difference(moved, moved)
         np.subtract(self._parameters[fragment.place], moved, out=moved)

@@ -1,88 +1,557 @@
 """DiLoCo (Douillard et al. 2023, arXiv:2311.08105): many local steps, then one average.
 
-Theory of operation. All peers start an outer step from the same outer parameters. Each takes some *inner* steps on its
-own data with an optimizer of its own (the paper: 500 of AdamW; fewer work as well). What its parameters moved by is its
-pseudo-gradient; the peers average theirs, and each applies the mean to the outer parameters with the same outer
-optimizer, the same bytes in and out. So the network is used once in an outer step instead of once in a step.
+All peers start an outer step from the same outer parameters. Each makes some *inner* steps on its own data with its own
+optimizer. How far its parameters moved is its *pseudo-gradient*; the peers average theirs, and each applies the mean to
+the outer parameters with the same outer optimizer: the same bytes in and out. The network is used once in an outer
+step.
 
-    with Communicator(os.environ["PCCL_MASTER"]) as communicator:
-        diloco = DiLoCo(communicator, model, optimizer)
-        diloco.join(peers_min=4)
-        while diloco.revision < 100:
-            for batch in batches(50):
-                train(model, optimizer, batch)
-            print(diloco.outer_step())
+*The outer state* is two flat vectors, the outer parameters and their momentum, and the revision, which counts outer
+updates. It is the shared state of the peer group. The inner optimizer's state belongs to its peer.
 
-Peers may come and go at any time. Who is lost in the middle of an average is left out of it; who is left alone goes on
-alone, as an average of one. Newcomers are let in at the end of an outer step and take part in the next from its first
-inner step. How many inner steps to make is each peer's own affair: slower ones may make fewer, and
-`DiLoCo(..., inner_steps=50, steps="by speed")` tells each, as `diloco.inner_steps`, how many fit the common time.
+*A checkpoint* is one peer's: the outer state, the inner optimizer's, and the buffers. To resume a run, every peer loads
+its own and joins; the newest revision wins. An average in flight is not saved.
+
+*Inner steps by speed*, as in DyLU (Liu et al. 2024, arXiv:2401.09135): the configured number is that of the fastest
+peer, and each other one makes `floor(inner_steps * seconds of the fastest / seconds of the peer)`, at least 1.
+`seconds` is the time of an inner step with all that the program does between outer steps, smoothed. The figures travel
+with the average, so all peers apply the rule to the same ones. A peer without figures makes the configured number.
 """
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
 
 from _pccl_torch import outside_graphs
+from pccl import Communicator, PCCLError, QuantizationOptions, Result, SharedState, TensorInfo
+from pccl._floating_point import default_environment
 from pccl._integers import as_int
-from pccl.training.diloco.outer_loop import OuterLoop, OuterStep
-from pccl.training.group.membership import NO_UPDATE
-from pccl.training.group.weights import checked_weight
+from pccl.training.diloco.weighted_average import NotedAverage, explained
+from pccl.training.group.membership import Admission, Membership, fingerprint
+from pccl.training.group.membership import alike as alike_quantization
+from pccl.training.group.relaunch import Outcome, Relaunched, average
+from pccl.training.group.site import Site
+from pccl.training.state import codec
+from pccl.training.state.buffers import AVERAGE, exchanged_buffers
+from pccl.training.state.checkpoint import Checkpointed, Loaded, Snapshot, Stateful
+from pccl.training.state.replica import Vector, replica_of
+from pccl.training.state.replicated_state import ParamGroups, ReplicatedState, frozen_parameters
+from pccl.training.state.tensor_file import CheckpointError
+from pccl.training.state.tensor_tree import Shard
+from pccl.training.state.torch_state import assign, buffers_of, class_of, distributed_like, require_like
+from pccl.training.step import GroupStep, StepReport, checked_weight
+
+
+@dataclass(frozen=True, slots=True)
+class OuterNesterov:
+    """SGD with Nesterov momentum, the outer optimizer. The defaults are the paper's (arXiv:2311.08105).
+
+    Each operation is one NumPy ufunc over whole vectors in the default floating-point environment, so equal inputs give
+    equal bytes on every peer. Raises ValueError: `learning_rate` is not above 0, or `momentum` not in [0, 1).
+    """
+
+    learning_rate: float = 0.7
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not self.learning_rate > 0:
+            raise ValueError(f"learning_rate {self.learning_rate}: must be above 0")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"momentum {self.momentum}: must be at least 0 and below 1")
+
+    @default_environment()
+    def step(self, parameters: Vector, momentum: Vector, gradient: Vector) -> None:
+        """Compute `m = mu * m + g`, then `p -= lr * (g + mu * m)`, in place. `gradient` is used as scratch."""
+        momentum *= self.momentum
+        momentum += gradient
+        gradient += self.momentum * momentum
+        gradient *= self.learning_rate
+        parameters -= gradient
+
+    @default_environment()
+    def look_ahead(self, parameters: Vector, momentum: Vector, gradient: Vector, out: Vector) -> None:
+        """Compute `out = p - lr * mu**2 * m - g`: the past momentum's movement, and `gradient` as it is."""
+        np.multiply(momentum, self.learning_rate * self.momentum**2, out=out)
+        out += gradient
+        np.subtract(parameters, out, out=out)
+
+
+UNKNOWN_S = math.inf
+"""The `seconds` of a peer that has not measured its inner steps."""
+
+
+class InnerSteps:
+    """One peer's measure of its inner steps, and the number of them that follows."""
+
+    def __init__(self, inner_steps: int, site: Site | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._base = inner_steps
+        self._site = site
+        self.clock = clock
+        self.forget()
+
+    def forget(self) -> None:
+        """Forget what was measured, as a peer that has just joined."""
+        self.count = self._base
+        self.seconds = UNKNOWN_S
+        self._since_s = self.clock()
+
+    def start(self) -> None:
+        """Inner steps begin."""
+        self._since_s = self.clock()
+
+    def stop(self, made: int) -> None:
+        """Measure: `made` inner steps have been made since `start`."""
+        if made < 1:
+            return
+        seconds = max((self.clock() - self._since_s) / made, 1e-9)
+        self.seconds = seconds if math.isinf(self.seconds) else (self.seconds + seconds) / 2
+
+    def adapt(self, seconds: Iterable[float], own: float) -> None:
+        """Set the number of inner steps from each peer's seconds; `own` is this peer's, as all have received it."""
+        fastest = min(seconds, default=UNKNOWN_S)
+        wanted = self._base
+        if math.isfinite(own) and math.isfinite(fastest):
+            wanted = min(max(math.floor(self._base * (fastest / own)), 1), self._base)
+        self.count = wanted if self._site is None else self._least(wanted)
+
+    def _least(self, wanted: int) -> int:
+        """Return the least number that any rank of the site wants: they make their inner steps together."""
+        assert self._site is not None
+        low, high = 1, self._base
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._site.agree(wanted >= middle):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+NOTES = 2
+"""Tag offset of the notes that go with an average; 0 is the average's."""
+INNER_STEPS = 50
+"""The default number of inner steps; the paper has 500."""
+
+
+@dataclass(frozen=True, slots=True)
+class OuterStep(StepReport):
+    """The outcome of an outer step.
+
+    `revision` counts the run's outer updates, and `world_size` the peers whose pseudo-gradients are in the last one (1:
+    alone, 0: there was none).
+    """
+
+
+def _inner_name(inner: Stateful | None) -> str | None:
+    """Return the class of an inner optimizer with hyperparameters; None for anything else."""
+    return type(inner).__qualname__ if hasattr(inner, "param_groups") else None
+
+
+class OuterLoop(Checkpointed):
+    """The base of `DiLoCo` and `AsyncDiLoCo`. Not thread-safe."""
+
+    LOADS = ("DiLoCo", "AsyncDiLoCo")
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        model: Any,
+        inner: Stateful | None = None,
+        *,
+        outer: OuterNesterov | None = None,
+        quantization: QuantizationOptions | None = None,
+        tag: int = 0,
+        site: Site | None = None,
+        shared: Mapping[str, Stateful] | None = None,
+        buffers: str = AVERAGE,
+        check_every: int | None = None,
+        compare_inner: bool | None = None,
+        alike: object = None,
+        inner_steps: int = INNER_STEPS,
+        steps: Literal["fixed", "by speed"] = "fixed",
+    ) -> None:
+        """All arguments but `communicator`, `inner` and `site` are compared between peers by `join`.
+
+        Args:
+            model: A torch module on the CPU or CUDA devices, or a mapping of names to NumPy arrays.
+            inner: The inner optimizer, saved in checkpoints. Newcomers get its `param_groups`, if it has any.
+            outer: The outer optimizer.
+            quantization: Sends pseudo-gradients in fewer bits.
+            tag: First of three tags.
+            site: Given where this peer trains one shard; `communicator` is then the site's.
+            shared: Objects whose `state_dict()` is replicated, such as schedulers.
+            buffers: "average" (floats by the mean, others by the maximum), "first" (from rank 0) or "local".
+            check_every: Compare digests after this many outer steps; None: as often as possible below 0.1 % of the
+                time.
+            compare_inner: False: `param_groups` may differ. None: True, except with steps "by speed".
+            alike: Anything else that peers must have alike, by its `repr`.
+            inner_steps: Inner steps of every peer, or of the fastest.
+            steps: "fixed", or "by speed": as many inner steps as fit the fastest peer's time.
+
+        Raises TypeError, ValueError: the model cannot be trained, or an argument is wrong.
+        """
+        tag, inner_steps = as_int("tag", tag), as_int("inner_steps", inner_steps)
+        if inner_steps < 1:
+            raise ValueError(f"inner_steps {inner_steps}: must be at least 1")
+        if steps not in ("fixed", "by speed"):
+            raise ValueError(f'steps {steps!r}: must be "fixed" or "by speed"')
+        if steps == "by speed":
+            alike = (alike, steps, inner_steps)
+        self._is_by_speed = steps == "by speed"
+        self._inner_steps = InnerSteps(inner_steps, site)
+        self._has_begun = False
+        self._communicator = communicator
+        self._model = model
+        self._replica = replica = replica_of(model)
+        self._inner = inner
+        self._outer = outer or OuterNesterov()
+        self._quantization = quantization
+        self._tag = tag
+        self._parameters = np.empty(replica.count, replica.dtype)
+        replica.read(self._parameters)
+        self._momentum = np.zeros_like(self._parameters)
+        self._gradient = np.empty_like(self._parameters)
+        run = f"{type(self).__name__} {fingerprint(quantization, self._outer, replica.layout, alike)}"
+        compares_inner = not self._is_by_speed if compare_inner is None else compare_inner
+        self._alike = {
+            "steps": steps,
+            "inner": _inner_name(inner) if compares_inner else "not compared",
+            "alike": alike,
+            "quantization": alike_quantization(quantization),
+            "outer": self._outer,
+        }
+        self._replicated = ReplicatedState(
+            communicator,
+            tensors=self._compared,
+            frozen=frozen_parameters(model),
+            buffers=exchanged_buffers(model, buffers),
+            shared=shared,
+            groups=ParamGroups(inner) if hasattr(inner, "param_groups") else None,
+            compares_groups=compares_inner,
+            check_every=check_every,
+            tag=tag,
+        )
+        outer_state = {f"parameters of {run}": self._parameters, f"momentum of {run}": self._momentum}
+        self._outer_infos = [TensorInfo.from_numpy(vector, name) for name, vector in outer_state.items()]
+        self._state = SharedState([*self._outer_infos, *self._replicated.infos()])
+        self._site = site
+        self._membership = self._new_membership()
+
+    def share(self, objects: Mapping[str, Stateful]) -> None:
+        """Add to `shared` what is made after the constructor, before `join`. Raises PCCLError INVALID_USAGE after it;
+        ValueError, TypeError: it cannot be shared."""
+        if self.has_joined:
+            raise PCCLError(Result.INVALID_USAGE, "share", "this peer has joined: call share before")
+        self._replicated.share(objects)
+        revision = self.revision
+        self._state = SharedState([*self._outer_infos, *self._replicated.infos()])
+        self._state.revision = revision
+        self._membership = self._new_membership()
+
+    def _new_membership(self) -> Membership:
+        options = {"class": type(self).__name__, **self._replicated.options(), **self._alike}
+        return Membership(self._communicator, self._state, options, site=self._site, joint=self._replicated)
+
+    def _compared(self) -> Iterator[tuple[str, Any]]:
+        """Yield what is compared, with names: the outer state and the common buffers."""
+        for what, vector in (("outer parameter", self._parameters), ("momentum of", self._momentum)):
+            first = 0
+            for name, size in self._replica.sizes:
+                yield f"{what} {name}", vector[first : first + size]
+                first += size
+        yield from self._replicated.buffers.tensors()
+
+    @property
+    def revision(self) -> int:
+        """Outer updates of the whole run."""
+        return self._state.revision
+
+    @property
+    def inner(self) -> Stateful | None:
+        """The inner optimizer, as given to the constructor."""
+        return self._inner
+
+    @property
+    def has_joined(self) -> bool:
+        """Whether this peer has joined a run, with its last communicator."""
+        return self._membership.is_under_way
+
+    @property
+    def outer_steps(self) -> int:
+        """Outer steps of the whole run, with those whose update is in flight. The same on all peers."""
+        return self.revision
+
+    @property
+    def inner_steps(self) -> int:
+        """Inner steps to make before the next outer step, at least 1. With `steps="by speed"` each outer step may
+        change it."""
+        return self._inner_steps.count
+
+    def digest(self) -> str:
+        """Return the BLAKE3 digest, in hexadecimal, of the replicated state: the same on all peers after every outer
+        step."""
+        self._read_model()
+        return self._replicated.digest(self.revision)
+
+    def show_outer(self) -> None:
+        """Write the outer parameters and the common buffers into the model, to evaluate or publish it."""
+        self._replica.write(self._parameters)
+        self._replicated.buffers.show()
+
+    def trains(self, parameter: Any) -> bool:
+        """Whether `parameter` is averaged."""
+        return self._replica.holds(parameter)
+
+    def connect(self) -> None:
+        """Connect the communicator, unless it is connected. `join` must follow at once. Raises PCCLError."""
+        try:
+            self._communicator.world_size  # noqa: B018
+        except PCCLError as error:
+            if error.result is not Result.NOT_INITIALIZED:
+                raise
+            self._communicator.connect()
+
+    def join(self, peers_min: int = 1) -> Admission:
+        """Join the run, right after the communicator has connected, since the others wait for it.
+
+        Returns when `peers_min` peers are there, or at once where others train already. Then all have the same outer
+        state, and the model starts from it. Raises PCCLError, and closes the communicator: no peer can provide the
+        state, or the others have another model or options (INVALID_ARGUMENT).
+        """
+        self._read_model()
+        admission = self._membership.join(peers_min)
+        self._has_begun = True
+        self._begin()
+        self._inner_steps.forget()
+        return admission
+
+    @property
+    def came_late(self) -> bool:
+        """Whether others trained already when this peer joined."""
+        return self._membership.came_late
+
+    def _read_model(self) -> None:
+        """Weights may have been loaded into the model since; but what was loaded here, or trained, counts."""
+        if not self._has_begun:
+            self._replica.read(self._parameters)
+            self._replicated.buffers.adopt()
+
+    def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
+        """Join again with a new communicator that has just connected, after the master was lost or this peer evicted.
+
+        What this peer had not brought into an outer update is lost. Returns and raises as `join`.
+        """
+        self._communicator = communicator
+        self._replicated.renew(communicator)
+        self._membership = self._new_membership()
+        return self.join(peers_min)
+
+    @contextmanager
+    def _group_step(self, func_name: str) -> Iterator[GroupStep]:
+        """Surround a step. Raises PCCLError as `Membership.step`."""
+        with self._membership.step(func_name):
+            yield GroupStep(self._membership, self._replicated)
+
+    def _launch_average(self, gradient: Vector, weight: float | None) -> Relaunched | NotedAverage:
+        """Launch the average, with notes where they are needed; all peers agree on whether they are."""
+        communicator, tag = self._communicator, self._tag
+        if weight is None and not self._is_by_speed:
+            return average(communicator, gradient, tag, self.revision, self._quantization)
+        seconds = self._inner_steps.seconds
+        return NotedAverage(
+            communicator, gradient, tag, tag + NOTES, self.revision, self._quantization, weight, seconds
+        )
+
+    def _wait_for(self, average: Relaunched | NotedAverage, step: GroupStep) -> Outcome:
+        try:
+            outcome = average.wait()
+        except PCCLError as error:
+            raise explained(error) from error.__cause__
+        if self._is_by_speed and isinstance(average, NotedAverage):
+            self._inner_steps.adapt(average.seconds, average.own_seconds)
+        step.outcomes.append(outcome)
+        return outcome
+
+    def _begin(self) -> None:
+        """Inner steps start from the outer state."""
+        self.show_outer()
+
+    @property
+    def outer_parameters(self) -> Vector:
+        """A read-only view of the outer parameters, flat, in the model's order."""
+        self._read_model()
+        view = self._parameters.view()
+        view.flags.writeable = False
+        return view
+
+    def outer_state(self) -> dict[str, Any]:
+        """Return revision, outer parameters and momentum as flat vectors (not copied), and the state of each `shared`
+        object."""
+        self._read_model()
+        return {
+            "revision": self.revision,
+            "parameters": self._parameters,
+            "momentum": self._momentum,
+            "shared": self._replicated.state_dict(),
+        }
+
+    def take_outer_state(self, state: Mapping[str, Any]) -> None:
+        """Take up what `outer_state` gave, before `join`, and write the outer parameters into the model.
+
+        Has no effect where it equals this peer's. Raises ValueError: it is of another model, it has other objects, or
+        this peer has joined a run; CheckpointError: an object refuses its part. No state has been changed then.
+        """
+        here = self.outer_state()
+        shared = state.get("shared", here["shared"])
+        for name in sorted(shared.keys() ^ here["shared"].keys()):
+            text = "it has {}, which is not shared here" if name in shared else "it lacks {}, which is shared here"
+            raise ValueError(
+                f"the outer state does not fit: {text.format(repr(name.removeprefix('shared ')))}; give the same "
+                "shared= (or call share before loading) as where it was saved"
+            )
+        vectors = [(name, np.asarray(state[name])) for name in ("parameters", "momentum")]
+        for name, vector in vectors:
+            if vector.shape != here[name].shape:
+                raise ValueError(
+                    f"the outer state is of another model: {vector.size} parameters, not {here[name].size}"
+                )
+        is_like_ours = codec.encode(shared) == codec.encode(here["shared"])
+        is_like_ours = is_like_ours and state["revision"] == self.revision
+        if is_like_ours and all(np.array_equal(vector, here[name]) for name, vector in vectors):
+            return
+        if self.has_joined:
+            raise ValueError(
+                f"the outer state is of revision {state['revision']} and not the one that all peers have, of revision "
+                f"{self.revision}: load it before the first step, or join"
+            )
+        with self._replicated.taking_up(shared):
+            for name, vector in vectors:
+                here[name][...] = vector
+        self._state.revision = int(state["revision"])
+        self._has_begun = True
+        self.show_outer()
+
+    def _update(self, gradient: Vector, place: slice = slice(None)) -> None:
+        """Apply one outer update to the elements at `place`; `gradient` is lost."""
+        self._outer.step(self._parameters[place], self._momentum[place], gradient)
+        self._state.revision += 1
+
+    def _snapshot(self) -> Snapshot:
+        self._read_model()
+        state: dict[str, Any] = {
+            "parameters": self._parameters,
+            "momentum": self._momentum,
+            "buffers": buffers_of(self._model),
+            "common buffers": dict(self._replicated.buffers.tensors()),
+            "shared": self._replicated.state_dict(),
+            "inner": self._inner.state_dict() if self._inner is not None else None,
+        }
+        if hasattr(self._inner, "param_groups"):
+            state["optimizer class"] = class_of(self._inner)
+        return Snapshot(self.revision, state, self._replica.layout)
+
+    def _restore(self, state: dict[str, Any], revision: int) -> None:
+        buffers = buffers_of(self._model)
+        if self._parameters.shape != state["parameters"].shape:
+            raise CheckpointError(f"it has {state['parameters'].size} parameters, this one {self._parameters.size}")
+        require_like(buffers, state.get("buffers", buffers))
+        with self._replicated.taking_up(state.get("shared", {})):
+            if self._inner is not None and state["inner"] is not None:
+                try:
+                    self._inner.load_state_dict(state["inner"])
+                except (ValueError, KeyError) as error:
+                    raise CheckpointError(f"the inner optimizer does not take what was saved of it: {error}") from error
+            assign(buffers, state.get("buffers", buffers))
+            self._parameters[...] = state["parameters"]
+            self._momentum[...] = state["momentum"]
+            self._state.revision = revision
+        for name, vector in self._replicated.buffers.tensors():
+            vector[...] = state.get("common buffers", {}).get(name, vector)
+        self._has_begun = True
+        self.show_outer()
+
+    def _former(self, loaded: Loaded) -> Snapshot:
+        arrays = loaded.former
+        try:
+            layout, inner = arrays["layout"].tobytes().decode(), arrays["inner"].tobytes()
+            state = {"parameters": arrays["parameters"], "momentum": arrays["momentum"]}
+        except KeyError as error:
+            raise CheckpointError(f"{loaded.path} lacks {error}") from None
+        return Snapshot(
+            loaded.snapshot.revision, {**state, "inner": self._replica.unpack(inner) if inner else None}, layout
+        )
+
+    def _shard(self, tensor: Any, shard: Shard) -> Any:
+        return distributed_like(self._model, tensor, shard)
 
 
 @outside_graphs
 class DiLoCo(OuterLoop):
-    """DiLoCo (Douillard et al. 2023, arXiv:2311.08105): peers train alone for some steps, then average what these
-    moved.
+    """DiLoCo (arXiv:2311.08105): peers train alone for some steps, then average how far these moved them.
 
-    The pseudo-gradient of a peer is `outer - local`, where it started minus where its inner steps have led; the mean
-    over peers goes into SGD with Nesterov momentum (`OuterNesterov`), as in the paper's algorithm 1. Arguments are
-    those of `OuterLoop`. Between calls the model is the user's, to be trained by any optimizer. Not thread-safe."""
+    Arguments are those of `OuterLoop`. Between calls the model is the user's, to be trained by any optimizer. Peers may
+    make different numbers of inner steps. Not thread-safe. Example::
+
+        with Communicator() as communicator:
+            diloco = DiLoCo(communicator, model, optimizer)
+            diloco.join(peers_min=4)
+            while diloco.revision < 100:
+                for batch in batches(diloco.inner_steps):
+                    train(model, optimizer, batch)
+                print(diloco.outer_step())
+    """
 
     def outer_step(self, *, weight: float | None = None, inner_steps: int | None = None) -> OuterStep:
-        """Average what the peers' models moved by since the last call, update the outer state, let newcomers in, and
-        put the outer parameters into the model. A joint call; blocks until all other peers have come to it.
+        """Average how far the peers' models moved, update the outer state, let newcomers in, show the outer parameters.
 
-        `weight`, a number of at least 0, is what this peer counts by in the average, such as tokens or samples
-        (`pccl.training.diloco.weighted_average`): the mean is `sum(weight * pseudo-gradient) / sum(weight)`. All peers
-        give one, or none does. `inner_steps` is how many this peer has made, if not as many as the property
-        `inner_steps` said.
+        A group call; waits for all other peers.
 
-        ValueError: the weight is negative, not finite or no number, or `inner_steps` is no number of steps;
-        `outer_step` can be called again. PCCLError: the master is lost, or this peer was evicted, see `reconnect`;
-        INVALID_USAGE: `join` was not called, or a former call was interrupted: `reconnect`, too. DivergenceError: peers
-        differ in what they must have in common."""
+        Args:
+            weight: What this peer counts in the average, at least 0, such as its tokens. All peers give one, or none
+                does.
+            inner_steps: The number this peer has made, if not the property `inner_steps`.
+
+        Raises:
+            ValueError: An argument is wrong; `outer_step` can be called again.
+            PCCLError: The master is lost, or this peer was evicted: see `reconnect`. INVALID_USAGE: `join` was not
+                called, or a former call was interrupted: `reconnect`, too.
+            DivergenceError: Replicated state differs between peers.
+        """
         weight = checked_weight(weight)
         made = self.inner_steps if inner_steps is None else as_int("inner_steps", inner_steps, 0)
-        self._pace.pause(made)
-        with self._membership.step("DiLoCo.outer_step"):
+        self._inner_steps.stop(made)
+        with self._group_step("DiLoCo.outer_step") as step:
             gradient = self._gradient
             self._replica.difference(self._parameters, gradient)
-            started_s = time.monotonic()
-            self._contract.begin(self.revision)
-            self._contract.followers.claim(self._communicator)
-            average = self._launch_average(gradient, weight)
-            self._contract.launch_buffers(self.revision)
-            averaged = self._wait_for(average)
-            of_buffers = self._contract.land()
-            waited_s = time.monotonic() - started_s
-            self._contract.followers.commit(averaged.peers)
+            with step.waiting():
+                step.begin()
+                step.claim()
+                average = self._launch_average(gradient, weight)
+                step.launch_buffers()
+                outcome = self._wait_for(average, step)
+                step.land()
+            step.commit(outcome.peers)
             self._update(gradient)
-            started_s = time.monotonic()
-            admission = self._membership.admit() if self._membership.are_peers_pending() else None
-            waited_s += time.monotonic() - started_s
+            with step.waiting():
+                step.admit()
             self._begin()
-            self._contract.end(self.revision)
-        self._pace.resume()
-        return self._report([of_buffers, averaged], admission, waited_s)
+            step.end()
+        self._inner_steps.start()
+        return step.report(OuterStep, outcome.world_size)
 
     def finish(self) -> OuterStep:
-        """Compares what all peers have in common, and puts the outer parameters into the model: call it on all peers
-        after the last outer step. Inner steps since that are left out. DivergenceError, PCCLError as `outer_step`."""
-        with self._membership.step("DiLoCo.finish"):
-            started_s = time.monotonic()
-            self._contract.followers.discard()
+        """Compare the replicated state and show the outer parameters, on all peers after the last outer step.
+
+        Inner steps since then are left out. Raises as `outer_step`.
+        """
+        with self._group_step("DiLoCo.finish") as step, step.waiting():
+            self._replicated.discard()
             self._begin()
-            self._contract.check(self.revision)
-            waited_s = time.monotonic() - started_s
-        return self._report([NO_UPDATE], None, waited_s)
+            self._replicated.check(self.revision)
+        return step.report(OuterStep, 0)

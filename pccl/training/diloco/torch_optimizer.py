@@ -1,34 +1,23 @@
-"""A training loop's optimizer that makes the outer steps by itself.
+"""DiLoCo as a torch optimizer, for trainers that have loops of their own (Lightning, Accelerate, Hugging Face).
 
-Theory of operation. Trainers of PyTorch (Lightning, Accelerate, the Hugging Face Trainer) leave a program no place to
-call `outer_step`, but take any optimizer. `DiLoCoOptimizer` is one: `step` makes a step of the inner optimizer, and
-when as many have been made as `diloco.inner_steps` tells, the outer step.
+`DiLoCoOptimizer.step` makes a step of the inner optimizer, and after every `diloco.inner_steps` of them the outer step.
 
-    diloco = DiLoCo(communicator, model, torch.optim.AdamW(model.parameters()), inner_steps=50)
-    optimizer = DiLoCoOptimizer(diloco, peers_min=4)
+*What counts* is a call of `step`. One that a GradScaler skips, or that a trainer leaves out while it accumulates
+gradients, does not count. An outer step begins when the last peer has come to its own.
 
-*What counts* is a call of `step`. One that a GradScaler leaves out, because a gradient was not finite, or that a
-trainer leaves out while it accumulates gradients, does not count. Peers need not agree on it: an outer step begins when
-the last of them has come to its own.
+*Joining*: by `join`, or else by the first `step`; either connects the communicator unless it is connected. If the run's
+weights replace those of this first step, its gradients are dropped. Where others trained already the step does not
+count; where all begin together it does, so that this peer's scheduler stays in step with theirs.
 
-*Joining* is done by `join`, or else by the first `step`, which then waits for `peers_min` peers; either connects the
-communicator, unless that is connected, because a peer that has been let in must not leave the others waiting for its
-`join`. If the weights that the gradients of this first step belong to are replaced by those of the run, these gradients
-are dropped with them. (With a closure they are made afterwards.) Where others trained already the step does not count;
-where all begin together it does, or else this peer's scheduler would be a step ahead of theirs at the outer step.
+*Checkpoints*: `state_dict` is the inner optimizer's, with the outer state under "diloco", so a trainer's own checkpoint
+resumes a run from its last outer step.
 
-*Checkpoints*: `state_dict` is that of the inner optimizer, and beside it, as "diloco", the outer parameters, momentum
-and revision, and the objects in `shared`. So a trainer's own checkpoint resumes a run, from its last outer step; what
-inner steps after it have moved is lost.
+*Learning rates*: `param_groups`, `state` and `defaults` are the inner optimizer's, so schedulers may be made for
+either. `diloco.share({"scheduler": scheduler})` gives newcomers the others' learning rate. Where schedulers of peers
+stand at different steps on purpose (`steps="by speed"`, a GradScaler that skips steps), give DiLoCo
+`compare_inner=False` and do not share the scheduler.
 
-*Where learning rates are*: `param_groups`, `state` and `defaults` are those of the inner optimizer, so schedulers may
-be made for either. `diloco.share({"scheduler": scheduler})` has newcomers begin with the others' learning rate, instead
-of the schedule's first. Peers compare hyperparameters as they come to an outer step. Where their schedulers may then
-stand at different steps, they differ on purpose: give DiLoCo `compare_inner=False` and do not share the scheduler. So
-it is with `steps="by speed"`, and with a scheduler that goes on where a GradScaler has left out a step.
-
-A `torch.optim.Optimizer` it is by inheritance; since pccl does not import torch, the class that inherits is made when
-the first object is.
+The class inherits from `torch.optim.Optimizer`; since pccl does not import torch, it is made with the first object.
 """
 
 from __future__ import annotations
@@ -43,10 +32,9 @@ import numpy as np
 from pccl import Communicator
 from pccl._integers import as_int
 from pccl.training.diloco.async_diloco import AsyncDiLoCo
-from pccl.training.diloco.diloco import DiLoCo
-from pccl.training.diloco.outer_loop import OuterStep
+from pccl.training.diloco.diloco import DiLoCo, OuterStep
 from pccl.training.group.membership import Admission
-from pccl.training.group.weights import as_float
+from pccl.training.step import as_float
 
 Loop = TypeVar("Loop", bound=DiLoCo | AsyncDiLoCo)
 
@@ -55,10 +43,22 @@ OUTER = "diloco"
 
 
 class DiLoCoOptimizer(Generic[Loop]):
-    """An optimizer whose every `diloco.inner_steps`-th step is followed by an outer step. See the module.
+    """A `torch.optim.Optimizer` whose every `diloco.inner_steps`-th step is followed by an outer step.
 
-    It is a `torch.optim.Optimizer`: learning-rate schedulers, GradScaler, step hooks and trainers take it. Not
-    thread-safe. Global optimizer hooks of torch see both it and the inner optimizer.
+    Schedulers, GradScaler, step hooks and trainers take it. Not thread-safe. Example::
+
+        diloco = DiLoCo(communicator, model, torch.optim.AdamW(model.parameters()), inner_steps=50)
+        optimizer = DiLoCoOptimizer(diloco, peers_min=4)
+
+    Args:
+        diloco: Made with a torch module, and an inner optimizer of its parameters.
+        peers_min: Peers that a new run starts with.
+        weighted: Peers count in averages by the sum of `count` since the last outer step. The same on all peers.
+        on_outer_step: Called with each `OuterStep`.
+
+    Raises:
+        TypeError: The inner optimizer is missing or not torch's.
+        ValueError: It has parameters that would not be averaged.
     """
 
     def __new__(cls, *_: Any, **__: Any) -> DiLoCoOptimizer[Loop]:
@@ -73,12 +73,6 @@ class DiLoCoOptimizer(Generic[Loop]):
         weighted: bool = False,
         on_outer_step: Callable[[OuterStep], object] | None = None,
     ) -> None:
-        """`diloco` was made with a torch module, and an inner optimizer of parameters that the module has. `peers_min`
-        is how many peers a new run starts with. `weighted`: a peer counts in averages by the sum of what `count` was
-        told since the last outer step; the same on all peers. `on_outer_step` is called after each.
-
-        TypeError: there is no inner optimizer of torch. ValueError: it has parameters that would not be averaged.
-        """
         torch = sys.modules["torch"]
         inner = diloco.inner
         if not isinstance(inner, torch.optim.Optimizer):
@@ -90,7 +84,7 @@ class DiLoCoOptimizer(Generic[Loop]):
         self.inner = inner
         """The inner optimizer."""
         self.inner_steps_made = 0
-        """Since the last outer step."""
+        """Inner steps since the last outer step."""
         self._peers_min = as_int("peers_min", peers_min)
         self._is_weighted = weighted
         self._counted = 0.0
@@ -115,25 +109,25 @@ class DiLoCoOptimizer(Generic[Loop]):
 
     @property
     def revision(self) -> int:
-        """Outer updates so far, of the whole run."""
+        """Outer updates of the whole run."""
         return self.diloco.revision
 
     def join(self, peers_min: int | None = None) -> Admission:
-        """Connects, if that is still to be done, and joins as `DiLoCo.join`; otherwise the first `step` does.
-        `peers_min`: None for that of the constructor."""
+        """Connect, unless connected, and join as `DiLoCo.join`. `peers_min`: None for that of the constructor."""
         self.diloco.connect()
         self.inner_steps_made, self._counted = 0, 0.0
         return self.diloco.join(self._peers_min if peers_min is None else peers_min)
 
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
-        """Join a run again on another communicator; inner steps since the last outer one are lost. See
-        `DiLoCo.reconnect`."""
+        """Join again on another communicator; inner steps since the last outer one are lost. See `DiLoCo.reconnect`."""
         self.inner_steps_made, self._counted = 0, 0.0
         return self.diloco.reconnect(communicator, peers_min)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Makes an inner step, and the outer step when it is time; returns what the inner optimizer does. A joint call
-        where it makes an outer step, or joins. PCCLError as `DiLoCo.outer_step` and `DiLoCo.join`."""
+        """Make an inner step, and the outer step when it is due. Returns what the inner optimizer returns.
+
+        A group call where it joins or makes an outer step. Raises PCCLError as `DiLoCo.outer_step` and `DiLoCo.join`.
+        """
         if not self.diloco.has_joined:
             counted = self._counted
             admission = self.join()
@@ -151,7 +145,7 @@ class DiLoCoOptimizer(Generic[Loop]):
         return loss
 
     def outer_step(self) -> OuterStep:
-        """Makes the outer step now, as a loop may want it at the end of the data. A joint call."""
+        """Make the outer step now, as at the end of the data. A group call."""
         weight = self._counted if self._is_weighted else None
         step = self.diloco.outer_step(weight=weight, inner_steps=self.inner_steps_made)
         self.inner_steps_made, self._counted = 0, 0.0
@@ -160,9 +154,10 @@ class DiLoCoOptimizer(Generic[Loop]):
         return step
 
     def finish(self) -> None:
-        """Puts the outer parameters into the model, after the last step, with the average that is in flight, and
-        compares them with the others': call it on all peers. Inner steps since the last outer one are left out.
-        DivergenceError, PCCLError as `step`."""
+        """Show the outer parameters after the last step, with the average in flight, and compare them: on all peers.
+
+        Inner steps since the last outer one are left out. Raises as `DiLoCo.finish`.
+        """
         if self.diloco.has_joined:
             self.diloco.finish()
         else:
@@ -170,8 +165,10 @@ class DiLoCoOptimizer(Generic[Loop]):
         self.inner_steps_made, self._counted = 0, 0.0
 
     def count(self, amount: float) -> None:
-        """Add to the weight of this peer in the next average: the tokens or samples of a batch. ValueError: the
-        optimizer is not `weighted`, or `amount` is no number that a float can hold."""
+        """Add tokens or samples of a batch to this peer's weight in the next average.
+
+        Raises ValueError: the optimizer is not `weighted`, or `amount` is not a number that a float can hold.
+        """
         if not self._is_weighted:
             raise ValueError("count: only an optimizer made with weighted=True, on all peers, counts")
         self._counted += as_float("amount", amount)
@@ -180,7 +177,7 @@ class DiLoCoOptimizer(Generic[Loop]):
         self.inner.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """ValueError for parameters that would not be averaged."""
+        """Raises ValueError: a parameter would not be averaged."""
         parameters = param_group["params"]
         self._check([parameters] if hasattr(parameters, "data_ptr") else list(parameters))
         self.inner.add_param_group(param_group)
@@ -196,11 +193,10 @@ class DiLoCoOptimizer(Generic[Loop]):
         return {**self.inner.state_dict(), OUTER: outer}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take up what `state_dict` gave, or the state of an inner optimizer alone.
+        """Take up what `state_dict` gave, or the state of an inner optimizer alone, before the first step.
 
-        ValueError: the outer state is of another model or has other `shared` objects, or it is another one than that of
-        the run that this peer has joined: load before the first step. CheckpointError: one of these objects does not
-        take what was saved of it."""
+        Raises ValueError, CheckpointError as `DiLoCo.take_outer_state`.
+        """
         outer = state_dict.get(OUTER)
         if outer is not None:
             is_tensor = sys.modules["torch"].is_tensor
@@ -226,7 +222,7 @@ class DiLoCoOptimizer(Generic[Loop]):
 
 @cache
 def _optimizer_class(cls: Any, torch: Any) -> Any:
-    """`cls` as a kind of torch's optimizers. Hooks around state dicts are the inner optimizer's affair."""
+    """Return `cls` as a kind of torch's optimizers. Hooks around state dicts are the inner optimizer's."""
     if issubclass(cls, torch.optim.Optimizer):
         return cls
 

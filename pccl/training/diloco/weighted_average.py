@@ -1,28 +1,17 @@
-"""An average in which peers count by weights, such as the tokens or samples they have trained on.
+"""A weighted average of the peers, by weights such as the tokens or samples they have trained on.
 
-Theory of operation. The mean is `sum(w * x) / sum(w)` over the peers of one world. Two ops are launched side by side:
+The mean is `sum(w * x) / sum(w)` over the peers of one world. Two ops are launched together: the *sum*, an all-reduce
+of each peer's vector times its weight, and the *notes*, an all-gather of its weight and of the seconds that an inner
+step takes it. A loss may come between the two:
 
-- the *sum*, an all-reduce of each peer's vector times its weight;
-- the *notes*, an all-gather of a few float64 numbers of each peer: its weight, and how long an inner step took it
-  (`pccl.training.diloco.pace`).
+1. Membership only shrinks between them, so worlds of one size are the same world.
+2. Where the sizes differ, all survivors launch the op with the larger world again, until they agree. The sent vector
+   stays as it was; the sum arrives in another one.
+3. All divide the same bytes by the same number, made from the same rows in the same order.
 
-A loss may come between the two, so that one of them has a part of the lost peer and the other has not. Rules that keep
-the weights those of the vectors:
-
-1. Both are launched with nobody admitted in between, so the worlds in which they commit are each a part of the former
-   one: worlds of one size are the same world.
-2. All survivors hear the same verdict and the same world of each op. Where the sizes differ, all launch the op with the
-   larger world again, until they agree. The vector that is sent stays as it was, the sum arrives in one of its own.
-3. All divide the same bytes by the same number, which all make from the same rows in the same order.
-
-Precision: a product is rounded once to the vector's type, the sum is rounded as the engine does, the quotient is made
-in float64 and rounded once. Weights are summed in float64, rounded once. Blocks of a quantized vector have a scale of
-their own on each peer, so weights cost no precision there.
-
-Overflow: products must be finite in the vector's type, and with CAST to FLOAT16 below 65504. A sum that is not finite
-is an error on all peers alike.
-
-Weight 0 leaves a peer out, whatever its vector holds. If all weights are 0, so is the mean.
+A product is rounded once to the vector's type, the quotient is made in float64 and rounded once. A sum that is not
+finite is an error on all peers alike. Weight 0 leaves a peer out, whatever its vector holds; if all weights are 0, so
+is the mean.
 """
 
 from __future__ import annotations
@@ -34,13 +23,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl import AsyncCollectiveHandle, Communicator, PCCLError, QuantizationOptions, ReduceOp, Result
+from pccl import Communicator, PCCLError, QuantizationOptions, ReduceOp, Result
 from pccl._floating_point import default_environment
-from pccl.training.group.membership import ABORTED, Average, Averaged
-from pccl.training.tensors.replica import Vector
+from pccl.training.group.relaunch import Outcome, Relaunched, average
+from pccl.training.state.replica import Vector
 
 Rows = NDArray[np.float64]
-"""The notes of each peer of a world, by rank: float64 of shape (world size, numbers)."""
+"""The notes of each peer of a world, by rank: float64 of shape (world size, 2)."""
 
 
 def explained(error: PCCLError) -> PCCLError:
@@ -51,49 +40,8 @@ def explained(error: PCCLError) -> PCCLError:
     return PCCLError(error.result, error.func_name, text)
 
 
-class Notes:
-    """An all-gather of a few numbers on its way. Launched and waited for by all peers, as `Average`."""
-
-    def __init__(self, communicator: Communicator, numbers: list[float], tag: int, step: int) -> None:
-        self._communicator = communicator
-        self._numbers = np.array(numbers, np.float64)
-        self._tag = tag
-        self._step = step
-        self._handle = self._launch()
-
-    def _launch(self) -> AsyncCollectiveHandle | None:
-        """Launch the all-gather, and return its handle; None if this peer is alone."""
-        if self._communicator.world_size < 2:
-            return None
-        try:
-            return self._communicator.launch.all_gather(self._numbers, tag=self._tag, step=self._step)
-        except PCCLError as error:
-            if error.result is not Result.TOO_FEW_PEERS:
-                raise
-            return None
-
-    def again(self) -> None:
-        """Launch once more what has committed."""
-        self._handle = self._launch()
-
-    def wait(self) -> tuple[Rows, Averaged]:
-        """Blocks until it is committed; also what that cost. PCCLError for anything but losses."""
-        aborted = 0
-        while self._handle is not None:
-            try:
-                info = self._handle.result()
-            except PCCLError as error:
-                if error.result not in ABORTED:
-                    raise
-                aborted += 1
-                self._handle = self._launch()
-            else:
-                return info.array, Averaged(info.world_size, aborted, info.tx_bytes, info.rx_bytes)
-        return self._numbers[np.newaxis], Averaged(1, aborted, 0, 0)
-
-
 class NotedAverage:
-    """An average with notes, weighted or not: to be used as an `Average`.
+    """An average with notes, weighted or not: used like the `Relaunched` of a plain one.
 
     With a weight it takes the memory of a further vector until `wait` has returned.
     """
@@ -109,28 +57,28 @@ class NotedAverage:
         weight: float | None,
         seconds: float,
     ) -> None:
-        """`weight` is given on all peers or on none; `seconds` is passed on to the others."""
+        """`weight` is given on all peers or on none; `seconds` is sent to the others."""
         self._vector = vector
         self._weight = weight
         self.own_seconds = seconds
         self.seconds: tuple[float, ...] = ()
-        """The seconds that all peers of the average have noted, once `wait` has returned."""
+        """The seconds of all peers in the average, once `wait` has returned."""
         self._sum: Vector | None = None
         op = ReduceOp.AVG
         if weight is not None:
             _weigh(vector, weight)
             self._sum, op = np.empty_like(vector), ReduceOp.SUM
-        self._notes = Notes(communicator, [math.nan if weight is None else weight, seconds], notes_tag, step)
-        self._average = Average(communicator, vector, tag, step, quantization, op=op, out=self._sum)
+        numbers = self._numbers = np.array([math.nan if weight is None else weight, seconds])
+        self._notes = Relaunched(
+            communicator, lambda: communicator.launch.all_gather(numbers, tag=notes_tag, step=step)
+        )
+        self._average = average(communicator, vector, tag, step, quantization, op=op, out=self._sum)
 
-    def done(self) -> bool:
-        return self._average.done()
-
-    def wait(self) -> Averaged:
-        """Blocks until the vector is the average. PCCLError for anything but losses: INVALID_ARGUMENT for a sum that is
+    def wait(self) -> Outcome:
+        """Wait until the vector is the average. Raises PCCLError for anything but losses; INVALID_ARGUMENT: the sum is
         not finite."""
         averaged = self._average.wait()
-        rows, noted = self._notes.wait()
+        noted = self._notes.wait()
         tx_bytes, rx_bytes = averaged.tx_bytes + noted.tx_bytes, averaged.rx_bytes + noted.rx_bytes
         aborted = averaged.aborted + noted.aborted
         while self._weight is not None and averaged.world_size != noted.world_size:
@@ -139,12 +87,12 @@ class NotedAverage:
                 averaged = more = self._average.wait()
             else:
                 self._notes.again()
-                rows, noted = self._notes.wait()
-                more = noted
+                noted = more = self._notes.wait()
             tx_bytes, rx_bytes = tx_bytes + more.tx_bytes, rx_bytes + more.rx_bytes
             aborted += 1 + more.aborted
+        rows: Rows = self._notes.info.array if self._notes.info is not None else self._numbers[np.newaxis]
         if self._sum is not None:
-            # Alone, nothing was sent and the vector is the sum.
+            # Alone, the vector is the sum.
             _divide(self._sum if averaged.world_size > 1 else self._vector, rows[:, 0], self._vector)
         self.seconds = tuple(rows[:, 1].tolist())
         return replace(averaged, aborted=aborted, tx_bytes=tx_bytes, rx_bytes=rx_bytes)

@@ -1,14 +1,9 @@
-"""The peers that train together: who is there, and what they exchange besides averages.
+"""The group of peers that train together.
 
 Modules:
 
-    membership  joining, admitting newcomers, averaging until it succeeds
-    roll_call   what each peer tells the others when it joins
-    site        `Site`: a model in shards, a grid of sites and ranks
-    relaunch    a collective that is launched again after losses
-    seats       numbers that peers keep, and an exchange of bytes under them
-    veto        an exchange in which any peer can refuse a step for all
-    weights     the weight of a peer's part in an average
-    followers   objects that are told what becomes of each step
-    report      what a step returns
+    membership     joining, admitting newcomers, bringing them up
+    configuration  the configuration check: peers compare their options when they join
+    relaunch       a collective that is launched again after losses
+    site           `Site`: a model in shards, a grid of sites and ranks
 """

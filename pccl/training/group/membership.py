@@ -1,35 +1,20 @@
-"""Membership in a training loop: joining, admitting newcomers, and averaging through losses.
+"""Membership in a training loop: joining, and admitting newcomers.
 
-Theory of operation. Three kinds of moments:
+Admission happens between two steps, when no op is in flight. All peers ask `are_peers_pending`, which gives the same
+answer on all; if newcomers wait, all call `update_topology`. Newcomers return from `connect`, the others from
+`update_topology`, and from there all do the same:
 
-*Averaging.* A loss aborts the op on all survivors alike and leaves the vector as it was, so they launch it again among
-whoever is left; so they do where one of them gave it up. An average over whoever is left is an average; alone, it is
-one's own vector.
+1. The *configuration check* gathers a row from each peer: whether it is under way, how many peers it starts with, and
+   its options (`pccl.training.group.configuration`). Peers under way keep their options, and a newcomer with others
+   fails and leaves; where no peer is under way and options differ, all fail.
+2. If some peer is under way, or enough are there, all synchronize the shared state and train. Otherwise they wait for
+   more. Synchronization waits for the start, since the newest checkpoint may arrive last.
 
-*Admission* happens between two outer steps, when nothing is in flight. All peers poll `are_peers_pending`, which
-answers the same on all; if somebody waits, all call `update_topology`. Whoever has been admitted comes out of `connect`
-where the others come out of `update_topology`, and from there all do the same:
+Decisions use the membership of a committed op, not `world_size`: peers may notice a loss one call apart. One training
+object at a time joins on a communicator, because a newcomer is let in at the end of that object's step.
 
-*The roll call* is a gathering of what each peer is: whether it is under way, with how many peers to start, and its
-options, as a text (`pccl.training.group.roll_call`). It has a tag that no option changes, so peers that cannot train
-together meet all the same. Where nobody is under way they all fail, with who has what; else whoever differs from those
-who are fails and leaves, and the others call the roll again. If somebody is under way, or enough are there, all
-synchronize the state and train. (It carries no step: revisions are alike only after that.) Else they wait for more.
-Such decisions must not be taken on `world_size`: peers may notice a loss one call apart, and a joint call must be made
-by all. Of a committed op all peers know the same world. Nothing is synchronized before the start, because a group
-sticks to the revision it has once agreed on, and the peer with the newest checkpoint may be the last to arrive.
-
-*One training object at a time joins on a communicator.* A newcomer is let in at the end of one object's step, where
-others have work on its way and are elsewhere in their loops: it would begin at another place than they go on from.
-
-A newcomer whose state cannot be brought up, such as one with another model, fails and leaves; the others repeat the
-call without it.
-
-*Interrupts* (Ctrl-C) leave ops to the others: an op that is only waited for is not aborted, and whoever closes its
-communicator then is a loss like any. But who was interrupted in the middle of a step does not know how far the others
-have come, and must not go on as if nothing had been: `step` refuses. The same holds for who is told that the outcome
-of an op is unknown: the others may have updated what this peer has not. Both connect anew and join, and so get the
-others' state.
+An interrupt (Ctrl-C) in the middle of a step, or an op whose outcome is unknown, leaves this peer without knowledge of
+what the others did. `step` then refuses further calls until the program joins again.
 """
 
 from __future__ import annotations
@@ -41,44 +26,26 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 from pccl import (
-    AsyncReduceHandle,
     Communicator,
     PCCLError,
     QuantizationOptions,
-    ReduceOp,
     Result,
     SharedState,
     SharedStateSyncStrategy,
 )
 from pccl._integers import as_int
 from pccl._waiting import LoopWait, warning_to, where_to_look
-from pccl.training.group import roll_call
-from pccl.training.group.roll_call import Row
+from pccl.training.group import configuration
+from pccl.training.group.configuration import Row
+from pccl.training.group.relaunch import gather_among_all, own_number
 from pccl.training.group.site import Site
 
 POLL_INTERVAL_S = 0.05
-ABORTED = (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS, Result.TIMEOUT)
-"""The results of an op that was launched and waited for, and that is aborted on all peers, or this peer is alone.
-Launch it again."""
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Averaged:
-    """The outcome of an average. Bytes are payload."""
-
-    world_size: int
-    """Peers in the average; 1: alone."""
-    aborted: int
-    """The number of times that a loss aborted it."""
-    tx_bytes: int
-    rx_bytes: int
-    peers: tuple[int, ...] = ()
-    """Their numbers, by rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,92 +57,12 @@ class Admission:
     rx_bytes: int
 
 
-NO_UPDATE = Averaged(0, 0, 0, 0)
-
-
 _joined: weakref.WeakKeyDictionary[Communicator, tuple[weakref.ref[Membership], int]] = weakref.WeakKeyDictionary()
-"""The training object that has joined on each communicator, and as which peer."""
-
-
-def own_number(communicator: Communicator) -> int:
-    """Return the number by which other peers know this one."""
-    membership = communicator.membership
-    return membership.peers[membership.rank]
-
-
-class Average:
-    """An average over the peer group on its way, in place: `vector` must be left alone until `wait` has returned.
-
-    All peers of the group launch it, with the same tag and step; that is all that is asked of them, so a peer may learn
-    of a loss only when it comes to wait. `step` is the revision that the average leads on from: a peer that launches it
-    again, not knowing what has become of it, cannot meet the others' next one.
-    """
-
-    def __init__(
-        self,
-        communicator: Communicator,
-        vector: Any,
-        tag: int,
-        step: int,
-        quantization: QuantizationOptions | None = None,
-        *,
-        op: ReduceOp = ReduceOp.AVG,
-        out: Any = None,
-    ) -> None:
-        """Launch the average. With `out` the result goes there, and `vector` stays as it is; alone, nothing is
-        written."""
-        self._communicator = communicator
-        self._vector = vector
-        self._tag = tag
-        self._step = step
-        self._quantization = quantization
-        self._op = op
-        self._out = out
-        self._handle = self._launch()
-
-    def _launch(self) -> AsyncReduceHandle | None:
-        """Launch the op, and return its handle; None if this peer is alone."""
-        if self._communicator.world_size < 2:
-            return None
-        try:
-            return self._communicator.all_reduce_async(
-                self._vector,
-                self._out,
-                op=self._op,
-                tag=self._tag,
-                quantization_options=self._quantization,
-                step=self._step,
-            )
-        except PCCLError as error:
-            if error.result is not Result.TOO_FEW_PEERS:
-                raise
-            return None  # the others have just been lost
-
-    def again(self) -> None:
-        """Launch once more what has committed; what is sent must be as it was, so there is an `out`."""
-        self._handle = self._launch()
-
-    def done(self) -> bool:
-        """Whether `wait` would probably return at once: without a loss, it would."""
-        return self._handle is None or self._handle.done()
-
-    def wait(self) -> Averaged:
-        """Blocks until `vector` is the average. PCCLError for anything but losses."""
-        aborted = 0
-        while self._handle is not None:
-            _, status, info = self._handle.wait()
-            if info is not None:
-                assert info.membership is not None
-                return Averaged(info.world_size, aborted, info.tx_bytes, info.rx_bytes, info.membership.peers)
-            if status not in ABORTED:
-                self._handle.result()  # raises, with the reason
-            aborted += 1
-            self._handle = self._launch()
-        return Averaged(1, aborted, 0, 0, (own_number(self._communicator),))
+"""The training object that has joined on each communicator, and its peer number."""
 
 
 def alike(quantization: QuantizationOptions | None) -> QuantizationOptions | None:
-    """Return what peers must have alike of these options. TypeError: they are of another type."""
+    """Return the options that peers must have alike. Raises TypeError: they are of another type."""
     if quantization is not None and not isinstance(quantization, QuantizationOptions):
         raise TypeError(f"quantization must be QuantizationOptions or None, not {quantization!r}")
     if quantization is not None:
@@ -184,30 +71,29 @@ def alike(quantization: QuantizationOptions | None) -> QuantizationOptions | Non
 
 
 def fingerprint(quantization: QuantizationOptions | None, *what: object) -> str:
-    """A short name for what all peers of a run must have alike. As part of a tensor's name in the shared state it has
-    newcomers refused who have it otherwise, before they spoil an op. TypeError as `alike`."""
+    """Return a short name for what all peers of a run must have alike.
+
+    As part of a tensor's name in the shared state it refuses newcomers with other options. Raises TypeError as `alike`.
+    """
     return hashlib.sha256(repr((alike(quantization), *what)).encode()).hexdigest()[:12]
 
 
-class JointState(Protocol):
-    """The state beside the shared state that has to be in order where peers are let in."""
+class AdmittedState(Protocol):
+    """State outside the shared state that an admission also checks and aligns."""
 
     def before_admission(self, revision: int) -> None:
-        """Check the state, on all peers that are under way, before somebody is let in."""
+        """Check the state on all peers under way, before newcomers are let in."""
 
     def after_admission(self, revision: int, *, world_size: int, is_source: bool, is_new: bool) -> None:
-        """Bring the state in order, on all peers, once they have the same shared state. `is_source`: this peer's own is
-        what all have; `is_new`: others had been under way, and this peer had not."""
+        """Align the state on all peers, once they have the same shared state. `is_source`: this peer's state is the one
+        that all have; `is_new`: this peer has joined others that were under way."""
 
     def part(self, revision: int) -> None:
-        """End this peer's run in order. Not joint: others may train on, or not come to it."""
+        """End this peer's run in order. Not a group call."""
 
 
 class Membership:
-    """One peer's part in the coming and going, for the shared state `state`.
-
-    All methods but `retire` are joint: all peers of the group call them.
-    """
+    """One peer's membership, for the shared state `state`. All methods but `retire` and `part` are group calls."""
 
     def __init__(
         self,
@@ -216,15 +102,13 @@ class Membership:
         options: Mapping[str, object] | None = None,
         before_sync: Callable[[], None] | None = None,
         site: Site | None = None,
-        joint: JointState | None = None,
+        joint: AdmittedState | None = None,
     ) -> None:
-        """`options` are what all peers must have alike, as their `repr`.
-
-        `before_sync` is called, on all peers, when newcomers are in and about to be brought up. `site` where this
-        peer is a rank of one. `joint` is told of admissions."""
+        """`options` are compared by `repr`. `before_sync` is called on all peers before newcomers are brought up.
+        `site`: this peer is one of its ranks. `joint` is notified of admissions."""
         self._communicator = communicator
         self._state = state
-        self._options = roll_call.described(options or {})
+        self._options = configuration.described(options or {})
         self._before_sync = before_sync
         self._site = site
         self._joint = joint
@@ -236,12 +120,13 @@ class Membership:
         self._has_parted = False
 
     def join(self, peers_min: int = 1) -> Admission:
-        """Join the run: call it once, right after `Communicator.connect`. Returns when `peers_min` peers are there (the
-        largest such number among them counts), or at once where others train already, with everybody's state the same.
+        """Join the run, right after `Communicator.connect`. Returns when `peers_min` peers are there (the largest such
+        number counts), or at once where others train already, with the same state on all.
 
-        PCCLError INVALID_USAGE: this object has joined already, or another one on the same communicator. Other
-        PCCLErrors, of which INVALID_ARGUMENT where others have other options, and ValueError; the communicator is
-        closed then, so that the others can go on."""
+        Raises PCCLError INVALID_USAGE: an object has joined on this communicator already. Other PCCLErrors
+        (INVALID_ARGUMENT: the others have other options) and ValueError close the communicator, so that the others can
+        go on.
+        """
         if self.is_under_way:
             raise PCCLError(Result.INVALID_USAGE, "join", "this peer has joined already")
         self._require_only_one()
@@ -250,7 +135,7 @@ class Membership:
             if self._site is not None:
                 self._site.check(self._communicator)
             with LoopWait("join", warning_to(logger)) as waiting:
-                while (world_size := self._call_the_roll_of_all(peers_min)) is None:
+                while (world_size := self._check_with_site(peers_min)) is None:
                     while not self._communicator.are_peers_pending():
                         address, present = self._communicator._inner.address, self._communicator.world_size
                         waiting.look(f"more peers: {present} of {peers_min} are there", where_to_look(address))
@@ -267,8 +152,8 @@ class Membership:
         return admission
 
     def part(self) -> None:
-        """The run ends here in order, the communicator still being there: compares what the last step has left. Once;
-        does nothing after an interrupt. DivergenceError. Not joint."""
+        """Compare what the last step has left, as the run of this peer ends in order. Works once; does nothing after an
+        interrupt. Raises DivergenceError. Not a group call."""
         has_parted, self._has_parted = self._has_parted, True
         if has_parted or self._joint is None or self._was_interrupted or self._is_outcome_unknown:
             return
@@ -279,7 +164,7 @@ class Membership:
         self._joint.part(self._state.revision)
 
     def retire(self) -> None:
-        """Makes room for another object on the communicator. Nothing else is called after it."""
+        """Make room for another object on the communicator: the last call."""
         if _joined.get(self._communicator, (None, 0))[0] == weakref.ref(self):
             del _joined[self._communicator]
 
@@ -289,40 +174,44 @@ class Membership:
         if former is None or number != own_number(self._communicator):
             return
         text = (
-            f"on this communicator a {roll_call.shown(former._options)} has joined, and newcomers could be brought up "
-            "for one of the two alone: close() that one before, if it is done; else put all that is trained into one "
-            "module, such as a ModuleDict, with one optimizer that has param_groups, and what else is part of the run "
-            "into shared="
+            f"a {configuration.shown(former._options)} has joined on this communicator, and newcomers could be brought "
+            "up for one object alone: close() that one before, if it is done; otherwise put all that is trained into "
+            "one module, such as a ModuleDict, with one optimizer, and other parts of the run into shared="
         )
         raise PCCLError(Result.INVALID_USAGE, "join", text)
 
     def require_step(self, func_name: str) -> None:
-        """PCCLError INVALID_USAGE: `join` has not been called, or how a step has ended is not known here."""
+        """Raise PCCLError INVALID_USAGE: `join` has not been called, or the outcome of a step is not known here."""
         what = ""
         if not self.is_under_way:
             what = "call join before"
         elif self._was_interrupted:
-            what = "a former call was interrupted and the others have gone on: close the communicator, and join anew"
+            what = "a former call was interrupted and the others have gone on: close the communicator, and join again"
         elif self._is_outcome_unknown:
             what = (
                 "the outcome of a former call is unknown here, so the others may have gone on: close the communicator, "
             )
-            what += "and join anew"
+            what += "and join again"
         if what:
             raise PCCLError(Result.INVALID_USAGE, func_name, what)
 
     @contextmanager
     def step(self, func_name: str) -> Iterator[None]:
-        """Surround what all peers do alike. PCCLError as `require_step`."""
+        """Surround a group call. Raises PCCLError as `require_step`."""
         self.require_step(func_name)
         self._was_interrupted = True
         try:
             yield
-        except Exception as error:  # all but interrupts: whoever raises it says what is to be done
+        except Exception as error:  # all but interrupts: the error's text says what is to be done
             self._was_interrupted = False
             self._is_outcome_unknown = isinstance(error, PCCLError) and error.result is Result.OUTCOME_UNKNOWN
             raise
         self._was_interrupted = False
+
+    @property
+    def revision(self) -> int:
+        """The revision of the shared state."""
+        return self._state.revision
 
     @property
     def came_late(self) -> bool:
@@ -330,32 +219,31 @@ class Membership:
         return self._are_others_under_way
 
     def are_peers_pending(self) -> bool:
-        """Whether newcomers wait; the same on all peers, if they call it with nothing in flight."""
+        """Whether newcomers wait: the same on all peers that ask with no op in flight."""
         return self._communicator.are_peers_pending()
 
     def admit(self) -> Admission:
-        """Lets in whoever waits and brings them up. No op may be in flight. DivergenceError, before that."""
+        """Let newcomers in and bring them up. No op may be in flight. Raises DivergenceError before that."""
         if self._joint is not None:
             self._joint.before_admission(self._state.revision)
         self._communicator.update_topology()
-        world_size = self._call_the_roll(1)
+        world_size = self._check_configuration(1)
         assert world_size is not None, "this peer is under way"
         return self._synchronize(world_size)
 
-    def _call_the_roll_of_all(self, peers_min: int) -> int | None:
-        """Call the roll among all ranks of the site too: too early for one of them is too early for all. Otherwise as
-        `_call_the_roll`."""
-        world_size = self._call_the_roll(peers_min)
+    def _check_with_site(self, peers_min: int) -> int | None:
+        """As `_check_configuration`, among all ranks of the site: too early for one is too early for all."""
+        world_size = self._check_configuration(peers_min)
         if self._site is not None and not self._site.agree(world_size is not None):
             return None
         return world_size
 
-    def _call_the_roll(self, peers_min: int) -> int | None:
-        """The world's size, or None if it is too early to start. PCCLError INVALID_ARGUMENT: see the module."""
+    def _check_configuration(self, peers_min: int) -> int | None:
+        """Return the world's size, or None if it is too early to start. Raises PCCLError INVALID_ARGUMENT."""
         own = Row(own_number(self._communicator), self.is_under_way, peers_min, self._options)
         while True:
             rows = self._rows(own)
-            different = roll_call.unlike(rows, own)
+            different = configuration.unlike(rows, own)
             if not different:
                 break
             others_stay = any(row.is_under_way for row in rows)
@@ -367,18 +255,10 @@ class Membership:
         return len(rows) if is_under_way or len(rows) >= max(row.peers_min for row in rows) else None
 
     def _rows(self, own: Row) -> list[Row]:
-        """Gather the rows of all peers, in the order in which they were accepted."""
-        data = roll_call.row_bytes(own)
-        while self._communicator.world_size > 1:
-            try:
-                # A launched op: an interrupt does not abort it for the others.
-                launched = self._communicator.launch.all_gather(data, tag=roll_call.TAG)
-                rows = [roll_call.row_of(each) for each in launched.result().array]
-                return sorted(rows, key=lambda row: row.peer)
-            except PCCLError as error:
-                if error.result not in ABORTED:
-                    raise
-        return [own]
+        """Gather the rows of all peers, in their order of acceptance."""
+        # A launched op: an interrupt does not abort it for the others.
+        rows, _ = gather_among_all(self._communicator, configuration.row_bytes(own), configuration.TAG)
+        return sorted((configuration.row_of(row) for row in rows.values()), key=lambda row: row.peer)
 
     def _synchronize(self, world_size: int) -> Admission:
         before = self._state.revision

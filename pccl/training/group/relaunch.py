@@ -1,48 +1,112 @@
-"""A collective that is launched now and waited for later, and again after each loss, among whoever is left.
+"""A collective that is launched now, waited for later, and launched again after each loss.
 
-All peers of the group launch it, with the same tag and step, and wait for it in the same order as for their other ops:
-so whoever launches an aborted one again is met by the others as they come to wait for it.
+All peers of the group launch it with the same tag and step, and wait for it in the same order as for their other ops. A
+loss aborts it on all survivors and leaves the arrays as they were, so each survivor launches it again when it comes to
+wait. `step` is the revision that the op leads on from: an op that is launched again cannot meet one of the next step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from pccl import Communicator, PCCLError, Result
-from pccl.training.group.membership import ABORTED
+from pccl import Communicator, PCCLError, QuantizationOptions, ReduceOp, Result
+
+ABORTED = (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS, Result.TIMEOUT)
+"""Results of an op that was launched, and that is aborted on all peers or whose peers are all lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a collective cost, and which peers took part. Bytes are payload."""
+
+    world_size: int
+    """Peers in the op; 1: alone."""
+    aborted: int
+    """Number of times that a loss aborted it."""
+    tx_bytes: int
+    rx_bytes: int
+    peers: tuple[int, ...] = ()
+    """Peer numbers, by rank."""
+
+
+NOT_MADE = Outcome(0, 0, 0, 0)
+"""The outcome of a step without an average."""
+
+
+def own_number(communicator: Communicator) -> int:
+    """Return this peer's number in `Communicator.membership`."""
+    membership = communicator.membership
+    return membership.peers[membership.rank]
 
 
 class Relaunched:
     """One such collective. Not thread-safe."""
 
     def __init__(self, communicator: Communicator, launch: Callable[[], Any]) -> None:
-        """`launch` returns a handle of pccl; its arrays must be left alone until `wait` has returned."""
+        """`launch` returns a handle of pccl; the arrays must be left alone until `wait` has returned."""
         self._communicator = communicator
-        self._launch_op = launch
-        self.aborted = 0
-        self._handle = self._launch()
+        self._launch = launch
+        self.info: Any = None
+        """The `ReduceInfo` or `CollectiveInfo` of the committed op; None if this peer is alone."""
+        self.again()
 
-    def _launch(self) -> Any:
-        """Launch the op, and return its handle; None if this peer is alone."""
+    def again(self) -> None:
+        """Launch the op, also once more after it has committed."""
+        self._handle: Any = None
         if self._communicator.world_size < 2:
-            return None
+            return
         try:
-            return self._launch_op()
+            self._handle = self._launch()
         except PCCLError as error:
-            if error.result is not Result.TOO_FEW_PEERS:
+            if error.result is not Result.TOO_FEW_PEERS:  # the others have just been lost
                 raise
-            return None  # the others have just been lost
 
-    def wait(self) -> Any:
-        """Wait until the op has committed, and return what it tells (`ReduceInfo`, `CollectiveInfo`); None if this peer
-        is alone. PCCLError for anything but losses."""
+    def wait(self) -> Outcome:
+        """Wait until the op has committed. Raises PCCLError for anything but losses."""
+        aborted = 0
+        self.info = None
         while self._handle is not None:
             try:
-                return self._handle.result()
+                info = self.info = self._handle.result()
             except PCCLError as error:
                 if error.result not in ABORTED:
                     raise
-            self.aborted += 1
-            self._handle = self._launch()
-        return None
+                aborted += 1
+                self.again()
+            else:
+                return Outcome(info.world_size, aborted, info.tx_bytes, info.rx_bytes, info.membership.peers)
+        return Outcome(1, aborted, 0, 0, (own_number(self._communicator),))
+
+
+def average(
+    communicator: Communicator,
+    vector: Any,
+    tag: int,
+    step: int,
+    quantization: QuantizationOptions | None = None,
+    *,
+    op: ReduceOp = ReduceOp.AVG,
+    out: Any = None,
+) -> Relaunched:
+    """Launch an average over the peer group, into `out` (None: in place). Alone, no memory is written."""
+    return Relaunched(
+        communicator,
+        lambda: communicator.launch.all_reduce(vector, out, op=op, tag=tag, quantization=quantization, step=step),
+    )
+
+
+def reduce_among_all(communicator: Communicator, vector: Any, op: ReduceOp, tag: int, step: int | None = None) -> None:
+    """All-reduce `vector` in place; alone, it stays as it is. Raises PCCLError for anything but losses."""
+    Relaunched(communicator, lambda: communicator.launch.all_reduce(vector, op=op, tag=tag, step=step)).wait()
+
+
+def gather_among_all(
+    communicator: Communicator, row: Any, tag: int, step: int | None = None
+) -> tuple[dict[int, Any], Outcome]:
+    """Gather one array of the same shape from each peer, by peer number. Raises PCCLError for anything but losses."""
+    op = Relaunched(communicator, lambda: communicator.launch.all_gather(row, tag=tag, step=step))
+    outcome = op.wait()
+    rows = op.info.array if op.info is not None else [row]
+    return dict(zip(outcome.peers, rows, strict=True)), outcome

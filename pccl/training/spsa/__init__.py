@@ -2,13 +2,10 @@
 
 Modules:
 
-    spsa           `SPSA`
-    grid           parameters that can be moved along random signs, and back, exactly
-    elements       the elements of one parameter, flat float32 where they are
-    torch_signs    random signs added to torch tensors
-    in_place       a model as flat arrays that are its own memory
-    gradient_byte  a projected gradient in a byte
-    step_log       the log that leads from the first weights to the last; `LogError`
+    spsa      `SPSA`, the exchange of gradient bytes
+    grid      parameters that can be moved along random signs, and back, exactly
+    elements  the elements of one parameter, flat float32, in memory or on a device
+    step_log  the log that leads from the first weights to the last; `LogError`
 """
 
 from pccl.training.spsa.spsa import SPSA, SPSAOptions, SPSAStep

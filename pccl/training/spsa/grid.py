@@ -1,25 +1,19 @@
 """Parameters on a grid, where moving along random signs is exact, and so can be undone.
 
-Theory of operation. Float addition rounds: `w + a - a` is not `w`. Peers that evaluate different perturbations of the
-same weights would each come back with another residue, and drift apart. Here nothing is ever rounded on the way, by
-choice of the numbers: every element of a tensor is a whole multiple of the tensor's *quantum*, a power of two, and no
-element, perturbed or not, exceeds 2**24 quanta. float32 has 24 bits, so all such numbers are representable, and sums of
-them are exact. Hence
+Float addition rounds: `w + a - a` is not `w`, so peers that evaluate different perturbations would come back with
+different residues. Here every element of a tensor is a whole multiple of the tensor's *quantum*, a power of two, and
+never exceeds 2**24 quanta, perturbed or not. float32 has 24 bits, so all sums are exact:
 
-- a perturbation is taken away again to the last bit, without a copy of the weights;
-- the order in which contributions are added is of no consequence, nor is fused multiplication or vectorization: all
-  CPUs get the same bits;
+- a perturbation is taken away to the last bit, without a copy of the weights;
+- the order of additions, fused multiplication and vectorization make no difference: all CPUs get the same bits;
 - perturbing, coming back, and updating along many directions can be one pass over memory (`pccl.signs`).
 
-*The price* is that small elements have no more digits after the point than large ones of the same tensor: the quantum
-is at first 2**-21 of the largest one, about. An update's amount is a single number for a direction and a tensor. It
-is rounded to quanta at random, up or down in proportion, so that its mean is right even far below one quantum; the
-random number is of the same generator, and thus the same on all peers.
+The price: small elements have no more digits after the point than large ones of the same tensor; the quantum is at
+first about 2**-21 of the largest. An update's amount, one number for a direction and a tensor, is rounded to quanta at
+random in proportion, by numbers that are the same on all peers.
 
-*When elements grow*, the grid is made coarser: the quantum doubles, and the elements are rounded to it, to nearest and
-even. It happens only where the next update could otherwise exceed the limit; `_ensure_room` says when, a function of
-elements and amounts alone. So all peers do the same at the same step, also one that has just received its elements from
-others. Beside the elements the exponents of the quanta are all there is to share.
+When elements grow, the quantum doubles and elements are rounded to it, where the next update could exceed the limit:
+decided by elements and amounts alone, so all peers do the same. Peers share elements and the exponents of the quanta.
 """
 
 from __future__ import annotations
@@ -35,37 +29,36 @@ from pccl.signs import SUM_MAX, sign_words
 from pccl.training.spsa.elements import Elements, HostElements, Tensor
 
 UNITS_MAX = SUM_MAX
-"""No element is ever larger, in quanta: 2**24."""
+"""The largest element, in quanta: 2**24."""
 HEADROOM = 8
-"""The factor by which the largest element of a tensor may grow before its grid is made coarser."""
+"""Growth of a tensor's largest element that does not make its grid coarser."""
 EPSILONS_MIN = 16
-"""The least that counts as the largest element, in perturbations: for a tensor that is zero at first."""
+"""The least value of the largest element, in perturbations: for a tensor that is zero at first."""
 EXPONENT_MIN = -126
 ROUNDING_TENSOR = 2**32 - 1
-"""The tensor number from which random numbers for rounding are taken; no tensor has it."""
+"""The tensor number of the random numbers for rounding; no tensor has it."""
 
 
 class Grid:
-    """Tensors, flat and contiguous, that live on their grids from now on. Not thread-safe.
+    """Flat, contiguous tensors that live on their grids. Not thread-safe.
 
-    They are at *home*, or displaced by signed perturbations for an evaluation; whoever reads or sends them must have
-    brought them home before.
+    They are at *home*, or displaced by signed perturbations for an evaluation. Bring them home before reading or
+    sending.
     """
 
     @default_environment()
     def __init__(self, tensors: Sequence[Tensor | Elements], epsilon: float, seed: int) -> None:
-        """Chooses the quanta and rounds the elements to them. `epsilon` is the perturbation's size, which is rounded to
-        quanta as well, the same for all peers.
+        """Choose the quanta and round the elements to them. `epsilon`, the size of a perturbation, is rounded as well.
 
-        ValueError: an element is not finite, or too large for the perturbation to matter.
+        Raises ValueError: an element is not finite, or too large for the perturbation to matter.
         """
         self._tensors = [HostElements(each) if isinstance(each, np.ndarray) else each for each in tensors]
         self._epsilon = epsilon
         self._seed = seed
         self.exponents: NDArray[np.int32] = np.zeros(len(self._tensors), np.int32)
-        """The exponents of the quanta, base 2. Together with the elements this is what peers share."""
+        """The exponents of the quanta, base 2, which peers share with the elements."""
         self._bounds = [0] * len(self._tensors)
-        """No element at home is larger than this, in quanta; may be more than the largest."""
+        """Upper bounds of the elements at home, in quanta."""
         self._away: dict[int, int] = {}
         """The displacement of the tensors: perturbations by direction, each +1 or -1 of them."""
         self._away_step = 0
@@ -85,14 +78,14 @@ class Grid:
         return not self._away and not self._is_torn
 
     def require_home(self) -> None:
-        """RuntimeError after an interrupted pass."""
+        """Raise RuntimeError after an interrupted pass."""
         if self._is_torn:
             raise RuntimeError("a former call was interrupted while it moved the parameters: load or reconnect")
         assert not self._away
 
     @default_environment()
     def displace(self, step: int, factors: Mapping[int, int]) -> None:
-        """Goes to where, beside home, so many perturbations are added in each direction of a step; {} is home."""
+        """Move to home plus `factors` perturbations along each direction of a step; {} is home."""
         assert not self._away or step == self._away_step
         moves = {d: factors.get(d, 0) - self._away.get(d, 0) for d in {**self._away, **factors}}
         self._pass(step, [{d: factor * reach for d, factor in moves.items()} for reach in self._reaches()])
@@ -100,16 +93,15 @@ class Grid:
         self._away_step = step
 
     def come_home(self) -> None:
-        """Move the tensors home from wherever they are. If a pass was interrupted nobody knows where: then nothing else
-        can be done with the grid before `adopt`."""
+        """Move the tensors home. After an interrupted pass only `adopt` helps."""
         if self._away and not self._is_torn:
             self.displace(self._away_step, {})
 
     @default_environment()
     def update(self, step: int, coefficients: Mapping[int, float]) -> None:
-        """Home moves by so much along each direction of the step, and the tensors come home, in one pass.
+        """Move home by the coefficients along each direction of the step, and the tensors to home, in one pass.
 
-        OverflowError: elements have grown so large that a perturbation is below a quantum. Training has diverged.
+        Raises OverflowError: elements are so large that a perturbation is below a quantum. Training has diverged.
         """
         assert not self._away or step == self._away_step
         amounts = [self._amounts(t, step, coefficients) for t in range(len(self._tensors))]
@@ -128,7 +120,7 @@ class Grid:
         self._away = {}
 
     def _pass(self, step: int, moves: Sequence[Mapping[int, int]]) -> None:
-        """Adds, to each tensor, so many quanta along each direction."""
+        """Add `moves` quanta along each direction to each tensor."""
         if self._is_torn:
             raise RuntimeError("a former call was interrupted while it moved the parameters: load or reconnect")
         self._is_torn = True
@@ -144,14 +136,14 @@ class Grid:
         return math.ldexp(1.0, int(self.exponents[t]))
 
     def _reach(self, t: int) -> int:
-        """The perturbation in quanta."""
+        """Return the perturbation in quanta."""
         return round(math.ldexp(self._epsilon, -int(self.exponents[t])))
 
     def _reaches(self) -> list[int]:
         return [self._reach(t) for t in range(len(self._tensors))]
 
     def _amounts(self, t: int, step: int, coefficients: Mapping[int, float]) -> dict[int, int]:
-        """The coefficients in quanta, each rounded up or down at random."""
+        """Return the coefficients in quanta, each rounded up or down at random."""
         amounts = {}
         for direction, coefficient in coefficients.items():
             words = sign_words(seed=self._seed, tensor=ROUNDING_TENSOR, step=step, direction=direction, block=t)
@@ -164,7 +156,7 @@ class Grid:
         return self._bounds[t] + _total(amounts) + self._reach(t) <= UNITS_MAX
 
     def _ensure_room(self, t: int, step: int, coefficients: Mapping[int, float]) -> dict[int, int]:
-        """Looks how large the elements are, and makes the grid coarser as often as it takes. Returns the amounts."""
+        """Measure the elements, make the grid coarser as needed, and return the amounts."""
         self._bounds[t] = self._largest(t)
         while not self._has_room(t, amounts := self._amounts(t, step, coefficients)):
             self.exponents[t] += 1
@@ -181,7 +173,7 @@ class Grid:
         if not math.isfinite(largest):
             raise ValueError(f"tensor {t} has elements that are not finite")
         mantissa, exponent = math.frexp(HEADROOM * max(largest, EPSILONS_MIN * self._epsilon))
-        within = exponent - (mantissa == 0.5)  # the least power of two that is no less
+        within = exponent - (mantissa == 0.5)  # the least power of two that is not less
         self.exponents[t] = max(within - UNITS_MAX.bit_length() + 1, EXPONENT_MIN)
         if self._reach(t) < 1:
             raise ValueError(f"tensor {t} has elements up to {largest:g}: perturbations of {self._epsilon:g} vanish")

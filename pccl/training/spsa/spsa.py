@@ -1,50 +1,32 @@
-"""Training by forward passes alone, with one byte from each peer and step.
+"""SPSA: training by forward passes alone, with one byte from each peer and step.
 
-Theory of operation. SPSA (Spall 1992) estimates how a loss L falls along one random direction z from two evaluations,
-g = (L(w + eps z) - L(w - eps z)) / 2 eps, and moves the weights by -rate * g * z. MeZO (Malladi et al. 2023,
-arXiv:2305.17333) does it in place: z is a function of a seed, made anew whenever it is needed, so that training takes
-the memory of inference. And as a seed stands for a direction, the number g is all that others need to make the same
-move: Zelikman et al. 2023 (Just One Byte (per gradient), arXiv:2306.10015) send it in a byte. So here:
+SPSA (Spall 1992) estimates the slope of a loss L along a random direction z from two evaluations, g = (L(w + eps z) -
+L(w - eps z)) / 2 eps, and moves the weights by -rate * g * z. MeZO (Malladi et al. 2023, arXiv:2305.17333) makes z from
+a seed whenever it is needed, in the memory of inference. Others need only g to make the same move, and Zelikman et al.
+2023 (arXiv:2306.10015) send it in a byte. So in each step every peer evaluates its own loss along its own directions
+and rounds g to a byte; the peers exchange the bytes; every peer moves its weights along all directions by their mean. A
+direction is a sign for each parameter (`pccl.signs`), made from the step and a number. Weights are never sent and are
+the same bits on all peers (`pccl.training.spsa.grid`).
 
-    each step   every peer evaluates its own loss along directions of its own, and rounds g to a byte
-                the peers exchange their bytes; whose byte it is, and which step, are the seed of the direction
-                every peer moves its weights along everybody's directions by their mean
+*Directions* are numbered from 0, first those of the first peer, by *stable ranks*: ranks at the last admission, which
+peers keep while others are lost. One peer with eight directions a step moves as eight peers with one.
 
-Weights are never sent, and are the same bits on all peers, torch or NumPy, whatever their CPUs;
-`pccl.training.spsa.grid` says why and `pccl.signs` what a direction is: a sign for each parameter. (Signs have the
-least variance of all distributions with which the estimate is unbiased; Gaussians, as in MeZO, have three times the
-fourth moment, and need a logarithm that no two libraries compute alike.)
+*The byte* is a float of eight bits: sign, four bits of exponent, three of mantissa, times a unit. The value is
+`mantissa` units where the exponent is 0, else `(8 + mantissa) * 2**(exponent - 1)`: 0, 1 ... 16, 18 ... 245760 units.
+At most a sixteenth is rounded away from 8 units on; larger values are cut.
 
-    with Communicator(os.environ["PCCL_MASTER"]) as communicator:
-        spsa = SPSA(communicator, model, SPSAOptions(learning_rate=1e-3))
-        spsa.join(peers_min=4)
-        while spsa.revision < 1000:
-            print(spsa.step(lambda direction: evaluate(model, batch_of(spsa.revision, direction))))
-
-*One machine or many.* A step's directions are numbered from 0, first those of the first peer, and the loss is told the
-number: to choose a batch by it, in place of the peer. Then one peer with eight directions a step moves exactly as
-eight peers with one, bit for bit, as far as they compute losses alike.
-
-*Coming and going.* A loss aborts the exchange on all survivors alike; they exchange again, with the bytes they have,
-and move along the directions of whoever is left. Newcomers are let in every `admit_every` steps, because asking costs
-a round trip to the master.
-
-*Buffers* that forward passes change, such as running statistics, are each peer's own during the evaluations. Between
-steps the module has the common ones, which are moved on every `admit_every` steps
-(`pccl.training.consistency.buffers`).
-
-*The log.* Weights are a function of those one began with and of the steps since: who took part, and their bytes. A
-newcomer that has the weights of some earlier revision, as a rule those that everybody builds at first, gets the steps
-it lacks, a few bytes each, and makes them; the digests of the state tell whether it arrived. Who is too far behind, or
-got elsewhere, fetches the weights. With `log` the steps are also kept in a file, which `replay` plays.
+*Coming and going.* A loss aborts the exchange on all survivors, which exchange again, with the bytes they have. A
+newcomer that has the weights of an earlier revision gets the steps it lacks, a few bytes each, and makes them; digests
+show whether it arrived. Otherwise it gets the weights. Buffers that forward passes change are each peer's own during
+evaluations; common ones are exchanged every `admit_every` steps. `log` keeps the steps in a file; `replay` plays it.
 """
 
 from __future__ import annotations
 
+import bisect
 import logging
 import math
 import os
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -58,25 +40,86 @@ from _pccl_torch import outside_graphs
 from pccl import Communicator, PCCLError, ReduceOp, Result, SharedState, TensorInfo
 from pccl._floating_point import default_environment
 from pccl._integers import as_int
-from pccl.training.consistency.buffers import AVERAGE, exchanged_buffers
-from pccl.training.consistency.contract import Contract, frozen_parameters
-from pccl.training.group.membership import NO_UPDATE, Admission, Membership, fingerprint
-from pccl.training.group.report import StepReport
-from pccl.training.group.seats import Seats, reduce_among_all
-from pccl.training.spsa import gradient_byte, step_log
+from pccl.training.group.membership import Admission, Membership, fingerprint
+from pccl.training.group.relaunch import Outcome, Relaunched, gather_among_all, own_number, reduce_among_all
+from pccl.training.spsa import step_log
+from pccl.training.spsa.elements import tensors_of
 from pccl.training.spsa.grid import Grid
-from pccl.training.spsa.in_place import tensors_of
-from pccl.training.spsa.step_log import LogError, LogFile, Mark, Step
-from pccl.training.state.checkpoint import Loaded, Snapshot, Stateful
-from pccl.training.state.checkpointed import Checkpointed
+from pccl.training.spsa.step_log import LogError, LogFile, LoggedStep, Mark
+from pccl.training.state.buffers import AVERAGE, exchanged_buffers
+from pccl.training.state.checkpoint import Checkpointed, Loaded, Snapshot, Stateful
+from pccl.training.state.replicated_state import ReplicatedState, frozen_parameters
 from pccl.training.state.tensor_file import CheckpointError
 from pccl.training.state.torch_state import assign, buffers_of, require_like
+from pccl.training.step import GroupStep, StepReport
 
-SEATS, CATCH_UP = 0, 2
+SIGN = 0x80
+MAGNITUDES: tuple[int, ...] = tuple(
+    code & 7 if code < 8 else (8 + (code & 7)) << ((code >> 3) - 1) for code in range(SIGN)
+)
+"""The ascending magnitudes of the codes without a sign, in units."""
+
+
+def encode_gradient(value: float, unit: float) -> int:
+    """Return the code nearest to a finite value; in a tie, that of the larger magnitude."""
+    magnitude = abs(value) / unit
+    above = min(bisect.bisect_left(MAGNITUDES, magnitude), len(MAGNITUDES) - 1)
+    below = max(above - 1, 0)
+    code = below if magnitude - MAGNITUDES[below] < MAGNITUDES[above] - magnitude else above
+    return code | SIGN if value < 0 and code else code
+
+
+def decode_gradient(code: int, unit: float) -> float:
+    """Return the value of a code: exact, where the unit is a power of two."""
+    magnitude = MAGNITUDES[code & ~SIGN] * unit
+    return -magnitude if code & SIGN else magnitude
+
+
+@dataclass(frozen=True, slots=True)
+class Exchanged:
+    """The bytes of all peers that took part, by stable rank."""
+
+    ranks: tuple[int, ...]
+    items: tuple[bytes, ...]
+    outcome: Outcome
+
+
+class StableRanks:
+    """One peer's stable rank, and those of the others. Uses one tag. Its methods are group calls."""
+
+    def __init__(self, communicator: Communicator, tag: int) -> None:
+        self._communicator = communicator
+        self._tag = tag
+        self._ranks: dict[int, int] = {}
+        """Stable ranks by peer number."""
+        self.own = 0
+
+    def assign(self, step: int) -> None:
+        """Take the ranks of a committed barrier, after newcomers were let in. `step` is a count that is the same on all
+        peers."""
+        barrier = self._communicator.barrier_async
+        op = Relaunched(self._communicator, lambda: barrier(tag=self._tag, step=step))
+        peers = op.wait().peers
+        self._ranks = {peer: rank for rank, peer in enumerate(peers)}
+        self.own = self._ranks[own_number(self._communicator)]
+
+    def exchange(self, item: bytes, step: int) -> Exchanged:
+        """Gather equally many bytes from each peer. Raises PCCLError INVALID_USAGE: a peer was let in since
+        `assign`."""
+        rows, outcome = gather_among_all(self._communicator, np.frombuffer(item, np.uint8), self._tag, step)
+        if not self._ranks.keys() >= rows.keys():
+            what = "a peer without a stable rank takes part: a call of update_topology outside of SPSA let it in"
+            raise PCCLError(Result.INVALID_USAGE, "SPSA.step", what)
+        return Exchanged(
+            tuple(self._ranks[peer] for peer in rows), tuple(row.tobytes() for row in rows.values()), outcome
+        )
+
+
+RANKS, CATCH_UP = 0, 2
 """Tags, counted from this object's own."""
 STEPS_MAX = 2**32
 TAIL_BYTES_MAX = 1 << 26
-"""The most bytes of steps that newcomers are sent; where it would be more they get the weights."""
+"""The most bytes of steps that newcomers are sent instead of weights."""
 NEVER = 2**62
 
 logger = logging.getLogger(__name__)
@@ -87,18 +130,16 @@ class SPSAOptions:
     """The options of SPSA, which all peers must have alike."""
 
     learning_rate: float
-    """The step size, for the mean of the estimate over all directions of a step. Far smaller than for gradients: the
-    estimate has the gradient's mean, but the square of its length is about the number of parameters times that of the
-    gradient."""
+    """The step size. Far smaller than for gradients: the square of the estimate's length is about the number of
+    parameters times that of the gradient."""
     decay_steps: float = math.inf
     """The rate of step t is `learning_rate / (1 + t / decay_steps)`."""
     epsilon: float = 2.0**-10
     """The size of a perturbation, of each parameter."""
     directions: int = 1
-    """Evaluated by each peer in a step, one after the other; a byte each."""
+    """Directions that each peer evaluates in a step; a byte each."""
     unit: float = 2.0**-12
-    """The unit of the byte (`pccl.training.spsa.gradient_byte`): projected gradients are precise from 8 units and cut
-    at 245760."""
+    """The unit of the byte: projected gradients are precise from 8 units and cut at 245760."""
     seed: int = 0
     """The seed of all directions, 64 bits."""
 
@@ -115,15 +156,17 @@ class SPSAOptions:
             raise ValueError(f"seed {self.seed}: must have 64 bits")
 
     def rate(self, step: int) -> float:
-        """Two divisions and a sum of doubles: the same everywhere."""
+        """Return the rate of a step: the same double everywhere."""
         return self.learning_rate / (1 + step / self.decay_steps)
 
 
 @dataclass(frozen=True, slots=True)
 class SPSAStep(StepReport):
-    """The outcome of a step of SPSA. `revision` counts the steps so far, `world_size` the peers whose directions the
-    weights have moved along (1: alone), and the bytes are those of the exchange, which takes as many as there are
-    directions from each peer to each other one, and every `admit_every` steps those of the buffers."""
+    """The outcome of a step of SPSA.
+
+    `revision` counts the run's steps, `world_size` the peers whose directions the weights have moved along (1: alone).
+    Bytes are those of the exchange, and every `admit_every` steps those of the buffers.
+    """
 
     loss: float
     """The mean of this peer's own evaluations, perturbed as they were."""
@@ -131,10 +174,17 @@ class SPSAStep(StepReport):
 
 @outside_graphs
 class SPSA(Checkpointed):
-    """Simultaneous perturbation stochastic approximation (Spall 1992) with shared seeds: peers evaluate the loss along
-    random signs, exchange a byte for each direction, and all make the same step.
+    """Simultaneous perturbation stochastic approximation (Spall 1992) with shared seeds.
 
-    Not thread-safe. Between calls the model is the user's, but only to look at."""
+    Peers evaluate the loss along random signs, exchange a byte for each direction, and make the same step. Between
+    calls the model may be read, not written. Not thread-safe. Example::
+
+        with Communicator() as communicator:
+            spsa = SPSA(communicator, model, SPSAOptions(learning_rate=1e-3))
+            spsa.join(peers_min=4)
+            while spsa.revision < 1000:
+                print(spsa.step(lambda direction: evaluate(model, batch_of(spsa.revision, direction))))
+    """
 
     def __init__(
         self,
@@ -150,18 +200,21 @@ class SPSA(Checkpointed):
         check_every: int | None = None,
         tag: int = 0,
     ) -> None:
-        """`model` is a torch module on the CPU or a CUDA device, or a mapping of names to NumPy arrays, of float32; its
-        parameters are rounded a little (`pccl.training.spsa.grid`). All peers build the same, and give the same
-        `options`, `admit_every` and `replay_max`, which is how many steps back newcomers are brought up by the log.
-        `log` is a file of this peer's own. Uses the tags `tag` to `tag + 2`, and those of
-        `pccl.training.consistency.contract`.
+        """All peers build the same model, and give the same arguments except `log`.
 
-        `shared` are objects whose `state_dict()` is part of the run: newcomers load it, and it is compared. `buffers`
-        is what becomes of a module's buffers every `admit_every` steps: "average" (floating-point ones by the mean,
-        others by the maximum), "first" (from the peer of rank 0) or "local". `check_every` is after how many steps
-        peers compare digests of all they have in common; None: as often as it takes less than a thousandth of the time.
+        Args:
+            model: A torch module on the CPU or a CUDA device, or NumPy arrays by name, of float32. Parameters are
+                rounded a little (`pccl.training.spsa.grid`).
+            admit_every: Newcomers are let in, and buffers exchanged, after this many steps.
+            replay_max: Newcomers at most this many steps behind are brought up by the log.
+            log: A file of this peer's own for the steps.
+            shared: Objects whose `state_dict()` is replicated.
+            buffers: "average" (floats by the mean, others by the maximum), "first" (from rank 0) or "local".
+            check_every: Compare digests after this many steps; None: as often as possible below 0.1 % of the time.
+            tag: First of three tags.
 
-        TypeError or ValueError for what cannot be trained, and for other arguments; OSError or LogError of the file.
+        Raises TypeError, ValueError: the model cannot be trained, or an argument is wrong; OSError, LogError of the
+        file.
         """
         if not isinstance(options, SPSAOptions):
             raise TypeError(f"options must be SPSAOptions, not {options!r}")
@@ -179,7 +232,7 @@ class SPSA(Checkpointed):
         self._run = f"SPSA {fingerprint(None, options, admit_every, replay_max, layout)}"
         self._former_run = self._run
         self._alike = {"admit_every": admit_every, "replay_max": replay_max, "options": options}
-        self._contract = Contract(
+        self._replicated = ReplicatedState(
             communicator,
             tensors=self._compared,
             frozen=frozen_parameters(model),
@@ -191,39 +244,38 @@ class SPSA(Checkpointed):
         )
         infos = [tensor.info(name) for name, tensor in self._tensors.items()]
         infos.append(TensorInfo.from_numpy(self._grid.exponents, f"grid of {self._run}"))
-        self._state = SharedState([*infos, *self._contract.infos()])
+        self._state = SharedState([*infos, *self._replicated.infos()])
         self._layout = layout
-        self._recent: deque[Step] = deque(maxlen=replay_max)
+        self._recent: deque[LoggedStep] = deque(maxlen=replay_max)
         """The steps that led here, without a gap."""
         self._log = LogFile(log) if log is not None else None
         self._membership = self._new_membership()
-        self._seats = Seats(communicator, tag + SEATS)
+        self._ranks = StableRanks(communicator, tag + RANKS)
 
     def _new_membership(self) -> Membership:
         return Membership(
             self._communicator,
             self._state,
-            {"class": type(self).__name__, **self._alike, **self._contract.options()},
+            {"class": type(self).__name__, **self._alike, **self._replicated.options()},
             before_sync=self._hand_on_the_log,
-            joint=self._contract,
+            joint=self._replicated,
         )
 
     @property
     def revision(self) -> int:
-        """Steps so far, of the whole run."""
+        """Steps of the whole run."""
         return self._state.revision
 
     def digest(self) -> str:
-        """BLAKE3, in hexadecimal, of all that peers have in common: weights, frozen ones too, the buffers that are not
-        local, and what was handed over. Equal on all peers after every step."""
-        return self._contract.digest(self.revision)
+        """Return the BLAKE3 digest, in hexadecimal, of the replicated state: the same on all peers after every step."""
+        return self._replicated.digest(self.revision)
 
     def _compared(self) -> Iterator[tuple[str, Any]]:
         self._grid.require_home()
         yield "grid", self._grid.exponents
         for name, tensor in self._tensors.items():
             yield f"parameter {name}", tensor.numpy()
-        yield from self._contract.buffers.module_tensors()
+        yield from self._replicated.buffers.module_tensors()
 
     def _weights_digest(self) -> bytes:
         """Return the digest of revision and weights alone, which a log leads to."""
@@ -237,48 +289,41 @@ class SPSA(Checkpointed):
     # Peers.
 
     def join(self, peers_min: int = 1) -> Admission:
-        """Call once, right after the communicator has connected (the others wait for it). Returns when `peers_min`
-        peers are there, or at once where others train already; then all have the same weights.
+        """Join the run, right after the communicator has connected, since the others wait for it.
 
-        PCCLError, and the communicator is closed: nobody can provide the state, or the others train another model or
-        with other options (INVALID_ARGUMENT).
+        Returns when `peers_min` peers are there, or at once where others train already, with the same weights on all.
+        Raises PCCLError as `DiLoCo.join`.
         """
         admission = self._membership.join(peers_min)
         self._begin(admission)
         return admission
 
-    def _admit(self) -> Admission:
-        admission = self._membership.admit()
-        self._begin(admission)
-        return admission
-
     def reconnect(self, communicator: Communicator, peers_min: int = 1) -> Admission:
-        """Goes on after the master was lost or this peer evicted: as `join`, with a new communicator that has just
-        connected."""
+        """Join again with a new communicator, after the master was lost or this peer evicted."""
         self._communicator = communicator
-        self._contract.renew(communicator)
+        self._replicated.renew(communicator)
         self._membership = self._new_membership()
-        self._seats = Seats(communicator, self._tag + SEATS)
+        self._ranks = StableRanks(communicator, self._tag + RANKS)
         return self.join(peers_min)
 
     def _begin(self, admission: Admission) -> None:
-        """Begin anew after others were let in, or this peer was."""
+        """Start again after newcomers were let in, or this peer was."""
         if admission.world_size < 2:
             self._grid.require_home()  # else it was compared with the others'
         if admission.rx_bytes > 0 or (self._recent and self._recent[-1].revision + 1 != self.revision):
             self._recent.clear()  # not by these steps did it get here
         self._grid.adopt()
-        self._seats.take(self.revision)
+        self._ranks.assign(self.revision)
         self._mark()
 
     def _hand_on_the_log(self) -> None:
-        """Brings newcomers up from where they are, if anybody who is under way remembers so far back."""
+        """Bring newcomers up from their revision, if a peer under way has the steps since."""
         try:
             tail = self._tail_for_newcomers()
         except PCCLError as error:
             if error.result not in (Result.INVALID_USAGE, Result.INVALID_ARGUMENT):
                 raise
-            logger.warning("a newcomer does something else: %s", error)  # and the state's names will tell it so
+            logger.warning("a newcomer makes other calls: %s", error)  # the state's names will refuse it
             return
         if self._membership.is_under_way or not tail or not self._grid.is_home:
             return
@@ -289,7 +334,7 @@ class SPSA(Checkpointed):
             logger.warning("the log leads nowhere from this peer's weights: %s", error)
 
     def _tail_for_newcomers(self) -> bytes:
-        """The steps, encoded, since the newcomer that is furthest behind; b"" where it is too far."""
+        """Return the encoded steps since the newcomer that is furthest behind; b"" where that is too far."""
         is_under_way = self._membership.is_under_way
         own_first = self._recent[0].revision if self._recent else self.revision
         own = self.revision if self._grid.is_home else NEVER  # from elsewhere no log leads on
@@ -304,7 +349,7 @@ class SPSA(Checkpointed):
             tail = tail if len(tail) <= TAIL_BYTES_MAX else b""
         size = np.array([len(tail)])
         self._reduce(size, ReduceOp.MAX)
-        # All who have it have the same, and the maximum of equal bytes and zeros is these bytes.
+        # All peers that have it have the same, and the maximum of equal bytes and zeros is these bytes.
         buffer = np.zeros(int(size[0]), np.uint8)
         buffer[: len(tail)] = np.frombuffer(tail, np.uint8)
         self._reduce(buffer, ReduceOp.MAX)
@@ -316,70 +361,60 @@ class SPSA(Checkpointed):
     # Steps.
 
     def step(self, loss: Callable[[int], float]) -> SPSAStep:
-        """Evaluate `loss(direction)` at perturbed weights, twice for each of this peer's directions, exchange the
-        outcomes and move the weights; let newcomers in when it is time. A joint call.
+        """Evaluate `loss`, exchange bytes, move the weights and let newcomers in: a group call.
 
-        `loss` must give the same for the same direction and weights: one batch, no dropout. It must not change them.
-        What it raises comes through, with the weights as they were, and the step may be called again.
+        `loss(direction)` is called twice for each of this peer's directions, at perturbed weights. It must return the
+        same for the same direction and weights (one batch, no dropout), and not change them. What it raises comes
+        through with the weights as they were, and the step may be called again.
 
-        FloatingPointError: a loss is not finite. OverflowError, on all peers: training has diverged. PCCLError: the
-        master is lost, or this peer was evicted (see `reconnect`). DivergenceError, on all peers: they differ in what
-        they must have in common. OSError of the log.
-
-        After a KeyboardInterrupt or the like outside of `loss` the step cannot be made again (INVALID_USAGE):
-        `reconnect`. If it came in the very moment when weights are moved, other calls fail with RuntimeError: `load`,
-        or `reconnect` and get the others'."""
+        Raises:
+            FloatingPointError: A loss is not finite.
+            OverflowError: On all peers: training has diverged.
+            PCCLError: The master is lost, or this peer was evicted: `reconnect`. INVALID_USAGE after a
+                KeyboardInterrupt outside of `loss`: `reconnect`.
+            RuntimeError: The interrupt came while weights were moved: `load` or `reconnect`.
+            DivergenceError: On all peers: replicated state differs.
+            OSError: Of the log.
+        """
         self._membership.require_step("SPSA.step")
         if self.revision >= STEPS_MAX:
             raise PCCLError(Result.INVALID_USAGE, "SPSA.step", f"a run has at most {STEPS_MAX} steps")
         try:
-            with self._contract.buffers.own():
+            with self._replicated.buffers.own():
                 codes, loss_mean = self._evaluate(loss)
             with self._membership.step("SPSA.step"):
-                started_s = time.monotonic()
-                self._contract.begin(self.revision)
-                self._contract.followers.claim(self._communicator)
-                exchanged = self._seats.exchange(codes, self.revision)
-                self._contract.land_check()
-                self._contract.followers.commit(exchanged.traffic.peers)
-                waited_s = time.monotonic() - started_s
-                self._move(Step(self.revision, exchanged.seats, exchanged.items))
-                started_s = time.monotonic()
-                admission = None
-                of_buffers = NO_UPDATE
-                if self.revision % self._admit_every == 0:
-                    of_buffers = self._contract.exchange_own_buffers(self.revision)
-                    admission = self._admit() if self._membership.are_peers_pending() else None
-                self._contract.end(self.revision)
-                waited_s += time.monotonic() - started_s
+                step = GroupStep(self._membership, self._replicated)
+                with step.waiting():
+                    step.begin()
+                    step.claim()
+                    exchanged = self._ranks.exchange(codes, self.revision)
+                    self._replicated.land_comparison()
+                    step.commit(exchanged.outcome.peers)
+                self._move(LoggedStep(self.revision, exchanged.ranks, exchanged.items))
+                step.outcomes.append(exchanged.outcome)
+                with step.waiting():
+                    if self.revision % self._admit_every == 0:
+                        step.outcomes.append(self._replicated.exchange_own_buffers(self.revision))
+                        if (admission := step.admit()) is not None:
+                            self._begin(admission)
+                    step.end()
         finally:
             self._grid.come_home()
-        return SPSAStep(
-            revision=self.revision,
-            world_size=len(exchanged.seats),
-            admitted=admission is not None,
-            aborted=exchanged.traffic.aborted + of_buffers.aborted,
-            tx_bytes=exchanged.traffic.tx_bytes + of_buffers.tx_bytes,
-            rx_bytes=exchanged.traffic.rx_bytes + of_buffers.rx_bytes,
-            state_tx_bytes=admission.tx_bytes if admission is not None else 0,
-            state_rx_bytes=admission.rx_bytes if admission is not None else 0,
-            waited_s=waited_s,
-            loss=loss_mean,
-        )
+        return step.report(SPSAStep, len(exchanged.ranks), loss=loss_mean)
 
     def finish(self) -> None:
-        """Compares what all peers have in common: call it on all of them after the last step. DivergenceError,
-        PCCLError as `step`."""
+        """Compare the replicated state, on all peers after the last step. Raises DivergenceError, PCCLError as
+        `step`."""
         with self._membership.step("SPSA.finish"):
-            self._contract.check(self.revision)
+            self._replicated.check(self.revision)
 
     def _evaluate(self, loss: Callable[[int], float]) -> tuple[bytes, float]:
-        """Evaluate the loss along this peer's directions, and return their bytes and the mean loss. The weights stay
-        where they were evaluated last."""
+        """Return the bytes of this peer's directions and the mean loss. The weights stay where they were evaluated
+        last."""
         options = self._options
         codes = bytearray()
         losses = []
-        first = self._seats.own * options.directions
+        first = self._ranks.own * options.directions
         for direction in range(first, first + options.directions):
             pair = []
             for factor in (1, -1):
@@ -391,20 +426,20 @@ class SPSA(Checkpointed):
                     raise FloatingPointError(
                         f"the loss is {pair[0]} and {pair[1]} at weights perturbed by {options.epsilon:g}"
                     )
-                codes.append(gradient_byte.encode(projected, options.unit))
+                codes.append(encode_gradient(projected, options.unit))
             losses += pair
         return bytes(codes), sum(losses) / len(losses)
 
     @default_environment()
-    def _move(self, step: Step) -> None:
-        """Makes a step from the revision where it begins. The weights may be displaced, and come home."""
+    def _move(self, step: LoggedStep) -> None:
+        """Make a step from its revision. The weights may be displaced, and come home."""
         options = self._options
         count = sum(map(len, step.codes))
         coefficients: dict[int, float] = {}
-        for seat, codes in zip(step.seats, step.codes, strict=True):
+        for rank, codes in zip(step.ranks, step.codes, strict=True):
             for i, code in enumerate(codes):
-                projected = gradient_byte.decode(code, options.unit)
-                coefficients[seat * options.directions + i] = -options.rate(step.revision) * projected / count
+                projected = decode_gradient(code, options.unit)
+                coefficients[rank * options.directions + i] = -options.rate(step.revision) * projected / count
         self._grid.update(step.revision, coefficients)
         self._state.revision += 1
         self._recent.append(step)
@@ -414,10 +449,9 @@ class SPSA(Checkpointed):
     # The log.
 
     def replay(self, path: str | os.PathLike[str]) -> int:
-        """Makes the steps of a log, of this peer's or another's, that lead on from this revision; returns how many.
-        Call it before `join`.
+        """Make the steps of a log, of any peer, that lead on from this revision, before `join`. Returns how many.
 
-        OSError; LogError: it is damaged, of another run, or it leads to or begins with other weights.
+        Raises OSError; LogError: it is damaged, of another run, or leads to or begins with other weights.
         """
         return self._play(step_log.read(path))
 
@@ -426,7 +460,7 @@ class SPSA(Checkpointed):
         for entry in entries:
             if entry.revision != self.revision and (isinstance(entry, Mark) or entry.revision < self.revision):
                 continue
-            if isinstance(entry, Step):
+            if isinstance(entry, LoggedStep):
                 if entry.revision > self.revision:
                     break
                 self._move(entry)
@@ -442,7 +476,7 @@ class SPSA(Checkpointed):
             self._log.add(Mark(self.revision, self._weights_digest(), self._run))
 
     def close_log(self) -> None:
-        """Ends the log file with a mark; without one it does nothing."""
+        """End the log file, if there is one, with a mark."""
         if self._log is not None:
             self._mark()
             self._log.close()
@@ -454,13 +488,13 @@ class SPSA(Checkpointed):
         self._grid.require_home()
         tensors = {name: tensor.numpy() for name, tensor in self._tensors.items()}
         state = {"parameters": tensors, "exponents": self._grid.exponents, "buffers": buffers_of(self._model)}
-        state["shared"] = self._contract.state_dict()
+        state["shared"] = self._replicated.state_dict()
         return Snapshot(self.revision, state, self._layout, repr(self._options))
 
     def _restore(self, state: dict[str, Any], revision: int) -> None:
         buffers = buffers_of(self._model)
         require_like(buffers, state.get("buffers", buffers))
-        with self._contract.taking_up(state.get("shared", {})):
+        with self._replicated.taking_up(state.get("shared", {})):
             assign(buffers, state.get("buffers", buffers))
             for name, tensor in self._tensors.items():
                 tensor.assign(state["parameters"][name])

@@ -1,16 +1,14 @@
-"""The log of a run whose every step is a few bytes: who took part, and the bytes they exchanged.
+"""The log of a run whose every step is a few bytes: which peers took part, and the bytes they exchanged.
 
-Theory of operation. Two kinds of entries. A *step* leads from one revision to the next. A *mark* states the digest of
-the weights at a revision: one begins a log, others follow where newcomers were let in. To replay is to apply those
-steps, in order, that lead on from the revision one has, and to compare at each mark.
-
-On disk each entry has its length in front and a CRC-32 behind, so that a file that ends in the middle of an entry, as
-after `kill -9`, ends before it. Numbers are little-endian:
+A *step* leads from one revision to the next. A *mark* has the digest of the weights at a revision: one begins a log,
+others follow at admissions. To replay is to apply the steps that lead on from a revision, and to compare at each mark.
+Each entry has its length in front and a CRC-32 behind, so a file that ends in the middle of an entry, as after `kill
+-9`, ends before it. Numbers are little-endian:
 
     file    b"pccl steps 1\\n", then entries
     entry   kind u8, bytes u32, that many bytes, CRC-32 of all this u32
     mark    (kind 1)  revision u64, digest 32 bytes, run in UTF-8
-    step    (kind 2)  revision u64, peers u16, a seat u32 for each, the bytes of each
+    step    (kind 2)  revision u64, peers u16, a stable rank u32 for each, the bytes of each
 
 `run` names what all peers have alike: algorithm, options and model. A replay needs the same.
 """
@@ -51,20 +49,20 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class LoggedStep:
     """A step from `revision` to the next."""
 
     revision: int
-    seats: tuple[int, ...]
+    ranks: tuple[int, ...]
     codes: tuple[bytes, ...]
-    """The bytes that the peer on each seat has brought in, as many from each."""
+    """The bytes of the peer of each stable rank, equally many from each."""
 
     def encode(self) -> bytes:
-        seats = struct.pack(f"<{len(self.seats)}I", *self.seats)
-        return _sealed(STEP, _STEP.pack(self.revision, len(self.seats)) + seats + b"".join(self.codes))
+        ranks = struct.pack(f"<{len(self.ranks)}I", *self.ranks)
+        return _sealed(STEP, _STEP.pack(self.revision, len(self.ranks)) + ranks + b"".join(self.codes))
 
 
-Entry: TypeAlias = Mark | Step
+Entry: TypeAlias = Mark | LoggedStep
 
 
 def _sealed(kind: int, body: bytes) -> bytes:
@@ -77,16 +75,16 @@ def _decode(kind: int, body: bytes) -> Entry:
         revision, digest = _MARK.unpack_from(body)
         return Mark(revision, digest, body[_MARK.size :].decode())
     revision, peers = _STEP.unpack_from(body)
-    seats = struct.unpack_from(f"<{peers}I", body, _STEP.size)
+    ranks = struct.unpack_from(f"<{peers}I", body, _STEP.size)
     codes = body[_STEP.size + 4 * peers :]
     each = len(codes) // peers if peers else 0
     if kind != STEP or each * peers != len(codes):
         raise LogError(f"an entry of kind {kind} with {len(body)} bytes cannot be understood")
-    return Step(revision, seats, tuple(codes[i * each : (i + 1) * each] for i in range(peers)))
+    return LoggedStep(revision, ranks, tuple(codes[i * each : (i + 1) * each] for i in range(peers)))
 
 
 def _split(data: bytes, begin: int = 0) -> Iterator[tuple[int, Entry]]:
-    """Each whole entry with where it ends. LogError for one that is whole but wrong."""
+    """Yield each whole entry with its end. Raises LogError: one is whole but wrong."""
     while begin + _HEAD.size <= len(data):
         kind, size = _HEAD.unpack_from(data, begin)
         body = begin + _HEAD.size
@@ -107,19 +105,19 @@ def _split(data: bytes, begin: int = 0) -> Iterator[tuple[int, Entry]]:
 
 
 def entries_of(data: bytes) -> Iterator[Entry]:
-    """Yield entries that lie one after the other, up to one that is not whole. LogError: one is wrong."""
+    """Yield entries that lie one after the other, up to one that is not whole. Raises LogError: one is wrong."""
     return (entry for _, entry in _split(data))
 
 
 def read(path: str | os.PathLike[str]) -> Iterator[Entry]:
-    """The entries of a file. OSError, LogError."""
+    """Yield the entries of a file. Raises OSError, LogError."""
     return (entry for _, entry in _entries(Path(path).read_bytes(), str(path)))
 
 
 def _entries(data: bytes, name: str) -> Iterator[tuple[int, Entry]]:
-    """Yield the entries of a whole file, with the offset of each."""
+    """Yield the entries of a whole file, with the end of each."""
     if not data.startswith(MAGIC):
-        raise LogError(f"{name} is no log of steps")
+        raise LogError(f"{name} is not a log of steps")
     try:
         yield from _split(data, len(MAGIC))
     except LogError as error:
@@ -127,10 +125,11 @@ def _entries(data: bytes, name: str) -> Iterator[tuple[int, Entry]]:
 
 
 class LogFile:
-    """A log that grows. What is added is with the operating system at once: it outlives the process, not the power."""
+    """A log that grows. Entries are with the operating system at once: they outlive the process, not a power
+    failure."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Goes on with the file if it is there, after its last whole entry. OSError, LogError."""
+        """Continue an existing file after its last whole entry. Raises OSError, LogError."""
         path = Path(path)
         self._file: BinaryIO = path.open("a+b", buffering=0)
         try:
@@ -151,7 +150,7 @@ class LogFile:
         self._file.truncate(max(ends, default=len(MAGIC)))
 
     def add(self, entry: Entry) -> None:
-        """OSError."""
+        """Raises OSError."""
         data = entry.encode()
         if self._file.write(data) != len(data):
             raise OSError(f"{self._file.name}: written in part; is the disk full?")

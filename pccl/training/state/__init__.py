@@ -1,11 +1,15 @@
-"""Training state as bytes: in canonical form, in files, and back into the tensors in use.
+"""The training state: the replicated part, its comparison, and its files.
 
 Modules:
 
-    codec         the state of any object in canonical bytes, without pickle
-    tensor_file   a file of tensors that is whole or not there
-    tensor_tree   a state taken apart into tensors and the rest
-    torch_state   the values of a torch module and optimizer, in their places
-    checkpoint    one format for all training classes, written in the background, of which the newest are kept
-    checkpointed  `save` and `load` of the training classes, of ranks of a site together
+    replicated_state  the state that all peers have in common, and what newcomers are sent
+    digests           digests of that state, compared while peers train; `DivergenceError`
+    buffers           running statistics and other buffers: averaged, taken from the first peer, or local
+    replica           a model as one flat vector; a rank's shards
+    torch_state       the tensors of a torch module and optimizer, read and written in place
+    torch_arithmetic  torch's operations in the default floating-point environment
+    codec             the state of any object in canonical bytes, without pickle
+    tensor_tree       a state taken apart into tensors and the rest
+    tensor_file       a file of tensors that is whole or not there
+    checkpoint        `save` and `load` of the training classes; retention and background writes
 """

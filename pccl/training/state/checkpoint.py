@@ -1,19 +1,19 @@
-"""A peer's training state on disk: one format for all training classes.
+"""A peer's training state on disk: one format for all training classes, with `save` and `load`.
 
-Theory of operation. A checkpoint is one file, `step-000000123.safetensors`, in a folder of the peer's own; of a model
-in shards each rank of the site writes one, `step-000000123.rank-00002-of-00004.safetensors`. Tensors are in it under
-their names, everything else as `pccl.training.state.codec` encodes it, and the metadata say in JSON which class, model
-and revision it is of, and which save: a name that all ranks of a site give alike. `pccl.training.state.tensor_file` has
-the format, and why a file that is there is whole.
+A checkpoint is one file, `step-000000123.safetensors`, in a folder of the peer's own; each rank of a site writes one,
+`step-000000123.rank-00002-of-00004.safetensors`. Tensors are in it by name, everything else as
+`pccl.training.state.codec` encodes it, and the metadata give class, model, revision, and a name of the save that all
+ranks of a site have alike.
 
-*In the background*: `save` copies the tensors into memory of its own, which it uses again each time, and returns; a
-thread flushes them to the disk. A second save waits for the first, because it needs that memory. What fails in the
-thread is logged at once and raised by the next `save` or `wait`. The thread is no daemon: a program that ends, with an
-exception too, ends when the file is whole.
+*In the background*, `save` copies the tensors into memory that it uses again each time, and returns; a thread, which is
+not a daemon, writes the file. A second save waits for the first. Errors are logged at once, and raised by the next
+`save` or `wait`.
 
-*Which are kept*: `keep` counts this rank's files. Older ones go when the new one is flushed, and of a site when it is
-on all ranks (`Site.agree`), or else a site that died between two ranks' saves would have no step that all of them have.
-Revisions above the saved one stay, and so does everything that is no checkpoint of this library's.
+*Retention*: `keep` counts this rank's files. Older ones are deleted when the new one is flushed, on all ranks of a site
+(`Site.agree`). Revisions above the saved one, and other files, stay.
+
+*Loading with a site*: every rank sends the others the revisions and saves that it has, and all load the newest that all
+have. Where there is none, or a piece is damaged, all fail alike, before any state is changed.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ import json
 import logging
 import os
 import re
+import sys
 import threading
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,7 +37,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 import pccl
+from pccl import Communicator, PCCLError, Result
 from pccl._integers import as_int
+from pccl.training.group.membership import Membership
 from pccl.training.group.site import Site
 from pccl.training.state import codec, tensor_file
 from pccl.training.state.tensor_file import CheckpointError, Contents, Entry
@@ -46,23 +50,24 @@ FORMER_FORMAT = 1
 """An npz without a manifest."""
 MANIFEST = "pccl"
 REST = "rest"
-"""The name of the state beside its tensors."""
+"""The name of the state other than tensors."""
 LISTINGS_MAX = 100
-"""Times that a folder is listed in which others save and remove meanwhile."""
+"""Times that a folder is listed while other processes save and remove."""
 NAME = re.compile(r"step-(\d{9,})(?:\.rank-(\d{5,})-of-(\d{5,}))?\.safetensors")
 ONE_FILE = (".safetensors", ".npz")
-"""A path that ends so is the file itself."""
+"""A path with such an end is the file itself."""
 
 SLOW = "saving is slower than the steps between: a save waited %.3g s for the one before; save less often"
-SHARED = "another process saves into %s too, and loads what this one saves: give each peer a folder of its own"
-NEWER = "%s holds checkpoints newer than revision %d, of which %d will be loaded: use a folder for each run"
+NEWER = "%s holds checkpoints newer than revision %d, and revision %d will be loaded: use a folder for each run"
 
 logger = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
-    """An object that can be saved beside the model: a torch optimizer, or one of the user's. `state_dict()` gives what
-    `pccl.training.state.codec` encodes, with tensors and arrays anywhere in it."""
+    """An object that can be saved with the model, such as a torch optimizer.
+
+    `state_dict()` returns what `pccl.training.state.codec` encodes, with tensors and arrays anywhere in it.
+    """
 
     def state_dict(self) -> Any: ...
 
@@ -77,19 +82,19 @@ class Snapshot:
     state: dict[str, Any]
     """Nested; tensors are shared with the object until they are copied or written."""
     layout: str
-    """A line for each tensor of the model: name, shape, dtype. Who loads it must have the same."""
+    """A line for each tensor of the model: name, shape, dtype. The same where it is loaded."""
     options: str = ""
     """The options that must be the same where it is loaded, a line each."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A checkpoint on disk, of this rank. Its name is what the ranks of a site compare."""
+    """A checkpoint on disk, of this rank."""
 
     path: Path
     revision: int
     save: str
-    """The same on all ranks of a site, and of no other save of theirs; "" in files of former versions."""
+    """The same on all ranks of a site, and of no other save; "" in files of former versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +120,7 @@ def is_one_file(path: Path) -> bool:
 
 
 def _named(folder: Path, site: Site | None) -> list[tuple[int, Path]]:
-    """Files of this rank's with the name of a checkpoint, and their revisions, newest first. FileNotFoundError."""
+    """Return revisions and paths of this rank's files named as checkpoints, newest first. Raises FileNotFoundError."""
     place = (site.rank, site.size) if site is not None else None
     found = []
     for path in folder.iterdir():
@@ -126,7 +131,7 @@ def _named(folder: Path, site: Site | None) -> list[tuple[int, Path]]:
 
 
 def _save_of(path: Path) -> str | None:
-    """The name of the save, "" where the file is damaged; None: it is no checkpoint, or not there any more."""
+    """Return the name of the save, "" where the file is damaged; None: it is not a checkpoint, or gone."""
     try:
         manifest = _manifest(tensor_file.read_metadata(path), path)
     except FileNotFoundError:
@@ -137,11 +142,8 @@ def _save_of(path: Path) -> str | None:
 
 
 def _newest_first(folder: Path, site: Site | None) -> Iterator[Piece]:
-    """Yield this rank's checkpoints in `folder`. FileNotFoundError.
-
-    A save may remove all that were listed before they are looked at, once it has written a newer one: then the folder
-    is listed again.
-    """
+    """Yield this rank's checkpoints in `folder`, listed again if a save has removed all of them. Raises
+    FileNotFoundError."""
     for _ in range(LISTINGS_MAX):
         named = _named(folder, site)
         is_empty = True
@@ -155,12 +157,12 @@ def _newest_first(folder: Path, site: Site | None) -> Iterator[Piece]:
 
 
 def pieces(folder: Path, site: Site | None = None) -> list[Piece]:
-    """This rank's checkpoints in `folder`, oldest first. FileNotFoundError."""
+    """Return this rank's checkpoints in `folder`, oldest first. Raises FileNotFoundError."""
     return list(_newest_first(folder, site))[::-1]
 
 
 def piece_at(path: Path) -> Piece:
-    """The checkpoint that is the file `path`. OSError, CheckpointError."""
+    """Return the checkpoint in the file `path`. Raises OSError, CheckpointError."""
     manifest = _manifest(tensor_file.read_metadata(path), path)
     if manifest is None:
         return Piece(path, _load_former(path, tensor_file.read(path)).snapshot.revision, "")
@@ -168,7 +170,7 @@ def piece_at(path: Path) -> Piece:
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
-    """Return the newest checkpoint in `folder` that is no piece of a site's, or None."""
+    """Return the newest checkpoint in `folder` that is not a piece of a site's, or None."""
     try:
         newest = next(_newest_first(Path(folder), None), None)
     except (FileNotFoundError, NotADirectoryError):
@@ -184,7 +186,7 @@ def _manifest(metadata: Mapping[str, str], path: Path) -> dict[str, Any] | None:
         manifest = json.loads(metadata[MANIFEST])
         version = int(manifest["format"])
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: its manifest is none of pccl.training's ({error!r})") from None
+        raise CheckpointError(f"{path} is damaged: its manifest is not pccl.training's ({error!r})") from None
     if version > FORMAT:
         raise CheckpointError(
             f"{path} has format {version}, of pccl {manifest.get('version')}; this is pccl {pccl.__version__}, which "
@@ -195,8 +197,10 @@ def _manifest(metadata: Mapping[str, str], path: Path) -> dict[str, Any] | None:
 
 
 def load(path: Path, site: Site | None = None, shard: Callable[[Any, Shard], Any] | None = None) -> Loaded:
-    """Reads a checkpoint and verifies it. `shard` makes a distributed tensor of this rank's part. OSError,
-    CheckpointError."""
+    """Read and verify a checkpoint. `shard` makes a distributed tensor of this rank's part.
+
+    Raises OSError, CheckpointError.
+    """
     contents = tensor_file.read(path)
     manifest = _manifest(contents.metadata, path)
     if manifest is None:
@@ -223,7 +227,7 @@ def _load_former(path: Path, contents: Contents) -> Loaded:
     arrays = {name: entry.array() for name, entry in contents.entries.items()}
     numbers = [arrays[name] for name in ("format", "revision") if name in arrays]
     if "format" not in arrays or contents.metadata or any(each.ndim or each.dtype.kind not in "iu" for each in numbers):
-        raise CheckpointError(f"{path} is no checkpoint: pccl.training has not written it")
+        raise CheckpointError(f"{path} is not a checkpoint: pccl.training has not written it")
     if (version := int(arrays.pop("format"))) != FORMER_FORMAT:
         raise CheckpointError(f"{path} was not written by pccl.training: it has format {version}")
     revision = int(arrays.get("revision", np.array(0)))
@@ -232,7 +236,7 @@ def _load_former(path: Path, contents: Contents) -> Loaded:
 
 @dataclass(slots=True)
 class _Save:
-    """A save under way, or one whose end nobody has asked for."""
+    """A save in progress, or one whose end is not known to the caller yet."""
 
     keep: int | None
     path: Path
@@ -255,8 +259,7 @@ class Checkpoints:
         self._saves = 0
 
     def save(self, path: Path, take: Callable[[], Snapshot], *, keep: int | None, background: bool) -> None:
-        """Saves what `take` gives. OSError, also of the last save, where that was in the background; ValueError for
-        other arguments, and a state that cannot be encoded."""
+        """Save what `take` returns. Raises OSError, also of the last save in the background; ValueError."""
         if keep is not None:
             keep = as_int("keep", keep)
         if keep is not None and keep < 1:
@@ -284,22 +287,23 @@ class Checkpoints:
             self.wait()
 
     def wait(self) -> None:
-        """Returns when what was saved is on the disk. OSError of a save in the background. With a site and `keep` a
-        joint call of its ranks, as `save`, which fails on all if it does on one."""
+        """Wait until the last save is on the disk. Raises OSError of a save in the background.
+
+        With a site and `keep`, a call of all its ranks, which fails on all if it does on one.
+        """
         prune = self._settle()
         if prune is not None:
             prune()
 
     def _next_name(self) -> str:
-        """Return the name of the next save. Asked for before anything can fail on some ranks alone, so that all have
-        come as far."""
+        """Return the name of the next save, before anything can fail on some ranks alone."""
         if self._site is not None:
             return self._site.unique_name()
         self._saves += 1
         return f"{self._own_name}.{self._saves}"
 
     def _settle(self, warns: bool = False) -> Callable[[], None] | None:
-        """Waits for the save under way and raises its error; returns what deletes the older ones, if that is to do."""
+        """Wait for the save in progress and raise its error; return what deletes the older ones."""
         save = self._pending
         if save is None:
             return None
@@ -327,8 +331,6 @@ class Checkpoints:
             if not is_file:
                 folder = save.path.parent
                 tensor_file.make_folder(folder)
-                if self._site is None and not tensor_file.claim(folder):
-                    logger.warning(SHARED, folder)
                 newer = [revision for revision, _ in _named(folder, self._site) if revision > save.revision]
                 if newer:
                     logger.warning(NEWER, folder, save.revision, newer[0])
@@ -367,7 +369,7 @@ def _entries(tensors: Mapping[str, Any]) -> dict[str, Entry]:
 
 
 def _prune(folder: Path, revision: int, keep: int, site: Site | None) -> None:
-    """Deletes all but the newest `keep` of those up to `revision`."""
+    """Delete all but the newest `keep` of those up to `revision`."""
     kept = 0
     for own, path in _named(folder, site):
         if own > revision or _save_of(path) is None:
@@ -376,3 +378,209 @@ def _prune(folder: Path, revision: int, keep: int, site: Site | None) -> None:
             kept += 1
         else:
             path.unlink(missing_ok=True)
+
+
+logger = logging.getLogger(__name__)
+
+
+class Checkpointed(ABC):
+    """The base of the training classes: saves what `_snapshot` gives, and passes it to `_restore`."""
+
+    _communicator: Communicator
+    _membership: Membership
+    _site: Site | None = None
+    _checkpoints: Checkpoints | None = None
+
+    LOADS: tuple[str, ...] = ()
+    """Further classes whose checkpoints this one takes."""
+
+    @abstractmethod
+    def _snapshot(self) -> Snapshot:
+        """Return what decides the next step. No copies are made."""
+
+    @abstractmethod
+    def _restore(self, state: dict[str, Any], revision: int) -> None:
+        """Load what `_snapshot` gave, of the same layout and options. Raises CheckpointError before anything is
+        changed."""
+
+    def _former(self, loaded: Loaded) -> Snapshot:
+        """Return the state in a file of a former version. Raises CheckpointError: this class takes none."""
+        raise CheckpointError(
+            f"{loaded.path} is of a former version, which had no checkpoints of {type(self).__name__}"
+        )
+
+    def _shard(self, tensor: Any, shard: Shard) -> Any:
+        raise CheckpointError(f"it has a piece of a tensor in shards, {shard.place}; this model has none")
+
+    def save(self, path: str | os.PathLike[str], *, keep: int | None = None, background: bool = False) -> None:
+        """Save this peer's state between two steps, durably and atomically.
+
+        Args:
+            path: A folder of this peer's own, where `step-000000123.safetensors` appears; or, with the suffix
+                `.safetensors` or `.npz`, the file itself, which is replaced.
+            keep: Number of newest files to keep; None: all.
+            background: Copy the state, and write it while training goes on. The next save waits for this one and
+                raises its error, as `wait_for_save` does.
+
+        With a site all of its ranks call it. Raises OSError; ValueError: a state cannot be saved, with its place.
+        """
+        if self._checkpoints is None:
+            self._checkpoints = Checkpoints(type(self).__name__, self._site)
+        self._checkpoints.save(Path(path).absolute(), self._snapshot, keep=keep, background=background)
+
+    def close(self) -> None:
+        """End this object's part: another one may join on its communicator.
+
+        All peers call it at the same place and compare what the last step has left, unless an exception is handled.
+        Raises DivergenceError; OSError of a save in the background.
+        """
+        try:
+            if self._membership.is_under_way and sys.exc_info()[0] is None:
+                self._membership.part()
+        finally:
+            self._membership.retire()
+            self.wait_for_save()
+
+    def wait_for_save(self) -> None:
+        """Wait until the last save is on the disk. Raises OSError: one in the background has failed."""
+        if self._checkpoints is not None:
+            self._checkpoints.wait()
+
+    def load(self, path: str | os.PathLike[str], *, missing_ok: bool = False) -> bool:
+        """Load what `save` wrote to `path`, of a folder the newest, before `join`.
+
+        Peers may load different steps, or none; they join with the newest state. With a site all ranks call it, and
+        load the newest step that all have.
+
+        Args:
+            path: A folder or a file.
+            missing_ok: Return False if there is none.
+
+        Raises:
+            OSError: It cannot be read.
+            CheckpointError: It is damaged, or of another model, class or newer version, or ranks have no common step.
+            PCCLError: INVALID_USAGE: this peer has joined. No state has been changed then.
+        """
+        self._require_not_joined()
+        found, error = [], ""
+        try:
+            found = self._found(Path(path))
+        except (OSError, CheckpointError) as caught:
+            if self._site is None and not (missing_ok and isinstance(caught, FileNotFoundError)):
+                raise
+            if not isinstance(caught, FileNotFoundError):
+                error = str(caught)
+        if self._site is None:
+            if not found:
+                return False
+            piece = found[-1]
+        else:
+            accounts = self._accounts(found, error)
+            if missing_ok and not any(accounts):
+                return False
+            piece = found[accounts[self._site.rank].index(_newest_common(accounts, path))]
+        try:
+            loaded = self._loaded(piece)
+        except FileNotFoundError as error:
+            if self._site is not None or piece.path == Path(path) or not self._found(Path(path)):
+                raise
+            return self.load(path, missing_ok=missing_ok)  # a save has removed it, once there was a newer one
+        self._restore(loaded.state, loaded.revision)
+        logger.info("loaded %s, revision %d", piece.path, loaded.revision)
+        return True
+
+    def _require_not_joined(self) -> None:
+        if not self._membership.is_under_way:
+            return
+        try:
+            self._communicator.world_size  # noqa: B018
+        except PCCLError:
+            return  # it has left; `reconnect` joins with what is loaded
+        what = "this peer trains with others, which would not have what it loads: call load before join"
+        raise PCCLError(Result.INVALID_USAGE, f"{type(self).__name__}.load", what)
+
+    def _found(self, path: Path) -> list[Piece]:
+        """Return the pieces that can be loaded, oldest first."""
+        if is_one_file(path):
+            path.stat()
+            return [piece_at(path) if self._site is not None else Piece(path, 0, "")]
+        found = pieces(path, self._site)
+        if not found:
+            others = sorted(entry.name for entry in path.iterdir() if entry.name.startswith("step-"))
+            what = f"; it holds {others[-1]}, of another rank or size of a site" if others else ""
+            raise FileNotFoundError(f"{path} holds no checkpoint of this rank{what}")
+        return found
+
+    def _accounts(self, found: list[Piece], error: str) -> list[list[tuple[int, str]]]:
+        """Return revisions and saves that each rank has."""
+        assert self._site is not None
+        mine = {"error": error, "pieces": [(piece.revision, piece.save) for piece in found]}
+        told = [json.loads(text) for text in self._site.gather(json.dumps(mine))]
+        _raise_any(each["error"] for each in told)
+        return [[(revision, save) for revision, save in each["pieces"]] for each in told]
+
+    def _loaded(self, piece: Piece) -> Snapshot:
+        error: OSError | CheckpointError | None = None
+        snapshot = None
+        try:
+            snapshot = self._checked(load(piece.path, self._site, self._shard))
+        except (OSError, CheckpointError) as caught:
+            error = caught
+        if self._site is not None:
+            _raise_any(self._site.gather(str(error) if error is not None else ""))
+        if error is not None:
+            raise error
+        assert snapshot is not None
+        return snapshot
+
+    def _checked(self, loaded: Loaded) -> Snapshot:
+        path, snapshot = loaded.path, loaded.snapshot
+        if not loaded.kind:
+            snapshot = self._former(loaded)
+        elif loaded.kind not in (type(self).__name__, *self.LOADS):
+            raise CheckpointError(f"{path} was saved by {loaded.kind}; this is {type(self).__name__}")
+        own = self._snapshot()
+        classes = [each.state.get("optimizer class") for each in (snapshot, own)]
+        if None not in classes and classes[0] != classes[1]:
+            raise CheckpointError(f"{path} has the state of a {classes[0]}; the optimizer here is a {classes[1]}")
+        for what, theirs, ours in (("model", snapshot.layout, own.layout), ("run", snapshot.options, own.options)):
+            if theirs != ours:
+                raise CheckpointError(f"{path} is of another {what}: {_first_difference(theirs, ours)}")
+        shared = [each.state.get("shared", {}).keys() for each in (snapshot, own)]
+        for name in sorted(shared[0] ^ shared[1]):
+            here, there = ("is not shared here", "has it") if name in shared[0] else ("stays as it is", "lacks it")
+            logger.warning("%r %s: %s %s", name, here, path, there)
+        return snapshot
+
+
+def _newest_common(accounts: list[list[tuple[int, str]]], path: str | os.PathLike[str]) -> tuple[int, str]:
+    """Raises CheckpointError: the ranks have no step in common."""
+    common = set(accounts[0]).intersection(*accounts[1:])
+    account = "; ".join(
+        f"rank {rank} has {', '.join(str(revision) for revision, _ in own) or 'none'}"
+        for rank, own in enumerate(accounts)
+    )
+    if not common:
+        same = set.intersection(*({revision for revision, _ in own} for own in accounts))
+        why = f" (revision {max(same)} was saved by the ranks at different times)" if same else ""
+        raise CheckpointError(
+            f"the ranks of this site have no step in common to load from {os.fspath(path)}: {account}{why}; give each "
+            "the piece of one save"
+        )
+    newest = max(common)
+    if any(revision > newest[0] for own in accounts for revision, _ in own):
+        logger.warning("revision %d is the newest that all ranks of this site have: %s", newest[0], account)
+    return newest
+
+
+def _raise_any(errors: Iterator[str] | list[str]) -> None:
+    told = [f"rank {rank}: {error}" for rank, error in enumerate(errors) if error]
+    if told:
+        raise CheckpointError(f"this site cannot load its checkpoint; {'; '.join(told)}")
+
+
+def _first_difference(theirs: str, ours: str) -> str:
+    for a, b in zip(theirs.splitlines(), ours.splitlines(), strict=False):
+        if a != b:
+            return f"it has {a!r} where this one has {b!r}"
+    return f"it has {theirs.count(chr(10)) + 1} parameters, this one {ours.count(chr(10)) + 1}"

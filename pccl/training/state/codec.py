@@ -1,18 +1,13 @@
 """The state of a Python object, as its `state_dict()` gives it, in canonical bytes and back, without pickle.
 
-Theory of operation. A state is a tree: mappings, lists, tuples and sets; at its leaves None, booleans, integers of any
-size, floats, complex numbers, strings, bytes, NumPy arrays and scalars, torch tensors. It is rewritten as msgpack, with
-every container and every leaf that msgpack does not have as an array that begins with a tag. Nothing in such bytes
-names code, so bytes of another peer, or of a file, can make nothing but such trees.
+A state is a tree: mappings, lists, tuples and sets; its leaves are None, booleans, integers of any size, floats,
+complex numbers, strings, bytes, NumPy arrays and scalars, torch tensors. It is written as msgpack, with each container,
+and each leaf that msgpack lacks, as an array that begins with a tag. Such bytes can make only such trees.
 
-1. *Equal states give equal bytes.* Entries of a mapping and elements of a set are ordered by their encoded keys;
-   arrays are written in C order whatever their strides; floats are their 64 bits. So a mapping comes back in another
-   order than it had, and NaNs and zeros of different bits are different.
-2. *Types come back*: tuple and list, int and float, array and tensor stay apart. Mappings come back as dict, but
-   `collections.Counter` as itself, as learning-rate schedulers need it. Tensors come back on the CPU, without
-   gradients and whether or not they had been parameters.
-3. *What is not known is refused*, with the path to it: objects of other classes, functions, object arrays; tensors
-   that are sparse, quantized, distributed or on meta.
+1. Equal states give equal bytes: mappings and sets are ordered by encoded keys, arrays are in C order, floats are their
+   64 bits.
+2. Types come back, mappings as dict or `collections.Counter`, tensors on the CPU and without gradients.
+3. Unknown types are refused with the path to them, as are tensors that are sparse, quantized, distributed or on meta.
 """
 
 from __future__ import annotations
@@ -38,21 +33,20 @@ PRIMITIVES = (type(None), bool, float, str, bytes)
 
 
 def encode(state: Any) -> bytes:
-    """The canonical bytes of `state`. ValueError names the path to what cannot be encoded."""
+    """Return the canonical bytes of `state`. Raises ValueError, with the path to what cannot be encoded."""
     return _packed(_tree(state, ""))
 
 
 def decode(data: bytes) -> Any:
-    """Return the state that was encoded. ValueError: these are no such bytes, or torch is needed for them and has not
-    been imported."""
+    """Return the encoded state. Raises ValueError: the bytes are malformed, or torch is needed and not imported."""
     try:
         tree = msgpack.unpackb(data, raw=False, unicode_errors="surrogatepass")
     except ValueError as error:
-        raise ValueError(f"these bytes are no encoded state: {error or type(error).__name__}") from error
+        raise ValueError(f"these bytes are not an encoded state: {error or type(error).__name__}") from error
     try:
         return _state(tree)
     except (TypeError, KeyError, IndexError, AttributeError, OverflowError, RuntimeError) as error:
-        raise ValueError(f"these bytes are no encoded state: {error}") from error
+        raise ValueError(f"these bytes are not an encoded state: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +54,7 @@ class Difference:
     """The first place where two states differ. A side that lacks it is "nothing"."""
 
     path: str
-    """The place as one would write it behind the state's name in Python: `['param_groups'][0]['lr']`."""
+    """The place as an expression in Python: `['param_groups'][0]['lr']`."""
     ours: str
     theirs: str
     """The values there, shortened."""
@@ -70,7 +64,8 @@ class Difference:
 
 
 def first_difference(ours: Any, theirs: Any) -> Difference | None:
-    """The first in the canonical order, or None where the bytes are equal. ValueError as `encode`."""
+    """Return the first difference in the canonical order, or None where the bytes are equal. Raises ValueError as
+    `encode`."""
     return _difference(_tree(ours, ""), _tree(theirs, ""), "")
 
 
@@ -125,7 +120,8 @@ def _array_tree(value: Any, path: str) -> Tree:
 
 
 def bytes_of(tensor: Any, path: str) -> Any:
-    """The elements of a torch tensor in C order, as NumPy's uint8. ValueError where it is not dense and whole."""
+    """Return the elements of a torch tensor in C order, as NumPy's uint8. Raises ValueError: it is not dense and
+    whole."""
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or hasattr(tensor, "placements"):
         what = "distributed" if hasattr(tensor, "placements") else f"{tensor.layout}, {tensor.dtype}, {tensor.device}"
@@ -161,7 +157,7 @@ def _state(tree: Tree) -> Any:
         return array if tag == ARRAY else array[()]
     if tag == TENSOR:
         return _tensor(*rest)
-    raise ValueError(f"these bytes are no encoded state: tag {tag!r}")
+    raise ValueError(f"these bytes are not an encoded state: tag {tag!r}")
 
 
 def _tensor(dtype: str, shape: list[int], *chunks: bytes) -> Any:
@@ -170,7 +166,7 @@ def _tensor(dtype: str, shape: list[int], *chunks: bytes) -> Any:
         raise ValueError("the state holds torch tensors: import torch before")
     kind = getattr(torch, dtype)
     if not isinstance(kind, torch.dtype):
-        raise ValueError(f"these bytes are no encoded state: a tensor of {dtype!r}")
+        raise ValueError(f"these bytes are not an encoded state: a tensor of {dtype!r}")
     if not math.prod(shape):
         return torch.empty(shape, dtype=kind)
     return torch.frombuffer(bytearray(b"".join(chunks)), dtype=kind).view(shape)

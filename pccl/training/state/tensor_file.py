@@ -1,22 +1,19 @@
-"""Named tensors in one file that is there whole or not at all, in the safetensors format.
+"""Named tensors in one file that is there whole or not at all, in the safetensors format (or `.npz`).
 
-Theory of operation. A safetensors file is the length of a header in 8 bytes, the header as JSON (of each tensor name,
-dtype, shape and place; and text metadata), and the tensors' bytes. Any tool that knows the format can look into it.
-The format is written here, not by its library, because a checkpoint must be flushed to the disk, be written by a
-thread that holds no lock of Python's, fail with the OSError of what failed, and hold bfloat16 without torch.
+A safetensors file is the length of a header in 8 bytes, the header as JSON (name, dtype, shape and place of each
+tensor; text metadata), and the tensors' bytes. It is written here and not by its library, because a checkpoint must be
+flushed to the disk without Python's lock, fail with the OSError of what failed, and hold bfloat16 without torch.
 
-1. *A file under its name is whole.* It is written under a temporary name beside it, flushed (fsync), renamed, and the
-   folder is flushed. A crash at any moment leaves what was there before.
-2. *Damage is found.* The metadata hold the BLAKE3 digest of all other bytes of the file, header and tensors.
-3. *What crashes leave behind goes away.* A temporary file is locked (flock) by the process that writes it; the next
-   save into the folder deletes those that nobody has locked.
-
-The same contents can be an `.npz`, for programs that read such files.
+1. A file under its name is whole: it is written under a temporary name, flushed (fsync) and renamed, and the folder is
+   flushed.
+2. Damage is found: the metadata hold the BLAKE3 digest of all other bytes of the file.
+3. Temporary files are locked (flock) by their writer; the next save into the folder deletes unlocked ones.
 """
 
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import math
 import os
@@ -33,7 +30,27 @@ import blake3
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl.training.tensors.npz import arrays_of
+TRIES = 20
+
+
+def arrays_of(content: bytes) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an `.npz` by name. Raises what NumPy and zipfile raise. Thread-safe.
+
+    NumPy parses an array's header as Python, where CPython 3.11 and 3.12 count the depth of all threads together
+    (https://github.com/python/cpython/issues/106905) and sometimes refuse sound text: it is tried again.
+    """
+    for _ in range(TRIES):
+        try:
+            return _arrays_of(content)
+        except SystemError:
+            pass
+    return _arrays_of(content)
+
+
+def _arrays_of(content: bytes) -> dict[str, NDArray[Any]]:
+    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+        return dict(archive)
+
 
 Bytes = NDArray[np.uint8]
 
@@ -77,7 +94,7 @@ class Entry:
     data: Bytes
 
     def array(self) -> NDArray[Any]:
-        """A view of the data; of dtypes that NumPy lacks, of the bits."""
+        """Return a view of the data; of dtypes that NumPy lacks, of the bits."""
         return self.data.view(NUMPY_DTYPES[self.dtype]).reshape(self.shape)
 
 
@@ -88,19 +105,18 @@ class Contents:
 
 
 def write(path: Path, contents: Contents) -> None:
-    """Replaces `path` at once, by an npz if it ends so. OSError; the former file is there still then."""
+    """Replace `path` atomically. Raises OSError; the former file is still there then."""
     _atomically(path, lambda file: (_write_npz if path.suffix == ".npz" else _write_safetensors)(file, contents))
 
 
 def read(path: Path) -> Contents:
-    """OSError; CheckpointError: the file is damaged or of another kind."""
+    """Raises OSError; CheckpointError: the file is damaged or of another kind."""
     with _opened(path) as file:
         return _read_npz(file, path) if _is_zip(file, path) else _read_safetensors(file, path)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """Return the metadata without reading the tensors, and so without a look at whether the file is damaged. Errors as
-    `read`."""
+    """Return the metadata without reading the tensors or verifying the digest. Raises as `read`."""
     with _opened(path) as file:
         return _read_npz(file, path).metadata if _is_zip(file, path) else _metadata(_header(file, path), path)
 
@@ -115,7 +131,7 @@ def _opened(path: Path) -> BinaryIO:
 
 
 def _is_zip(file: BinaryIO, path: Path) -> bool:
-    """Whether it may be an npz; CheckpointError for what torch writes."""
+    """Whether it may be an npz. Raises CheckpointError: torch.save has written it."""
     begin = file.read(2)
     file.seek(0)
     is_of_torch = begin == b"\x80\x02"  # torch.save before 1.6, and any pickle
@@ -128,8 +144,8 @@ def _is_zip(file: BinaryIO, path: Path) -> bool:
         file.seek(0)
     if is_of_torch:
         raise CheckpointError(
-            f"{path} is damaged or no checkpoint: it is what torch.save writes; read it by torch.load, give the model "
-            "and the optimizer what it has of them by their load_state_dict, and join after that"
+            f"{path} is damaged or not a checkpoint: it is what torch.save writes; read it by torch.load, give the "
+            "model and the optimizer what it has of them by their load_state_dict, and join after that"
         )
     return begin == b"PK"
 
@@ -151,7 +167,7 @@ def _atomically(path: Path, fill: Callable[[BinaryIO], None]) -> None:
 
 
 def flush_folder(folder: Path) -> None:
-    """Else the names of new files may be lost with the power."""
+    """Flush a folder: the names of new files would be lost with the power."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -167,34 +183,15 @@ def make_folder(path: Path) -> None:
         flush_folder(path.absolute().parent)
 
 
-_claims: dict[str, int] = {}
-"""Folders, and the open files that hold their locks as long as this process lives."""
-
-
-def claim(folder: Path) -> bool:
-    """Whether no other process that lives has claimed it; answers False once, then True."""
-    name = os.path.realpath(folder)
-    if name in _claims:
-        return True
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        _claims[name] = opened
-        return not isinstance(error, BlockingIOError)  # some file systems have no locks
-    _claims[name] = opened
-    return True
-
-
 def _temporary(folder: Path, name: str) -> tuple[Path, BinaryIO]:
-    """A file of this process alone, locked."""
+    """Return a locked file of this process alone."""
     while True:
         path = folder / f".{name}.{secrets.token_hex(8)}.pccl-tmp"
         file = path.open("xb")
         try:
             with suppress(OSError):  # file systems without locks: no file counts as abandoned there
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if os.fstat(file.fileno()).st_nlink:  # else somebody took it for abandoned, before it was locked
+            if os.fstat(file.fileno()).st_nlink:  # else another process took it for abandoned, before it was locked
                 return path, file
         except BaseException:
             file.close()
@@ -204,7 +201,7 @@ def _temporary(folder: Path, name: str) -> tuple[Path, BinaryIO]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Deletes temporary files of processes that ended while they wrote them."""
+    """Delete temporary files of processes that ended while they wrote them."""
     for path in folder.iterdir():
         if not TEMPORARY.fullmatch(path.name):
             continue
@@ -213,7 +210,7 @@ def remove_abandoned(folder: Path) -> None:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink(missing_ok=True)
         except OSError:
-            continue  # it is gone, being written, or somebody else's
+            continue  # it is gone, being written, or another user's
 
 
 def _write_safetensors(file: BinaryIO, contents: Contents) -> None:
@@ -246,13 +243,13 @@ def _header(file: BinaryIO, path: Path) -> bytes:
     size = int.from_bytes(file.read(8), "little")
     if size > HEADER_BYTES_MAX:
         raise CheckpointError(
-            f"{path} is damaged or no checkpoint: it begins neither as a safetensors file nor as an npz; give what "
+            f"{path} is damaged or not a checkpoint: it begins neither as a safetensors file nor as an npz; give what "
             "save() wrote"
         )
     header = file.read(size)
     if len(header) < size or not size:
         raise CheckpointError(
-            f"{path} is damaged or no checkpoint: it ends within the header of a safetensors file, after "
+            f"{path} is damaged or not a checkpoint: it ends within the header of a safetensors file, after "
             f"{8 + len(header)} bytes; take another checkpoint, or delete this one"
         )
     return header
@@ -262,7 +259,7 @@ def _metadata(header: bytes, path: Path) -> dict[str, str]:
     try:
         read = json.loads(header)
         if not isinstance(read, dict) or not isinstance(read.get("__metadata__", {}), dict):
-            raise TypeError("it is no header of a safetensors file")
+            raise TypeError("it is not a header of a safetensors file")
         if DIGEST not in read.get("__metadata__", {}):
             raise ValueError(
                 "it is a safetensors file of another program; read it by safetensors.torch.load_file, give the model "
@@ -270,11 +267,11 @@ def _metadata(header: bytes, path: Path) -> dict[str, str]:
             )
         found = read["__metadata__"]
         if not isinstance(found[DIGEST], str):
-            raise TypeError("its digest is no text")
+            raise TypeError("its digest is not text")
         return {str(key): str(value) for key, value in found.items()}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(
-            f"{path} is damaged or no checkpoint: its header is none that pccl.training writes ({error})"
+            f"{path} is damaged or not a checkpoint: pccl.training does not write such a header ({error})"
         ) from None
 
 
@@ -323,7 +320,7 @@ def _write_npz(file: BinaryIO, contents: Contents) -> None:
 
 
 def _npz_digest(contents: Contents) -> str:
-    """An archive's CRC-32s are not looked at where a size in it is damaged."""
+    """Return the digest of an archive, whose CRC-32s do not cover damaged sizes."""
     entries = sorted(contents.entries.items())
     facts = [sorted(contents.metadata.items()), [(name, entry.dtype, entry.shape) for name, entry in entries]]
     hasher = blake3.blake3(json.dumps(facts).encode())
@@ -344,7 +341,7 @@ def _read_npz(file: BinaryIO, path: Path) -> Contents:
         if header is not None and _npz_digest(contents) != header[DIGEST]:
             raise ValueError("the digest of its contents is not the one that it says")
     except Exception as error:  # zipfile and NumPy raise what comes, and it is the contents' fault
-        raise CheckpointError(f"{path} is damaged or no checkpoint: {error}") from error
+        raise CheckpointError(f"{path} is damaged or not a checkpoint: {error}") from error
     return contents
 
 
@@ -358,6 +355,6 @@ def _entry(array: NDArray[Any], dtype: str | None) -> Entry:
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str | None:
-    """Return safetensors' name of a NumPy type; None: it has none."""
+    """Return safetensors' name of a NumPy type, or None."""
     little = dtype.newbyteorder("<").str
     return next((name for name, text in NUMPY_DTYPES.items() if text == little), None)

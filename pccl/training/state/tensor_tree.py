@@ -1,8 +1,8 @@
-"""A state, as `state_dict()` gives it, taken apart into its tensors by name and the rest, and put together again.
+"""A state, as `state_dict()` gives it, taken apart into named tensors and the rest, and put together again.
 
-Tensors are what takes the bytes: taken out, they can be copied into memory that is there already, and be seen by any
-tool that reads the file. A tensor's name is the path to it, `inner/state/0/exp_avg`; in the rest None stands for it.
-Of a distributed tensor (DTensor) it is this rank's shard, with a description of where in the model that is.
+Tensors can then be copied into existing memory, and be seen by any tool that reads the file. A tensor's name is the
+path to it, `inner/state/0/exp_avg`; in the rest None stands for it. A distributed tensor (DTensor) is this rank's
+shard, with a description of its place.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from pccl.training.state.replica import describe, is_distributed, local_shard
 from pccl.training.state.tensor_file import NUMPY_DTYPES, Entry, dtype_name
-from pccl.training.tensors.shards import describe, is_distributed, local_shard
 
 TORCH_NAMES = {
     "float64": "F64",
@@ -46,7 +46,7 @@ class Shard:
     """The place of a tensor in a distributed one."""
 
     place: str
-    """The place as `pccl.training.tensors.shards.describe` gives it."""
+    """As `pccl.training.state.replica.describe` gives it."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
@@ -57,13 +57,13 @@ class Parts:
 
     rest: Any
     tensors: dict[str, Any] = field(default_factory=dict)
-    """NumPy arrays, and torch tensors wherever they are, dense; they share the state's memory."""
+    """NumPy arrays and dense torch tensors on any device; they share the state's memory."""
     shards: dict[str, Shard] = field(default_factory=dict)
     """The shards of the tensors that were distributed."""
 
 
 def split(state: Any) -> Parts:
-    """ValueError for mappings with two keys of the same name, and for distributed tensors of partial sums."""
+    """Raises ValueError: two keys have the same name, or a distributed tensor has partial sums."""
     parts = Parts(None)
     return Parts(_split(state, "", parts), parts.tensors, parts.shards)
 
@@ -87,7 +87,7 @@ def _split(value: Any, path: str, parts: Parts) -> Any:
 
 
 def join(parts: Parts, shard: Any = None) -> Any:
-    """The state. `shard(tensor, Shard)` gives the distributed tensor that `tensor` is this rank's part of."""
+    """Return the state. `shard(tensor, Shard)` makes the distributed tensor of this rank's part."""
 
     def joined(value: Any, path: str) -> Any:
         if value is None and path in parts.tensors:
@@ -110,7 +110,7 @@ def _below(path: str, key: Any) -> str:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Whether it is one that a file can hold by name."""
+    """Whether a file can hold it by name."""
     if isinstance(value, np.ndarray):
         return dtype_name(value.dtype) is not None
     torch = sys.modules.get("torch")
@@ -124,14 +124,13 @@ def _torch_name(tensor: Any) -> str | None:
 
 
 class HostMemory:
-    """Copies of tensors in this machine's memory, which is allocated once and used again for tensors of the same name,
-    dtype and shape."""
+    """Copies of tensors in host memory that is allocated once for each name, dtype and shape."""
 
     def __init__(self) -> None:
         self._held: dict[str, Any] = {}
 
     def copies(self, tensors: Mapping[str, Any]) -> dict[str, Entry]:
-        """Complete when this returns. Valid until the next call."""
+        """Return complete copies, valid until the next call."""
         held, self._held = self._held, {}
         devices = set()
         entries = {}
@@ -161,7 +160,7 @@ class HostMemory:
 
 
 def entry_of(tensor: Any) -> Entry:
-    """A tensor of `Parts`; without a copy where it is in this machine's memory, in C order."""
+    """Return the entry of a tensor, without a copy where it is in host memory in C order."""
     if isinstance(tensor, np.ndarray):
         array = np.ascontiguousarray(tensor, tensor.dtype.newbyteorder("<")).reshape(tensor.shape)
         name = dtype_name(array.dtype)
@@ -175,8 +174,7 @@ def entry_of(tensor: Any) -> Entry:
 
 
 def tensor_of(entry: Entry, is_torch: bool) -> Any:
-    """The reverse of `entry_of`, sharing the entry's memory. KeyError for a torch tensor where torch was not
-    imported."""
+    """Return the tensor of an entry, sharing its memory. Raises KeyError: it is torch's, which was not imported."""
     if not is_torch:
         return entry.array()
     torch = sys.modules["torch"]

@@ -1,28 +1,36 @@
-"""A torch module's and optimizer's values as a nested state, and back into the same tensors.
+"""The state of a torch module and its optimizer: taken, written in place, and made before the first step.
 
-Tensors keep their place in memory, where hooks, buckets and shared states refer to them: `load_state_dict` of an
-optimizer would make new ones.
+Tensors keep their place in memory, where hooks, buckets and shared states refer to them. What replaces them, as
+`module.to()` or `optimizer.load_state_dict()` may, would leave peers with stale values, so *held tensors*, those that
+were there when training began, are checked before each step.
+
+*Late state* is what the optimizer has come to hold since, as after momentum was switched on or a group was added, and
+what cannot exist before a first step: the momentum of SGD with dampening. It is sent as an object.
+
+*Fresh state* is what an optimizer makes in its first step. A step with gradients and learning rate of zero makes the
+tensors, which then get their initial values: zero, except for a few tensors of torch's optimizers. Of other optimizers
+a tensor that such a step has not left at zero is refused.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pccl.training.state.replica import describe, is_distributed, local_shard
 from pccl.training.state.tensor_file import CheckpointError
 from pccl.training.state.tensor_tree import Shard
-from pccl.training.tensors.held_tensors import placed
-from pccl.training.tensors.shards import describe, is_distributed, local_shard
 
 
 def buffers_of(model: Any) -> dict[str, Any]:
-    """The buffers by name, also those that `state_dict()` leaves out. Models of NumPy arrays have none."""
+    """Return the buffers by name, also those that `state_dict()` leaves out. Models of NumPy arrays have none."""
     return dict(model.named_buffers()) if hasattr(model, "named_buffers") else {}
 
 
 def layout_of(tensors: Mapping[str, Any]) -> str:
-    """A line for each: name, shape, dtype, and where in a distributed tensor the shard is."""
+    """Return a line for each: name, shape, dtype, and place of the shard."""
     return "\n".join(
         f"{name} {tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}{describe(tensor)}"
         for name, tensor in tensors.items()
@@ -41,7 +49,7 @@ def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
 
 
 def require_like(tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """CheckpointError where names or shapes differ."""
+    """Raise CheckpointError where names or shapes differ."""
     if missing := tensors.keys() ^ values.keys():
         name = min(missing)
         raise CheckpointError(f"tensor {name!r} is only {'here' if name in tensors else 'in the checkpoint'}")
@@ -52,7 +60,7 @@ def require_like(tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
 
 
 def assign(tensors: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Copies `values` into the tensors of the same names, which are to be as many as `require_like` says."""
+    """Copy `values` into the tensors of the same names."""
     if not tensors:
         return  # torch may not be there
     torch = sys.modules["torch"]
@@ -74,8 +82,10 @@ def class_of(optimizer: Any) -> str:
 
 
 def assign_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Takes up what `optimizer.state_dict()` gave: tensors that are here are written, others come or go.
-    CheckpointError where it is of another number of parameters."""
+    """Load what `optimizer.state_dict()` gave: tensors that are here are written, others come or go.
+
+    Raises CheckpointError: it has another number of parameters.
+    """
     torch = sys.modules["torch"]
     groups = state["param_groups"]
     counts = [[len(group["params"]) for group in each] for each in (groups, optimizer.param_groups)]
@@ -119,8 +129,10 @@ def _parameters(optimizer: Any) -> list[Any]:
 
 
 def distributed_like(model: Any, tensor: Any, shard: Shard) -> Any:
-    """The distributed tensor that `tensor` is this rank's part of, on the mesh of a parameter of `model` that is placed
-    so. CheckpointError, if there is none."""
+    """Return the distributed tensor that `tensor` is this rank's part of, on the mesh of a parameter placed alike.
+
+    Raises CheckpointError: there is none.
+    """
     for parameter in model.parameters() if hasattr(model, "parameters") else ():
         if is_distributed(parameter) and describe(parameter).strip() == shard.place:
             return type(parameter.data).from_local(
@@ -132,3 +144,202 @@ def distributed_like(model: Any, tensor: Any, shard: Shard) -> Any:
                 stride=shard.stride,
             )
     raise CheckpointError(f"it has a tensor in shards, {shard.place}; no parameter of this model is placed so")
+
+
+def optimized(optimizer: Any) -> list[Any]:
+    """Return the parameters of the optimizer, in the order of its groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def state_tensors(optimizer: Any) -> Iterator[tuple[str, Any, str, Any]]:
+    """Yield name, parameter, key and tensor of the optimizer's state. Raises ValueError: a state is not a tensor."""
+    torch = sys.modules["torch"]
+    for number, parameter in enumerate(optimized(optimizer)):
+        for key, value in sorted(optimizer.state.get(parameter, {}).items()):
+            if isinstance(value, torch.Tensor):
+                yield f"optimizer {number} {key}", parameter, key, value
+            elif value is not None:
+                kind = type(value).__name__
+                raise ValueError(f"the optimizer's state {key!r} is a {kind}, not a tensor: it cannot be shared")
+
+
+def begin_absent(optimizer: Any) -> set[int]:
+    """Return the `id` of parameters whose state cannot exist before their first step."""
+    if not isinstance(optimizer, sys.modules["torch"].optim.SGD):
+        return set()
+    return {id(p) for group in optimizer.param_groups if group.get("dampening") for p in group["params"]}
+
+
+def placed(group: Mapping[str, Any], parameter: Any, key: str, value: Any) -> Any:
+    """Return a copy of a tensor of the state of `parameter`, where torch's optimizers have it."""
+    is_with_it = key != "step" or group.get("capturable") or group.get("fused")
+    return value.detach().to(parameter.device if is_with_it else "cpu", copy=True)
+
+
+class HeldTensors:
+    """The tensors of a module and its optimizer that are there when this is made. Not thread-safe."""
+
+    def __init__(self, module: Any, optimizer: Any) -> None:
+        """The optimizer's state exists already. Raises ValueError as `state_tensors`."""
+        self._optimizer = optimizer
+        parameters = [(f"parameter {name}", p, p.detach()) for name, p in module.named_parameters() if p.numel()]
+        self._parameters = [(p, tensor.data_ptr()) for _, p, tensor in parameters]
+        late = begin_absent(optimizer)
+        states = [each for each in state_tensors(optimizer) if each[-1].numel() and id(each[1]) not in late]
+        self._states = [(parameter, key, tensor) for _, parameter, key, tensor in states]
+        self.tensors: dict[str, Any] = {name: tensor for name, _, tensor in parameters}
+        """The tensors by name, without empty ones."""
+        self.tensors |= {name: tensor for name, _, _, tensor in states}
+
+        self._counted = [tensor for tensor in self.tensors.values() if not tensor.is_inference()]
+
+    def version(self) -> int:
+        """Return a number that changes when torch writes a held tensor, not through `.data`."""
+        return sum(tensor._version for tensor in self._counted)
+
+    def replaced(self) -> int | None:
+        """Return the place in `tensors` of one that is not in use."""
+        for place, (parameter, pointer) in enumerate(self._parameters):
+            if parameter.data_ptr() != pointer:
+                return place
+        for place, (parameter, key, tensor) in enumerate(self._states, len(self._parameters)):
+            if self._optimizer.state[parameter].get(key) is not tensor:
+                return place
+        return None
+
+    def late(self) -> Iterator[tuple[str, Any, str, Any]]:
+        """Yield the optimizer's tensors that are not held, as `state_tensors`."""
+        held = {(id(parameter), key) for parameter, key, _ in self._states}
+        for each in state_tensors(self._optimizer):
+            if each[-1].numel() and (id(each[1]), each[2]) not in held:
+                yield each
+
+    def name(self, place: int) -> str:
+        return list(self.tensors)[place]
+
+    def load_hook(self) -> Any:
+        """Return a hook for `optimizer.register_load_state_dict_post_hook`, which calls `take_back`."""
+        held = weakref.ref(self)
+
+        def state_is_loaded(_: Any) -> None:
+            there = held()
+            if there is not None:
+                there.take_back()
+
+        return state_is_loaded
+
+    def take_back(self) -> None:
+        """Copy what `optimizer.load_state_dict` has loaded into the held tensors, and use these; what it lacked becomes
+        zero.
+
+        Raises ValueError: shapes differ.
+        """
+        torch = sys.modules["torch"]
+        for parameter, key, tensor in self._states:
+            state = self._optimizer.state[parameter]
+            loaded = state.get(key)
+            if loaded is tensor:
+                continue
+            if loaded is not None and tuple(loaded.shape) != tuple(tensor.shape):
+                shapes = f"{tuple(loaded.shape)}, not {tuple(tensor.shape)}"
+                raise ValueError(f"the loaded optimizer's state {key!r} has the shape {shapes}")
+            with torch.no_grad():
+                tensor.zero_() if loaded is None else tensor.copy_(loaded)
+            state[key] = tensor
+
+
+class LateState:
+    """The optimizer's late state as an object with a state. Not thread-safe."""
+
+    def __init__(self, held: HeldTensors, optimizer: Any) -> None:
+        self._held = held
+        self._optimizer = optimizer
+
+    def state_dict(self) -> dict[int, dict[str, Any]]:
+        """Return the late state by the parameter's number and key."""
+        numbers = {id(parameter): number for number, parameter in enumerate(optimized(self._optimizer))}
+        found: dict[int, dict[str, Any]] = {}
+        for _, parameter, key, value in self._held.late():
+            found.setdefault(numbers[id(parameter)], {})[key] = value
+        return found
+
+    def load_state_dict(self, state: Mapping[int, Mapping[str, Any]], /) -> None:
+        """Load late state, and drop what it lacks. Raises ValueError: it is of more parameters."""
+        places = [(p, group) for group in self._optimizer.param_groups for p in group["params"]]
+        if max(state, default=-1) >= len(places):
+            raise ValueError(f"the others' optimizer has more than the {len(places)} parameters of this one")
+        for _, parameter, key, _ in list(self._held.late()):
+            del self._optimizer.state[parameter][key]
+        for number, values in state.items():
+            parameter, group = places[number]
+            for key, value in values.items():
+                self._optimizer.state[parameter][key] = placed(group, parameter, key, value)
+
+
+def materialize(torch: Any, optimizer: Any, parameters: list[Any]) -> None:
+    """Make the optimizer's state of those `parameters` that have none. Parameters and hyperparameters stay.
+
+    Raises TypeError: it needs a closure; ValueError: its state cannot be made this way.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise TypeError("LBFGS computes the loss several times in a step, with gradients that would not be averaged")
+    late = begin_absent(optimizer)
+    fresh = [each for each in parameters if not optimizer.state.get(each) and id(each) not in late]
+    if not fresh:
+        return
+    groups = [{key: group.get(key) for key in ("lr", "weight_decay")} for group in optimizer.param_groups]
+    gradients = [(parameter, parameter.grad) for parameter in optimized(optimizer)]
+    values = [parameter.detach().clone() for parameter in fresh]
+    for parameter, _ in gradients:
+        parameter.grad = None  # the step leaves it alone
+    for parameter in fresh:
+        parameter.grad = torch.zeros_like(parameter)
+    try:
+        for group, options in zip(optimizer.param_groups, groups, strict=True):
+            group.update({key: 0.0 for key, value in options.items() if value is not None})
+        optimizer.step()
+        _rewind(torch, optimizer, fresh, [options["lr"] for options in groups])
+    except BaseException:
+        for parameter in fresh:
+            optimizer.state.pop(parameter, None)
+        raise
+    finally:
+        for group, options in zip(optimizer.param_groups, groups, strict=True):
+            group.update({key: value for key, value in options.items() if value is not None})
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for parameter, value in zip(fresh, values, strict=True):
+                parameter.grad = None
+                parameter.copy_(value)
+
+
+def _rewind(torch: Any, optimizer: Any, fresh: list[Any], rates: list[Any]) -> None:
+    """Set the state that the step has made to its values before a first step."""
+    made = {id(parameter) for parameter in fresh}
+    is_torchs = type(optimizer).__module__.startswith("torch.optim.")
+    with torch.no_grad():
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter) if id(parameter) in made else None
+                for key, value in (state or {}).items():
+                    if not isinstance(value, torch.Tensor):
+                        continue
+                    initial = _initial(torch.optim, optimizer, key, rate)
+                    if initial == 0 and not is_torchs and key != "step" and value.count_nonzero():
+                        raise ValueError(
+                            f"the state {key!r} of {type(optimizer).__name__} does not begin at zero, and so cannot be "
+                            "made before the first step: make one with the optimizer before the DDP is made"
+                        )
+                    value.fill_(initial)
+
+
+def _initial(optim: Any, optimizer: Any, key: str, rate: Any) -> float:
+    """Return the value that a tensor of the state begins with."""
+    if isinstance(optimizer, optim.NAdam) and key == "mu_product":
+        return 1.0
+    if isinstance(optimizer, optim.ASGD) and key in ("mu", "eta"):
+        return 1.0 if key == "mu" else float(rate)
+    if isinstance(optimizer, optim.Rprop) and key == "step_size":
+        return float(rate)
+    return 0.0

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pccl import PCCLError, Result
 from pccl.training import ElasticSampler
-from pccl.training.data.deal import Deal, Pool
+from pccl.training.data.stream import Assignment, Pool
 from pccl.training.state import codec
 from tests.training.data.sampler_group import Group, Loader
 
@@ -24,7 +24,7 @@ from tests.training.data.sampler_group import Group, Loader
     st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=5),
     st.lists(st.tuples(st.integers(1, 6), st.integers(0, 20)), min_size=1, max_size=4),
 )
-def test_a_deal_gives_each_position_once(
+def test_assignment_gives_each_position_once(
     begun: int, gaps: list[tuple[int, int]], members: list[tuple[int, int]]
 ) -> None:
     free, at = [], 0
@@ -32,7 +32,7 @@ def test_a_deal_gives_each_position_once(
         free.append((at + used, at + used + left))
         at += used + left
     pool = Pool(max(begun, at) + 1, free)
-    deal = Deal(pool, [block for block, _ in members])
+    deal = Assignment(pool, [block for block, _ in members])
     counts = [count for _, count in members]
     # The naive way: the pool's positions in order, dealt round by round.
     positions = [p for each in pool.free for p in range(*each)] + list(range(pool.begun, pool.begun + 1000))
@@ -69,21 +69,6 @@ def test_samples_are_used_once_through_churn(
         if choice.random() < 0.3:
             group.drain()
             group.admit(choice.randint(0, 3))
-
-
-@pytest.mark.parametrize("quota", [None, 2])
-def test_many_epochs_under_churn(quota: int | None) -> None:
-    choice = random.Random(1)
-    group = Group(397, choice, quota=quota)
-    group.admit(4)
-    holes = 0
-    while group.epoch < 20:
-        group.step(0.03)
-        if choice.random() < 0.1 and len(group.members) < 6:
-            group.admit(1)
-        holes = max(holes, len(group.members[0].sampler.state_dict()["free"]))
-    assert all(group.used[position] == 1 for position in range(20 * 397))
-    assert holes < 60  # the state stays small
 
 
 def test_shares_follow_speeds() -> None:
@@ -131,7 +116,7 @@ def test_iteration_ends_with_the_epoch_and_batches_are_full() -> None:
     assert seen[:10] != seen[10:20]
 
 
-def test_batches_of_numpy_go_on_without_an_end() -> None:
+def test_numpy_batches_are_endless() -> None:
     sampler = alone()
     batches = sampler.batches(3)
     first = next(batches)
@@ -143,16 +128,11 @@ def test_batches_of_numpy_go_on_without_an_end() -> None:
     assert sampler.epoch == 3
 
 
-def test_without_shuffling_the_order_is_that_of_the_dataset() -> None:
+def test_unshuffled_order() -> None:
     assert list(islice(alone(shuffle=False), 4)) == [0, 1, 2, 3]
 
 
-def test_orders_depend_on_the_seed_alone() -> None:
-    assert list(islice(alone(100, seed=1), 50)) == list(islice(alone(100, seed=1), 50))
-    assert list(islice(alone(100, seed=1), 50)) != list(islice(alone(100, seed=2), 50))
-
-
-def test_what_was_not_trained_on_is_drawn_again() -> None:
+def test_discarded_samples_are_drawn_again() -> None:
     sampler = alone(batch_size=2)
     first = list(islice(iter(sampler), 2))
     sampler.discard()
@@ -169,7 +149,7 @@ def test_batches_end_with_the_step() -> None:
     assert len(sampler) == 30
 
 
-def test_a_step_with_too_few_samples_is_refused_before_it_is_claimed() -> None:
+def test_too_few_samples_are_refused_before_claim() -> None:
     sampler = alone(batch_size=2, samples_per_step=4)
     next(iter(sampler))
     with pytest.raises(RuntimeError, match="2 samples were drawn for this step, but samples_per_step=4"):
@@ -179,7 +159,7 @@ def test_a_step_with_too_few_samples_is_refused_before_it_is_claimed() -> None:
     assert sampler.state_dict()["begun"] == 4
 
 
-def test_a_claim_without_an_average_is_made_together_with_the_next() -> None:
+def test_claim_without_average_joins_the_next() -> None:
     sampler = alone(100, batch_size=2)
     next(iter(sampler))
     sampler.claim(None)  # and the average fails
@@ -189,7 +169,7 @@ def test_a_claim_without_an_average_is_made_together_with_the_next() -> None:
     assert sampler.state_dict()["steps"] == 1
 
 
-def test_what_a_loader_has_ready_stays_ready() -> None:
+def test_prefetched_batches_are_kept() -> None:
     sampler = alone(30, batch_size=3)
     loader = Loader(sampler, ahead=4)
     order = [batch.tolist() for batch in islice(alone(30).batches(3), 20)]
@@ -207,7 +187,7 @@ def test_what_a_loader_has_ready_stays_ready() -> None:
     assert next(sampler.track(Loader(sampler, ahead=1))) == order[15]
 
 
-def test_what_a_loader_had_ready_is_left_out_when_the_group_has_changed() -> None:
+def test_prefetched_batches_are_dropped_on_regroup() -> None:
     sampler = alone(30, batch_size=3)
     loader = Loader(sampler, ahead=4)
     found = [next(sampler.track(loader))]
@@ -218,7 +198,7 @@ def test_what_a_loader_had_ready_is_left_out_when_the_group_has_changed() -> Non
     assert found == [order[0], order[1], order[3], order[5]]
 
 
-def test_indices_one_by_one_are_tracked_by_the_loaders_batches() -> None:
+def test_track_counts_loader_batches_of_single_indices() -> None:
     sampler = alone(30)
     loader = Loader(sampler, ahead=2, batch_size=4)
     batches = list(islice(sampler.track(loader), 3))
@@ -226,43 +206,34 @@ def test_indices_one_by_one_are_tracked_by_the_loaders_batches() -> None:
     assert sampler.drawn == 12
 
 
-def test_the_state_of_another_stream_is_refused() -> None:
+def test_state_of_another_stream_is_refused() -> None:
     state = alone(10, seed=1).state_dict()
     with pytest.raises(ValueError, match="the run's ElasticSampler has seed 1, this one 0: make it alike"):
         alone(10).load_state_dict(state)
     with pytest.raises(ValueError, match="dataset_size 10, this one 11"):
         alone(11, seed=1).load_state_dict(state)
-    with pytest.raises(ValueError, match="no state of an ElasticSampler: KeyError"):
+    with pytest.raises(ValueError, match="not the state of an ElasticSampler: KeyError"):
         alone(10).load_state_dict({})
     for wrong in ({"free": [[3, 2]]}, {"begun": -1}, {"free": [[0, 9]], "begun": 4}):
-        with pytest.raises(ValueError, match="are no state of a sampler"):
+        with pytest.raises(ValueError, match="are not the state of a sampler"):
             alone(10, seed=1).load_state_dict({**state, **wrong})
 
 
-def test_a_state_that_it_has_already_changes_nothing() -> None:
-    sampler = alone()
-    draws = iter(sampler)
-    first = next(draws)
-    sampler.load_state_dict(sampler.state_dict())
-    assert next(draws) != first
-    assert sampler.drawn == 2
-
-
-def test_who_is_not_in_a_run_is_told_so() -> None:
+def test_drawing_before_join_is_refused() -> None:
     sampler = ElasticSampler(10)
     with pytest.raises(RuntimeError, match="not in a run yet: give it to the training class"):
         next(iter(sampler))
 
 
-def test_others_than_those_who_claimed_are_told_of() -> None:
+def test_commit_of_unclaimed_peers_is_refused() -> None:
     sampler = alone()
     sampler.claim(None)
-    with pytest.raises(PCCLError, match=r"peers \[0, 7\] took part in a step of which only \[0\]") as caught:
+    with pytest.raises(PCCLError, match=r"peers \[0, 7\] took part in a step, but only \[0\]") as caught:
         sampler.commit([0, 7])
     assert caught.value.result is Result.INVALID_USAGE
 
 
-def test_all_or_none_have_samples_per_step() -> None:
+def test_samples_per_step_on_some_peers_is_refused() -> None:
     sampler = ElasticSampler(10, samples_per_step=2)
     with pytest.raises(ValueError, match=r"of the peers \[4, 9\] only \[4\] have samples_per_step"):
         sampler._form(4, {4: sampler._announcement(), 9: [1, 2, 0]})
@@ -297,7 +268,7 @@ def test_integers_of_numpy_are_integers() -> None:
 
 
 @pytest.mark.parametrize("name", ["dataset_size", "seed", "batch_size", "samples_per_step"])
-def test_what_is_no_integer_is_named(name: str) -> None:
+def test_non_integer_arguments_are_refused(name: str) -> None:
     options: dict[str, Any] = {"dataset_size": 7, name: 2.5}
     with pytest.raises(TypeError, match=f"{name} 2.5 is not an integer but of type float"):
         ElasticSampler(**options)

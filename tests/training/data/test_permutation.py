@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.training.data.permutation import Permutation
+from pccl.training.data.stream import Permutation
 
 
 @given(st.integers(1, 5000), st.integers(0, 2**64 - 1), st.integers(0, 2**40))
@@ -46,6 +46,6 @@ def test_places_and_numbers_are_independent() -> None:
 
 
 @pytest.mark.parametrize("size", [0, -1, 2**62 + 1])
-def test_sizes_that_cannot_be(size: int) -> None:
+def test_invalid_sizes(size: int) -> None:
     with pytest.raises(ValueError, match=f"size {size}: must be from 1"):
         Permutation(size, 0, 0)

@@ -24,13 +24,13 @@ def test_streams_of_steps_peers_and_seeds_differ() -> None:
     assert len({*numbers, *seeds}) == 2 * len(keys)
 
 
-def test_newcomers_go_on_with_the_seed_of_the_run() -> None:
+def test_newcomers_get_the_seed() -> None:
     newcomer = RandomStreams(1)
     newcomer.load_state_dict(RandomStreams(2).state_dict())
     assert newcomer.number(0) == RandomStreams(2).number(0)
 
 
-def test_what_is_no_number_of_64_bits_is_refused() -> None:
+def test_numbers_beyond_64_bits_are_refused() -> None:
     with pytest.raises(ValueError, match="seed -1: must be from 0"):
         RandomStreams(-1)
     with pytest.raises(ValueError, match="step 18446744073709551616"):

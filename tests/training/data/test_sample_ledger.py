@@ -29,7 +29,7 @@ def test_blocks_follow_speeds_once_a_member_is_two_rounds_ahead(amounts: tuple[i
     assert [member.block for member in ledger.members] == blocks
 
 
-def test_claims_of_before_a_load_are_not_free_after_it() -> None:
+def test_load_forgets_claims() -> None:
     other = new_ledger()
     other.claim({0: BLOCK, 1: BLOCK}, 0)
     other.commit([0, 1])

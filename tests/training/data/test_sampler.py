@@ -35,7 +35,7 @@ def epochs(count: int) -> Callable[[object], bool]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("is_fixed", [False, True])
-def test_samples_are_used_once_though_peers_are_lost_and_come(
+def test_samples_are_used_once_through_losses_and_joins(
     master: MasterNode, kind: Kind, is_fixed: bool, tmp_path: Path
 ) -> None:
     peers = cluster_of(master, 3, kind, tmp_path, is_fixed)
@@ -60,7 +60,7 @@ def test_samples_are_used_once_though_peers_are_lost_and_come(
     assert found.again > 0
 
 
-def test_directions_of_spsa_have_samples_of_their_own(master: MasterNode, tmp_path: Path) -> None:
+def test_spsa_directions_get_own_samples(master: MasterNode, tmp_path: Path) -> None:
     def peer_of(number: int) -> tuple[SPSAPeer, ElasticSampler]:
         log = tmp_path / f"{number}.jsonl"
         sampler = ElasticSampler(SIZE, batch_size=3, log=log)
@@ -91,7 +91,7 @@ def test_directions_of_spsa_have_samples_of_their_own(master: MasterNode, tmp_pa
     assert (found.epochs, found.peers, found.given_up, found.again) == (2, 3, 3, 3)
 
 
-def test_a_loop_of_ones_own(master: MasterNode, tmp_path: Path) -> None:
+def test_custom_loop(master: MasterNode, tmp_path: Path) -> None:
     with run_of(3) as cluster:
         samplers = [ElasticSampler(SIZE, batch_size=4, log=tmp_path / f"{i}.jsonl") for i in range(3)]
 
@@ -144,7 +144,7 @@ def test_a_checkpoint_holds_the_position(master: MasterNode, kind: Kind, tmp_pat
     assert found.epochs == 50 * 2 // SIZE
 
 
-def test_a_newcomer_with_another_dataset_leaves_and_the_others_go_on(master: MasterNode, tmp_path: Path) -> None:
+def test_newcomer_with_other_dataset_leaves(master: MasterNode, tmp_path: Path) -> None:
     peers = cluster_of(master, 2, DiLoCo, tmp_path, False)
     threads = [Background(partial(peer.run, epochs(3))) for peer in peers]
     stranger = SamplerPeer(master.address, 9, DiLoCo, tmp_path / "..", size=SIZE + 1)
@@ -156,7 +156,7 @@ def test_a_newcomer_with_another_dataset_leaves_and_the_others_go_on(master: Mas
     assert audited(tmp_path).epochs >= 3
 
 
-def test_a_newcomer_that_counts_otherwise_leaves_and_the_others_go_on(master: MasterNode, tmp_path: Path) -> None:
+def test_newcomer_with_other_samples_per_step_leaves(master: MasterNode, tmp_path: Path) -> None:
     peers = cluster_of(master, 2, DiLoCo, tmp_path, True)
     threads = [Background(partial(peer.run, epochs(6))) for peer in peers]
     stranger = SamplerPeer(master.address, 9, DiLoCo, tmp_path)

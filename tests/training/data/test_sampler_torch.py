@@ -10,7 +10,7 @@ import pytest
 
 from pccl import Communicator, MasterNode
 from pccl.training import DDP, ElasticSampler
-from tests.support.cluster import Background, together
+from tests.support.cluster import together
 from tests.training.data.sampler_peers import SIZE, audited
 
 torch = pytest.importorskip("torch")
@@ -63,27 +63,6 @@ def cluster_of(master: MasterNode, count: int, logs: Path, **options: Any) -> li
     return peers
 
 
-def test_samples_are_used_once_though_peers_are_lost_and_come(master: MasterNode, tmp_path: Path) -> None:
-    peers = cluster_of(master, 3, tmp_path)
-    leaver = peers.pop()
-    threads = [Background(partial(peer.run, epochs=4)) for peer in peers]
-    leaver.run(steps=3)
-    # Of its next step one bucket is on its way, and the other never will be.
-    with leaver.ddp.no_sync():
-        for (batch,) in leaver.loader:
-            leaver.backward(batch)
-            break
-    leaver.ddp._gradients._launch(0, None, leaver.ddp.revision)
-    leaver.close()
-    newcomer = TorchPeer(master.address, 3, tmp_path, batch_size=5).enter().run(epochs=4)
-    for thread in threads:
-        thread.result()
-    assert len({peer.ddp.digest() for peer in [*peers, newcomer]}) == 1
-    together([peer.close for peer in [*peers, newcomer]])
-    found = audited(tmp_path)
-    assert (found.epochs, found.peers, found.given_up, found.again) == (4, 4, 4, 4)
-
-
 def test_accumulated_batches_are_one_step(master: MasterNode, tmp_path: Path) -> None:
     (peer,) = cluster_of(master, 1, tmp_path, samples_per_step=8)
     for number, (batch,) in enumerate(peer.loader):
@@ -98,7 +77,7 @@ def test_accumulated_batches_are_one_step(master: MasterNode, tmp_path: Path) ->
     assert audited(tmp_path).epochs == 1
 
 
-def test_a_step_that_is_given_up_on_all_peers_has_used_its_samples(master: MasterNode, tmp_path: Path) -> None:
+def test_abandoned_average_uses_its_samples(master: MasterNode, tmp_path: Path) -> None:
     peers = cluster_of(master, 2, tmp_path)
 
     def run(peer: TorchPeer) -> int:
@@ -116,7 +95,7 @@ def test_a_step_that_is_given_up_on_all_peers_has_used_its_samples(master: Maste
     assert audited(tmp_path).steps == 11
 
 
-def test_a_step_with_too_few_samples_is_refused_before_it_is_averaged(master: MasterNode, tmp_path: Path) -> None:
+def test_too_few_samples_are_refused_before_average(master: MasterNode, tmp_path: Path) -> None:
     (peer,) = cluster_of(master, 1, tmp_path, samples_per_step=8)
     (batch,) = next(iter(peer.loader))
     peer.backward(batch)
@@ -125,7 +104,7 @@ def test_a_step_with_too_few_samples_is_refused_before_it_is_averaged(master: Ma
     peer.close()
 
 
-def test_it_must_know_the_samples_of_a_step(master: MasterNode) -> None:
+def test_ddp_needs_samples_per_step(master: MasterNode) -> None:
     module = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(module.parameters())
     with pytest.raises(ValueError, match="make the ElasticSampler with samples_per_step, or with batch_size"):

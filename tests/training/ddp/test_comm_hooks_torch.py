@@ -66,7 +66,7 @@ def two_rounds(state: Any, bucket: GradBucket) -> Any:
         (set(), two_rounds, 1e-5),
     ],
 )
-def test_hooks_average_in_their_way_and_peers_stay_alike(
+def test_comm_hooks_keep_replicas_identical(
     master: MasterNode, state: Any, hook: Callable[[Any, GradBucket], Any], tolerance: float
 ) -> None:
     peers = hooked_cluster(master, [(state, hook)] * 3)
@@ -90,7 +90,7 @@ def test_hooks_average_in_their_way_and_peers_stay_alike(
     close(peers)
 
 
-def test_what_travels_is_smaller(master: MasterNode) -> None:
+def test_compress_hooks_send_fewer_bytes(master: MasterNode) -> None:
     def sent(hook: Any) -> int:
         peers = hooked_cluster(master, [(None, hook)] * 2, bucket_bytes=1 << 20)
         together([partial(peer.run, 1) for peer in peers])
@@ -100,7 +100,7 @@ def test_what_travels_is_smaller(master: MasterNode) -> None:
     assert sent(comm_hooks.fp16_compress_hook) < 0.6 * sent(comm_hooks.allreduce_hook)
 
 
-def test_a_hook_may_return_a_tensor_and_gradients_in_flight_are_still_guarded(master: MasterNode) -> None:
+def test_hook_may_return_a_tensor(master: MasterNode) -> None:
     def negate(_: Any, bucket: GradBucket) -> Any:
         return -bucket.buffer()
 
@@ -116,7 +116,7 @@ def test_a_hook_may_return_a_tensor_and_gradients_in_flight_are_still_guarded(ma
     close([peer])
 
 
-def test_peers_with_different_hooks_do_not_step(master: MasterNode) -> None:
+def test_different_hooks_refuse_the_step(master: MasterNode) -> None:
     def other(_: Any, bucket: GradBucket) -> Any:
         return bucket.average(bucket.buffer()).then(lambda mean: mean.value() / 2)
 
@@ -129,9 +129,9 @@ def test_peers_with_different_hooks_do_not_step(master: MasterNode) -> None:
     close(peers)
 
 
-def test_wrong_hooks_are_told_what_is_wrong(master: MasterNode) -> None:
+def test_invalid_hooks_are_refused(master: MasterNode) -> None:
     returns: list[tuple[Any, type[Exception], str]] = [
-        (lambda _, bucket: torch.futures.Future(), RuntimeError, "a future that nothing completes"),
+        (lambda _, bucket: torch.futures.Future(), RuntimeError, "a future that is never completed"),
         (lambda _, bucket: torch.ones(1), TypeError, "must give a tensor of 74 elements, but gave 1 elements"),
         (lambda _, bucket: None, TypeError, "but gave NoneType"),
         (lambda _, bucket: bucket.average(bucket.buffer()).then(lambda _: 1 // 0), RuntimeError, "ZeroDivisionError"),
@@ -155,7 +155,7 @@ def comm_hooks_ddp(peer: DDPPeer) -> Any:
     return DDP(peer.communicator, peer.module, new_optimizer(peer.module))
 
 
-def test_hooks_are_registered_once_and_in_time(master: MasterNode) -> None:
+def test_hooks_are_registered_once_before_join(master: MasterNode) -> None:
     (peer,) = hooked_cluster(master, [(None, comm_hooks.allreduce_hook)])
     assert "register the hook before" in str(refusal(lambda: peer.ddp.register_comm_hook(None, print)))
     close([peer])

@@ -15,7 +15,7 @@ from tests.training.test_ddp_torch import DDPPeer, close, cluster_of, loss, new_
 torch = pytest.importorskip("torch")
 
 
-def test_it_is_called_and_asked_as_the_module(master: MasterNode) -> None:
+def test_ddp_behaves_like_the_module(master: MasterNode) -> None:
     (peer,) = cluster_of(master, 1)
     ddp, module = peer.ddp, peer.module
     assert ddp.module is module
@@ -42,31 +42,7 @@ def test_it_is_called_and_asked_as_the_module(master: MasterNode) -> None:
     close([peer])
 
 
-@pytest.mark.usefixtures("place")
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_gradients_may_be_cleared_in_torchs_way(master: MasterNode, set_to_none: bool) -> None:
-    peers = cluster_of(master, 2)
-
-    def script(peer: DDPPeer) -> None:
-        for step in range(4):
-            (peer.optimizer if step % 2 else peer.ddp).zero_grad(set_to_none=set_to_none)
-            assert all((p.grad is None) == set_to_none for p in peer.module.parameters())
-            loss(peer.ddp, peer.number, step).backward()
-            peer.ddp.step()
-
-    together([partial(script, peer) for peer in peers])
-    module = new_module()
-    optimizer = new_optimizer(module)
-    for step in range(4):
-        optimizer.zero_grad()
-        (sum(loss(module, number, step) for number in range(2)) / 2).backward()
-        optimizer.step()
-    assert peers[0].ddp.digest() == peers[1].ddp.digest()
-    torch.testing.assert_close(parameters(peers[0].module), parameters(module), rtol=1e-4, atol=1e-5)
-    close(peers)
-
-
-def test_under_autocast_gradients_are_averaged_in_the_parameters_dtype(master: MasterNode) -> None:
+def test_autocast_averages_in_parameter_dtype(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
 
     def script(peer: DDPPeer) -> None:
@@ -88,7 +64,7 @@ def test_under_autocast_gradients_are_averaged_in_the_parameters_dtype(master: M
     close(peers)
 
 
-def test_layers_that_are_frozen_or_unused_need_no_argument(master: MasterNode) -> None:
+def test_frozen_and_unused_layers(master: MasterNode) -> None:
     peers = [DDPPeer(master.address, number) for number in range(2)]
     for peer in peers:
         peer.ddp.close()
@@ -114,7 +90,7 @@ def test_layers_that_are_frozen_or_unused_need_no_argument(master: MasterNode) -
         DDP(Communicator(master.address), start, new_optimizer(start), gradient_as_bucket_view=False)
 
 
-def test_connect_is_all_there_is_to_enter_a_run(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connect_joins_the_run(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PCCL_MASTER", master.address)
     monkeypatch.setenv("PCCL_LAUNCH_COUNT", "2")
 
@@ -139,7 +115,7 @@ def test_connect_is_all_there_is_to_enter_a_run(master: MasterNode, monkeypatch:
     assert caught.value.result is Result.INVALID_ARGUMENT
 
 
-def test_a_second_connection_of_a_thread_is_refused_and_waits_for_nobody(master: MasterNode) -> None:
+def test_second_connect_of_a_thread_is_refused(master: MasterNode) -> None:
     def connected() -> DDP:
         module = new_module()
         return DDP.connect(module, new_optimizer(module), master.address)
@@ -155,7 +131,7 @@ def test_a_second_connection_of_a_thread_is_refused_and_waits_for_nobody(master:
     Background(script).result(20.0)
 
 
-def test_who_dies_between_the_backward_pass_and_the_step_holds_nobody_up(master: MasterNode) -> None:
+def test_peer_killed_between_backward_and_step(master: MasterNode) -> None:
     peers = cluster_of(master, 3)
     together([partial(peer.run, 2) for peer in peers])
     *others, victim = peers
@@ -168,25 +144,3 @@ def test_who_dies_between_the_backward_pass_and_the_step_holds_nobody_up(master:
     assert others[0].digests == others[1].digests
     assert others[0].worlds[-1] == 2
     close(others)
-
-
-def test_an_error_in_a_hook_of_one_peer_holds_nobody_up(master: MasterNode) -> None:
-    peers = cluster_of(master, 2)
-    together([partial(peer.run, 2) for peer in peers])
-    stays, broken = peers
-
-    def fail(_: Any) -> None:
-        raise RuntimeError("the user's hook is broken")
-
-    def script() -> None:
-        hook = broken.module[2].weight.register_hook(fail)
-        with pytest.raises(RuntimeError, match="the user's hook is broken"):
-            loss(broken.ddp, 1, 2).backward()
-        hook.remove()
-        broken.ddp.step()  # what is there counts
-        broken.run(5)
-
-    together([script, partial(stays.run, 5)])
-    assert stays.worlds == [2] * 5
-    assert stays.digests[5] == broken.digests[5]
-    close(peers)

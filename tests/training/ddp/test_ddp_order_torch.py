@@ -90,7 +90,7 @@ def go_on(peers: list[DDPPeer], steps: int = 2) -> None:
     assert all(peer.ddp.revision == end for peer in peers)
 
 
-def test_clipping_before_the_average_is_refused_on_all_with_what_to_write(master: MasterNode) -> None:
+def test_clipping_before_synchronize_is_refused(master: MasterNode) -> None:
     peers = cluster_of(master, 3)
 
     def script(peer: DDPPeer) -> None:
@@ -107,7 +107,7 @@ def test_clipping_before_the_average_is_refused_on_all_with_what_to_write(master
 
 @pytest.mark.parametrize("bucket_bytes", [1, ONE_BUCKET])
 @pytest.mark.parametrize("write", WRITES)
-def test_one_peer_that_writes_gradients_in_flight_stops_the_step_of_all(
+def test_write_in_flight_refuses_step_on_all_peers(
     master: MasterNode, write: Callable[[DDPPeer], object], bucket_bytes: int
 ) -> None:
     peers = cluster_of(master, 2, bucket_bytes=bucket_bytes)
@@ -127,37 +127,9 @@ def test_one_peer_that_writes_gradients_in_flight_stops_the_step_of_all(
     close(peers)
 
 
-@pytest.mark.parametrize("write", WRITES)
-def test_gradients_that_wait_for_the_rest_of_their_bucket_are_in_flight_too(
-    master: MasterNode, write: Callable[[DDPPeer], object]
-) -> None:
-    peers = cluster_of(master, 2, bucket_bytes=ONE_BUCKET)
-
-    def script(peer: DDPPeer) -> None:
-        peer.ddp.zero_grad()
-        peer.module[:3](torch.ones(1, 6)).sum().backward()  # without the last layer
-        assert peer.ddp._buckets[0].average is None
-        write(peer)
-        peer.ddp.step()
-
-    assert_all_refuse(peers, [partial(script, peer) for peer in peers], "ddp.synchronize()")
-    go_on(peers)
-    close(peers)
-
-
-def test_who_is_alone_is_told_as_well(master: MasterNode) -> None:
-    peers = cluster_of(master, 1)
-    backward(peers[0])
-    clip(peers[0].module)
-    assert_all_refuse(peers, [peers[0].ddp.step], "this peer has changed the gradient of")
-    close(peers)
-
-
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize("bucket_bytes", [1, ONE_BUCKET])
-def test_between_the_average_and_the_step_gradients_can_be_clipped_and_looked_at(
-    master: MasterNode, bucket_bytes: int
-) -> None:
+def test_clipping_after_synchronize(master: MasterNode, bucket_bytes: int) -> None:
     peers = cluster_of(master, 3, bucket_bytes=bucket_bytes)
     norms: list[list[float]] = [[], [], []]
 
@@ -188,7 +160,7 @@ def test_between_the_average_and_the_step_gradients_can_be_clipped_and_looked_at
     close(peers)
 
 
-def test_a_step_of_the_optimizer_alone_is_refused_before_it_does_anything(master: MasterNode) -> None:
+def test_optimizer_step_alone_is_refused(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
 
     def before(peer: DDPPeer) -> None:
@@ -219,7 +191,7 @@ def test_a_step_of_the_optimizer_alone_is_refused_before_it_does_anything(master
     close(peers)
 
 
-def test_before_joining_and_after_closing_the_optimizer_is_an_ordinary_one(master: MasterNode) -> None:
+def test_optimizer_is_ordinary_outside_the_run(master: MasterNode) -> None:
     peer = DDPPeer(master.address, 0)
 
     def steps_alone() -> None:
@@ -238,7 +210,7 @@ def test_before_joining_and_after_closing_the_optimizer_is_an_ordinary_one(maste
     close([peer])
 
 
-def test_gradients_are_scaled_and_unscaled_and_all_skip_the_same_steps(master: MasterNode) -> None:
+def test_grad_scaler_skips_on_all_peers(master: MasterNode) -> None:
     peers = cluster_of(master, 3)
     scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2) for _ in peers]
     overflow = 2
@@ -278,61 +250,9 @@ def test_gradients_are_scaled_and_unscaled_and_all_skip_the_same_steps(master: M
     close(peers)
 
 
-@pytest.mark.parametrize("is_fused", [False, True])
-def test_a_step_that_a_scaler_skips_is_told_of_whatever_the_optimizer(master: MasterNode, is_fused: bool) -> None:
-    """Fused ones are called all the same."""
-    peer = DDPPeer(master.address, 0)
-    peer.ddp.close()
-    optimizer = torch.optim.AdamW(peer.module.parameters(), fused=is_fused)
-    ddp = DDP(peer.communicator, peer.module, optimizer)
-    peer.communicator.connect()
-    ddp.join()
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    for factor in (1.0, float("inf"), 1.0):
-        before = parameters(peer.module).clone()
-        (scaler.scale(loss(peer.module, 0, 0)) * factor).backward()
-        is_skipped = ddp.step(scaler).is_skipped
-        assert is_skipped == (factor != 1.0) == torch.equal(parameters(peer.module), before)
-    ddp.close()
-    close([peer])
-
-
-@pytest.mark.parametrize("step", [0, 2])
-@pytest.mark.parametrize("is_shared", [False, True])
-def test_who_unscales_before_synchronizing_is_told_what_to_write(
-    master: MasterNode, is_shared: bool, step: int
-) -> None:
-    scalers = [torch.amp.GradScaler("cpu", init_scale=4.0) for _ in range(2)]
-    peers = [
-        DDPPeer(master.address, number, shared={"scaler": scalers[number]} if is_shared else None) for number in (0, 1)
-    ]
-    together([partial(peer.enter, 2) for peer in peers])
-
-    def script(peer: DDPPeer, *, is_early: bool) -> None:
-        scaler = scalers[peer.number]
-        with peer.ddp.no_sync():
-            scaler.scale(loss(peer.module, peer.number, 0)).backward()
-        if is_early:
-            scaler.unscale_(peer.optimizer)
-        peer.ddp.synchronize()
-        if not is_early:
-            scaler.unscale_(peer.optimizer)
-        peer.ddp.step(scaler)
-
-    for _ in range(step):
-        together([partial(script, peer, is_early=False) for peer in peers])
-    text = "has called scaler.unscale_(optimizer) before the gradients were averaged: write ddp.synchronize() before"
-    assert_all_refuse(peers, [partial(script, peer, is_early=True) for peer in peers], text)
-    if not is_shared and not step:
-        together([peer.ddp.zero_grad for peer in peers])
-    together([partial(script, peer, is_early=False) for peer in peers])
-    assert len({peer.ddp.digest() for peer in peers}) == 1
-    close(peers)
-
-
 @pytest.mark.parametrize("weight", [None, 2.0])
 @pytest.mark.parametrize("bucket_bytes", [1, ONE_BUCKET])
-def test_who_fails_in_its_backward_pass_gives_the_step_up_for_all(
+def test_failed_backward_abandons_step_on_all_peers(
     master: MasterNode, bucket_bytes: int, weight: float | None
 ) -> None:
     peers = cluster_of(master, 3, bucket_bytes=bucket_bytes)
@@ -361,13 +281,13 @@ def test_who_fails_in_its_backward_pass_gives_the_step_up_for_all(
     found = outcomes([fails if peer is broken else partial(goes_on, peer) for peer in peers])
     assert results(found) == [Result.INVALID_USAGE, Result.SUCCESS, Result.INVALID_USAGE]
     for error in (found[0], found[2]):
-        assert f"peer {number} has given up the step, by ddp.abandon(). No peer has made this step" in str(error)
+        assert f"peer {number} has given up the step with ddp.abandon(). No peer has made this step" in str(error)
     assert all(torch.equal(parameters(peer.module), was) for peer, was in zip(peers, before, strict=True))
     go_on(peers)
     close(peers)
 
 
-def test_what_is_averaged_is_not_abandoned(master: MasterNode) -> None:
+def test_abandon_after_average_is_refused(master: MasterNode) -> None:
     (peer,) = cluster_of(master, 1)
     backward(peer)
     peer.ddp.synchronize()
@@ -378,24 +298,7 @@ def test_what_is_averaged_is_not_abandoned(master: MasterNode) -> None:
     close([peer])
 
 
-def test_own_infinities_do_not_decide_about_a_step(master: MasterNode) -> None:
-    peers = cluster_of(master, 2)
-
-    def script(peer: DDPPeer) -> None:
-        scaler = torch.amp.GradScaler("cpu")
-        with peer.ddp.no_sync():
-            scaler.scale(loss(peer.module, peer.number, 0)).backward()
-        scaler.unscale_(peer.optimizer)
-        peer.ddp.step(scaler)
-
-    assert_all_refuse(peers, [partial(script, peer) for peer in peers], "has called scaler.unscale_(optimizer) before")
-    with pytest.raises(TypeError, match=r"must be a torch\.amp\.GradScaler or None, not function"):
-        peers[0].ddp.step(lambda: None)
-    go_on(peers)
-    close(peers)
-
-
-def test_nothing_is_added_to_the_averages(master: MasterNode) -> None:
+def test_backward_after_synchronize_is_refused(master: MasterNode) -> None:
     (peer,) = cluster_of(master, 1)
     for context in (peer.ddp.no_sync, lambda: torch.enable_grad()):
         backward(peer)
@@ -408,7 +311,7 @@ def test_nothing_is_added_to_the_averages(master: MasterNode) -> None:
     close([peer])
 
 
-def test_all_may_give_up_a_step_once_they_have_seen_the_averages(master: MasterNode) -> None:
+def test_zero_grad_after_synchronize_gives_up_step(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
 
     def script(peer: DDPPeer) -> None:
@@ -426,7 +329,7 @@ def test_all_may_give_up_a_step_once_they_have_seen_the_averages(master: MasterN
     close(peers)
 
 
-def test_gradients_in_flight_are_not_cleared(master: MasterNode) -> None:
+def test_zero_grad_in_flight_is_refused(master: MasterNode) -> None:
     peers = cluster_of(master, 1)
     backward(peers[0])
     assert_all_refuse(peers, [peers[0].ddp.zero_grad], "on their way", "write ddp.synchronize() before")
@@ -434,7 +337,7 @@ def test_gradients_in_flight_are_not_cleared(master: MasterNode) -> None:
     close(peers)
 
 
-def test_the_optimizer_has_no_parameters_but_the_modules(master: MasterNode) -> None:
+def test_foreign_optimizer_parameters_are_refused(master: MasterNode) -> None:
     module, other = new_module(), torch.nn.Linear(3, 5)
     peer = DDPPeer(master.address, 0)
     optimizer = torch.optim.SGD([*module.parameters(), *other.parameters()])
@@ -445,7 +348,7 @@ def test_the_optimizer_has_no_parameters_but_the_modules(master: MasterNode) -> 
         DDP(peer.communicator, module, both)
 
 
-def test_parameters_that_are_unfrozen_or_added_later_are_not_trained_apart(master: MasterNode) -> None:
+def test_unfrozen_parameters_refuse_the_step(master: MasterNode) -> None:
     peers = [DDPPeer(master.address, number) for number in range(2)]
     for peer in peers:
         peer.ddp.close()
@@ -460,11 +363,11 @@ def test_parameters_that_are_unfrozen_or_added_later_are_not_trained_apart(maste
         backward(peer)
         peer.ddp.step()
 
-    assert_all_refuse(peers, [partial(script, peer) for peer in peers], "has a gradient of '0.weight'", "make it anew")
+    assert_all_refuse(peers, [partial(script, peer) for peer in peers], "has a gradient of '0.weight'", "make it again")
     close(peers)
 
 
-def test_who_failed_in_its_optimizer_does_not_go_on(master: MasterNode) -> None:
+def test_failed_optimizer_step_ends_the_peer(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
     together([partial(peer.run, 2) for peer in peers])
     stays, broken = peers
@@ -478,7 +381,7 @@ def test_who_failed_in_its_optimizer_does_not_go_on(master: MasterNode) -> None:
         backward(broken, 2)
         with pytest.raises(OverflowError, match="the optimizer is broken"):
             broken.ddp.step()
-        with pytest.raises(PCCLError, match=r"failed in the middle of a step.*join anew") as caught:
+        with pytest.raises(PCCLError, match=r"failed in the middle of a step.*join again") as caught:
             broken.ddp.step()
         assert caught.value.result is Result.INVALID_USAGE
         broken.communicator.close()
@@ -488,7 +391,7 @@ def test_who_failed_in_its_optimizer_does_not_go_on(master: MasterNode) -> None:
     close([stays])
 
 
-def test_a_module_that_is_moved_afterwards_is_not_trained_apart(master: MasterNode) -> None:
+def test_moved_module_refuses_the_step(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
     together([partial(peer.run, 2) for peer in peers])
     weight = peers[1].module[2].weight
@@ -502,7 +405,7 @@ def test_a_module_that_is_moved_afterwards_is_not_trained_apart(master: MasterNo
     close(peers)
 
 
-def test_an_optimizers_state_that_is_loaded_in_torchs_way_is_what_newcomers_get(master: MasterNode) -> None:
+def test_loaded_optimizer_state_reaches_newcomers(master: MasterNode) -> None:
     peers = [DDPPeer(master.address, number) for number in range(2)]
     module = new_module()
     trained = new_optimizer(module)

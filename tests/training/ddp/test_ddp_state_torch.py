@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from pccl import Communicator, MasterNode, QuantizationOptions, Result
-from pccl.training import DDP, CheckpointError, DiLoCo, DivergenceError
-from pccl.training.consistency.contract import Contract
+from pccl.training import DDP, CheckpointError, DiLoCo
 from tests.support.cluster import Background, outcomes, refusal, results, together
 from tests.training.test_ddp_torch import loss, new_module, parameters
 
@@ -69,7 +68,7 @@ CASES = [(plain, with_momentum), (of_the_last_layer, with_all_layers), (dampened
 
 
 @pytest.mark.parametrize(("new_optimizer", "change"), CASES, ids=["momentum", "param group", "dampening"])
-def test_newcomers_get_state_that_came_later(
+def test_newcomers_get_late_state(
     master: MasterNode, new_optimizer: Callable[[Any], Any], change: Callable[[Peer], None]
 ) -> None:
     peers = [Peer(master.address, number, new_optimizer) for number in range(2)]
@@ -97,42 +96,11 @@ def test_newcomers_get_state_that_came_later(
     together([peer.communicator.close for peer in peers])
 
 
-@pytest.mark.parametrize("is_written", [False, True], ids=["as it was", "written after joining"])
-def test_state_that_came_later_is_sent_once_unless_somebody_has_written_it(
-    master: MasterNode, monkeypatch: pytest.MonkeyPatch, is_written: bool
-) -> None:
-    sent: list[int] = []
-    reduced = Contract._reduced
-
-    def noted(contract: Contract, vector: Any, step: int) -> None:
-        sent.append(vector.nbytes)
-        reduced(contract, vector, step)
-
-    first = Peer(master.address, 0, dampened).enter().run(2)
-    monkeypatch.setattr(Contract, "_reduced", noted)
-
-    def are_two(peer: Peer) -> bool:
-        return peer.worlds[-2:] == [2, 2]
-
-    thread = Background(partial(first.run, are_two))
-    late = Peer(master.address, 1, dampened).enter()
-    if is_written:
-        late.optimizer.state[next(late.module.parameters())]["momentum_buffer"].zero_()
-    late.run(are_two)
-    thread.result()
-    size = sum(p.numel() * 4 for p in late.module.parameters())
-    assert len([nbytes for nbytes in sent if nbytes > size]) == (4 if is_written else 2)  # of two peers
-    assert late.digests.items() <= first.digests.items()
-    together([peer.communicator.close for peer in (first, late)])
-
-
-def test_who_cannot_be_given_all_that_came_later_leaves_and_the_others_go_on(
-    master: MasterNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_newcomer_leaves_if_late_state_is_too_large(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
     peers = [Peer(master.address, number, dampened) for number in range(2)]
     together([partial(peer.enter, 2) for peer in peers])
     together([partial(peer.run, 2) for peer in peers])
-    monkeypatch.setattr("pccl.training.consistency.contract.OBJECTS_BYTES_MAX", 600)
+    monkeypatch.setattr("pccl.training.state.replicated_state.OBJECTS_BYTES_MAX", 600)
     is_over = threading.Event()
 
     def is_told(peer: Peer) -> bool:
@@ -145,7 +113,7 @@ def test_who_cannot_be_given_all_that_came_later_leaves_and_the_others_go_on(
     error = refusal(Peer(master.address, 2, dampened).enter)
     is_over.set()
     assert error.result is Result.INVALID_ARGUMENT
-    assert "are too large to be handed over (at most 600)" in str(error)
+    assert "are too large to be sent (at most 600)" in str(error)
     for thread in threads:
         thread.result()
     assert {peers[0].digests[revision] == peers[1].digests[revision] for revision in peers[0].digests} == {True}
@@ -153,23 +121,8 @@ def test_who_cannot_be_given_all_that_came_later_leaves_and_the_others_go_on(
     together([peer.communicator.close for peer in peers])
 
 
-def test_state_that_came_later_is_compared_by_name(master: MasterNode) -> None:
-    peers = [Peer(master.address, number, plain) for number in range(2)]
-    together([partial(peer.enter, 2) for peer in peers])
-    together([partial(peer.run, 3, {1: with_momentum}) for peer in peers])
-
-    def script(peer: Peer) -> None:
-        if peer.number:
-            peer.optimizer.state[next(peer.module.parameters())]["momentum_buffer"].mul_(2)
-        with pytest.raises(DivergenceError, match=r"differs from .* in .*optimizer 0 momentum_buffer"):
-            peer.run(6)
-
-    together([partial(script, peer) for peer in peers])
-    together([peer.communicator.close for peer in peers])
-
-
 @pytest.mark.parametrize(("new_optimizer", "change"), [CASES[0], CASES[2]], ids=["momentum", "dampening"])
-def test_state_that_came_later_is_saved_and_loaded(
+def test_late_state_in_checkpoints(
     tmp_path: Path, new_optimizer: Callable[[Any], Any], change: Callable[[Peer], None]
 ) -> None:
     digests = []
@@ -186,7 +139,7 @@ def test_state_that_came_later_is_saved_and_loaded(
     assert digests[0][5] == digests[1][5]
 
 
-def test_dampening_is_as_by_itself(master: MasterNode) -> None:
+def test_sgd_with_dampening(master: MasterNode) -> None:
     peer = Peer(master.address, 0, dampened).enter().run(3)
     alone = new_module()
     optimizer = dampened(alone)
@@ -207,7 +160,7 @@ def adamw(module: Any) -> Any:
 
 
 @pytest.mark.parametrize("kind", [DDP, DiLoCo])
-def test_another_optimizers_checkpoint_is_refused_naming_both(tmp_path: Path, kind: Any) -> None:
+def test_checkpoint_of_other_optimizer_is_refused(tmp_path: Path, kind: Any) -> None:
     """It is refused even where the tensors are alike."""
     communicator = Communicator("127.0.0.1:1")
     trainings = []
@@ -224,7 +177,7 @@ def test_another_optimizers_checkpoint_is_refused_naming_both(tmp_path: Path, ki
 
 
 @pytest.mark.parametrize("kind", [DDP, DiLoCo])
-def test_peers_with_other_optimizers_are_told_both(master: MasterNode, kind: Any) -> None:
+def test_different_optimizers_are_refused(master: MasterNode, kind: Any) -> None:
     def enter(new_optimizer: Callable[[Any], Any]) -> None:
         module = new_module()
         with Communicator(master.address) as communicator:
@@ -246,7 +199,7 @@ def test_peers_with_other_optimizers_are_told_both(master: MasterNode, kind: Any
         ({"quantization": QuantizationOptions(bits=8)}, "quantization=QuantizationOptions("),
     ],
 )
-def test_peers_with_other_arguments_are_all_told_which(master: MasterNode, options: dict[str, Any], told: str) -> None:
+def test_different_arguments_are_refused(master: MasterNode, options: dict[str, Any], told: str) -> None:
     peers = [Peer(master.address, 0, adam), Peer(master.address, 1, adam, **options)]
     found = outcomes([partial(peer.enter, 2) for peer in peers])
     assert results(found) == [Result.INVALID_ARGUMENT] * 2

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from pccl import MasterNode, QuantizationOptions, Result
+from pccl import MasterNode, Result
 from pccl.training import comm_hooks
-from tests.support.cluster import Background, outcomes, refusal, results, together, until
+from tests.support.cluster import Background, outcomes, refusal, results, together
 from tests.training.test_ddp_torch import DDPPeer, close, cluster_of, new_module, new_optimizer, parameters
 
 torch = pytest.importorskip("torch")
@@ -53,7 +53,7 @@ def reference(steps: int, sizes: Sequence[int], max_norm: float = math.inf) -> A
 
 @pytest.mark.usefixtures("place")
 @pytest.mark.parametrize(("scale", "bucket_bytes"), [(2.0**40, 1 << 20), (1e-300, 40)])
-def test_unequal_batches_count_by_their_samples(master: MasterNode, scale: float, bucket_bytes: int) -> None:
+def test_weights_of_unequal_batches(master: MasterNode, scale: float, bucket_bytes: int) -> None:
     peers = cluster_of(master, 3, bucket_bytes=bucket_bytes)
     together([partial(train, peer, 3, size * scale, size) for peer, size in zip(peers, BATCHES, strict=True)])
     assert_parity(peers)
@@ -62,7 +62,7 @@ def test_unequal_batches_count_by_their_samples(master: MasterNode, scale: float
     close(peers)
 
 
-def test_weights_that_grow_and_shrink_do_not_overflow(master: MasterNode) -> None:
+def test_varying_weights_do_not_overflow(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
     for weight in (1.0, 1e300, 1e-300, 5.0):
         together([partial(train, peer, 1, weight) for peer in peers])
@@ -71,7 +71,7 @@ def test_weights_that_grow_and_shrink_do_not_overflow(master: MasterNode) -> Non
     close(peers)
 
 
-def test_accumulated_and_clipped_gradients_are_those_of_all_samples(master: MasterNode) -> None:
+def test_weighted_accumulation_and_clipping(master: MasterNode) -> None:
     peers = cluster_of(master, 3)
 
     def script(peer: DDPPeer) -> None:
@@ -94,26 +94,8 @@ def test_accumulated_and_clipped_gradients_are_those_of_all_samples(master: Mast
     close(peers)
 
 
-@pytest.mark.parametrize("bits", [None, 8])
-def test_weight_zero_leaves_a_peer_out_whatever_its_gradients_are(master: MasterNode, bits: int | None) -> None:
-    peers = cluster_of(master, 2, quantization=QuantizationOptions(bits=bits) if bits else None)
-
-    def script(peer: DDPPeer) -> None:
-        for step in range(3):
-            found = mean_loss(peer.module, batch(0, step, 8))
-            (found * math.nan if peer.number else found).backward()
-            peer.ddp.step(weight=0 if peer.number else 3)
-            peer.digests[peer.ddp.revision] = peer.ddp.digest()
-
-    together([partial(script, peer) for peer in peers])
-    assert_parity(peers)
-    rtol = 1e-4 if bits is None else 1.0
-    torch.testing.assert_close(parameters(peers[0].module), reference(3, (8,)), rtol=rtol, atol=rtol / 10)
-    close(peers)
-
-
 @pytest.mark.parametrize("world", [1, 2])
-def test_where_all_weights_are_zero_so_is_the_mean(master: MasterNode, world: int) -> None:
+def test_zero_weights_give_zero_mean(master: MasterNode, world: int) -> None:
     peers = cluster_of(master, world)
     for _ in range(2):
         for peer in peers:
@@ -138,7 +120,7 @@ def test_steps_with_and_without_weights_alternate(master: MasterNode) -> None:
 
 
 @pytest.mark.parametrize("weight", [-1, math.nan, math.inf, 10**400])
-def test_what_is_no_weight_is_refused(master: MasterNode, weight: float) -> None:
+def test_invalid_weights_are_refused(master: MasterNode, weight: float) -> None:
     (peer,) = cluster_of(master, 1)
     mean_loss(peer.module, batch(0, 0, 8)).backward()
     for call in (peer.ddp.step, peer.ddp.synchronize):
@@ -151,18 +133,18 @@ def test_what_is_no_weight_is_refused(master: MasterNode, weight: float) -> None
     close([peer])
 
 
-def test_a_communication_hook_goes_without_weights(master: MasterNode) -> None:
+def test_hook_and_weights_are_refused(master: MasterNode) -> None:
     peer = DDPPeer(master.address, 0)
     peer.ddp.register_comm_hook(None, comm_hooks.allreduce_hook)
     peer.enter(1)
     mean_loss(peer.module, batch(0, 0, 8)).backward()
-    assert "with a communication hook there is no weight=" in str(refusal(partial(peer.ddp.step, weight=1)))
+    assert "weight= cannot be given with a communication hook" in str(refusal(partial(peer.ddp.step, weight=1)))
     assert peer.ddp.step().revision == 1
     close([peer])
 
 
 @pytest.mark.parametrize("are_weighted", [False, True])
-def test_all_give_weights_or_none_does(master: MasterNode, are_weighted: bool) -> None:
+def test_weights_on_some_peers_are_refused(master: MasterNode, are_weighted: bool) -> None:
     peers = cluster_of(master, 3)
     together([partial(train, peer, 2, 1.0 if are_weighted else None) for peer in peers])
     weights = [2.0, None, 2.0]
@@ -176,7 +158,7 @@ def test_all_give_weights_or_none_does(master: MasterNode, are_weighted: bool) -
     close(peers)
 
 
-def test_newcomers_are_weighed_with_the_others(master: MasterNode) -> None:
+def test_newcomers_count_by_weight(master: MasterNode) -> None:
     first = cluster_of(master, 2)
     late = DDPPeer(master.address, 2)
 
@@ -192,16 +174,3 @@ def test_newcomers_are_weighed_with_the_others(master: MasterNode) -> None:
         thread.result()
     assert_parity([*first, late])
     close([*first, late])
-
-
-def test_who_leaves_in_the_middle_takes_its_weight_along(master: MasterNode) -> None:
-    *peers, leaver = cluster_of(master, 3)
-    threads = [Background(partial(train, peer, 4, 1.0)) for peer in peers]
-    train(leaver, 2, 1e6)
-    until(lambda: all(peer.communicator.stats["ops_open"] for peer in peers), "the others are in the third step")
-    leaver.communicator.close()
-    for thread in threads:
-        thread.result()
-    assert_parity([*peers, leaver])
-    assert [peer.worlds for peer in peers] == [[3, 3, 2, 2]] * 2
-    close(peers)

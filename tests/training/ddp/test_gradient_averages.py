@@ -11,8 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from pccl import Communicator, MasterNode
-from pccl.training.ddp.gradient_averages import GradientAverages
-from pccl.training.group.membership import Averaged
+from pccl.training.ddp.gradients import GradientAverages
+from pccl.training.group.relaunch import Outcome
 from tests.support.cluster import Cluster, together
 
 STALE = 1e6
@@ -28,7 +28,7 @@ class ArrayBucket:
         self.average: Any = None
         self._received = np.zeros(5)
         self._has_gradient = False
-        self._landed: Averaged | None = None
+        self._landed: Outcome | None = None
 
     @property
     def is_full(self) -> bool:
@@ -51,7 +51,7 @@ class ArrayBucket:
         np.multiply(self.flat, factor, out=self._received)
         return self._received
 
-    def land(self) -> Averaged:
+    def land(self) -> Outcome:
         self._landed = self.average.wait()
         assert self._landed is not None
         return self._landed
@@ -119,22 +119,20 @@ def close(sides: list[Side]) -> None:
     together([side.communicator.close for side in sides])
 
 
-def test_buckets_that_are_complete_in_different_orders_meet_their_like(master: MasterNode) -> None:
+def test_buckets_complete_in_any_order(master: MasterNode) -> None:
     sides = sides_of(master)
     assert each(sides, lambda side: side.step((0, 1), 0), lambda side: side.step((1, 0), 0)) == [[16, 17]] * 2
     close(sides)
 
 
-def test_a_parameter_without_a_part_in_the_loss_counts_as_zero(master: MasterNode) -> None:
+def test_unused_parameter_counts_as_zero(master: MasterNode) -> None:
     sides = sides_of(master)
     assert each(sides, lambda side: side.step((0, 1), 0), lambda side: side.step((0,), 0)) == [[16, 6]] * 2
     assert each(sides, lambda side: side.step((1,), 1), lambda side: side.step((1,), 1)) == [[0, 17]] * 2
     close(sides)
 
 
-def test_a_newcomer_meets_those_whose_last_step_had_weights(
-    master: MasterNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_newcomer_after_weighted_steps(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
     def take(averages: GradientAverages, number: int, i: int, _: int) -> None:
         averages.buckets[number].take(i)  # and have nothing called by torch at the end of the backward pass
 

@@ -1,4 +1,4 @@
-"""Weighted averages of gradients, settled without a network: which way peers launch them, and who is in which."""
+"""Weighted averages of gradients, settled without a network: which form peers launch them, and who is in which."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from pccl.training.ddp.gradient_weights import EXPONENT_SLACK, factor_of, settle, way_of
-from pccl.training.group.membership import Averaged
+from pccl.training.ddp.gradients import EXPONENT_SLACK, factor_of, form_of, settle_buckets
+from pccl.training.group.relaunch import Outcome
 
 
 class Scripted:
@@ -19,7 +19,7 @@ class Scripted:
         self.exponent: int | None = None
         self.mean = math.nan
 
-    def land(self) -> Averaged:
+    def land(self) -> Outcome:
         peers = tuple(range(self.worlds.pop(0)))
         factors = [1.0 if self.exponent is None else factor_of(self.weights[peer], self.exponent) for peer in peers]
         self.mean = sum(f * self.values[peer] for f, peer in zip(factors, peers, strict=True))
@@ -27,7 +27,7 @@ class Scripted:
             self.mean /= len(peers)
         elif len(peers) == 1:
             self.mean = self.values[0]
-        return Averaged(len(peers), 0, 1, 1, peers)
+        return Outcome(len(peers), 0, 1, 1, peers)
 
     def divide(self, total: float) -> None:
         self.mean /= total
@@ -46,28 +46,26 @@ VALUES = {0: 1.0, 1: 2.0, 2: 7.0}
     [([3], 3, 3), ([3, 2], 2, 2), ([2], 3, 2), ([3, 1], 2, 1), ([3, 3, 1], 2, 1)],
     ids=["no loss", "lost after the sum", "lost after the weights", "both, one after the other", "late"],
 )
-def test_a_loss_between_sums_and_weights_does_not_mix_worlds(
-    worlds: list[int], told: int, left: int, used: int | None
-) -> None:
+def test_loss_between_sums_and_weights(worlds: list[int], told: int, left: int, used: int | None) -> None:
     weights = {peer: WEIGHTS[peer] for peer in range(told)}
-    bucket = Scripted(VALUES, [*worlds] if way_of(weights, used) == used else [3, *worlds])
+    bucket = Scripted(VALUES, [*worlds] if form_of(weights, used) == used else [3, *worlds])
     bucket.weights, bucket.exponent = WEIGHTS, used
 
     def launch(number: int, exponent: int | None) -> None:
         assert number == 0
         bucket.exponent = exponent
 
-    (averaged,), way = settle([bucket], [bucket.land()], weights, used, launch)
+    (averaged,), form = settle_buckets([bucket], [bucket.land()], weights, used, launch)
     assert not bucket.worlds
     assert averaged.world_size == left
     expected = sum(WEIGHTS[peer] * VALUES[peer] for peer in range(left)) / sum(WEIGHTS[peer] for peer in range(left))
     assert bucket.mean == pytest.approx(expected, rel=1e-15)
-    assert way is not None
-    assert max(weights.values()) / 2.0**way < 1
+    assert form is not None
+    assert max(weights.values()) / 2.0**form < 1
 
 
 @pytest.mark.parametrize(
-    ("weights", "used", "way"),
+    ("weights", "used", "form"),
     [
         ([3.0, 100.0], None, 7),
         ([3.0, 100.0], 7, 7),
@@ -80,9 +78,7 @@ def test_a_loss_between_sums_and_weights_does_not_mix_worlds(
         ([math.nan, math.nan], 5, None),
     ],
 )
-def test_buckets_are_launched_anew_where_products_could_overflow_or_lose_much(
-    weights: list[float], used: int | None, way: int | None
-) -> None:
-    assert way_of(dict(enumerate(weights)), used) == way
-    if way is not None:
-        assert all(factor_of(weight, way) < 1 for weight in weights)
+def test_buckets_relaunch_for_new_exponent(weights: list[float], used: int | None, form: int | None) -> None:
+    assert form_of(dict(enumerate(weights)), used) == form
+    if form is not None:
+        assert all(factor_of(weight, form) < 1 for weight in weights)

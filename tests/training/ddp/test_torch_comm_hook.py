@@ -62,7 +62,7 @@ def assert_equal(peers: list[HookPeer]) -> None:
     assert all(torch.equal(parameters(peer.module), parameters(peers[0].module)) for peer in peers)
 
 
-def test_peers_do_what_one_process_with_all_the_data_does(master: MasterNode) -> None:
+def test_peers_equal_one_process_with_all_data(master: MasterNode) -> None:
     cluster, peers = cluster_of(master, 3)
     together([partial(peer.run, 4) for peer in peers])
     assert_equal(peers)
@@ -76,7 +76,7 @@ def test_peers_do_what_one_process_with_all_the_data_does(master: MasterNode) ->
     cluster.close_all()
 
 
-def test_who_comes_and_who_goes(master: MasterNode) -> None:
+def test_join_and_loss(master: MasterNode) -> None:
     cluster, peers = cluster_of(master, 3, quantization=QuantizationOptions())
     together([partial(peer.run, 2) for peer in peers])
     leaver = peers.pop()
@@ -98,7 +98,7 @@ def test_who_comes_and_who_goes(master: MasterNode) -> None:
     cluster.close_all()
 
 
-def test_gradients_accumulate_and_errors_come_out_of_the_backward_pass(master: MasterNode) -> None:
+def test_accumulation_and_errors_in_backward(master: MasterNode) -> None:
     cluster, peers = cluster_of(master, 2)
 
     def accumulates(peer: HookPeer) -> None:
@@ -115,7 +115,7 @@ def test_gradients_accumulate_and_errors_come_out_of_the_backward_pass(master: M
     cluster.close_all()
 
 
-def test_what_cannot_be_averaged_so_is_told(master: MasterNode) -> None:
+def test_unsupported_models_are_refused(master: MasterNode) -> None:
     communicator = Communicator(master.address)
     module = new_module()
     wrap = torch.nn.parallel.DistributedDataParallel

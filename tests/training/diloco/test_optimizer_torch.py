@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError
-from pccl.training import AsyncDiLoCo, DiLoCo, DiLoCoOptimizer, OuterStep
+from pccl.training import DiLoCo, DiLoCoOptimizer, OuterStep
 from tests.support.cluster import Background, together
 from tests.training.test_torch import INNER_STEPS, TorchPeer, inner_steps, new_module, new_optimizer, parameters
 
@@ -64,7 +64,7 @@ def alone(master: MasterNode) -> Any:
     peer.close()
 
 
-def test_it_does_what_a_loop_with_outer_steps_does(master: MasterNode) -> None:
+def test_optimizer_equals_explicit_loop(master: MasterNode) -> None:
     peers = cluster_of(master)
     together([partial(peer.train, 3) for peer in peers])
     with MasterNode("127.0.0.1:0") as other:
@@ -79,17 +79,7 @@ def test_it_does_what_a_loop_with_outer_steps_does(master: MasterNode) -> None:
     close(peers)
 
 
-def test_asynchronous_too(master: MasterNode) -> None:
-    peers = cluster_of(master, 2, AsyncDiLoCo, fragments=2)
-    together([partial(peer.train, 5) for peer in peers])
-    together([peer.optimizer.finish for peer in peers])
-    assert [peer.optimizer.revision for peer in peers] == [5, 5]
-    assert peers[0].digest == peers[1].digest
-    assert torch.equal(parameters(peers[0].module), parameters(peers[1].module))
-    close(peers)
-
-
-def test_it_is_an_optimizer_of_torch(alone: Any) -> None:
+def test_is_a_torch_optimizer(alone: Any) -> None:
     optimizer, inner = alone.optimizer, alone.optimizer.inner
     assert isinstance(optimizer, torch.optim.Optimizer)
     assert isinstance(optimizer, DiLoCoOptimizer)
@@ -103,7 +93,7 @@ def test_it_is_an_optimizer_of_torch(alone: Any) -> None:
         copy.deepcopy(optimizer)
 
 
-def test_schedulers_take_it(alone: Any, recwarn: pytest.WarningsRecorder) -> None:
+def test_schedulers(alone: Any, recwarn: pytest.WarningsRecorder) -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(alone.optimizer, T_max=10)
     rates = []
     for _ in range(3):
@@ -118,9 +108,7 @@ def test_schedulers_take_it(alone: Any, recwarn: pytest.WarningsRecorder) -> Non
 
 
 @pytest.mark.parametrize("is_weighted", [False, True])
-def test_peers_that_begin_with_different_weights_or_statistics_stay_in_step(
-    master: MasterNode, is_weighted: bool
-) -> None:
+def test_different_initial_weights(master: MasterNode, is_weighted: bool) -> None:
     class Beginner:
         def __init__(self, number: int) -> None:
             self.number = number
@@ -152,18 +140,7 @@ def test_peers_that_begin_with_different_weights_or_statistics_stay_in_step(
     close(peers)
 
 
-def test_what_is_counted_before_the_first_step_counts(master: MasterNode) -> None:
-    peer = Trained(master.address, 0, peers_min=1, inner_steps=1, weighted=True)
-    before = parameters(peer.module).clone()
-    peer.module(torch.ones(4, 6)).pow(2).mean().backward()
-    peer.optimizer.count(4.0)
-    peer.optimizer.step()
-    assert peer.optimizer.revision == 1
-    assert not torch.equal(parameters(peer.module), before)
-    peer.close()
-
-
-def test_newcomers_begin_with_the_learning_rate_that_the_others_have(master: MasterNode) -> None:
+def test_newcomers_get_learning_rate(master: MasterNode) -> None:
     def new_peer(number: int) -> tuple[Trained, Any]:
         peer = Trained(master.address, number, peers_min=1, inner_steps=INNER_STEPS, check_every=1)
         scheduler = torch.optim.lr_scheduler.ExponentialLR(peer.optimizer, 0.9)
@@ -200,24 +177,12 @@ def test_newcomers_begin_with_the_learning_rate_that_the_others_have(master: Mas
     assert first[0].optimizer.param_groups[0]["lr"] == second[0].optimizer.param_groups[0]["lr"]
     assert first[1].state_dict() == second[1].state_dict()
     assert first[0].digest == second[0].digest
-    with pytest.raises(PCCLError, match="told before"):
+    with pytest.raises(PCCLError, match="call share before"):
         first[0].optimizer.diloco.share({})
     close([first[0], second[0]])
 
 
-def test_hooks_are_called_around_a_step_and_its_outer_step(alone: Any) -> None:
-    seen: list[tuple[str, int]] = []
-    alone.optimizer.register_step_pre_hook(lambda *_: seen.append(("before", alone.optimizer.revision)))
-    alone.optimizer.register_step_post_hook(lambda *_: seen.append(("after", alone.optimizer.revision)))
-    saved: list[object] = []
-    alone.optimizer.register_state_dict_post_hook(lambda *_: saved.append(1))
-    alone.train()
-    assert seen == [("before", 0), ("after", 0)] * 3 + [("before", 0), ("after", 1)]
-    alone.optimizer.state_dict()
-    assert saved
-
-
-def test_steps_that_a_scaler_leaves_out_do_not_count_and_peers_stay_alike(master: MasterNode) -> None:
+def test_steps_skipped_by_scaler_do_not_count(master: MasterNode) -> None:
     peers = cluster_of(master)
 
     def train(peer: Trained) -> None:
@@ -241,7 +206,7 @@ def test_steps_that_a_scaler_leaves_out_do_not_count_and_peers_stay_alike(master
     close(peers)
 
 
-def test_closures_are_called_by_the_inner_optimizer(alone: Any) -> None:
+def test_closures(alone: Any) -> None:
     calls = []
 
     def closure() -> Any:
@@ -257,7 +222,7 @@ def test_closures_are_called_by_the_inner_optimizer(alone: Any) -> None:
     assert alone.optimizer.revision == 2
 
 
-def test_a_newcomer_drops_gradients_of_weights_that_it_has_not_any_more(master: MasterNode) -> None:
+def test_newcomer_drops_stale_gradients(master: MasterNode) -> None:
     peer = Trained(master.address, 0, peers_min=1, inner_steps=INNER_STEPS)
     peer.train(2)
     newcomer = Trained(master.address, 1, peers_min=1, inner_steps=INNER_STEPS)
@@ -285,7 +250,7 @@ def test_a_newcomer_drops_gradients_of_weights_that_it_has_not_any_more(master: 
     close([peer, newcomer])
 
 
-def test_a_run_goes_on_from_a_state_dict(tmp_path: Path) -> None:
+def test_resume_from_state_dict(tmp_path: Path) -> None:
     def run_of(master: MasterNode, steps: int, start: Sequence[Any] = ()) -> list[Trained]:
         peers = cluster_of(master)
         for peer, state in zip(peers, start, strict=False):
@@ -308,7 +273,7 @@ def test_a_run_goes_on_from_a_state_dict(tmp_path: Path) -> None:
     assert second[0].digest == second[1].digest == whole[0].digest
 
 
-def test_loading_its_own_state_changes_nothing_and_another_one_is_too_late(alone: Any) -> None:
+def test_load_state_dict_after_join(alone: Any) -> None:
     before = copy.deepcopy(alone.optimizer.state_dict())
     alone.optimizer.load_state_dict(alone.optimizer.state_dict())  # as Accelerate does
     alone.train()
@@ -325,35 +290,12 @@ def test_loading_its_own_state_changes_nothing_and_another_one_is_too_late(alone
         small.load_state_dict(before)
 
 
-def test_weights_that_are_loaded_into_the_model_before_the_first_step_count(alone: Any) -> None:
-    with torch.no_grad():
-        for parameter in alone.module.parameters():
-            parameter.fill_(0.25)
-    alone.optimizer.join()
-    assert float(parameters(alone.module).min()) == 0.25
-    np.testing.assert_array_equal(alone.optimizer.diloco.outer_parameters, np.float32(0.25))
-
-
-def test_buffers_that_are_loaded_into_the_model_before_the_first_step_count(master: MasterNode) -> None:
-    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
-    diloco = DiLoCo(Communicator(master.address), module, new_optimizer(module))
-    optimizer: Any = DiLoCoOptimizer(diloco)
-    saved = copy.deepcopy(optimizer.state_dict())
-    saved["diloco"]["revision"] = 7
-    module[1].running_mean.fill_(5.0)
-    optimizer.load_state_dict(saved)
-    optimizer.join()
-    assert module[1].running_mean.tolist() == [5.0] * 3
-    assert optimizer.revision == 7
-    diloco._communicator.close()
-
-
 def test_weights_and_speeds(master: MasterNode) -> None:
     peers = cluster_of(master, 2, steps="by speed", weighted=True)
     clocks = [0.0, 0.0]
 
     def train(peer: Trained) -> int:
-        pace = peer.optimizer.diloco._pace
+        pace = peer.optimizer.diloco._inner_steps
         pace.clock = lambda: clocks[peer.number]
         peer.optimizer.join()
         made = 0
@@ -373,7 +315,7 @@ def test_weights_and_speeds(master: MasterNode) -> None:
     close(peers)
 
 
-def test_what_would_not_be_averaged_is_refused(master: MasterNode) -> None:
+def test_unaveraged_parameters_are_refused(master: MasterNode) -> None:
     module, stranger = new_module(), torch.nn.Linear(2, 2)
     communicator = Communicator(master.address)
     with pytest.raises(TypeError, match=r"must be a torch\.optim\.Optimizer, not NoneType"):
@@ -386,16 +328,6 @@ def test_what_would_not_be_averaged_is_refused(master: MasterNode) -> None:
         optimizer.add_param_group({"params": stranger.parameters()})
     optimizer.add_param_group({"params": list(module[2].parameters()), "lr": 0.2})
     assert [group["lr"] for group in inner.param_groups] == [0.1, 0.2]
-
-
-def test_who_ends_first_is_not_waited_for_longer_than_it_is_there(master: MasterNode) -> None:
-    peers = cluster_of(master)
-    thread = Background(partial(peers[0].train, 3))
-    peers[1].train(1)
-    peers[1].close()
-    thread.result()
-    assert [step.world_size for step in peers[0].steps] == [2, 1, 1]
-    peers[0].close()
 
 
 class Counter:
@@ -411,7 +343,7 @@ class Counter:
         self.count = state["count"]
 
 
-def test_a_state_dict_has_what_is_shared(master: MasterNode, tmp_path: Path) -> None:
+def test_state_dict_has_shared_objects(master: MasterNode, tmp_path: Path) -> None:
     def new(**shared: Counter) -> Any:
         return Trained(master.address, 0, peers_min=1, inner_steps=INNER_STEPS, shared=shared)
 
@@ -432,7 +364,7 @@ def test_a_state_dict_has_what_is_shared(master: MasterNode, tmp_path: Path) -> 
     assert counter.count == 3
 
 
-def test_what_is_shared_is_not_loaded_in_the_middle_of_a_run(master: MasterNode) -> None:
+def test_shared_state_is_not_loaded_during_a_run(master: MasterNode) -> None:
     counter = Counter(1)
     peer = Trained(master.address, 0, peers_min=1, inner_steps=INNER_STEPS, shared={"counter": counter})
     peer.train(1)

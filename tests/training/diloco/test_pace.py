@@ -11,7 +11,7 @@ import pytest
 
 from pccl import MasterNode, Result
 from pccl.training import AsyncDiLoCo, DiLoCo
-from pccl.training.diloco.pace import UNKNOWN_S, Pace
+from pccl.training.diloco.diloco import UNKNOWN_S, InnerSteps
 from tests.support.cluster import Background, together
 from tests.training.peers import Kind, Peer, assert_parity, cluster_of, new_model, refused_while_others_train, train
 
@@ -31,8 +31,8 @@ class Timed:
 
     def __init__(self, peer: Peer, seconds: float) -> None:
         self.peer, self.seconds, self.clock = peer, seconds, Clock()
-        peer.diloco._pace.clock = self.clock
-        peer.diloco._pace.begin_anew()
+        peer.diloco._inner_steps.clock = self.clock
+        peer.diloco._inner_steps.forget()
         self.made: list[int] = []
         self.took_s: list[float] = []
 
@@ -57,9 +57,7 @@ def close(cluster: Sequence[Timed]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "late"), [(DiLoCo, 1), (AsyncDiLoCo, 2)])
-def test_who_is_five_times_slower_makes_a_fifth_and_all_come_at_the_same_time(
-    master: MasterNode, kind: Kind, late: int
-) -> None:
+def test_slow_peer_makes_fewer_inner_steps(master: MasterNode, kind: Kind, late: int) -> None:
     cluster = timed_cluster(master, [0.1, 0.5, 0.13], kind)
     together([partial(each.run, 5) for each in cluster])
     assert_parity([each.peer for each in cluster])
@@ -69,7 +67,7 @@ def test_who_is_five_times_slower_makes_a_fifth_and_all_come_at_the_same_time(
     close(cluster)
 
 
-def test_changes_of_speed_are_followed(master: MasterNode) -> None:
+def test_speed_changes_are_followed(master: MasterNode) -> None:
     cluster = timed_cluster(master, [0.1, 0.1])
     together([partial(each.run, 2) for each in cluster])
     cluster[0].seconds = 0.4
@@ -80,14 +78,14 @@ def test_changes_of_speed_are_followed(master: MasterNode) -> None:
     close(cluster)
 
 
-def test_nobody_makes_none(master: MasterNode) -> None:
+def test_at_least_one_inner_step(master: MasterNode) -> None:
     cluster = timed_cluster(master, [0.001, 10.0])
     together([partial(each.run, 3) for each in cluster])
     assert cluster[1].made == [BASE, 1, 1]
     close(cluster)
 
 
-def test_newcomers_begin_with_the_base_figure(master: MasterNode) -> None:
+def test_newcomers_make_the_configured_number(master: MasterNode) -> None:
     cluster = timed_cluster(master, [0.1, 0.5])
     together([partial(each.run, 2) for each in cluster])
     newcomer = Peer(master.address, 2, inner_steps=BASE, steps="by speed")
@@ -115,19 +113,19 @@ def test_newcomers_begin_with_the_base_figure(master: MasterNode) -> None:
     close([*cluster, late])
 
 
-def test_who_makes_other_numbers_than_told_says_so(master: MasterNode) -> None:
+def test_reported_inner_steps_count(master: MasterNode) -> None:
     peer = Peer(master.address, 0, inner_steps=BASE, steps="by speed").enter()
     timed = Timed(peer, 1.0)
     timed.clock.now_s = 6.0
     peer.diloco.outer_step(inner_steps=3)
-    assert peer.diloco._pace.seconds == 2.0
+    assert peer.diloco._inner_steps.seconds == 2.0
     timed.clock.now_s = 7.0
     peer.diloco.outer_step(inner_steps=0)  # nothing is measured by no steps
-    assert peer.diloco._pace.seconds == 2.0
+    assert peer.diloco._inner_steps.seconds == 2.0
     peer.close()
 
 
-def test_the_rule_is_the_same_on_all(master: MasterNode) -> None:
+def test_inner_steps_rule(master: MasterNode) -> None:
     error = refused_while_others_train(
         master,
         cluster_of(master, 2, inner_steps=BASE, steps="by speed"),
@@ -136,7 +134,7 @@ def test_the_rule_is_the_same_on_all(master: MasterNode) -> None:
     assert error.result is Result.INVALID_ARGUMENT
 
 
-def test_ranks_of_a_site_make_as_many_as_the_slowest_of_them() -> None:
+def test_site_ranks_make_the_least_number() -> None:
     wanted = [37, 12, 50]
     barrier, votes = threading.Barrier(3), [True] * 3
 
@@ -153,24 +151,24 @@ def test_ranks_of_a_site_make_as_many_as_the_slowest_of_them() -> None:
 
     def adapt(rank: int) -> int:
         site: Any = Ranks(rank)
-        pace = Pace(BASE, site)
+        pace = InnerSteps(BASE, site)
         pace.adapt([1.0], BASE / (wanted[rank] + 0.5))
-        return pace.inner_steps
+        return pace.count
 
     assert together([partial(adapt, rank) for rank in range(3)]) == [12] * 3
 
 
-def test_without_a_measure_there_is_no_change() -> None:
-    pace = Pace(BASE, None)
+def test_unmeasured_speed_keeps_the_number() -> None:
+    pace = InnerSteps(BASE, None)
     pace.adapt([UNKNOWN_S, UNKNOWN_S], UNKNOWN_S)
-    assert pace.inner_steps == BASE
+    assert pace.count == BASE
     pace.adapt([UNKNOWN_S, 0.1], UNKNOWN_S)
-    assert pace.inner_steps == BASE
+    assert pace.count == BASE
     pace.adapt([UNKNOWN_S, 0.1], 0.1)
-    assert pace.inner_steps == BASE
+    assert pace.count == BASE
 
 
 @pytest.mark.parametrize(("option", "value"), [("inner_steps", 0), ("steps", "by size")])
-def test_options_that_cannot_work(master: MasterNode, option: str, value: Any) -> None:
+def test_invalid_options(master: MasterNode, option: str, value: Any) -> None:
     with pytest.raises(ValueError, match=option):
         Peer(master.address, 0, **{option: value})

@@ -106,7 +106,7 @@ def assert_parity(sites: list[SiteOfRanks]) -> None:
 
 
 @pytest.mark.parametrize("kind", [DiLoCo, AsyncDiLoCo])
-def test_shards_are_averaged_with_their_like(master: MasterNode, kind: Kind) -> None:
+def test_shards_are_averaged_by_rank(master: MasterNode, kind: Kind) -> None:
     sites = [SiteOfRanks(master, number) for number in range(2)]
     all_of(sites, "enter", 2, kind)
     all_of(sites, "run", 3)
@@ -151,7 +151,7 @@ def test_a_site_joins_and_another_is_killed(master: MasterNode) -> None:
     close(everybody)
 
 
-def test_a_site_with_another_number_of_ranks_is_told_so(master: MasterNode) -> None:
+def test_site_with_other_size_is_refused(master: MasterNode) -> None:
     first, other = SiteOfRanks(master, 0), SiteOfRanks(master, 1, ranks=3)
     all_of([first], "enter", 1)
     entering = [Background(call) for call in other.each("enter", 1)]
@@ -166,7 +166,7 @@ def test_a_site_with_another_number_of_ranks_is_told_so(master: MasterNode) -> N
     close([first, other])
 
 
-def test_a_peer_that_belongs_to_no_site_makes_no_grid(master: MasterNode) -> None:
+def test_peer_without_site_is_refused(master: MasterNode) -> None:
     alone = Communicator(master.address)
     alone.connect()
     site = SiteOfRanks(master, 0)
@@ -177,7 +177,7 @@ def test_a_peer_that_belongs_to_no_site_makes_no_grid(master: MasterNode) -> Non
     alone.close()
 
 
-def test_a_rank_does_not_start_before_its_mates_would(master: MasterNode) -> None:
+def test_ranks_start_together(master: MasterNode) -> None:
     asked: list[bool] = []
 
     def agree(flag: bool) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pccl.training.group.weights import as_float, checked_weight
+from pccl.training.step import as_float, checked_weight
 
 
 @pytest.mark.parametrize(
@@ -22,12 +22,12 @@ def test_numbers_of_any_library_are_weights(given: Any, weight: float | None) ->
     "given",
     [-1, float("nan"), float("inf"), 10**400, -(10**400), pytest.param(10**9999, id="beyond"), "many", [1], 1j],
 )
-def test_what_is_no_weight_is_named(given: Any) -> None:
+def test_invalid_weights_are_named(given: Any) -> None:
     with pytest.raises(ValueError, match=r"^weight .*must be .*finite.* at least 0"):
         checked_weight(given)
 
 
-def test_numbers_that_no_float_can_hold_are_named() -> None:
+def test_numbers_beyond_float_are_named() -> None:
     assert as_float("amount", -3) == -3.0
     with pytest.raises(ValueError, match=r"^amount 1000.*: must be a number that a float can hold"):
         as_float("amount", 10**400)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pccl.training.spsa.step_log import MAGIC, Entry, LogError, LogFile, Mark, Step, entries_of, read
+from pccl.training.spsa.step_log import MAGIC, Entry, LogError, LogFile, LoggedStep, Mark, entries_of, read
 
-ENTRIES: list[Entry] = [Mark(0, b"d" * 32, "run"), Step(0, (0, 1), (b"ab", b"cd")), Step(1, (0,), (b"ef",))]
+ENTRIES: list[Entry] = [Mark(0, b"d" * 32, "run"), LoggedStep(0, (0, 1), (b"ab", b"cd")), LoggedStep(1, (0,), (b"ef",))]
 HEAD_BYTES = 5
 """The kind of an entry, and its length."""
 
 
-def test_a_log_that_ends_in_an_entry_ends_and_goes_on_before_it(tmp_path: Path) -> None:
+def test_incomplete_entry_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "log"
     data = b"".join(entry.encode() for entry in ENTRIES)
     ends = list(accumulate(len(entry.encode()) for entry in ENTRIES))
@@ -28,7 +28,7 @@ def test_a_log_that_ends_in_an_entry_ends_and_goes_on_before_it(tmp_path: Path) 
         assert list(read(path)) == [*whole, ENTRIES[1]]
 
 
-def test_damage_within_an_entry_is_found() -> None:
+def test_damaged_entry_is_found() -> None:
     entry, last = ENTRIES[1].encode(), ENTRIES[2].encode()
     for place in [0, *range(HEAD_BYTES, len(entry))]:
         damaged = entry[:place] + bytes([entry[place] ^ 1]) + entry[place + 1 :]

@@ -41,9 +41,7 @@ def refusals(ranks: list[Any], call: Callable[[Any, int], Any]) -> list[str]:
     return together([partial(refused, rank, number) for number, rank in enumerate(ranks)])
 
 
-def test_the_ranks_of_a_site_load_the_newest_step_that_all_have(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_site_loads_newest_common_step(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ranks = site_of(0, 0)
     for revision in (1, 2, 3):
         for rank in ranks:
@@ -57,7 +55,7 @@ def test_the_ranks_of_a_site_load_the_newest_step_that_all_have(
     assert "revision 2 is the newest that all ranks of this site have: rank 0 has 2, 3; rank 1 has 2" in caplog.text
 
 
-def test_pieces_of_different_steps_are_refused_with_an_account(tmp_path: Path) -> None:
+def test_site_pieces_of_different_steps_are_refused(tmp_path: Path) -> None:
     for form in ("{}.npz", "{}.safetensors", "folder-{}"):
         paths = [tmp_path / form.format(rank) for rank in range(2)]
         for rank, path in zip(site_of(3, 5), paths, strict=True):
@@ -68,14 +66,14 @@ def test_pieces_of_different_steps_are_refused_with_an_account(tmp_path: Path) -
             assert "rank 0 has 3; rank 1 has 5" in text
 
 
-def test_pieces_of_one_revision_saved_at_different_times_are_refused(tmp_path: Path) -> None:
+def test_site_pieces_of_different_saves_are_refused(tmp_path: Path) -> None:
     for number, ranks in enumerate((site_of(4, 4, name="first"), site_of(4, 4, name="second"))):
         ranks[number].save(tmp_path)
     for text in refusals(site_of(0, 0), lambda rank, _: rank.load(tmp_path)):
         assert "rank 0 has 4; rank 1 has 4 (revision 4 was saved by the ranks at different times)" in text
 
 
-def test_a_rank_without_a_piece_or_with_a_damaged_one_fails_on_all(tmp_path: Path) -> None:
+def test_missing_or_damaged_piece_fails_on_all_ranks(tmp_path: Path) -> None:
     ranks = site_of(4, 4)
     assert each(ranks, "load", tmp_path, missing_ok=True) == [False, False]
     each(ranks, "save", tmp_path)
@@ -98,7 +96,7 @@ def test_a_rank_without_a_piece_or_with_a_damaged_one_fails_on_all(tmp_path: Pat
         new().load(tmp_path)
 
 
-def test_a_site_deletes_older_pieces_when_all_ranks_have_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_site_prunes_after_all_ranks_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = site_of(1, 1)
     each(ranks, "save", tmp_path, keep=1)
     write = tensor_file.write
@@ -152,25 +150,3 @@ def test_peers_resume_from_checkpoints_of_different_steps(tmp_path: Path, kind: 
         each_runs(second, 6)
         assert_parity([*first, *second])
         together([peer.close for peer in second])
-
-
-def test_a_failure_on_one_rank_alone_keeps_the_ranks_in_step(tmp_path: Path) -> None:
-    """Ranks that keep count of votes differently would take each other's for something else."""
-    ranks = site_of(1, 1)
-    each(ranks, "save", tmp_path, keep=1, background=True)
-    snapshot = ranks[0]._snapshot
-    ranks[0]._snapshot = lambda: snapshot().nothing
-    saves = [Background(partial(rank.save, tmp_path, keep=1, background=True)) for rank in ranks]
-    with pytest.raises(AttributeError):
-        saves[0].result()
-    saves[1].result()
-    ranks[0]._snapshot = snapshot
-    for rank in refusals(ranks, lambda rank, _: rank.save(tmp_path, keep=1, background=True)):
-        assert "a rank of this site could not save" in rank
-    for rank in ranks:
-        rank._state.revision = 2
-    each(ranks, "save", tmp_path, keep=1, background=True)
-    each(ranks, "wait_for_save")
-    assert [name[:14] for name in names(tmp_path)] == ["step-000000002"] * 2
-    again = site_of(0, 0)
-    each(again, "load", tmp_path)

@@ -42,7 +42,7 @@ def kinds(state: Any) -> Any:
 
 
 @given(STATES)
-def test_what_is_encoded_comes_back_with_its_types(state: Any) -> None:
+def test_codec_round_trip(state: Any) -> None:
     back = decode(encode(state))
     assert back == state
     assert kinds(back) == kinds(state)
@@ -51,21 +51,21 @@ def test_what_is_encoded_comes_back_with_its_types(state: Any) -> None:
 
 
 @given(STATES, STATES)
-def test_a_difference_is_found_where_bytes_differ(ours: Any, theirs: Any) -> None:
+def test_first_difference(ours: Any, theirs: Any) -> None:
     assert (first_difference(ours, theirs) is None) == (encode(ours) == encode(theirs))
 
 
-def test_the_order_of_entries_does_not_count() -> None:
+def test_encoding_ignores_mapping_order() -> None:
     assert encode({"a": 1, 2: "b", ("c", 3): None}) == encode(OrderedDict([(("c", 3), None), (2, "b"), ("a", 1)]))
 
 
-def test_numbers_that_python_calls_equal_stay_apart() -> None:
+def test_equal_numbers_of_other_types_differ() -> None:
     assert len({encode(value) for value in (1, 1.0, True, 0.0, -0.0, 0, False, np.float64(1.0), 1 + 0j)}) == 9
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int64", "uint8", "bool", "complex64"])
 @pytest.mark.parametrize("shape", [(), (0,), (3, 4), (2, 0, 3)])
-def test_tensors_come_back_bit_for_bit(dtype: str, shape: tuple[int, ...]) -> None:
+def test_tensors_round_trip(dtype: str, shape: tuple[int, ...]) -> None:
     tensor = torch.rand(shape).mul(3).to(getattr(torch, dtype))
     back = decode(encode({"t": torch.nn.Parameter(tensor) if dtype == "float32" else tensor}))["t"]
     assert (back.dtype, back.shape, type(back)) == (tensor.dtype, tensor.shape, torch.Tensor)
@@ -73,7 +73,7 @@ def test_tensors_come_back_bit_for_bit(dtype: str, shape: tuple[int, ...]) -> No
     back.zero_()  # writable
 
 
-def test_strides_do_not_count_and_shapes_do() -> None:
+def test_encoding_ignores_strides() -> None:
     tensor = torch.arange(12.0).view(3, 4)
     assert encode(tensor.t().contiguous().t()) == encode(tensor)
     assert encode(tensor.view(4, 3)) != encode(tensor)
@@ -83,7 +83,7 @@ def test_strides_do_not_count_and_shapes_do() -> None:
     assert np.array_equal(decode(encode(array[:, ::2])), array[:, ::2])
 
 
-def test_states_of_optimizers_schedulers_and_generators_come_back() -> None:
+def test_torch_states_round_trip() -> None:
     module = torch.nn.Linear(3, 2)
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.5)
     schedulers = [
@@ -113,7 +113,7 @@ def test_states_of_optimizers_schedulers_and_generators_come_back() -> None:
     assert drawn == (generator.random(), random.random(), torch.rand(1))
 
 
-def test_what_is_not_known_is_refused_with_its_path() -> None:
+def test_unknown_types_are_refused_with_path() -> None:
     with pytest.raises(ValueError, match=r"^\['groups'\]\[1\]\['schedule'\] is a builtins\.function"):
         encode({"groups": [{}, {"schedule": lambda: 0}]})
     with pytest.raises(ValueError, match=r"^\['a'\] is a NumPy array of object"):
@@ -131,12 +131,12 @@ def test_what_is_not_known_is_refused_with_its_path() -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\x93\x01", b"\x91\x63", b"\x93\x09\xa5float\x91\x05", b"\x92\x03\x01", b"\xc1"]
 )
-def test_other_bytes_are_refused(data: bytes) -> None:
+def test_malformed_bytes_are_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode(data)
 
 
-def test_differences_name_the_path_and_both_values() -> None:
+def test_difference_names_path_and_values() -> None:
     ours = {"param_groups": [{"lr": 0.016, "betas": (0.9, 0.999)}], "step": 3}
     theirs = {"param_groups": [{"lr": 0.0002, "betas": (0.9, 0.999)}], "step": 3}
     found = first_difference(ours, theirs)

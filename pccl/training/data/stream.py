@@ -1,0 +1,181 @@
+"""The endless stream of samples: its order, and how free positions are assigned to peers.
+
+*The order* of an epoch is computed and never stored. A Feistel network is a bijection of b-bit numbers: each round adds
+a function of one half of a number to the other half by exclusive or. With b the bits of n - 1, numbers from n on go
+through it again until one below n comes out (*cycle walking*, Black and Rogaway 2002), which is a bijection of the
+numbers below n. Round keys are Philox's output under (seed, epoch), the round function is the finalizer of SplitMix64
+in integers, so the order is the same on every machine.
+
+*A pool* is all positions from `begun` on, and free ranges below it; in ascending order they have *offsets* 0, 1, 2 ...
+*An assignment* gives each member i a block of b_i offsets, then each another one, and so on: the next block of a member
+is T = b_0 + ... + b_(n-1) offsets later. Members' sequences are disjoint and together are the pool. Where all have used
+the same number of rounds, the rest is a pool without holes. All of it is integer arithmetic.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import accumulate
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROUNDS = 12
+SIZE_MAX = 1 << 62
+
+_SHIFTS = tuple(np.uint64(shift) for shift in (30, 27, 31))
+_FACTORS = tuple(np.uint64(factor) for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+class Permutation:
+    """The numbers 0 to `size` - 1 in an order of (`seed`, `epoch`), each of 64 bits. Immutable."""
+
+    def __init__(self, size: int, seed: int, epoch: int) -> None:
+        """Raises ValueError: the size is below 1 or above 2**62."""
+        if not 1 <= size <= SIZE_MAX:
+            raise ValueError(f"size {size}: must be from 1 to 2**62")
+        self._size = np.uint64(size)
+        bits = max(2, (size - 1).bit_length())
+        self._low_bits = np.uint64(bits // 2)
+        self._low, self._high = (np.uint64((1 << n) - 1) for n in (bits // 2, bits - bits // 2))
+        self._keys = np.random.Philox(key=seed + (epoch << 64)).random_raw(ROUNDS)
+
+    def __call__(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers at these places of the order, an int64 array of the same length."""
+        numbers = self._network(places.astype(np.uint64))
+        while (outside := np.flatnonzero(numbers >= self._size)).size:
+            numbers[outside] = self._network(numbers[outside])
+        return numbers.astype(np.int64)
+
+    def _network(self, numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        low, high = numbers & self._low, numbers >> self._low_bits
+        for low_key, high_key in zip(self._keys[::2], self._keys[1::2], strict=True):
+            low = low ^ (_mixed(high ^ low_key) & self._low)
+            high = high ^ (_mixed(low ^ high_key) & self._high)
+        return (high << self._low_bits) | low
+
+
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    values = (values ^ (values >> _SHIFTS[0])) * _FACTORS[0]
+    values = (values ^ (values >> _SHIFTS[1])) * _FACTORS[1]
+    return values ^ (values >> _SHIFTS[2])
+
+
+@lru_cache(maxsize=64)
+def permutation(size: int, seed: int, epoch: int) -> Permutation:
+    """Return the `Permutation` of an epoch; the last ones are cached."""
+    return Permutation(size, seed, epoch)
+
+
+Range: TypeAlias = tuple[int, int]
+"""A range from its first number to before its second."""
+
+
+def merged(ranges: Iterable[Range]) -> list[Range]:
+    """Return the ranges ascending, without empty ones, adjacent ones joined. Asserts that none overlap."""
+    done: list[Range] = []
+    for begin, end in sorted(each for each in ranges if each[0] < each[1]):
+        if done and begin <= done[-1][1]:
+            assert begin == done[-1][1], f"position {begin} is there twice"
+            done[-1] = (done[-1][0], end)
+        else:
+            done.append((begin, end))
+    return done
+
+
+def joined(ranges: Iterable[Range]) -> list[Range]:
+    """Return the ranges in their order, adjacent ones joined."""
+    done: list[Range] = []
+    for begin, end in ranges:
+        if done and begin == done[-1][1]:
+            done[-1] = (done[-1][0], end)
+        else:
+            done.append((begin, end))
+    return done
+
+
+class Pool:
+    """The positions from `begun` on and those in `free`, below it. Immutable."""
+
+    def __init__(self, begun: int = 0, free: Iterable[Range] = ()) -> None:
+        ranges = merged(free)
+        if ranges and ranges[-1][1] == begun:
+            begun = ranges.pop()[0]
+        assert not ranges or ranges[-1][1] < begun, f"{ranges[-1]} is not below {begun}"
+        self.begun = begun
+        self.free = tuple(ranges)
+        self._ends = list(accumulate(end - begin for begin, end in ranges))
+
+    @property
+    def free_count(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def position(self, offset: int) -> int:
+        """Return the position at this offset."""
+        return next(self.ranges(offset, offset + 1))[0]
+
+    def ranges(self, begin: int, end: int) -> Iterator[Range]:
+        """Yield the positions of these offsets."""
+        number = bisect_right(self._ends, begin)
+        while begin < end and number < len(self.free):
+            last = self.free[number][1]
+            here = last - (self._ends[number] - begin)
+            count = min(end - begin, last - here)
+            yield here, here + count
+            begin += count
+            number += 1
+        if begin < end:
+            yield self.begun + begin - self.free_count, self.begun + end - self.free_count
+
+    def with_back(self, ranges: Iterable[Range]) -> Pool:
+        """Return this pool with what was taken from it."""
+        return Pool(self.begun, [*self.free, *ranges])
+
+
+class Assignment:
+    """A pool assigned to members in blocks of these sizes, each at least 1. Immutable."""
+
+    def __init__(self, pool: Pool, blocks: Sequence[int]) -> None:
+        assert min(blocks) >= 1, blocks
+        self.pool = pool
+        self.blocks = tuple(blocks)
+        self.round = sum(blocks)
+        self._starts = list(accumulate(blocks, initial=0))
+
+    def _offset(self, member: int, count: int) -> int:
+        """Return the offset of a member's position number `count`."""
+        done, within = divmod(count, self.blocks[member])
+        return done * self.round + self._starts[member] + within
+
+    def _offsets(self, member: int, begin: int, end: int) -> Iterator[Range]:
+        """Yield the offsets of a member's positions number `begin` to before `end`, ascending."""
+        while begin < end:
+            offset = self._offset(member, begin)
+            count = min(end - begin, self.blocks[member] - begin % self.blocks[member])
+            yield offset, offset + count
+            begin += count
+
+    def ranges(self, member: int, begin: int, end: int) -> list[Range]:
+        """Return a member's positions number `begin` to before `end`, ascending."""
+        return joined(each for offsets in self._offsets(member, begin, end) for each in self.pool.ranges(*offsets))
+
+    def lowest(self, counts: Sequence[int]) -> int:
+        """Return the lowest position that is left when each member has used `counts` of its own."""
+        return self.pool.position(min(self._offset(member, count) for member, count in enumerate(counts)))
+
+    def rest(self, counts: Sequence[int]) -> Pool:
+        """Return the pool that is left when each member has used `counts` positions of its own."""
+        top = max(self._offset(member, count - 1) + 1 if count else 0 for member, count in enumerate(counts))
+        left: list[Range] = []
+        for member, count in enumerate(counts):
+            rounds, within = divmod(top, self.round)
+            below_top = rounds * self.blocks[member] + min(max(within - self._starts[member], 0), self.blocks[member])
+            left += self._offsets(member, count, below_top)
+        free = [each for offsets in left for each in self.pool.ranges(*offsets)]
+        untouched = self.pool.free_count - top
+        if untouched > 0:
+            return Pool(self.pool.begun, [*free, *self.pool.ranges(top, self.pool.free_count)])
+        return Pool(self.pool.begun - untouched, free)

@@ -1,0 +1,463 @@
+"""Gradients in buckets: flat buffers that are averaged during the backward pass, with weights and communication hooks.
+
+Parameters are assigned to buckets of about the same size, last parameter first, as backward passes produce gradients
+roughly in that order. A bucket has two buffers: the gradients are views of one, which is sent; the average arrives in
+the other, and then they change places. Each bucket has a tag of its own, so peers whose backward passes complete them
+in different orders average like with like.
+
+*Writes in flight.* A bucket is in flight from its last complete gradient until `give`, and must not be written. Two
+things are compared before the step: each view's version counter, which torch counts up for operations in place; and the
+sum of the buffer's words, for writes that pass the counters by (`tensor.data`, NumPy, `GradScaler.unscale_`).
+
+*Weights.* The mean is `sum(w * x) / sum(w)`: an all-reduce of gradients times `w / 2**e`, divided by the sum of these
+factors in float64. Weights are known after the backward pass, and sent with the refusals
+(`pccl.training.ddp.refusals`). How buckets are launched, plain (None) or as weighted sums with exponent `e`, is the
+same on all peers before each step. `settle` decides by the weights, which all peers have alike:
+
+1. Where the step needs another form than the launched one, all buckets are launched again, in that form from here on.
+   So a first weighted step, and one after an admission, send gradients twice.
+2. A peer that is in an average but whose weight is unknown has been lost since: that bucket is launched again.
+3. `2**e` is above the largest weight, up to 16 times as much, so products do not overflow.
+
+Weight 0 leaves a peer out, whatever its gradients are. If all weights are 0, so is the mean.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from pccl import Communicator, QuantizationOptions, ReduceOp
+from pccl.training.group.relaunch import Outcome, Relaunched, average
+from pccl.training.state.torch_arithmetic import default_torch_arithmetic
+
+WORD_BYTES = 8
+CHUNK = 1 << 18
+"""Elements that are scaled at a time, so that float64 takes little memory."""
+ALL = -1
+"""A place in a bucket that means: unknown which gradient."""
+
+
+class FlatBuffer:
+    """A flat tensor and its views in the shapes of parameters."""
+
+    def __init__(self, torch: Any, parameters: Sequence[Any]) -> None:
+        first = parameters[0]
+        counts = [p.numel() for p in parameters]
+        size_bytes = sum(counts) * first.element_size()
+        memory = torch.zeros(-(-size_bytes // WORD_BYTES) * WORD_BYTES, dtype=torch.uint8, device=first.device)
+        self.flat = memory[:size_bytes].view(first.dtype)
+        # `data` has a version counter of its own.
+        self.views = [part.view(p.shape).data for part, p in zip(self.flat.split(counts), parameters, strict=True)]
+        self._words = memory.view(torch.int64)
+        self._host = self._words.numpy().view(np.uint64) if first.device.type == "cpu" else None
+
+    def sum(self) -> Any:
+        """Return the sum of the words: a number, or a tensor on the buffer's device that may not be computed yet."""
+        return int(self._host.sum()) if self._host is not None else self._words.sum()
+
+
+class Bucket:
+    """Parameters and their gradients, which are averaged together. Not thread-safe."""
+
+    def __init__(self, torch: Any, parameters: Sequence[Any]) -> None:
+        """`parameters` are of one dtype and on one device."""
+        self.parameters = list(parameters)
+        self.average: Relaunched | HookedAverage | None = None
+        """The average of this step, in flight or landed."""
+        self._torch = torch
+        self._sent = FlatBuffer(torch, parameters)
+        self._received: FlatBuffer | None = None
+        self._landed: Outcome | None = None
+        self._versions: list[int | None] = [None] * len(self.parameters)
+        """The version of each gradient that this backward pass has completed."""
+        self._sum: Any = None
+
+    @property
+    def flat(self) -> Any:
+        return self._sent.flat
+
+    @property
+    def views(self) -> list[Any]:
+        return self._sent.views
+
+    @property
+    def is_full(self) -> bool:
+        return None not in self._versions
+
+    def has(self, i: int) -> bool:
+        """Whether this step has the gradient of parameter `i` already."""
+        return self.average is not None or self._versions[i] is not None
+
+    def take(self, i: int) -> None:
+        """The gradient of parameter `i` is complete. Raises ValueError: it cannot be averaged."""
+        self._move_in(i)
+        self._versions[i] = self.views[i]._version
+        self._sum = None
+
+    def note(self) -> None:
+        """The backward pass is over: the gradients must not change from here on."""
+        if self._sum is None:
+            self._sum = self._sent.sum()
+
+    def fill(self) -> None:
+        """Fill in the gradients of unused parameters: zero, or what earlier backward passes have added."""
+        for i, (parameter, view) in enumerate(zip(self.parameters, self.views, strict=True)):
+            if self._versions[i] is not None:
+                continue
+            if parameter.grad is None:
+                view.zero_()
+                parameter.grad = view
+            else:
+                self._move_in(i)
+
+    def result(self) -> Any:
+        """Return the flat tensor where the average arrives."""
+        if self._received is None:
+            self._received = FlatBuffer(self._torch, self.parameters)
+        return self._received.flat
+
+    def weighed(self, factor: float) -> Any:
+        """Return the gradients times `factor`, in `result`; all 0 where `factor` is."""
+        flat = self.result()
+        if factor == 0:
+            return flat.zero_()
+        with default_torch_arithmetic(self._torch):
+            for sent, part in zip(self._sent.flat.split(CHUNK), flat.split(CHUNK), strict=True):
+                part.copy_(sent.to(self._torch.float64).mul_(factor))
+        return flat
+
+    def divide(self, total: float) -> None:
+        """Make the landed sum the mean: the same bits on CPUs and GPUs."""
+        flat = self.result()
+        # A number would be inverted and multiplied by on GPUs.
+        divisor = self._torch.tensor(total, dtype=self._torch.float64, device=flat.device)
+        with default_torch_arithmetic(self._torch):
+            for part in flat.split(CHUNK):
+                part.copy_(part.to(self._torch.float64).div_(divisor))
+
+    def keep_none(self) -> None:
+        """Make the mean 0."""
+        self.result().zero_()
+        self._sent.flat.zero_()
+
+    def changed(self) -> int | None:
+        """Return the place of a gradient that was written since it was complete, or ALL; None: none was."""
+        for i, (parameter, view, version) in enumerate(zip(self.parameters, self.views, self._versions, strict=True)):
+            if version is not None and (parameter.grad is not view or view._version != version):
+                return i
+        return ALL if self._sum is not None and bool(self._sum != self._sent.sum()) else None
+
+    def land(self) -> Outcome:
+        """Wait for the average. Raises PCCLError for anything but losses."""
+        assert self.average is not None
+        self._landed = self.average.wait()
+        return self._landed
+
+    def give(self) -> None:
+        """Make the landed average the gradients, except of parameters that have been frozen since."""
+        assert self._landed is not None
+        if self._landed.world_size > 1:
+            assert self._received is not None
+            self._sent, self._received = self._received, self._sent
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view if parameter.requires_grad else None
+
+    def clear(self) -> None:
+        """Get ready for the next step. No average may be in flight."""
+        self.average = self._landed = self._sum = None
+        self._versions = [None] * len(self.parameters)
+        self._sent.flat.zero_()
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            parameter.grad = view
+
+    def _move_in(self, i: int) -> None:
+        parameter, view = self.parameters[i], self.views[i]
+        if parameter.grad.is_sparse:
+            raise ValueError(
+                f"the gradient of a parameter of shape {tuple(parameter.shape)} is sparse; only dense ones "
+                "are averaged, as an Embedding has them without sparse=True"
+            )
+        if parameter.grad is not view:
+            view.copy_(parameter.grad)
+            parameter.grad = view
+
+
+def bucketed(parameters: Sequence[Any], bucket_bytes: int) -> Iterator[list[Any]]:
+    """Yield the parameters in groups of one dtype on one device, last parameter first."""
+    bucket: list[Any] = []
+    size_bytes = 0
+    for parameter in reversed(parameters):
+        kind = parameter.dtype, parameter.device
+        if bucket and (size_bytes >= bucket_bytes or kind != (bucket[0].dtype, bucket[0].device)):
+            yield bucket
+            bucket, size_bytes = [], 0
+        bucket.append(parameter)
+        size_bytes += parameter.numel() * parameter.element_size()
+    if bucket:
+        yield bucket
+
+
+class GradBucket:
+    """The bucket that a hook is given: torch.distributed.GradBucket's interface, and `average`.
+
+    It must not be used once the hook's future is complete.
+    """
+
+    def __init__(
+        self, communicator: Communicator, bucket: Bucket, tag: int, step: int, number: int, count: int
+    ) -> None:
+        self.bucket = bucket
+        self.flying: deque[tuple[Relaunched, Any, Any, Any]] = deque()
+        """Averages, each with its future, the sent tensor and the receiving one."""
+        self._communicator = communicator
+        self._tag = tag
+        self._step = step
+        self._number = number
+        self._count = count
+
+    def index(self) -> int:
+        """Return the bucket's number from 0; buckets with the last parameters come first."""
+        return self._number
+
+    def is_last(self) -> bool:
+        """Whether it is the one with the first parameters."""
+        return self._number == self._count - 1
+
+    def buffer(self) -> Any:
+        """Return all gradients in a flat tensor, to be read."""
+        return self.bucket.flat
+
+    def gradients(self) -> list[Any]:
+        """Return the parts of `buffer`, in the shapes of the parameters."""
+        return list(self.bucket.views)
+
+    def parameters(self) -> list[Any]:
+        return list(self.bucket.parameters)
+
+    def average(self, tensor: Any, quantization: QuantizationOptions | None = None) -> Any:
+        """Return a torch.futures.Future of the mean of `tensor` over all peers.
+
+        `tensor` is contiguous, of any shape and a dtype that `all_reduce` takes. Unless it is `buffer()`, it is
+        overwritten, and must be left alone until then. Raises PCCLError INVALID_ARGUMENT: it cannot be reduced.
+        """
+        torch = sys.modules["torch"]
+        out = self.bucket.result() if tensor is self.bucket.flat else None
+        op = average(self._communicator, tensor, self._tag, self._step, quantization, out=out)
+        future = torch.futures.Future()
+        self.flying.append((op, future, tensor, tensor if out is None else out))
+        return future
+
+
+CommHook: TypeAlias = Callable[[Any, GradBucket], Any]
+
+
+class HookedAverage:
+    """A bucket in flight through a hook."""
+
+    def __init__(self, bucket: GradBucket, state: Any, hook: CommHook) -> None:
+        self._bucket = bucket
+        self._returned = hook(state, bucket)
+
+    def wait(self) -> Outcome:
+        """Wait until the hook's result is in the bucket's result, or, alone, in its buffer.
+
+        Raises PCCLError for anything but losses; RuntimeError, TypeError or ValueError of the hook, or for what it
+        returned.
+        """
+        bucket = self._bucket
+        costs = []
+        while bucket.flying:
+            op, future, sent, received = bucket.flying.popleft()
+            costs.append(op.wait())  # in the order that is the same on all peers
+            future.set_result(received if costs[-1].world_size > 1 else sent)
+        returned = self._returned
+        if hasattr(returned, "wait") and hasattr(returned, "done"):
+            if not returned.done():
+                raise RuntimeError("the communication hook returned a future that is never completed")
+            returned = returned.wait()
+        flat = bucket.buffer()
+        if not hasattr(returned, "copy_") or returned.numel() != flat.numel():
+            what = f"{returned.numel()} elements" if hasattr(returned, "numel") else type(returned).__name__
+            raise TypeError(f"the communication hook must give a tensor of {flat.numel()} elements, but gave {what}")
+        world_size = min((cost.world_size for cost in costs), default=1)
+        target = bucket.bucket.result() if world_size > 1 else flat
+        if returned.data_ptr() != target.data_ptr():
+            target.copy_(returned.detach().reshape(-1))
+        return Outcome(
+            world_size,
+            sum(cost.aborted for cost in costs),
+            sum(cost.tx_bytes for cost in costs),
+            sum(cost.rx_bytes for cost in costs),
+            tuple(peer for peer in costs[0].peers if all(peer in cost.peers for cost in costs)) if costs else (),
+        )
+
+
+def name_of(hook: tuple[Any, CommHook] | None) -> str:
+    """Return what peers compare of a hook: its name, and its state where that is options."""
+    if hook is None:
+        return ""
+    state, function = hook
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    return f"{name} {state!r}" if isinstance(state, QuantizationOptions) else name
+
+
+EXPONENT_SLACK = 4
+"""The largest excess of an exponent over what a step needs: launching again costs a step's time."""
+
+
+def factor_of(weight: float, exponent: int) -> float:
+    return math.ldexp(weight, -exponent)
+
+
+def form_of(weights: Mapping[int, float], used: int | None) -> int | None:
+    """Return how buckets are to be launched for these weights (NaN: none), when they were launched with `used`."""
+    if any(math.isnan(weight) for weight in weights.values()):
+        return None
+    largest = max(weights.values())
+    if largest == 0:
+        return used or 0
+    needed = math.frexp(largest)[1]
+    return used if used is not None and needed <= used <= needed + EXPONENT_SLACK else needed
+
+
+def settle_buckets(
+    buckets: Sequence[Bucket],
+    averages: Sequence[Outcome],
+    weights: Mapping[int, float],
+    used: int | None,
+    launch: Callable[[int, int | None], None],
+) -> tuple[list[Outcome], int | None]:
+    """Make what the buckets hold the means that the weights ask for. A group call.
+
+    Returns the outcomes, and how to launch the next step's buckets. `launch(number, exponent)` launches one again.
+    Raises PCCLError for anything but losses.
+    """
+    form = form_of(weights, used)
+    done = list(averages)
+    if form != used:
+        for number in range(len(buckets)):
+            launch(number, form)
+        done = [_with_cost(bucket.land(), former) for bucket, former in zip(buckets, done, strict=True)]
+    if form is None:
+        return done, None
+    for number, bucket in enumerate(buckets):
+        while not weights.keys() >= {*done[number].peers}:
+            launch(number, form)
+            done[number] = _with_cost(bucket.land(), done[number], 1)
+        total = math.fsum(factor_of(weights[peer], form) for peer in done[number].peers)
+        if total == 0:
+            bucket.keep_none()
+        elif done[number].world_size > 1:
+            bucket.divide(total)
+    return done, form
+
+
+def _with_cost(averaged: Outcome, former: Outcome, aborted: int = 0) -> Outcome:
+    return replace(
+        averaged,
+        aborted=averaged.aborted + former.aborted + aborted,
+        tx_bytes=averaged.tx_bytes + former.tx_bytes,
+        rx_bytes=averaged.rx_bytes + former.rx_bytes,
+    )
+
+
+class GradientAverages:
+    """All buckets of a module. Not thread-safe, except for what torch calls on the thread of the backward pass."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        buckets: Sequence[Bucket],
+        tag: int,
+        quantization: QuantizationOptions | None,
+    ) -> None:
+        """`tag` is that of the first bucket; the next ones follow it."""
+        self.buckets = buckets
+        self.comm_hook: tuple[Any, CommHook] | None = None
+        """The hook's state, and the hook."""
+        self._communicator = communicator
+        self._tag = tag
+        self._quantization = quantization
+        self._exponent: int | None = None
+        """How buckets are launched, the same on all peers."""
+        self._is_note_queued = False
+
+    def take(self, number: int, i: int, revision: int) -> None:
+        """Take the complete gradient of parameter `i`, and launch the bucket if it is full. Raises ValueError as
+        `Bucket.take`."""
+        bucket = self.buckets[number]
+        bucket.take(i)
+        if bucket.is_full and self._exponent is None:
+            self._launch(number, None, revision)
+        elif not self._is_note_queued:
+            self._is_note_queued = True
+            torch = sys.modules["torch"]
+            torch.autograd.Variable._execution_engine.queue_callback(self._note)
+
+    def _note(self) -> None:
+        """The backward pass is over."""
+        self._is_note_queued = False
+        for bucket in self.buckets:
+            bucket.note()
+
+    def launch_rest(self, weight: float | None, revision: int) -> None:
+        """Launch the buckets that are not in flight."""
+        for number, bucket in enumerate(self.buckets):
+            if bucket.average is None:
+                bucket.fill()
+                self._launch(number, weight, revision)
+
+    def land(self) -> list[Outcome]:
+        """Wait for all buckets. Raises PCCLError for anything but losses."""
+        return [bucket.land() for bucket in self.buckets]
+
+    def settle(
+        self, averages: list[Outcome], weights: Mapping[int, float], own: float | None, revision: int
+    ) -> list[Outcome]:
+        """As `settle_buckets`; `own` is this peer's weight. Has no effect with a communication hook."""
+        if self.comm_hook is not None:
+            return averages
+
+        def launch(number: int, exponent: int | None) -> None:
+            self._launch_plain(number, exponent, own, revision)
+
+        averages, self._exponent = settle_buckets(self.buckets, averages, weights, self._exponent, launch)
+        return averages
+
+    def give(self) -> None:
+        for bucket in self.buckets:
+            bucket.give()
+
+    def clear(self) -> None:
+        self._is_note_queued = False
+        for bucket in self.buckets:
+            bucket.clear()
+
+    def forget_weights(self) -> None:
+        """Launch the next step's buckets plain, since newcomers do not know the exponent."""
+        self._exponent = None
+
+    def _launch(self, number: int, weight: float | None, revision: int) -> None:
+        bucket = self.buckets[number]
+        bucket.note()
+        if self.comm_hook is None:
+            self._launch_plain(number, self._exponent, weight, revision)
+        else:
+            given = GradBucket(self._communicator, bucket, self._tag + number, revision, number, len(self.buckets))
+            bucket.average = HookedAverage(given, *self.comm_hook)
+
+    def _launch_plain(self, number: int, exponent: int | None, weight: float | None, revision: int) -> None:
+        """Launch a bucket, for the first time or again after it has landed."""
+        bucket = self.buckets[number]
+        sent, out, op = bucket.flat, bucket.result(), ReduceOp.AVG
+        if exponent is not None:
+            sent, out, op = bucket.weighed(factor_of(weight or 0.0, exponent)), None, ReduceOp.SUM
+        tag = self._tag + number
+        bucket.average = average(self._communicator, sent, tag, revision, self._quantization, op=op, out=out)

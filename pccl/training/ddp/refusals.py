@@ -1,0 +1,212 @@
+"""Refusing a step on all peers: the exchange, the reasons and their texts.
+
+A peer that finds out that a step must not be made cannot simply raise: the others have its part in their averages and
+would go on. So before every step all peers gather a few integers from each: zeros, or a refusal, and the peer's weight.
+The gathering is one op, so all survivors get the same refusals or launch it again. It is launched after the last
+gradient and waited for after the averages, so it adds no round trip.
+
+A GradScaler that looks for infinities among a peer's own gradients would decide alone about the step. Scalers in
+`shared=`, and those that a former step was given, are checked for that before each step.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pccl import Communicator
+from pccl.training.ddp.gradients import ALL, Bucket
+from pccl.training.group.relaunch import Outcome, Relaunched, own_number
+from pccl.training.state.torch_state import HeldTensors, optimized
+
+FINE = (0, 0, 0)
+"""No refusal. The first number of a refusal is not 0."""
+UNLIKE = -1
+"""The first number of a refusal of a peer whose options differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One peer's refusal of a step."""
+
+    peer: int
+    """The peer's number in `Communicator.membership`."""
+    is_own: bool
+    what: tuple[int, int, int]
+
+
+class RefusalExchange:
+    """The exchange in flight. All peers of the group launch it, with the same tag and step."""
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        tag: int,
+        step: int,
+        what: tuple[int, int, int] = FINE,
+        *,
+        alike: str = "",
+        number: float = math.nan,
+    ) -> None:
+        """`alike` is a text that must be the same on all peers; `number` is sent to the others."""
+        self._communicator = communicator
+        self._what = what
+        self._number = number
+        self.numbers: dict[int, float] = {}
+        """The peers' numbers, by peer, once `wait` has returned."""
+        row = np.array([*what, zlib.crc32(alike.encode()), 0], np.int64)
+        row[-1:] = np.array([number]).view(np.int64)
+        self._op = Relaunched(communicator, lambda: communicator.launch.all_gather(row, tag=tag, step=step))
+        self._row = row
+
+    def wait(self) -> tuple[list[Refusal], Outcome]:
+        """Wait for all peers' entries, and return their refusals, the same on all, and the op's outcome. Raises
+        PCCLError for anything but losses."""
+        outcome = self._op.wait()
+        rows = np.atleast_2d(self._op.info.array if self._op.info is not None else self._row)
+        own = own_number(self._communicator)
+        own_hook = int(self._row[3])
+        self.numbers = dict(zip(outcome.peers, rows.view(np.float64)[:, -1].tolist(), strict=True))
+        found = []
+        for peer, (*what, hook, _) in zip(outcome.peers, rows.tolist(), strict=True):
+            if tuple(what) != FINE:
+                found.append(Refusal(peer, peer == own, tuple(what)))
+            elif hook != own_hook:
+                found.append(Refusal(peer, peer == own, (UNLIKE, 0, 0)))
+        return found, outcome
+
+
+# Kinds; the two integers that follow:
+CHANGED = 1
+"""Gradients in flight were written: bucket, and place in it."""
+NOT_AVERAGED = 2
+"""A parameter of the optimizer has a gradient and is in no bucket: its number."""
+UNSCALED = 3
+"""A GradScaler has unscaled gradients that were not averages."""
+REPLACED = 4
+"""A replicated tensor is not in use: its place among them."""
+UNWEIGHTED = 5
+"""The peer gave no weight, where others did."""
+ABANDONED = 6
+"""The peer gave up the step."""
+
+REASONS = {
+    UNLIKE: "has another communication hook than this peer, or other options of it: register the same on all",
+    CHANGED: (
+        "has changed the gradient of {name} while it was on its way to the others: write ddp.synchronize() before what "
+        "changes gradients, such as clip_grad_norm_ or scaler.unscale_; from then on they are the averages"
+    ),
+    NOT_AVERAGED: (
+        "has a gradient of {name}, which is not averaged, since it did not require gradients or was not there when the "
+        "DDP was made: make it again after what unfreezes or adds parameters"
+    ),
+    UNSCALED: (
+        "has called scaler.unscale_(optimizer) before the gradients were averaged: write ddp.synchronize() before it"
+    ),
+    REPLACED: (
+        "has replaced the tensor {name}, which peers have in common, as module.to() does: move and convert the module "
+        "before the DDP is made"
+    ),
+    ABANDONED: "has given up the step with ddp.abandon()",
+    UNWEIGHTED: "gave no weight=, as others did: all give one to ddp.step() or ddp.synchronize(), or none does",
+}
+"""What a peer has done, with the `{name}` of what it has done it to."""
+SHOWN = 3
+
+
+class StepRefusals:
+    """This peer's reasons to refuse a step, found before each, and the text of all peers' reasons. Not thread-safe."""
+
+    def __init__(
+        self,
+        optimizer: Any,
+        names: Mapping[int, str],
+        buckets: Sequence[Bucket],
+        held: HeldTensors,
+        is_unscaled: Callable[[], bool],
+    ) -> None:
+        """`names` are those of the module's parameters, by `id`; `is_unscaled` finds UNSCALED."""
+        self._optimizer = optimizer
+        self._names = names
+        self._buckets = buckets
+        self._held = held
+        self._is_unscaled = is_unscaled
+        self._averaged = {id(parameter) for bucket in buckets for parameter in bucket.parameters}
+
+    def own(self) -> tuple[int, int, int]:
+        """Return this peer's refusal, as three integers, or FINE."""
+        for number, bucket in enumerate(self._buckets):
+            place = bucket.changed()
+            if place is not None:
+                return CHANGED, number, place
+        for number, parameter in enumerate(optimized(self._optimizer)):
+            if parameter.grad is not None and id(parameter) not in self._averaged:
+                return NOT_AVERAGED, number, 0
+        if self._is_unscaled():
+            return UNSCALED, 0, 0
+        place = self._held.replaced()
+        return (REPLACED, place, 0) if place is not None else FINE
+
+    def explained(self, objections: Sequence[Refusal]) -> str:
+        """Return the text that all peers raise. It names the same tensors everywhere, as all have the same module."""
+        told = "; ".join(
+            f"{'this peer' if each.is_own else f'peer {each.peer}'} {self._reason(*each.what)}"
+            for each in objections[:SHOWN]
+        )
+        more = f" (and {len(objections) - SHOWN} more)" if len(objections) > SHOWN else ""
+        return f"{told}{more}. No peer has made this step, and its gradients are cleared on all"
+
+    def _reason(self, kind: int, number: int, place: int) -> str:
+        name = ""
+        if kind == NOT_AVERAGED:
+            parameter = optimized(self._optimizer)[number]
+            name = repr(self._names.get(id(parameter), f"number {number} of the optimizer"))
+        elif kind == REPLACED:
+            name = repr(self._held.name(number))
+        elif kind == CHANGED:
+            parameters = self._buckets[number].parameters
+            name = repr(self._names[id(parameters[0 if place == ALL else place])])
+            if place == ALL and len(parameters) > 1:
+                name += f" or of another one down to {self._names[id(parameters[-1])]!r}"
+        return REASONS[kind].format(name=name)
+
+
+def found_inf(scaler: Any, optimizer: Any) -> bool:
+    """Whether the scaler has found infinities in this step, before its `update`."""
+    return any(bool(found) for found in _state(scaler, optimizer).get("found_inf_per_device", {}).values())
+
+
+def _state(scaler: Any, optimizer: Any) -> dict[str, Any]:
+    states: dict[int, dict[str, Any]] = getattr(scaler, "_per_optimizer_states", {})
+    return states.get(id(optimizer), {})
+
+
+def _has_unscaled(scaler: Any, optimizer: Any) -> bool:
+    return getattr(_state(scaler, optimizer).get("stage"), "name", "") == "UNSCALED"
+
+
+class GradScalers:
+    """The GradScalers that are known to step this optimizer. Not thread-safe."""
+
+    def __init__(self, optimizer: Any, shared: Iterable[object]) -> None:
+        self._optimizer = optimizer
+        self._known = weakref.WeakSet[Any](each for each in shared if hasattr(each, "_per_optimizer_states"))
+
+    def is_unscaled(self) -> bool:
+        """Whether one of them has unscaled the gradients of this step."""
+        return any(_has_unscaled(each, self._optimizer) for each in self._known)
+
+    def forget(self) -> None:
+        """Forget a step that is given up: scalers may unscale the next one's gradients."""
+        for each in self._known:
+            getattr(each, "_per_optimizer_states", {}).pop(id(self._optimizer), None)
+
+    def add(self, scaler: Any) -> None:
+        """Know a scaler that a step was given."""
+        self._known.add(scaler)

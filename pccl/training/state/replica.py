@@ -1,0 +1,222 @@
+"""A peer's model as one flat vector, and a rank's shards of distributed tensors.
+
+Training algorithms work on flat NumPy vectors: one buffer to reduce, one to synchronize. A replica copies values
+between such a vector and the tensors of the program's inner steps, in one pass. Vectors are float32, or float64 as soon
+as one parameter is. A replica can be split into parts, runs of its elements cut along the tensors' first dimension.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pccl._floating_point import default_environment
+from pccl.training.state.tensor_file import arrays_of
+from pccl.training.state.torch_arithmetic import default_torch_arithmetic
+
+
+def is_distributed(tensor: Any) -> bool:
+    return hasattr(tensor, "to_local") and hasattr(tensor, "device_mesh")
+
+
+def local_shard(tensor: Any) -> Any:
+    """Return this rank's part of a distributed tensor, sharing its memory, without gradient history; others as they
+    are. Raises ValueError: it holds partial sums."""
+    if not is_distributed(tensor):
+        return tensor.detach()
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise ValueError(f"a tensor placed as {tensor.placements} holds partial sums; redistribute it first")
+    return tensor.detach().to_local()
+
+
+def describe(tensor: Any) -> str:
+    """Return where the shard is among those of the site: equal for the same rank of another site. Empty without
+    shards."""
+    if not is_distributed(tensor):
+        return ""
+    mesh = tensor.device_mesh
+    return f" shard {mesh.get_coordinate()} of {tuple(mesh.shape)} {tensor.placements}"
+
+
+Vector: TypeAlias = NDArray[np.floating[Any]]
+"""A flat, contiguous array of float32 or float64."""
+
+
+def replica_of(model: Any) -> Replica:
+    """Return the replica of a torch module or of named NumPy arrays. Raises TypeError, ValueError: it cannot be
+    trained."""
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(model, torch.nn.Module):
+        return TorchReplica(torch, model)
+    if isinstance(model, Mapping):
+        return ArrayReplica(model)
+    raise TypeError(
+        f"the model must be a torch.nn.Module or a mapping of names to NumPy arrays, not {type(model).__name__}"
+    )
+
+
+def _rows(shapes: Sequence[Sequence[int]], count: int) -> list[list[tuple[int, slice]]]:
+    """Return for each of `count` parts its tensors and their rows."""
+    sizes = [math.prod(shape) for shape in shapes]
+    parts: list[list[tuple[int, slice]]] = [[] for _ in range(count)]
+    first = 0
+    for index, (shape, size) in enumerate(zip(shapes, sizes, strict=True)):
+        if size:
+            rows = shape[0] if shape else 1
+            ends = [
+                min(max(0, (sum(sizes) * number // count - first) * rows // size), rows) for number in range(count + 1)
+            ]
+            for part, begin, end in zip(parts, ends, ends[1:], strict=False):
+                if begin < end:
+                    part.append((index, slice(begin, end)))
+        first += size
+    return parts
+
+
+class ArrayPart:
+    """A run of a model's elements, in arrays of any shape and strides. Vectors have `count` elements."""
+
+    def __init__(self, arrays: Sequence[Vector]) -> None:
+        self._arrays = arrays
+        self.count = sum(array.size for array in arrays)
+
+    def _parts(self, vector: Vector) -> list[tuple[Vector, Vector]]:
+        """Return each array with its part of `vector`, in the same shape."""
+        ends = np.cumsum([array.size for array in self._arrays])
+        return [
+            (array, vector[end - array.size : end].reshape(array.shape))
+            for array, end in zip(self._arrays, ends, strict=True)
+        ]
+
+    @default_environment()
+    def read(self, out: Vector) -> None:
+        """`out = local`."""
+        for array, part in self._parts(out):
+            part[...] = array
+
+    @default_environment()
+    def difference(self, start: Vector, out: Vector) -> None:
+        """`out = start - local`; `out` may be `start`."""
+        for (array, begin), (_, part) in zip(self._parts(start), self._parts(out), strict=True):
+            np.subtract(begin, array, out=part)
+
+    @default_environment()
+    def write(self, values: Vector) -> None:
+        """`local = values`."""
+        for array, part in self._parts(values):
+            array[...] = part
+
+
+class ArrayReplica(ArrayPart):
+    """NumPy arrays by name: any shape and strides, float16 to float64."""
+
+    def __init__(self, arrays: Mapping[str, Any]) -> None:
+        for name, array in arrays.items():
+            if not isinstance(array, np.ndarray):
+                raise TypeError(f"parameter {name!r} must be a NumPy array, not {type(array).__name__}")
+            if array.dtype.kind != "f" or array.dtype.itemsize > 8 or not array.dtype.isnative:
+                raise ValueError(f"parameter {name!r} is {array.dtype}; only float16, float32 and float64 are trained")
+            if not array.flags.writeable:
+                raise ValueError(f"parameter {name!r} is read-only")
+        if not arrays:
+            raise ValueError("the model has no parameters to train")
+        super().__init__(list(arrays.values()))
+        self.dtype = np.dtype(np.float64 if any(a.dtype == np.float64 for a in self._arrays) else np.float32)
+        self.layout = "\n".join(f"{name} {array.shape} {array.dtype}" for name, array in arrays.items())
+        self.sizes: Sequence[tuple[str, int]] = [(name, array.size) for name, array in arrays.items()]
+
+    def split(self, count: int) -> list[ArrayPart]:
+        """Return `count` parts, of sizes as equal as whole rows allow; some may be empty. The same on all peers."""
+        parts = _rows([array.shape for array in self._arrays], count)
+        return [ArrayPart([np.atleast_1d(self._arrays[index])[rows] for index, rows in part]) for part in parts]
+
+    def holds(self, parameter: Any) -> bool:
+        return any(parameter is array for array in self._arrays)
+
+    def unpack(self, data: bytes) -> Any:
+        return arrays_of(data)
+
+
+class TorchPart:
+    """Rows of a module's parameters, on any device; of distributed ones, of this rank's shards."""
+
+    def __init__(self, torch: Any, module: Any, pieces: Sequence[tuple[Any, slice]]) -> None:
+        """`pieces` are parameters and which of their rows."""
+        self._torch = torch
+        self._module = module
+        self._pieces = pieces
+        self._sizes = [shard.numel() for shard in self._shards()]
+        self.count = sum(self._sizes)
+
+    def _shards(self) -> list[Any]:
+        return [self._torch.atleast_1d(local_shard(parameter))[rows] for parameter, rows in self._pieces]
+
+    def _parts(self, vector: Vector) -> list[tuple[Any, Any]]:
+        """Return each piece's values with its part of `vector`, in the same shape, sharing their memory."""
+        parts = self._torch.from_numpy(vector).split(self._sizes)
+        return [(shard, part.view(shard.shape)) for shard, part in zip(self._shards(), parts, strict=True)]
+
+    def read(self, out: Vector) -> None:
+        with default_torch_arithmetic(self._torch):
+            for shard, part in self._parts(out):
+                part.copy_(shard)
+
+    def difference(self, start: Vector, out: Vector) -> None:
+        with default_torch_arithmetic(self._torch):
+            for (shard, begin), (_, part) in zip(self._parts(start), self._parts(out), strict=True):
+                self._torch.sub(begin, shard.to("cpu"), out=part)
+
+    def write(self, values: Vector) -> None:
+        for module in self._module.modules():
+            # FSDP2 goes on with whole parameters that it has gathered for a forward pass alone.
+            reshard = getattr(module, "reshard", None)
+            if callable(reshard):
+                reshard()
+        with self._torch.no_grad(), default_torch_arithmetic(self._torch):
+            for shard, part in self._parts(values):
+                shard.copy_(part)
+
+
+class TorchReplica(TorchPart):
+    """The parameters of a module that require gradients. Others, and buffers, stay as they are on each peer."""
+
+    def __init__(self, torch: Any, module: Any) -> None:
+        named = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+        if not named:
+            raise ValueError(f"{type(module).__name__} has no parameters that require gradients")
+        for name, parameter in named:
+            if not parameter.is_floating_point():
+                raise ValueError(f"parameter {name!r} is {parameter.dtype}; only floats are trained")
+            if parameter.is_meta:
+                raise ValueError(f"parameter {name!r} is on meta and has no values; materialize the module before")
+        super().__init__(torch, module, [(parameter, slice(None)) for _, parameter in named])
+        self.dtype = np.dtype(np.float64 if any(p.dtype == torch.float64 for _, p in named) else np.float32)
+        self.layout = "\n".join(
+            f"{name} {tuple(p.shape)} {str(p.dtype).removeprefix('torch.')}{describe(p)}" for name, p in named
+        )
+        self.sizes: Sequence[tuple[str, int]] = [
+            (name, size) for (name, _), size in zip(named, self._sizes, strict=True)
+        ]
+
+    def split(self, count: int) -> list[TorchPart]:
+        parts = _rows([shard.shape for shard in self._shards()], count)
+        return [
+            TorchPart(self._torch, self._module, [(self._pieces[index][0], rows) for index, rows in part])
+            for part in parts
+        ]
+
+    def holds(self, parameter: Any) -> bool:
+        return any(parameter is held for held, _ in self._pieces)
+
+    def unpack(self, data: bytes) -> Any:
+        return self._torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+
+
+Part: TypeAlias = ArrayPart | TorchPart
+Replica: TypeAlias = ArrayReplica | TorchReplica

@@ -1,0 +1,157 @@
+"""A step of a training object on all peers: begin, averages, land, commit, admission; and its report.
+
+`DiLoCo`, `AsyncDiLoCo`, `DDP` and `SPSA` make their steps with a `GroupStep`. The calls on all peers, in this order:
+
+    begin             align shared objects, launch the digest comparison that is due
+    claim             claim the samples of this step, before its average is launched
+    launch_buffers    launch the exchange of a module's buffers
+    land              wait for the comparison and the buffers, before the step changes anything
+    commit            mark the samples of the peers in the average as used
+    admit             let newcomers in
+    end               take a digest snapshot if a comparison is due
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pccl.training.group.membership import Admission, Membership
+from pccl.training.group.relaunch import Outcome
+from pccl.training.state.replicated_state import ReplicatedState
+
+Report = TypeVar("Report", bound="StepReport")
+
+SHOWN_MAX = 60
+"""The most characters of a wrong number that an error shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """The outcome of a step. Bytes are payload; those of the state that newcomers get are counted apart."""
+
+    revision: int
+    world_size: int
+    admitted: bool
+    """Whether newcomers were let in at the end of the step."""
+    aborted: int
+    """Number of times that losses aborted averages."""
+    tx_bytes: int
+    rx_bytes: int
+    state_tx_bytes: int
+    state_rx_bytes: int
+    waited_s: float
+    """Seconds that computing waited for the network."""
+
+
+class GroupStep:
+    """One step under way. Not thread-safe."""
+
+    def __init__(self, membership: Membership, replicated: ReplicatedState) -> None:
+        self._membership = membership
+        self._replicated = replicated
+        self.outcomes: list[Outcome] = []
+        """Outcomes of the step's ops."""
+        self.admission: Admission | None = None
+        self.waited_s = 0.0
+        self._are_peers_pending: bool | None = None
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Count the block's time as waiting for the network."""
+        started_s = time.monotonic()
+        yield
+        self.waited_s += time.monotonic() - started_s
+
+    def begin(self) -> None:
+        """Raises DivergenceError, again, where it was raised before."""
+        self._replicated.begin(self._membership.revision)
+
+    def claim(self, in_flight: int = 0) -> None:
+        """`in_flight` is the number of averages that are in flight now."""
+        self._replicated.claim(in_flight)
+
+    def launch_buffers(self) -> None:
+        self._replicated.launch_buffers(self._membership.revision)
+
+    def land(self) -> None:
+        """Raises DivergenceError, before the step has changed anything."""
+        self._replicated.land_comparison()
+        self.land_buffers()
+
+    def land_buffers(self, *, keep_going: bool = False) -> None:
+        """`keep_going`: forward passes went on during the exchange, and their changes are kept."""
+        self.outcomes.append(self._replicated.buffers.land(keep_going=keep_going))
+
+    def commit(self, peers: Collection[int]) -> None:
+        """`peers` are the numbers of the peers whose contributions are in the average."""
+        self._replicated.commit(peers)
+
+    def are_peers_pending(self) -> bool:
+        """Whether newcomers wait: the same on all peers. Asked once in a step."""
+        if self._are_peers_pending is None:
+            self._are_peers_pending = self._membership.are_peers_pending()
+        return self._are_peers_pending
+
+    def admit(self) -> Admission | None:
+        """Let newcomers in, if any wait. No op may be in flight."""
+        if self.are_peers_pending():
+            self.admission = self._membership.admit()
+        return self.admission
+
+    def end(self) -> None:
+        self._replicated.end(self._membership.revision)
+
+    def report(self, kind: type[Report], world_size: int, **more: Any) -> Report:
+        """Return the report; `more` are the fields that `kind` adds to `StepReport`."""
+        return kind(
+            revision=self._membership.revision,
+            world_size=world_size,
+            admitted=self.admission is not None,
+            aborted=sum(each.aborted for each in self.outcomes),
+            tx_bytes=sum(each.tx_bytes for each in self.outcomes),
+            rx_bytes=sum(each.rx_bytes for each in self.outcomes),
+            state_tx_bytes=self.admission.tx_bytes if self.admission is not None else 0,
+            state_rx_bytes=self.admission.rx_bytes if self.admission is not None else 0,
+            waited_s=self.waited_s,
+            **more,
+        )
+
+
+def checked_weight(weight: Any) -> float | None:
+    """Return the weight of a peer's part in an average as a float, and None as it is. Raises ValueError."""
+    if weight is None:
+        return None
+    value = _float(weight)
+    if value is None or not (math.isfinite(value) and value >= 0):
+        raise ValueError(
+            f"weight {_shown(weight)}: must be finite and at least 0, such as the number of tokens trained on"
+        )
+    return value
+
+
+def as_float(name: str, given: Any) -> float:
+    """Return `given`, the argument `name`, as a float. Raises ValueError: it is not a number that fits."""
+    value = _float(given)
+    if value is None:
+        raise ValueError(f"{name} {_shown(given)}: must be a number that a float can hold")
+    return value
+
+
+def _float(given: Any) -> float | None:
+    try:
+        return float(given)
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # torch's, for more than one element
+        return None
+
+
+def _shown(given: Any) -> str:
+    try:
+        text = repr(given)
+    except ValueError:  # an integer of more digits than Python writes
+        text = f"of type {type(given).__name__}"
+    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."
