@@ -111,7 +111,7 @@ def _send(theirs: Any, tensor: Any, dst: Any = None, group: Any = None, tag: int
     c10d = _c10d()
     rank = _rank_in(c10d, ours, dst, group_dst)
     c10d._check_not_self_rank(ours, rank, "destination")
-    ours.send_and_wait(tensor, rank, tag)
+    ours.send([tensor], rank, tag, waits=True).wait()
     return None
 
 
@@ -121,7 +121,7 @@ def _recv(theirs: Any, tensor: Any, src: Any = None, group: Any = None, tag: int
         return theirs(tensor, src, group, tag, group_src)
     c10d = _c10d()
     rank = _rank_in(c10d, ours, src, group_src)
-    ours.recv_and_wait(tensor, rank, tag)
+    ours.recv([tensor], rank, tag, waits=True).wait()
     return c10d.get_global_rank(ours, rank) if src is None else src
 
 
@@ -165,7 +165,7 @@ def _split_group(theirs: Any, parent_pg: Any = None, split_ranks: Any = None, *a
     ours = _of_pccl(parent_pg)
     if ours is None or ours.bound_device_id is not None:
         return theirs(parent_pg, split_ranks, *args, **keywords)
-    from pccl.torch.splitting import split_group
+    from pccl.torch.process_group import split_group
 
     return split_group(ours, split_ranks, *args, **keywords)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -25,9 +26,8 @@ from torch.distributed import (
 )
 from torch.distributed import ReduceOp as TorchOp
 
-from pccl.torch import collectives, exchanges, sparse
-from pccl.torch.caller import Caller
-from pccl.torch.coalescing import Coalesced
+from pccl.torch import collectives, exchanges
+from pccl.torch.calls import Coalesced, GroupCalls
 from pccl.torch.reductions import reduction
 from pccl.torch.tensors import (
     Tensor,
@@ -41,8 +41,10 @@ from pccl.torch.tensors import (
 )
 from pccl.torch.work import PCCLWork
 
+_layout = attrgetter("layout")
 
-class CollectiveMethods(Caller):
+
+class CollectiveMethods(GroupCalls):
     """The methods for collectives. Each returns a work, unless it was waited for together with others."""
 
     # Reductions.
@@ -55,13 +57,13 @@ class CollectiveMethods(Caller):
         opts, op = _options(opts, op, AllreduceOptions, timeout)
         given = _listed(tensors)
         require_some(what, given)
-        if any(tensor.layout is torch.sparse_coo for tensor in given):
-            sparse.require_summable(what, given, op)
-            return self._call(what, opts, lambda lane: sparse.all_reduce(self._specs, lane, given), given)
+        if torch.sparse_coo in map(_layout, given):
+            collectives.require_summable(what, given, op)
+            return self._call(what, opts, lambda tag: collectives.all_reduce_sparse(self._specs, tag, given), given)
         require_alike(what, given)
         require_apart(what, given)
         how = reduction(what, op, given[0].dtype)
-        return self._call(what, opts, lambda lane: collectives.all_reduce(self._specs, lane, given, how), given)
+        return self._call(what, opts, lambda tag: collectives.all_reduce(self._specs, tag, given, how), given)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> PCCLWork | Coalesced:
         """Reduce several tensors of each rank, in place."""
@@ -72,9 +74,7 @@ class CollectiveMethods(Caller):
         require_dense(what, given, "tensors must all have the same type: ")
         require_apart(what, given)
         how = reduction(what, opts.reduceOp, given[0].dtype)
-        return self._call(
-            what, opts, lambda lane: collectives.all_reduce_together(self._specs, lane, given, how), given
-        )
+        return self._call(what, opts, lambda tag: collectives.all_reduce_together(self._specs, tag, given, how), given)
 
     def reduce(
         self,
@@ -101,7 +101,7 @@ class CollectiveMethods(Caller):
         if self._rank == root:
             require_apart(what, given)
         how = reduction(what, opts.reduceOp, tensor.dtype)
-        return self._call(what, opts, lambda lane: collectives.reduce(self._specs, lane, tensor, how, root), given)
+        return self._call(what, opts, lambda tag: collectives.reduce(self._specs, tag, tensor, how, root), given)
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, op: Any = TorchOp.SUM, timeout: timedelta | None = None
@@ -125,7 +125,7 @@ class CollectiveMethods(Caller):
         return self._call(
             what,
             opts,
-            lambda lane: collectives.reduce_scatter_lists(self._specs, lane, output, given, how),
+            lambda tag: collectives.reduce_scatter_lists(self._specs, tag, output, given, how),
             [output],
             inputs=given,
         )
@@ -139,7 +139,7 @@ class CollectiveMethods(Caller):
         return self._call(
             what,
             opts,
-            lambda lane: collectives.reduce_scatter(self._specs, lane, output, given, how),
+            lambda tag: collectives.reduce_scatter(self._specs, tag, output, given, how),
             [output],
             inputs=[given],
         )
@@ -163,7 +163,7 @@ class CollectiveMethods(Caller):
         return self._call(
             what,
             opts,
-            lambda lane: collectives.reduce_scatter_together(self._specs, lane, outputs, inputs, how),
+            lambda tag: collectives.reduce_scatter_together(self._specs, tag, outputs, inputs, how),
             outputs,
             inputs=inputs,
         )
@@ -200,7 +200,7 @@ class CollectiveMethods(Caller):
         if self._rank != root:
             require_apart(what, given)
         return self._call(
-            what, opts, lambda lane: collectives.broadcast(self._specs, lane, given, root, root_tensor), given
+            what, opts, lambda tag: collectives.broadcast(self._specs, tag, given, root, root_tensor), given
         )
 
     def allgather(
@@ -229,7 +229,7 @@ class CollectiveMethods(Caller):
         return self._call(
             what,
             opts,
-            lambda lane: collectives.all_gather_lists(self._specs, lane, lists, given),
+            lambda tag: collectives.all_gather_lists(self._specs, tag, lists, given),
             given,
             inputs=given,
             outputs=flat,
@@ -241,7 +241,7 @@ class CollectiveMethods(Caller):
         opts = opts if opts is not None else AllgatherOptions()
         self._require_parts(what, output, given, "output", "input")
         return self._call(
-            what, opts, lambda lane: collectives.all_gather(self._specs, lane, output, given), [output], inputs=[given]
+            what, opts, lambda tag: collectives.all_gather(self._specs, tag, output, given), [output], inputs=[given]
         )
 
     _allgather_base = all_gather_single
@@ -273,7 +273,7 @@ class CollectiveMethods(Caller):
         return self._call(
             what,
             opts,
-            lambda lane: collectives.all_gather_together(self._specs, lane, lists, given, flat),
+            lambda tag: collectives.all_gather_together(self._specs, tag, lists, given, flat),
             flat[:1],
             inputs=given,
             outputs=flat,
@@ -292,7 +292,7 @@ class CollectiveMethods(Caller):
         for output, tensor in zip(whole, given, strict=True):
             self._require_parts(what, output, tensor, "output", "input")
         return self._call(
-            what, opts, lambda lane: collectives.all_gather_wholes(self._specs, lane, whole, given), whole, inputs=given
+            what, opts, lambda tag: collectives.all_gather_wholes(self._specs, tag, whole, given), whole, inputs=given
         )
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -322,7 +322,7 @@ class CollectiveMethods(Caller):
         return self._call(
             what,
             opts,
-            lambda lane: exchanges.gather(self._specs, lane, into, given, root),
+            lambda tag: exchanges.gather(self._specs, tag, into, given, root),
             [given],
             inputs=[given],
             outputs=into,
@@ -351,7 +351,7 @@ class CollectiveMethods(Caller):
         require_apart(what, outputs)
         given = self._list_of_root(what, "input", inputs, output, root)
         return self._call(
-            what, opts, lambda lane: exchanges.scatter(self._specs, lane, output, given, root), [output], inputs=given
+            what, opts, lambda tag: exchanges.scatter(self._specs, tag, output, given, root), [output], inputs=given
         )
 
     def _list_of_root(self, what: str, role: str, lists: Any, like: Tensor, root: int) -> list[Tensor]:
@@ -392,7 +392,7 @@ class CollectiveMethods(Caller):
         return self._call(
             what,
             opts,
-            lambda lane: exchanges.all_to_all_single(self._specs, lane, output, given, incoming, outgoing),
+            lambda tag: exchanges.all_to_all_single(self._specs, tag, output, given, incoming, outgoing),
             [output],
             inputs=[given],
         )
@@ -412,13 +412,13 @@ class CollectiveMethods(Caller):
         require_dense(what, [*whole, *given])
         require_apart(what, whole)
         return self._call(
-            what, opts, lambda lane: exchanges.all_to_all(self._specs, lane, whole, given), whole, inputs=given
+            what, opts, lambda tag: exchanges.all_to_all(self._specs, tag, whole, given), whole, inputs=given
         )
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> PCCLWork | Coalesced:
         """Wait for all ranks, and for all earlier collectives of this one."""
         opts = _with_timeout(opts, BarrierOptions, timeout)
-        return self._call("barrier", opts, lambda lane: collectives.barrier(self._specs, lane), is_barrier=True)
+        return self._call("barrier", opts, lambda tag: collectives.barrier(self._specs, tag), is_barrier=True)
 
 
 def _listed(tensors: Any) -> list[Tensor]:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 
 from pccl.torch.collectives import Plan, joined, overlap
-from pccl.torch.specs import Specs
+from pccl.torch.op_specs import OpSpecs
 from pccl.torch.tensors import Tensor, fail, memory, put_back, room_for, stand_in
-from pccl.torch.work import Script
+from pccl.torch.work import Steps
 
 
 def parts(what: str, tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
@@ -31,7 +31,7 @@ def parts(what: str, tensor: Tensor, splits: Sequence[int], size: int) -> list[i
     return [count * row for count in splits]
 
 
-def gather(specs: Specs, lane: int, outputs: Sequence[Tensor], given: Tensor, root: int) -> Plan:
+def gather(specs: OpSpecs, tag: int, outputs: Sequence[Tensor], given: Tensor, root: int) -> Plan:
     """Give the root a tensor of each rank."""
     host = stand_in(given)
     hosts = [room_for(each) for each in outputs] if specs.rank == root else []
@@ -40,17 +40,17 @@ def gather(specs: Specs, lane: int, outputs: Sequence[Tensor], given: Tensor, ro
     ):
         host = host.clone()
 
-    def script() -> Script:
+    def steps() -> Steps:
         into = [memory(each) for each in hosts]
-        yield [specs.gather(lane, memory(host), into, root) if host.numel() else specs.barrier(lane)]
+        yield specs.gather(tag, memory(host), into, root) if host.numel() else specs.barrier(tag)
         for output, each in zip(outputs, hosts, strict=True):
             put_back(output, each)
         return list(outputs)
 
-    return Plan(script(), all(each is output for each, output in zip(hosts, outputs, strict=True)))
+    return Plan(steps(), all(each is output for each, output in zip(hosts, outputs, strict=True)))
 
 
-def scatter(specs: Specs, lane: int, output: Tensor, given: Sequence[Tensor], root: int) -> Plan:
+def scatter(specs: OpSpecs, tag: int, output: Tensor, given: Sequence[Tensor], root: int) -> Plan:
     """Give each rank one of the root's tensors."""
     host = room_for(output)
     parts = [stand_in(each) for each in given] if specs.rank == root else []
@@ -58,57 +58,57 @@ def scatter(specs: Specs, lane: int, output: Tensor, given: Sequence[Tensor], ro
         if overlap(part, host) and (rank != root or part.data_ptr() != host.data_ptr()):
             parts[rank] = part.clone()
 
-    def script() -> Script:
+    def steps() -> Steps:
         count = host.numel()
         sent = [memory(each) for each in parts]
-        yield [specs.scatter(lane, sent, memory(host), root) if count else specs.barrier(lane)]
+        yield specs.scatter(tag, sent, memory(host), root) if count else specs.barrier(tag)
         put_back(output, host)
         return [output]
 
-    return Plan(script(), host is output)
+    return Plan(steps(), host is output)
 
 
-def all_to_all(specs: Specs, lane: int, outputs: Sequence[Tensor], given: Sequence[Tensor]) -> Plan:
+def all_to_all(specs: OpSpecs, tag: int, outputs: Sequence[Tensor], given: Sequence[Tensor]) -> Plan:
     """Send each rank one of the given tensors, and receive one from each."""
     source = joined(given)
     host = torch.empty(sum(each.numel() for each in outputs), dtype=source.dtype, device="cpu")
     incoming, outgoing = [each.numel() for each in outputs], [each.numel() for each in given]
 
-    def script() -> Script:
-        yield from _exchange(specs, lane, host, source, incoming, outgoing)
+    def steps() -> Steps:
+        yield from _exchange(specs, tag, host, source, incoming, outgoing)
         for part, output in zip(host.split(incoming), outputs, strict=True):
             put_back(output, part.view(output.shape))
         return list(outputs)
 
-    return Plan(script())
+    return Plan(steps())
 
 
 def all_to_all_single(
-    specs: Specs, lane: int, output: Tensor, given: Tensor, incoming: Sequence[int], outgoing: Sequence[int]
+    specs: OpSpecs, tag: int, output: Tensor, given: Tensor, incoming: Sequence[int], outgoing: Sequence[int]
 ) -> Plan:
     """Send each rank so many elements of a tensor, and receive so many from each."""
     source, host = stand_in(given), room_for(output)
     if overlap(source, host):
         source = source.clone()
 
-    def script() -> Script:
-        yield from _exchange(specs, lane, host, source, incoming, outgoing)
+    def steps() -> Steps:
+        yield from _exchange(specs, tag, host, source, incoming, outgoing)
         put_back(output, host)
         return [output]
 
-    return Plan(script(), host is output and not specs.positions)
+    return Plan(steps(), host is output and not specs.positions)
 
 
 def _exchange(
-    specs: Specs, lane: int, host: Tensor, source: Tensor, incoming: Sequence[int], outgoing: Sequence[int]
-) -> Script:
+    specs: OpSpecs, tag: int, host: Tensor, source: Tensor, incoming: Sequence[int], outgoing: Sequence[int]
+) -> Steps:
     if not specs.order:
-        yield [specs.all_to_all(lane, memory(source), memory(host), outgoing, incoming)]
+        yield specs.all_to_all(tag, memory(source), memory(host), outgoing, incoming)
         return
     parts = source.view(-1).split(list(outgoing))
     sent = torch.cat([parts[rank] for rank in specs.order])
     got = torch.empty_like(host.view(-1))
     takes = [incoming[rank] for rank in specs.order]
-    yield [specs.all_to_all(lane, memory(sent), memory(got), [outgoing[rank] for rank in specs.order], takes)]
+    yield specs.all_to_all(tag, memory(sent), memory(got), [outgoing[rank] for rank in specs.order], takes)
     found = got.split(takes)
     host.view(-1).copy_(torch.cat([found[place] for place in specs.positions]))

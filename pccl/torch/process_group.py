@@ -17,24 +17,62 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed import PrefixStore
 from torch.distributed import ProcessGroup as TorchProcessGroup
 
 from pccl.errors import PCCLError
 from pccl.torch import bootstrap
-from pccl.torch.alone import Alone
-from pccl.torch.backend import NAME, BackendPCCL, Options
 from pccl.torch.collective_methods import CollectiveMethods
 from pccl.torch.errors import Names
 from pccl.torch.fault_tolerance import AbortHooks, FaultTolerance
-from pccl.torch.options import seconds
 from pccl.torch.point_to_point import PointToPointMethods
 from pccl.torch.reconfigure import Reconfigurer
-from pccl.torch.scheduler import Scheduler
-from pccl.torch.specs import Specs
+from pccl.torch.work import seconds
 
+NAME = "pccl"
 DEFAULT_TIMEOUT_S = 30 * 60.0
 DEVICES = ("cpu", "cuda")
+
+
+class Options:
+    """A snapshot of a process group's settings, as c10d shows them."""
+
+    def __init__(self, timeout: timedelta, group_name: str = "", global_ranks: Sequence[int] = ()) -> None:
+        self.backend = NAME
+        self._timeout = timeout
+        self.group_name = group_name
+        self.global_ranks_in_group = list(global_ranks)
+
+
+class BackendPCCL:
+    """What `ProcessGroup._get_backend` returns. Python cannot derive from torch's Backend, so attributes that are
+    missing here are the group's."""
+
+    supports_splitting = True
+    supports_coalescing = True
+    supports_time_estimate = False
+
+    def __init__(self, group: ProcessGroupPCCL) -> None:
+        self._group = group
+
+    def name(self) -> str:
+        return NAME
+
+    getBackendName = name  # noqa: N815
+
+    @property
+    def options(self) -> Options:
+        return self._group.options
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self._group.set_timeout(timeout)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_group"], name)
+
+    def __repr__(self) -> str:
+        return f"<BackendPCCL of {self._group!r}>"
 
 
 class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, TorchProcessGroup):  # type: ignore[misc]
@@ -71,8 +109,6 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         """
         TorchProcessGroup.__init__(self, rank, size)
         super().__init__()
-        self._rank = rank
-        self._size = size
         self._store = store
         self._timeout_s = seconds(timeout, DEFAULT_TIMEOUT_S)
         self._group_name = name
@@ -80,26 +116,18 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         self._bound_device: Any = None
         self._backend = BackendPCCL(self)
         called = "the default group" if is_default else f"process group {name or '?'}"
-        self._names = Names(called, rank, global_ranks or range(size))
-        self._meeting: bootstrap.Meeting | None = None
-        self._specs = Specs((0,), 0, (0,))
-        self._scheduler: Scheduler | Alone = Alone(self._names)
+        names = Names(called, rank, global_ranks or range(size))
         self._abort_hooks = AbortHooks()
         self._reconfigurer = Reconfigurer(bootstrap.host_of(store))
+        self._connect(None, names, size)
         if enable_reconfigure:
             self._await_world("it was made with enable_reconfigure, so call reconfigure first")
         elif size > 1:
-            self._meet(store, is_default)
-
-    def _meet(self, store: Any, is_default: bool) -> None:
-        try:
-            self._meeting = bootstrap.meet(store, self._names, self._size, self._timeout_s, is_default)
-        except PCCLError as error:
-            raise self._names.failure("init_process_group", error) from None
-        self._names.number(self._meeting.peers)
-        self._names.is_first_rank_master = self._rank == 1 and self._size == 2 and self._meeting.is_own_run
-        self._specs = Specs(self._meeting.peers, self._rank, self._meeting.ring)
-        self._scheduler = self._new_scheduler(self._meeting, self._names)
+            try:
+                meeting = bootstrap.meet(store, names, size, self._timeout_s, is_default)
+            except PCCLError as error:
+                raise names.failure("init_process_group", error) from None
+            self._connect(meeting, names, size)
 
     def _names_of(self, rank: int) -> str:
         return self._names.of(rank)
@@ -238,3 +266,45 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
 
     def perform_nocolor_split(self, device: Any = None) -> None:
         """Do nothing: a rank that is not in a new group has no part in making it."""
+
+
+def split_group(
+    parent: Any,
+    split_ranks: Sequence[Sequence[int]] | None,
+    timeout: timedelta | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    backend: Any = None,
+) -> Any:
+    """`torch.distributed.split_group` for groups that are not bound to a GPU, which torch's own requires.
+
+    Args:
+        parent: The group to split. All its ranks call this alike.
+        split_ranks: The ranks of each new group, as ranks of the parent.
+
+    Returns:
+        The new group that this rank is in, or None.
+
+    Raises:
+        ValueError: If `split_ranks` is not a split of the parent.
+    """
+    if not split_ranks:
+        raise ValueError("split_ranks cannot be None or empty")
+    for ranks in split_ranks:
+        if not ranks:
+            raise ValueError("the split group cannot be empty")
+        if len(ranks) > parent.size():
+            raise ValueError("the split group's size should be less or equal to the world_size of the parent group")
+        if len(ranks) != len(set(ranks)):
+            raise ValueError("the split group cannot have duplicate ranks")
+    own = next((ranks for ranks in split_ranks if parent.rank() in ranks), None)
+    if own is None:
+        return None
+    all_ranks = dist.get_process_group_ranks(parent)
+    return dist.new_group(
+        sorted(all_ranks[rank] for rank in own),
+        timeout=timeout,
+        backend=backend or dist.get_backend(parent),
+        use_local_synchronization=True,
+        group_desc=group_desc or f"{parent.group_desc}:split",
+    )

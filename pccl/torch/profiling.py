@@ -14,7 +14,7 @@ import torch
 
 from pccl.torch.collectives import Plan
 from pccl.torch.tensors import Tensor
-from pccl.torch.work import Script
+from pccl.torch.work import Steps
 
 NAMES = {
     "allreduce": "all_reduce",
@@ -63,10 +63,10 @@ def recorded(title: str, plan: Plan, inputs: Sequence[Tensor]) -> Plan:
         return plan
     end = begin(name, inputs)
 
-    def script() -> Script:
+    def steps() -> Steps:
         try:
-            return (yield from plan.script)
+            return (yield from plan.steps)
         finally:
             end()
 
-    return Plan(script())
+    return Plan(steps())

@@ -113,7 +113,7 @@ class ProcessGroupPCCL(_ProcessGroup, _TorchFT):  # type: ignore[misc]
         met, an abort, or a `configure` or `reconfigure` that has failed. The next one that succeeds ends it.
 
         A loss that no call has met spoils nothing: what was called before it is committed on all."""
-        return self._scheduler.heard
+        return self._scheduler.first_failure
 
     def abort(self, errored: bool = True) -> None:
         """Leave the group at once. Works in flight fail here, and on the other ranks as after a loss.

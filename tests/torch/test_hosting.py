@@ -12,7 +12,6 @@ pytest.importorskip("torch")
 from pccl.runtime.network import addresses
 from pccl.torch.hosting import Hosting, advertised_host
 from pccl.torch.reconfigure import Reconfigurer
-from pccl.torch.rendezvous import Handle
 
 OUTGOING = "192.0.2.7"
 
@@ -47,11 +46,11 @@ def test_without_a_store_loopback_is_the_last_resort(monkeypatch: pytest.MonkeyP
 def test_a_handle_never_has_loopback_where_there_is_another_address(store: str) -> None:
     """Nobody knows who is going to read it, and where."""
     reconfigurer = Reconfigurer(store)
-    assert Handle.parse(reconfigurer.handle).host == OUTGOING
+    assert reconfigurer.handle.host == OUTGOING
     reconfigurer.close()
 
 
 def test_a_master_at_loopback_is_reached_at_other_addresses_of_its_host(hosting: Hosting) -> None:
     """Other hosts dial it where they have the store."""
-    port = addresses.parse(hosting.found(2, "secret"))[1]
+    port = addresses.parse(hosting.start_master(2, "secret"))[1]
     socket.create_connection(("127.0.0.2", port)).close()

@@ -32,10 +32,10 @@ class _Hosting:
 
     made: list[_Hosting]
 
-    def found(self, founders: int, token: str) -> str:
+    def start_master(self, founders: int, token: str) -> str:
         return "127.0.0.1:1"
 
-    def stand_by(self, master: str, token: str) -> str:
+    def start_standby(self, master: str, token: str) -> str:
         self.master = master
         return f"127.0.0.1:{10 + len(_Hosting.made)}"
 

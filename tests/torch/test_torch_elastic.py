@@ -201,7 +201,7 @@ def test_a_rank_that_hears_late_of_a_loss_hears_the_same(ranks: Ranks) -> None:
     for group in groups[1:3]:
         assert group.failure().lost == (3,)
         group.pg.abort()
-    communicator: Any = groups[0].pg._scheduler._communicator
+    communicator: Any = groups[0].pg._scheduler.transport.communicator
     until(lambda: len(communicator.losses) == 3, "that all others have left")
     assert groups[0].failure().lost == (3,)
     form(2, groups[:3])

@@ -90,7 +90,7 @@ def test_threads_may_send_with_one_tag_at_the_same_time() -> None:
     def script(rank: int) -> list[float]:
         def send(number: int) -> None:
             for count in range(each):
-                group.send_and_wait(torch.full((3,), float(number * each + count)), 1, 0)
+                group.send([torch.full((3,), float(number * each + count))], 1, 0, waits=True).wait()
 
         group = dist.distributed_c10d._get_default_group()
         if rank == 0:

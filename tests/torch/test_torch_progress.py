@@ -10,7 +10,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-from pccl.torch.progress import Progress  # noqa: E402
+from pccl.torch.background import Progress  # noqa: E402
 from tests.torch.ranks import run_ranks, worlds  # noqa: E402
 
 LIMIT_S = 30.0
@@ -59,7 +59,7 @@ def test_the_end_of_the_program_waits_for_callbacks() -> None:
     text = """
 import threading, time
 import torch
-from pccl.torch.progress import Progress
+from pccl.torch.background import Progress
 
 began = threading.Event()
 

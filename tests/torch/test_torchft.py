@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from pccl.torch import BackendError  # noqa: E402
-from pccl.torch.rendezvous import Handle  # noqa: E402
+from pccl.torch.reconfigure import Handle  # noqa: E402
 from pccl.torch.torchft import ProcessGroupPCCL  # noqa: E402
 from tests.support.cluster import together  # noqa: E402
 

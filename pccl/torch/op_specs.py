@@ -1,29 +1,59 @@
 """Ops of a process group in the engine's terms.
 
-The number of ranks is known when an op is made and cannot change, so each spec has its buffers at once. An op that
-starts after a rank was lost must not be carried out by those who are left: `Fixed` lets it fail on all of them.
+The number of ranks is fixed, so each spec has its buffers from the beginning. The survivors of a loss must not execute
+an op among themselves: `Fixed` lets it fail on all of them.
 
-Ops describe flat arrays. Ranks that give tensors of other shapes with as many elements agree, as with other backends.
+Ops describe flat arrays. As with other backends, ranks may pass tensors of different shapes and equal numbers of
+elements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+import torch
 
 from pccl._operands import changes_of
 from pccl.protocol.point_to_point import PAIR_TAG_MAX
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair, Root
-from pccl.torch.scratch import Scratch
-from pccl.torch.tensors import Memory
+from pccl.torch.tensors import Memory, Tensor
 from pccl.types import Collective, DataType, ReduceOp
 
 INNER_PAIR_TAG = PAIR_TAG_MAX - 2**20
-"""The first tag of sends that a collective is composed of. Those of callers are smaller."""
+"""First tag of the sends within a collective. Tags of callers are smaller."""
+KEPT_BYTES_MAX = 64 << 20
+
+
+class Scratch:
+    """Reusable receive memory, for results that are then copied into the tensors of a list. Thread-safe.
+
+    Fresh memory of the system costs more than the copy, because its pages have to be created. One array of at most
+    `KEPT_BYTES_MAX` is kept. A concurrent call gets fresh memory, and a failed call does not return its array.
+    """
+
+    def __init__(self) -> None:
+        self._taking = threading.Lock()
+        self._kept: Tensor | None = None
+
+    @contextmanager
+    def rows(self, shape: tuple[int, int], dtype: Any) -> Generator[Tensor, None, None]:
+        """Provide a tensor of this shape on the host within the context."""
+        size_bytes = shape[0] * shape[1] * dtype.itemsize
+        with self._taking:
+            array, self._kept = self._kept, None
+        if array is None or array.numel() < size_bytes:
+            array = torch.empty(size_bytes, dtype=torch.uint8, device="cpu")
+        yield array[:size_bytes].view(dtype).view(shape)
+        if array.numel() <= KEPT_BYTES_MAX:
+            with self._taking:
+                self._kept = array
 
 
 class Fixed:
-    """The buffers of an op that must not start with another number of ranks."""
+    """Buffers of an op that fails if the number of ranks has changed."""
 
     def __init__(self, buffers: Buffers, world_size: int) -> None:
         self._buffers = buffers
@@ -35,19 +65,22 @@ class Fixed:
         return self._buffers
 
 
-class Specs:
+class OpSpecs:
     """Makes the ops of one process group."""
 
     def __init__(self, peers: tuple[int, ...], rank: int, ring: Sequence[int]) -> None:
-        """`peers` has the peer number of each rank, and `ring` their order in the run."""
+        """Args:
+        peers: The peer number of each rank.
+        ring: The same peers in the order of the run.
+        """
         self.peers = peers
         self.size = len(peers)
         self.rank = rank
         is_in_order = tuple(ring) == peers
         self.order = [] if is_in_order else [peers.index(peer) for peer in ring]
-        """The rank of each place in the ring; empty: they are the same."""
+        """Rank of each position in the ring; empty if they are equal."""
         self.positions = [] if is_in_order else [tuple(ring).index(peer) for peer in peers]
-        """The place in the ring of each rank; empty: they are the same."""
+        """Position in the ring of each rank; empty if they are equal."""
         self._pairs = {False: [Pair(peer, False) for peer in peers], True: [Pair(peer, True) for peer in peers]}
         self.scratch = Scratch()
 
@@ -64,7 +97,7 @@ class Specs:
         root: Root | None = None,
         written: Memory | None = None,
     ) -> OpSpec:
-        """`written` is the memory for the result, if this rank gets one."""
+        """`written` is the memory of the result, on ranks that get one."""
         buffers = Fixed(Buffers(send, recv, count, keep), self.size)
         changes = None if written is None else changes_of(written.owner)
         dtype = DataType.UINT8 if given is None else given.dtype
@@ -104,7 +137,7 @@ class Specs:
         )
 
     def reduce(self, tag: int, send: Memory, recv: Memory, op: ReduceOp, root: int) -> OpSpec:
-        """`recv` is the root's, of whom alone it is used."""
+        """`recv` is used by the root only."""
         written = recv if root == self.rank else None
         to = recv.address if written is not None else 0
         keep = send.owner, recv.owner
@@ -112,7 +145,7 @@ class Specs:
         return self._spec(tag, Collective.REDUCE, send, send.address, to, send.count, keep, op, named, written)
 
     def gather(self, tag: int, send: Memory, recv: Sequence[Memory], root: int) -> OpSpec:
-        """`recv` has a part for each rank, in their order, and is empty on all ranks but the root."""
+        """`recv` has one part per rank at the root, in rank order, and is empty elsewhere."""
         parts = self._as_in_ring(recv)
         addresses = [part.address for part in parts]
         keep = send.owner, [part.owner for part in parts]
@@ -121,7 +154,7 @@ class Specs:
         return self._rooted(tag, Collective.GATHER, send, buffers, root, parts)
 
     def scatter(self, tag: int, send: Sequence[Memory], recv: Memory, root: int) -> OpSpec:
-        """`send` has a part for each rank, in their order, and is empty on all ranks but the root."""
+        """`send` has one part per rank at the root, in rank order, and is empty elsewhere."""
         parts = self._as_in_ring(send)
         addresses = [part.address for part in parts]
         keep = [part.owner for part in parts], recv.owner
@@ -130,7 +163,7 @@ class Specs:
         return self._rooted(tag, Collective.SCATTER, recv, buffers, root, [recv])
 
     def _as_in_ring(self, parts: Sequence[Memory]) -> Sequence[Memory]:
-        """Return the parts of ranks in the order of the ring; none if there are none."""
+        """Return parts of ranks in the order of the ring."""
         return [parts[rank] for rank in self.order] if parts and self.order else parts
 
     def _rooted(
@@ -152,7 +185,7 @@ class Specs:
     def all_to_all(
         self, tag: int, send: Memory, recv: Memory, outgoing: Sequence[int], incoming: Sequence[int]
     ) -> OpSpec:
-        """The elements that this rank gives to each other, and gets from each, in the order of the ring."""
+        """`outgoing` and `incoming`: elements for and from each rank, in the order of the ring."""
         width = send.owner.element_size() if send.bytes_of else 1
         parts = [count * width for count in outgoing], [count * width for count in incoming]
         buffers = Buffers(send.address, recv.address, max(send.count, recv.count), (send.owner, recv.owner), parts)
