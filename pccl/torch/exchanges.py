@@ -1,7 +1,7 @@
-"""Collectives in which ranks get different parts: gather, scatter and all-to-all, as scripts of ops.
+"""Collectives in which ranks get different parts: gather, scatter and all-to-all.
 
-The engine has the parts of an array in the order of the ring. Lists of tensors that the root of a scatter or gather
-has are named to it one by one, where they are; those of an all-to-all are joined into one array.
+The engine orders the parts of an array by the ring. It takes the tensors of a gather's or scatter's root one by one,
+in place; those of an all-to-all are joined into one array.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pccl.torch.work import Steps
 
 
 def parts(what: str, tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
-    """Return how many elements of a tensor belong to each rank. Without splits they all have as many."""
+    """Return the number of elements of each rank; without splits, equal parts."""
     rows = tensor.shape[0] if tensor.dim() else tensor.numel()
     if not splits:
         if rows % size:
@@ -86,7 +86,7 @@ def all_to_all(specs: OpSpecs, tag: int, outputs: Sequence[Tensor], given: Seque
 def all_to_all_single(
     specs: OpSpecs, tag: int, output: Tensor, given: Tensor, incoming: Sequence[int], outgoing: Sequence[int]
 ) -> Plan:
-    """Send each rank so many elements of a tensor, and receive so many from each."""
+    """Send and receive the numbers of elements of `outgoing` and `incoming`, one per rank."""
     source, host = stand_in(given), room_for(output)
     if overlap(source, host):
         source = source.clone()

@@ -19,12 +19,13 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch._C._distributed_c10d import ErrorType
 from torch.distributed import Work as TorchWork
 
 from _pccl_torch import outside_graphs
 from pccl.errors import PCCLError
 from pccl.torch.bootstrap import Meeting
-from pccl.torch.errors import ArgumentError, BackendError, ErrorType, Names
+from pccl.torch.errors import ArgumentError, BackendError, Names
 from pccl.torch.op_specs import OpSpecs
 from pccl.torch.reconfigure import Reconfigurer, RendezvousError, World, forget_ranks, result_of, why
 from pccl.torch.scheduler import Scheduler

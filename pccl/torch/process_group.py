@@ -1,13 +1,9 @@
 """`ProcessGroupPCCL`: the process group that `init_process_group("pccl")` makes.
 
-c10d calls a process group in two ways, which come together in its methods:
+c10d calls its methods from Python, with several signatures, which each method tells apart, and from C++ (DDP's reducer,
+functional collectives), with lists and options.
 
-    from Python, by methods with several signatures. C++ decides between them for its own backends; here each method
-    does
-    from C++ (DDP's reducer, functional collectives), by the same names with lists and options
-
-c10d's own class keeps some facts, such as the group's name, in backends written in C++. This group has none, so it
-keeps them itself, and its `_get_backend` returns an object that answers for it.
+c10d's own class keeps some facts, such as the group's name, in backends written in C++. This group keeps them itself.
 """
 
 from __future__ import annotations
@@ -76,10 +72,10 @@ class BackendPCCL:
 
 
 class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, TorchProcessGroup):  # type: ignore[misc]
-    """A process group whose collectives are pccl's.
+    """A process group whose collectives are pccl's. Thread-safe.
 
-    Thread-safe. Collectives of one group meet in the order in which each rank calls them. A call either succeeds on all
-    ranks, or raises `BackendError` on all that are left, with their tensors as they were.
+    Collectives of one group match in the order in which each rank calls them. A call either succeeds on all ranks, or
+    raises `BackendError` on all survivors and leaves their tensors as they were.
     """
 
     is_of_pccl = True
@@ -96,16 +92,15 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         is_default: bool = False,
         enable_reconfigure: bool = False,
     ) -> None:
-        """Meet the other ranks of the group through a c10d store.
+        """Connect to the other ranks of the group through a c10d store.
 
         Args:
-            store: A store that all ranks of the group share, and nobody else.
-            timeout: The time that a call may take, and this one too, if it is given none of its own: 30 minutes if it
-                is left out.
+            store: A store of the group's ranks only.
+            timeout: Default timeout of calls, and of this one: 30 minutes if left out.
             global_ranks: The global rank of each rank; the same numbers if left out.
-            name: What the group is called in texts.
-            is_default: Whether PCCL_MASTER may name the run in which the group meets.
-            enable_reconfigure: True to wait for nobody: the group has its ranks from its first `reconfigure` on.
+            name: The group's name in texts.
+            is_default: Whether PCCL_MASTER may name the run that the group joins.
+            enable_reconfigure: True to connect to no rank before the first `reconfigure`.
         """
         TorchProcessGroup.__init__(self, rank, size)
         super().__init__()
@@ -203,7 +198,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         return Options(timeout, self._group_name, self._names.global_ranks)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Give later calls so much time, if they are given none of their own."""
+        """Set the default timeout of later calls."""
         self._timeout_s = seconds(timeout, DEFAULT_TIMEOUT_S)
 
     _set_default_timeout = set_timeout
@@ -219,7 +214,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         return False
 
     def register_pre_hook(self, hook_id: int, hook: Any) -> None:
-        """Refuse a hook of torch 2.15, which only groups written in C++ can call."""
+        """NotImplementedError: only groups written in C++ can call the hooks of torch 2.15."""
         raise NotImplementedError(
             "a process group of pccl does not call pre-hooks and post-hooks; pccl.torch.PCCLWork and pccl's flight "
             "recorder show its calls"
@@ -241,8 +236,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> ProcessGroupPCCL | None:
-        """Make a group of some of this one's ranks, all of which call this alike. None on ranks that are not among
-        them."""
+        """Return a group of some ranks of this one, or None on other ranks. All its ranks call this alike."""
         ranks = sorted(new_ranks)
         if self._rank not in ranks:
             return None
@@ -262,10 +256,10 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
     splitGroup = split_group  # noqa: N815
 
     def eager_connect_single_device(self, device: Any = None) -> None:
-        """Do nothing: the ranks are connected from the beginning."""
+        """Do nothing: all ranks are connected."""
 
     def perform_nocolor_split(self, device: Any = None) -> None:
-        """Do nothing: a rank that is not in a new group has no part in making it."""
+        """Do nothing: only the ranks of a new group form it."""
 
 
 def split_group(

@@ -75,9 +75,11 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
     is_timed = False
     _began_s = _ended_s = 0.0
     _op: Op | None = None
-    """The op in flight."""
+    """The last op."""
+    _is_launched = False
+    """Whether `_op` is in flight, or over and not checked."""
     _spec: OpSpec | None = None
-    """What `_op` was launched from."""
+    """The op to be launched, or its result to be checked; None before the next step."""
     _value: Any = None
     _error: BaseException | None = None
     _registered: Sequence[Any] = ()
@@ -123,17 +125,18 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         try:
             while steps is not None:
                 try:
-                    if self._op is not None:
-                        scheduler.check(self._op, title)
-                        self._op = self._spec = None
+                    if self._is_launched:
+                        self._is_launched = False
+                        scheduler.check(self._op, title)  # type: ignore[arg-type]
+                        self._spec = None
                     if self._spec is None:
                         self._spec = next(steps)
                     if not waits:
                         scheduler.launch(self._spec, title, self._started, self._op_over)
                         return
-                    self._op = scheduler.run(self._spec, title, max(0.0, self.deadline_s - monotonic()))
+                    self._started(scheduler.run(self._spec, title, max(0.0, self.deadline_s - monotonic())))
                 except PCCLError as error:
-                    self._op = None
+                    self._is_launched = False
                     if self._spec is None or not scheduler.may_repeat(self._spec, error):
                         raise
                     if not waits:
@@ -149,13 +152,13 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
                 raise
 
     def _started(self, op: Op) -> None:
-        self._op = op
+        self._op, self._is_launched = op, True
 
     def _continue(self) -> None:
         self.advance(False)
 
     def _op_over(self) -> None:
-        if self._op is None:
+        if self._done.is_set():
             return  # the work has ended before its op
         if self._is_light:
             self.advance(False)

@@ -162,11 +162,10 @@ def test_a_rank_that_does_not_come_is_named_and_another_attempt_works(ranks: Ran
     short = timedelta(seconds=0.3)
     calls = [Background(partial(group.failure, partial(group.reconfigure, 2, groups, short))) for group in groups[:2]]
     for call in calls:
-        assert "timed out after 0.3 s" in str(call.result())
-    assert "rank 2 (" in str(calls[0].result())
-    assert "did not call reconfigure with uuid 2" in str(calls[0].result())
+        assert "reconfigure with uuid 2 timed out" in str(call.result())
+        assert "rank 2 (" in str(call.result())
     error = groups[0].failure()
-    assert "reconfigure of process group elastic with uuid 2 failed: timed out" in str(error)
+    assert "reconfigure of process group elastic with uuid 2 failed: reconfigure with uuid 2 timed out" in str(error)
     late = groups[2].failure(partial(groups[2].reconfigure, 2, groups))
     assert "timed out" in str(late)
     form(3, groups)
