@@ -8,9 +8,12 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 from pccl.runtime.threads import portal
+
+if TYPE_CHECKING:
+    from pccl.torch.work import PCCLWork
 
 logger = logging.getLogger("pccl.torch")
 
@@ -59,7 +62,7 @@ class Progress:
         self._calls.put(call)
 
     def stop(self) -> None:
-        """End each thread as soon as it has nothing to do, without waiting for it."""
+        """End each thread once it is idle, without waiting for it."""
         with self._lock:
             self._is_stopped = True
             free = self._free
@@ -114,17 +117,7 @@ def _make(call: Call) -> None:
         logger.exception("a call of a process group's progress thread failed")
 
 
-class Expiring(Protocol):
-    """A work with a deadline."""
-
-    deadline_s: float
-    """By the monotonic clock."""
-
-
-Work = TypeVar("Work", bound=Expiring)
-
-
-class Deadlines(Generic[Work]):
+class Deadlines:
     """Aborts works after their deadlines, also those that no thread waits for, e.g. DDP's. Thread-safe.
 
     A thread sleeps until the first deadline. Calls of a group usually have one timeout, so the deadline of a new work
@@ -132,7 +125,7 @@ class Deadlines(Generic[Work]):
     """
 
     def __init__(
-        self, name: str, watched: Callable[[], Sequence[Work]], expire: Callable[[Sequence[Work]], None]
+        self, name: str, watched: Callable[[], Sequence[PCCLWork]], expire: Callable[[Sequence[PCCLWork]], None]
     ) -> None:
         """`expire(works)` aborts works in the order of their deadlines, without blocking."""
         self._name = name
@@ -144,7 +137,7 @@ class Deadlines(Generic[Work]):
         self._thread: threading.Thread | None = None
         self._is_stopped = False
 
-    def watch(self, work: Work) -> None:
+    def watch(self, work: PCCLWork) -> None:
         """Enforce the deadline of a work."""
         with self._changed:
             if work.deadline_s >= self._wake_at or self._is_stopped:

@@ -1,8 +1,8 @@
 """How the ranks of a process group find each other: from a c10d store to a connected communicator.
 
-1. The first rank starts a master and writes its address and a random token into the store. It writes the address by
-   which it reaches the store; a loopback address means that it shares a machine with the store, and readers replace it
-   by the store's host. In groups of three and more, the next ranks start standbys.
+1. The first rank starts a master and writes its address and a random token into the store. The address is the one
+   towards the store; a loopback address means that the rank shares a machine with the store, and readers replace it by
+   the store's host. In groups of three and more, the next ranks start standbys.
 2. All ranks connect, and one view admits them all (`founders`). An all_gather of their ranks then tells each rank
    which peer has which rank.
 3. The same group may be formed again with the same store. So the first rank deletes what it wrote before it takes part
@@ -42,9 +42,9 @@ KEY = "pccl/master"
 MASTER_VARIABLE = "PCCL_MASTER"
 RETRY_S = 0.05
 LEAVE_S = 1.0
-"""Seconds for which a leaving rank waits until the others know."""
+"""Seconds that a leaving rank waits until the others know."""
 LOST_MASTER_S = 5.0
-"""Seconds for which survivors of the rank with the master look for it or for a standby."""
+"""Seconds that survivors of the rank with the master look for it or for a standby."""
 LOST_PARTNER_S = 1.0
 """The same in a group of two, which has no standby."""
 STANDBYS = 2

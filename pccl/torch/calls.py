@@ -15,7 +15,7 @@ from torch.distributed import Work as TorchWork
 from _pccl_torch import outside_graphs
 from pccl.torch import profiling
 from pccl.torch.collectives import Plan
-from pccl.torch.errors import ArgumentError
+from pccl.torch.errors import ArgumentError, Names
 from pccl.torch.memory_use import UNUSED, use_of
 from pccl.torch.op_specs import OpSpecs
 from pccl.torch.scheduler import Scheduler
@@ -27,17 +27,6 @@ class Coalescing(threading.local):
     """The calls of each thread between `_start_coalescing` and `_end_coalescing`; None outside."""
 
     batch: list[PCCLWork] | None = None
-
-    def start(self) -> None:
-        if self.batch is not None:
-            raise ArgumentError("ProcessGroupPCCL::_start_coalescing: the calls of this thread are being coalesced")
-        self.batch = []
-
-    def end(self) -> list[PCCLWork]:
-        batch, self.batch = self.batch, None
-        if batch is None:
-            raise ArgumentError("ProcessGroupPCCL::_end_coalescing: _start_coalescing was not called in this thread")
-        return batch
 
 
 @outside_graphs
@@ -83,6 +72,7 @@ class GroupCalls:
     _rank: int
     _size: int
     _timeout_s: float
+    _names: Names
     _specs: OpSpecs
     _scheduler: Scheduler
     _work_type: type[PCCLWork] = PCCLWork
@@ -106,21 +96,21 @@ class GroupCalls:
         self,
         title: str,
         options: Any,
-        plan: Callable[[int], Plan],
+        plan: Callable[..., Plan],
+        arguments: Sequence[Any],
         tensors: Sequence[Tensor] = (),
-        timeout: Any = None,
-        is_barrier: bool = False,
         inputs: Sequence[Tensor] | None = None,
         outputs: Sequence[Tensor] | None = None,
+        is_barrier: bool = False,
     ) -> PCCLWork | Coalesced:
         """Make a collective.
 
         Args:
             options: c10d's options, with the timeout and (`asyncOp`) whether the caller continues without waiting.
-            plan: Returns the plan of the call for a tag.
+            plan: Returns the plan of the call for the group's specs, a tag, and `arguments`.
             tensors: The result of the work.
-            is_barrier: Whether all earlier collectives must be over first.
             inputs, outputs: What the call reads and writes; by default, `tensors`.
+            is_barrier: Whether all earlier collectives must be over first.
 
         Returns:
             The work. If it belongs to a coalesced batch and its caller would wait for it alone: a work that is over.
@@ -136,10 +126,10 @@ class GroupCalls:
         try:
             with self._order:
                 queue = scheduler.next_queue()
-                made = plan(queue)
+                made = plan(self._specs, queue, *arguments)
                 if profiling.is_on():
                     made = profiling.recorded(title, made, tensors if inputs is None else inputs)
-                work = self._work(title, queue, made, tensors, getattr(options, "timeout", timeout))
+                work = self._work(title, queue, made, tensors, getattr(options, "timeout", None))
                 work.use, work.number = use, scheduler.calls
                 if self._times:
                     work.be_timed()
@@ -167,8 +157,13 @@ class GroupCalls:
 
     def _start_coalescing(self, device: Any = None) -> None:
         """Collect the calls of this thread until `_end_coalescing`."""
-        self._coalescing.start()
+        if self._coalescing.batch is not None:
+            raise ArgumentError("ProcessGroupPCCL::_start_coalescing: the calls of this thread are being coalesced")
+        self._coalescing.batch = []
 
     def _end_coalescing(self, device: Any = None) -> Coalesced:
         """Return a work that is over when all calls since `_start_coalescing` are."""
-        return Coalesced(self._coalescing.end())
+        batch, self._coalescing.batch = self._coalescing.batch, None
+        if batch is None:
+            raise ArgumentError("ProcessGroupPCCL::_end_coalescing: _start_coalescing was not called in this thread")
+        return Coalesced(batch)

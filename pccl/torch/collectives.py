@@ -3,8 +3,8 @@
 Each function takes checked tensors, makes the copies that are needed before the call, and returns a `Plan`. Its steps
 run when it is the call's turn, perhaps in another thread.
 
-Results go directly into tensors that the engine can use, and otherwise into a copy on the host, from which the steps
-copy them back.
+Results go directly into tensors that the engine can use, and otherwise into a copy on the host, and the steps copy them
+back.
 """
 
 from __future__ import annotations
@@ -118,38 +118,25 @@ def all_reduce_together(specs: OpSpecs, tag: int, tensors: Sequence[Tensor], red
 
 def reduce(specs: OpSpecs, tag: int, tensor: Tensor, reduction: Reduction, root: int) -> Plan:
     """Reduce a tensor of each rank into that of the root. Those of others stay as they are."""
-    if specs.rank == root and (reduction.fold is not None or not tensor.numel()):
+    is_root = specs.rank == root
+    if is_root and (reduction.fold is not None or not tensor.numel()):
         return all_reduce(specs, tag, [tensor], reduction)
-    if specs.rank == root:
-        return _reduce_here(specs, tag, tensor, reduction)
     given = stand_in(tensor)
+    host = room_for(tensor) if is_root else given
     if reduction.factor is not None:
         given = premultiplied(given, reduction.factor)
 
     def steps() -> Steps:
         if reduction.fold is None and given.numel():
-            array = memory(arithmetic(given))
-            yield specs.reduce(tag, array, array, reduction.op, root)
+            send, recv = memory(arithmetic(given)), memory(arithmetic(host))
+            yield specs.reduce(tag, send, recv, reduction.op, root)
         else:
             yield from _reduce(specs, tag, given, torch.empty_like(given), reduction)
+        if is_root:
+            put_back(tensor, host)
         return [tensor]
 
-    return Plan(steps(), reduction.fold is None)
-
-
-def _reduce_here(specs: OpSpecs, tag: int, tensor: Tensor, reduction: Reduction) -> Plan:
-    """Reduce a tensor of each rank into that of this rank, the root."""
-    given, host = stand_in(tensor), room_for(tensor)
-    if reduction.factor is not None:
-        given = premultiplied(given, reduction.factor)
-
-    def steps() -> Steps:
-        send, recv = memory(arithmetic(given)), memory(arithmetic(host))
-        yield specs.reduce(tag, send, recv, reduction.op, specs.rank)
-        put_back(tensor, host)
-        return [tensor]
-
-    return Plan(steps(), host is tensor)
+    return Plan(steps(), reduction.fold is None and (host is tensor or not is_root))
 
 
 def broadcast(specs: OpSpecs, tag: int, tensors: Sequence[Tensor], root: int, root_tensor: int) -> Plan:

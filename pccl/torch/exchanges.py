@@ -1,4 +1,4 @@
-"""Collectives in which ranks get different parts: gather, scatter and all-to-all.
+"""Collectives with different parts for each rank: gather, scatter and all-to-all.
 
 The engine orders the parts of an array by the ring. It takes the tensors of a gather's or scatter's root one by one,
 in place; those of an all-to-all are joined into one array.

@@ -2,7 +2,7 @@
 
 `get_error` returns what has happened to the group without this process asking for it:
 
-    SUCCESS        nothing; also after `abort`, and after `reconfigure`
+    SUCCESS        no failure; also after `abort`, and after `reconfigure`
     TIMEOUT        a call has timed out
     REMOTE_ERROR   another rank was lost, or has left
     COMM_ERROR     anything else: this process was excluded from the run, or has lost its master
@@ -15,48 +15,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
-import torch
 from torch._C._distributed_c10d import ErrorType
-from torch.distributed import Work as TorchWork
 
-from _pccl_torch import outside_graphs
 from pccl.errors import PCCLError
 from pccl.torch.bootstrap import Meeting
+from pccl.torch.calls import Coalesced, GroupCalls
 from pccl.torch.errors import ArgumentError, BackendError, Names
 from pccl.torch.op_specs import OpSpecs
-from pccl.torch.reconfigure import Reconfigurer, RendezvousError, World, forget_ranks, result_of, why
+from pccl.torch.reconfigure import Reconfigurer, RendezvousError, World, forget_ranks, result_of
 from pccl.torch.scheduler import Scheduler
-from pccl.torch.transport import CommunicatorTransport, LocalTransport
+from pccl.torch.transport import LocalTransport, Transport
 from pccl.types import Result
 
 logger = logging.getLogger("pccl.torch")
 
 REMOTE = frozenset({Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS})
-
-
-@outside_graphs
-class Reconfigured(TorchWork):  # type: ignore[misc]
-    """The work of a reconfigure, which is over when the call returns."""
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
-
-    def exception(self) -> BaseException | None:
-        return None
-
-    def get_future(self) -> Any:
-        future: Any = torch.futures.Future()
-        future.set_result([])
-        return future
 
 
 class AbortHooks:
@@ -80,17 +55,10 @@ class AbortHooks:
                 logger.exception("an abort hook has failed")
 
 
-class FaultTolerance:
+class FaultTolerance(GroupCalls):
     """The methods of `ProcessGroupPCCL` for the loss of ranks. Thread-safe; one `reconfigure` at a time."""
 
-    _order: Any
-    _rank: int
-    _size: int
     _meeting: Meeting | None
-    _names: Names
-    _specs: OpSpecs
-    _scheduler: Scheduler
-    _timeout_s: float
     _reconfigurer: Reconfigurer
     _abort_hooks: AbortHooks
 
@@ -104,7 +72,7 @@ class FaultTolerance:
         """Return the text that names this process group object to the others. It stays the same."""
         return str(self._reconfigurer.handle)
 
-    def reconfigure(self, opts: Any) -> Reconfigured:
+    def reconfigure(self, opts: Any) -> Coalesced:
         """Form a new world of the ranks of `opts.handles`, in this order, under a uuid that was not used before.
 
         Raises:
@@ -121,15 +89,16 @@ class FaultTolerance:
         try:
             world = self._reconfigurer.enter(opts.uuid, known, timeout_s, self._names.group)
         except (RendezvousError, PCCLError, OSError) as error:
-            text = f"reconfigure of {self._names.group} with uuid {opts.uuid} failed: {why(error)}"
+            reason = getattr(error, "message", error)
+            text = f"reconfigure of {self._names.group} with uuid {opts.uuid} failed: {reason}"
             raise self._be_without_world(text, result_of(error)) from None
         self._install(world, self._names.group)
-        forget_ranks(self, world.size)
-        return Reconfigured()
+        forget_ranks(self, self._size)
+        return Coalesced([])  # a work that is over
 
     def _install(self, world: World, group: str) -> None:
         """Make a world the present one. `group` is the group's name in texts."""
-        self._connect(world.meeting, Names(group, world.rank, range(world.size), world.names), world.size)
+        self._connect(world.meeting, Names(group, world.rank, range(len(world.names)), world.names), len(world.names))
 
     def _connect(self, meeting: Meeting | None, names: Names, size: int) -> None:
         """Make the ranks of a meeting the present ones; None: this process alone."""
@@ -137,7 +106,7 @@ class FaultTolerance:
         if meeting is not None:
             names.number(meeting.peers)
             names.is_first_rank_master = names.rank == 1 and size == 2 and meeting.is_own_run
-            transport = CommunicatorTransport(meeting.communicator, meeting.ring)
+            transport = Transport(meeting.communicator, meeting.ring)
             scheduler = Scheduler(transport, names, meeting.peers, self._abort_hooks.call)
             specs = OpSpecs(meeting.peers, names.rank, meeting.ring)
         with self._order:

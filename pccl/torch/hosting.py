@@ -27,7 +27,7 @@ STANDBY_LINGER_S = 3.0
 
 
 def advertised_host(towards: str = "") -> str:
-    """Return the host by which other processes can dial this one.
+    """Return the host that other processes can dial.
 
     In this order: PCCL_ADVERTISE; the source address towards the host `towards`; the address of this machine's name;
     the source address towards the internet; the loopback address. A loopback address towards `towards` means that it
@@ -60,10 +60,10 @@ class Hosting:
     """The masters of one process group in this process. Thread-safe."""
 
     def __init__(self, host: str) -> None:
-        """`host`: the host by which others dial this process."""
+        """`host`: the host that others dial."""
         self.host = host
         self._nodes: list[tuple[MasterNode, float]] = []
-        """Masters, and the seconds for which each continues after `retire`."""
+        """Masters, and the seconds that each continues after `retire`."""
         self._retiring: dict[threading.Timer, MasterNode] = {}
         self._lock = threading.Lock()
 

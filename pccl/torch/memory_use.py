@@ -2,7 +2,7 @@
 
 Users of torch expect calls on one tensor to run in order: two all_reduces in a row sum it twice, even without a wait
 between them. Calls of different queues overlap, so a call that would write what an earlier one reads or writes, or read
-what it writes, starts after it. All ranks make the calls of a group in one order, so there is no deadlock.
+what it writes, starts after it. All ranks make the calls of a group in one order, so this cannot deadlock.
 
 Hundreds of calls may be in flight, so spans are kept sorted.
 """

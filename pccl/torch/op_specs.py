@@ -203,15 +203,5 @@ class OpSpecs:
         pair, bytes_of = self._pairs[is_sender][other], array.bytes_of
         changes = None if is_sender else changes_of(array.owner)
         collective = Collective.SEND
-        return OpSpec(
-            tag,
-            array.dtype,
-            ReduceOp.SUM,
-            None,
-            buffers,
-            None,
-            collective,
-            pair=pair,
-            bytes_of=bytes_of,
-            written=changes,
-        )
+        dtype, op = array.dtype, ReduceOp.SUM
+        return OpSpec(tag, dtype, op, None, buffers, None, collective, pair=pair, bytes_of=bytes_of, written=changes)

@@ -59,7 +59,7 @@ class _AnySourceWork(PCCLWork):
         if self.is_completed() or self._left_s() > 0 or not self._withdraw(self):
             return
         text = f"no rank has sent a tensor with tag {self._tag} within {self._timeout_s:g} s"
-        self.fail(self._scheduler.failure(self.title, PCCLError(Result.TIMEOUT, self.title, text)))
+        self.end(None, self._scheduler.failure(self.title, PCCLError(Result.TIMEOUT, self.title, text)))
 
 
 class _TakenWork(PCCLWork):
@@ -104,7 +104,7 @@ class PointToPointMethods(GroupCalls):
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0, *, waits: bool = False) -> PCCLWork:
         """Send a tensor to a rank. The work is over when that rank has received it.
 
-        `waits`: the caller does nothing but wait for it.
+        `waits`: the caller only waits for it.
         """
         plan = self._plain_plan(tensors, dst, tag, True)
         if plan is None:
@@ -181,7 +181,7 @@ class PointToPointMethods(GroupCalls):
         if what != "send":
             require_apart(what, given)
         if other is not None and not 0 <= other < self._size:
-            raise fail(what, f"invalid {role} rank: {other} is no rank of a group of {self._size}")
+            raise fail(what, f"invalid {role} rank: {other} is not a rank of a group of {self._size}")
         if other == self._rank:
             raise fail(what, f"invalid {role} rank: {other} is this rank itself")
         if not 0 <= tag < INNER_PAIR_TAG:
@@ -259,16 +259,16 @@ class PointToPointMethods(GroupCalls):
         if error is None:
             put_back(tensor, posted.array)
             work.source = src
-            work.succeed([tensor])
+            work.end([tensor], None)
         else:
-            work.fail(error)
+            work.end(None, error)
 
     def _take(self, posted: _Posted, tensor: Tensor, src: int, tag: int) -> PCCLWork:
         """Return the work of a recv that a recv from any rank has posted already."""
         if posted.array.numel() != tensor.numel() or posted.array.dtype is not tensor.dtype:
             text = (
                 f"a recv from any rank has been waiting for {posted.array.numel()} elements of {posted.array.dtype} "
-                f"with tag {tag}, so {self._names_of(src)} must not send {tensor.numel()} of {tensor.dtype} with that "
+                f"with tag {tag}, so {self._names.of(src)} must not send {tensor.numel()} of {tensor.dtype} with that "
                 f"tag: use another one"
             )
             raise fail("recv", text)
@@ -282,15 +282,12 @@ class PointToPointMethods(GroupCalls):
             error = posted.work.exception()
             if error is None:
                 put_back(tensor, posted.array)
-                work.succeed([tensor])
+                work.end([tensor], None)
             else:
-                work.fail(error)
+                work.end(None, error)
 
         posted.work.when_over(partial(self._scheduler.later, hand_over))
         return work
-
-    def _names_of(self, rank: int) -> str:
-        raise NotImplementedError
 
     # The monitored barrier.
 

@@ -74,7 +74,7 @@ class BackendPCCL:
 class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, TorchProcessGroup):  # type: ignore[misc]
     """A process group whose collectives are pccl's. Thread-safe.
 
-    Collectives of one group match in the order in which each rank calls them. A call either succeeds on all ranks, or
+    Collectives of one group match in the order of each rank's calls. A call either succeeds on all ranks, or
     raises `BackendError` on all survivors and leaves their tensors as they were.
     """
 
@@ -123,9 +123,6 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
             except PCCLError as error:
                 raise names.failure("init_process_group", error) from None
             self._connect(meeting, names, size)
-
-    def _names_of(self, rank: int) -> str:
-        return self._names.of(rank)
 
     # What c10d asks.
 
@@ -204,7 +201,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
     _set_default_timeout = set_timeout
 
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: calls are counted from 0 on every rank."""
+        """Ignored: calls are counted from 0 on every rank."""
 
     def _get_sequence_number_for_group(self) -> int:
         """Return the number of collectives that this rank has called."""
@@ -256,10 +253,10 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
     splitGroup = split_group  # noqa: N815
 
     def eager_connect_single_device(self, device: Any = None) -> None:
-        """Do nothing: all ranks are connected."""
+        """Ignored: all ranks are connected."""
 
     def perform_nocolor_split(self, device: Any = None) -> None:
-        """Do nothing: only the ranks of a new group form it."""
+        """Ignored: only the ranks of a new group form it."""
 
 
 def split_group(

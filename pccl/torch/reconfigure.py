@@ -73,7 +73,7 @@ class Handle(NamedTuple):
         found = _HANDLE.fullmatch(text)
         if found is None:
             raise RendezvousError(
-                f"{text!r} is no handle of a pccl process group; take what get_reconfigure_handle says"
+                f"{text!r} is not a handle of a pccl process group; use the return value of get_reconfigure_handle"
             )
         return cls(found[1], unquote(found[3]), int(found[2]), unquote(found[4]))
 
@@ -81,16 +81,11 @@ class Handle(NamedTuple):
 class World(NamedTuple):
     """A membership of a process group."""
 
-    uuid: int
     rank: int
     names: list[str]
     """The name of each rank's process."""
     meeting: Meeting | None
     """None for a single rank."""
-
-    @property
-    def size(self) -> int:
-        return len(self.names)
 
 
 def ordered(handles: Sequence[str] | set[str] | frozenset[str]) -> list[str]:
@@ -139,8 +134,8 @@ class Reconfigurer:
         known, own = [Handle.parse(handle) for handle in ordered(handles)], self.handle
         if own not in known:
             raise RendezvousError(
-                f"the handle of this process ({own.name}) is not among the {len(known)} that reconfigure was given: a "
-                f"process that shall not be in the new world does not call it"
+                f"the handle of this process ({own.name}) is not among the {len(known)} that reconfigure was given: "
+                f"only the processes of the new world call it"
             )
         if uuid in self._used:
             raise RendezvousError(f"the uuid {uuid} was already used; give each reconfigure a new one")
@@ -151,11 +146,11 @@ class Reconfigurer:
         self._used.add(uuid)
         rank, processes = known.index(self.handle), [handle.name for handle in known]
         if len(known) == 1:
-            return World(uuid, rank, processes, None)
+            return World(rank, processes, None)
         names = Names(group, rank, range(len(known)), processes)
         deadline_s = time.monotonic() + timeout_s
         meeting = _bounded(timeout_s + GRACE_S, lambda: self._meet(uuid, known, names, deadline_s))
-        return World(uuid, rank, processes, meeting)
+        return World(rank, processes, meeting)
 
     def _meet(self, uuid: int, known: Sequence[Handle], names: Names, deadline_s: float) -> Meeting:
         store = self._store if names.rank == 0 else _store_of(known[0], deadline_s)
@@ -263,11 +258,6 @@ def _bounded(limit_s: float, call: Callable[[], Meeting]) -> Meeting:
     if isinstance(found[0], BaseException):
         raise found[0]
     return found[0]  # type: ignore[no-any-return]
-
-
-def why(error: Exception) -> str:
-    """Return the text of an error of `Reconfigurer.enter`."""
-    return error.message if isinstance(error, PCCLError) else str(error)
 
 
 def result_of(error: Exception) -> Result:

@@ -1,6 +1,6 @@
 """The order of a group's calls.
 
-c10d matches the collectives of a group by the order in which each rank calls them; pccl matches ops by tags. So calls
+c10d matches the collectives of a group by the order of each rank's calls; pccl matches ops by tags. So calls
 are spread over a fixed number of *queues*, round robin, on every rank alike. Each queue has one tag:
 
 1. Call n of a group takes queue n mod QUEUES. Arguments are checked before a call counts, so a call that raises
@@ -105,7 +105,7 @@ class Scheduler:
             work.is_first = not work.blockers
 
     def go(self, work: PCCLWork, waits: bool, after: Sequence[PCCLWork] = ()) -> None:
-        """Start an entered work if it has no blockers. `waits`: its caller does nothing but wait for it."""
+        """Start an entered work if it has no blockers. `waits`: its caller only waits for it."""
         if work.is_first and (waits or self._is_local):
             work.advance(True)
             return

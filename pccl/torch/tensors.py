@@ -1,7 +1,7 @@
 """Tensors as memory that the engine reads and writes.
 
 The engine works on contiguous host memory. Tensors in such memory are used in place. Others (strided, on a device, lazy
-conjugates) get a contiguous copy on the host (`stand_in`), from which results are copied back (`put_back`).
+conjugates) get a contiguous copy on the host (`stand_in`), and results are copied back (`put_back`).
 
 Collectives that only move elements take any dtype: those that the engine cannot reduce travel as bytes.
 """
@@ -216,4 +216,4 @@ def require_one(what: str, tensors: Sequence[Any], kind: str = "tensor list") ->
 
 def require_root(what: str, root: int, size: int) -> None:
     if not 0 <= root < size:
-        raise fail(what, f"invalid root rank: {root} is no rank of a group of {size}")
+        raise fail(what, f"invalid root rank: {root} is not a rank of a group of {size}")

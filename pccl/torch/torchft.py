@@ -104,7 +104,7 @@ class ProcessGroupPCCL(_ProcessGroup, _TorchFT):  # type: ignore[misc]
             raise self._be_without_world(str(names.failure("configure", error)), error.result) from None
         except RuntimeError as error:
             raise self._be_without_world(f"configure of {group} failed: {error}", Result.TIMEOUT) from error
-        self._install(World(quorum_id or 0, rank, processes, meeting), group)
+        self._install(World(rank, processes, meeting), group)
 
     def errored(self) -> Exception | None:
         """Return the error after which the group needs a new quorum, or None: a loss or timeout in a call, an abort, or

@@ -99,8 +99,8 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         tensors: Sequence[Any] = (),
     ) -> None:
         """Args:
-        steps: The call; None for a work that other code ends by `succeed` or `fail`.
-        queue: The queue in which the work waits for its turn.
+        steps: The call; None for a work that other code ends by `end`.
+        queue: The queue where the work waits for its turn.
         tensors: The tensors of the result.
         """
         TorchWork.__init__(self)
@@ -143,11 +143,11 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
                         scheduler.later(self._continue)
                         return
         except StopIteration as stop:
-            self._end(stop.value, None)
+            self.end(stop.value, None)
         except PCCLError as error:
-            self._end(None, scheduler.failure(title, error, self._spec))
+            self.end(None, scheduler.failure(title, error, self._spec))
         except BaseException as error:
-            self._end(None, error)
+            self.end(None, error)
             if not isinstance(error, Exception):
                 raise
 
@@ -172,17 +172,10 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
                 with suppress(PCCLError):  # the caller gets `error`
                     self._scheduler.cancel(self._op, self.title, self._timeout_s)
         finally:
-            self._end(None, error)
+            self.end(None, error)
 
-    def fail(self, error: BaseException) -> None:
-        """End a work without steps by an error."""
-        self._end(None, error)
-
-    def succeed(self, value: Any) -> None:
-        """End a work without steps by its result."""
-        self._end(value, None)
-
-    def _end(self, value: Any, error: BaseException | None) -> None:
+    def end(self, value: Any, error: BaseException | None) -> None:
+        """End the work with its result or error, once."""
         with self._lock:
             if self._done.is_set():
                 return
@@ -245,7 +238,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
                 raise PCCLError(Result.OUTCOME_UNKNOWN, self.title, text)
             self._scheduler.cancel(op, self.title, self._timeout_s)
         except PCCLError as error:
-            self._end(None, self._scheduler.failure(self.title, error))
+            self.end(None, self._scheduler.failure(self.title, error))
 
     # c10d's names.
 

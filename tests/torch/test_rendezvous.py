@@ -142,5 +142,5 @@ def test_lists_keep_their_order_and_sets_are_sorted() -> None:
         ordered([a, b, a])
     with pytest.raises(RendezvousError, match="at least one handle"):
         ordered([])
-    with pytest.raises(RendezvousError, match="is no handle of a pccl process group"):
+    with pytest.raises(RendezvousError, match="is not a handle of a pccl process group"):
         Handle.parse("gloo:0:-1:0:")

@@ -151,7 +151,7 @@ def test_wrong_handles_are_refused_and_the_world_goes_on(ranks: Ranks) -> None:
         a.reconfigure(2, [a, b, a])
     with pytest.raises(ArgumentError, match="at least one handle"):
         a.reconfigure(2, [])
-    with pytest.raises(ArgumentError, match="no handle of a pccl process group"):
+    with pytest.raises(ArgumentError, match="not a handle of a pccl process group"):
         a.reconfigure(2, {a.handle, "gloo:0:-1:0:"})
     assert sums(groups[:2]) == [total(2)] * 2
 
