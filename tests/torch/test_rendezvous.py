@@ -67,13 +67,13 @@ def test_handles_give_the_order_of_ranks(ranks: Callable[[int], Ranks]) -> None:
     assert [world.rank for world in found] == [1, 2, 0]
 
 
-def test_rank_without_a_handle_is_not_waited_for(ranks: Callable[[int], Ranks]) -> None:
+def test_rank_without_handle_not_waited_for(ranks: Callable[[int], Ranks]) -> None:
     three = ranks(3)
     handles = three.handles[:2]
     assert [call.result().rank for call in [three.call(rank, 1, handles) for rank in range(2)]] == [0, 1]
 
 
-def test_uuid_is_used_once_even_after_a_failure(ranks: Callable[[int], Ranks]) -> None:
+def test_uuid_used_once_even_after_failure(ranks: Callable[[int], Ranks]) -> None:
     two = ranks(2)
     assert "reconfigure with uuid 5 timed out on rank 0" in str(two.call(0, 5, timeout_s=0.05).result())
     assert "uuid 5 was already used" in str(two.call(0, 5).result())
@@ -81,7 +81,7 @@ def test_uuid_is_used_once_even_after_a_failure(ranks: Callable[[int], Ranks]) -
     assert [call.result().rank for call in [two.call(0, 6), two.call(1, 6)]] == [0, 1]
 
 
-def test_missing_rank_is_named_on_all_ranks(ranks: Callable[[int], Ranks]) -> None:
+def test_missing_rank_named_on_all_ranks(ranks: Callable[[int], Ranks]) -> None:
     three = ranks(3)
     for call in [three.call(0, 1, timeout_s=0.5), three.call(1, 1)]:
         text = str(call.result())
@@ -90,7 +90,7 @@ def test_missing_rank_is_named_on_all_ranks(ranks: Callable[[int], Ranks]) -> No
 
 
 @pytest.mark.parametrize("dead", [0, 2])
-def test_dead_rank_is_detected_at_once_on_all_ranks(ranks: Callable[[int], Ranks], dead: int) -> None:
+def test_dead_rank_detected_at_once_on_all_ranks(ranks: Callable[[int], Ranks], dead: int) -> None:
     three = ranks(3)
     three.made[dead].close()
     began_s = time.monotonic()
@@ -99,20 +99,20 @@ def test_dead_rank_is_detected_at_once_on_all_ranks(ranks: Callable[[int], Ranks
     assert time.monotonic() - began_s < LIMIT_S / 2
 
 
-def test_different_handles_are_an_error_on_all_ranks(ranks: Callable[[int], Ranks]) -> None:
+def test_different_handles_fail_on_all_ranks(ranks: Callable[[int], Ranks]) -> None:
     three = ranks(3)
     swapped = [three.handles[0], three.handles[2], three.handles[1]]
     for call in [three.call(0, 1), three.call(1, 1), three.call(2, 1, swapped)]:
         assert "was given other handles" in str(call.result())
 
 
-def test_timeout_if_the_store_does_not_answer(ranks: Callable[[int], Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timeout_of_silent_store(ranks: Callable[[int], Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reconfigure, "GRACE_S", 0.1)
     monkeypatch.setattr(reconfigure, "_check_in", lambda *_: time.sleep(1.0))
     assert "does not answer" in str(ranks(2).call(0, 1, timeout_s=0.1).result())
 
 
-def test_foreign_connections_are_ignored(ranks: Callable[[int], Ranks]) -> None:
+def test_foreign_connections_ignored(ranks: Callable[[int], Ranks]) -> None:
     two = ranks(2)
     handle = two.made[0].handle
     with (
@@ -123,7 +123,7 @@ def test_foreign_connections_are_ignored(ranks: Callable[[int], Ranks]) -> None:
         assert [call.result().rank for call in [two.call(0, 1), two.call(1, 1)]] == [0, 1]
 
 
-def test_process_outside_of_the_handles_is_refused(ranks: Callable[[int], Ranks]) -> None:
+def test_process_outside_of_handles_refused(ranks: Callable[[int], Ranks]) -> None:
     three = ranks(3)
     assert "is not among the 2" in str(three.call(2, 1, three.handles[:2]).result())
 
@@ -134,7 +134,7 @@ def test_handle_text_round_trip(host: str) -> None:
     assert Handle.parse(str(handle)) == handle
 
 
-def test_lists_keep_their_order_and_sets_are_sorted() -> None:
+def test_handle_lists_keep_order_and_sets_are_sorted() -> None:
     a, b = (str(Handle(digit * 16, "h", 1, digit)) for digit in "ab")
     assert ordered([b, a]) == [b, a]
     assert ordered({b, a}) == [a, b]

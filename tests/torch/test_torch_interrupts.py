@@ -58,7 +58,7 @@ def interrupt(call: Callable[[], Any], uses: int) -> None:
     assert scheduler.is_idle()
 
 
-def test_a_send_or_recv_that_is_interrupted_at_its_beginning_leaves_no_trace() -> None:
+def test_interrupted_send_or_recv_leaves_no_trace() -> None:
     def script(rank: int) -> list[float]:
         def call() -> None:
             dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)
@@ -80,7 +80,7 @@ def test_a_send_or_recv_that_is_interrupted_at_its_beginning_leaves_no_trace() -
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_collective_that_all_ranks_interrupt_at_its_beginning_has_only_been_counted(is_async: bool) -> None:
+def test_interrupted_collective_only_counts(is_async: bool) -> None:
     number_and_queue = 2
 
     def script(rank: int) -> float:
@@ -106,7 +106,7 @@ class SilentTransport(LocalTransport):
         raise PCCLError(Result.OUTCOME_UNKNOWN, title, "no verdict has arrived")
 
 
-def test_op_that_ends_after_its_work_is_ignored() -> None:
+def test_op_ending_after_its_work_ignored() -> None:
     def steps() -> Steps:
         yield None  # type: ignore[misc]
 
@@ -119,7 +119,7 @@ def test_op_that_ends_after_its_work_is_ignored() -> None:
         work.wait()
 
 
-def test_a_monitored_barrier_that_ends_with_its_group_blames_no_rank() -> None:
+def test_monitored_barrier_aborted_with_group() -> None:
     is_over = threading.Event()
 
     def script(rank: int) -> str:

@@ -229,7 +229,7 @@ CALLS = [
 
 
 @pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
-def test_calls_count_up_the_versions_of_what_they_write_alone(call: Callable[[int], Tensors]) -> None:
+def test_versions_of_written_tensors(call: Callable[[int], Tensors]) -> None:
     def script(rank: int) -> tuple[list[int], list[int]]:
         found = call(rank)
         return [each._version for each in found.written], [each._version for each in found.read]
@@ -239,7 +239,7 @@ def test_calls_count_up_the_versions_of_what_they_write_alone(call: Callable[[in
         assert not any(read)
 
 
-def test_a_group_of_one_counts_up_versions_too() -> None:
+def test_versions_in_group_of_one() -> None:
     def script(_: int) -> tuple[int, int, int]:
         (given,), (output,), (part,) = new(), new(), new()
         dist.all_gather_into_tensor(output, given)
@@ -250,7 +250,7 @@ def test_a_group_of_one_counts_up_versions_too() -> None:
     assert (given, min(output, part)) == (0, 1)
 
 
-def test_a_backward_pass_that_has_saved_what_is_overwritten_raises() -> None:
+def test_backward_of_overwritten_tensor_raises() -> None:
     def script(rank: int) -> None:
         for overwrite in (
             lambda saved: dist.all_reduce(saved),
@@ -267,7 +267,7 @@ def test_a_backward_pass_that_has_saved_what_is_overwritten_raises() -> None:
     run_ranks(SIZE, script)
 
 
-def test_tensors_of_inference_mode_can_be_results() -> None:
+def test_inference_tensors() -> None:
     def script(_: int) -> Any:
         with torch.inference_mode():
             (tensor,) = new()
