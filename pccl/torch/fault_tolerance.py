@@ -24,7 +24,7 @@ from pccl.torch.bootstrap import Meeting
 from pccl.torch.calls import Coalesced, GroupCalls
 from pccl.torch.errors import ArgumentError, BackendError, Names
 from pccl.torch.op_specs import OpSpecs
-from pccl.torch.reconfigure import Reconfigurer, RendezvousError, World, forget_ranks, result_of
+from pccl.torch.reconfigure import Reconfigurer, RendezvousError, World, forget_ranks
 from pccl.torch.scheduler import Scheduler
 from pccl.torch.transport import LocalTransport, Transport
 from pccl.types import Result
@@ -59,14 +59,11 @@ class FaultTolerance(GroupCalls):
     """The methods of `ProcessGroupPCCL` for the loss of ranks. Thread-safe; one `reconfigure` at a time."""
 
     _meeting: Meeting | None
+    supports_reconfigure = True
+    supports_abort_hooks = True
+
     _reconfigurer: Reconfigurer
     _abort_hooks: AbortHooks
-
-    # c10d's names.
-
-    @property
-    def supports_reconfigure(self) -> bool:
-        return True
 
     def get_reconfigure_handle(self) -> str:
         """Return the text that names this process group object to the others. It stays the same."""
@@ -88,10 +85,10 @@ class FaultTolerance(GroupCalls):
         self._leave("went on to another world", f"it goes on to uuid {opts.uuid}")
         try:
             world = self._reconfigurer.enter(opts.uuid, known, timeout_s, self._names.group)
-        except (RendezvousError, PCCLError, OSError) as error:
+        except (RendezvousError, PCCLError) as error:
             reason = getattr(error, "message", error)
             text = f"reconfigure of {self._names.group} with uuid {opts.uuid} failed: {reason}"
-            raise self._be_without_world(text, result_of(error)) from None
+            raise self._be_without_world(text, error.result) from None
         self._install(world, self._names.group)
         forget_ranks(self, self._size)
         return Coalesced([])  # a work that is over
@@ -133,10 +130,6 @@ class FaultTolerance(GroupCalls):
         if failure.result is Result.TIMEOUT:
             return ErrorType.TIMEOUT
         return ErrorType.REMOTE_ERROR if failure.result in REMOTE else ErrorType.COMM_ERROR
-
-    @property
-    def supports_abort_hooks(self) -> bool:
-        return True
 
     def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
         """Call `hook()` before an abort, and after the first call that fails by the loss of a rank or a timeout."""

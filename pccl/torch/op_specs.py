@@ -88,61 +88,50 @@ class OpSpecs:
         self,
         tag: int,
         collective: Collective,
-        given: Memory | None,
-        send: int,
-        recv: int,
-        count: int,
-        keep: Any,
+        like: Memory | None,
+        buffers: Buffers,
+        written: Sequence[Memory] = (),
         op: ReduceOp = ReduceOp.SUM,
-        root: Root | None = None,
-        written: Memory | None = None,
+        root: int | None = None,
     ) -> OpSpec:
-        """`written` is the memory of the result, on ranks that get one."""
-        buffers = Fixed(Buffers(send, recv, count, keep), self.size)
-        changes = None if written is None else changes_of(written.owner)
-        dtype = DataType.UINT8 if given is None else given.dtype
-        bytes_of = "" if given is None else given.bytes_of
-        return OpSpec(
-            tag, dtype, op, None, buffers, None, collective, root, shape=None, bytes_of=bytes_of, written=changes
-        )
+        """Args:
+        like: Memory with the op's dtype; None for ops without elements.
+        written: Memory of the result, on ranks that get one.
+        """
+        changes = changes_of(*(each.owner for each in written)) if written else None
+        dtype, bytes_of = (DataType.UINT8, "") if like is None else (like.dtype, like.bytes_of)
+        named = None if root is None else Root(root, self.peers[root])
+        fixed = Fixed(buffers, self.size)
+        return OpSpec(tag, dtype, op, None, fixed, None, collective, named, bytes_of=bytes_of, written=changes)
 
     def all_reduce(self, tag: int, send: Memory, recv: Memory, op: ReduceOp) -> OpSpec:
-        keep = send.owner, recv.owner
-        count = send.count
-        return self._spec(tag, Collective.ALL_REDUCE, send, send.address, recv.address, count, keep, op, written=recv)
+        buffers = Buffers(send.address, recv.address, send.count, (send.owner, recv.owner))
+        return self._spec(tag, Collective.ALL_REDUCE, send, buffers, [recv], op)
 
     def broadcast(self, tag: int, array: Memory, root: int) -> OpSpec:
-        named = Root(root, self.peers[root])
-        address, count = array.address, array.count
-        written = None if root == self.rank else array
-        return self._spec(
-            tag, Collective.BROADCAST, array, address, address, count, array.owner, root=named, written=written
-        )
+        buffers = Buffers(array.address, array.address, array.count, array.owner)
+        written = [] if root == self.rank else [array]
+        return self._spec(tag, Collective.BROADCAST, array, buffers, written, root=root)
 
     def barrier(self, tag: int) -> OpSpec:
-        return self._spec(tag, Collective.BARRIER, None, 0, 0, 0, None)
+        return self._spec(tag, Collective.BARRIER, None, Buffers(0, 0, 0, None))
 
     def all_gather(self, tag: int, send: Memory, recv: Memory) -> OpSpec:
         assert recv.count == self.size * send.count
-        keep = send.owner, recv.owner
-        count = recv.count
-        return self._spec(tag, Collective.ALL_GATHER, send, send.address, recv.address, count, keep, written=recv)
+        buffers = Buffers(send.address, recv.address, recv.count, (send.owner, recv.owner))
+        return self._spec(tag, Collective.ALL_GATHER, send, buffers, [recv])
 
     def reduce_scatter(self, tag: int, send: Memory, recv: Memory, op: ReduceOp) -> OpSpec:
         assert send.count == self.size * recv.count
-        keep = send.owner, recv.owner
-        count = send.count
-        return self._spec(
-            tag, Collective.REDUCE_SCATTER, send, send.address, recv.address, count, keep, op, written=recv
-        )
+        buffers = Buffers(send.address, recv.address, send.count, (send.owner, recv.owner))
+        return self._spec(tag, Collective.REDUCE_SCATTER, send, buffers, [recv], op)
 
     def reduce(self, tag: int, send: Memory, recv: Memory, op: ReduceOp, root: int) -> OpSpec:
         """`recv` is used by the root only."""
-        written = recv if root == self.rank else None
-        to = recv.address if written is not None else 0
-        keep = send.owner, recv.owner
-        named = Root(root, self.peers[root])
-        return self._spec(tag, Collective.REDUCE, send, send.address, to, send.count, keep, op, named, written)
+        written = [recv] if root == self.rank else []
+        to = recv.address if written else 0
+        buffers = Buffers(send.address, to, send.count, (send.owner, recv.owner))
+        return self._spec(tag, Collective.REDUCE, send, buffers, written, op, root)
 
     def gather(self, tag: int, send: Memory, recv: Sequence[Memory], root: int) -> OpSpec:
         """`recv` has one part per rank at the root, in rank order, and is empty elsewhere."""
@@ -151,7 +140,7 @@ class OpSpecs:
         keep = send.owner, [part.owner for part in parts]
         first = addresses[0] if addresses else 0
         buffers = Buffers(send.address, first, self.size * send.count, keep, recv_parts=addresses or None)
-        return self._rooted(tag, Collective.GATHER, send, buffers, root, parts)
+        return self._spec(tag, Collective.GATHER, send, buffers, parts, root=root)
 
     def scatter(self, tag: int, send: Sequence[Memory], recv: Memory, root: int) -> OpSpec:
         """`send` has one part per rank at the root, in rank order, and is empty elsewhere."""
@@ -160,27 +149,11 @@ class OpSpecs:
         keep = [part.owner for part in parts], recv.owner
         first = addresses[0] if addresses else 0
         buffers = Buffers(first, recv.address, self.size * recv.count, keep, send_parts=addresses or None)
-        return self._rooted(tag, Collective.SCATTER, recv, buffers, root, [recv])
+        return self._spec(tag, Collective.SCATTER, recv, buffers, [recv], root=root)
 
     def _as_in_ring(self, parts: Sequence[Memory]) -> Sequence[Memory]:
         """Return parts of ranks in the order of the ring."""
         return [parts[rank] for rank in self.order] if parts and self.order else parts
-
-    def _rooted(
-        self,
-        tag: int,
-        collective: Collective,
-        like: Memory,
-        buffers: Buffers,
-        root: int,
-        written: Sequence[Memory],
-    ) -> OpSpec:
-        fixed, named = Fixed(buffers, self.size), Root(root, self.peers[root])
-        changes = changes_of(*(part.owner for part in written))
-        bytes_of = like.bytes_of
-        return OpSpec(
-            tag, like.dtype, ReduceOp.SUM, None, fixed, None, collective, named, bytes_of=bytes_of, written=changes
-        )
 
     def all_to_all(
         self, tag: int, send: Memory, recv: Memory, outgoing: Sequence[int], incoming: Sequence[int]
@@ -189,9 +162,7 @@ class OpSpecs:
         width = send.owner.element_size() if send.bytes_of else 1
         parts = [count * width for count in outgoing], [count * width for count in incoming]
         buffers = Buffers(send.address, recv.address, max(send.count, recv.count), (send.owner, recv.owner), parts)
-        fixed, changes, bytes_of = Fixed(buffers, self.size), changes_of(recv.owner), send.bytes_of
-        collective = Collective.ALL_TO_ALL
-        return OpSpec(tag, send.dtype, ReduceOp.SUM, None, fixed, None, collective, bytes_of=bytes_of, written=changes)
+        return self._spec(tag, Collective.ALL_TO_ALL, send, buffers, [recv])
 
     def send(self, tag: int, array: Memory, to: int) -> OpSpec:
         return self._pair(tag, array, Buffers(array.address, 0, array.count, array.owner), to, True)

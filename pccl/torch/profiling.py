@@ -19,24 +19,17 @@ from pccl.torch.work import Steps
 NAMES = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce",
-    "reduce": "reduce",
-    "reduce_scatter": "reduce_scatter",
     "reduce_scatter_single": "_reduce_scatter_base",
     "reduce_scatter_single_coalesced": "_reduce_scatter_base",
-    "broadcast": "broadcast",
     "allgather": "all_gather",
     "allgather_coalesced": "all_gather",
     "all_gather_single": "_all_gather_base",
     "all_gather_single_coalesced": "_all_gather_base",
-    "gather": "gather",
-    "scatter": "scatter",
     "all_to_all_single": "all_to_all",
     "alltoall": "all_to_all",
-    "barrier": "barrier",
-    "send": "send",
-    "recv": "recv",
+    "monitored_barrier": "",
 }
-"""The event of each call, by the call's title."""
+"""Events whose names differ from the titles of their calls; empty: no event."""
 
 ANY_SOURCE = "recvAnySource"
 
@@ -58,8 +51,8 @@ def begin(name: str, tensors: Sequence[Tensor]) -> Callable[[], None]:
 
 def recorded(title: str, plan: Plan, inputs: Sequence[Tensor]) -> Plan:
     """Return a plan with an event that begins now and ends with the plan."""
-    name = NAMES.get(title)
-    if name is None:
+    name = NAMES.get(title, title)
+    if not name:
         return plan
     end = begin(name, inputs)
 

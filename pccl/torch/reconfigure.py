@@ -31,10 +31,9 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from torch.distributed import DistStoreError, PrefixStore, TCPStore
+from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from pccl.errors import PCCLError
 from pccl.runtime.network import addresses
 from pccl.runtime.threads.latch import Latch
 from pccl.torch import bootstrap
@@ -51,7 +50,11 @@ _HANDLE = re.compile(r"pccl:([0-9a-f]{16}):(\d{1,5}):([^:]+):([^:]*)")
 
 
 class RendezvousError(RuntimeError):
-    """The new world was not formed. The text says why."""
+    """The new world was not formed, for the reason in the text."""
+
+    @property
+    def result(self) -> Result:
+        return Result.TIMEOUT if "timed out" in str(self) else Result.RANK_CONNECTION_FAILED
 
 
 class Handle(NamedTuple):
@@ -155,11 +158,11 @@ class Reconfigurer:
     def _meet(self, uuid: int, known: Sequence[Handle], names: Names, deadline_s: float) -> Meeting:
         store = self._store if names.rank == 0 else _store_of(known[0], deadline_s)
         digest = hashlib.sha256("\n".join([str(uuid), *map(str, known)]).encode()).hexdigest()
-        _check_in(store, uuid, digest, known, names, deadline_s)
-        left_s = max(0.0, deadline_s - time.monotonic())
         try:
+            _check_in(store, uuid, digest, known, names, deadline_s)
+            left_s = max(0.0, deadline_s - time.monotonic())
             return bootstrap.meet(PrefixStore(digest, store), names, len(known), left_s, is_default=False)
-        except DistStoreError as error:
+        except (DistStoreError, DistNetworkError) as error:  # the second: the store's process is lost
             raise RendezvousError(str(error)) from None
 
 
@@ -258,13 +261,6 @@ def _bounded(limit_s: float, call: Callable[[], Meeting]) -> Meeting:
     if isinstance(found[0], BaseException):
         raise found[0]
     return found[0]  # type: ignore[no-any-return]
-
-
-def result_of(error: Exception) -> Result:
-    """Return the kind of an error of `Reconfigurer.enter`."""
-    if isinstance(error, PCCLError):
-        return error.result
-    return Result.TIMEOUT if "timed out" in str(error) else Result.RANK_CONNECTION_FAILED
 
 
 def forget_ranks(group: Any, size: int) -> None:

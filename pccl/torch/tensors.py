@@ -54,10 +54,6 @@ class Memory:
     """The dtype of elements that travel as bytes; empty: they travel as themselves."""
     owner: Tensor
 
-    @property
-    def size_bytes(self) -> int:
-        return self.count * self.dtype.itemsize
-
 
 def memory(tensor: Tensor) -> Memory:
     """Return the memory of a contiguous tensor on the host."""

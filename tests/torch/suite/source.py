@@ -1,8 +1,8 @@
 """`distributed_test` as torch ships it, or with a backend's name added where a test is for Gloo or MPI only.
 
-Of the tests' decorators, `BACKEND != "gloo"` becomes `BACKEND not in ("gloo", "pccl")`, likewise with "mpi" (torch tests
-all-to-all of CPU tensors on it only), and `require_backend_is_available({"gloo"})` gets the name into its set. torch's
-tables of backends' features get it as well.
+Of the tests' decorators, `BACKEND != "gloo"` becomes `BACKEND not in ("gloo", "pccl")`, likewise with "mpi" (torch
+tests all-to-all of CPU tensors on it only), and `require_backend_is_available({"gloo"})` gets the name into its set.
+torch's tables of backends' features get it as well.
 """
 
 import ast
