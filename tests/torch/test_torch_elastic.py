@@ -19,9 +19,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
+from torch._C._distributed_c10d import ErrorType  # noqa: E402
 
 from pccl.torch import ArgumentError, BackendError, ProcessGroupPCCL  # noqa: E402
-from pccl.torch.errors import ErrorType  # noqa: E402
 from tests.support.cluster import WAIT_S, Background, together, until  # noqa: E402
 from tests.torch.ranks import run_ranks, worlds  # noqa: E402
 
