@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -129,7 +129,8 @@ class GroupCalls:
                 made = plan(self._specs, queue, *arguments)
                 if profiling.is_on():
                     made = profiling.recorded(title, made, tensors if inputs is None else inputs)
-                work = self._work(title, queue, made, tensors, getattr(options, "timeout", None))
+                limit_s = seconds(getattr(options, "timeout", None), self._timeout_s)
+                work = self._work_type(scheduler, title, made.steps, queue, limit_s, made.is_light, tensors)
                 work.use, work.number = use, scheduler.calls
                 if self._times:
                     work.be_timed()
@@ -148,12 +149,6 @@ class GroupCalls:
             return work
         batch.append(work)
         return OVER if waits else work
-
-    def _work(
-        self, title: str, queue: Hashable, plan: Plan, tensors: Sequence[Tensor], timeout: Any = None
-    ) -> PCCLWork:
-        limit_s = seconds(timeout, self._timeout_s)
-        return self._work_type(self._scheduler, title, plan.steps, queue, limit_s, plan.is_light, tensors)
 
     def _start_coalescing(self, device: Any = None) -> None:
         """Collect the calls of this thread until `_end_coalescing`."""

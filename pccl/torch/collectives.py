@@ -324,7 +324,7 @@ def send(specs: OpSpecs, tag: int, tensor: Tensor, to: int) -> Plan:
     host = stand_in(tensor)
 
     def steps() -> Steps:
-        yield specs.send(tag, memory(as_pairs(host)), to)
+        yield specs.pair(tag, memory(as_pairs(host)), to, True)
         return [tensor]
 
     return Plan(steps(), True)
@@ -334,7 +334,7 @@ def recv(specs: OpSpecs, tag: int, tensor: Tensor, from_: int) -> Plan:
     host = room_for(tensor)
 
     def steps() -> Steps:
-        yield specs.recv(tag, memory(as_pairs(host)), from_)
+        yield specs.pair(tag, memory(as_pairs(host)), from_, False)
         put_back(tensor, host)
         return [tensor]
 

@@ -164,15 +164,11 @@ class OpSpecs:
         buffers = Buffers(send.address, recv.address, max(send.count, recv.count), (send.owner, recv.owner), parts)
         return self._spec(tag, Collective.ALL_TO_ALL, send, buffers, [recv])
 
-    def send(self, tag: int, array: Memory, to: int) -> OpSpec:
-        return self._pair(tag, array, Buffers(array.address, 0, array.count, array.owner), to, True)
-
-    def recv(self, tag: int, array: Memory, from_: int) -> OpSpec:
-        return self._pair(tag, array, Buffers(0, array.address, array.count, array.owner), from_, False)
-
-    def _pair(self, tag: int, array: Memory, buffers: Buffers, other: int, is_sender: bool) -> OpSpec:
-        pair, bytes_of = self._pairs[is_sender][other], array.bytes_of
+    def pair(self, tag: int, array: Memory, other: int, is_sender: bool) -> OpSpec:
+        """A send to, or a recv from, another rank."""
+        send, recv = (array.address, 0) if is_sender else (0, array.address)
+        buffers = Buffers(send, recv, array.count, array.owner)
         changes = None if is_sender else changes_of(array.owner)
+        pair, dtype, op, bytes_of = self._pairs[is_sender][other], array.dtype, ReduceOp.SUM, array.bytes_of
         collective = Collective.SEND
-        dtype, op = array.dtype, ReduceOp.SUM
         return OpSpec(tag, dtype, op, None, buffers, None, collective, pair=pair, bytes_of=bytes_of, written=changes)

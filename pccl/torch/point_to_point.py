@@ -146,7 +146,7 @@ class PointToPointMethods(GroupCalls):
         if dtype is None or not address or (tensor.storage_offset() and not has_memory(tensor)):
             return None
         array = Memory(address, tensor.numel(), dtype, "", tensor)
-        spec = self._specs.send(tag, array, other) if is_sender else self._specs.recv(tag, array, other)
+        spec = self._specs.pair(tag, array, other, is_sender)
 
         def steps() -> Steps:
             yield spec
@@ -198,15 +198,18 @@ class PointToPointMethods(GroupCalls):
         timeout: Any = None,
         waits: bool = False,
     ) -> PCCLWork:
-        self._scheduler.require_pair(queue[0])
+        scheduler = self._scheduler
+        if scheduler.failed is not None:
+            scheduler.require_pair(queue[0])
         if profiling.is_on():
             plan = profiling.recorded(title, plan, [tensor])
-        work = self._work(title, queue, plan, [tensor], timeout)
+        limit_s = self._timeout_s if timeout is None else seconds(timeout, self._timeout_s)
+        work = self._work_type(scheduler, title, plan.steps, queue, limit_s, plan.is_light, [tensor])
         work.source = source
         batch = self._coalescing.batch
         try:
-            self._scheduler.enter(work)
-            self._scheduler.go(work, waits and batch is None)
+            scheduler.enter(work)
+            scheduler.go(work, waits and batch is None)
         except BaseException as error:
             work.interrupted(error)
             raise
@@ -219,11 +222,12 @@ class PointToPointMethods(GroupCalls):
     def _post(self, src: int, tag: int, like: Tensor) -> None:
         array = torch.empty(like.shape, dtype=like.dtype, device="cpu")
         plan = collectives.recv(self._specs, tag, array, src)
-        work = self._work("recv_anysource", (src, "from", tag), plan, [], math.inf)  # `_AnySourceWork` has the timeout
-        self._scheduler.enter(work)
+        queue, scheduler = (src, "from", tag), self._scheduler
+        work = self._work_type(scheduler, "recv_anysource", plan.steps, queue, math.inf, plan.is_light)
+        scheduler.enter(work)
         self._posted.setdefault((src, tag), deque()).append(_Posted(work, array))
-        self._scheduler.go(work, False)
-        work.when_over(partial(self._scheduler.later, partial(self._deliver, src, tag)))
+        scheduler.go(work, False)
+        work.when_over(partial(scheduler.later, partial(self._deliver, src, tag)))
 
     def _withdraw(self, tag: int, work: PCCLWork) -> bool:
         with self._posting:
