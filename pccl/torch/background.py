@@ -8,12 +8,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 from pccl.runtime.threads import portal
-
-if TYPE_CHECKING:
-    from pccl.torch.work import PCCLWork
 
 logger = logging.getLogger("pccl.torch")
 
@@ -125,9 +122,9 @@ class Deadlines:
     """
 
     def __init__(
-        self, name: str, watched: Callable[[], Sequence[PCCLWork]], expire: Callable[[Sequence[PCCLWork]], None]
+        self, name: str, watched: Callable[[], Sequence[Any]], expire: Callable[[Sequence[Any]], None]
     ) -> None:
-        """`expire(works)` aborts works in the order of their deadlines, without blocking."""
+        """Works have a `deadline_s`. `expire(works)` aborts some, in the order of their deadlines, without blocking."""
         self._name = name
         self._watched = watched
         self._expire = expire
@@ -137,7 +134,7 @@ class Deadlines:
         self._thread: threading.Thread | None = None
         self._is_stopped = False
 
-    def watch(self, work: PCCLWork) -> None:
+    def watch(self, work: Any) -> None:
         """Enforce the deadline of a work."""
         with self._changed:
             if work.deadline_s >= self._wake_at or self._is_stopped:

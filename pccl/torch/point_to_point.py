@@ -180,10 +180,9 @@ class PointToPointMethods(GroupCalls):
         require_dense(what, given)
         if what != "send":
             require_apart(what, given)
-        if other is not None and not 0 <= other < self._size:
-            raise fail(what, f"invalid {role} rank: {other} is not a rank of a group of {self._size}")
-        if other == self._rank:
-            raise fail(what, f"invalid {role} rank: {other} is this rank itself")
+        if other == self._rank or (other is not None and not 0 <= other < self._size):
+            reason = "this rank itself" if other == self._rank else f"not a rank of a group of {self._size}"
+            raise fail(what, f"invalid {role} rank: {other} is {reason}")
         if not 0 <= tag < INNER_PAIR_TAG:
             raise fail(what, f"invalid tag: {tag} is not within [0, {INNER_PAIR_TAG})")
         return given[0]
