@@ -167,7 +167,9 @@ def send_recv_later(rank: int) -> Tensors:
 
 
 def recv_from_any(rank: int) -> Tensors:
-    return between_two(lambda tensor: dist.send(tensor, 1), lambda tensor: dist.recv(tensor), rank)
+    found = between_two(lambda tensor: dist.send(tensor, 1), lambda tensor: dist.recv(tensor), rank)
+    dist.barrier()  # a rank that leaves would fail the recv
+    return found
 
 
 CALLS = [
