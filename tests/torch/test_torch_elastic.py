@@ -272,7 +272,6 @@ def test_reconfigure_of_group_with_store(ranks: Ranks) -> None:
                 pg.shutdown()
 
 
-@pytest.mark.filterwarnings("ignore:DTensor random operators:UserWarning")  # torch 2.6
 def test_dtensor_coordinates_after_reconfigure() -> None:
     """torch keeps what it knows of a mesh, and takes a mesh of as many ranks for the same one."""
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh

@@ -95,7 +95,7 @@ def load(backend: str) -> ModuleType:
 
 
 def _are_events_kept() -> bool:
-    """Whether the profiler has what began in one thread and ended in another: in torch 2.6 and 2.7 it is lost."""
+    """Whether the profiler has what began in one thread and ended in another: in torch 2.7 it is lost."""
     import torch
 
     with torch.autograd.profiler.profile() as profile:
