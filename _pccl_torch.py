@@ -1,16 +1,15 @@
 """Makes "pccl" known to torch.distributed, at the end of every `import torch` (entry-point group `torch.backends`).
 
-It is a module of its own, outside the package, because it must cost next to nothing and may not fail: pccl itself is
-imported when the first process group is made.
+It is a module outside the package because it must be cheap and must not fail: pccl itself is imported when the first
+process group is made.
 
-Some functions of torch.distributed are wrapped, and do what they did for the groups of other backends.
-`monitored_barrier` and `split_group` ask for one of torch's own backends by name, or for a GPU, before they ask the
-group. `send` and `recv` do not tell the group that they wait, which makes a small one cost twice its time. In torch 2.6
-`destroy_process_group` and `_abort_process_group` end groups of NCCL only: what they call for each group is wrapped.
-torch.compile traces torch's own functions, as if none were wrapped.
+Some functions of torch.distributed are wrapped; for groups of other backends they are unchanged. `monitored_barrier`
+and `split_group` require one of torch's own backends by name, or a GPU, before they call the group. `send` and `recv`
+do not pass on that their callers wait, which doubles the time of a small one. torch.compile traces torch's own
+functions.
 
-torch.compile cannot trace pccl's own code: `outside_graphs` has graphs break at its methods. It stands here because
-pccl may be imported before torch or after it, and imports no torch.
+torch.compile cannot trace pccl's code: `outside_graphs` makes graphs break at its methods. It is here because pccl may
+be imported before or after torch, and does not import torch.
 """
 
 from __future__ import annotations
@@ -24,12 +23,13 @@ from typing import Any, TypeVar
 
 NAME = "pccl"
 DEVICES = ["cpu", "cuda"]
+TORCH_MIN = (2, 7)
 
 Kind = TypeVar("Kind", bound=Callable[..., Any])
 
 
 def register() -> None:
-    """Register the backend, unless it is registered already. It warns, and does not raise, where torch refuses it."""
+    """Register the backend, unless it is registered already. A failure is a warning."""
     try:
         _skip_all()
         from torch import distributed
@@ -44,14 +44,20 @@ def register() -> None:
         _extend(distributed, "split_group", _split_group)
         _extend(distributed, "send", _send)
         _extend(distributed, "recv", _recv)
-        _extend(distributed, "_shutdown_backend", _shutdown_backend)
-        _extend(distributed, "_abort_backend", _abort_backend)
     except Exception as error:
         warnings.warn(f"torch.distributed does not take pccl as a backend: {error!r}", RuntimeWarning, stacklevel=2)
 
 
+def require_torch(version: str) -> None:
+    """Raise ImportError if this version of torch is too old for the backend."""
+    numbers = tuple(int(each) for each in version.split(".")[:2] if each.isdigit())
+    if len(numbers) == 2 and numbers < TORCH_MIN:
+        least = ".".join(map(str, TORCH_MIN))
+        raise ImportError(f"pccl as a backend of torch.distributed needs torch {least} or later, and this is {version}")
+
+
 def _create(options: Any, _: Any) -> Any:
-    """Return the process group that c10d asks for."""
+    """Return a new process group for c10d."""
     from pccl.torch.process_group import ProcessGroupPCCL
 
     if _unskipped:
@@ -74,7 +80,7 @@ def _create(options: Any, _: Any) -> Any:
 
 
 def _extend(distributed: Any, name: str, ours: Callable[..., Any]) -> None:
-    """Let a function of torch.distributed call `ours` for groups of pccl, with itself as the first argument."""
+    """Make a function of torch.distributed call `ours`, with itself as the first argument."""
     from torch.compiler import is_dynamo_compiling
 
     theirs = getattr(distributed.distributed_c10d, name, None)
@@ -111,7 +117,7 @@ def _send(theirs: Any, tensor: Any, dst: Any = None, group: Any = None, tag: int
     c10d = _c10d()
     rank = _rank_in(c10d, ours, dst, group_dst)
     c10d._check_not_self_rank(ours, rank, "destination")
-    ours.send_and_wait(tensor, rank, tag)
+    ours.send([tensor], rank, tag, waits=True).wait()
     return None
 
 
@@ -121,25 +127,17 @@ def _recv(theirs: Any, tensor: Any, src: Any = None, group: Any = None, tag: int
         return theirs(tensor, src, group, tag, group_src)
     c10d = _c10d()
     rank = _rank_in(c10d, ours, src, group_src)
-    ours.recv_and_wait(tensor, rank, tag)
+    ours.recv([tensor], rank, tag, waits=True).wait()
     return c10d.get_global_rank(ours, rank) if src is None else src
 
 
 def _rank_in(c10d: Any, group: Any, global_rank: Any, group_rank: Any) -> Any:
-    """Return the rank within a group that one of its callers means, as torch works it out."""
+    """Return the rank within a group, as torch computes it."""
     if group_rank is None:
         known = c10d._world.pg_group_ranks.get(group, {}).get(global_rank)
         if known is not None:
             return known
     return c10d._canonicalize_group_rank(group, global_rank, group_rank)
-
-
-def _shutdown_backend(theirs: Any, group: Any) -> Any:
-    return group.shutdown() if getattr(group, "is_of_pccl", False) else theirs(group)
-
-
-def _abort_backend(theirs: Any, group: Any) -> Any:
-    return group.abort() if getattr(group, "is_of_pccl", False) else theirs(group)
 
 
 @functools.cache
@@ -157,7 +155,7 @@ def _seen_by_others() -> Any:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Whether no other code wants to see what is done with a tensor."""
+    """Whether no `__torch_function__` handles the tensor."""
     return hasattr(tensor, "data_ptr") and not _seen_by_others()(tensor)
 
 
@@ -165,7 +163,7 @@ def _split_group(theirs: Any, parent_pg: Any = None, split_ranks: Any = None, *a
     ours = _of_pccl(parent_pg)
     if ours is None or ours.bound_device_id is not None:
         return theirs(parent_pg, split_ranks, *args, **keywords)
-    from pccl.torch.splitting import split_group
+    from pccl.torch.process_group import split_group
 
     return split_group(ours, split_ranks, *args, **keywords)
 
@@ -173,13 +171,13 @@ def _split_group(theirs: Any, parent_pg: Any = None, split_ranks: Any = None, *a
 # torch.compile.
 
 _codes: set[types.CodeType] = set()
-"""The code of functions that were given to `outside_graphs`, which torch has not been told of yet."""
+"""Code given to `outside_graphs` that is not yet marked in torch."""
 _unskipped: list[str] = []
-"""Why torch could not be told, if it could not."""
+"""Why code could not be marked in torch."""
 
 
 def outside_graphs(kind: Kind) -> Kind:
-    """Have graphs of torch.compile break at a function, or at all methods of a class but `__call__`. For decorators.
+    """Make graphs of torch.compile break at a function, or at all methods of a class but `__call__`. A decorator.
 
     `torch.compiler.disable` does the same, but imports the compiler, which takes a second, and slows each call down.
     """
@@ -220,7 +218,7 @@ def _codes_of(function: Any) -> set[types.CodeType]:
 
 
 def _skip_all() -> None:
-    """Have torch leave alone the frames of all code that is outside graphs, and what they call."""
+    """Make torch skip the frames of all code that is outside graphs, and of what they call."""
     try:
         evaluation = sys.modules["torch"]._C._dynamo.eval_frame
         skip = evaluation._FrameAction.SKIP
@@ -228,5 +226,5 @@ def _skip_all() -> None:
         while _codes:
             evaluation.set_code_exec_strategy(_codes.pop(), strategy)
         _unskipped.clear()
-    except Exception as error:  # a torch that is older or newer than those known
+    except Exception as error:  # an unknown release of torch
         _unskipped.append(f"{type(error).__name__}: {error}")

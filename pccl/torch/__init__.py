@@ -1,13 +1,18 @@
 """pccl as a backend of torch.distributed: `torch.distributed.init_process_group("pccl")`.
 
-Importing this package registers the backend; where pccl is installed, `import torch` does so by itself.
-`docs/pytorch.md` says what it supports and how it differs from Gloo.
+Importing this package registers the backend; where pccl is installed, `import torch` does so too. It needs torch 2.7 or
+later. `docs/distributed.md` lists what it supports and how it differs from Gloo.
 """
 
-from _pccl_torch import register
-from pccl.torch.errors import ArgumentError, BackendError
-from pccl.torch.process_group import ProcessGroupPCCL
-from pccl.torch.work import PCCLWork
+import torch
+
+from _pccl_torch import register, require_torch
+
+require_torch(torch.__version__)
+
+from pccl.torch.errors import ArgumentError, BackendError  # noqa: E402
+from pccl.torch.process_group import ProcessGroupPCCL  # noqa: E402
+from pccl.torch.work import PCCLWork  # noqa: E402
 
 __all__ = ["ArgumentError", "BackendError", "PCCLWork", "ProcessGroupPCCL", "register"]
 

@@ -1,55 +1,61 @@
 """How the ranks of a process group find each other: from a c10d store to a connected communicator.
 
-1. The group's first rank starts a master, and writes into the store the address with which it reaches the store. A
-   loopback address there means that they share a machine, and is replaced by whoever reads it with the host of the
-   store. A token that only the store tells keeps everybody else out. In groups of three and more the next ranks start
-   standbys, so that the loss of the first rank is decided as any other.
-2. All connect to it, and one view admits them all (`founders`). They then exchange their ranks by an all_gather: from
-   then on each knows which peer has which rank.
-3. What was written may be read only once, for the same group may be made again with the same store: the first rank
-   deletes it before it takes part in the exchange, when all have read it. A rank that finds what a rank that died left
-   behind cannot connect to it, and reads again.
-4. A rank that has lost its masters before all are there, as when processes stand still for seconds, tries again until
-   its time is over. All know the same masters, so whoever hosts one keeps it meanwhile.
-5. With PCCL_MASTER in the environment the default group meets in that run instead, and starts no master.
+1. The first rank starts a master and writes its address and a random token into the store. The address is the one
+   towards the store; a loopback address means that the rank shares a machine with the store, and readers replace it by
+   the store's host. In groups of three and more, the next ranks start standbys.
+2. All ranks connect, and one view admits them all (`founders`). An all_gather of their ranks then tells each rank
+   which peer has which rank.
+3. The same group may be formed again with the same store. So the first rank deletes what it wrote before it takes part
+   in the all_gather: all have read it by then. A rank that finds the record of a dead rank cannot connect, and reads
+   again.
+4. A rank that loses its masters before all ranks are there, e.g. because processes stand still for seconds, retries
+   until its timeout. The masters stay the same while it does.
+5. With PCCL_MASTER in the environment the default group joins that run instead, and starts no master.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import time
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+from torch.distributed import DistStoreError
 
 from pccl.communicator import Communicator
 from pccl.errors import PCCLError
+from pccl.protocol.long_wait import LongWait
 from pccl.runtime.network import addresses
 from pccl.torch.errors import Names
 from pccl.torch.hosting import Hosting, advertised_host, as_seen_from_here, token_of
-from pccl.torch.store_waits import wait_for_ranks
 from pccl.types import Result
+
+logger = logging.getLogger("pccl.torch")
 
 KEY = "pccl/master"
 MASTER_VARIABLE = "PCCL_MASTER"
 RETRY_S = 0.05
 LEAVE_S = 1.0
-"""Seconds for which a rank that leaves waits until that has come through."""
+"""Seconds that a leaving rank waits until the others know."""
 LOST_MASTER_S = 5.0
-"""Seconds for which survivors of the rank that had the master look for it or for a standby."""
+"""Seconds that survivors of the rank with the master look for it or for a standby."""
 LOST_PARTNER_S = 1.0
-"""The same where there is no standby: in a group of two, whose other rank is lost then."""
+"""The same in a group of two, which has no standby."""
 STANDBYS = 2
+PAUSE_S_MIN = 0.001
+PAUSE_S_MAX = 0.1
+"""Seconds between two queries of a store; they grow from the first value to the second."""
 
 
 class _Record(NamedTuple):
     """What the first rank writes into the store."""
 
     address: str
-    """Its master's."""
     token: str
 
     @classmethod
@@ -58,24 +64,24 @@ class _Record(NamedTuple):
 
 
 class Meeting(NamedTuple):
-    """What a rank has when its group has met."""
+    """A group whose ranks are connected."""
 
     communicator: Communicator
     peers: tuple[int, ...]
     """The peer number of each rank."""
     ring: tuple[int, ...]
-    """The peers in the order of the run when they met; some may have left since."""
+    """The peers in the order of the run when the group was formed."""
     hosting: Hosting | None
-    """The masters that this process hosts for the group."""
+    """Masters of the group in this process."""
     is_own_run: bool = False
     """Whether the group's first rank runs the master."""
 
     def leave(self, reason: str) -> None:
-        """Leave the run. The others are told the reason. Masters go on for a while, for the others to leave."""
+        """Leave the run and send the reason to the others. Masters stop later, after the others have left."""
         try:
             self.communicator.close(timeout=LEAVE_S, reason=reason)
         except PCCLError as error:
-            if error.result is not Result.TIMEOUT:  # it goes on leaving
+            if error.result is not Result.TIMEOUT:  # leaving continues in the background
                 raise
         finally:
             if self.hosting is not None:
@@ -83,11 +89,11 @@ class Meeting(NamedTuple):
 
 
 def meet(store: Any, names: Names, size: int, timeout_s: float, is_default: bool) -> Meeting:
-    """Connect to the other ranks of a group, and return when all are there.
+    """Connect to the other ranks of a group, and return when all are connected.
 
     Raises:
-        DistStoreError: if ranks have not come in time whom others meet through the store, as the first one.
-        PCCLError: if others have not, or cannot be reached.
+        DistStoreError: If ranks whose keys are needed do not appear in the store in time.
+        PCCLError: If the ranks do not all connect in time.
     """
     rank = names.rank
     deadline_s = time.monotonic() + timeout_s
@@ -102,7 +108,7 @@ def meet(store: Any, names: Names, size: int, timeout_s: float, is_default: bool
         elif rank == 0:
             hosting = Hosting(advertised_host(host_of(store)))
             token = secrets.token_hex(16)
-            record = _Record(hosting.found(size, token), token)
+            record = _Record(hosting.start_master(size, token), token)
             store.set(KEY, json.dumps(record._asdict()))
             wait_for_ranks(store, _standby_keys(token, size), names, deadline_s)
             masters = _masters(store, record, size)
@@ -122,8 +128,7 @@ def meet(store: Any, names: Names, size: int, timeout_s: float, is_default: bool
 
 
 def _connected(masters: str, token: str, rank: int, size: int, deadline_s: float) -> Communicator | None:
-    """Return a communicator that is in the run. None: its masters were out of reach for longer than it looks for them,
-    or have sent it away, and there is time to try again. PCCLError."""
+    """Return a connected communicator. None: its masters were lost, and time is left. PCCLError."""
     patience_s = LOST_MASTER_S if _standby_ranks(size) else LOST_PARTNER_S
     communicator = Communicator(masters, token=token_of(token), master_timeout=patience_s, place=rank)
     try:
@@ -139,31 +144,31 @@ def _connected(masters: str, token: str, rank: int, size: int, deadline_s: float
 
 
 def _standby_ranks(size: int) -> range:
-    """Return the ranks that have a standby. Two ranks need none: the one that is left is no majority of them."""
+    """Return the ranks with a standby. Groups of two have none: one survivor is not a majority."""
     return range(1, min(STANDBYS, size - 1) + 1) if size > 2 else range(0)
 
 
 def _standby_keys(token: str, size: int) -> dict[str, int]:
-    """Return the keys under which standbys are, with the rank of each."""
+    """Return the keys of standby addresses, with the rank of each."""
     return {f"{KEY}/{token}/{rank}": rank for rank in _standby_ranks(size)}
 
 
 def _masters(store: Any, record: _Record, size: int) -> str:
-    """Return the addresses, as seen from here, of all masters of a group whose standbys have started."""
-    told = [record.address, *(store.get(key).decode() for key in _standby_keys(record.token, size))]
-    return ",".join(as_seen_from_here(each, host_of(store)) for each in told)
+    """Return the addresses of all masters as this process dials them. The standbys must have started."""
+    found = [record.address, *(store.get(key).decode() for key in _standby_keys(record.token, size))]
+    return ",".join(as_seen_from_here(each, host_of(store)) for each in found)
 
 
 def _is_replaced(store: Any, record: _Record) -> bool:
-    """Return whether another first rank has started a master meanwhile."""
+    """Return whether another first rank has written its record since."""
     return bool(store.check([KEY])) and _Record.read(store) != record
 
 
 def _join_first_rank(store: Any, names: Names, size: int, deadline_s: float) -> tuple[Communicator, Hosting | None]:
-    """Return a communicator that is in the run of the first rank's master, and the standby of this rank, if it has one.
+    """Return a connected communicator, and the standby of this rank, if it has one.
 
-    What the store says may be out of date, so it is read again and again. As long as it says the same, the standby
-    stays the same, too: the others may have its address already.
+    The store is read again after each failure, because its record may be of a dead rank. While the record stays the
+    same, so does the standby: the others may have its address.
     """
     rank = names.rank
     record: _Record | None = None
@@ -179,7 +184,7 @@ def _join_first_rank(store: Any, names: Names, size: int, deadline_s: float) -> 
                 if rank in _standby_ranks(size):
                     master = as_seen_from_here(found.address, host_of(store))
                     hosting = Hosting(advertised_host(addresses.parse(master)[0]))
-                    store.set(f"{KEY}/{found.token}/{rank}", hosting.stand_by(master, found.token))
+                    store.set(f"{KEY}/{found.token}/{rank}", hosting.start_standby(master, found.token))
             is_replaced = partial(_is_replaced, store, found)
             if not wait_for_ranks(store, _standby_keys(found.token, size), names, deadline_s, is_replaced):
                 continue
@@ -194,7 +199,7 @@ def _join_first_rank(store: Any, names: Names, size: int, deadline_s: float) -> 
 
 
 def _await_all(communicator: Communicator, size: int, deadline_s: float) -> None:
-    """Return when all ranks are in a run that is not the group's own."""
+    """Return when all ranks are in a run that the group did not start."""
     found = communicator.wait_for_peers(size, timeout=_left_s(deadline_s))
     if found < size:
         text = f"the run has gone on with {found} peers before {size} ranks have come: is another job in it?"
@@ -204,7 +209,7 @@ def _await_all(communicator: Communicator, size: int, deadline_s: float) -> None
 def exchange(
     communicator: Communicator, rank: int, size: int, deadline_s: float
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the peer number of each rank, and the order of these peers in the run."""
+    """Return the peer number of each rank, and these peers in the order of the run."""
     info = communicator.all_gather(np.array([rank, size]), timeout=_left_s(deadline_s))
     said = [(int(one), int(its_size)) for one, its_size in info.array]
     if sorted(said) != [(each, size) for each in range(size)]:
@@ -216,10 +221,54 @@ def exchange(
 
 
 def host_of(store: Any) -> str:
-    """Return the host of a store that is a server; empty: it is none."""
+    """Return the host of a TCPStore; empty for other stores."""
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return str(getattr(store, "host", "") or "")
+
+
+def wait_for_ranks(
+    store: Any,
+    rank_of: Mapping[str, int],
+    names: Names,
+    deadline_s: float,
+    is_moot: Callable[[], bool] = lambda: False,
+    action: str = "",
+) -> bool:
+    """Return True when the store has all keys; False when `is_moot()`.
+
+    Warnings of long waits and errors name the ranks whose keys are missing. A store's own wait names keys only, and
+    logs socket warnings when it times out.
+
+    Args:
+        rank_of: The rank that sets each key.
+        action: The operation that sets the keys, for texts.
+
+    Raises:
+        DistStoreError: At the deadline, with the missing ranks.
+    """
+    action = action or f"making {names.group}"
+    began = time.monotonic()
+    wait = LongWait(action, began)
+    missing, now, pause_s = list(rank_of.values()), began, PAUSE_S_MIN
+    while missing:
+        missing = [rank for key, rank in rank_of.items() if not store.check([key])]
+        now = time.monotonic()
+        if not missing or is_moot():
+            break
+        ranks = ", ".join(map(names.of, missing))
+        have = "has" if len(missing) == 1 else "have"
+        if now >= deadline_s:
+            text = f"{action} timed out on {names.of(names.rank)} after {now - began:.1f} s: {ranks} {have}"
+            raise DistStoreError(f"{text} not called it, or cannot reach the store")
+        if wait.is_due(now):
+            waits_for = f"{ranks}, which {have} not called it"
+            logger.warning("%s", wait.warning(now, waits_for, "look at what the program does there"))
+        time.sleep(min(pause_s, deadline_s - now))
+        pause_s = min(PAUSE_S_MAX, pause_s * 1.5)
+    if wait.is_told:
+        logger.warning("%s", wait.ending(now))
+    return not missing
 
 
 def _left_s(deadline_s: float) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -25,9 +26,8 @@ from torch.distributed import (
 )
 from torch.distributed import ReduceOp as TorchOp
 
-from pccl.torch import collectives, exchanges, sparse
-from pccl.torch.caller import Caller
-from pccl.torch.coalescing import Coalesced
+from pccl.torch import collectives, exchanges
+from pccl.torch.calls import Coalesced, GroupCalls
 from pccl.torch.reductions import reduction
 from pccl.torch.tensors import (
     Tensor,
@@ -41,8 +41,10 @@ from pccl.torch.tensors import (
 )
 from pccl.torch.work import PCCLWork
 
+_layout = attrgetter("layout")
 
-class CollectiveMethods(Caller):
+
+class CollectiveMethods(GroupCalls):
     """The methods for collectives. Each returns a work, unless it was waited for together with others."""
 
     # Reductions.
@@ -55,13 +57,13 @@ class CollectiveMethods(Caller):
         opts, op = _options(opts, op, AllreduceOptions, timeout)
         given = _listed(tensors)
         require_some(what, given)
-        if any(tensor.layout is torch.sparse_coo for tensor in given):
-            sparse.require_summable(what, given, op)
-            return self._call(what, opts, lambda lane: sparse.all_reduce(self._specs, lane, given), given)
+        if torch.sparse_coo in map(_layout, given):
+            collectives.require_summable(what, given, op)
+            return self._call(what, opts, collectives.all_reduce_sparse, (given,), given)
         require_alike(what, given)
         require_apart(what, given)
         how = reduction(what, op, given[0].dtype)
-        return self._call(what, opts, lambda lane: collectives.all_reduce(self._specs, lane, given, how), given)
+        return self._call(what, opts, collectives.all_reduce, (given, how), given)
 
     def allreduce_coalesced(self, tensors: Sequence[Tensor], opts: Any = None) -> PCCLWork | Coalesced:
         """Reduce several tensors of each rank, in place."""
@@ -72,9 +74,7 @@ class CollectiveMethods(Caller):
         require_dense(what, given, "tensors must all have the same type: ")
         require_apart(what, given)
         how = reduction(what, opts.reduceOp, given[0].dtype)
-        return self._call(
-            what, opts, lambda lane: collectives.all_reduce_together(self._specs, lane, given, how), given
-        )
+        return self._call(what, opts, collectives.all_reduce_together, (given, how), given)
 
     def reduce(
         self,
@@ -101,7 +101,7 @@ class CollectiveMethods(Caller):
         if self._rank == root:
             require_apart(what, given)
         how = reduction(what, opts.reduceOp, tensor.dtype)
-        return self._call(what, opts, lambda lane: collectives.reduce(self._specs, lane, tensor, how, root), given)
+        return self._call(what, opts, collectives.reduce, (tensor, how, root), given)
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, op: Any = TorchOp.SUM, timeout: timedelta | None = None
@@ -122,13 +122,7 @@ class CollectiveMethods(Caller):
             sizes = f"expected {tuple(given[self._rank].shape)}, got {tuple(output.shape)}"
             raise fail(what, f"invalid tensor size of the output ({sizes})")
         how = reduction(what, op, output.dtype)
-        return self._call(
-            what,
-            opts,
-            lambda lane: collectives.reduce_scatter_lists(self._specs, lane, output, given, how),
-            [output],
-            inputs=given,
-        )
+        return self._call(what, opts, collectives.reduce_scatter_lists, (output, given, how), [output], given)
 
     def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Any = None) -> PCCLWork | Coalesced:
         """Reduce a tensor that has a part for each rank."""
@@ -136,13 +130,7 @@ class CollectiveMethods(Caller):
         opts = opts if opts is not None else ReduceScatterOptions()
         self._require_parts(what, given, output, "input", "output")
         how = reduction(what, opts.reduceOp, output.dtype)
-        return self._call(
-            what,
-            opts,
-            lambda lane: collectives.reduce_scatter(self._specs, lane, output, given, how),
-            [output],
-            inputs=[given],
-        )
+        return self._call(what, opts, collectives.reduce_scatter, (output, given, how), [output], [given])
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -160,13 +148,7 @@ class CollectiveMethods(Caller):
             self._require_parts(what, given, output, "input", "output")
         require_dense(what, outputs)
         how = reduction(what, opts.reduceOp, outputs[0].dtype)
-        return self._call(
-            what,
-            opts,
-            lambda lane: collectives.reduce_scatter_together(self._specs, lane, outputs, inputs, how),
-            outputs,
-            inputs=inputs,
-        )
+        return self._call(what, opts, collectives.reduce_scatter_together, (outputs, inputs, how), outputs, inputs)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
@@ -199,9 +181,7 @@ class CollectiveMethods(Caller):
         require_alike(what, given)
         if self._rank != root:
             require_apart(what, given)
-        return self._call(
-            what, opts, lambda lane: collectives.broadcast(self._specs, lane, given, root, root_tensor), given
-        )
+        return self._call(what, opts, collectives.broadcast, (given, root, root_tensor), given)
 
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, timeout: timedelta | None = None
@@ -226,23 +206,14 @@ class CollectiveMethods(Caller):
             require_alike(what, [given[0], *each])
         flat = [output for each in lists for output in each]
         require_apart(what, flat)
-        return self._call(
-            what,
-            opts,
-            lambda lane: collectives.all_gather_lists(self._specs, lane, lists, given),
-            given,
-            inputs=given,
-            outputs=flat,
-        )
+        return self._call(what, opts, collectives.all_gather_lists, (lists, given), given, given, flat)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Any = None) -> PCCLWork | Coalesced:
         """Give all ranks the tensors of all, one behind the other."""
         what = "all_gather_single"
         opts = opts if opts is not None else AllgatherOptions()
         self._require_parts(what, output, given, "output", "input")
-        return self._call(
-            what, opts, lambda lane: collectives.all_gather(self._specs, lane, output, given), [output], inputs=[given]
-        )
+        return self._call(what, opts, collectives.all_gather, (output, given), [output], [given])
 
     _allgather_base = all_gather_single
 
@@ -270,14 +241,7 @@ class CollectiveMethods(Caller):
         require_dense(what, given)
         flat = [tensor for each in lists for tensor in each]
         require_apart(what, flat)
-        return self._call(
-            what,
-            opts,
-            lambda lane: collectives.all_gather_together(self._specs, lane, lists, given, flat),
-            flat[:1],
-            inputs=given,
-            outputs=flat,
-        )
+        return self._call(what, opts, collectives.all_gather_together, (lists, given, flat), flat[:1], given, flat)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any = None
@@ -291,9 +255,7 @@ class CollectiveMethods(Caller):
             raise fail(what, "requires input/output tensor lists to have the same length")
         for output, tensor in zip(whole, given, strict=True):
             self._require_parts(what, output, tensor, "output", "input")
-        return self._call(
-            what, opts, lambda lane: collectives.all_gather_wholes(self._specs, lane, whole, given), whole, inputs=given
-        )
+        return self._call(what, opts, collectives.all_gather_wholes, (whole, given), whole, given)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -319,14 +281,7 @@ class CollectiveMethods(Caller):
         require_dense(what, inputs)
         into = self._list_of_root(what, "output", outputs, given, root)
         require_apart(what, into)
-        return self._call(
-            what,
-            opts,
-            lambda lane: exchanges.gather(self._specs, lane, into, given, root),
-            [given],
-            inputs=[given],
-            outputs=into,
-        )
+        return self._call(what, opts, exchanges.gather, (into, given, root), [given], [given], into)
 
     def scatter(
         self,
@@ -350,12 +305,10 @@ class CollectiveMethods(Caller):
         require_dense(what, outputs)
         require_apart(what, outputs)
         given = self._list_of_root(what, "input", inputs, output, root)
-        return self._call(
-            what, opts, lambda lane: exchanges.scatter(self._specs, lane, output, given, root), [output], inputs=given
-        )
+        return self._call(what, opts, exchanges.scatter, (output, given, root), [output], given)
 
     def _list_of_root(self, what: str, role: str, lists: Any, like: Tensor, root: int) -> list[Tensor]:
-        """Return the list of a tensor for each rank that the root must give, and nobody else."""
+        """Return the root's list, with a tensor per rank; other ranks must not pass one."""
         if self._rank != root:
             if lists and list(lists[0]):
                 raise fail(what, f"requires empty {role} on non-root")
@@ -390,11 +343,7 @@ class CollectiveMethods(Caller):
         incoming = exchanges.parts(what, output, output_splits, self._size)
         outgoing = exchanges.parts(what, given, input_splits, self._size)
         return self._call(
-            what,
-            opts,
-            lambda lane: exchanges.all_to_all_single(self._specs, lane, output, given, incoming, outgoing),
-            [output],
-            inputs=[given],
+            what, opts, exchanges.all_to_all_single, (output, given, incoming, outgoing), [output], [given]
         )
 
     alltoall_base = all_to_all_single
@@ -411,14 +360,12 @@ class CollectiveMethods(Caller):
                 raise fail(what, f"{role} tensor list must have {self._size} tensors, one for each rank")
         require_dense(what, [*whole, *given])
         require_apart(what, whole)
-        return self._call(
-            what, opts, lambda lane: exchanges.all_to_all(self._specs, lane, whole, given), whole, inputs=given
-        )
+        return self._call(what, opts, exchanges.all_to_all, (whole, given), whole, given)
 
     def barrier(self, opts: Any = None, timeout: timedelta | None = None) -> PCCLWork | Coalesced:
         """Wait for all ranks, and for all earlier collectives of this one."""
         opts = _with_timeout(opts, BarrierOptions, timeout)
-        return self._call("barrier", opts, lambda lane: collectives.barrier(self._specs, lane), is_barrier=True)
+        return self._call("barrier", opts, collectives.barrier, (), is_barrier=True)
 
 
 def _listed(tensors: Any) -> list[Tensor]:

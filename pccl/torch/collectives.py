@@ -1,25 +1,26 @@
-"""The collectives of c10d as scripts of ops.
+"""The collectives of c10d as steps of ops.
 
-Each function here checks nothing: it takes tensors that fit, prepares what has to be copied beforehand, and returns a
-`Plan`. Its script then runs when it is the call's turn, perhaps in another thread.
+Each function takes checked tensors, makes the copies that are needed before the call, and returns a `Plan`. Its steps
+run when it is the call's turn, perhaps in another thread.
 
-Where tensors lie as the engine needs them, results go straight into them. Where not, they go into stand-ins, from which
-the script copies them.
+Results go directly into tensors that the engine can use, and otherwise into a copy on the host, and the steps copy them
+back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from pccl.torch.reductions import Reduction, arithmetic, folded, premultiplied
-from pccl.torch.specs import Specs
+from pccl.torch.op_specs import OpSpecs
+from pccl.torch.reductions import Reduction, arithmetic, folded, name_of, premultiplied
 from pccl.torch.tensors import (
     Tensor,
     as_bytes,
     as_pairs,
+    fail,
     is_one_array,
     memory,
     note_written,
@@ -28,47 +29,49 @@ from pccl.torch.tensors import (
     room_for,
     stand_in,
 )
-from pccl.torch.work import Script
+from pccl.torch.work import Steps
 from pccl.types import ReduceOp
 
 FOLD_BYTES_MAX = 16 << 20
-"""Bytes of all ranks' parts that are gathered at once for a fold."""
+"""Bytes of all ranks' parts that one gather of a fold takes."""
 
 
 class Plan(NamedTuple):
-    """A script, and whether it does nothing between its ops that takes time."""
+    """The steps of a call, and whether they only inspect results, which the engine's thread may do."""
 
-    script: Script
+    steps: Steps
     is_light: bool = False
 
 
-def all_reduce(specs: Specs, tag: int, tensors: Sequence[Tensor], reduction: Reduction) -> Plan:
+def all_reduce(specs: OpSpecs, tag: int, tensors: Sequence[Tensor], reduction: Reduction) -> Plan:
     """Reduce one tensor of each rank, into all of `tensors`. Of several, this rank gives their reduction."""
     tensor = tensors[0]
     host = room_for(tensor)
-    given = stand_in(tensor)
+    given = host if host is tensor else stand_in(tensor)
     if len(tensors) > 1:
         given = _reduced_here([stand_in(each) for each in tensors], reduction)
     if reduction.factor is not None:
         given = premultiplied(given, reduction.factor)
 
-    def script() -> Script:
+    def steps() -> Steps:
         yield from _reduce(specs, tag, given, host, reduction)
         for each in tensors:
-            put_back(each, host)
+            if each is not host:
+                put_back(each, host)
         return list(tensors)
 
-    return Plan(script(), host is tensor and reduction.fold is None and len(tensors) == 1)
+    return Plan(steps(), host is tensor and reduction.fold is None and len(tensors) == 1)
 
 
-def _reduce(specs: Specs, tag: int, given: Tensor, host: Tensor, reduction: Reduction) -> Script:
+def _reduce(specs: OpSpecs, tag: int, given: Tensor, host: Tensor, reduction: Reduction) -> Steps:
     """Reduce `given` over all ranks into `host`; both are contiguous and on the host."""
     if given.numel() == 0:
-        yield [specs.barrier(tag)]
+        yield specs.barrier(tag)
         return
     if reduction.fold is None:
-        send, recv = memory(arithmetic(given)), memory(arithmetic(host))
-        yield [specs.all_reduce(tag, send, recv, reduction.op)]
+        recv = memory(arithmetic(host))
+        send = recv if given is host else memory(arithmetic(given))
+        yield specs.all_reduce(tag, send, recv, reduction.op)
         return
     flat, result = given.reshape(-1), host.view(-1)
     piece = max(1, FOLD_BYTES_MAX // (specs.size * given.element_size()))
@@ -97,7 +100,7 @@ def _reduced_here(tensors: Sequence[Tensor], reduction: Reduction) -> Tensor:
     return result
 
 
-def all_reduce_together(specs: Specs, tag: int, tensors: Sequence[Tensor], reduction: Reduction) -> Plan:
+def all_reduce_together(specs: OpSpecs, tag: int, tensors: Sequence[Tensor], reduction: Reduction) -> Plan:
     """Reduce each tensor over all ranks: all of them in one op."""
     if len(tensors) == 1:
         return all_reduce(specs, tag, tensors, reduction)
@@ -105,93 +108,80 @@ def all_reduce_together(specs: Specs, tag: int, tensors: Sequence[Tensor], reduc
     if reduction.factor is not None:
         given = premultiplied(given, reduction.factor)
 
-    def script() -> Script:
+    def steps() -> Steps:
         yield from _reduce(specs, tag, given, given, reduction)
         spread(given, tensors)
         return list(tensors)
 
-    return Plan(script())
+    return Plan(steps())
 
 
-def reduce(specs: Specs, tag: int, tensor: Tensor, reduction: Reduction, root: int) -> Plan:
+def reduce(specs: OpSpecs, tag: int, tensor: Tensor, reduction: Reduction, root: int) -> Plan:
     """Reduce a tensor of each rank into that of the root. Those of others stay as they are."""
-    if specs.rank == root and (reduction.fold is not None or not tensor.numel()):
+    is_root = specs.rank == root
+    if is_root and (reduction.fold is not None or not tensor.numel()):
         return all_reduce(specs, tag, [tensor], reduction)
-    if specs.rank == root:
-        return _reduce_here(specs, tag, tensor, reduction)
     given = stand_in(tensor)
+    host = room_for(tensor) if is_root else given
     if reduction.factor is not None:
         given = premultiplied(given, reduction.factor)
 
-    def script() -> Script:
+    def steps() -> Steps:
         if reduction.fold is None and given.numel():
-            array = memory(arithmetic(given))
-            yield [specs.reduce(tag, array, array, reduction.op, root)]
+            send, recv = memory(arithmetic(given)), memory(arithmetic(host))
+            yield specs.reduce(tag, send, recv, reduction.op, root)
         else:
             yield from _reduce(specs, tag, given, torch.empty_like(given), reduction)
+        if is_root:
+            put_back(tensor, host)
         return [tensor]
 
-    return Plan(script(), reduction.fold is None)
+    return Plan(steps(), reduction.fold is None and (host is tensor or not is_root))
 
 
-def _reduce_here(specs: Specs, tag: int, tensor: Tensor, reduction: Reduction) -> Plan:
-    """Reduce a tensor of each rank into that of this rank, the root."""
-    given, host = stand_in(tensor), room_for(tensor)
-    if reduction.factor is not None:
-        given = premultiplied(given, reduction.factor)
-
-    def script() -> Script:
-        send, recv = memory(arithmetic(given)), memory(arithmetic(host))
-        yield [specs.reduce(tag, send, recv, reduction.op, specs.rank)]
-        put_back(tensor, host)
-        return [tensor]
-
-    return Plan(script(), host is tensor)
-
-
-def broadcast(specs: Specs, tag: int, tensors: Sequence[Tensor], root: int, root_tensor: int) -> Plan:
+def broadcast(specs: OpSpecs, tag: int, tensors: Sequence[Tensor], root: int, root_tensor: int) -> Plan:
     """Give all ranks the contents of the root's tensor, in all of `tensors`."""
     source = tensors[root_tensor]
     host = stand_in(source) if specs.rank == root else room_for(source)
 
-    def script() -> Script:
-        yield [specs.broadcast(tag, memory(host), root) if host.numel() else specs.barrier(tag)]
+    def steps() -> Steps:
+        yield specs.broadcast(tag, memory(host), root) if host.numel() else specs.barrier(tag)
         for each in tensors:
             if each is not source or specs.rank != root:
                 put_back(each, host)
         return list(tensors)
 
-    return Plan(script(), host is source and len(tensors) == 1)
+    return Plan(steps(), host is source and len(tensors) == 1)
 
 
-def barrier(specs: Specs, tag: int) -> Plan:
-    def script() -> Script:
-        yield [specs.barrier(tag)]
+def barrier(specs: OpSpecs, tag: int) -> Plan:
+    def steps() -> Steps:
+        yield specs.barrier(tag)
         return []
 
-    return Plan(script(), True)
+    return Plan(steps(), True)
 
 
-def all_gather(specs: Specs, tag: int, output: Tensor, given: Tensor) -> Plan:
+def all_gather(specs: OpSpecs, tag: int, output: Tensor, given: Tensor) -> Plan:
     """Gather a tensor of each rank, one behind the other, into `output`."""
     send, host = stand_in(given), room_for(output)
 
-    def script() -> Script:
+    def steps() -> Steps:
         yield from all_gathered(specs, tag, send, host)
         put_back(output, host)
         return [output]
 
-    return Plan(script(), host is output and not specs.positions)
+    return Plan(steps(), host is output and not specs.positions)
 
 
-def all_gather_lists(specs: Specs, tag: int, outputs: Sequence[Sequence[Tensor]], given: Sequence[Tensor]) -> Plan:
+def all_gather_lists(specs: OpSpecs, tag: int, outputs: Sequence[Sequence[Tensor]], given: Sequence[Tensor]) -> Plan:
     """Gather tensors of each rank into lists: with n tensors of each, element r * n + i is tensor i of rank r."""
     send = stand_in(given[0]) if len(given) == 1 else joined(given)
     first, count = outputs[0], send.numel() // len(given)
     is_one = len(outputs) == 1 and is_one_array(first)
     rows = len(first), count
 
-    def script() -> Script:
+    def steps() -> Steps:
         if is_one:
             yield from all_gathered(specs, tag, send, as_one_array(first, rows))
             note_written(first[1:])  # each may have a version of its own
@@ -203,37 +193,37 @@ def all_gather_lists(specs: Specs, tag: int, outputs: Sequence[Sequence[Tensor]]
                         put_into(output, part)
         return list(first) if len(outputs) == 1 else [list(tensors) for tensors in outputs]
 
-    return Plan(script(), is_one and not specs.positions)
+    return Plan(steps(), is_one and not specs.positions)
 
 
-def all_gathered(specs: Specs, tag: int, send: Tensor, rows: Tensor) -> Script:
+def all_gathered(specs: OpSpecs, tag: int, send: Tensor, rows: Tensor) -> Steps:
     """Gather an array of each rank into the rows of another, in the order of ranks."""
     if send.numel() == 0:
-        yield [specs.barrier(tag)]
+        yield specs.barrier(tag)
         return
-    yield [specs.all_gather(tag, memory(send), memory(rows))]
+    yield specs.all_gather(tag, memory(send), memory(rows))
     if specs.positions:
         flat = rows.view(specs.size, -1)
         flat.copy_(flat[specs.positions])
 
 
 def all_gather_together(
-    specs: Specs, tag: int, outputs: Sequence[Sequence[Tensor]], given: Sequence[Tensor], result: list[Tensor]
+    specs: OpSpecs, tag: int, outputs: Sequence[Sequence[Tensor]], given: Sequence[Tensor], result: list[Tensor]
 ) -> Plan:
     """Gather several tensors of each rank in one op: `outputs[r][i]` becomes tensor i of rank r."""
     send = joined(given)
     host = torch.empty((specs.size, send.numel()), dtype=send.dtype, device="cpu")
 
-    def script() -> Script:
+    def steps() -> Steps:
         yield from all_gathered(specs, tag, send, host)
         for part, tensors in zip(host, outputs, strict=True):
             spread(part, tensors)
         return result
 
-    return Plan(script())
+    return Plan(steps())
 
 
-def all_gather_wholes(specs: Specs, tag: int, outputs: Sequence[Tensor], given: Sequence[Tensor]) -> Plan:
+def all_gather_wholes(specs: OpSpecs, tag: int, outputs: Sequence[Tensor], given: Sequence[Tensor]) -> Plan:
     """Gather several tensors of each rank in one op: `outputs[i]` becomes tensor i of all ranks.
 
     Those of different dtypes travel as bytes.
@@ -243,7 +233,7 @@ def all_gather_wholes(specs: Specs, tag: int, outputs: Sequence[Tensor], given: 
     send = joined(parts)
     host = torch.empty((specs.size, send.numel()), dtype=send.dtype, device="cpu")
 
-    def script() -> Script:
+    def steps() -> Steps:
         yield from all_gathered(specs, tag, send, host)
         first = 0
         for output, part in zip(outputs, parts, strict=True):
@@ -252,31 +242,31 @@ def all_gather_wholes(specs: Specs, tag: int, outputs: Sequence[Tensor], given: 
             first += part.numel()
         return list(outputs)
 
-    return Plan(script())
+    return Plan(steps())
 
 
-def reduce_scatter(specs: Specs, tag: int, output: Tensor, given: Tensor, reduction: Reduction) -> Plan:
+def reduce_scatter(specs: OpSpecs, tag: int, output: Tensor, given: Tensor, reduction: Reduction) -> Plan:
     """Reduce `given`, which has a part for each rank, and put this rank's part of the result into `output`."""
     send, host = stand_in(given), room_for(output)
     if reduction.factor is not None:
         send = premultiplied(send, reduction.factor)
 
-    def script() -> Script:
+    def steps() -> Steps:
         yield from _reduce_scatter(specs, tag, send, host, reduction)
         put_back(output, host)
         return [output]
 
-    return Plan(script(), host is output and reduction.fold is None)
+    return Plan(steps(), host is output and reduction.fold is None)
 
 
-def _reduce_scatter(specs: Specs, tag: int, send: Tensor, host: Tensor, reduction: Reduction) -> Script:
+def _reduce_scatter(specs: OpSpecs, tag: int, send: Tensor, host: Tensor, reduction: Reduction) -> Steps:
     if send.numel() == 0:
-        yield [specs.barrier(tag)]
+        yield specs.barrier(tag)
     elif reduction.fold is None and not overlap(send, host):
         if specs.order:
             send = send.view(specs.size, -1)[specs.order]
         parts, part = memory(arithmetic(send)), memory(arithmetic(host))
-        yield [specs.reduce_scatter(tag, parts, part, reduction.op)]
+        yield specs.reduce_scatter(tag, parts, part, reduction.op)
     else:
         whole = torch.empty_like(send)
         yield from _reduce(specs, tag, send, whole, reduction)
@@ -291,7 +281,9 @@ def overlap(a: Tensor, b: Tensor) -> bool:
     return end > start
 
 
-def reduce_scatter_lists(specs: Specs, tag: int, output: Tensor, given: Sequence[Tensor], reduction: Reduction) -> Plan:
+def reduce_scatter_lists(
+    specs: OpSpecs, tag: int, output: Tensor, given: Sequence[Tensor], reduction: Reduction
+) -> Plan:
     """Reduce a list of tensors, one for each rank, perhaps of different sizes."""
     if all(each.numel() == output.numel() for each in given):
         return reduce_scatter(specs, tag, output, joined(given), reduction)
@@ -300,18 +292,18 @@ def reduce_scatter_lists(specs: Specs, tag: int, output: Tensor, given: Sequence
         send = premultiplied(send, reduction.factor)
     first = sum(each.numel() for each in given[: specs.rank])
 
-    def script() -> Script:
+    def steps() -> Steps:
         whole = torch.empty_like(send)
         yield from _reduce(specs, tag, send, whole, reduction)
         host.view(-1).copy_(whole[first : first + host.numel()])
         put_back(output, host)
         return [output]
 
-    return Plan(script())
+    return Plan(steps())
 
 
 def reduce_scatter_together(
-    specs: Specs, tag: int, outputs: Sequence[Tensor], given: Sequence[Tensor], reduction: Reduction
+    specs: OpSpecs, tag: int, outputs: Sequence[Tensor], given: Sequence[Tensor], reduction: Reduction
 ) -> Plan:
     """Do several reduce_scatters in one op."""
     rows = [stand_in(each).reshape(specs.size, -1) for each in given]
@@ -320,33 +312,33 @@ def reduce_scatter_together(
         send = premultiplied(send, reduction.factor)
     host = torch.empty(send.shape[1], dtype=send.dtype, device="cpu")
 
-    def script() -> Script:
+    def steps() -> Steps:
         yield from _reduce_scatter(specs, tag, send, host, reduction)
         spread(host, outputs)
         return list(outputs)
 
-    return Plan(script())
+    return Plan(steps())
 
 
-def send(specs: Specs, tag: int, tensor: Tensor, to: int) -> Plan:
+def send(specs: OpSpecs, tag: int, tensor: Tensor, to: int) -> Plan:
     host = stand_in(tensor)
 
-    def script() -> Script:
-        yield [specs.send(tag, memory(as_pairs(host)), to)]
+    def steps() -> Steps:
+        yield specs.pair(tag, memory(as_pairs(host)), to, True)
         return [tensor]
 
-    return Plan(script(), True)
+    return Plan(steps(), True)
 
 
-def recv(specs: Specs, tag: int, tensor: Tensor, from_: int) -> Plan:
+def recv(specs: OpSpecs, tag: int, tensor: Tensor, from_: int) -> Plan:
     host = room_for(tensor)
 
-    def script() -> Script:
-        yield [specs.recv(tag, memory(as_pairs(host)), from_)]
+    def steps() -> Steps:
+        yield specs.pair(tag, memory(as_pairs(host)), from_, False)
         put_back(tensor, host)
         return [tensor]
 
-    return Plan(script(), host is tensor)
+    return Plan(steps(), host is tensor)
 
 
 # Several tensors in one array.
@@ -368,3 +360,64 @@ def spread(flat: Tensor, tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
         put_back(tensor, flat[first : first + tensor.numel()].view(tensor.shape))
         first += tensor.numel()
+
+
+# Sparse tensors: ranks have different indices, so all get the entries of all and add them up.
+
+
+def require_summable(what: str, tensors: Sequence[Tensor], op: Any) -> None:
+    """Raise ArgumentError unless these are sparse tensors of one size and dtype, and are to be summed up."""
+    first = next(tensor for tensor in tensors if tensor.layout is torch.sparse_coo)
+    for index, tensor in enumerate(tensors):
+        if tensor.layout is not first.layout:
+            raise fail(what, f"invalid tensor layout at index {index} (expected {first.layout}, got {tensor.layout})")
+        if tensor.dtype is not first.dtype:
+            raise fail(what, f"invalid tensor type at index {index} (expected {first.dtype}, got {tensor.dtype})")
+        if tensor.shape != first.shape:
+            sizes = f"expected {tuple(first.shape)}, got {tuple(tensor.shape)}"
+            raise fail(what, f"invalid tensor size at index {index} ({sizes})")
+    if name_of(op) != "SUM":
+        raise fail(
+            what, f"unsupported reduction operation {name_of(op)} for sparse tensors, which can be summed up only"
+        )
+
+
+def all_reduce_sparse(specs: OpSpecs, tag: int, tensors: Sequence[Tensor]) -> Plan:
+    """Sum sparse tensors up, in place."""
+    own = tensors[0]
+    for each in tensors[1:]:
+        own = own + each
+    own = own.detach().coalesce().cpu()
+    indices, values = own.indices().contiguous(), own.values().contiguous()
+    shape = torch.tensor([own.sparse_dim(), *own.shape], device="cpu")
+
+    def steps() -> Steps:
+        head = torch.cat([torch.tensor([values.shape[0]], device="cpu"), shape])
+        heads = torch.empty((specs.size, head.numel()), dtype=head.dtype, device="cpu")
+        yield from all_gathered(specs, tag, head, heads)
+        counts = heads[:, 0].tolist()
+        if not torch.equal(heads[:, 1:], shape.expand(specs.size, -1)):
+            raise fail(
+                "allreduce", f"invalid tensor size: ranks have sparse tensors of the shapes {heads[:, 1:].tolist()}"
+            )
+        most = max(counts)
+        total = torch.sparse_coo_tensor(
+            own.indices()[:, :0], own.values()[:0], own.shape, check_invariants=False, device="cpu"
+        )
+        if most:
+            every = []
+            for part in (indices.t().contiguous(), values):
+                padded = torch.zeros((most, *part.shape[1:]), dtype=part.dtype, device="cpu")
+                padded[: part.shape[0]] = part
+                whole = torch.empty((specs.size, *padded.shape), dtype=part.dtype, device="cpu")
+                yield from all_gathered(specs, tag, padded, whole)
+                every.append(torch.cat([whole[rank, :count] for rank, count in enumerate(counts)]))
+            total = torch.sparse_coo_tensor(
+                every[0].t(), every[1], own.shape, check_invariants=False, device="cpu"
+            ).coalesce()
+        with torch.no_grad():
+            for each in tensors:
+                each.copy_(total.to(each.device))
+        return list(tensors)
+
+    return Plan(steps())

@@ -1,38 +1,18 @@
-"""The exceptions of the backend, and how a failure of pccl becomes one that names ranks.
+"""The exceptions of the backend, and the conversion of pccl's errors, which name peers, to errors that name ranks.
 
-torch's own backends raise RuntimeError for nearly everything, some of them ValueError for wrong arguments, so both
-kinds derive from what callers of torch.distributed catch.
-
-pccl names processes by peer numbers. A process group knows which rank has which number, so its texts name ranks.
+torch's own backends raise RuntimeError, and some raise ValueError for wrong arguments, so the exceptions derive from
+these.
 """
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from torch.distributed import DistBackendError
 
 from pccl.errors import PCCLError
 from pccl.types import Result
-
-if TYPE_CHECKING:
-    ErrorType = Any
-else:
-    try:
-        from torch._C._distributed_c10d import ErrorType
-    except ImportError:  # torch 2.6
-
-        class ErrorType(enum.Enum):
-            """What has happened to a group, as later versions of torch call it."""
-
-            SUCCESS = 0
-            TIMEOUT = 1
-            COMM_ERROR = 2
-            REMOTE_ERROR = 3
-
 
 FATAL = frozenset(
     {
@@ -45,7 +25,7 @@ FATAL = frozenset(
         Result.INTERNAL_ERROR,
     }
 )
-"""The results after which a process group can do nothing more: somebody is lost, or may have other results."""
+"""Results after which a process group is unusable: a rank is lost, or may have other results."""
 
 ADVICE = {
     Result.RANK_CONNECTION_LOST: (
@@ -56,29 +36,30 @@ ADVICE = {
         "this process group cannot be used any more: reconfigure it (torch 2.15), or destroy it and make another one"
     ),
     Result.TIMEOUT: (
-        "the operation timed out. It was aborted on all ranks that had called it and its tensors are as they were; see "
-        "why a rank comes late or not at all, or give a longer timeout"
+        "the operation timed out. It was aborted on all ranks that had called it and its tensors are as they were; "
+        "find out why a rank is late or missing, or set a longer timeout"
     ),
 }
 
 _PEER = r"\d+\b(?: \([^()]*\))?"
 _PEERS = re.compile(rf"\b(?:peer (?P<one>{_PEER})|peers (?P<all>{_PEER}(?:(?:, | and ){_PEER})*))")
-"""One peer, or a list of peers, each perhaps with its process behind it in parentheses."""
+"""One peer, or a list of peers, each perhaps followed by its process in parentheses."""
 _OWN_LIMIT = re.compile(r"\. master_timeout is less than .* outlive masters")
-"""What is said of a limit that the backend sets, and no caller of torch.distributed."""
+"""Advice about a limit that the backend sets itself."""
 _ONE_OF = re.compile(r"(?:^|(?<=, )|(?<= and ))(\d+)( \([^()]*\))?")
 
 
 class ArgumentError(RuntimeError, ValueError):
-    """An argument with which a collective cannot be called. No other rank has heard of the call."""
+    """A wrong argument of a collective. The call has not been made: no other rank is affected."""
 
 
 class BackendError(DistBackendError):  # type: ignore[misc]
-    """An operation of a process group that did not succeed, on this rank and on all others that called it.
+    """An operation of a process group that failed on this rank and on all others that called it.
 
-    `result` is the kind of failure, a `pccl.Result`, and `lost` has the global ranks that are known to be lost: on all
-    ranks the same, where one after the other hears of it and leaves the group. A rank that left on purpose is among
-    them if nobody was lost before.
+    Attributes:
+        result: The kind of failure, a `pccl.Result`.
+        lost: The global ranks that are lost, the same on all survivors. A rank that left on purpose is among them if
+            no rank was lost before.
     """
 
     def __init__(self, message: str, result: Result, lost: Sequence[int] = ()) -> None:
@@ -88,21 +69,23 @@ class BackendError(DistBackendError):  # type: ignore[misc]
 
 
 class Names:
-    """The names of a group's ranks, for texts."""
+    """The names of a group's ranks in texts."""
 
     def __init__(self, group: str, rank: int, global_ranks: Sequence[int], processes: Sequence[str] = ()) -> None:
-        """`global_ranks` has the global rank of each rank of the group, and `processes` the names of their processes,
-        where they are known."""
+        """Args:
+        global_ranks: The global rank of each rank of the group.
+        processes: The process name of each rank, if known.
+        """
         self.group = group
         self.rank = rank
         self.global_ranks = tuple(global_ranks)
         self._processes = tuple(processes)
         self._rank_of: dict[int, int] = {}
         self.is_first_rank_master = False
-        """Whether a lost master means that the first rank, which runs it, is lost: in a group of two."""
+        """Whether a lost master means that the first rank is lost, as in a group of two."""
 
     def number(self, peers: Sequence[int]) -> None:
-        """Note the peer number of each rank of the group."""
+        """Set the peer number of each rank."""
         self._rank_of = {peer: rank for rank, peer in enumerate(peers)}
 
     def of(self, rank: int) -> str:
@@ -111,7 +94,7 @@ class Names:
         return f"rank {self.global_ranks[rank]}{process}"
 
     def ranks_in(self, text: str) -> str:
-        """Return the text with the names of ranks where it has numbers of peers."""
+        """Return the text with rank names in place of peer numbers."""
 
         def name(match: re.Match[str]) -> str:
             rank, process = self._rank_of.get(int(match[1])), match[2] or ""
@@ -122,14 +105,14 @@ class Names:
         return _PEERS.sub(lambda found: _ONE_OF.sub(name, found["one"] or found["all"]), text)
 
     def lost(self, ring: Sequence[int]) -> list[int]:
-        """Return the ranks of the group whose peers are not in a ring."""
+        """Return the ranks whose peers are not in a ring."""
         return [rank for peer, rank in self._rank_of.items() if peer not in ring]
 
     def failure(self, what: str, error: PCCLError, lost: Sequence[int] = ()) -> BackendError:
-        """Return what the caller of an operation is to get for a failure of pccl."""
+        """Return the exception of an operation that failed with an error of pccl."""
         reason = _OWN_LIMIT.sub("", self.ranks_in(error.message))
         if error.result is Result.MASTER_CONNECTION_FAILED and self.is_first_rank_master:
-            reason = f"{self.of(0)} is lost or cannot be reached, in whose process the group's master ran: {reason}"
+            reason = f"{self.of(0)} is lost or cannot be reached; its process ran the group's master: {reason}"
             lost = lost or [0]
         advice = ADVICE.get(error.result, "")
         gone = f" ({', '.join(self.of(rank) for rank in lost)} lost)" if lost else ""

@@ -1,7 +1,7 @@
-"""Collectives in which ranks get different parts: gather, scatter and all-to-all, as scripts of ops.
+"""Collectives with different parts for each rank: gather, scatter and all-to-all.
 
-The engine has the parts of an array in the order of the ring. Lists of tensors that the root of a scatter or gather
-has are named to it one by one, where they are; those of an all-to-all are joined into one array.
+The engine orders the parts of an array by the ring. It takes the tensors of a gather's or scatter's root one by one,
+in place; those of an all-to-all are joined into one array.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import torch
 
 from pccl.torch.collectives import Plan, joined, overlap
-from pccl.torch.specs import Specs
+from pccl.torch.op_specs import OpSpecs
 from pccl.torch.tensors import Tensor, fail, memory, put_back, room_for, stand_in
-from pccl.torch.work import Script
+from pccl.torch.work import Steps
 
 
 def parts(what: str, tensor: Tensor, splits: Sequence[int], size: int) -> list[int]:
-    """Return how many elements of a tensor belong to each rank. Without splits they all have as many."""
+    """Return the number of elements of each rank; without splits, equal parts."""
     rows = tensor.shape[0] if tensor.dim() else tensor.numel()
     if not splits:
         if rows % size:
@@ -31,7 +31,7 @@ def parts(what: str, tensor: Tensor, splits: Sequence[int], size: int) -> list[i
     return [count * row for count in splits]
 
 
-def gather(specs: Specs, lane: int, outputs: Sequence[Tensor], given: Tensor, root: int) -> Plan:
+def gather(specs: OpSpecs, tag: int, outputs: Sequence[Tensor], given: Tensor, root: int) -> Plan:
     """Give the root a tensor of each rank."""
     host = stand_in(given)
     hosts = [room_for(each) for each in outputs] if specs.rank == root else []
@@ -40,17 +40,17 @@ def gather(specs: Specs, lane: int, outputs: Sequence[Tensor], given: Tensor, ro
     ):
         host = host.clone()
 
-    def script() -> Script:
+    def steps() -> Steps:
         into = [memory(each) for each in hosts]
-        yield [specs.gather(lane, memory(host), into, root) if host.numel() else specs.barrier(lane)]
+        yield specs.gather(tag, memory(host), into, root) if host.numel() else specs.barrier(tag)
         for output, each in zip(outputs, hosts, strict=True):
             put_back(output, each)
         return list(outputs)
 
-    return Plan(script(), all(each is output for each, output in zip(hosts, outputs, strict=True)))
+    return Plan(steps(), all(each is output for each, output in zip(hosts, outputs, strict=True)))
 
 
-def scatter(specs: Specs, lane: int, output: Tensor, given: Sequence[Tensor], root: int) -> Plan:
+def scatter(specs: OpSpecs, tag: int, output: Tensor, given: Sequence[Tensor], root: int) -> Plan:
     """Give each rank one of the root's tensors."""
     host = room_for(output)
     parts = [stand_in(each) for each in given] if specs.rank == root else []
@@ -58,57 +58,57 @@ def scatter(specs: Specs, lane: int, output: Tensor, given: Sequence[Tensor], ro
         if overlap(part, host) and (rank != root or part.data_ptr() != host.data_ptr()):
             parts[rank] = part.clone()
 
-    def script() -> Script:
+    def steps() -> Steps:
         count = host.numel()
         sent = [memory(each) for each in parts]
-        yield [specs.scatter(lane, sent, memory(host), root) if count else specs.barrier(lane)]
+        yield specs.scatter(tag, sent, memory(host), root) if count else specs.barrier(tag)
         put_back(output, host)
         return [output]
 
-    return Plan(script(), host is output)
+    return Plan(steps(), host is output)
 
 
-def all_to_all(specs: Specs, lane: int, outputs: Sequence[Tensor], given: Sequence[Tensor]) -> Plan:
+def all_to_all(specs: OpSpecs, tag: int, outputs: Sequence[Tensor], given: Sequence[Tensor]) -> Plan:
     """Send each rank one of the given tensors, and receive one from each."""
     source = joined(given)
     host = torch.empty(sum(each.numel() for each in outputs), dtype=source.dtype, device="cpu")
     incoming, outgoing = [each.numel() for each in outputs], [each.numel() for each in given]
 
-    def script() -> Script:
-        yield from _exchange(specs, lane, host, source, incoming, outgoing)
+    def steps() -> Steps:
+        yield from _exchange(specs, tag, host, source, incoming, outgoing)
         for part, output in zip(host.split(incoming), outputs, strict=True):
             put_back(output, part.view(output.shape))
         return list(outputs)
 
-    return Plan(script())
+    return Plan(steps())
 
 
 def all_to_all_single(
-    specs: Specs, lane: int, output: Tensor, given: Tensor, incoming: Sequence[int], outgoing: Sequence[int]
+    specs: OpSpecs, tag: int, output: Tensor, given: Tensor, incoming: Sequence[int], outgoing: Sequence[int]
 ) -> Plan:
-    """Send each rank so many elements of a tensor, and receive so many from each."""
+    """Send and receive the numbers of elements of `outgoing` and `incoming`, one per rank."""
     source, host = stand_in(given), room_for(output)
     if overlap(source, host):
         source = source.clone()
 
-    def script() -> Script:
-        yield from _exchange(specs, lane, host, source, incoming, outgoing)
+    def steps() -> Steps:
+        yield from _exchange(specs, tag, host, source, incoming, outgoing)
         put_back(output, host)
         return [output]
 
-    return Plan(script(), host is output and not specs.positions)
+    return Plan(steps(), host is output and not specs.positions)
 
 
 def _exchange(
-    specs: Specs, lane: int, host: Tensor, source: Tensor, incoming: Sequence[int], outgoing: Sequence[int]
-) -> Script:
+    specs: OpSpecs, tag: int, host: Tensor, source: Tensor, incoming: Sequence[int], outgoing: Sequence[int]
+) -> Steps:
     if not specs.order:
-        yield [specs.all_to_all(lane, memory(source), memory(host), outgoing, incoming)]
+        yield specs.all_to_all(tag, memory(source), memory(host), outgoing, incoming)
         return
     parts = source.view(-1).split(list(outgoing))
     sent = torch.cat([parts[rank] for rank in specs.order])
     got = torch.empty_like(host.view(-1))
     takes = [incoming[rank] for rank in specs.order]
-    yield [specs.all_to_all(lane, memory(sent), memory(got), [outgoing[rank] for rank in specs.order], takes)]
+    yield specs.all_to_all(tag, memory(sent), memory(got), [outgoing[rank] for rank in specs.order], takes)
     found = got.split(takes)
     host.view(-1).copy_(torch.cat([found[place] for place in specs.positions]))

@@ -1,37 +1,32 @@
-"""What a process group does when ranks are lost, and how it goes on: c10d's fault tolerance, for `ProcessGroupPCCL`.
+"""What a process group does when ranks are lost: c10d's fault tolerance, for `ProcessGroupPCCL`.
 
-`get_error` says what has happened to the group that this process did not ask for:
+`get_error` returns what has happened to the group without this process asking for it:
 
-    SUCCESS        nothing; also after `abort`, which is asked for, and after `reconfigure`
+    SUCCESS        no failure; also after `abort`, and after `reconfigure`
     TIMEOUT        a call has timed out
     REMOTE_ERROR   another rank was lost, or has left
-    COMM_ERROR     anything else: this process was put out of the run, or has lost its master
+    COMM_ERROR     anything else: this process was excluded from the run, or has lost its master
 
-An abort hook is called before `abort` takes effect, and when a call fails for one of these reasons for the first time
-in a world. The latter happens in the group's progress thread, so that it may take its time: whoever waits for the call
-may be told first.
+Abort hooks are called before `abort` takes effect, and after the first failed call of a world. The latter happens in
+the group's progress thread, so waiting callers may get the error first.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
-import torch
-from torch.distributed import Work as TorchWork
+from torch._C._distributed_c10d import ErrorType
 
-from _pccl_torch import outside_graphs
 from pccl.errors import PCCLError
-from pccl.torch import ranks_elsewhere
-from pccl.torch.alone import Alone
 from pccl.torch.bootstrap import Meeting
-from pccl.torch.errors import ArgumentError, BackendError, ErrorType, Names
-from pccl.torch.reconfigure import Reconfigurer, World, result_of, why
-from pccl.torch.rendezvous import RendezvousError
+from pccl.torch.calls import Coalesced, GroupCalls
+from pccl.torch.errors import ArgumentError, BackendError, Names
+from pccl.torch.op_specs import OpSpecs
+from pccl.torch.reconfigure import Reconfigurer, RendezvousError, World, forget_ranks
 from pccl.torch.scheduler import Scheduler
-from pccl.torch.specs import Specs
+from pccl.torch.transport import LocalTransport, Transport
 from pccl.types import Result
 
 logger = logging.getLogger("pccl.torch")
@@ -39,30 +34,8 @@ logger = logging.getLogger("pccl.torch")
 REMOTE = frozenset({Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS})
 
 
-@outside_graphs
-class Reconfigured(TorchWork):  # type: ignore[misc]
-    """The work of a reconfigure: it is over when the call returns."""
-
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        return True
-
-    def is_completed(self) -> bool:
-        return True
-
-    def is_success(self) -> bool:
-        return True
-
-    def exception(self) -> BaseException | None:
-        return None
-
-    def get_future(self) -> Any:
-        future: Any = torch.futures.Future()
-        future.set_result([])
-        return future
-
-
 class AbortHooks:
-    """Functions that a program has called when a group fails. Thread-safe."""
+    """Functions that are called when a group fails. Thread-safe."""
 
     def __init__(self) -> None:
         self._hooks: dict[int, Callable[[], None]] = {}
@@ -74,7 +47,7 @@ class AbortHooks:
         self._hooks.pop(hook_id, None)
 
     def call(self) -> None:
-        """Call them in the order of their numbers. One that raises does not keep the others from being called."""
+        """Call them in the order of their numbers. An exception of one is logged."""
         for _, hook in sorted(dict(self._hooks).items()):
             try:
                 hook()
@@ -82,110 +55,87 @@ class AbortHooks:
                 logger.exception("an abort hook has failed")
 
 
-class FaultTolerance:
-    """The methods of `ProcessGroupPCCL` for the loss of ranks. They may be called from any thread, `reconfigure` from
-    one at a time."""
+class FaultTolerance(GroupCalls):
+    """The methods of `ProcessGroupPCCL` for the loss of ranks. Thread-safe; one `reconfigure` at a time."""
 
-    # What the group has.
-    _order: Any
-    _rank: int
-    _size: int
     _meeting: Meeting | None
-    _names: Names
-    _specs: Specs
-    _scheduler: Scheduler | Alone
-    _timeout_s: float
+    supports_reconfigure = True
+    supports_abort_hooks = True
+
     _reconfigurer: Reconfigurer
     _abort_hooks: AbortHooks
 
-    # c10d's names.
-
-    @property
-    def supports_reconfigure(self) -> bool:
-        """Whether the group can be given another membership: it can."""
-        return True
-
     def get_reconfigure_handle(self) -> str:
-        """Return what others need to know of this process to go on with it. It stays the same."""
-        return self._reconfigurer.handle
+        """Return the text that names this process group object to the others. It stays the same."""
+        return str(self._reconfigurer.handle)
 
-    def reconfigure(self, opts: Any) -> Reconfigured:
-        """Go on with those whose `opts.handles` these are, in their order, under a uuid that was not used before.
-
-        Returns when the new world is there.
+    def reconfigure(self, opts: Any) -> Coalesced:
+        """Form a new world of the ranks of `opts.handles`, in this order, under a uuid that was not used before.
 
         Raises:
-            ArgumentError: if the uuid was used before, or the handles cannot be those of a world with this process. The
-                group is as it was.
-            BackendError: if the new world does not come about, as on all others that take part.
+            ArgumentError: If the uuid was used before, or the handles are not those of a world with this process. The
+                group stays as it was.
+            BackendError: If the new world is not formed, as on all ranks that take part.
         """
         timeout_s = opts.timeout.total_seconds() if opts.timeout is not None else self._timeout_s
         try:
-            handles = self._reconfigurer.members(opts.uuid, opts.handles)
+            known = self._reconfigurer.members(opts.uuid, opts.handles)
         except RendezvousError as error:
             raise ArgumentError(f"ProcessGroupPCCL::reconfigure: {error}") from None
         self._leave("went on to another world", f"it goes on to uuid {opts.uuid}")
         try:
-            world = self._reconfigurer.enter(opts.uuid, handles, timeout_s)
-        except (RendezvousError, PCCLError, OSError) as error:
-            text = f"reconfigure of {self._names.group} with uuid {opts.uuid} failed: {why(error)}"
-            raise self._be_without_world(text, result_of(error)) from None
+            world = self._reconfigurer.enter(opts.uuid, known, timeout_s, self._names.group)
+        except (RendezvousError, PCCLError) as error:
+            reason = getattr(error, "message", error)
+            text = f"reconfigure of {self._names.group} with uuid {opts.uuid} failed: {reason}"
+            raise self._be_without_world(text, error.result) from None
         self._install(world, self._names.group)
-        ranks_elsewhere.update(self, world.size)
-        return Reconfigured()
+        forget_ranks(self, self._size)
+        return Coalesced([])  # a work that is over
 
     def _install(self, world: World, group: str) -> None:
-        """Be in a world, and be called `group` in texts."""
-        names = Names(group, world.rank, range(world.size), world.names)
-        meeting = world.meeting
-        scheduler: Scheduler | Alone
-        if meeting is None:
-            scheduler, specs = Alone(names), Specs((0,), 0, (0,))
-        else:
+        """Make a world the present one. `group` is the group's name in texts."""
+        self._connect(world.meeting, Names(group, world.rank, range(len(world.names)), world.names), len(world.names))
+
+    def _connect(self, meeting: Meeting | None, names: Names, size: int) -> None:
+        """Make the ranks of a meeting the present ones; None: this process alone."""
+        scheduler, specs = Scheduler(LocalTransport(), names), OpSpecs((0,), 0, (0,))
+        if meeting is not None:
             names.number(meeting.peers)
-            scheduler = self._new_scheduler(meeting, names)
-            specs = Specs(meeting.peers, world.rank, meeting.ring)
+            names.is_first_rank_master = names.rank == 1 and size == 2 and meeting.is_own_run
+            transport = Transport(meeting.communicator, meeting.ring)
+            scheduler = Scheduler(transport, names, meeting.peers, self._abort_hooks.call)
+            specs = OpSpecs(meeting.peers, names.rank, meeting.ring)
         with self._order:
-            self._rank, self._size = world.rank, world.size
+            self._rank, self._size = names.rank, size
             self._names, self._specs, self._scheduler, self._meeting = names, specs, scheduler, meeting
 
-    def _new_scheduler(self, meeting: Meeting, names: Names) -> Scheduler:
-        return Scheduler(meeting.communicator, meeting.peers, meeting.ring, names, self._abort_hooks.call)
-
     def _await_world(self, what_to_do: str) -> None:
-        """Be without a world, until there is a first one."""
-        self._meeting = None
-        self._specs = Specs((0,), 0, (0,))
+        """Let all calls raise until there is a first world."""
         self._be_without_world(f"{self._names.group} has no ranks yet: {what_to_do}", Result.NOT_INITIALIZED)
 
     def _be_without_world(self, text: str, result: Result) -> BackendError:
         """Let all calls raise an error, and return it."""
-        nobody = Alone(self._names)
         error = BackendError(text, result)
-        nobody.fail(error)
-        self._scheduler = nobody
+        scheduler = Scheduler(LocalTransport(), self._names)
+        scheduler.leave(error)
+        self._scheduler = scheduler
         return error
 
     def get_error(self) -> Any:
-        """Return what has happened to the group, as an `ErrorType` of c10d."""
-        trouble = self._scheduler.trouble()
-        if trouble is None or trouble.result is Result.NOT_INITIALIZED:
+        """Return what has happened to the group: see the module."""
+        failure = self._scheduler.current_failure()
+        if failure is None or failure.result is Result.NOT_INITIALIZED:
             return ErrorType.SUCCESS
-        if trouble.result is Result.TIMEOUT:
+        if failure.result is Result.TIMEOUT:
             return ErrorType.TIMEOUT
-        return ErrorType.REMOTE_ERROR if trouble.result in REMOTE else ErrorType.COMM_ERROR
-
-    @property
-    def supports_abort_hooks(self) -> bool:
-        """Whether abort hooks are called: they are."""
-        return True
+        return ErrorType.REMOTE_ERROR if failure.result in REMOTE else ErrorType.COMM_ERROR
 
     def register_abort_hook(self, hook_id: int, hook: Callable[[], None]) -> None:
-        """Have `hook()` called before an abort, and when a call has failed for the loss of a rank or for a timeout."""
+        """Call `hook()` before an abort, and after the first call that fails by the loss of a rank or a timeout."""
         self._abort_hooks.add(hook_id, hook)
 
     def unregister_abort_hook(self, hook_id: int) -> None:
-        """Have a hook called no more."""
         self._abort_hooks.remove(hook_id)
 
     def shutdown(self) -> None:
@@ -202,7 +152,7 @@ class FaultTolerance:
         self._leave("was aborted", "it was aborted there")
 
     def _leave(self, how: str, reason: str) -> None:
-        """Leave the present world. `how` is said here, and `reason` to the others."""
+        """Leave the present world. `how` is the text of the error here, and `reason` that of the others."""
         with self._order:
             meeting, self._meeting = self._meeting, None
             scheduler = self._scheduler

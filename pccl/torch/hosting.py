@@ -1,10 +1,9 @@
-"""Masters that processes of a group host themselves, so that nobody has to start one.
+"""Masters in the processes of a group.
 
-The first rank of a world hosts its master, the next ones standbys: a loss of the first rank is then decided as any
-other, by a master. A world has its own run, so its ranks wait for nobody else's.
+The first rank of a world hosts its master, the next ones standbys. Each world is a run of its own.
 
-A master must outlive its process's own part in the world: the others may still need a verdict of it on what was under
-way when its process left. So it is *retired*: it goes on for `LINGER_S`, or until the end of the program.
+A master must outlive its process's membership: the other ranks may still need its verdict on calls in flight. So it is
+*retired*: it stops after `LINGER_S`, or at the end of the program.
 """
 
 from __future__ import annotations
@@ -20,20 +19,19 @@ from pccl.runtime.network import addresses
 
 LOOPBACK = "127.0.0.1"
 LISTEN = "[::]:0"
-"""Every interface: which of a machine's addresses the others dial, loopback or not, depends on where they are."""
+"""All interfaces: the ranks on this machine may dial loopback, the others another address."""
 LINGER_S = 10.0
-"""Seconds for which a master goes on that its own process needs no more."""
+"""Seconds until a retired master stops."""
 STANDBY_LINGER_S = 3.0
-"""The same of a standby, which is needed only if the master is lost as well, and warns of a master that is gone."""
+"""The same for a standby: it is needed only if the master is lost as well, and logs warnings about a lost master."""
 
 
 def advertised_host(towards: str = "") -> str:
-    """Return the host under which others can dial this process.
+    """Return the host that other processes can dial.
 
-    That is PCCL_ADVERTISE in the environment, else the address from which this machine would reach the host `towards`.
-    If that is the loopback address, `towards` is this machine, and others replace it by where they find `towards`
-    (`as_seen_from_here`). Without `towards`, or if it is out of reach: the address that this machine's name stands for,
-    else the one from which it would reach the internet, and the loopback address only if there is no other.
+    In this order: PCCL_ADVERTISE; the source address towards the host `towards`; the address of this machine's name;
+    the source address towards the internet; the loopback address. A loopback address towards `towards` means that it
+    is this machine; readers replace it by `towards` as they see it (`as_seen_from_here`).
     """
     given = os.environ.get("PCCL_ADVERTISE", "")
     if given:
@@ -45,8 +43,8 @@ def advertised_host(towards: str = "") -> str:
 
 
 def as_seen_from_here(address: str, store_host: str) -> str:
-    """Return the "host:port" at which this process dials an address that was told through the store at `store_host`:
-    there a loopback address stands for the store's machine."""
+    """Return an address from the store at `store_host` as this process dials it: a loopback address there means the
+    store's machine."""
     host, port = addresses.parse(address)
     if store_host and not addresses.is_loopback(store_host):
         (host,) = addresses.reachable([host], store_host)
@@ -54,26 +52,26 @@ def as_seen_from_here(address: str, store_host: str) -> str:
 
 
 def token_of(given: str) -> str:
-    """Return the secret of a world: that of the environment, which is never sent, or else the one that was given."""
+    """Return the token of a world: PCCL_TOKEN, which is never sent, or else the one from the store."""
     return os.environ.get("PCCL_TOKEN") or given
 
 
 class Hosting:
-    """The masters that one process group object hosts. Thread-safe."""
+    """The masters of one process group in this process. Thread-safe."""
 
     def __init__(self, host: str) -> None:
-        """`host` is where others dial this process."""
+        """`host`: the host that others dial."""
         self.host = host
         self._nodes: list[tuple[MasterNode, float]] = []
-        """The masters of the present world, and for how many seconds each goes on when it is retired."""
+        """Masters, and the seconds that each continues after `retire`."""
         self._retiring: dict[threading.Timer, MasterNode] = {}
         self._lock = threading.Lock()
 
-    def found(self, founders: int, token: str) -> str:
-        """Start the master of a run that so many peers found, and return its "host:port". PCCLError."""
+    def start_master(self, founders: int, token: str) -> str:
+        """Start the master of a run with this number of founders, and return its "host:port". PCCLError."""
         return self._run(MasterNode(LISTEN, token=token_of(token), founders=founders, daemon=True), LINGER_S)
 
-    def stand_by(self, master: str, token: str) -> str:
+    def start_standby(self, master: str, token: str) -> str:
         """Start a standby of a master, and return its "host:port". PCCLError."""
         node = MasterNode(LISTEN, token=token_of(token), standby_of=master, daemon=True)
         return self._run(node, STANDBY_LINGER_S)
@@ -85,7 +83,7 @@ class Hosting:
         return addresses.join(self.host, addresses.parse(node.address)[1])
 
     def retire(self, after_s: float | None = None) -> None:
-        """Stop the masters of the present world after some seconds; None: as long as others may need each of them."""
+        """Stop the masters after some seconds; None: after their linger time."""
         with self._lock:
             nodes, self._nodes = self._nodes, []
             for node, linger_s in nodes:
@@ -95,10 +93,10 @@ class Hosting:
                 timer.start()
 
     def _stop_due(self) -> None:
-        """Stop the master whose timer's thread this is."""
+        """Stop the master of the current thread, a timer."""
         timer = threading.current_thread()
         assert isinstance(timer, threading.Timer)
         with self._lock:
             node = self._retiring.pop(timer)
-        with suppress(PCCLError):  # it stops by itself, or with the process
+        with suppress(PCCLError):  # it stops later, or with the process
             node.interrupt()

@@ -1,11 +1,10 @@
-"""What the calls of a group read and write, so that one waits for earlier ones that still need the same memory.
+"""The memory that the calls of a group read and write: a call waits for earlier ones that conflict with it.
 
-torch's users expect calls on one tensor to have an order: two all_reduces in a row sum it up twice, also if nobody
-waits for the first. Calls of different lanes overlap, and where an op writes what another one is sending, neither has a
-result. So a call that would do so is not begun before the earlier one is over. All ranks make the calls of a group in
-one order, so the earlier one ends without the later.
+Users of torch expect calls on one tensor to run in order: two all_reduces in a row sum it twice, even without a wait
+between them. Calls of different queues overlap, so a call that would write what an earlier one reads or writes, or read
+what it writes, starts after it. All ranks make the calls of a group in one order, so this cannot deadlock.
 
-Hundreds of calls may be in flight, so their spans are kept in order, and only those near a new one are looked at.
+Hundreds of calls may be in flight, so spans are kept sorted.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ import torch
 from pccl.torch.tensors import Tensor
 
 Span = tuple[int, int]
-"""The first byte of a stretch of memory, and the one behind it."""
+"""Half-open byte range: start, end."""
 
 
 class Use(NamedTuple):
@@ -36,11 +35,11 @@ class Use(NamedTuple):
 
 
 UNUSED = Use()
-"""That of a call of which nobody need know what memory it uses."""
+"""Memory of a call that cannot conflict with others."""
 
 
 def use_of(reads: Sequence[Tensor], writes: Sequence[Tensor]) -> Use:
-    """Return the memory of dense tensors. That of a tensor with gaps includes them."""
+    """Return the memory of dense tensors, including their gaps."""
     return Use(_spans(reads), _spans(writes))
 
 
@@ -58,11 +57,11 @@ def _span(tensor: Tensor) -> Span:
 
 Owner = TypeVar("Owner", bound=Hashable)
 Entry = tuple[int, int, int, bool]
-"""Where a span begins and ends, a number of its own, and whether it is written."""
+"""Start and end of a span, its unique number, and whether it is written."""
 
 
 class Uses(Generic[Owner]):
-    """The memory that the calls of a group use which are not over. Not thread-safe."""
+    """The memory that the open calls of a group use. Not thread-safe."""
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
@@ -72,7 +71,6 @@ class Uses(Generic[Owner]):
         self._longest = 0
 
     def add(self, owner: Owner, use: Use) -> None:
-        """Note what a call uses."""
         for (start, end), is_written in use.spans():
             entry = (start, end, next(self._numbers), is_written)
             insort(self._entries, entry)
@@ -81,7 +79,6 @@ class Uses(Generic[Owner]):
             self._longest = max(self._longest, end - start)
 
     def remove(self, owner: Owner) -> None:
-        """Forget a call, of which nothing need be known."""
         for entry in self._entries_of.pop(owner, ()):
             del self._entries[bisect_left(self._entries, entry)]
             del self._owners[entry[2]]
@@ -89,7 +86,7 @@ class Uses(Generic[Owner]):
             self._longest = 0
 
     def disturbed_by(self, use: Use) -> list[Owner]:
-        """Return the calls of which one writes what the other one uses, if memory is used in this way."""
+        """Return the calls that conflict with a use of memory."""
         found: dict[Owner, None] = {}
         for (start, end), is_written in use.spans():
             place = bisect_left(self._entries, (start - self._longest,))

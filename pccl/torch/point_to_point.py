@@ -1,11 +1,10 @@
 """Point-to-point calls of a process group: send, recv, recv from any rank, and the monitored barrier made of them.
 
-Calls of one pair, direction and tag meet in order. They have lanes of their own, so that they wait for no collective
-and no collective for them.
+Calls of one pair, direction and tag match in order. They have queues of their own, and so are independent of
+collectives.
 
-A recv from any rank is posted to every rank, since nobody can be asked who will send. The first that comes is taken.
-The others stay posted, and what arrives there is kept for the next recv of that rank and tag, which it would have met
-anyway (`_Posted`).
+A recv from any rank is posted to every rank, because the sender is unknown, and takes the first tensor that arrives.
+The others stay posted: what arrives there is kept for the next recv with that rank and tag (`_Posted`).
 """
 
 from __future__ import annotations
@@ -21,14 +20,12 @@ from typing import Any, NamedTuple
 import torch
 
 from pccl.errors import PCCLError
-from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.torch import collectives, profiling
-from pccl.torch.caller import Caller
+from pccl.torch.calls import GroupCalls
 from pccl.torch.collectives import Plan
 from pccl.torch.errors import BackendError
-from pccl.torch.options import seconds
-from pccl.torch.scheduler import DirectCall
-from pccl.torch.specs import INNER_PAIR_TAG
+from pccl.torch.op_specs import INNER_PAIR_TAG
+from pccl.torch.scheduler import Scheduler
 from pccl.torch.tensors import (
     REDUCIBLE,
     Memory,
@@ -40,7 +37,7 @@ from pccl.torch.tensors import (
     require_dense,
     require_one,
 )
-from pccl.torch.work import Driver, OpWork, PCCLWork, Script
+from pccl.torch.work import PCCLWork, Steps, seconds
 from pccl.types import Result
 
 MONITOR_TAG = INNER_PAIR_TAG + 2**10
@@ -48,11 +45,13 @@ ACKNOWLEDGE_TAG = MONITOR_TAG + 1
 
 
 class _AnySourceWork(PCCLWork):
-    """The work of a recv from any rank, which is ended by whoever hands it a tensor."""
+    """The work of a recv from any rank. It has no steps: the posted recv whose tensor it takes ends it."""
 
-    def __init__(self, driver: Driver, tag: int, timeout_s: float, withdraw: Callable[[_AnySourceWork], bool]) -> None:
-        """`withdraw(work)` returns whether it was still without a tensor, and will get none from then on."""
-        super().__init__(driver, "recv_anysource", _nothing(), object(), timeout_s, False)
+    def __init__(
+        self, scheduler: Scheduler, tag: int, timeout_s: float, withdraw: Callable[[_AnySourceWork], bool]
+    ) -> None:
+        """`withdraw(work)` returns False if the work has a tensor already; otherwise it will get none."""
+        super().__init__(scheduler, "recv_anysource", None, object(), timeout_s, False)
         self._tag = tag
         self._withdraw = withdraw
 
@@ -60,14 +59,14 @@ class _AnySourceWork(PCCLWork):
         if self.is_completed() or self._left_s() > 0 or not self._withdraw(self):
             return
         text = f"no rank has sent a tensor with tag {self._tag} within {self._timeout_s:g} s"
-        self.fail(self._driver.failure(self.title, PCCLError(Result.TIMEOUT, self.title, text)))
+        self.end(None, self._scheduler.failure(self.title, PCCLError(Result.TIMEOUT, self.title, text)))
 
 
 class _TakenWork(PCCLWork):
-    """The work of a recv for which one is posted already."""
+    """The work of a recv that takes over a posted one."""
 
-    def __init__(self, driver: Driver, posted: PCCLWork, timeout_s: float) -> None:
-        super().__init__(driver, "recv", _nothing(), object(), timeout_s, False)
+    def __init__(self, scheduler: Scheduler, posted: PCCLWork, timeout_s: float) -> None:
+        super().__init__(scheduler, "recv", None, object(), timeout_s, False)
         self._posted = posted
         posted.limit(timeout_s)
 
@@ -83,7 +82,7 @@ class _Posted(NamedTuple):
 
 
 class _Wanted(NamedTuple):
-    """A recv from any rank that has got nothing yet."""
+    """A recv from any rank that has no tensor yet."""
 
     work: PCCLWork
     tensor: Tensor
@@ -91,96 +90,47 @@ class _Wanted(NamedTuple):
     """Ends the profiler's event, if there is one."""
 
 
-class PointToPointMethods(Caller):
+class PointToPointMethods(GroupCalls):
     """The methods for pairs of ranks."""
 
     def __init__(self) -> None:
         super().__init__()
         self._posting = threading.RLock()
         self._posted: dict[tuple[int, int], deque[_Posted]] = {}
-        """Recvs that nobody has asked for yet, by rank and tag."""
+        """Recvs that no recv with a source has taken yet, by rank and tag."""
         self._wanted: dict[int, deque[_Wanted]] = {}
         """Recvs from any rank, by tag."""
 
-    def send_and_wait(self, tensor: Tensor, dst: int, tag: int) -> None:
-        """Do as `send`, for a caller that does nothing but wait for it."""
-        if not self._run_here(tensor, dst, tag, True):
-            self.send([tensor], dst, tag, waits=True).wait()
-
-    def recv_and_wait(self, tensor: Tensor, src: int, tag: int) -> None:
-        """Do as `recv`, for a caller that does nothing but wait for it."""
-        if self._posted or not self._run_here(tensor, src, tag, False):
-            self.recv([tensor], src, tag, waits=True).wait()
-
     def send(self, tensors: Sequence[Tensor], dst: int, tag: int = 0, *, waits: bool = False) -> PCCLWork:
-        """Send a tensor to a rank. It is over when that rank has received it.
+        """Send a tensor to a rank. The work is over when that rank has received it.
 
-        `waits`: the caller does nothing but wait for it.
+        `waits`: the caller only waits for it.
         """
-        work = None if waits else self._started(tensors, dst, tag, True)
-        if work is not None:
-            return work
-        tensor = self._checked("send", tensors, dst, "destination", tag)
-        plan = collectives.send(self._specs, tag, tensor, dst)
-        return self._go("send", (dst, "to", tag), plan, tensor, waits=waits)
+        plan = self._plain_plan(tensors, dst, tag, True)
+        if plan is None:
+            tensor = self._checked("send", tensors, dst, "destination", tag)
+            plan = collectives.send(self._specs, tag, tensor, dst)
+        return self._go("send", (dst, "to", tag), plan, tensors[0], waits=waits)
 
     def recv(self, tensors: Sequence[Tensor], src: int, tag: int = 0, *, waits: bool = False) -> PCCLWork:
         """Receive a tensor from a rank. `waits` as in `send`."""
-        work = None if waits or self._posted else self._started(tensors, src, tag, False)
-        if work is not None:
-            return work
-        tensor = self._checked("recv", tensors, src, "source", tag)
-        with self._posting:
-            posted = self._posted.get((src, tag))
-            if posted:
-                return self._take(posted.popleft(), tensor, src, tag)
-        plan = collectives.recv(self._specs, tag, tensor, src)
-        return self._go("recv", (src, "from", tag), plan, tensor, source=src, waits=waits)
+        plan = self._plain_plan(tensors, src, tag, False)
+        if plan is None:
+            tensor = self._checked("recv", tensors, src, "source", tag)
+            plan = collectives.recv(self._specs, tag, tensor, src)
+        if self._posted:
+            with self._posting:
+                posted = self._posted.get((src, tag))
+                if posted:
+                    return self._take(posted.popleft(), tensors[0], src, tag)
+        return self._go("recv", (src, "from", tag), plan, tensors[0], source=src, waits=waits)
 
-    # Calls with whose arguments all is as usual, which is found out in a tenth of the time that checking them takes.
+    def _plain_plan(self, tensors: Sequence[Tensor], other: int, tag: int, is_sender: bool) -> Plan | None:
+        """Return the plan of a call on one plain tensor; None: the arguments need the full checks.
 
-    def _run_here(self, tensor: Tensor, other: int, tag: int, is_sender: bool) -> bool:
-        """Send or receive, and wait, without a work. Return False, and do nothing, if the call has to take the usual
-        way."""
-        if not self._needs_no_work():
-            return False
-        spec = self._usual_spec(tensor, other, tag, is_sender)
-        if spec is None:
-            return False
-        lane, title = ((other, "to", tag), "send") if is_sender else ((other, "from", tag), "recv")
-        scheduler, call = self._scheduler, DirectCall(lane)
-        try:
-            if not scheduler.claim(call):
-                return False
-            scheduler.run_op(spec, title, self._timeout_s)
-        finally:
-            scheduler.leave_lane(call)
-        return True
-
-    def _started(self, tensors: Sequence[Tensor], other: int, tag: int, is_sender: bool) -> PCCLWork | None:
-        """Start to send or receive. Return None, and do nothing, if the call has to take the usual way."""
-        if len(tensors) != 1 or self._work_type is not PCCLWork:
-            return None
-        tensor, scheduler = tensors[0], self._scheduler
-        spec = None if self._times or profiling.is_on() else self._usual_spec(tensor, other, tag, is_sender)
-        if spec is None:
-            return None
-        lane, title = ((other, "to", tag), "send") if is_sender else ((other, "from", tag), "recv")
-        work = OpWork(scheduler, title, spec, lane, self._timeout_s, tensor, -1 if is_sender else other)
-        try:
-            with self._order:
-                scheduler.enter(work)
-            scheduler.go(work, False)
-        except BaseException as error:
-            work.interrupted(error)
-            raise
-        batch = self._coalescing.batch
-        if batch is not None:
-            batch.append(work)
-        return work
-
-    def _usual_spec(self, tensor: Tensor, other: int, tag: int, is_sender: bool) -> OpSpec | None:
-        """Return the op of a call if the tensor's memory is all that it needs, and nothing is wrong with it."""
+        This takes a tenth of the time of `_checked`.
+        """
+        tensor: Any = tensors[0] if len(tensors) == 1 else None
         if (
             type(tensor) is not torch.Tensor
             or not tensor.is_cpu
@@ -195,15 +145,21 @@ class PointToPointMethods(Caller):
         dtype, address = REDUCIBLE.get(tensor.dtype), tensor.data_ptr()
         if dtype is None or not address or (tensor.storage_offset() and not has_memory(tensor)):
             return None
-        self._scheduler.require_pair(other)
         array = Memory(address, tensor.numel(), dtype, "", tensor)
-        return self._specs.send(tag, array, other) if is_sender else self._specs.recv(tag, array, other)
+        spec = self._specs.pair(tag, array, other, is_sender)
+
+        def steps() -> Steps:
+            yield spec
+            return [tensor]
+
+        return Plan(steps(), True)
 
     def recv_anysource(self, tensors: Sequence[Tensor], tag: int = 0) -> PCCLWork:
-        """Receive a tensor from whichever rank sends one first. `source_rank` of the work then says who it was."""
+        """Receive the first tensor that any rank sends. `source_rank` of the work then returns the sender."""
         tensor = self._checked("recv_anysource", tensors, None, "source", tag)
-        self._require_alive()
         scheduler = self._scheduler
+        if scheduler.failed is not None:
+            raise scheduler.failed
         work = _AnySourceWork(scheduler, tag, self._timeout_s, partial(self._withdraw, tag))
         end_event = profiling.begin(profiling.ANY_SOURCE, [tensor]) if profiling.is_on() else None
         with self._posting:
@@ -224,38 +180,35 @@ class PointToPointMethods(Caller):
         require_dense(what, given)
         if what != "send":
             require_apart(what, given)
-        if other is not None and not 0 <= other < self._size:
-            raise fail(what, f"invalid {role} rank: {other} is no rank of a group of {self._size}")
-        if other == self._rank:
-            raise fail(what, f"invalid {role} rank: {other} is this rank itself")
+        if other == self._rank or (other is not None and not 0 <= other < self._size):
+            reason = "this rank itself" if other == self._rank else f"not a rank of a group of {self._size}"
+            raise fail(what, f"invalid {role} rank: {other} is {reason}")
         if not 0 <= tag < INNER_PAIR_TAG:
             raise fail(what, f"invalid tag: {tag} is not within [0, {INNER_PAIR_TAG})")
         return given[0]
 
-    def _require_alive(self) -> None:
-        if self._scheduler.failed is not None:
-            raise self._scheduler.failed
-
     def _go(
         self,
         title: str,
-        lane: Any,
+        queue: tuple[int, str, int],
         plan: Plan,
         tensor: Tensor,
         source: int = -1,
         timeout: Any = None,
         waits: bool = False,
     ) -> PCCLWork:
-        self._scheduler.require_pair(lane[0])
+        scheduler = self._scheduler
+        if scheduler.failed is not None:
+            scheduler.require_pair(queue[0])
         if profiling.is_on():
             plan = profiling.recorded(title, plan, [tensor])
-        work = self._work(title, lane, plan, [tensor], timeout)
+        limit_s = self._timeout_s if timeout is None else seconds(timeout, self._timeout_s)
+        work = self._work_type(scheduler, title, plan.steps, queue, limit_s, plan.is_light, [tensor])
         work.source = source
         batch = self._coalescing.batch
         try:
-            with self._order:
-                self._scheduler.enter(work)
-            self._scheduler.go(work, waits and batch is None)
+            scheduler.enter(work)
+            scheduler.go(work, waits and batch is None)
         except BaseException as error:
             work.interrupted(error)
             raise
@@ -268,12 +221,12 @@ class PointToPointMethods(Caller):
     def _post(self, src: int, tag: int, like: Tensor) -> None:
         array = torch.empty(like.shape, dtype=like.dtype, device="cpu")
         plan = collectives.recv(self._specs, tag, array, src)
-        with self._order:
-            work = self._work("recv_anysource", (src, "from", tag), plan, [], math.inf)  # who asked has a timeout
-            self._scheduler.enter(work)
+        queue, scheduler = (src, "from", tag), self._scheduler
+        work = self._work_type(scheduler, "recv_anysource", plan.steps, queue, math.inf, plan.is_light)
+        scheduler.enter(work)
         self._posted.setdefault((src, tag), deque()).append(_Posted(work, array))
-        self._scheduler.go(work, False)
-        work.when_over(partial(self._scheduler.later, partial(self._deliver, src, tag)))
+        scheduler.go(work, False)
+        work.when_over(partial(scheduler.later, partial(self._deliver, src, tag)))
 
     def _withdraw(self, tag: int, work: PCCLWork) -> bool:
         with self._posting:
@@ -290,7 +243,7 @@ class PointToPointMethods(Caller):
         return bool(posted) and posted is not None and posted[0].work.is_completed()
 
     def _deliver(self, src: int, tag: int) -> None:
-        """Give what has come from a rank to the recv from any rank that has waited longest, if there is one."""
+        """Give what has arrived from a rank to the oldest recv from any rank."""
         with self._posting:
             wanted = self._wanted.get(tag)
             if not wanted or not self._is_here(src, tag):
@@ -309,16 +262,16 @@ class PointToPointMethods(Caller):
         if error is None:
             put_back(tensor, posted.array)
             work.source = src
-            work.succeed([tensor])
+            work.end([tensor], None)
         else:
-            work.fail(error)
+            work.end(None, error)
 
     def _take(self, posted: _Posted, tensor: Tensor, src: int, tag: int) -> PCCLWork:
         """Return the work of a recv that a recv from any rank has posted already."""
         if posted.array.numel() != tensor.numel() or posted.array.dtype is not tensor.dtype:
             text = (
                 f"a recv from any rank has been waiting for {posted.array.numel()} elements of {posted.array.dtype} "
-                f"with tag {tag}, so {self._names_of(src)} must not send {tensor.numel()} of {tensor.dtype} with that "
+                f"with tag {tag}, so {self._names.of(src)} must not send {tensor.numel()} of {tensor.dtype} with that "
                 f"tag: use another one"
             )
             raise fail("recv", text)
@@ -332,26 +285,23 @@ class PointToPointMethods(Caller):
             error = posted.work.exception()
             if error is None:
                 put_back(tensor, posted.array)
-                work.succeed([tensor])
+                work.end([tensor], None)
             else:
-                work.fail(error)
+                work.end(None, error)
 
         posted.work.when_over(partial(self._scheduler.later, hand_over))
         return work
-
-    def _names_of(self, rank: int) -> str:
-        raise NotImplementedError
 
     # The monitored barrier.
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Return when all ranks have called it; otherwise name those that have not.
 
-        Rank 0 waits for a word of each other rank, and answers when it has heard of all.
+        Rank 0 receives a byte from each other rank, and then answers all.
 
         Raises:
-            BackendError: on rank 0 with the first rank that has not come in time, or with `wait_all_ranks` with all
-                that have not; on the others if rank 0 does not answer; on any if the group has failed or was left.
+            BackendError: On rank 0 with the first late rank, or all late ranks with `wait_all_ranks`; on the others if
+                rank 0 does not answer; on any rank if the group has failed or was left.
         """
         limit_s = seconds(timeout, self._timeout_s)
         if timeout is not None and self._rank == 0 and not timeout:
@@ -382,7 +332,7 @@ class PointToPointMethods(Caller):
                 work.wait()
             except BackendError as error:
                 if error.result is not Result.TIMEOUT:
-                    raise  # it says what has ended the group, which need not be this rank
+                    raise  # the group has failed, perhaps by another rank
                 missing[rank] = error
                 if not wait_all_ranks:
                     break
@@ -399,8 +349,3 @@ class PointToPointMethods(Caller):
         make = collectives.send if way == "to" else collectives.recv
         plan = make(self._specs, tag, word, other)
         return self._go("monitored_barrier", (other, way, tag), plan, word, timeout=limit)
-
-
-def _nothing() -> Script:
-    """Return a script that is never run."""
-    yield []

@@ -1,13 +1,9 @@
 """`ProcessGroupPCCL`: the process group that `init_process_group("pccl")` makes.
 
-c10d calls a process group in two ways, which come together in its methods:
+c10d calls its methods from Python, with several signatures, which each method tells apart, and from C++ (DDP's reducer,
+functional collectives), with lists and options.
 
-    from Python, by methods with several signatures. C++ decides between them for its own backends; here each method
-    does
-    from C++ (DDP's reducer, functional collectives), by the same names with lists and options
-
-c10d's own class keeps some facts, such as the group's name, in backends written in C++. This group has none, so it
-keeps them itself, and its `_get_backend` returns an object that answers for it.
+c10d's own class keeps some facts, such as the group's name, in backends written in C++. This group keeps them itself.
 """
 
 from __future__ import annotations
@@ -17,31 +13,69 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed import PrefixStore
 from torch.distributed import ProcessGroup as TorchProcessGroup
 
 from pccl.errors import PCCLError
 from pccl.torch import bootstrap
-from pccl.torch.alone import Alone
-from pccl.torch.backend import NAME, BackendPCCL, Options
 from pccl.torch.collective_methods import CollectiveMethods
 from pccl.torch.errors import Names
 from pccl.torch.fault_tolerance import AbortHooks, FaultTolerance
-from pccl.torch.options import seconds
 from pccl.torch.point_to_point import PointToPointMethods
 from pccl.torch.reconfigure import Reconfigurer
-from pccl.torch.scheduler import Scheduler
-from pccl.torch.specs import Specs
+from pccl.torch.work import seconds
 
+NAME = "pccl"
 DEFAULT_TIMEOUT_S = 30 * 60.0
 DEVICES = ("cpu", "cuda")
 
 
-class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, TorchProcessGroup):  # type: ignore[misc]
-    """A process group whose collectives are pccl's.
+class Options:
+    """A snapshot of a process group's settings, as c10d shows them."""
 
-    Thread-safe. Collectives of one group meet in the order in which each rank calls them. A call either succeeds on all
-    ranks, or raises `BackendError` on all that are left, with their tensors as they were.
+    def __init__(self, timeout: timedelta, group_name: str = "", global_ranks: Sequence[int] = ()) -> None:
+        self.backend = NAME
+        self._timeout = timeout
+        self.group_name = group_name
+        self.global_ranks_in_group = list(global_ranks)
+
+
+class BackendPCCL:
+    """What `ProcessGroup._get_backend` returns. Python cannot derive from torch's Backend, so attributes that are
+    missing here are the group's."""
+
+    supports_splitting = True
+    supports_coalescing = True
+    supports_time_estimate = False
+
+    def __init__(self, group: ProcessGroupPCCL) -> None:
+        self._group = group
+
+    def name(self) -> str:
+        return NAME
+
+    getBackendName = name  # noqa: N815
+
+    @property
+    def options(self) -> Options:
+        return self._group.options
+
+    def _set_default_timeout(self, timeout: timedelta) -> None:
+        self._group.set_timeout(timeout)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["_group"], name)
+
+    def __repr__(self) -> str:
+        return f"<BackendPCCL of {self._group!r}>"
+
+
+class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, TorchProcessGroup):  # type: ignore[misc]
+    """A process group whose collectives are pccl's. Thread-safe.
+
+    Collectives of one group match in the order of each rank's calls. A call either succeeds on all ranks, or
+    raises `BackendError` on all survivors and leaves their tensors as they were.
     """
 
     is_of_pccl = True
@@ -58,21 +92,18 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         is_default: bool = False,
         enable_reconfigure: bool = False,
     ) -> None:
-        """Meet the other ranks of the group through a c10d store.
+        """Connect to the other ranks of the group through a c10d store.
 
         Args:
-            store: A store that all ranks of the group share, and nobody else.
-            timeout: The time that a call may take, and this one too, if it is given none of its own: 30 minutes if it
-                is left out.
+            store: A store of the group's ranks only.
+            timeout: Default timeout of calls, and of this one: 30 minutes if left out.
             global_ranks: The global rank of each rank; the same numbers if left out.
-            name: What the group is called in texts.
-            is_default: Whether PCCL_MASTER may name the run in which the group meets.
-            enable_reconfigure: True to wait for nobody: the group has its ranks from its first `reconfigure` on.
+            name: The group's name in texts.
+            is_default: Whether PCCL_MASTER may name the run that the group joins.
+            enable_reconfigure: True to connect to no rank before the first `reconfigure`.
         """
         TorchProcessGroup.__init__(self, rank, size)
         super().__init__()
-        self._rank = rank
-        self._size = size
         self._store = store
         self._timeout_s = seconds(timeout, DEFAULT_TIMEOUT_S)
         self._group_name = name
@@ -80,29 +111,18 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         self._bound_device: Any = None
         self._backend = BackendPCCL(self)
         called = "the default group" if is_default else f"process group {name or '?'}"
-        self._names = Names(called, rank, global_ranks or range(size))
-        self._meeting: bootstrap.Meeting | None = None
-        self._specs = Specs((0,), 0, (0,))
-        self._scheduler: Scheduler | Alone = Alone(self._names)
+        names = Names(called, rank, global_ranks or range(size))
         self._abort_hooks = AbortHooks()
         self._reconfigurer = Reconfigurer(bootstrap.host_of(store))
+        self._connect(None, names, size)
         if enable_reconfigure:
             self._await_world("it was made with enable_reconfigure, so call reconfigure first")
         elif size > 1:
-            self._meet(store, is_default)
-
-    def _meet(self, store: Any, is_default: bool) -> None:
-        try:
-            self._meeting = bootstrap.meet(store, self._names, self._size, self._timeout_s, is_default)
-        except PCCLError as error:
-            raise self._names.failure("init_process_group", error) from None
-        self._names.number(self._meeting.peers)
-        self._names.is_first_rank_master = self._rank == 1 and self._size == 2 and self._meeting.is_own_run
-        self._specs = Specs(self._meeting.peers, self._rank, self._meeting.ring)
-        self._scheduler = self._new_scheduler(self._meeting, self._names)
-
-    def _names_of(self, rank: int) -> str:
-        return self._names.of(rank)
+            try:
+                meeting = bootstrap.meet(store, names, size, self._timeout_s, is_default)
+            except PCCLError as error:
+                raise names.failure("init_process_group", error) from None
+            self._connect(meeting, names, size)
 
     # What c10d asks.
 
@@ -175,13 +195,13 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         return Options(timeout, self._group_name, self._names.global_ranks)
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Give later calls so much time, if they are given none of their own."""
+        """Set the default timeout of later calls."""
         self._timeout_s = seconds(timeout, DEFAULT_TIMEOUT_S)
 
     _set_default_timeout = set_timeout
 
     def _set_sequence_number_for_group(self) -> None:
-        """Do nothing: calls are counted from 0 on every rank."""
+        """Ignored: calls are counted from 0 on every rank."""
 
     def _get_sequence_number_for_group(self) -> int:
         """Return the number of collectives that this rank has called."""
@@ -191,7 +211,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         return False
 
     def register_pre_hook(self, hook_id: int, hook: Any) -> None:
-        """Refuse a hook of torch 2.15, which only groups written in C++ can call."""
+        """NotImplementedError: only groups written in C++ can call the hooks of torch 2.15."""
         raise NotImplementedError(
             "a process group of pccl does not call pre-hooks and post-hooks; pccl.torch.PCCLWork and pccl's flight "
             "recorder show its calls"
@@ -213,8 +233,7 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> ProcessGroupPCCL | None:
-        """Make a group of some of this one's ranks, all of which call this alike. None on ranks that are not among
-        them."""
+        """Return a group of some ranks of this one, or None on other ranks. All its ranks call this alike."""
         ranks = sorted(new_ranks)
         if self._rank not in ranks:
             return None
@@ -234,7 +253,49 @@ class ProcessGroupPCCL(CollectiveMethods, PointToPointMethods, FaultTolerance, T
     splitGroup = split_group  # noqa: N815
 
     def eager_connect_single_device(self, device: Any = None) -> None:
-        """Do nothing: the ranks are connected from the beginning."""
+        """Ignored: all ranks are connected."""
 
     def perform_nocolor_split(self, device: Any = None) -> None:
-        """Do nothing: a rank that is not in a new group has no part in making it."""
+        """Ignored: only the ranks of a new group form it."""
+
+
+def split_group(
+    parent: Any,
+    split_ranks: Sequence[Sequence[int]] | None,
+    timeout: timedelta | None = None,
+    pg_options: Any = None,
+    group_desc: str | None = None,
+    backend: Any = None,
+) -> Any:
+    """`torch.distributed.split_group` for groups that are not bound to a GPU, which torch's own requires.
+
+    Args:
+        parent: The group to split. All its ranks call this alike.
+        split_ranks: The ranks of each new group, as ranks of the parent.
+
+    Returns:
+        The new group that this rank is in, or None.
+
+    Raises:
+        ValueError: If `split_ranks` is not a split of the parent.
+    """
+    if not split_ranks:
+        raise ValueError("split_ranks cannot be None or empty")
+    for ranks in split_ranks:
+        if not ranks:
+            raise ValueError("the split group cannot be empty")
+        if len(ranks) > parent.size():
+            raise ValueError("the split group's size should be less or equal to the world_size of the parent group")
+        if len(ranks) != len(set(ranks)):
+            raise ValueError("the split group cannot have duplicate ranks")
+    own = next((ranks for ranks in split_ranks if parent.rank() in ranks), None)
+    if own is None:
+        return None
+    all_ranks = dist.get_process_group_ranks(parent)
+    return dist.new_group(
+        sorted(all_ranks[rank] for rank in own),
+        timeout=timeout,
+        backend=backend or dist.get_backend(parent),
+        use_local_synchronization=True,
+        group_desc=group_desc or f"{parent.group_desc}:split",
+    )

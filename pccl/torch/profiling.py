@@ -1,8 +1,8 @@
 """The calls of a process group as events of torch's profiler: "pccl:all_reduce" and so on, with the inputs' shapes.
 
-They have the names that torch's own backends give theirs. An event lasts from the call to its end, and is marked as
-asynchronous, which the profiler concludes from its having begun in one thread and ended in another. So each is ended
-in a thread that does nothing else. Nothing of this happens while no profiler runs in the thread that makes a call.
+The names are those of torch's own backends. An event lasts from the call to its end. The profiler takes an event for
+asynchronous if it begins and ends in different threads, so each event ends in a thread of its own. Calls in threads
+without a profiler make no events.
 """
 
 from __future__ import annotations
@@ -14,29 +14,22 @@ import torch
 
 from pccl.torch.collectives import Plan
 from pccl.torch.tensors import Tensor
-from pccl.torch.work import Script
+from pccl.torch.work import Steps
 
 NAMES = {
     "allreduce": "all_reduce",
     "allreduce_coalesced": "all_reduce",
-    "reduce": "reduce",
-    "reduce_scatter": "reduce_scatter",
     "reduce_scatter_single": "_reduce_scatter_base",
     "reduce_scatter_single_coalesced": "_reduce_scatter_base",
-    "broadcast": "broadcast",
     "allgather": "all_gather",
     "allgather_coalesced": "all_gather",
     "all_gather_single": "_all_gather_base",
     "all_gather_single_coalesced": "_all_gather_base",
-    "gather": "gather",
-    "scatter": "scatter",
     "all_to_all_single": "all_to_all",
     "alltoall": "all_to_all",
-    "barrier": "barrier",
-    "send": "send",
-    "recv": "recv",
+    "monitored_barrier": "",
 }
-"""The name of the event of a call, by its title. Calls that are not here make none."""
+"""Events whose names differ from the titles of their calls; empty: no event."""
 
 ANY_SOURCE = "recvAnySource"
 
@@ -45,7 +38,7 @@ is_on: Callable[[], bool] = torch.autograd._profiler_enabled
 
 
 def begin(name: str, tensors: Sequence[Tensor]) -> Callable[[], None]:
-    """Begin an event, and return what ends it: to be called once, by any thread."""
+    """Begin an event. Return a function that ends it, to be called once, in any thread."""
     handle = torch.autograd._record_function_with_args_enter(f"pccl:{name}", *tensors)
 
     def end() -> None:
@@ -57,16 +50,16 @@ def begin(name: str, tensors: Sequence[Tensor]) -> Callable[[], None]:
 
 
 def recorded(title: str, plan: Plan, inputs: Sequence[Tensor]) -> Plan:
-    """Return a plan that ends an event when it is over, which is begun here."""
-    name = NAMES.get(title)
-    if name is None:
+    """Return a plan with an event that begins now and ends with the plan."""
+    name = NAMES.get(title, title)
+    if not name:
         return plan
     end = begin(name, inputs)
 
-    def script() -> Script:
+    def steps() -> Steps:
         try:
-            return (yield from plan.script)
+            return (yield from plan.steps)
         finally:
             end()
 
-    return Plan(script())
+    return Plan(steps())

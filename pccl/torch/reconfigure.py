@@ -1,147 +1,290 @@
-"""Reconfiguring: another membership for the same process group object, as torch 2.15 defines it.
+"""Reconfiguring: a new membership for the same process group object, as torch 2.15 defines it.
 
-Each process has a *handle* (`get_reconfigure_handle`), which the program hands to the others by whatever means it has.
-All who are to go on together call `reconfigure` with one new uuid and the same handles, whose order gives the ranks:
+Each process group object has a *handle* (`get_reconfigure_handle`), which the program passes to the other processes. It
+names a c10d TCPStore that starts with the handle. All ranks of the next *world* call `reconfigure` with one new uuid
+and the same handles; their order gives the ranks:
 
-    1  The present world is left. What is in flight fails, here at once and on others as after a loss, so whoever still
-       waits in it hears of that and need not take part.
-    2  They meet (`rendezvous`) at the first of the handles, which starts a master, and the next ones standbys.
-    3  They are admitted in one view, and exchange their numbers. The new world's calls are counted from 0.
+    1  The present world is left. Its calls in flight fail, here at once and elsewhere as after a loss, so a rank that
+       is left out gets an error and need not take part.
+    2  All ranks check in at the store of the first handle. An error names the ranks that do not.
+    3  They meet through that store, exactly as in `init_process_group` (`bootstrap`).
 
-If that fails, it fails with a reason, for all that take part, within the timeout. The group then has no world: calls
-raise that reason, and another reconfigure, with another uuid, may follow. Handles stay the same as long as the object
-lives, so whoever was left out can come back with the handle that it had.
+A failed attempt fails on all ranks that take part, within the timeout. The group then has no world: calls raise the
+reason, and another reconfigure with another uuid may follow. Handles stay valid for the life of the object.
 
-A world has its own run, also where PCCL_MASTER names one: a run admits newcomers when all its peers ask for them, and
-those who are left out of a world, or have not heard of it, would keep it waiting.
+A uuid is used once, whether it succeeds or not, so a late rank of a failed attempt never joins the next one. Handles
+contain 64 random bits each, and the token of the new run is stored under a digest of all handles.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
+import secrets
 import socket
+import sys
 import threading
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
 
-from pccl.communicator import Communicator
-from pccl.errors import PCCLError
+from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCPStore
+from torch.distributed import distributed_c10d as c10d
+
 from pccl.runtime.network import addresses
+from pccl.runtime.threads.latch import Latch
 from pccl.torch import bootstrap
 from pccl.torch.bootstrap import Meeting
-from pccl.torch.hosting import Hosting, advertised_host, token_of
-from pccl.torch.rendezvous import Endpoint, Handle, Invitation, Masters, RendezvousError, ordered
+from pccl.torch.errors import Names
+from pccl.torch.hosting import LOOPBACK, advertised_host
 from pccl.types import Result
 
-ATTEMPTS = 5
-"""How often a master is dialled that has started already, or is gone."""
-MASTER_TIMEOUT_S = 20.0
-"""Seconds in which a standby must have taken over, where the host of a world is lost: it first waits for that one's
-return for a peer timeout."""
+PROBE_S = 0.5
+"""Seconds between two probes of the missing ranks, and for one probe."""
+GRACE_S = 1.0
+"""Seconds after the timeout for a store that does not answer."""
+_HANDLE = re.compile(r"pccl:([0-9a-f]{16}):(\d{1,5}):([^:]+):([^:]*)")
+
+
+class RendezvousError(RuntimeError):
+    """The new world was not formed, for the reason in the text."""
+
+    @property
+    def result(self) -> Result:
+        return Result.TIMEOUT if "timed out" in str(self) else Result.RANK_CONNECTION_FAILED
+
+
+class Handle(NamedTuple):
+    """A process group object, and the address of its store."""
+
+    id: str
+    """16 random hexadecimal digits."""
+    host: str
+    port: int
+    name: str
+    """The process in texts: host name and process number."""
+
+    def __str__(self) -> str:
+        return f"pccl:{self.id}:{self.port}:{quote(self.host, safe='')}:{quote(self.name, safe='')}"
+
+    @classmethod
+    def parse(cls, text: str) -> Handle:
+        """RendezvousError if the text is not a handle."""
+        found = _HANDLE.fullmatch(text)
+        if found is None:
+            raise RendezvousError(
+                f"{text!r} is not a handle of a pccl process group; use the return value of get_reconfigure_handle"
+            )
+        return cls(found[1], unquote(found[3]), int(found[2]), unquote(found[4]))
 
 
 class World(NamedTuple):
     """A membership of a process group."""
 
-    uuid: int
     rank: int
     names: list[str]
     """The name of each rank's process."""
     meeting: Meeting | None
-    """Where its ranks meet; None for a single one."""
+    """None for a single rank."""
 
-    @property
-    def size(self) -> int:
-        return len(self.names)
+
+def ordered(handles: Sequence[str] | set[str] | frozenset[str]) -> list[str]:
+    """Return handles in the order of their ranks: a list as it is, a set sorted. RendezvousError."""
+    found = list(handles) if isinstance(handles, list | tuple) else sorted(handles)
+    if not found:
+        raise RendezvousError("reconfigure needs at least one handle: that of this process")
+    twice = {handle for handle in found if found.count(handle) > 1}
+    if twice:
+        named = ", ".join(Handle.parse(handle).name for handle in sorted(twice))
+        raise RendezvousError(f"reconfigure was given the handles of {named} more than once; handles must be unique")
+    return found
 
 
 class Reconfigurer:
     """The worlds of one process group object, one after the other. Thread-safe."""
 
     def __init__(self, store_host: str) -> None:
-        """`store_host` is where others are, so far as is known: others can dial the address from which this host would
-        reach that one."""
+        """`store_host`: the host of the group's first store, to choose this machine's address by; may be empty."""
         self._store_host = store_host
         self._lock = threading.Lock()
-        self._endpoint: Endpoint | None = None
-        self._hosting: Hosting | None = None
+        self._handle: Handle | None = None
+        self._store: Any = None
+        self._used: set[int] = set()
 
     @property
-    def handle(self) -> str:
-        """The handle of this object, the same as long as it lives. OSError."""
-        return str(self._found().handle)
-
-    def _found(self) -> Endpoint:
+    def handle(self) -> Handle:
+        """The handle of this object. The first call starts its store."""
         with self._lock:
-            if self._endpoint is None:
+            if self._handle is None:
                 host = advertised_host(self._store_host)
                 if addresses.is_loopback(host):  # handles may be read on any host
                     host = advertised_host()
-                self._endpoint = Endpoint(host, f"{socket.gethostname()}:{os.getpid()}")
-                self._hosting = Hosting(host)
-            return self._endpoint
-
-    def members(self, uuid: int, handles: Sequence[str] | set[str]) -> list[str]:
-        """Return handles in the order of their ranks. RendezvousError unless this process can reconfigure with them."""
-        given = ordered(handles)
-        for handle in given:
-            Handle.parse(handle)
-        self._found().require(uuid, given)
-        return given
-
-    def enter(self, uuid: int, given: list[str], timeout_s: float) -> World:
-        """Meet those whose handles these are, as of `members`. RendezvousError, PCCLError."""
-        deadline_s = time.monotonic() + timeout_s
-        endpoint = self._found()
-        names = [Handle.parse(handle).name for handle in given]
-        if given == [str(endpoint.handle)]:
-            endpoint.use(uuid)
-            return World(uuid, 0, names, None)
-        assert self._hosting is not None
-        hosting = self._hosting
-        try:
-            invitation = endpoint.meet(uuid, given, timeout_s, Masters(hosting.found, hosting.stand_by))
-            rank = given.index(str(endpoint.handle))
-            return World(uuid, rank, names, self._join(invitation, rank, len(given), deadline_s, hosting))
-        except BaseException:
-            hosting.retire(0.0)
-            raise
-
-    def _join(self, invitation: Invitation, rank: int, size: int, deadline_s: float, hosting: Hosting) -> Meeting:
-        communicator = Communicator(
-            invitation.masters,
-            token=token_of(invitation.token),
-            master_timeout=MASTER_TIMEOUT_S,
-            place=rank,
-        )
-        try:
-            communicator.connect(ATTEMPTS, timeout=_left_s(deadline_s))
-            return Meeting(communicator, *bootstrap.exchange(communicator, rank, size, deadline_s), hosting)
-        except BaseException:
-            communicator.close(reason="the new world has not come about")
-            raise
+                self._store = TCPStore(LOOPBACK, 0, is_master=True, wait_for_workers=False)
+                name = f"{socket.gethostname()}:{os.getpid()}"
+                self._handle = Handle(secrets.token_hex(8), host, self._store.port, name)
+            return self._handle
 
     def close(self) -> None:
-        """Be found no more."""
+        """Stop the store."""
         with self._lock:
-            endpoint, self._endpoint = self._endpoint, None
-        if endpoint is not None:
-            endpoint.close()
+            self._handle = self._store = None
+
+    def members(self, uuid: int, handles: Sequence[str] | set[str]) -> list[Handle]:
+        """Return handles in the order of their ranks. RendezvousError unless this process can reconfigure with them."""
+        known, own = [Handle.parse(handle) for handle in ordered(handles)], self.handle
+        if own not in known:
+            raise RendezvousError(
+                f"the handle of this process ({own.name}) is not among the {len(known)} that reconfigure was given: "
+                f"only the processes of the new world call it"
+            )
+        if uuid in self._used:
+            raise RendezvousError(f"the uuid {uuid} was already used; give each reconfigure a new one")
+        return known
+
+    def enter(self, uuid: int, known: Sequence[Handle], timeout_s: float, group: str) -> World:
+        """Form a world with the ranks of `members`. RendezvousError, PCCLError."""
+        self._used.add(uuid)
+        rank, processes = known.index(self.handle), [handle.name for handle in known]
+        if len(known) == 1:
+            return World(rank, processes, None)
+        names = Names(group, rank, range(len(known)), processes)
+        deadline_s = time.monotonic() + timeout_s
+        meeting = _bounded(timeout_s + GRACE_S, lambda: self._meet(uuid, known, names, deadline_s))
+        return World(rank, processes, meeting)
+
+    def _meet(self, uuid: int, known: Sequence[Handle], names: Names, deadline_s: float) -> Meeting:
+        store = self._store if names.rank == 0 else _store_of(known[0], deadline_s)
+        digest = hashlib.sha256("\n".join([str(uuid), *map(str, known)]).encode()).hexdigest()
+        try:
+            _check_in(store, uuid, digest, known, names, deadline_s)
+            left_s = max(0.0, deadline_s - time.monotonic())
+            return bootstrap.meet(PrefixStore(digest, store), names, len(known), left_s, is_default=False)
+        except (DistStoreError, DistNetworkError) as error:  # the second: the store's process is lost
+            raise RendezvousError(str(error)) from None
 
 
-def _left_s(deadline_s: float) -> float:
-    return max(0.0, deadline_s - time.monotonic())
+def _store_of(first: Handle, deadline_s: float) -> Any:
+    """Connect to the store of the first handle. RendezvousError at once if its process is dead."""
+    where = f"{first.name} at {addresses.join(first.host, first.port)}, the first of the handles,"
+    left_s = max(0.001, deadline_s - time.monotonic())
+    try:
+        socket.create_connection((first.host, first.port), left_s).close()
+        left = timedelta(seconds=max(0.001, deadline_s - time.monotonic()))
+        return TCPStore(first.host, first.port, is_master=False, wait_for_workers=False, timeout=left)
+    except TimeoutError:
+        raise RendezvousError(f"timed out after {left_s:.1f} s: {where} did not answer") from None
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise RendezvousError(f"{where} cannot be reached: {reason}; is that process alive?") from None
 
 
-def why(error: Exception) -> str:
-    """Return what an error of `Reconfigurer.enter` says."""
-    return error.message if isinstance(error, PCCLError) else str(error)
+def _check_in(store: Any, uuid: int, digest: str, known: Sequence[Handle], names: Names, deadline_s: float) -> None:
+    """Return when all ranks have called reconfigure with the same uuid and handles. RendezvousError on all ranks."""
+    keys = {f"{uuid}/{handle.id}": rank for rank, handle in enumerate(known)}
+    failed = f"{uuid}/failed"
+    next_probe_s = 0.0
+
+    def look() -> bool:
+        nonlocal next_probe_s
+        if store.check([failed]):
+            raise RendezvousError(store.get(failed).decode())
+        missing = [rank for key, rank in keys.items() if not store.check([key])]
+        for key, rank in keys.items():
+            if rank not in missing and store.get(key).decode() != digest:
+                text = f"was given other handles than this process, or in another order, for uuid {uuid}"
+                raise RendezvousError(f"{names.of(rank)} {text}")
+        if names.rank == 0 and time.monotonic() >= next_probe_s:
+            for rank in missing:
+                _require_alive(known[rank])
+            next_probe_s = time.monotonic() + PROBE_S
+        return False
+
+    try:
+        store.set(f"{uuid}/{known[names.rank].id}", digest)
+        bootstrap.wait_for_ranks(store, keys, names, deadline_s, look, f"reconfigure with uuid {uuid}")
+        look()
+    except (RendezvousError, DistStoreError) as error:
+        if not store.check([failed]):
+            store.set(failed, str(error))
+        raise RendezvousError(str(error)) from None
 
 
-def result_of(error: Exception) -> Result:
-    """Return the kind of an error of `Reconfigurer.enter`."""
-    if isinstance(error, PCCLError):
-        return error.result
-    is_late = isinstance(error, RendezvousError) and "timed out" in str(error)
-    return Result.TIMEOUT if is_late else Result.RANK_CONNECTION_FAILED
+def _require_alive(handle: Handle) -> None:
+    """RendezvousError if the handle's process is dead: its port refuses connections."""
+    try:
+        socket.create_connection((handle.host, handle.port), PROBE_S).close()
+    except ConnectionRefusedError:
+        where = addresses.join(handle.host, handle.port)
+        raise RendezvousError(f"{handle.name} cannot be reached at {where}; is that process alive?") from None
+    except OSError:
+        return  # it may be alive, and reach this process
+
+
+def _bounded(limit_s: float, call: Callable[[], Meeting]) -> Meeting:
+    """Return `call()`, made in a thread: a store whose host is cut off may never answer. RendezvousError."""
+    done, lock = Latch(), threading.Lock()
+    found: list[Any] = []
+    is_abandoned = False
+
+    def run() -> None:
+        outcome: Any
+        try:
+            outcome = call()
+        except BaseException as error:
+            outcome = error
+        with lock:
+            found.append(outcome)
+        done.set()
+        if is_abandoned:
+            leave()
+
+    def leave() -> None:
+        if isinstance(found[0], Meeting):
+            found[0].leave("reconfigure was interrupted there")
+
+    threading.Thread(target=run, name="pccl reconfigure", daemon=True).start()
+    try:
+        done.wait(limit_s)
+    except BaseException:
+        with lock:
+            is_abandoned = True
+        if found:
+            leave()
+        raise
+    with lock:
+        is_abandoned = not found
+    if is_abandoned:
+        raise RendezvousError(f"timed out after {limit_s:g} s: the store of the first handle does not answer")
+    if isinstance(found[0], BaseException):
+        raise found[0]
+    return found[0]  # type: ignore[no-any-return]
+
+
+def forget_ranks(group: Any, size: int) -> None:
+    """Make torch forget the ranks of a group's former world, which it takes for constant.
+
+    c10d keeps the global rank of each rank of a group; in the default group these are the same numbers. DTensor keeps
+    the results of its sharding rules by mesh, and takes a mesh of as many ranks for the same one: shards would have the
+    coordinates of the former world.
+    """
+    if group is c10d._world.default_pg:
+        c10d._world.pg_group_ranks[group] = {rank: rank for rank in range(size)}
+    if "torch.distributed.tensor" not in sys.modules:
+        return
+    from torch.distributed.tensor import DTensor, _redistribute, debug
+
+    propagator = DTensor._op_dispatcher.sharding_propagator
+    for cached in [*vars(_redistribute).values(), *vars(type(propagator)).values(), *vars(propagator).values()]:
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()
+    for name, cached in list(vars(propagator).items()):
+        if hasattr(cached, "cache_info") and not hasattr(cached, "cache_clear"):
+            # torch 2.7: one cache per thread, which can only be replaced together
+            setattr(propagator, name, type(cached)(cached.cache.__wrapped__))
+    for name in ("_clear_sharding_prop_cache", "_clear_python_sharding_prop_cache"):  # releases have one of them
+        if hasattr(debug, name):
+            getattr(debug, name)()
+            break

@@ -7,8 +7,8 @@
     complex               SUM AVG as pairs of reals; others are refused        multiplied here, then SUM
     8-bit floats          refused: they are only moved
 
-A reduction that the engine lacks is *folded*: all ranks get the tensors of all, and each folds them in the order of
-ranks, so that all have the same bits.
+A reduction that the engine lacks is *folded*: all ranks gather the tensors of all ranks and fold them in rank order, so
+that all have the same bits.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Reduction(NamedTuple):
     op: ReduceOp
     fold: Fold | None = None
     factor: Any = None
-    """What each rank multiplies its tensor by before it is summed up; None: nothing."""
+    """Each rank multiplies its tensor by this before the sum; None: no factor."""
 
 
 SUM = Reduction(ReduceOp.SUM)
@@ -62,7 +62,7 @@ def name_of(op: Any) -> str:
 
 
 def reduction(what: str, op: Any, dtype: Any) -> Reduction:
-    """Return the reduction that a c10d ReduceOp is for tensors of a dtype. ArgumentError if there is none."""
+    """Return the reduction of a c10d ReduceOp for tensors of a dtype. ArgumentError if there is none."""
     name = name_of(op)
     plain = _PLAIN.get(name)
     if plain is not None and dtype in REDUCIBLE:
@@ -91,7 +91,7 @@ def reduction(what: str, op: Any, dtype: Any) -> Reduction:
 
 
 def _factor(op: Any) -> Any:
-    """Return what PREMUL_SUM multiplies by: a number, or a tensor of one element."""
+    """Return the factor of PREMUL_SUM: a number, or a tensor of one element."""
     if hasattr(op, "factor"):
         return op.factor
     state = op.__getstate__()

@@ -1,80 +1,42 @@
-"""The order of a group's calls, and the way from a call to the communicator.
+"""The order of a group's calls.
 
-c10d matches the collectives of a group by the order in which each rank calls them; pccl matches ops by tags. So the
-calls are dealt out to a fixed number of *lanes* in turn, on every rank alike, and each lane is a tag:
+c10d matches the collectives of a group by the order of each rank's calls; pccl matches ops by tags. So calls
+are spread over a fixed number of *queues*, round robin, on every rank alike. Each queue has one tag:
 
-    1  The n-th call of a group takes lane n mod LANES. A call is validated before it counts, so that one that raises
-       ArgumentError has not been made.
-    2  A work runs when all earlier ones of its lane are over; until then it waits in a queue. So a tag is never in
-       flight twice, calls of one lane meet in order, and calls of different lanes overlap.
-    3  A point-to-point call has a lane of its own for each pair, direction and tag, and counts no number.
-    4  The membership of a process group is fixed. An op that starts in a smaller ring fails on all ranks
-       (`membership.Fixed`), and so do all calls from the first loss on (`failed`).
-    5  A rank that leaves on purpose, because it has nothing left to do, must not disturb a send and its recv of two
-       others. The change of view aborts them for both, and both repeat them (`may_repeat`). Where a rank was lost
-       otherwise, they fail: whoever is waited for may have met that loss, and come no more.
-    6  All ranks must hear of the same loss, for they make the next group without those who are lost; and whoever has
-       heard of it leaves this one, perhaps before others have looked. So of those who left on purpose only the first
-       count, besides all who were lost otherwise (`_lost`).
-    7  A work that is never launched leaves the others of its lane waiting for this rank, so a group in which one
-       expires in the queue has failed.
+1. Call n of a group takes queue n mod QUEUES. Arguments are checked before a call counts, so a call that raises
+   ArgumentError has not been made.
+2. A work starts when all earlier ones of its queue are over. So a tag is never in flight twice, calls of one queue
+   match in order, and calls of different queues overlap.
+3. A point-to-point call has a queue for its pair, direction and tag, and no number.
+4. The membership of a group is fixed. An op that starts in a smaller ring fails on all ranks (`op_specs.Fixed`), and so
+   do all calls after the first loss (`failed`).
+5. A rank that leaves on purpose, because it has finished, must not disturb a send and recv of two others. The new view
+   aborts both, and both repeat them (`may_repeat`). After any other loss they fail: the partner may have seen that loss
+   and stopped.
+6. All ranks must see the same loss, because they form the next group without the lost ranks, and a rank that has seen
+   it leaves this group, perhaps before others look. So of the ranks that left on purpose only the first counts, in
+   addition to all that were lost (`_lost`).
+7. A work that never starts blocks its queue on the other ranks, so a group whose work expires in the queue fails.
 
-A small number of lanes is right: the first op of a tag is dearer than later ones, which may take the fast path.
+The number of queues is small because the first op of a tag costs more than later ones, which take the fast path.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 
-from pccl._session_holder import SessionErrors
-from pccl.communicator import Communicator
 from pccl.errors import PCCLError
-from pccl.handle import CANCEL_GRACE_S, delivered, gave_up, require_outcome
 from pccl.runtime.data_plane.op_spec import OpSpec
-from pccl.runtime.data_plane.pending import PendingOp
-from pccl.torch.deadlines import Deadlines
+from pccl.torch.background import Deadlines, Progress
 from pccl.torch.errors import FATAL, BackendError, Names
 from pccl.torch.memory_use import UNUSED, Use, Uses
-from pccl.torch.progress import Progress
-from pccl.torch.work import PCCLWork, Script
+from pccl.torch.transport import LEFT, LocalTransport, Op, Ring, Transport
+from pccl.torch.work import PCCLWork
 from pccl.types import Result
 
-LANES = 8
-LEAVING = "left"
-"""How the reason begins why a peer that has left on purpose is no more in the run."""
-LEFT = f"({LEAVING}"
-
-
-class DirectCall:
-    """A call that its thread makes by itself, without a work."""
-
-    __slots__ = ("_callbacks", "is_over", "lane")
-    is_watched = False
-
-    def __init__(self, lane: Hashable) -> None:
-        """Make one for `Scheduler.claim`."""
-        self.lane = lane
-        self.is_over = False
-        self._callbacks: list[Callable[[], None]] = []
-
-    def when_over(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called once when the call is over, or now."""
-        self._callbacks.append(callback)
-        if self.is_over:
-            self.end()
-
-    def end(self) -> None:
-        """Note that the call is over."""
-        self.is_over = True
-        while self._callbacks:
-            try:
-                callback = self._callbacks.pop()
-            except IndexError:
-                return  # another thread was faster
-            callback()
+QUEUES = 8
 
 
 class Scheduler:
@@ -82,349 +44,251 @@ class Scheduler:
 
     def __init__(
         self,
-        communicator: Communicator,
-        peers: Sequence[int],
-        ring: tuple[int, ...],
+        transport: Transport,
         names: Names,
-        in_trouble: Callable[[], None] = lambda: None,
+        peers: Sequence[int] = (0,),
+        on_failure: Callable[[], None] = lambda: None,
     ) -> None:
-        """`peers` has the peer number of each rank, and `ring` their order in the run when they met. `in_trouble` is
-        called in the progress thread when a rank was lost or a call has timed out for the first time."""
-        self._in_trouble = in_trouble
-        self._trouble: BackendError | None = None
-        self._has_left = False
-        self._communicator = communicator
+        """Args:
+        peers: The peer number of each rank.
+        on_failure: Called in the progress thread after the first loss or timeout.
+        """
+        self.transport = transport
+        self.check, self.cancel = transport.check, transport.cancel
         self._names = names
-        self._ring = ring
         self._peers = peers
+        self._on_failure = on_failure
+        self._ring = transport.ring
+        self._is_local = isinstance(transport, LocalTransport)
         self._lock = threading.Lock()
-        self._calls = 0
-        self._lanes: dict[Hashable, deque[PCCLWork | DirectCall]] = {}
-        self._open: set[PCCLWork | DirectCall] = set()
-        """The works that are not over, and the threads that make collectives by themselves."""
+        self.calls = 0
+        """Number of collectives that this rank has called."""
+        self.failed: BackendError | None = None
+        """The error that all later calls raise."""
+        self.first_failure: BackendError | None = None
+        """The first failure, including a timeout, that a call has seen."""
+        self._has_left = False
+        self._queues: dict[Hashable, deque[PCCLWork]] = {}
+        self._open: set[PCCLWork] = set()
+        """Works that are not over."""
         self._uses: Uses[PCCLWork] = Uses()
         self._due: deque[PCCLWork] = deque()
-        """The works whose turn has come, and which somebody is about to start."""
+        """Works that are about to be started."""
         self._starting = threading.local()
-        self._failure: BackendError | None = None
         self._progress = Progress(f"pccl {names.group}")
         self._deadlines = Deadlines(f"pccl deadlines of {names.group}", self._watched, self._expire)
 
     # Calls.
 
-    def next_lane(self) -> int:
-        """Return the lane of the next call. Rule 1."""
+    def next_queue(self) -> int:
+        """Count a collective and return its queue. Rule 1."""
         with self._lock:
-            self._require_alive()
-            lane = self._calls % LANES
-            self._calls += 1
-            return lane
+            if self.failed is not None:
+                raise self.failed
+            queue = self.calls % QUEUES
+            self.calls += 1
+            return queue
 
-    @property
-    def calls(self) -> int:
-        """The number of collectives that this rank has called."""
-        return self._calls
-
-    def enter(self, work: PCCLWork, after: Sequence[PCCLWork | DirectCall] = ()) -> None:
-        """Put a work into its lane, where it waits for the earlier ones and for those of `after`."""
+    def enter(self, work: PCCLWork, after: Sequence[PCCLWork] = ()) -> None:
+        """Append a work to its queue. It also waits for the works of `after`."""
         with self._lock:
-            lane = self._lanes.get(work.lane)
             self._open.add(work)
             if work.use is not UNUSED:
                 self._uses.add(work, work.use)
-            work.blockers = len(after) + 1
-            if lane is None:
-                self._lanes[work.lane] = deque((work,))
+            work.blockers = len(after)
+            queue = self._queues.get(work.queue)
+            if queue is None:
+                self._queues[work.queue] = deque((work,))
             else:
-                lane.append(work)
+                queue.append(work)
                 work.blockers += 1
+            work.is_first = not work.blockers
 
-    def go(self, work: PCCLWork, waits: bool, after: Sequence[PCCLWork | DirectCall] = ()) -> None:
-        """Run a work that has entered, or start it if its caller does not wait. Others start in their turn."""
-        for each in after:
-            each.when_over(lambda: self._unblock(work))
-        is_free = self._is_free(work)
-        if is_free and waits:
-            work.run()
+    def go(self, work: PCCLWork, waits: bool, after: Sequence[PCCLWork] = ()) -> None:
+        """Start an entered work if it has no blockers. `waits`: its caller only waits for it."""
+        if work.is_first and (waits or self._is_local):
+            work.advance(True)
             return
         self.watch(work)
-        if is_free:
-            work.start()
-
-    # Calls that a thread makes by itself. A work, which others could ask for, would take longer than a small op.
-
-    def claim(self, call: DirectCall, is_collective: bool = False) -> bool:
-        """Let a call be the first in its lane, until `leave_lane`. False if there are calls before it.
-
-        A signal handler may raise at any moment, so whoever calls this leaves the lane in a `finally` around it.
-        """
-        with self._lock:
-            if call.lane in self._lanes:
-                return False
-            self._lanes[call.lane] = deque((call,))
-            if is_collective:
-                self._open.add(call)
-        return True
-
-    def leave_lane(self, who: PCCLWork | DirectCall) -> None:
-        """Let the next call of a lane begin, if this one is in it."""
-        with self._lock:
-            self._open.discard(who)
-            lane = self._lanes.get(who.lane)
-            if lane is None or who not in lane:
-                return
-            was_first = lane[0] is who
-            lane.remove(who)
-            if not lane:
-                del self._lanes[who.lane]
-            following = lane[0] if was_first and lane else None
-        if isinstance(who, DirectCall):
-            who.end()
-        if isinstance(following, PCCLWork):
-            self._unblock(following)
-
-    def run_op(self, spec: OpSpec, title: str, timeout_s: float) -> None:
-        """Run the only op of a call in this thread, which has claimed its lane. BackendError as the call failed."""
-        end_s = time.monotonic() + timeout_s
-        while True:
-            try:
-                self.outcome(self.run(spec, title, timeout_s), title)
-                return
-            except PCCLError as error:
-                if not self.may_repeat((spec,), error):
-                    raise self.failure(title, error, (spec,)) from None
-                timeout_s = max(0.0, end_s - time.monotonic())
-
-    def run_script(self, script: Script, title: str, timeout_s: float) -> None:
-        """Go through the script of a collective in this thread, which has claimed its lane. BackendError as the call
-        failed."""
-        end_s = time.monotonic() + timeout_s
-        try:
-            batch = next(script)
-            while True:
-                if len(batch) == 1:
-                    ops = [self.run(batch[0], title, max(0.0, end_s - time.monotonic()))]
-                else:
-                    ops = PCCLWork(self, title, None, None, end_s - time.monotonic(), True).run_together(batch)
-                for op in ops:
-                    self.outcome(op, title)
-                batch = script.send(ops)
-        except StopIteration:
-            return
-        except PCCLError as error:
-            raise self.failure(title, error) from None
-        finally:
-            script.close()
+        if work.is_first:
+            work.advance(False)
+        for each in after:
+            each.when_over(lambda: self._unblock(work))
 
     def watch(self, work: PCCLWork) -> None:
-        """Have a work given up when its time has passed, whether or not somebody waits for it."""
+        """Enforce the deadline of a work, whether or not a thread waits for it."""
         work.is_watched = True
         self._deadlines.watch(work)
 
-    def _watched(self) -> list[PCCLWork]:
+    def finished(self, work: PCCLWork) -> None:
+        """Remove a work that is over, and start the next one of its queue."""
+        following = None
         with self._lock:
-            return [work for work in self._open if isinstance(work, PCCLWork) and work.is_watched]
+            self._open.discard(work)
+            if work.use is not UNUSED:
+                self._uses.remove(work)
+            queue = self._queues.get(work.queue)
+            if queue is None or work not in queue:
+                return
+            was_first = queue[0] is work
+            queue.remove(work)
+            if not queue:
+                del self._queues[work.queue]
+            elif was_first:
+                following = queue[0]
+        if following is not None:
+            self._unblock(following)
 
-    def _expire(self, works: Sequence[PCCLWork]) -> None:
-        def one_by_one() -> None:  # the end of one starts the next of its lane, which can then be aborted everywhere
-            for work in works:
-                work.expire()
-
-        self.later(one_by_one)
-
-    def _is_free(self, work: PCCLWork) -> bool:
-        """Take one blocker from a work. Return whether that was the last one."""
+    def open_collectives(self) -> list[PCCLWork]:
         with self._lock:
-            work.blockers -= 1
-            return work.blockers == 0
-
-    def _unblock(self, work: PCCLWork) -> None:
-        if self._is_free(work):
-            self._due.append(work)
-            self._start_due()
-
-    def open_collectives(self) -> list[PCCLWork | DirectCall]:
-        """Return the collectives that are not over."""
-        with self._lock:
-            return [work for work in self._open if isinstance(work.lane, int)]
+            return [work for work in self._open if isinstance(work.queue, int)]
 
     def is_idle(self) -> bool:
         """Return whether all calls are over."""
         return not self._open
 
     def users(self, use: Use) -> list[PCCLWork]:
-        """Return the collectives that are not over and must be, before memory is used in this way."""
+        """Return the open collectives that conflict with a use of memory."""
         with self._lock:
             return self._uses.disturbed_by(use)
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Make a call in the progress thread."""
+        self._progress.later(call)
+
+    def stop(self) -> None:
+        """End the group's threads after what they are doing."""
+        self._deadlines.stop()
+        self._progress.stop()
+
+    def _watched(self) -> list[PCCLWork]:
+        with self._lock:
+            return [work for work in self._open if work.is_watched]
+
+    def _expire(self, works: Sequence[PCCLWork]) -> None:
+        def one_by_one() -> None:  # the end of one starts the next of its queue, which can then be aborted everywhere
+            for work in works:
+                work.expire()
+
+        self.later(one_by_one)
+
+    def _unblock(self, work: PCCLWork) -> None:
+        """Remove one blocker, and start the work after the last. A loop, and not a recursion, starts works in turn."""
+        with self._lock:
+            work.blockers -= 1
+            if work.blockers:
+                return
+        self._due.append(work)
+        if getattr(self._starting, "is_here", False):
+            return  # a frame of this thread further up starts it
+        self._starting.is_here = True
+        try:
+            while self._due:
+                try:
+                    due = self._due.popleft()
+                except IndexError:
+                    break
+                due.advance(False)
+        finally:
+            self._starting.is_here = False
+
+    # Ops.
+
+    def run(self, spec: OpSpec, title: str, timeout_s: float) -> Op:
+        """Execute an op and wait for it. PCCLError."""
+        if self.transport.present_ring() is not self._ring:
+            self._require_membership(title, spec)
+        return self.transport.run(spec, title, timeout_s)
+
+    def launch(self, spec: OpSpec, title: str, started: Callable[[Op], None], over: Callable[[], None]) -> None:
+        """Launch an op, as `Transport.launch`."""
+        self._require_membership(title, spec)
+        self.transport.launch(spec, title, started, over)
+
+    # Failures.
 
     def fail(self, error: BackendError) -> None:
         """Let all later calls raise `error`."""
         with self._lock:
-            self._failure = self._failure or error
+            self.failed = self.failed or error
 
     def leave(self, error: BackendError) -> None:
-        """Let all later calls, and what is in flight, raise `error`: this rank leaves the group."""
+        """Let all later calls and those in flight raise `error`: this rank leaves the group."""
         with self._lock:
-            self._failure = self._trouble = error
+            self.failed = self.first_failure = error
             self._has_left = True
 
-    def trouble(self) -> BackendError | None:
-        """Return the first failure of the group, be it a timeout; None: there is none. A loss is known as soon as the
-        others go on without the rank, also while nothing is in flight."""
-        if self._trouble is None:
+    def current_failure(self) -> BackendError | None:
+        """Return the first failure, including a loss that no call has seen yet."""
+        if self.first_failure is None:
             try:
-                self._communicator._inner.view("membership")
+                self.transport.require_alive()
                 self._require_membership("membership")
             except PCCLError as error:
                 self.failure("membership", error)
-        return self._trouble
+        return self.first_failure
 
-    @property
-    def heard(self) -> BackendError | None:
-        """The first failure that a call has met."""
-        return self._trouble
-
-    @property
-    def failed(self) -> BackendError | None:
-        """The reason why the group can do nothing more, if it is so."""
-        return self._failure
-
-    def stop(self) -> None:
-        """End the group's threads, once nothing is left for them to do."""
-        self._deadlines.stop()
-        self._progress.stop()
-
-    def _require_alive(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-    # What works need: `work.Driver`.
-
-    def run(self, spec: OpSpec, title: str, timeout_s: float) -> PendingOp:
-        self._require_membership(title, spec)
-        return self._communicator._run(spec, timeout_s, title)
-
-    def may_repeat(self, batch: Sequence[OpSpec], error: PCCLError) -> bool:
-        """Return whether ops that were aborted are to be launched again. Rule 5."""
-        if error.result is not Result.RANK_CONNECTION_LOST or LEFT not in error.message or self._has_left:
-            return False
-        return all(self._is_undisturbed(spec) for spec in batch)
-
-    def launch(self, spec: OpSpec, title: str, over: Callable[[], None], ops: list[PendingOp]) -> None:
-        self._require_membership(title, spec)
-        session = self._communicator._inner.session(title)
-        op = session.ops.new(spec)
-        ops.append(op)
-        with SessionErrors(title):
-            if spec.pair is not None:
-                session.ops.start(op)
-            else:
-                session.ops.launch(op)
-        op.when_over(over)
-
-    def outcome(self, op: PendingOp, title: str) -> None:
-        delivered(op, title)
-        if op.ring != self._ring and op.name[1] is None:
-            text = f"only the peers {list(op.ring)} took part: the others are lost"
-            raise PCCLError(Result.RANK_CONNECTION_LOST, title, text)
-
-    def give_up(self, ops: Sequence[PendingOp], title: str, timeout_s: float) -> None:
-        session = self._communicator._inner.session(title)
-        given_up = [op for op in ops if not op.is_over]
-        for op in given_up:
-            session.ops.cancel(op, Result.TIMEOUT, gave_up(session, timeout_s, op))
-        for op in given_up:
-            op.wait(CANCEL_GRACE_S)
-            op.reclaim()
-        require_outcome(session, given_up, title)
-
-    def failure(self, title: str, error: PCCLError, specs: Sequence[OpSpec] = ()) -> BackendError:
-        if self._has_left and self._failure is not None:
-            return self._failure
-        ring = self._present_ring()
-        lost = [] if ring is None else self._lost(ring, specs)
-        if lost and error.result is Result.INVALID_ARGUMENT:  # `Fixed` has refused to go on with those who are left
+    def failure(self, title: str, error: PCCLError, spec: OpSpec | None = None) -> BackendError:
+        """Return the exception of a call that failed with `error` in an op, and note what it means for the group."""
+        if self._has_left and self.failed is not None:
+            return self.failed
+        ring = self.transport.present_ring()
+        lost = [] if ring is None else self._lost(ring, spec)
+        if lost and error.result is Result.INVALID_ARGUMENT:  # `Fixed` has refused the smaller ring
             error = PCCLError(Result.RANK_CONNECTION_LOST, title, self._why_lost(lost))
         is_fatal = error.result in FATAL
         made = self._names.failure(title, error, lost if is_fatal else ())
         if is_fatal:
             self.fail(made)
-        if error.result in FATAL or error.result is Result.TIMEOUT:
+        if is_fatal or error.result is Result.TIMEOUT:
             with self._lock:
-                is_first, self._trouble = self._trouble is None, self._trouble or made
+                is_first, self.first_failure = self.first_failure is None, self.first_failure or made
             if is_first:
-                self._progress.later(self._in_trouble)
+                self.later(self._on_failure)
         return made
 
-    def later(self, call: Callable[[], None]) -> None:
-        self._progress.later(call)
-
-    def finished(self, work: PCCLWork) -> None:
-        with self._lock:
-            self._uses.remove(work)
-        self.leave_lane(work)
-
-    def _start_due(self) -> None:
-        """Start the works whose turn has come: one after the other, though each may be over at once."""
-        if getattr(self._starting, "is_here", False):
-            return  # further up in this thread, which goes on with them
-        self._starting.is_here = True
-        try:
-            while self._due:
-                try:
-                    work = self._due.popleft()
-                except IndexError:
-                    break
-                work.start()
-        finally:
-            self._starting.is_here = False
-
-    # Membership.
-
-    def _present_ring(self) -> tuple[int, ...] | None:
-        session = self._communicator._inner._session
-        return session.view.ring if session is not None and session.view is not None else None
+    def may_repeat(self, spec: OpSpec, error: PCCLError) -> bool:
+        """Return whether an aborted op is to be launched again. Rule 5."""
+        if error.result is not Result.RANK_CONNECTION_LOST or f"({LEFT}" not in error.message or self._has_left:
+            return False
+        return self._is_undisturbed(spec)
 
     def require_pair(self, other: int) -> None:
-        """Raise the group's failure unless ops with this rank are possible all the same."""
-        if self._failure is None:
+        """Raise the group's failure unless ops with this rank are possible nevertheless."""
+        if self.failed is None:
             return
-        peer = self._peers[other]
-        if self._has_left or self._failure.result is not Result.RANK_CONNECTION_LOST or not self._is_there(peer):
-            raise self._failure
+        is_lost = self.failed.result is Result.RANK_CONNECTION_LOST
+        if self._has_left or not is_lost or not self._is_there(self._peers[other]):
+            raise self.failed
 
     def _is_there(self, peer: int) -> bool:
-        """Whether a peer is in the run, and all who are not have left on purpose."""
-        ring = self._present_ring()
-        reasons = self._communicator.losses.values()
-        return ring is not None and peer in ring and all(reason.startswith(LEAVING) for reason in reasons)
+        """Return whether a peer is in the run and all missing peers left on purpose."""
+        ring = self.transport.present_ring()
+        reasons = self.transport.losses().values()
+        return ring is not None and peer in ring and all(reason.startswith(LEFT) for reason in reasons)
 
     def _is_undisturbed(self, spec: OpSpec) -> bool:
         return spec.pair is not None and self._is_there(spec.pair.peer)
 
     def _require_membership(self, title: str, spec: OpSpec | None = None) -> None:
-        ring = self._present_ring()
-        if ring is not self._ring and ring is not None and ring != self._ring:
-            if spec is not None and self._is_undisturbed(spec):
-                return
-            lost = self._lost(ring, () if spec is None else (spec,))
-            raise PCCLError(Result.RANK_CONNECTION_LOST, title, self._why_lost(lost))
+        ring = self.transport.present_ring()
+        if ring is self._ring or ring is None or ring == self._ring:
+            return
+        if spec is None or not self._is_undisturbed(spec):
+            raise PCCLError(Result.RANK_CONNECTION_LOST, title, self._why_lost(self._lost(ring, spec)))
 
-    def _lost(self, ring: Sequence[int], specs: Sequence[OpSpec]) -> list[int]:
-        """Return the ranks that are lost, where `ring` is what is left, to ops of these specs. Rule 6."""
-        session = self._communicator._inner._session
-        if session is None:
-            return self._names.lost(ring)
-        views = {peer: session.left_out_by.get(peer, 0) for peer in self._peers if peer not in ring}
-        first = min(views.values(), default=0)
-        partners = {spec.pair.peer for spec in specs if spec.pair is not None}
+    def _lost(self, ring: Ring, spec: OpSpec | None) -> list[int]:
+        """Return the ranks that are lost to an op, where `ring` is what is left. Rule 6."""
+        epochs = {peer: self.transport.left_in(peer) for peer in self._peers if peer not in ring}
+        first = min(epochs.values(), default=0)
+        partner = None if spec is None or spec.pair is None else spec.pair.peer
+        losses = self.transport.losses()
 
         def counts(peer: int) -> bool:
-            is_leaving = session.losses.get(peer, "").startswith(LEAVING)
-            return views[peer] == first or peer in partners or not is_leaving
+            return epochs[peer] == first or peer == partner or not losses.get(peer, "").startswith(LEFT)
 
         return [rank for rank in self._names.lost(ring) if counts(self._peers[rank])]
 
     def _why_lost(self, ranks: Sequence[int]) -> str:
-        losses = self._communicator.losses
+        losses = self.transport.losses()
         return ", ".join(f"{self._names.of(rank)}: {losses.get(self._peers[rank], 'lost')}" for rank in ranks)

@@ -1,10 +1,9 @@
 """Tensors as memory that the engine reads and writes.
 
-The engine works on contiguous host memory. A tensor that is that already is used where it lies. For any other one, be
-it strided, on a device, or a conjugate that has not been computed, a contiguous copy on the host stands in
-(`stand_in`), and results are copied back from it (`put_back`).
+The engine works on contiguous host memory. Tensors in such memory are used in place. Others (strided, on a device, lazy
+conjugates) get a contiguous copy on the host (`stand_in`), and results are copied back (`put_back`).
 
-Elements that are only moved may be of any dtype: those that the engine cannot reduce travel as bytes.
+Collectives that only move elements take any dtype: those that the engine cannot reduce travel as bytes.
 """
 
 from __future__ import annotations
@@ -55,10 +54,6 @@ class Memory:
     """The dtype of elements that travel as bytes; empty: they travel as themselves."""
     owner: Tensor
 
-    @property
-    def size_bytes(self) -> int:
-        return self.count * self.dtype.itemsize
-
 
 def memory(tensor: Tensor) -> Memory:
     """Return the memory of a contiguous tensor on the host."""
@@ -89,7 +84,7 @@ def as_bytes(tensor: Tensor) -> Tensor:
 
 
 def stand_in(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor on the host with the same contents: this one, if it is one."""
+    """Return a contiguous tensor on the host with the same contents: this one, if possible."""
     if is_plain(tensor):
         return tensor
     with torch.no_grad():
@@ -97,27 +92,27 @@ def stand_in(tensor: Tensor) -> Tensor:
 
 
 def room_for(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor on the host of the same shape and dtype, for a result: this one, if it is one."""
+    """Return a contiguous tensor on the host of the same shape and dtype, for a result: this one, if possible."""
     return tensor if is_plain(tensor) else torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
 def put_back(tensor: Tensor, host: Tensor) -> None:
-    """Copy the contents of `host` to the tensor that it stands in for, and wait until a device has them."""
+    """Copy the contents of `host` to the tensor that it stands in for. Synchronous for devices."""
     if host is tensor:
         return
     with torch.no_grad():
         tensor.detach().copy_(host.view(tensor.shape))
     if tensor.device.type == "cuda":
-        # Whoever waits for the work may use the tensor in any stream.
+        # The waiting thread may use the tensor in any stream.
         torch.cuda.current_stream(tensor.device).synchronize()
 
 
 MOVED_BYTES_MAX = 256 << 10
-"""More is copied by torch, which may use several threads, and takes a few microseconds to begin."""
+"""Larger copies are made by torch, which may use several threads and costs some microseconds to start."""
 
 
 def put_into(tensor: Tensor, host: Tensor) -> None:
-    """Copy contiguous elements of the host into a tensor of as many, of whatever shape."""
+    """Copy contiguous elements on the host into a tensor of the same number of elements."""
     if is_plain(tensor) and host.numel() * host.element_size() <= MOVED_BYTES_MAX:
         ctypes.memmove(tensor.data_ptr(), host.data_ptr(), host.numel() * host.element_size())
         note_written([tensor])
@@ -126,14 +121,14 @@ def put_into(tensor: Tensor, host: Tensor) -> None:
 
 
 def note_written(tensors: Sequence[Tensor]) -> None:
-    """Tell autograd that something was written into tensors of which it does not know that."""
+    """Count up the versions of tensors whose memory the engine has written through another tensor."""
     written = changes_of(*tensors)
     if written is not None:
         written()
 
 
 def is_one_array(tensors: Sequence[Tensor]) -> bool:
-    """Return whether contiguous tensors of one memory of the host lie one behind the other, without gaps."""
+    """Return whether contiguous tensors of one storage on the host are adjacent, in order."""
     end = 0
     for tensor in tensors:
         if not is_plain(tensor) or (end and tensor.data_ptr() != end):
@@ -144,7 +139,7 @@ def is_one_array(tensors: Sequence[Tensor]) -> bool:
     return bool(tensors) and end > 0
 
 
-# Checks of arguments. Their words are those that users of torch.distributed know.
+# Checks of arguments, with the error texts of torch's own backends.
 
 
 def fail(what: str, message: str) -> ArgumentError:
@@ -152,8 +147,8 @@ def fail(what: str, message: str) -> ArgumentError:
 
 
 def has_memory(tensor: Tensor) -> bool:
-    """Return whether a tensor's elements, if it has any, lie where its data pointer says. That of a view of freed
-    memory is the view's offset alone."""
+    """Return whether a tensor's elements, if any, are at its data pointer. A view of freed memory points to its own
+    offset."""
     if isinstance(tensor, FakeTensor):
         return False
     try:
@@ -166,7 +161,7 @@ def has_memory(tensor: Tensor) -> bool:
 def require_dense(what: str, tensors: Sequence[Tensor], hint: str = "") -> None:
     """Raise ArgumentError unless all are dense tensors of one dtype, of the host or of a CUDA device.
 
-    `hint` goes before what is said of dtypes.
+    `hint` precedes the text about dtypes.
     """
     first = tensors[0]
     for index, tensor in enumerate(tensors):
@@ -217,4 +212,4 @@ def require_one(what: str, tensors: Sequence[Any], kind: str = "tensor list") ->
 
 def require_root(what: str, root: int, size: int) -> None:
     if not 0 <= root < size:
-        raise fail(what, f"invalid root rank: {root} is no rank of a group of {size}")
+        raise fail(what, f"invalid root rank: {root} is not a rank of a group of {size}")

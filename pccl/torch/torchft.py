@@ -3,12 +3,11 @@
     from pccl.torch.torchft import ProcessGroupPCCL
     manager = torchft.Manager(pg=ProcessGroupPCCL(timeout=timedelta(seconds=60)), ...)
 
-torchft's lighthouse says who is there, and with each new quorum the Manager calls `configure` (torchft 0.1 and 0.2) or
-`reconfigure` (0.3 and later). What pccl adds is that a loss is heard of in milliseconds, by all, with one outcome and
-the reason: an all-reduce that was under way has succeeded on all survivors or on none, so that they all commit the
-step, or none of them does.
+With each new quorum the Manager calls `configure` (torchft 0.1 and 0.2) or `reconfigure` (0.3 and later). pccl reports
+a loss to all ranks within milliseconds, with the reason and one outcome: an all-reduce in flight succeeds on all
+survivors or on none, so all commit the step, or none does.
 
-Without torchft the class has the same methods, and can be configured by whoever takes the part of the Manager.
+Without torchft the class has the same methods, for other managers.
 """
 
 from __future__ import annotations
@@ -40,30 +39,29 @@ DEFAULT_TIMEOUT = timedelta(seconds=60)
 
 
 class ManagedWork(PCCLWork):
-    """A work whose failure the Manager hears of from its future and from `errored`, as torchft wants it: `wait` returns
-    False and raises nothing."""
+    """A work whose `wait` returns False on failure and does not raise. torchft reads the error from its future and from
+    `errored`."""
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         try:
             return super().wait(timeout)
         except BackendError as error:
-            if self.title == "monitored_barrier":  # waits for works itself, and raises for their failures
+            if self.title == "monitored_barrier":  # its caller raises for failed works
                 raise
             logger.info("%s", error)
             return False
 
 
 class ProcessGroupPCCL(_ProcessGroup, _TorchFT):  # type: ignore[misc]
-    """A process group that torchft configures.
+    """A process group that torchft configures; each replica is one rank. Thread-safe.
 
-    Thread-safe. A replica that has configured it is one rank of `world_size`; the others are other replicas. A work
-    that has failed does not raise when it is waited for: `errored` has the error then, and so has the work's future.
+    `wait` of a failed work does not raise: `errored` and the work's future have the error.
     """
 
     _work_type = ManagedWork
 
     def __init__(self, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
-        """`timeout` is what `configure` may take, and a call that is given none of its own."""
+        """`timeout`: limit for `configure`, and default for calls."""
         super().__init__(dist.HashStore(), 0, 1, timeout, name="of torchft", enable_reconfigure=True)
         self._await_world("call configure first")
 
@@ -78,19 +76,19 @@ class ProcessGroupPCCL(_ProcessGroup, _TorchFT):  # type: ignore[misc]
         group_world_size: int | None = None,
         global_ranks: list[int] | None = None,
     ) -> None:
-        """Leave the present ranks, and be one of others.
+        """Leave the present world and join a new one.
 
         Args:
-            store_addr: The "host:port/prefix" of a store that all of them share, with a prefix that was never used.
-            replica_id: What this replica is called in errors.
+            store_addr: The "host:port/prefix" of a store of the new ranks, with an unused prefix.
+            replica_id: This replica's name in errors.
             rank: The rank of this process, in [0, world_size).
-            world_size: The number of ranks.
-            quorum_id, group_rank, group_world_size, global_ranks: What torchft says besides, for texts.
+            quorum_id: The quorum in texts.
+            group_rank, group_world_size, global_ranks: Ignored.
 
         Raises:
-            RuntimeError: if they do not meet within the timeout. The group has no ranks then.
+            RuntimeError: If the ranks do not all join within the timeout. The group has no world then.
         """
-        self._leave("was configured anew", "it goes on to another quorum")
+        self._leave("was configured again", "it goes on to another quorum")
         quorum = "" if quorum_id is None else f" in quorum {quorum_id}"
         group = f"process group of torchft{quorum}"
         own = f"{replica_id}, {socket.gethostname()}:{os.getpid()}"
@@ -106,19 +104,19 @@ class ProcessGroupPCCL(_ProcessGroup, _TorchFT):  # type: ignore[misc]
             raise self._be_without_world(str(names.failure("configure", error)), error.result) from None
         except RuntimeError as error:
             raise self._be_without_world(f"configure of {group} failed: {error}", Result.TIMEOUT) from error
-        self._install(World(quorum_id or 0, rank, processes, meeting), group)
+        self._install(World(rank, processes, meeting), group)
 
     def errored(self) -> Exception | None:
-        """Return the reason why the group needs its next quorum, if there is one: a loss or a timeout that a call has
-        met, an abort, or a `configure` or `reconfigure` that has failed. The next one that succeeds ends it.
+        """Return the error after which the group needs a new quorum, or None: a loss or timeout in a call, an abort, or
+        a failed `configure` or `reconfigure`.
 
-        A loss that no call has met spoils nothing: what was called before it is committed on all."""
-        return self._scheduler.heard
+        A loss after all calls does not count: the calls before it are committed on all ranks."""
+        return self._scheduler.first_failure
 
     def abort(self, errored: bool = True) -> None:
         """Leave the group at once. Works in flight fail here, and on the other ranks as after a loss.
 
-        `errored` is what torchft's own groups take. Here an abort is always an error until the next quorum."""
+        `errored` is ignored: an abort is an error until the next quorum."""
         super().abort()
 
     def name(self) -> str:

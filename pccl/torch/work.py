@@ -1,26 +1,24 @@
-"""The work of one call: what c10d hands to the caller, and the steps that it takes.
+"""The work of one call: the object that c10d gives to the caller.
 
-A call is a *script*: a generator that yields batches of ops for the engine, is resumed when all of a batch are over,
-and returns the call's result. What it does between two batches is local: copies, folds, the next ops. Most scripts have
-one batch of one op.
+A call is a generator of *steps*: it yields the ops that the engine is to execute, one at a time, and returns the call's
+result. Between two ops it copies, folds and prepares the next op. Most calls are one op.
 
-A work is driven in one of two ways:
+`PCCLWork.advance` is the only loop that executes a call:
 
-    run     its caller waits: the thread that called goes through the script by itself, with the engine's fast path
-    start   its caller goes on: ops are launched, and whoever ends the last op of a batch resumes the script. That is
-            pccl's own thread if the script is *light*, which means that it does nothing but look at results; otherwise,
-            and where futures are to be completed, whose callbacks may be anything, it is the progress thread
+    waits        the caller waits for the call: its thread executes all steps, on the engine's fast path
+    otherwise    it returns as soon as an op is in flight. The thread that completes the op continues: the engine's
+                 thread if the steps are *light*, i.e. only inspect results; otherwise the progress thread
 
-Either way a script is resumed by one thread at a time, because a batch ends once.
+One thread at a time executes the steps, because one op at a time is in flight.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Generator, Hashable, Sequence
 from contextlib import suppress
 from datetime import timedelta
+from time import monotonic
 from typing import Any, Protocol
 
 import torch
@@ -30,54 +28,78 @@ from torch.distributed import Work as TorchWork
 from _pccl_torch import outside_graphs
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import OpSpec
-from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.threads.latch import Latch
-from pccl.torch import held_works
 from pccl.torch.errors import BackendError
-from pccl.torch.memory_use import UNUSED
-from pccl.torch.options import seconds
+from pccl.torch.memory_use import UNUSED, Use
+from pccl.torch.transport import Op
 from pccl.types import Result
 
 WORK_SUCCESS, WORK_TIMEOUT, WORK_COMM_ERROR, WORK_UNKNOWN = 0, 1, 2, 100
-"""c10d's numbers for how a work ended."""
+"""Results of a work as c10d's `WorkResult` numbers them."""
 EXPIRY_S = 1.0
-"""Seconds between two attempts to give up a work whose time has passed."""
+"""Seconds between two attempts to abort a work after its deadline."""
 
-Script = Generator[Sequence[OpSpec], Sequence[PendingOp], Any]
+Steps = Generator[OpSpec, None, Any]
+
+_in_registry: dict[int, PCCLWork] = {}
+"""Works in c10d's registry, which itself keeps only the C++ part of a work alive."""
+
+
+def seconds(timeout: Any, default_s: float) -> float:
+    """Return a timeout in seconds. c10d writes "the default" as None, 0 or a negative value."""
+    if timeout is None:
+        return default_s
+    found = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    return found if found > 0 else default_s
 
 
 class Driver(Protocol):
-    """The process group of a work, as the work needs it."""
+    """The scheduler of a work: see `Scheduler`."""
 
-    def run(self, spec: OpSpec, title: str, timeout_s: float) -> PendingOp:
-        """Run an op and wait for it. PCCLError."""
+    def run(self, spec: OpSpec, title: str, timeout_s: float) -> Op: ...
 
-    def launch(self, spec: OpSpec, title: str, over: Callable[[], None], ops: list[PendingOp]) -> None:
-        """Put an op into `ops`, launch it, and have `over` called when it is over. PCCLError, and then it is not
-        called: the op has not been launched."""
+    def launch(self, spec: OpSpec, title: str, started: Callable[[Op], None], over: Callable[[], None]) -> None: ...
 
-    def outcome(self, op: PendingOp, title: str) -> None:
-        """Raise PCCLError if an op that is over has failed, or had other participants than the group."""
+    def check(self, op: Op, title: str) -> None: ...
 
-    def may_repeat(self, batch: Sequence[OpSpec], error: PCCLError) -> bool:
-        """Return whether ops that have failed with this error are to be launched again, on all their ranks."""
+    def cancel(self, op: Op, title: str, timeout_s: float) -> None: ...
 
-    def give_up(self, ops: Sequence[PendingOp], title: str, timeout_s: float) -> None:
-        """Have ops aborted on all ranks, and wait until they are. PCCLError OUTCOME_UNKNOWN if nobody says so."""
+    def may_repeat(self, spec: OpSpec, error: PCCLError) -> bool: ...
 
-    def failure(self, title: str, error: PCCLError, specs: Sequence[OpSpec] = ()) -> BackendError:
-        """Return the exception of a call that failed with `error`, in ops of these specs."""
+    def failure(self, title: str, error: PCCLError, spec: OpSpec | None = None) -> BackendError: ...
 
-    def later(self, call: Callable[[], None]) -> None:
-        """Have `call` made in the progress thread."""
+    def later(self, call: Callable[[], None]) -> None: ...
 
-    def finished(self, work: PCCLWork) -> None:
-        """Note that a work is over."""
+    def finished(self, work: Any) -> None: ...
 
 
 @outside_graphs
 class PCCLWork(TorchWork):  # type: ignore[misc]
     """A call of a process group. Thread-safe."""
+
+    number = 0
+    """Number among the collectives of the group, from 1 on; 0 for point-to-point calls."""
+    source = -1
+    """Rank that sent the tensor of a recv; -1 for other calls."""
+    use: Use = UNUSED
+    """Memory that the call reads and writes; later calls may have to wait for it."""
+    blockers = 0
+    """Number of works that must be over before this one starts. Owned by the scheduler."""
+    is_first = True
+    """Whether it had no blockers from the beginning. Owned by the scheduler."""
+    is_watched = False
+    """Whether the deadline is enforced by the background thread. Owned by the scheduler."""
+    is_timed = False
+    _began_s = _ended_s = 0.0
+    _op: Op | None = None
+    """The last op."""
+    _is_launched = False
+    """Whether `_op` is in flight, or over and not checked."""
+    _spec: OpSpec | None = None
+    """The op to be launched, or its result to be checked; None before the next step."""
+    _value: Any = None
+    _error: BaseException | None = None
+    _registered: Sequence[Any] = ()
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -85,184 +107,112 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
 
     def __init__(
         self,
-        driver: Driver,
+        scheduler: Driver,
         title: str,
-        script: Script | None,
-        lane: Hashable,
+        steps: Steps | None,
+        queue: Hashable,
         timeout_s: float,
         is_light: bool,
-        devices: Sequence[Any] = (),
+        tensors: Sequence[Any] = (),
     ) -> None:
-        """`lane` says behind which earlier works it waits, and `devices` on which devices other than the host its
-        result is."""
-        super().__init__()
+        """Args:
+        steps: The call; None for a work that other code ends by `end`.
+        queue: The queue where the work waits for its turn.
+        tensors: The tensors of the result.
+        """
+        TorchWork.__init__(self)
         self.title = title
-        self.lane = lane
-        self.number = 0
-        """Its number among the collectives of its group, from 1 on; 0 if it is none."""
-        self.source = -1
-        """The rank from which a recv got its tensor; -1 if it is no recv."""
-        self.blockers = 0
-        """The number of works that have to be over before this one is started. The scheduler's."""
-        self._driver = driver
-        self._script: Script | None = script
+        self.queue = queue
+        self._scheduler = scheduler
+        self._steps = steps
         self._timeout_s = timeout_s
-        self.deadline_s = time.monotonic() + timeout_s
-        self.use = UNUSED
-        """The memory that it uses, by which later works may wait for it."""
-        self.is_watched = False
-        """Whether it is given up at its deadline, though nobody may wait for it. The scheduler's."""
+        self.deadline_s = monotonic() + timeout_s
         self._is_light = is_light
+        self._tensors = tensors
         self._lock = threading.Lock()
-        self._specs: Sequence[OpSpec] = ()
-        self._batch: list[PendingOp] = []
-        """The ops that are under way, and what they were made of."""
-        self._left = 0
-        self._failed_launch: PCCLError | None = None
         self._done = Latch()
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self._devices = devices
-        self._futures: list[Any] = []
         self._callbacks: list[Callable[[], None]] = []
-        self._registered: Sequence[Any] = ()
-        self.is_timed = False
-        self._began_s = self._ended_s = 0.0
-        if held_works.IS_NEEDED:
-            held_works.HELD.hold(self)
+        self._futures: list[Any] = []
 
-    # Driving.
+    # Execution.
 
-    def run(self) -> None:
-        """Go through the script in this thread, and return when it has ended, in whatever way."""
-        title, driver = self.title, self._driver
-        batch: Sequence[OpSpec] = ()
+    def advance(self, waits: bool) -> None:
+        """Execute steps until the call is over or, without `waits`, until an op is in flight."""
+        scheduler, title, steps = self._scheduler, self.title, self._steps
         try:
-            assert self._script is not None
-            batch = next(self._script)
-            while True:
+            while steps is not None:
                 try:
-                    is_one = len(batch) == 1
-                    ops = [driver.run(batch[0], title, self._left_s())] if is_one else self.run_together(batch)
-                    for op in ops:
-                        driver.outcome(op, title)
+                    if self._is_launched:
+                        self._is_launched = False
+                        scheduler.check(self._op, title)  # type: ignore[arg-type]
+                        self._spec = None
+                    if self._spec is None:
+                        self._spec = next(steps)
+                    if not waits:
+                        scheduler.launch(self._spec, title, self._started, self._op_over)
+                        return
+                    self._started(scheduler.run(self._spec, title, max(0.0, self.deadline_s - monotonic())))
                 except PCCLError as error:
-                    if driver.may_repeat(batch, error):
-                        continue
-                    raise
-                batch = self._script.send(ops)
+                    self._is_launched = False
+                    if self._spec is None or not scheduler.may_repeat(self._spec, error):
+                        raise
+                    if not waits:
+                        scheduler.later(self._continue)
+                        return
         except StopIteration as stop:
-            self._end(stop.value, None)
+            self.end(stop.value, None)
         except PCCLError as error:
-            self._end(None, driver.failure(title, error, batch))
+            self.end(None, scheduler.failure(title, error, self._spec))
         except BaseException as error:
-            self._end(None, error)
+            self.end(None, error)
             if not isinstance(error, Exception):
                 raise
 
-    def run_together(self, batch: Sequence[OpSpec]) -> list[PendingOp]:
-        """Run the ops of a batch and wait for them."""
-        over = Latch()
-        self._launch(batch, over.set)
-        for op in tuple(self._batch):
-            op.join_started()
-        if not over.wait(self._left_s()):
-            self._driver.give_up(self._batch, self.title, self._timeout_s)
-        if self._failed_launch is not None:
-            raise self._failed_launch
-        return self._batch
+    def _started(self, op: Op) -> None:
+        self._op, self._is_launched = op, True
 
-    def start(self) -> None:
-        """Launch the first batch, and return. For a work whose turn it is."""
-        self._resume(None)
+    def _continue(self) -> None:
+        self.advance(False)
 
-    def _resume(self, ops: Sequence[PendingOp] | None) -> None:
-        try:
-            assert self._script is not None
-            if ops is None:
-                batch = next(self._script)
-            else:
-                if self._failed_launch is not None:
-                    raise self._failed_launch
-                for op in ops:
-                    self._driver.outcome(op, self.title)
-                batch = self._script.send(ops)
-            self._launch(batch, self._batch_over)
-        except StopIteration as stop:
-            self._end(stop.value, None)
-        except PCCLError as error:
-            if self._specs and self._driver.may_repeat(self._specs, error):
-                self._driver.later(lambda: self._launch(self._specs, self._batch_over))
-            else:
-                self._end(None, self._driver.failure(self.title, error, self._specs))
-        except Exception as error:
-            self._end(None, error)
-
-    def _launch(self, batch: Sequence[OpSpec], over: Callable[[], None]) -> None:
-        """Launch the ops of a batch, and have `over` called when all are over."""
-        self._left = len(batch) + 1
-        self._specs, self._failed_launch = batch, None
-
-        def one_over() -> None:
-            with self._lock:
-                self._left -= 1
-                is_last = self._left == 0
-            if is_last:
-                over()
-
-        ops = self._batch = []
-        for spec in batch:
-            try:
-                self._driver.launch(spec, self.title, one_over, ops)
-            except PCCLError as error:
-                self._failed_launch = error
-                one_over()
-        one_over()
-
-    def _batch_over(self) -> None:
+    def _op_over(self) -> None:
+        if self._done.is_set():
+            return  # the work has ended before its op
         if self._is_light:
-            self._resume(self._batch)
+            self.advance(False)
         else:
-            self._driver.later(lambda: self._resume(self._batch))
+            self._scheduler.later(self._continue)
 
     def interrupted(self, error: BaseException) -> None:
-        """End a work whose caller was interrupted while it made the call: nobody has it. What has been launched is
-        aborted on all ranks."""
+        """End a work whose caller was interrupted during the call. An op in flight is aborted on all ranks."""
         try:
-            with suppress(PCCLError):  # the caller gets `error`
-                self._driver.give_up(list(self._batch), self.title, self._timeout_s)
+            if self._op is not None:
+                with suppress(PCCLError):  # the caller gets `error`
+                    self._scheduler.cancel(self._op, self.title, self._timeout_s)
         finally:
-            self._end(None, error)
+            self.end(None, error)
 
-    def fail(self, error: BaseException) -> None:
-        """End a work that is not started by itself."""
-        self._end(None, error)
-
-    def succeed(self, value: Any) -> None:
-        """End a work that is not started by itself, with its result."""
-        self._end(value, None)
-
-    def _end(self, value: Any, error: BaseException | None) -> None:
+    def end(self, value: Any, error: BaseException | None) -> None:
+        """End the work with its result or error, once."""
         with self._lock:
             if self._done.is_set():
                 return
             if self.is_timed:
-                self._ended_s = time.monotonic()
+                self._ended_s = monotonic()
             self._value, self._error = value, error
             futures, self._futures = self._futures, []
             callbacks, self._callbacks = self._callbacks, []
-            script, self._script, self._batch = self._script, None, []
+            steps, self._steps, self._op = self._steps, None, None
             self._done.set()
-        if script is not None and error is not None:
-            script.close()
-        self._driver.finished(self)
+        if error is not None and steps is not None:
+            steps.close()
+        self._scheduler.finished(self)
         for callback in callbacks:
             callback()
         if futures:
-            self._driver.later(lambda: _complete(futures))
+            self._scheduler.later(lambda: _complete(futures))
 
     def when_over(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called when the work is over, by whoever ends it, or now."""
+        """Call `callback` after the work, in the thread that ends it, or now."""
         with self._lock:
             if not self._done.is_set():
                 self._callbacks.append(callback)
@@ -270,67 +220,64 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         callback()
 
     def be_timed(self) -> None:
-        """Measure how long it takes from now on."""
-        self.is_timed, self._began_s = True, time.monotonic()
+        """Measure the time from now on."""
+        self.is_timed, self._began_s = True, monotonic()
 
     def register(self, tensors: Sequence[Any]) -> None:
-        """Let `wait_tensor` of one of the tensors wait for this work: graphs may take them while it is under way."""
-        held_works.HELD.hold(self)
+        """Let `wait_tensor` of one of the tensors wait for this work: graphs may take them in flight."""
+        _in_registry[id(self)] = self
         self._registered = tensors
         for tensor in tensors:
             c10d._register_work(tensor, self)
 
     def _unregister(self) -> None:
         tensors, self._registered = self._registered, ()
-        held_works.HELD.let_go(self)
+        _in_registry.pop(id(self), None)
         for tensor in tensors:
-            with suppress(Exception):  # a failure is for the caller of `wait` to raise
-                torch.ops._c10d_functional.wait_tensor(tensor)  # the only way to have c10d forget it
+            with suppress(Exception):  # `wait` raises the failure
+                torch.ops._c10d_functional.wait_tensor(tensor)  # removes the tensor from c10d's registry
 
     def _left_s(self) -> float:
-        return max(0.0, self.deadline_s - time.monotonic())
+        return max(0.0, self.deadline_s - monotonic())
 
     def limit(self, timeout_s: float) -> None:
-        """Let the work have so much time from now on."""
-        self._timeout_s, self.deadline_s = timeout_s, time.monotonic() + timeout_s
+        """Set the deadline, counted from now."""
+        self._timeout_s, self.deadline_s = timeout_s, monotonic() + timeout_s
 
     def expire(self) -> None:
-        """Give the work up if its time has passed. For threads that may wait."""
+        """Abort the work if its deadline has passed. May block."""
         if self._done.is_set() or self._left_s() > 0:
             return
-        ops = list(self._batch)
-        if not ops:
-            text = f"it has waited for earlier calls of the group for {self._timeout_s:g} s"
-            self._end(None, self._driver.failure(self.title, PCCLError(Result.OUTCOME_UNKNOWN, self.title, text)))
-            return
+        op = self._op
         try:
-            self._driver.give_up(ops, self.title, self._timeout_s)
+            if op is None:
+                text = f"it has waited for earlier calls of the group for {self._timeout_s:g} s"
+                raise PCCLError(Result.OUTCOME_UNKNOWN, self.title, text)
+            self._scheduler.cancel(op, self.title, self._timeout_s)
         except PCCLError as error:
-            self._end(None, self._driver.failure(self.title, error))
+            self.end(None, self._scheduler.failure(self.title, error))
 
-    # What callers see, as c10d names it.
+    # c10d's names.
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Return True when the work is done.
 
         Raises:
-            BackendError: as the call failed; or TIMEOUT if `timeout` has passed, and the work goes on.
+            BackendError: The failure of the call; or TIMEOUT after `timeout`, and the work continues.
         """
         done = self._done
-        for op in () if done.is_set() else tuple(self._batch):
-            op.join_started()
         if not done.is_set():
-            limit_s = seconds(timeout, 0.0)
-            left_s = self._left_s()
+            op = self._op
+            if op is not None:
+                op.join_started()
+            limit_s, left_s = seconds(timeout, 0.0), self._left_s()
             if 0 < limit_s < left_s:
                 if not done.wait(limit_s):
                     text = f"Operation timed out: it has not ended within {limit_s:g} s, and goes on"
-                    raise self._driver.failure(self.title, PCCLError(Result.TIMEOUT, self.title, text))
+                    raise self._scheduler.failure(self.title, PCCLError(Result.TIMEOUT, self.title, text))
             elif not done.wait(left_s):
-                while not done.wait(EXPIRY_S):  # as a rule the scheduler gives it up
+                while not done.wait(EXPIRY_S):  # usually the scheduler has aborted it
                     self.expire()
-        if held_works.IS_NEEDED:
-            held_works.HELD.let_go(self)
         if self._registered:
             self._unregister()
         if self._error is not None:
@@ -350,7 +297,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         return self._error
 
     def result(self) -> Any:
-        """Return the tensors with the result. To be called when the work is done."""
+        """Return the tensors with the result, after the work."""
         return self._value
 
     def source_rank(self) -> int:
@@ -359,34 +306,32 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
     _source_rank = source_rank
 
     def get_future(self) -> Any:
-        """Return a torch.futures.Future of the tensors with the result. Where the call fails, it raises RuntimeError.
+        """Return a torch.futures.Future of the tensors with the result. It raises RuntimeError if the call fails.
 
-        C++ code such as DDP's reducer sees no exception that Python sets (`set_exception`): it takes that for a result
-        without tensors, and crashes. What a callback raises is an error for it, too.
+        C++ code such as DDP's reducer does not see an exception set by Python (`set_exception`): it takes the future
+        for a result without tensors, and crashes. It does see an exception raised in a callback.
         """
-        over: Any = torch.futures.Future(devices=list(self._devices) or None)
+        devices = list({tensor.device for tensor in self._tensors if not tensor.is_cpu})
+        over: Any = torch.futures.Future(devices=devices or None)
         future = over.then(lambda _: self._delivered())
         self._complete_later(over)
         return future
 
     def get_future_result(self) -> Any:
-        """Return a torch.futures.Future of an integer that says how it ended, as c10d's `WorkResult` numbers it."""
+        """Return a torch.futures.Future of c10d's `WorkResult` number."""
         over: Any = torch.futures.Future()
-        future = over.then(lambda _: self._how_it_ended())
+        future = over.then(lambda _: self._outcome())
         self._complete_later(over)
         return future
 
     def _complete_later(self, over: Any) -> None:
-        """Complete a future when the work is over."""
-        if held_works.IS_NEEDED:
-            held_works.HELD.let_go(self)
         with self._lock:
             if not self._done.is_set():
                 self._futures.append(over)
                 return
         _complete([over])
 
-    def _how_it_ended(self) -> int:
+    def _outcome(self) -> int:
         if self._error is None:
             return WORK_SUCCESS
         if not isinstance(self._error, BackendError):
@@ -397,7 +342,7 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         return self.number
 
     def _get_duration(self) -> float:
-        """Return how many milliseconds it took. RuntimeError if it is not over, or was not to be timed."""
+        """Return the duration in milliseconds. RuntimeError before the end, or if timing is off."""
         if not self.is_timed:
             raise RuntimeError(f"{self.title} was not timed: call _enable_collectives_timing of its group before it")
         if not self._done.is_set():
@@ -408,43 +353,6 @@ class PCCLWork(TorchWork):  # type: ignore[misc]
         if self._error is not None:
             raise self._error
         return self._value
-
-
-class OpWork(PCCLWork):
-    """A call that is one op, whose result is where its caller wants it, and for which its caller does not wait here."""
-
-    def __init__(
-        self, driver: Driver, title: str, spec: OpSpec, lane: Hashable, timeout_s: float, tensor: Any, source: int
-    ) -> None:
-        super().__init__(driver, title, None, lane, timeout_s, True)
-        self._spec = spec
-        self._tensor = tensor
-        self.source = source
-
-    def start(self) -> None:
-        ops: list[PendingOp] = []
-        self._batch = ops
-        try:
-            self._driver.launch(self._spec, self.title, self._op_over, ops)
-        except PCCLError as error:
-            self._fail_or_repeat(error)
-
-    def _op_over(self) -> None:
-        ops = self._batch
-        if not ops:
-            return  # the work has ended before: nobody could say what became of the op
-        try:
-            self._driver.outcome(ops[0], self.title)
-        except PCCLError as error:
-            self._fail_or_repeat(error)
-        else:
-            self._end([self._tensor], None)
-
-    def _fail_or_repeat(self, error: PCCLError) -> None:
-        if self._driver.may_repeat((self._spec,), error):
-            self._driver.later(self.start)
-        else:
-            self._end(None, self._driver.failure(self.title, error, (self._spec,)))
 
 
 def _complete(futures: Sequence[Any]) -> None:

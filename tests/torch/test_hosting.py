@@ -12,7 +12,6 @@ pytest.importorskip("torch")
 from pccl.runtime.network import addresses
 from pccl.torch.hosting import Hosting, advertised_host
 from pccl.torch.reconfigure import Reconfigurer
-from pccl.torch.rendezvous import Handle
 
 OUTGOING = "192.0.2.7"
 
@@ -33,25 +32,25 @@ def hosting() -> Iterator[Hosting]:
 
 
 @pytest.mark.parametrize("store", ["127.0.0.1", "localhost", "127.0.1.1"])
-def test_loopback_says_that_the_store_is_on_this_machine(store: str) -> None:
+def test_loopback_advertised_for_local_store(store: str) -> None:
     assert advertised_host(store) == "127.0.0.1"
 
 
-def test_without_a_store_loopback_is_the_last_resort(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loopback_is_last_resort_without_store(monkeypatch: pytest.MonkeyPatch) -> None:
     assert advertised_host() == OUTGOING
     monkeypatch.setattr(addresses, "source_addresses", list)
     assert advertised_host() == "127.0.0.1"
 
 
 @pytest.mark.parametrize("store", ["127.0.0.1", "localhost", ""])
-def test_a_handle_never_has_loopback_where_there_is_another_address(store: str) -> None:
-    """Nobody knows who is going to read it, and where."""
+def test_handle_avoids_loopback(store: str) -> None:
+    """Handles may be read on any host."""
     reconfigurer = Reconfigurer(store)
-    assert Handle.parse(reconfigurer.handle).host == OUTGOING
+    assert reconfigurer.handle.host == OUTGOING
     reconfigurer.close()
 
 
-def test_a_master_at_loopback_is_reached_at_other_addresses_of_its_host(hosting: Hosting) -> None:
+def test_master_listens_on_all_interfaces(hosting: Hosting) -> None:
     """Other hosts dial it where they have the store."""
-    port = addresses.parse(hosting.found(2, "secret"))[1]
+    port = addresses.parse(hosting.start_master(2, "secret"))[1]
     socket.create_connection(("127.0.0.2", port)).close()

@@ -1,182 +1,140 @@
-"""The rendezvous of a reconfigure: who meets whom, and what everybody is told where they do not."""
+"""The rendezvous of a reconfigure: check-in at the store of the first handle, and its errors."""
 
 from __future__ import annotations
 
 import socket
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-from pccl.torch.rendezvous import Endpoint, Handle, Invitation, Masters, RendezvousError, ordered
+from pccl.torch import bootstrap, reconfigure
+from pccl.torch.reconfigure import Handle, Reconfigurer, RendezvousError, World, ordered
 from tests.support.cluster import Background
 
 LIMIT_S = 20.0
 
 
-class Meeting:
-    """Endpoints of this process, and calls of theirs made at the same time."""
+class Ranks:
+    """Process group objects of this process, which call `reconfigure` at the same time."""
 
     def __init__(self, count: int) -> None:
-        self.endpoints = [Endpoint("127.0.0.1", f"host:{rank}") for rank in range(count)]
-        self.handles = [str(endpoint.handle) for endpoint in self.endpoints]
-        self.standbys: list[str] = []
-
-    def masters(self, rank: int) -> Masters:
-        def stand_by(master: str, token: str) -> str:
-            self.standbys.append(token)
-            return f"standby-{rank}:1"
-
-        return Masters(lambda founders, token: f"master-of-{founders}:1", stand_by)
+        self.made = [Reconfigurer("127.0.0.1") for _ in range(count)]
+        self.handles = [str(each.handle) for each in self.made]
 
     def call(self, rank: int, uuid: int, handles: list[str] | None = None, timeout_s: float = LIMIT_S) -> Background:
         given = self.handles if handles is None else handles
-        return Background(
-            lambda: _outcome(partial(self.endpoints[rank].meet, uuid, given, timeout_s, self.masters(rank)))
-        )
 
+        def outcome() -> Any:
+            made = self.made[rank]
+            try:
+                return made.enter(uuid, made.members(uuid, given), timeout_s, "a group")
+            except RendezvousError as error:
+                return error
 
-def _outcome(call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except RendezvousError as error:
-        return error
+        return Background(outcome)
 
 
 @pytest.fixture
-def meeting() -> Iterator[Callable[[int], Meeting]]:
-    made: list[Meeting] = []
+def ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], Ranks]]:
+    """Make ranks whose meeting, after the check-in, is only the store and its token."""
+    monkeypatch.setenv("PCCL_ADVERTISE", "127.0.0.1")
 
-    def make(count: int) -> Meeting:
-        made.append(Meeting(count))
+    def meet(store: Any, names: Any, size: int, timeout_s: float, is_default: bool) -> Any:
+        store.set(str(names.rank), "")
+        store.wait([str(rank) for rank in range(size)])
+
+    monkeypatch.setattr(bootstrap, "meet", meet)
+    made: list[Ranks] = []
+
+    def make(count: int) -> Ranks:
+        made.append(Ranks(count))
         return made[-1]
 
     yield make
     for each in made:
-        for endpoint in each.endpoints:
-            endpoint.close()
+        for reconfigurer in each.made:
+            reconfigurer.close()
 
 
-def test_all_meet_at_the_first_of_the_handles(meeting: Callable[[int], Meeting]) -> None:
-    four = meeting(4)
-    found: list[Invitation] = [call.result() for call in [four.call(rank, 7) for rank in range(4)]]
-    assert len(set(found)) == 1
-    masters = found[0].masters.split(",")
-    assert masters[0] == "master-of-4:1"
-    assert sorted(masters[1:]) == ["standby-1:1", "standby-2:1"]
-    assert four.standbys == [found[0].token] * 2
-
-
-def test_the_order_of_the_handles_says_who_is_first(meeting: Callable[[int], Meeting]) -> None:
-    three = meeting(3)
+def test_handles_give_the_order_of_ranks(ranks: Callable[[int], Ranks]) -> None:
+    three = ranks(3)
     handles = [three.handles[rank] for rank in (2, 0, 1)]
-    calls = [three.call(rank, 1, handles) for rank in range(3)]
-    assert len({call.result() for call in calls}) == 1
+    found: list[World] = [call.result() for call in [three.call(rank, 1, handles) for rank in range(3)]]
+    assert [world.rank for world in found] == [1, 2, 0]
 
 
-def test_who_is_not_named_is_not_waited_for(meeting: Callable[[int], Meeting]) -> None:
-    three = meeting(3)
+def test_rank_without_handle_not_waited_for(ranks: Callable[[int], Ranks]) -> None:
+    three = ranks(3)
     handles = three.handles[:2]
-    assert [type(call.result()) for call in [three.call(rank, 1, handles) for rank in range(2)]] == [Invitation] * 2
+    assert [call.result().rank for call in [three.call(rank, 1, handles) for rank in range(2)]] == [0, 1]
 
 
-def test_a_uuid_is_used_once_even_where_it_failed(meeting: Callable[[int], Meeting]) -> None:
-    two = meeting(2)
-    assert "did not call reconfigure with uuid 5" in str(two.call(0, 5, timeout_s=0.05).result())
+def test_uuid_used_once_even_after_failure(ranks: Callable[[int], Ranks]) -> None:
+    two = ranks(2)
+    assert "reconfigure with uuid 5 timed out on rank 0" in str(two.call(0, 5, timeout_s=0.05).result())
     assert "uuid 5 was already used" in str(two.call(0, 5).result())
-    late = str(two.call(1, 5).result())
-    assert "host:0, the first of the handles, says: timed out" in late
-    both = [two.call(0, 6), two.call(1, 6)]
-    assert len({call.result() for call in both}) == 1
+    assert "reconfigure with uuid 5 timed out on rank 0" in str(two.call(1, 5).result())
+    assert [call.result().rank for call in [two.call(0, 6), two.call(1, 6)]] == [0, 1]
 
 
-def test_who_has_not_come_is_named_to_all(meeting: Callable[[int], Meeting]) -> None:
-    three = meeting(3)
-    calls = [three.call(0, 1, timeout_s=0.5), three.call(1, 1)]
-    for call in calls:
+def test_missing_rank_named_on_all_ranks(ranks: Callable[[int], Ranks]) -> None:
+    three = ranks(3)
+    for call in [three.call(0, 1, timeout_s=0.5), three.call(1, 1)]:
         text = str(call.result())
-        assert "timed out" in text
-        assert "rank 2 (host:2) of 3 did not call reconfigure with uuid 1" in text
+        assert "timed out on rank 0" in text
+        assert "rank 2 (" in text.split(":", 2)[2]
 
 
-def test_a_dead_host_is_noticed_at_once(meeting: Callable[[int], Meeting]) -> None:
-    two = meeting(2)
-    two.endpoints[0].close()
+@pytest.mark.parametrize("dead", [0, 2])
+def test_dead_rank_detected_at_once_on_all_ranks(ranks: Callable[[int], Ranks], dead: int) -> None:
+    three = ranks(3)
+    three.made[dead].close()
     began_s = time.monotonic()
-    assert "host:0 at 127.0.0.1" in (text := str(two.call(1, 1).result()))
-    assert "cannot be reached" in text
+    for call in [three.call(rank, 1) for rank in range(3) if rank != dead]:
+        assert "cannot be reached" in str(call.result())
     assert time.monotonic() - began_s < LIMIT_S / 2
 
 
-def test_a_dead_rank_is_noticed_at_once_by_all(meeting: Callable[[int], Meeting]) -> None:
-    three = meeting(3)
-    three.endpoints[2].close()
-    began_s = time.monotonic()
-    for call in [three.call(rank, 1) for rank in range(2)]:
-        assert "host:2 cannot be reached at 127.0.0.1" in str(call.result())
-    assert time.monotonic() - began_s < LIMIT_S / 2
-
-
-def test_a_host_that_does_not_call_is_named(meeting: Callable[[int], Meeting]) -> None:
-    two = meeting(2)
-    text = str(two.call(1, 3, timeout_s=0.1).result())
-    assert "timed out" in text
-    assert "host:0" in text
-    assert "uuid 3" in text
-
-
-def test_other_handles_are_an_error_for_all(meeting: Callable[[int], Meeting]) -> None:
-    three = meeting(3)
+def test_different_handles_fail_on_all_ranks(ranks: Callable[[int], Ranks]) -> None:
+    three = ranks(3)
     swapped = [three.handles[0], three.handles[2], three.handles[1]]
-    calls = [three.call(0, 1), three.call(1, 1), three.call(2, 1, swapped)]
-    for call in calls:
+    for call in [three.call(0, 1), three.call(1, 1), three.call(2, 1, swapped)]:
         assert "was given other handles" in str(call.result())
 
 
-def test_who_was_left_out_by_the_host_is_told(meeting: Callable[[int], Meeting]) -> None:
-    three = meeting(3)
-    left_out = three.call(2, 1)
-    both = [three.call(0, 1, three.handles[:2]), three.call(1, 1, three.handles[:2])]
-    assert any(each in str(left_out.result()) for each in ("not among the handles", "was already used"))
-    assert [type(call.result()) for call in both] == [Invitation] * 2
+def test_timeout_of_silent_store(ranks: Callable[[int], Ranks], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reconfigure, "GRACE_S", 0.1)
+    monkeypatch.setattr(reconfigure, "_check_in", lambda *_: time.sleep(1.0))
+    assert "does not answer" in str(ranks(2).call(0, 1, timeout_s=0.1).result())
 
 
-def test_an_attempt_ends_when_somebody_has_gone_on_and_the_next_one_works(meeting: Callable[[int], Meeting]) -> None:
-    two = meeting(2)
-    later = two.call(1, 2)
-    assert "host:1 does not come: it has gone on to uuid 2" in str(two.call(0, 1).result())
-    assert two.call(0, 2).result() == later.result()
-
-
-def test_strangers_at_the_port_do_no_harm(meeting: Callable[[int], Meeting]) -> None:
-    two = meeting(2)
-    handle = two.endpoints[0].handle
+def test_foreign_connections_ignored(ranks: Callable[[int], Ranks]) -> None:
+    two = ranks(2)
+    handle = two.made[0].handle
     with (
-        socket.create_connection((handle.host, handle.port)) as silent,
+        socket.create_connection((handle.host, handle.port)),
         socket.create_connection((handle.host, handle.port)) as loud,
     ):
-        loud.sendall(b"GET / HTTP/1.1\r\n\r\n" * 9000)
-        calls = [two.call(0, 1), two.call(1, 1)]
-        assert len({call.result() for call in calls}) == 1
-        assert silent.fileno() >= 0
+        loud.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert [call.result().rank for call in [two.call(0, 1), two.call(1, 1)]] == [0, 1]
 
 
-def test_a_process_that_is_not_named_does_not_call(meeting: Callable[[int], Meeting]) -> None:
-    three = meeting(3)
-    assert "host:2) is not among the 2" in str(three.call(2, 1, three.handles[:2]).result())
+def test_process_outside_of_handles_refused(ranks: Callable[[int], Ranks]) -> None:
+    three = ranks(3)
+    assert "is not among the 2" in str(three.call(2, 1, three.handles[:2]).result())
 
 
 @pytest.mark.parametrize("host", ["10.1.2.3", "fe80::1", "a.host"])
-def test_a_handle_is_what_its_text_says(host: str) -> None:
+def test_handle_text_round_trip(host: str) -> None:
     handle = Handle("0123456789abcdef", host, 4711, "vm-1:42 é:/")
     assert Handle.parse(str(handle)) == handle
 
 
-def test_lists_keep_their_order_and_sets_are_sorted() -> None:
+def test_handle_lists_keep_order_and_sets_are_sorted() -> None:
     a, b = (str(Handle(digit * 16, "h", 1, digit)) for digit in "ab")
     assert ordered([b, a]) == [b, a]
     assert ordered({b, a}) == [a, b]
@@ -184,5 +142,5 @@ def test_lists_keep_their_order_and_sets_are_sorted() -> None:
         ordered([a, b, a])
     with pytest.raises(RendezvousError, match="at least one handle"):
         ordered([])
-    with pytest.raises(RendezvousError, match="is no handle of a pccl process group"):
+    with pytest.raises(RendezvousError, match="is not a handle of a pccl process group"):
         Handle.parse("gloo:0:-1:0:")

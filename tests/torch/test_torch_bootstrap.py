@@ -32,10 +32,10 @@ class _Hosting:
 
     made: list[_Hosting]
 
-    def found(self, founders: int, token: str) -> str:
+    def start_master(self, founders: int, token: str) -> str:
         return "127.0.0.1:1"
 
-    def stand_by(self, master: str, token: str) -> str:
+    def start_standby(self, master: str, token: str) -> str:
         self.master = master
         return f"127.0.0.1:{10 + len(_Hosting.made)}"
 
@@ -109,7 +109,7 @@ def _meets(store: Any, rank: int, limit_s: float = LIMIT_S) -> Callable[[], boot
     return meeting
 
 
-def test_a_rank_that_tries_again_keeps_its_standby() -> None:
+def test_retry_keeps_standby() -> None:
     """The others may have read its address."""
     store = dist.HashStore()
     _record(store, "secret")
@@ -125,7 +125,7 @@ def test_a_rank_that_tries_again_keeps_its_standby() -> None:
 @pytest.mark.parametrize(
     ("store_host", "master_host"), [("192.0.2.1", "192.0.2.1"), ("::1", "127.0.0.1"), ("localhost", "127.0.0.1")]
 )
-def test_a_loopback_address_in_the_store_is_the_stores_machine(store_host: str, master_host: str) -> None:
+def test_loopback_address_means_store_host(store_host: str, master_host: str) -> None:
     """As where MASTER_ADDR is localhost on the first host and its name on the others."""
     store = _StoreAt(store_host)
     _record(store, "secret")
@@ -135,7 +135,7 @@ def test_a_loopback_address_in_the_store_is_the_stores_machine(store_host: str, 
     assert _Communicator.made[0].masters == ",".join(f"{master_host}:{port}" for port in (1, 11, 12))
 
 
-def test_the_first_rank_finds_standbys_of_the_stores_machine() -> None:
+def test_first_rank_resolves_standby_addresses() -> None:
     store = _StoreAt("192.0.2.1")
     meeting = _meets(store, 0)
     store.wait([bootstrap.KEY], timedelta(seconds=LIMIT_S))
@@ -146,7 +146,7 @@ def test_the_first_rank_finds_standbys_of_the_stores_machine() -> None:
     assert _Communicator.made[0].masters == "192.0.2.1:1,192.0.2.1:11,198.51.100.2:12"
 
 
-def test_the_first_rank_tries_again() -> None:
+def test_first_rank_retries() -> None:
     store = dist.HashStore()
     _Communicator.failures = [Result.MASTER_CONNECTION_FAILED]
     meeting = _meets(store, 0)
@@ -160,7 +160,7 @@ def test_the_first_rank_tries_again() -> None:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_what_time_does_not_mend_is_raised(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
+def test_permanent_failure_raised(monkeypatch: pytest.MonkeyPatch, rank: int) -> None:
     store = dist.HashStore()
     _Communicator.failures = [Result.RANK_CONNECTION_FAILED]
     if rank:
@@ -174,7 +174,7 @@ def test_what_time_does_not_mend_is_raised(monkeypatch: pytest.MonkeyPatch, rank
     assert all(each.is_closed for each in _Communicator.made)
 
 
-def test_a_record_that_a_dead_rank_left_holds_nobody_up() -> None:
+def test_stale_record_is_replaced() -> None:
     """Other ranks have read the new one, so their standbys are not those of the old one."""
     store = dist.HashStore()
     _record(store, "old")
@@ -187,7 +187,7 @@ def test_a_record_that_a_dead_rank_left_holds_nobody_up() -> None:
     assert store.get(f"{bootstrap.KEY}/new/1").decode() == "127.0.0.1:12"
 
 
-def test_whoever_waits_in_vain_for_standbys_is_told_in_time() -> None:
+def test_timeout_names_missing_standby() -> None:
     store = dist.HashStore()
     _record(store, "secret")
     with pytest.raises(dist.DistStoreError, match=r"a group timed out on rank 1 after .* s: rank 2 has not"):

@@ -88,7 +88,7 @@ def test_reductions_of_numbers(size: int) -> None:
     on_all(script, size)
 
 
-def test_reductions_of_bools_complex_numbers_and_products() -> None:
+def test_reductions_of_bools_complex_and_products() -> None:
     def script(rank: int) -> bool:
         bools = [given(each, torch.bool) for each in range(SIZE)]
         for op, fold in [
@@ -114,7 +114,7 @@ def test_reductions_of_bools_complex_numbers_and_products() -> None:
 
 
 @pytest.mark.parametrize("size", [1, SIZE])
-def test_what_only_moves_may_be_of_any_dtype(size: int) -> None:
+def test_moves_of_any_dtype(size: int) -> None:
     def script(rank: int) -> bool:
         for dtype in MOVED:
             tensors = [given(each, dtype) for each in range(size)]
@@ -143,7 +143,7 @@ def test_what_only_moves_may_be_of_any_dtype(size: int) -> None:
 
 
 @pytest.mark.parametrize("count", [3, 300_000])
-def test_scatter_gives_tensors_from_wherever_they_are(count: int) -> None:
+def test_scatter_of_tensors_in_place(count: int) -> None:
     def script(rank: int) -> bool:
         spread = torch.arange(2.0 * count)[::2]
         own = torch.full((count,), 7.0)
@@ -163,7 +163,7 @@ def test_scatter_gives_tensors_from_wherever_they_are(count: int) -> None:
 
 
 @pytest.mark.parametrize("size", [1, SIZE])
-def test_parts_of_a_reduction(size: int) -> None:
+def test_reduce_scatter(size: int) -> None:
     def script(rank: int) -> bool:
         lists = [[given(each) * (part + 1) for part in range(size)] for each in range(size)]
         expected = sum(each[rank] for each in lists)
@@ -188,7 +188,7 @@ def test_parts_of_a_reduction(size: int) -> None:
     on_all(script, size)
 
 
-def test_all_to_all_with_and_without_splits() -> None:
+def test_all_to_all() -> None:
     def script(rank: int) -> bool:
         tensor = torch.arange(SIZE * 2).view(SIZE, 2) + 100 * rank
         output = torch.empty_like(tensor)
@@ -252,7 +252,7 @@ def test_tensors_with_gaps() -> None:
     on_all(script)
 
 
-def test_several_tensors_at_once() -> None:
+def test_coalesced_collectives() -> None:
     def script(rank: int) -> bool:
         group = dist.distributed_c10d._get_default_group()
         tensors = [given(rank), given(rank, count=4)]
@@ -290,7 +290,7 @@ def test_several_tensors_at_once() -> None:
 
 
 @pytest.mark.parametrize("dtypes", [(torch.float8_e4m3fn, torch.float8_e5m2), (torch.bool, torch.uint8)])
-def test_ranks_that_move_other_dtypes_are_told(dtypes: tuple[Any, Any]) -> None:
+def test_dtype_mismatch_fails_on_all_ranks(dtypes: tuple[Any, Any]) -> None:
     def script(rank: int) -> bool:
         with pytest.raises(BackendError, match=f"of {dtypes[0]}"):
             dist.broadcast(torch.ones(2).to(dtypes[rank]), 0)
@@ -299,7 +299,7 @@ def test_ranks_that_move_other_dtypes_are_told(dtypes: tuple[Any, Any]) -> None:
     on_all(script, 2)
 
 
-def test_ranks_may_have_another_order_in_their_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ring_order_differs_from_rank_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come in any order where PCCL_MASTER names a run."""
 
     def turned(*args: Any, place: int, **options: Any) -> Communicator:
@@ -333,7 +333,7 @@ def test_ranks_may_have_another_order_in_their_run(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_tensors_of_several_dtypes_are_gathered_together(size: int) -> None:
+def test_coalesced_gather_of_mixed_dtypes(size: int) -> None:
     column = torch.arange(1.0, 3.0)[::2]  # contiguous to torch, since there is but one element
 
     def script(rank: int) -> bool:
@@ -346,7 +346,7 @@ def test_tensors_of_several_dtypes_are_gathered_together(size: int) -> None:
     on_all(script, size)
 
 
-def test_sparse_tensors_are_summed_up() -> None:
+def test_sparse_sum() -> None:
     def script(rank: int) -> bool:
         tensor = torch.sparse_coo_tensor([[rank, 0]], torch.tensor([1.0, rank + 1.0]), (5,))
         dist.all_reduce(tensor)
@@ -377,7 +377,7 @@ def test_objects() -> None:
     on_all(script)
 
 
-def test_wrong_arguments_are_refused_where_they_are_given() -> None:
+def test_wrong_arguments_raise() -> None:
     def script(rank: int) -> bool:
         group = dist.distributed_c10d._get_default_group()
         one, two, other = torch.zeros(1), torch.zeros(2), torch.zeros(1, dtype=torch.float64)
@@ -416,7 +416,7 @@ def test_wrong_arguments_are_refused_where_they_are_given() -> None:
     on_all(script)
 
 
-def test_ranks_that_disagree_all_get_an_error() -> None:
+def test_mismatched_calls_fail_on_all_ranks() -> None:
     def script(rank: int) -> str:
         with pytest.raises(pccl.torch.BackendError) as caught:
             dist.all_reduce(torch.zeros(2 + (rank == 1)))
@@ -428,7 +428,7 @@ def test_ranks_that_disagree_all_get_an_error() -> None:
         assert "rank 1" in text
 
 
-def test_calls_that_write_into_one_tensor_go_one_after_the_other() -> None:
+def test_calls_on_one_tensor_run_in_order() -> None:
     def script(rank: int) -> list[float]:
         whole = torch.ones(300_000)
         part = whole[100_000:]
@@ -442,7 +442,7 @@ def test_calls_that_write_into_one_tensor_go_one_after_the_other() -> None:
     assert run_ranks(3, script) == [[9.0, 9.0, 81.0, 81.0]] * 3
 
 
-def test_a_default_device_is_none_of_the_backend() -> None:
+def test_default_device_ignored() -> None:
     def script(rank: int) -> tuple[list[float], ...]:
         counts = torch.full((4,), rank + 1, dtype=torch.int32)
         strided = torch.arange(6.0).view(2, 3).t()
@@ -463,7 +463,7 @@ def test_a_default_device_is_none_of_the_backend() -> None:
     assert run_ranks(2, script) == [expected] * 2
 
 
-def test_a_result_must_have_a_place_for_each_element() -> None:
+def test_overlapping_result_refused() -> None:
     def script(rank: int) -> list[str]:
         one = torch.ones(1)
         spread = one.expand(4) if rank == 0 else torch.ones(4)
@@ -487,7 +487,7 @@ def test_a_result_must_have_a_place_for_each_element() -> None:
     assert run_ranks(2, script)[0][-1] == "1.0"
 
 
-def test_an_all_to_all_may_have_its_result_where_its_parts_are() -> None:
+def test_all_to_all_in_place() -> None:
     def script(rank: int) -> list[float]:
         tensor = torch.arange(6.0) + 10 * rank
         dist.all_to_all_single(tensor, tensor)
@@ -496,7 +496,7 @@ def test_an_all_to_all_may_have_its_result_where_its_parts_are() -> None:
     assert run_ranks(2, script) == [[0.0, 1.0, 2.0, 10.0, 11.0, 12.0], [3.0, 4.0, 5.0, 13.0, 14.0, 15.0]]
 
 
-def test_tensors_without_memory_are_refused_with_what_to_pass() -> None:
+def test_tensors_without_memory_refused() -> None:
     def script(rank: int) -> list[str]:
         freed = torch.ones(3)
         part = freed[1:]

@@ -48,7 +48,7 @@ def outcomes(backend: str) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "pccl"])
-def test_compiled_calls_and_training_do_what_they_do_uncompiled(backend: str) -> None:
+def test_compiled_equals_uncompiled(backend: str) -> None:
     wrong = {
         f"{name} on rank {rank}": outcome
         for rank, found in enumerate(outcomes(backend))
@@ -58,13 +58,13 @@ def test_compiled_calls_and_training_do_what_they_do_uncompiled(backend: str) ->
     assert not wrong
 
 
-def test_importing_torch_does_not_import_its_compiler() -> None:
+def test_import_torch_does_not_import_compiler() -> None:
     program = "import sys, torch, pccl, pccl.torch, pccl.training; sys.exit('torch._dynamo' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=LIMIT_S)
 
 
 @pytest.mark.parametrize("order", ["import pccl, torch", "import torch, pccl"])
-def test_graphs_break_at_pccl_whichever_is_imported_first(order: str) -> None:
+def test_graphs_break_in_any_import_order(order: str) -> None:
     program = f"""{order}
 torch.manual_seed(0)
 communicator = pccl.Communicator("127.0.0.1:1", timeout=0)
@@ -100,7 +100,7 @@ def pair(master: MasterNode) -> Any:
     cluster.close_all()
 
 
-def test_a_communicator_in_a_compiled_function(pair: Any) -> None:
+def test_communicator_in_compiled_function(pair: Any) -> None:
     def doubled_sum(peer: Any, number: int) -> Any:
         @torch.compile(backend="eager")
         def call(tensor: Any) -> Any:
@@ -117,7 +117,7 @@ def test_a_communicator_in_a_compiled_function(pair: Any) -> None:
 
 
 @pytest.mark.parametrize("compiled", ["forward", "step"])
-def test_ddp_of_pccl_in_compiled_steps(pair: Any, compiled: str) -> None:
+def test_pccl_ddp_in_compiled_steps(pair: Any, compiled: str) -> None:
     def trained(peer: Any, number: int, module: Any, compiled: str, tag: int) -> Any:
         ddp = DDP(peer, module, torch.optim.SGD(module.parameters(), lr=0.1), tag=tag)
         ddp.join(2)

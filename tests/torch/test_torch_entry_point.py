@@ -18,14 +18,14 @@ import _pccl_torch  # noqa: E402
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_torch_finds_the_backend_by_its_entry_point() -> None:
+def test_entry_point_registers_backend() -> None:
     points = list(entry_points(group="torch.backends", name="pccl"))
     assert points
     assert all(point.load() is _pccl_torch.register for point in points)
     assert torch.distributed.is_backend_available("pccl")
 
 
-def test_registering_imports_next_to_nothing() -> None:
+def test_registration_imports_little() -> None:
     tree = ast.parse(Path(_pccl_torch.__file__).read_text(encoding="utf-8"))
     taken = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     modules = {name.name for node in taken if isinstance(node, ast.Import) for name in node.names}
@@ -33,7 +33,7 @@ def test_registering_imports_next_to_nothing() -> None:
     assert modules == {"__future__", "collections.abc", "functools", "sys", "types", "typing", "warnings"}
 
 
-def test_groups_of_other_backends_get_torchs_own_functions(tmp_path: Path) -> None:
+def test_other_backends_unchanged(tmp_path: Path) -> None:
     store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
@@ -46,7 +46,7 @@ def test_groups_of_other_backends_get_torchs_own_functions(tmp_path: Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["pccl", "torchrun"])
-def test_the_example_trains_and_names_a_rank_that_is_lost(launcher: str) -> None:
+def test_example_names_lost_rank(launcher: str) -> None:
     command = {
         "pccl": [sys.executable, "-P", "-m", "pccl", "launch", "-n", "2"],
         "torchrun": [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", "2"],

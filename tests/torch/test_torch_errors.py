@@ -27,15 +27,15 @@ def names(*processes: str) -> Names:
         ("peer 99 (vm:1) is another job's", "peer 99 (vm:1) is another job's"),
     ],
 )
-def test_peers_are_named_as_ranks(text: str, expected: str) -> None:
+def test_peers_named_as_ranks(text: str, expected: str) -> None:
     assert names().ranks_in(text) == expected
 
 
-def test_a_process_is_named_once() -> None:
+def test_process_named_once() -> None:
     assert names("a:1", "b:2", "c:3").ranks_in("peers 5 (vm:70), 4 (vm:71)") == "rank 11 (b:2), rank 12 (c:3)"
 
 
-def test_ranks_lost_with_the_master_are_named() -> None:
+def test_lost_master_names_rank() -> None:
     said = "no master has taken over within 5 s. The links with peers 4 (vm:70), 5 (vm:71) were lost, too: reset"
     error = names("a:1", "b:2", "c:3").failure(
         "allreduce", PCCLError(Result.MASTER_CONNECTION_FAILED, "allreduce", said)
@@ -43,13 +43,13 @@ def test_ranks_lost_with_the_master_are_named() -> None:
     assert "The links with rank 12 (c:3), rank 11 (b:2) were lost, too: reset; this process group" in str(error)
 
 
-def test_a_timeout_has_the_words_that_programs_look_for() -> None:
+def test_timeout_text_as_in_c10d() -> None:
     error = names().failure("barrier", PCCLError(Result.TIMEOUT, "barrier", "peer 5 has not called it"))
     assert re.search(" (Timed out|closed|timeout) ", str(error))
     assert "rank 11 has not called it" in str(error)
 
 
-def test_limits_that_no_caller_has_set_are_not_spoken_of() -> None:
+def test_internal_limits_not_mentioned() -> None:
     group = names()
     group.is_first_rank_master = True
     said = (

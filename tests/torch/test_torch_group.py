@@ -27,7 +27,7 @@ def _worlds() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_ranks_meet_through_the_store_and_reduce(size: int) -> None:
+def test_all_reduce_after_init(size: int) -> None:
     def script(rank: int) -> list[float]:
         assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (rank, size, "pccl")
         tensor = torch.full((5,), float(rank + 1))
@@ -37,7 +37,7 @@ def test_ranks_meet_through_the_store_and_reduce(size: int) -> None:
     assert run_ranks(size, script) == [[size * (size + 1) / 2] * 5] * size
 
 
-def test_a_broadcast_is_the_roots_and_a_barrier_returns() -> None:
+def test_broadcast_and_barrier() -> None:
     def script(rank: int) -> list[int]:
         tensor = torch.arange(6).view(2, 3) if rank == 1 else torch.zeros(2, 3, dtype=torch.int64)
         dist.broadcast(tensor, 1)
@@ -47,7 +47,7 @@ def test_a_broadcast_is_the_roots_and_a_barrier_returns() -> None:
     assert run_ranks(3, script) == [list(range(6))] * 3
 
 
-def test_many_calls_may_be_in_flight_and_meet_in_order() -> None:
+def test_many_calls_in_flight() -> None:
     def script(rank: int) -> list[float]:
         tensors = [torch.full((4,), float(number * (rank + 1))) for number in range(100)]
         works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -61,7 +61,7 @@ def test_many_calls_may_be_in_flight_and_meet_in_order() -> None:
     assert run_ranks(2, script) == [[float(3 * number) for number in range(100)]] * 2
 
 
-def test_a_group_can_be_made_again_with_the_same_store() -> None:
+def test_group_again_with_same_store() -> None:
     store = dist.HashStore()
 
     def script(rank: int) -> float:
@@ -76,7 +76,7 @@ def test_a_group_can_be_made_again_with_the_same_store() -> None:
     assert run_ranks(2, script) == [2.0, 2.0]
 
 
-def test_a_call_that_others_do_not_make_fails_when_its_time_is_over() -> None:
+def test_timeout_of_call_without_partners() -> None:
     is_over = threading.Event()
 
     def script(rank: int) -> str:
@@ -96,7 +96,7 @@ def test_a_call_that_others_do_not_make_fails_when_its_time_is_over() -> None:
     assert "rank 0" in text
 
 
-def test_a_lost_rank_is_named_and_ends_the_group() -> None:
+def test_lost_rank_named_and_group_ends() -> None:
     both_have_failed = threading.Barrier(2)
 
     def script(rank: int) -> list[str]:
@@ -120,7 +120,7 @@ def test_a_lost_rank_is_named_and_ends_the_group() -> None:
         assert "destroy it" in text
 
 
-def test_subgroups_have_ranks_and_calls_of_their_own() -> None:
+def test_subgroups() -> None:
     def script(rank: int) -> tuple[float, int]:
         groups = [dist.new_group([0, 2]), dist.new_group([1]), dist.new_group([2, 1])]
         mine = [group for group in groups if group is not dist.GroupMember.NON_GROUP_MEMBER]
@@ -137,7 +137,7 @@ def test_subgroups_have_ranks_and_calls_of_their_own() -> None:
     assert run_ranks(3, script) == [(4.0, 1), (2.0 + 5.0, 2), (4.0 + 5.0, 2)]
 
 
-def test_a_group_can_be_split_without_a_gpu() -> None:
+def test_split_group_without_gpu() -> None:
     def script(rank: int) -> tuple[float, list[int]]:
         half = dist.split_group(split_ranks=[[0, 1], [3, 2]])
         tensor = torch.ones(2) * rank
@@ -147,7 +147,7 @@ def test_a_group_can_be_split_without_a_gpu() -> None:
     assert run_ranks(4, script) == [(1.0, [0, 1])] * 2 + [(5.0, [2, 3])] * 2
 
 
-def test_a_device_mesh_stands_on_groups_of_pccl() -> None:
+def test_device_mesh() -> None:
     from torch.distributed.device_mesh import init_device_mesh
 
     def script(rank: int) -> tuple[float, float]:
@@ -162,7 +162,7 @@ def test_a_device_mesh_stands_on_groups_of_pccl() -> None:
     assert run_ranks(4, script) == [(4.0, 3.0), (6.0, 3.0), (4.0, 7.0), (6.0, 7.0)]
 
 
-def test_facts_that_c10d_asks_for() -> None:
+def test_group_properties() -> None:
     def script(rank: int) -> int:
         group = dist.distributed_c10d._get_default_group()
         assert group.name() == "pccl"
@@ -180,7 +180,7 @@ def test_facts_that_c10d_asks_for() -> None:
     assert run_ranks(2, script) == [3, 3]
 
 
-def test_a_barrier_waits_for_earlier_calls_of_its_rank() -> None:
+def test_barrier_waits_for_earlier_calls() -> None:
     def script(rank: int) -> bool:
         tensors = [torch.full((100,), float(number)) for number in range(30)]
         works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
@@ -190,7 +190,7 @@ def test_a_barrier_waits_for_earlier_calls_of_its_rank() -> None:
     assert run_ranks(2, script) == [True, True]
 
 
-def test_a_backward_pass_of_ddp_raises_when_a_rank_is_lost() -> None:
+def test_ddp_backward_raises_on_loss() -> None:
     def script(rank: int) -> str:
         model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
         model(torch.ones(3, 4)).sum().backward()
@@ -206,7 +206,7 @@ def test_a_backward_pass_of_ddp_raises_when_a_rank_is_lost() -> None:
 
 
 @pytest.mark.parametrize(("rank", "missing"), [(0, r"rank 11, rank 12"), (1, r"rank 10"), (2, r"rank 10")])
-def test_a_rank_that_waits_for_others_says_for_whom(
+def test_init_timeout_names_missing_ranks(
     rank: int, missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("pccl.protocol.long_wait.FIRST_S", 0.1)
@@ -216,7 +216,7 @@ def test_a_rank_that_waits_for_others_says_for_whom(
     assert re.search(f"process group 7 has waited 0 s for {missing}, which", caplog.text)
 
 
-def test_a_rank_that_leaves_at_once_is_lost_and_keeps_nobody_from_coming(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_leaving_during_init(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its view may be gone before others have looked at it."""
     exchange = pccl.torch.bootstrap.exchange
 

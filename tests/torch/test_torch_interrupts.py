@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,10 +13,10 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from pccl.errors import PCCLError  # noqa: E402
-from pccl.torch.alone import Alone  # noqa: E402
 from pccl.torch.errors import BackendError, Names  # noqa: E402
-from pccl.torch.scheduler import LANES  # noqa: E402
-from pccl.torch.work import OpWork  # noqa: E402
+from pccl.torch.scheduler import QUEUES, Scheduler  # noqa: E402
+from pccl.torch.transport import LocalTransport  # noqa: E402
+from pccl.torch.work import PCCLWork, Steps  # noqa: E402
 from pccl.types import Result  # noqa: E402
 from tests.torch.ranks import LIMIT_S, run_ranks, worlds  # noqa: E402
 
@@ -54,11 +54,11 @@ def interrupt(call: Callable[[], Any], uses: int) -> None:
             call()
     finally:
         scheduler._lock = lock
-    assert not scheduler._lanes
+    assert not scheduler._queues
     assert scheduler.is_idle()
 
 
-def test_a_send_or_recv_that_is_interrupted_at_its_beginning_leaves_no_trace() -> None:
+def test_interrupted_send_or_recv_leaves_no_trace() -> None:
     def script(rank: int) -> list[float]:
         def call() -> None:
             dist.send(tensor, 1) if rank == 0 else dist.recv(tensor, 0)
@@ -80,43 +80,46 @@ def test_a_send_or_recv_that_is_interrupted_at_its_beginning_leaves_no_trace() -
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_a_collective_that_all_ranks_interrupt_at_its_beginning_has_only_been_counted(is_async: bool) -> None:
-    number_and_lane = 2
+def test_interrupted_collective_only_counts(is_async: bool) -> None:
+    number_and_queue = 2
 
     def script(rank: int) -> float:
         tensor = torch.ones(1)
         dist.all_reduce(torch.ones(1), async_op=True).wait()
-        interrupt(lambda: dist.all_reduce(tensor, async_op=is_async), number_and_lane + is_async)
-        for _ in range(2 * LANES):
+        interrupt(lambda: dist.all_reduce(tensor, async_op=is_async), number_and_queue + is_async)
+        for _ in range(2 * QUEUES):
             dist.all_reduce(tensor)
         dist.barrier()
         return tensor.item()
 
-    assert run_ranks(2, script) == [4.0**LANES] * 2
+    assert run_ranks(2, script) == [4.0**QUEUES] * 2
 
 
-class Unheard(Alone):
-    """A process group whose ops nobody hears of before their works have been given up."""
+class SilentTransport(LocalTransport):
+    """A transport whose ops get no verdict before their works have been given up."""
 
-    def launch(self, spec: Any, title: str, over: Callable[[], None], ops: list[Any]) -> None:
-        ops.append(None)
+    def launch(self, spec: Any, title: str, started: Callable[[Any], None], over: Callable[[], None]) -> None:
+        started(object())
         self.over = over
 
-    def give_up(self, ops: Sequence[Any], title: str, timeout_s: float) -> None:
-        raise PCCLError(Result.OUTCOME_UNKNOWN, title, "nobody says what became of it")
+    def cancel(self, op: Any, title: str, timeout_s: float) -> None:
+        raise PCCLError(Result.OUTCOME_UNKNOWN, title, "no verdict has arrived")
 
 
-def test_an_op_may_end_after_its_work_has_ended_with_an_unknown_outcome() -> None:
-    group = Unheard(Names("the default group", 0, [0]))
-    work = OpWork(group, "send", None, 0, 0.0, None, -1)  # type: ignore[arg-type]
-    work.start()
+def test_op_ending_after_its_work_ignored() -> None:
+    def steps() -> Steps:
+        yield None  # type: ignore[misc]
+
+    transport = SilentTransport()
+    work = PCCLWork(Scheduler(transport, Names("the default group", 0, [0])), "send", steps(), 0, 0.0, True)
+    work.advance(False)
     work.expire()
-    group.over()
-    with pytest.raises(BackendError, match="nobody says what became of it"):
+    transport.over()
+    with pytest.raises(BackendError, match="no verdict has arrived"):
         work.wait()
 
 
-def test_a_monitored_barrier_that_ends_with_its_group_blames_no_rank() -> None:
+def test_monitored_barrier_aborted_with_group() -> None:
     is_over = threading.Event()
 
     def script(rank: int) -> str:
@@ -134,7 +137,7 @@ def test_a_monitored_barrier_that_ends_with_its_group_blames_no_rank() -> None:
 
         caller = threading.Thread(target=call)
         caller.start()
-        while not scheduler._lanes:
+        while not scheduler._queues:
             caller.join(0.001)
         try:
             group.abort()

@@ -28,7 +28,7 @@ def _some_use(chance: random.Random) -> Use:
     return Use(spans(), spans())
 
 
-def test_calls_wait_for_those_that_write_what_they_use() -> None:
+def test_conflicting_uses_found() -> None:
     chance = random.Random(1)
     uses: Uses[int] = Uses()
     known: dict[int, Use] = {}
@@ -47,7 +47,7 @@ def test_calls_wait_for_those_that_write_what_they_use() -> None:
     uses.remove(-1)
 
 
-def test_the_memory_of_tensors() -> None:
+def test_memory_of_tensors() -> None:
     whole = torch.zeros(4, 6)
     start = whole.data_ptr()
     assert use_of([whole], [whole[1], whole[:, 1], torch.zeros(0)]) == Use(

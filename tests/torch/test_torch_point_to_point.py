@@ -24,7 +24,7 @@ def _worlds() -> Iterator[None]:
         yield
 
 
-def test_sends_of_one_tag_meet_recvs_in_order_and_tags_keep_them_apart() -> None:
+def test_sends_match_in_order_per_tag() -> None:
     def script(rank: int) -> list[float]:
         if rank == 0:
             works = [dist.isend(torch.full((3,), float(number)), 1) for number in range(20)]
@@ -40,7 +40,7 @@ def test_sends_of_one_tag_meet_recvs_in_order_and_tags_keep_them_apart() -> None
     assert run_ranks(2, script)[1] == [*map(float, range(20)), 99.0]
 
 
-def test_a_batch_of_sends_and_recvs() -> None:
+def test_batch_isend_irecv() -> None:
     def script(rank: int) -> float:
         tensor, found = torch.full((4,), float(rank)), torch.zeros(4)
         ops = [
@@ -54,7 +54,7 @@ def test_a_batch_of_sends_and_recvs() -> None:
     assert run_ranks(3, script) == [2.0, 0.0, 1.0]
 
 
-def test_tensors_of_all_kinds_arrive_as_they_are() -> None:
+def test_send_of_all_dtypes_and_layouts() -> None:
     kinds = [
         torch.arange(6.0),
         torch.arange(6.0).reshape(2, 3).t(),
@@ -84,13 +84,13 @@ def test_tensors_of_all_kinds_arrive_as_they_are() -> None:
     assert all(run_ranks(2, script)[1])
 
 
-def test_threads_may_send_with_one_tag_at_the_same_time() -> None:
+def test_concurrent_sends_with_one_tag() -> None:
     each, threads = 20, 4
 
     def script(rank: int) -> list[float]:
         def send(number: int) -> None:
             for count in range(each):
-                group.send_and_wait(torch.full((3,), float(number * each + count)), 1, 0)
+                group.send([torch.full((3,), float(number * each + count))], 1, 0, waits=True).wait()
 
         group = dist.distributed_c10d._get_default_group()
         if rank == 0:
@@ -110,7 +110,7 @@ def test_threads_may_send_with_one_tag_at_the_same_time() -> None:
     assert sorted(run_ranks(2, script)[1]) == [float(number) for number in range(each * threads)]
 
 
-def test_blocking_calls_follow_those_that_were_started() -> None:
+def test_blocking_calls_follow_async_ones() -> None:
     def script(rank: int) -> list[float]:
         numbers = range(12)
         if rank == 0:
@@ -132,7 +132,7 @@ def test_blocking_calls_follow_those_that_were_started() -> None:
     assert run_ranks(2, script)[1] == [float(number) for number in range(12)]
 
 
-def test_a_lost_rank_ends_blocking_calls_from_then_on() -> None:
+def test_loss_ends_blocking_calls() -> None:
     has_sent = threading.Event()
 
     def script(rank: int) -> list[str]:
@@ -155,12 +155,12 @@ def test_a_lost_rank_ends_blocking_calls_from_then_on() -> None:
     assert all("rank 1" in text for text in run_ranks(2, script)[0])
 
 
-def test_a_recv_from_any_rank_says_who_it_was() -> None:
+def test_recv_from_any_rank_returns_source() -> None:
     def script(rank: int) -> list[tuple[int, float]]:
         if rank != 0:
             for number in range(3):
                 dist.send(torch.full((2,), 10.0 * rank + number), 0)
-            dist.barrier()  # a rank that leaves is lost to the others, who go on
+            dist.barrier()  # a rank that leaves is lost to the others
             return []
         found = []
         for _ in range(5):
@@ -178,7 +178,7 @@ def test_a_recv_from_any_rank_says_who_it_was() -> None:
     assert run_ranks(3, script)[0] == expected
 
 
-def test_a_lost_rank_ends_a_recv() -> None:
+def test_loss_ends_recv() -> None:
     is_waiting = threading.Event()
 
     def script(rank: int) -> str:
@@ -195,7 +195,7 @@ def test_a_lost_rank_ends_a_recv() -> None:
     assert "rank 1" in run_ranks(2, script)[0]
 
 
-def test_wrong_ranks_are_refused() -> None:
+def test_wrong_ranks_refused() -> None:
     def script(rank: int) -> bool:
         group = dist.distributed_c10d._get_default_group()
         for other in (rank, 2, -1):
@@ -206,7 +206,7 @@ def test_wrong_ranks_are_refused() -> None:
     assert all(run_ranks(2, script))
 
 
-def test_a_monitored_barrier_names_the_ranks_that_have_not_come() -> None:
+def test_monitored_barrier_names_missing_ranks() -> None:
     is_over = threading.Event()
 
     def script(rank: int) -> str:
@@ -227,7 +227,7 @@ def test_a_monitored_barrier_names_the_ranks_that_have_not_come() -> None:
     assert "received errors while waiting for send/recv from rank 0" in texts[2]
 
 
-def test_a_rank_that_leaves_does_not_disturb_two_others() -> None:
+def test_leaving_rank_does_not_disturb_pair() -> None:
     has_left = threading.Event()
     size = 4
 
@@ -256,7 +256,7 @@ def test_a_rank_that_leaves_does_not_disturb_two_others() -> None:
     assert run_ranks(size, script)[0] == [1.0, 2.0]
 
 
-def test_a_recv_that_was_just_started_can_be_given_up() -> None:
+def test_timeout_of_started_recv() -> None:
     """Also while it is on the fast path, which takes the later ops of a tag."""
     is_over = threading.Event()
 
@@ -285,7 +285,7 @@ def test_a_recv_that_was_just_started_can_be_given_up() -> None:
     assert "gave up" in run_ranks(2, script)[0]
 
 
-def test_a_started_send_ends_for_whoever_only_looks() -> None:
+def test_started_send_completes_without_wait() -> None:
     def script(rank: int) -> list[float]:
         got = []
         for number in range(6):

@@ -31,7 +31,7 @@ def group() -> pccl.torch.ProcessGroupPCCL:
     return found
 
 
-def test_a_call_times_out_for_whoever_waits_for_its_future() -> None:
+def test_timeout_reaches_future() -> None:
     is_over = threading.Event()
 
     def script(rank: int) -> str:
@@ -49,7 +49,7 @@ def test_a_call_times_out_for_whoever_waits_for_its_future() -> None:
     assert "gave up after 0.5 s" in run_ranks(2, script)[0]
 
 
-def test_a_call_that_nobody_waits_for_times_out_and_so_do_those_behind_it() -> None:
+def test_timeout_of_call_without_wait() -> None:
     is_over = threading.Event()
 
     def script(rank: int) -> list[str]:
@@ -72,7 +72,7 @@ def test_a_call_that_nobody_waits_for_times_out_and_so_do_those_behind_it() -> N
     assert all("Timed out" in text or "waited for earlier calls" in text for text in run_ranks(2, script)[0])
 
 
-def test_a_recv_from_any_rank_times_out_and_the_group_goes_on() -> None:
+def test_timeout_of_recv_from_any_rank() -> None:
     has_given_up = threading.Event()
 
     def script(rank: int) -> list[float]:
@@ -98,7 +98,7 @@ def test_a_recv_from_any_rank_times_out_and_the_group_goes_on() -> None:
     assert run_ranks(2, script)[0] == [0.0, 5.0, 6.0]
 
 
-def test_a_recv_times_out_that_one_from_any_rank_has_posted() -> None:
+def test_timeout_of_posted_recv() -> None:
     has_given_up = threading.Event()
 
     def script(rank: int) -> str:

@@ -1,4 +1,4 @@
-"""What c10d asks a work besides whether it is over: its number, its time, how it ended, and who else waits for it."""
+"""Works: number, duration, result, registration in c10d."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 from torch._C import _distributed_c10d as c10d  # noqa: E402
 
-from pccl.torch import BackendError, held_works  # noqa: E402
+import pccl.torch.work  # noqa: E402
+from pccl.torch import BackendError  # noqa: E402
 from tests.torch.ranks import run_ranks, worlds  # noqa: E402
 
 
-def test_works_have_the_numbers_of_their_calls() -> None:
+def test_work_sequence_numbers() -> None:
     def script(rank: int) -> list[int]:
         group = dist.distributed_c10d._get_default_group()
         works = [dist.all_reduce(torch.ones(1), async_op=True) for _ in range(3)]
@@ -30,7 +31,7 @@ def test_works_have_the_numbers_of_their_calls() -> None:
         assert run_ranks(2, script) == [[1, 2, 3]] * 2
 
 
-def test_works_tell_how_long_they_took_if_they_were_to_be_timed() -> None:
+def test_work_duration() -> None:
     def script(rank: int) -> float:
         untimed = dist.all_reduce(torch.ones(1), async_op=True)
         untimed.wait()
@@ -47,7 +48,7 @@ def test_works_tell_how_long_they_took_if_they_were_to_be_timed() -> None:
             assert duration_ms > 0
 
 
-def test_a_future_tells_how_a_work_ended() -> None:
+def test_work_result_future() -> None:
     def script(rank: int) -> list[int]:
         good = dist.all_reduce(torch.ones(1), async_op=True).get_future_result().wait()
         dist.barrier()
@@ -62,7 +63,7 @@ def test_a_future_tells_how_a_work_ended() -> None:
         assert run_ranks(2, script, ends=False) == [[0, 1], [0]]
 
 
-def test_a_work_in_flight_is_registered_where_graphs_take_its_tensor() -> None:
+def test_inflight_work_registered() -> None:
     tensor = torch.ones(2)
 
     def script(rank: int) -> bool:
@@ -80,13 +81,13 @@ def test_a_work_in_flight_is_registered_where_graphs_take_its_tensor() -> None:
         finally:
             c10d._set_allow_inflight_collective_as_graph_input(False)
 
-    held = len(held_works.HELD)
+    held = len(pccl.torch.work._in_registry)
     with worlds():
         assert run_ranks(2, script) == [True, True]
-    assert len(held_works.HELD) == held
+    assert len(pccl.torch.work._in_registry) == held
 
 
-def test_waiting_for_the_tensor_waits_for_its_work() -> None:
+def test_wait_tensor_waits_for_work() -> None:
     def script(rank: int) -> list[float]:
         tensor = torch.ones(2)
         if rank == 1:
@@ -94,7 +95,7 @@ def test_waiting_for_the_tensor_waits_for_its_work() -> None:
             return [float(each) for each in tensor]
         c10d._set_allow_inflight_collective_as_graph_input(True)
         try:
-            dist.all_reduce(tensor, async_op=True)  # nobody holds the work
+            dist.all_reduce(tensor, async_op=True)  # no reference to the work
         finally:
             c10d._set_allow_inflight_collective_as_graph_input(False)
         torch.ops._c10d_functional.wait_tensor(tensor)
@@ -104,7 +105,7 @@ def test_waiting_for_the_tensor_waits_for_its_work() -> None:
         assert run_ranks(2, script) == [[2.0, 2.0]] * 2
 
 
-def test_hooks_that_would_not_be_called_are_refused() -> None:
+def test_unsupported_hooks_refused() -> None:
     def script(rank: int) -> bool:
         group = dist.distributed_c10d._get_default_group()
         for register in (group.register_pre_hook, group.register_post_hook):
@@ -116,7 +117,7 @@ def test_hooks_that_would_not_be_called_are_refused() -> None:
         assert run_ranks(2, script) == [True, True]
 
 
-def test_a_failure_is_a_failure_also_where_graphs_take_the_tensors() -> None:
+def test_failed_inflight_work_unregistered() -> None:
     """All of the tensors are forgotten then, and the error is the one that `wait` raises anywhere."""
 
     def script(rank: int) -> str:

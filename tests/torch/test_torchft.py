@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from pccl.torch import BackendError  # noqa: E402
-from pccl.torch.rendezvous import Handle  # noqa: E402
+from pccl.torch.reconfigure import Handle  # noqa: E402
 from pccl.torch.torchft import ProcessGroupPCCL  # noqa: E402
 from tests.support.cluster import together  # noqa: E402
 
@@ -75,7 +75,7 @@ def replicas() -> Iterator[Callable[[int], Replicas]]:
         together([group.shutdown for group in each.groups])
 
 
-def test_replicas_are_configured_again_and_again(replicas: Callable[[int], Replicas]) -> None:
+def test_configure_repeatedly(replicas: Callable[[int], Replicas]) -> None:
     four = replicas(4)
     four.configure(four.groups[:3])
     assert four.sum(four.groups[:3]) == [6.0] * 3
@@ -86,7 +86,7 @@ def test_replicas_are_configured_again_and_again(replicas: Callable[[int], Repli
     assert four.groups[2].getBackendName() == "torchft-pccl"
 
 
-def test_a_loss_is_told_by_the_future_and_by_errored(replicas: Callable[[int], Replicas]) -> None:
+def test_loss_in_future_and_errored(replicas: Callable[[int], Replicas]) -> None:
     three = replicas(3)
     three.configure(three.groups)
     three.groups[2].abort()
@@ -105,7 +105,7 @@ def test_a_loss_is_told_by_the_future_and_by_errored(replicas: Callable[[int], R
 
 
 @pytest.mark.parametrize("again", ["configure", "reconfigure"])
-def test_an_abort_is_over_with_the_next_quorum(replicas: Callable[[int], Replicas], again: str) -> None:
+def test_abort_until_next_quorum(replicas: Callable[[int], Replicas], again: str) -> None:
     """A Manager commits no step while `errored` returns an error."""
     two = replicas(2)
     getattr(two, again)(two.groups)
@@ -117,7 +117,7 @@ def test_an_abort_is_over_with_the_next_quorum(replicas: Callable[[int], Replica
     assert [group.errored() for group in two.groups] == [None, None]
 
 
-def test_a_reconfigure_that_fails_is_the_error_until_the_next_one(replicas: Callable[[int], Replicas]) -> None:
+def test_failed_reconfigure_until_next(replicas: Callable[[int], Replicas]) -> None:
     (group,) = replicas(1).groups
     group.abort()
     handles = [group.get_reconfigure_handle(), str(Handle("0" * 16, "127.0.0.1", 9, "nobody"))]
@@ -130,7 +130,7 @@ def test_a_reconfigure_that_fails_is_the_error_until_the_next_one(replicas: Call
     assert group.errored() is None
 
 
-def test_a_loss_that_no_call_has_met_spoils_no_step(replicas: Callable[[int], Replicas]) -> None:
+def test_loss_after_all_calls_keeps_step(replicas: Callable[[int], Replicas]) -> None:
     two = replicas(2)
     two.configure(two.groups)
     assert two.sum(two.groups) == [3.0, 3.0]
@@ -138,7 +138,7 @@ def test_a_loss_that_no_call_has_met_spoils_no_step(replicas: Callable[[int], Re
     assert two.groups[0].errored() is None
 
 
-def test_a_replica_that_does_not_come_fails_the_configure(replicas: Callable[[int], Replicas]) -> None:
+def test_missing_replica_fails_configure(replicas: Callable[[int], Replicas]) -> None:
     (group,) = replicas(1).groups
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     group.set_timeout(timedelta(seconds=0.5))
@@ -148,13 +148,13 @@ def test_a_replica_that_does_not_come_fails_the_configure(replicas: Callable[[in
         group.allreduce([torch.ones(1)], dist.AllreduceOptions())
 
 
-def test_before_configure_calls_say_what_to_do(replicas: Callable[[int], Replicas]) -> None:
+def test_calls_before_configure_raise(replicas: Callable[[int], Replicas]) -> None:
     (group,) = replicas(1).groups
     with pytest.raises(BackendError, match="call configure first"):
         group.allreduce([torch.ones(1)], dist.AllreduceOptions())
 
 
-def test_it_is_a_process_group_of_torchft() -> None:
+def test_is_torchft_process_group() -> None:
     process_group = pytest.importorskip("torchft.process_group", reason="torchft is not installed")
     group = ProcessGroupPCCL()
     assert isinstance(group, process_group.ProcessGroup)

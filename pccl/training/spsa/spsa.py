@@ -97,7 +97,7 @@ class StableRanks:
     def assign(self, step: int) -> None:
         """Take the ranks of a committed barrier, after newcomers were let in. `step` is a count that is the same on all
         peers."""
-        barrier = self._communicator.barrier_async
+        barrier = self._communicator.launch.barrier
         op = Relaunched(self._communicator, lambda: barrier(tag=self._tag, step=step))
         peers = op.wait().peers
         self._ranks = {peer: rank for rank, peer in enumerate(peers)}

@@ -1,1 +1,1 @@
-"""Ranks killed in training that goes on: the example, run and judged."""
+"""Runs of the elastic example with killed ranks."""

@@ -1,9 +1,9 @@
-"""One run of `examples/torch_elastic.py`, in which a worker is killed and another one joins, and what is asked of it.
+"""One run of `examples/torch_elastic.py` with a killed worker and a new one, and its requirements:
 
-1  Every survivor of the kill hears of it by an error that names the lost rank's process, and why it is lost.
-2  Survivors hear of it at the same step; with DDP they hold the same parameters, though they have not spoken since.
-3  They go on as a world that is one smaller, and then with the newcomer, as one of the first size.
-4  All who are there at the end have the same parameters, and have made all steps.
+1  Every survivor gets an error that names the lost rank's process and the reason.
+2  Survivors get it at the same step; with DDP they have the same parameters.
+3  They continue as a smaller world, and then with the new worker.
+4  All workers at the end have the same parameters, and have made all steps.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Worker:
 
     def end(self) -> None:
         """End the worker and whatever ranks it has."""
-        with suppress(ProcessLookupError):  # it has ended, and nobody is left of its session
+        with suppress(ProcessLookupError):  # its session has ended
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 

@@ -1,7 +1,7 @@
 """The test case that runs `distributed_test` in several processes, as torch's own `test_distributed_spawn.py` does.
 
 It is imported by the process that runs the tests, and again by each rank where these are not forked. What it needs is
-in the environment: BACKEND, WORLD_SIZE, and SUITE_START, the way in which ranks are started.
+in the environment: BACKEND, WORLD_SIZE, and SUITE_START, the start method of ranks.
 """
 
 import multiprocessing
@@ -30,7 +30,7 @@ class SuiteCase(distributed_test.TestDistBackend, distributed_test.DistributedTe
 
     def setUp(self) -> None:
         super().setUp()
-        distributed_test.INIT_METHOD = os.environ["INIT_METHOD"]  # a forked rank does not import the module anew
+        distributed_test.INIT_METHOD = os.environ["INIT_METHOD"]  # a forked rank does not import the module again
         self._start_processes(multiprocessing.get_context(os.environ["SUITE_START"]).Process)
 
     def tearDown(self) -> None:
@@ -43,7 +43,7 @@ class SuiteCase(distributed_test.TestDistBackend, distributed_test.DistributedTe
                 rank.join()
 
     def _check_return_codes(self, *given: Any) -> None:
-        super()._check_return_codes(*given)  # the test and the seconds; in torch 2.6 the seconds alone
+        super()._check_return_codes(*given)
         codes = [rank.exitcode for rank in self.processes]
         if given[0] not in self.skip_return_code_checks and len(set(codes)) > 1:
             raise RuntimeError(f"the ranks exited with {codes}")

@@ -17,7 +17,7 @@ class Outcome:
 
 
 def judged(outcome: Outcome, listed: Mapping[str, str] | None) -> Outcome:
-    """The outcome, which is a failure where it is not what the list of skips says; None is no list at all."""
+    """The outcome; a failure if it differs from the list of skips, unless that is None."""
     if listed is None or outcome.outcome == "failed":
         return outcome
     if outcome.outcome == "skipped" and outcome.test not in listed:

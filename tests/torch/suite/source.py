@@ -1,8 +1,8 @@
 """`distributed_test` as torch ships it, or with a backend's name added where a test is for Gloo or MPI only.
 
-Of the tests' decorators, `BACKEND != "gloo"` becomes `BACKEND not in ("gloo", "pccl")`, likewise with "mpi" (the only
-backend on which torch tests all-to-all of CPU tensors), and `require_backend_is_available({"gloo"})` gets the name into
-its set. torch's tables of what backends can do get it as well.
+Of the tests' decorators, `BACKEND != "gloo"` becomes `BACKEND not in ("gloo", "pccl")`, likewise with "mpi" (torch
+tests all-to-all of CPU tensors on it only), and `require_backend_is_available({"gloo"})` gets the name into its set.
+torch's tables of backends' features get it as well.
 """
 
 import ast
@@ -56,14 +56,14 @@ def with_name_added(source: str | bytes, name: str) -> tuple[ast.Module, int]:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Loads a module's source anew, with a name added; neither reads nor writes cached bytecode."""
+    """Loads a module's source with a name added; neither reads nor writes cached bytecode."""
 
     backend: str
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
         tree, places = with_name_added(self.get_data(path), self.backend)
-        assert places, f"{path} names no backend that {self.backend!r} could stand beside"
+        assert places, f"{path} names no CPU backend to add {self.backend!r} to"
         return compile(tree, path, "exec", dont_inherit=True)
 
 
@@ -95,7 +95,7 @@ def load(backend: str) -> ModuleType:
 
 
 def _are_events_kept() -> bool:
-    """Whether the profiler has what began in one thread and ended in another: in torch 2.6 and 2.7 it is lost."""
+    """Whether the profiler has what began in one thread and ended in another: in torch 2.7 it is lost."""
     import torch
 
     with torch.autograd.profiler.profile() as profile:

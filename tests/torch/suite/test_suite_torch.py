@@ -21,7 +21,7 @@ def test(): ...
 """
 
 
-def test_the_name_is_added_where_a_test_is_for_a_cpu_backend_and_nowhere_else() -> None:
+def test_backend_name_added_to_cpu_tests() -> None:
     tree, places = with_name_added(SOURCE, "pccl")
     text = ast.unparse(tree)
     assert places == 3
@@ -37,7 +37,7 @@ def outcome(test: str, how: str, reason: str = "") -> Outcome:
     return Outcome(test, how, reason, 1.0, 4)
 
 
-def test_a_skip_without_a_listed_reason_is_a_failure_and_so_is_a_listed_test_that_runs() -> None:
+def test_unlisted_skip_is_failure() -> None:
     listed = {"test_cuda": "needs CUDA", "test_other": "needs CUDA"}
     fine = [outcome("test_cuda", "skipped", "No CUDA"), outcome("test_sum", "passed")]
     text, is_fine = verdict(fine, listed)
@@ -52,7 +52,7 @@ def test_a_skip_without_a_listed_reason_is_a_failure_and_so_is_a_listed_test_tha
 
 
 @pytest.mark.slow
-def test_some_of_torchs_tests_pass(tmp_path: Path) -> None:
+def test_sample_of_torch_tests(tmp_path: Path) -> None:
     pytest.importorskip("pccl.torch")
     pytest.importorskip("expecttest", reason="torch's test modules import it")
     words = ["all_reduce_full_group_sum", "unequal_split_full_group", "scatter_object", "monitored_barrier_gloo_sub"]

@@ -59,7 +59,7 @@ def second_part() -> dict[str, Any]:
 
 
 def killed() -> dict[str, Any]:
-    """Three ranks train, one of which dies in a backward pass; the others make a group of two, load and go on."""
+    """Three ranks train, and one dies in a backward pass; the others form a group of two, load and continue."""
     rank = dist.get_rank()
     first_part()
     model, optimizer = new_model()
@@ -74,7 +74,7 @@ def killed() -> dict[str, Any]:
     except RuntimeError as error:
         failure = error
     else:
-        raise AssertionError("a rank was lost, and nobody heard of it")
+        raise AssertionError("a rank was lost without an error")
     seconds = time.monotonic() - began
     lost = getattr(failure, "lost", ())
     dist.destroy_process_group()

@@ -54,11 +54,11 @@ def check(program: str, world_size: int, folder: Path, tolerance: float) -> None
         "pipeline",
     ],
 )
-def test_two_ranks_come_to_the_very_values_of_gloo(program: str, tmp_path: Path) -> None:
+def test_two_ranks_equal_gloo(program: str, tmp_path: Path) -> None:
     check(program, 2, tmp_path, 0.0)  # a sum of two is the same in either order
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", ["hsdp", "checkpoint"])
-def test_four_ranks_come_to_the_values_of_gloo(program: str, tmp_path: Path) -> None:
+def test_four_ranks_close_to_gloo(program: str, tmp_path: Path) -> None:
     check(program, 4, tmp_path, 1e-5)

@@ -20,7 +20,7 @@ HEARD_S = 5  # within which survivors are told of a process that was killed, on 
 
 
 @pytest.mark.slow
-def test_survivors_of_a_killed_rank_hear_who_it_was_and_train_on(tmp_path: Path) -> None:
+def test_survivors_of_killed_rank_train_on(tmp_path: Path) -> None:
     with tempfile.TemporaryFile("w+") as log:
         program = "tests.torch.use.survivors:killed"
         group = [ranks.start(program, "pccl", rank, 3, tmp_path, log.fileno()) for rank in range(3)]
@@ -48,7 +48,7 @@ def test_survivors_of_a_killed_rank_hear_who_it_was_and_train_on(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_the_example_of_survivors_trains_to_the_end() -> None:
+def test_survivors_example() -> None:
     options = "--ranks 2 --kill 1 --at 4 --every 2 --steps 6"
     command = [sys.executable, "fsdp_survivors.py", *options.split()]
     done = subprocess.run(command, cwd=EXAMPLES, capture_output=True, text=True, timeout=ranks.TIMEOUT_S, check=False)

@@ -1,0 +1,151 @@
+"""How the ops of a process group are executed: the only module here that uses private parts of a communicator.
+
+`Transport` launches ops on a communicator. `LocalTransport` executes those of a group of one rank, which are copies: a
+communicator refuses an op of a single peer.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Protocol
+
+from pccl._session_holder import SessionErrors
+from pccl.communicator import Communicator
+from pccl.errors import PCCLError
+from pccl.handle import CANCEL_GRACE_S, delivered, gave_up, require_outcome
+from pccl.runtime.data_plane.op_spec import Buffers, OpSpec
+from pccl.runtime.data_plane.pending import PendingOp
+from pccl.types import Collective, Result
+
+Ring = tuple[int, ...]
+
+LEFT = "left"
+"""First word of the reason of a peer that left on purpose."""
+LOCAL_RING: Ring = (0,)
+
+
+class Op(Protocol):
+    """An op in flight."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def join_started(self) -> None:
+        """Wait in the engine for an op on the fast path; return at once for any other op."""
+
+
+class Transport:
+    """Executes the ops of a group on a communicator. Thread-safe."""
+
+    ring: Ring
+    """Peers of the group, in the order of the run when the group was formed."""
+
+    def __init__(self, communicator: Communicator, ring: Ring) -> None:
+        self.communicator = communicator
+        self.ring = ring
+
+    def present_ring(self) -> Ring | None:
+        """Return the peers now in the run; None after the session has ended."""
+        session = self.communicator._inner._session
+        return session.view.ring if session is not None and session.view is not None else None
+
+    def run(self, spec: OpSpec, title: str, timeout_s: float) -> Op:
+        """Execute an op and wait for it. PCCLError."""
+        return self.communicator._run(spec, timeout_s, title)
+
+    def launch(self, spec: OpSpec, title: str, started: Callable[[Op], None], over: Callable[[], None]) -> None:
+        """Launch an op. `started(op)` is called before the launch, `over()` by any thread after the op.
+
+        PCCLError if the op cannot be launched; `over` is not called then.
+        """
+        session = self.communicator._inner.session(title)
+        op = session.ops.new(spec)
+        started(op)
+        with SessionErrors(title):
+            if spec.pair is not None:
+                session.ops.start(op)
+            else:
+                session.ops.launch(op)
+        op.when_over(over)
+
+    def check(self, op: Op, title: str) -> None:
+        """Raise PCCLError if a completed op has failed, or had other participants than the group."""
+        assert isinstance(op, PendingOp)
+        delivered(op, title)
+        if op.ring != self.ring and op.name[1] is None:
+            text = f"only the peers {list(op.ring)} took part: the others are lost"
+            raise PCCLError(Result.RANK_CONNECTION_LOST, title, text)
+
+    def cancel(self, op: Op, title: str, timeout_s: float) -> None:
+        """Abort an op on all ranks and wait until it is over. PCCLError OUTCOME_UNKNOWN if no verdict arrives."""
+        assert isinstance(op, PendingOp)
+        session = self.communicator._inner.session(title)
+        if op.is_over:
+            return
+        session.ops.cancel(op, Result.TIMEOUT, gave_up(session, timeout_s, op))
+        op.wait(CANCEL_GRACE_S)
+        op.reclaim()
+        require_outcome(session, [op], title)
+
+    def losses(self) -> dict[int, str]:
+        """Return why each missing peer left the run."""
+        return self.communicator.losses
+
+    def left_in(self, peer: int) -> int:
+        """Return the epoch that excluded a missing peer; 0 if it is unknown."""
+        session = self.communicator._inner._session
+        return 0 if session is None else session.left_out_by.get(peer, 0)
+
+    def require_alive(self) -> None:
+        """Raise PCCLError if the session has ended."""
+        self.communicator._inner.view("membership")
+
+
+class LocalOp:
+    """A copy, which is over when the launch returns."""
+
+    is_over = True
+
+    def join_started(self) -> None:
+        return
+
+
+class LocalTransport(Transport):
+    """Ops of a group of one rank."""
+
+    def __init__(self) -> None:
+        self.ring = LOCAL_RING
+
+    def present_ring(self) -> Ring:
+        return self.ring
+
+    def run(self, spec: OpSpec, title: str, timeout_s: float) -> Op:
+        if spec.collective is Collective.SEND:
+            raise PCCLError(Result.INVALID_ARGUMENT, title, "there is no other rank in this group")
+        placed = spec.placed(0, 1).buffers
+        assert isinstance(placed, Buffers)
+        if placed.send != placed.recv and placed.count:
+            ctypes.memmove(placed.recv, placed.send, placed.count * spec.dtype.itemsize)
+        if spec.written is not None:
+            spec.written()
+        return LocalOp()
+
+    def launch(self, spec: OpSpec, title: str, started: Callable[[Op], None], over: Callable[[], None]) -> None:
+        started(self.run(spec, title, 0.0))
+        over()
+
+    def check(self, op: Op, title: str) -> None:
+        return
+
+    def cancel(self, op: Op, title: str, timeout_s: float) -> None:
+        return
+
+    def losses(self) -> dict[int, str]:
+        return {}
+
+    def left_in(self, peer: int) -> int:
+        return 0
+
+    def require_alive(self) -> None:
+        return
