@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from pccl.cli import launch as launch_command
 from pccl.cli import parser
-from pccl.launcher.lines import LineSplitter
+from pccl.tools.launch import LineSplitter
 from tests.support.streams import TIMEOUT_S, Lines
 
 PUPPET = """\

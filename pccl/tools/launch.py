@@ -1,12 +1,9 @@
-"""Starts a master and N copies of a script, and stays until all of them have ended.
+"""`pccl launch`: a master and N copies of a script, as one command.
 
-Theory of operation. Only the main thread decides. Everything it must know arrives in one queue: signals (their
-handlers do nothing but put), exits (one thread per process waits for it and for the end of its output), the master's
-address. Between two events the main thread sleeps in `get`. Each process has its two output streams copied by threads
-of their own, so a full terminal stops the copying, never the reaction to a signal.
-
-All processes are in the group of a `Guard`, which kills what is left of them when the launcher ends in whatever
-way. Being in another group also keeps a terminal's Ctrl-C from them: they get it once, from here.
+The main thread decides, and sleeps on one queue: signal handlers, a thread per process (its exit and the end of its
+output) and the reader of the master's address put events there. Threads copy the output, so a full terminal does not
+delay the reaction to a signal. All processes are in the group of a `Guard`, which keeps a terminal's Ctrl-C from them:
+they receive it once, from here.
 """
 
 from __future__ import annotations
@@ -17,24 +14,23 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+from typing import IO
 
-from pccl._waiting import LoopWait
-from pccl.launcher import ranks
-from pccl.launcher.guard import Guard
-from pccl.launcher.interpreter import local_environment, module_command
-from pccl.launcher.lines import LinePrinter, pump
+from pccl.tools import ranks
+from pccl.tools.harness import MASTER_READY, MASTER_SHOWS, Guard, local_environment, module_command
 
-MASTER_READY = b"pccl master listening on "
-MASTER_SHOWS = b"pccl master shows the run at "
-# A grandchild may hold a dead script's output open; its last lines are not waited for longer than this.
+READ_BYTES = 1 << 16
+LINE_BYTES_MAX = 1 << 20
 DRAIN_TIMEOUT_S = 1.0
+"""The longest wait for the last output of a dead script, whose pipe a grandchild may hold open."""
+SLOW_START_S = 5.0
 SIGNAL_POLL_S = 1.0
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-COLOURS = (32, 33, 34, 35, 36, 31)  # of the prefixes, as terminals number them
+COLOURS = (32, 33, 34, 35, 36, 31)
 COLOUR_MASTER = 2
 TERMINATING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -46,21 +42,18 @@ class LaunchOptions:
     command: Sequence[str]
     count: int
     nodes: ranks.Nodes = ranks.ALONE
-    """The place of this machine among those that have copies."""
     master: str | None = None
-    """The address of a master that runs already; None starts one."""
+    """The address of a running master; None starts one, at `listen`."""
     listen: str = "127.0.0.1:0"
-    """The address on which a master that is started here listens."""
     http: str | None = None
-    """The address at which a master that is started here shows the run; None: it does not."""
+    """The address of the started master's page."""
     fail_fast: bool = False
-    """Whether the first script that fails ends the others."""
     sets_ranks: bool = True
-    """Whether scripts get the variables of torchrun."""
+    """Set torchrun's variables."""
     tolerate_losses: bool = False
-    """Whether scripts that were ended by a signal are losses with which the others succeed."""
+    """Copies ended by a signal do not count as failures."""
     grace_s: float = 10.0
-    """Seconds between asking processes to end and killing them."""
+    """Time between asking processes to end and killing them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +70,68 @@ class _Exited:
 _Event = signal.Signals | _MasterReady | _Exited
 
 
+class LineSplitter:
+    """Cuts a byte stream into lines, without their ends: `\\n`, `\\r\\n`, or `\\r` as progress bars write it.
+
+    An unfinished line longer than `line_bytes_max` is returned in parts.
+    """
+
+    def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
+        self._line_bytes_max = line_bytes_max
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take further bytes and return the complete lines."""
+        text = self._rest + data
+        held = b"\r" if text.endswith(b"\r") else b""  # may be the first half of \r\n
+        lines = text[: len(text) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        rest = lines.pop()
+        while len(rest) > self._line_bytes_max:
+            lines.append(rest[: self._line_bytes_max])
+            rest = rest[self._line_bytes_max :]
+        self._rest = rest + held
+        return lines
+
+    def finish(self) -> list[bytes]:
+        """Return the unfinished last line, if there is one."""
+        rest, self._rest = self._rest, b""
+        return [rest.removesuffix(b"\r")] if rest else []
+
+
+class LinePrinter:
+    """Writes prefixed lines to a descriptor. Printers that share a lock never mix lines.
+
+    Once the reader of the descriptor has closed it, `on_closed` is called and later lines are dropped.
+    """
+
+    def __init__(self, descriptor: int, lock: threading.Lock, on_closed: Callable[[], None]) -> None:
+        self._descriptor = descriptor
+        self._lock = lock
+        self._on_closed = on_closed
+        self._closed = False
+
+    def write(self, prefix: bytes, lines: list[bytes]) -> None:
+        data = memoryview(b"".join(prefix + line + b"\n" for line in lines))
+        with self._lock:
+            while data and not self._closed:
+                try:
+                    data = data[os.write(self._descriptor, data) :]
+                except OSError:
+                    self._closed = True
+                    self._on_closed()
+
+
+def copy_lines(source: IO[bytes], printer: LinePrinter, prefix: bytes) -> None:
+    """Copy an unbuffered stream to a printer until its end."""
+    splitter = LineSplitter()
+    with source:
+        while data := source.read(READ_BYTES):
+            printer.write(prefix, splitter.feed(data))
+        printer.write(prefix, splitter.finish())
+
+
 class _Process:
-    """One child with the threads that copy its output and wait for its end."""
+    """A child, the threads that copy its output and the one that waits for its end."""
 
     def __init__(self, name: str, command: Sequence[str], environment: dict[str, str], guard: Guard) -> None:
         self.name = name
@@ -96,7 +149,7 @@ class _Process:
     def pump(self, stream: str, printer: LinePrinter, prefix: bytes) -> None:
         source = self.popen.stdout if stream == "stdout" else self.popen.stderr
         thread = threading.Thread(
-            target=pump, args=(source, printer, prefix), name=f"{self.name} {stream}", daemon=True
+            target=copy_lines, args=(source, printer, prefix), name=f"{self.name} {stream}", daemon=True
         )
         self._pumps.append(thread)
         thread.start()
@@ -129,7 +182,7 @@ class Supervisor:
         self._interrupts = 0
         self._stopping = False
         self._kill_at_s: float | None = None
-        self._starting = LoopWait("the start of the master", self._note)
+        self._slow_start_at_s: float | None = None
         lock = threading.Lock()
         self._stdout = LinePrinter(1, lock, self._output_closed)
         self._stderr = LinePrinter(2, lock, self._output_closed)
@@ -142,14 +195,16 @@ class Supervisor:
                 self._start_scripts(self._options.master)
             while self._running:
                 self._handle(self._next_event())
-        # What scripts have left behind in the group holds their output open.
+        # Grandchildren in the group hold the output of their script open.
         self._guard.close()
         for script in self._scripts:
             script.drain()
         if self._losses:
             are_all = len(self._losses) == len(self._scripts)
-            who = f"all {len(self._losses)} copies were" if are_all else f"{len(self._losses)} of {self._options.count}"
-            self._note(f"{who} lost: {', '.join(self._losses)}")
+            lost = (
+                f"all {len(self._losses)} copies were" if are_all else f"{len(self._losses)} of {self._options.count}"
+            )
+            self._note(f"{lost} lost: {', '.join(self._losses)}")
             if are_all:
                 self._exit_code = self._exit_code or 1
         if self._failures:
@@ -166,6 +221,7 @@ class Supervisor:
         threading.Thread(target=self._read_master_address, args=(master,), name="master stdout", daemon=True).start()
         self._add(master)
         self._master = master
+        self._slow_start_at_s = time.monotonic() + SLOW_START_S
 
     def _read_master_address(self, master: _Process) -> None:
         assert master.popen.stdout is not None
@@ -201,15 +257,16 @@ class Supervisor:
     def _next_event(self) -> _Event | None:
         """Return the next event, or None when the grace period is over.
 
-        A signal that arrives just before the thread sleeps does not wake it, so it wakes by itself now and then.
+        A signal that arrives just before the thread sleeps does not wake it, hence the polling.
         """
         while True:
             left_s = SIGNAL_POLL_S if self._kill_at_s is None else self._kill_at_s - time.monotonic()
             try:
                 return self._events.get(timeout=min(SIGNAL_POLL_S, max(0.0, left_s)))
             except queue.Empty:
-                if self._master in self._running and not self._scripts and not self._stopping:
-                    self._starting.look("its line with the address", "look at what it says, and at what else runs here")
+                if self._slow_start_at_s is not None and time.monotonic() >= self._slow_start_at_s:
+                    self._slow_start_at_s = None
+                    self._note(f"the master has not listened within {SLOW_START_S:g} s; still waiting for it")
                 if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
                     return None
 
@@ -221,9 +278,9 @@ class Supervisor:
                 self._note(f"{left} did not end within {self._options.grace_s:g} s of being asked to, and is killed")
                 self._send(self._running, signal.SIGKILL)
             case _MasterReady(address):
+                self._slow_start_at_s = None
                 if not self._stopping:
-                    with self._starting:
-                        self._start_scripts(_dialable(address))
+                    self._start_scripts(_dialable(address))
             case _Exited(process, returncode):
                 self._running.discard(process)
                 self._exited(process, returncode)
@@ -311,7 +368,7 @@ def _prefix(descriptor: int, name: str, colour: int) -> bytes:
 
 
 def _dialable(address: str) -> str:
-    """Return the address at which a process of this machine finds a master that listens at `address`."""
+    """Return the address at which local processes reach a master that listens at `address`."""
     host, _, port = address.rpartition(":")
     return {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host) + ":" + port
 
@@ -334,9 +391,9 @@ def _shell_code(returncode: int) -> int:
 
 
 def launch(options: LaunchOptions) -> int:
-    """Run it all, and return the exit code of the first script that failed, as a shell gives it, or 0.
+    """Run everything, and return the exit code of the first script that failed, as a shell gives it, or 0.
 
-    To be called from the main thread, which receives the signals.
+    For the main thread, which receives the signals.
     """
     with Guard() as guard:
         return Supervisor(options, guard).run()

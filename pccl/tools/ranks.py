@@ -1,12 +1,9 @@
-"""The place of a copy among all copies, and the environment that tells it.
+"""torchrun's environment variables for the copies of `pccl launch`.
 
-The variables are those that torchrun sets, so a script that takes its rank from there runs under either. Ranks count
-all copies: node `node_rank` of `nodes` has those from `node_rank * count` on.
-
-`MASTER_ADDR` and `MASTER_PORT` say where rank 0 of a torch.distributed program opens its store, which is another thing
-than pccl's master (`PCCL_MASTER`). They are passed on if the environment has them. Else the store is on this machine,
-at a free port; or, where there are several nodes, on the master's host, for node 0 starts the master, at torch's usual
-port.
+Ranks count all copies: node `node_rank` of `nodes` has those from `node_rank * count` on. `MASTER_ADDR` and
+`MASTER_PORT` are the address of rank 0's store in a torch.distributed program, not of pccl's master (`PCCL_MASTER`).
+They are passed on if the environment has them. Else the store is on this machine at a free port, or, with several
+nodes, on the host of node 0 at torch's usual port.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ MASTER_PORT = 48148
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """Several machines of which each has a launcher with the same number of copies; this one is number `rank`."""
+    """The number of machines, each with a launcher and the same number of copies, and the number of this one."""
 
     count: int = 1
     rank: int = 0
@@ -32,14 +29,14 @@ ALONE = Nodes()
 
 
 class NodesError(ValueError):
-    """The options and the environment do not say which of how many nodes this is, or where the master is."""
+    """The options and the environment do not give this node's number, or the master's address."""
 
 
 def nodes(count: int | None, rank: int | None, environment: Mapping[str, str]) -> Nodes:
-    """Return the nodes as `--nnodes` and `--node-rank` say, or else NNODES and NODE_RANK in the environment.
+    """Return the nodes by `--nnodes` and `--node-rank`, else by NNODES and NODE_RANK in the environment.
 
-    Some schedulers start a launcher per node and tell it RANK and WORLD_SIZE as if it were one process, as Kubeflow's
-    PyTorchJob does: they count as the node's where WORLD_SIZE is the number of nodes. NodesError.
+    Schedulers such as Kubeflow's PyTorchJob start a launcher per node with RANK and WORLD_SIZE of the nodes: these
+    count where WORLD_SIZE is the number of nodes. Raises NodesError.
     """
     count = count if count is not None else _number("NNODES", environment, 1)
     if count < 1:
@@ -56,28 +53,28 @@ def nodes(count: int | None, rank: int | None, environment: Mapping[str, str]) -
 def _number(name: str, environment: Mapping[str, str], default: int | None) -> int:
     text = environment.get(name, "")
     if not text and default is None:
-        raise NodesError("which of the nodes is this? Give --node-rank, or set NODE_RANK")
+        raise NodesError("this node's number is unknown: give --node-rank, or set NODE_RANK")
     try:
         return int(text) if text else default or 0
     except ValueError:
-        raise NodesError(f"{name} {text!r} is no number") from None
+        raise NodesError(f"{name} {text!r} is not a number") from None
 
 
 def masters_address(these: Nodes, given: str | None, environment: Mapping[str, str]) -> str | None:
-    """Return the address of the master that these copies use; None if it is to be started here. NodesError.
+    """Return the address of the copies' master, or None if this node starts it. Raises NodesError.
 
-    Of several nodes the first starts it, and the others find it at MASTER_ADDR unless they are given its address.
+    Node 0 starts the master; the others find it at MASTER_ADDR unless its address is given.
     """
     if given is not None or these.rank == 0:
         return given
     host = environment.get("MASTER_ADDR", "")
     if not host:
-        raise NodesError("where is node 0, which has the master? Give --master HOST:PORT, or set MASTER_ADDR")
+        raise NodesError("the address of node 0's master is unknown: give --master HOST:PORT, or set MASTER_ADDR")
     return f"[{host}]:{MASTER_PORT}" if ":" in host else f"{host}:{MASTER_PORT}"
 
 
 def store(these: Nodes, master: str | None, environment: Mapping[str, str]) -> tuple[str, str]:
-    """Return MASTER_ADDR and MASTER_PORT for all copies. `master` is the address of one that is not started here."""
+    """Return MASTER_ADDR and MASTER_PORT for all copies. `master` is the address of a master on another node."""
     host, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "")
     if these.count > 1:
         host = host or (_host(master) if master else socket.gethostname())
@@ -86,12 +83,12 @@ def store(these: Nodes, master: str | None, environment: Mapping[str, str]) -> t
 
 
 def rank_of(these: Nodes, count: int, index: int) -> int:
-    """Return the rank of the copy `index` of the `count` on this node."""
+    """Return the rank of copy `index` of the `count` on this node."""
     return these.rank * count + index
 
 
 def variables(these: Nodes, count: int, index: int, master: str, store: tuple[str, str]) -> dict[str, str]:
-    """Return the variables of the copy `index` of the `count` on this node, whose master is at `master`."""
+    """Return the variables of copy `index` of the `count` on this node."""
     rank, world_size = rank_of(these, count, index), these.count * count
     return {
         "PCCL_MASTER": master,
@@ -107,7 +104,7 @@ def variables(these: Nodes, count: int, index: int, master: str, store: tuple[st
 
 
 def without_torchruns(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the variables by which torch.distributed makes one world of all copies."""
+    """Return an environment without torchrun's variables."""
     return {name: value for name, value in environment.items() if name not in TORCHRUNS}
 
 

@@ -1,15 +1,12 @@
-"""The ruler that the benchmark measures with: a ring all-reduce with nothing but sends, receives and NumPy adds, and
-the other collectives in the same way.
+"""A ring of plain sockets and NumPy adds, the benchmark's lower bound of time.
 
-It moves the bytes that a ring all-reduce must move, over one TCP connection to each neighbour, and does nothing else
-a library has to do: no frames, no checksums, no agreement, no way to survive a lost rank. Its time is what this
-machine's TCP and memory allow; between hosts, what one TCP stream does.
+It moves the bytes that a ring all-reduce must move over one TCP connection per neighbour, without frames, checksums,
+agreement or recovery. Its time is what this machine's TCP and memory allow; between hosts, what one TCP stream does.
 
-Theory of operation. The array is cut into one chunk per rank. In step t (of 2(W-1)) a rank sends chunk r-t and receives
-chunk r-t-1, all modulo W; in the first W-1 steps it adds what it receives to its own values, afterwards it replaces
-them. What is sent in a step is what was received in the step before, so the steps are run as one stream: a byte may go
-out as soon as it has come in and been added. One thread serves both sockets, whichever is ready. A reduce-scatter is
-the first half of that, an all-gather the second; a broadcast goes once round from rank 0.
+The array is cut into one chunk per rank. In step t of 2(W-1) a rank sends chunk r-t and receives chunk r-t-1, all
+modulo W. In the first W-1 steps it adds the received chunk to its own, later it replaces its own. A step sends the
+chunk received in the step before, so the steps run as one stream: a byte is sent as soon as it is received and added.
+A reduce-scatter is the first half, an all-gather the second; a broadcast passes once around the ring from rank 0.
 """
 
 from __future__ import annotations
@@ -23,18 +20,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# Large enough to spare system calls, small enough to stay in cache; 64 KiB and 1 MiB measured no better.
+# Larger or smaller segments (64 KiB, 1 MiB) measured no better.
 SEGMENT_BYTES = 256 << 10
 JOIN_TIMEOUT_S = 60.0
 
+Call = Callable[[], None]
+
 
 def chunk_bounds(count: int, world_size: int) -> list[int]:
-    """Return the bounds of chunks: chunk c has the elements from bound c to bound c + 1."""
+    """Return the bounds of chunks: chunk c spans the elements from bound c to bound c + 1."""
     return [count * c // world_size for c in range(world_size + 1)]
 
 
 class _Spans:
-    """A cursor over consecutive byte ranges of a buffer: the order in which a ring sends, or receives, its chunks."""
+    """A cursor over the byte ranges of chunks, in the order of sending or receiving."""
 
     def __init__(self, bounds: list[int], chunks: list[int]) -> None:
         spans = [(bounds[c], bounds[c + 1]) for c in chunks if bounds[c] < bounds[c + 1]]
@@ -54,9 +53,12 @@ class _Spans:
 
 
 def join_ring(rank: int, addresses: list[tuple[str, int]], listener: socket.socket) -> RawRing:
-    """Connect rank `rank` of a ring, and return its end of it. `addresses` are those of all ranks' listeners.
+    """Connect a rank of a ring and close its listener. OSError if a neighbour does not connect.
 
-    This rank's own listener is closed. OSError if a neighbour cannot be reached, or does not reach this rank.
+    Args:
+        rank: This rank.
+        addresses: The addresses of all ranks' listeners.
+        listener: This rank's listening socket.
     """
     with listener:
         listener.settimeout(JOIN_TIMEOUT_S)
@@ -88,7 +90,7 @@ class RawRing:
             end.setblocking(False)
 
     def barrier(self) -> None:
-        """Return when every rank has called it: a token goes round once to gather, and once to release."""
+        """Return when every rank has called it: a token passes around once to gather and once to release."""
         for _ in range(2):
             if self._rank == 0:
                 self._send_token()
@@ -97,29 +99,29 @@ class RawRing:
                 self._receive_token()
                 self._send_token()
 
-    def all_reduce_sum(self, values: NDArray[Any]) -> None:
-        """Replace contiguous `values` by their sum over all ranks."""
+    def all_reduce(self, values: NDArray[Any], tensors: int = 1) -> Call:
+        """Return a call that replaces contiguous `values` by their sum, as one tensor."""
         steps = 2 * (self._world_size - 1)
-        self._stream(values, self._rank, steps, added_steps=steps // 2)
+        return partial(self._stream, values, self._rank, steps, added_steps=steps // 2)
 
-    def reduce_scatter(self, send: NDArray[Any], recv: NDArray[Any]) -> tuple[Callable[[], None], NDArray[Any]]:
-        """Put this rank's part of the sum where it belongs in `send`, whose size has to be divisible."""
+    def reduce_scatter(self, send: NDArray[Any], recv: NDArray[Any]) -> tuple[Call, NDArray[Any]]:
+        """Return a call, and the view of `send` that has this rank's part of the sum after it."""
         steps = self._world_size - 1
         part = send.reshape(self._world_size, -1)[self._rank]
         return partial(self._stream, send, self._rank - 1, steps, added_steps=steps), part
 
-    def all_gather(self, send: NDArray[Any], recv: NDArray[Any]) -> Callable[[], None]:
-        """Fill `recv` with the rows of all ranks. `send` is this rank's row of it."""
+    def all_gather(self, send: NDArray[Any], recv: NDArray[Any]) -> Call:
+        """Return a call that fills `recv` with the rows of all ranks; `send` is this rank's row of it."""
         return partial(self._stream, recv, self._rank, self._world_size - 1, added_steps=0)
 
-    def broadcast(self, array: NDArray[Any]) -> Callable[[], None]:
+    def broadcast(self, array: NDArray[Any]) -> Call:
         return partial(self._pass_on, array, self._world_size - 1)
 
-    def send(self, array: NDArray[Any]) -> Callable[[], None]:
+    def send(self, array: NDArray[Any]) -> Call:
         return partial(self._pass_on, array, 1)
 
     def _stream(self, values: NDArray[Any], first: int, step_count: int, added_steps: int) -> None:
-        """Send chunks `first`, `first - 1`, ... and receive those after them, of which the first are added."""
+        """Send chunks `first`, `first - 1`, ... and receive their successors, adding the first `added_steps`."""
         world_size, itemsize = self._world_size, values.itemsize
         bounds = [bound * itemsize for bound in chunk_bounds(values.size, world_size)]
         chunks = [(first - step) % world_size for step in range(step_count + 1)]
@@ -143,7 +145,7 @@ class RawRing:
         held = 0  # bytes of an unfinished element at the start of the segment
 
         while outgoing.done_bytes < outgoing.total_bytes or incoming.done_bytes < incoming.total_bytes:
-            # What goes out after the own chunk is, in the same order, what has come in.
+            # After its own chunk a rank sends what it has received, in the same order.
             sendable = min(outgoing.total_bytes, own_bytes + incoming.done_bytes) - outgoing.done_bytes
             sent = self._send(data[outgoing.next(sendable)]) if sendable else 0
             outgoing.advance(sent)
@@ -165,10 +167,6 @@ class RawRing:
 
             if not sent and not received:
                 self._wait(sending=sendable > 0, receiving=incoming.done_bytes < incoming.total_bytes)
-
-    def ruler(self, values: NDArray[Any], tensors: int) -> Callable[[], None]:
-        """Prepare a sum for a benchmark: as one tensor, however many pccl is given. More could only be slower."""
-        return partial(self.all_reduce_sum, values)
 
     def close(self) -> None:
         self._previous.close()
