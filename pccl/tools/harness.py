@@ -229,8 +229,10 @@ def send(message: Any) -> None:
 
 
 def received(kind: Any) -> Iterator[Any]:
-    """Yield the supervisor's messages of this type until the end of the input. Unbuffered, so that a daemon thread that reads holds
-    no lock of `sys.stdin` when the interpreter ends."""
+    """Yield the supervisor's messages of this type until the end of the input.
+
+    Unbuffered: a daemon thread that reads must not hold the lock of `sys.stdin` when the interpreter ends.
+    """
     with open(0, "rb", buffering=0, closefd=False) as lines:
         for line in lines:
             yield msgspec.json.decode(line, type=kind)

@@ -1,13 +1,9 @@
-"""Holds the reports of all peers against each other and against the library's promises.
+"""Compares the reports of all peers with each other and with the library's promises.
 
-Fed with reports in the order in which each peer made them; reports of different peers may come in any order. So
-a step, named by (group, lineage, revision), is judged only once everybody who synced for it has told what became of it,
-or has ended, and nothing more was heard of it for SETTLE_S. What one peer's reports show by themselves is judged at
-once.
-
-A *member* is one session of one peer: between connect() and an eviction, or the end. A peer that cannot know how an op
-of its own has ended leaves its session in the middle of a step, so that both are allowed: the others may have its part
-in their results, or not.
+Reports of one peer arrive in their order, those of different peers in any order. A step, named by (group, lineage,
+revision), is judged once all peers that synced for it have reported on it or ended, and SETTLE_S have passed. A member
+is one session of one peer. A peer that does not know the outcome of its own op leaves its session in the middle of a
+step; then the others' results may contain its contribution or not.
 """
 
 from __future__ import annotations
@@ -16,13 +12,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from pccl.stress.messages import Cut, Joined, Message, Outcome, SessionOver, Stepped, Synced, SyncFailed, Trouble
-from pccl.stress.values import TAGS
+from pccl.tools.stress.plan import Cut, Joined, Message, Outcome, SessionOver, Stepped, Synced, SyncFailed, Trouble
+from pccl.tools.stress.values import TAGS
 
 SETTLE_S = 5.0
-"""The longest time that a report may be under way in a pipe while later ones of other peers have come."""
+"""The longest delay of a report in a pipe relative to those of other peers."""
 EXCUSED_S = 6.0
-"""The time after a freeze or a partition for which a peer may still be missed: connections need a while to go on."""
+"""The time after a freeze or a partition in which a peer may still be evicted: connections take a while to recover."""
 
 Member: TypeAlias = tuple[int, int]
 """(peer, session)"""
@@ -32,16 +28,16 @@ StepName: TypeAlias = tuple[int, int, int]
 
 @dataclass
 class Counts:
-    """Counts of what has happened so far, over all peers."""
+    """Counts over all peers."""
 
     steps: int = 0
     """Steps of a peer in which all ops were committed."""
     steps_cut_short: int = 0
     """Steps in which a peer was left alone."""
     ops_committed: int = 0
-    """Ops, each counted once however many peers took part."""
+    """Ops, each counted once."""
     ops_aborted: int = 0
-    """Aborts that a caller was told of: once for each peer and attempt, where peers retry by hand."""
+    """Aborts that a peer retried itself."""
     results_checked: int = 0
     syncs: int = 0
     sync_failures: int = 0
@@ -50,7 +46,7 @@ class Counts:
     cuts: int = 0
     evictions: int = 0
     sessions_left: int = 0
-    """The sessions left by peers that could not know how a call of theirs had ended."""
+    """Sessions left because the outcome of a call was unknown."""
     longest_step_s: float = 0.0
     participants_max: int = 0
 
@@ -62,12 +58,9 @@ class _Peer:
     session: int = 0
     is_admitted: bool = False
     is_partitioned: bool = False
-    """Whether the peer may lose its place because some are cut off from others."""
     is_excused: bool = False
-    """Whether the peer was frozen or cut off, or may have lost its master for good, and has made no step since that
-    shows that it has kept its place."""
+    """The peer was frozen or cut off, or may have lost its master, and has made no step since."""
     excused_at: float = 0.0
-    """The last time at which that was so."""
     synced: Synced | None = None
     """The last sync of this session."""
     stepped: Stepped | None = None
@@ -80,7 +73,7 @@ class _Peer:
 
 @dataclass
 class _Step:
-    heard_at: float
+    updated_at: float
     synced: dict[Member, Synced] = field(default_factory=dict)
     outcomes: dict[Member, dict[int, Outcome]] = field(default_factory=dict)
     slots: dict[int, list[Member]] = field(default_factory=dict)
@@ -88,38 +81,38 @@ class _Step:
 
 
 class Checker:
-    """`problems` are sentences for people; empty as long as every promise was kept."""
+    """Collects `problems`, which stay empty while every promise is kept."""
 
     def __init__(self, ops: int = TAGS) -> None:
-        """`ops` of a step."""
+        """`ops` is the number of ops in a step."""
         self._ops = ops
         self.problems: list[str] = []
         self.counts = Counts()
         self._peers: dict[int, _Peer] = {}
         self._steps: dict[StepName, _Step] = {}
 
-    # What is told.
+    # Input.
 
     def started(self, peer: int, slot: int, group: int) -> None:
         self._peers[peer] = _Peer(slot, group)
 
     def excuse(self, peer: int, now: float) -> None:
-        """Note that a peer may lose its place, as one that was stopped for a while."""
+        """Note that a peer may be evicted now, because it was frozen for example."""
         known = self._peers[peer]
         known.is_excused, known.excused_at = True, now
 
     def partitioned(self, peer: int, may_be_lost: bool, now: float) -> None:
-        """Whether it may be evicted for as long as nothing else is said, because some are cut off from others."""
+        """Note whether a peer may be evicted until the next call, because of a partition."""
         self._peers[peer].is_partitioned = may_be_lost
         if may_be_lost:
             self.excuse(peer, now)
 
     def ended(self, peer: int, now: float) -> None:
-        """Nothing more will be heard of it."""
+        """Note that a peer's process has ended."""
         self._close(peer, now)
         del self._peers[peer]
 
-    def heard(self, peer: int, message: Message, now: float) -> None:
+    def receive(self, peer: int, message: Message, now: float) -> None:
         match message:
             case Joined():
                 self._joined(peer, message)
@@ -139,9 +132,9 @@ class Checker:
                 pass
 
     def settle(self, now: float, is_over: bool = False) -> None:
-        """Judges the steps that are complete; all of them when the run is over and every peer has ended."""
+        """Judge the complete steps; all steps when the run is over and every peer has ended."""
         for name, step in list(self._steps.items()):
-            if is_over or (not step.open and now >= step.heard_at + SETTLE_S):
+            if is_over or (not step.open and now >= step.updated_at + SETTLE_S):
                 del self._steps[name]
                 self._judge(name, step)
 
@@ -175,7 +168,7 @@ class Checker:
         known.synced, known.stepped = message, None
         step = self._steps.setdefault((known.group, message.lineage, message.revision), _Step(now))
         member = peer, known.session
-        step.heard_at = now
+        step.updated_at = now
         step.synced[member] = message
         step.open.add(member)
         members = step.slots.setdefault(known.slot, [])
@@ -197,7 +190,7 @@ class Checker:
         known.stepped = message
         member = peer, known.session
         step = self._steps[known.group, message.lineage, message.revision]
-        step.heard_at = now
+        step.updated_at = now
         step.open.discard(member)
         if not message.is_idle:
             step.outcomes[member] = {outcome.number: outcome for outcome in message.outcomes}
@@ -216,9 +209,9 @@ class Checker:
         known = self._peers[peer]
         self.counts.evictions += not message.is_own
         self.counts.sessions_left += message.is_own
-        # A newcomer has no place yet: where all others are gone, it is told to begin anew.
+        # A newcomer has no place yet; if all others are gone, it must connect again.
         if known.is_admitted and not known.is_excused and not message.is_own:
-            self._problem(peer, f"lost its place without having been frozen or cut off: {message.reason}")
+            self._problem(peer, f"lost its place, but was neither frozen nor cut off: {message.reason}")
         self._close(peer, now)
         known.is_excused = known.is_partitioned
         known.is_admitted = False
@@ -230,7 +223,7 @@ class Checker:
             return
         step = self._steps[known.group, known.synced.lineage, known.synced.revision]
         step.open.discard((peer, known.session))
-        step.heard_at = now
+        step.updated_at = now
 
     # All peers' reports of one step.
 
@@ -258,16 +251,16 @@ class Checker:
                 yield f"{_member(member)} in slot {slot_of[member]} is not in its own result: {outcome.participants}"
             if outcome.world_size not in (0, len(outcome.participants)):
                 yield (
-                    f"{_member(member)} was told of {outcome.world_size} peers, but slots {outcome.participants} are "
+                    f"{_member(member)} reported {outcome.world_size} peers, but slots {outcome.participants} are "
                     f"in the result"
                 )
         participants = {slot for outcome in outcomes.values() for slot in outcome.participants}
         for slot in sorted(participants):
             if slot not in step.slots:
-                yield f"slot {slot} is in the result, but nobody in it was in the sync before"
+                yield f"slot {slot} is in the result, but no peer in it was in the sync before"
             for member in step.slots.get(slot, []):
                 if member in step.outcomes and member not in outcomes:
-                    yield f"{_member(member)} is in the result, but was told that the op was aborted"
+                    yield f"{_member(member)} is in the result, but got the verdict abort"
 
     def _problem(self, peer: int | None, what: str) -> None:
         if peer is None:

@@ -1,14 +1,13 @@
-"""The values that are reduced in a step, from the results of which one reads who took part.
+"""The ops of a step, with contributions from which a result reveals its participants.
 
-Every running peer has a *slot*, a number below SLOTS that no other running peer has. Element i of an op has a *key*
-k(i) in [0, SLOTS); a peer in slot s contributes there the power 2**p with p = s xor k if p is below the op's number of
-*positions*, else nothing. The sum over any set of peers is then a number whose bits are the peers, and SLOTS elements
-with all keys show every peer even where the type or the quantization leaves room for a single one. Keys are drawn anew
-for each (step, tag), so a result that holds another op's bytes, or its own in the wrong place, is as wrong as one that
-lacks a peer or has it twice (an exclusive or, because twice a power looks the same as the next slot under a sum).
+Every running peer has a slot, a number below SLOTS. Element i of an op has a key k(i) in [0, SLOTS); the peer in slot s
+contributes 2**p with p = s xor k if p is below the op's number of positions, else 0. A sum over a set of peers is then
+a number whose bits are the peers, and SLOTS elements with all keys show every peer even if the type or the quantization
+has room for one position only. Keys differ between ops, so a result with another op's bytes, or with its own bytes in
+the wrong place, is as wrong as one in which a peer is missing or doubled.
 
-Sums of powers of two below 2**SLOTS are exact in all types that have the positions; integers wrap around, which keeps
-bits. With one position every element is 0 or 1: quantized sums, AVG, MAX, and (shifted) MIN and PROD.
+Sums of powers of two below 2**SLOTS are exact in all types that have the positions. With one position every element is
+0 or 1: quantized sums, AVG, MAX, and (shifted) MIN and PROD.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ from pccl import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceAlg
 
 SLOTS = 16
 TAGS = 10
-"""Ops of a step with tags of their own."""
+"""Concurrent ops of a step."""
 CHAINS = 2
-"""The further tags, each of which is used again and again in a step, where threads take turns on them."""
+"""Further tags, on which threads take turns."""
 CHAIN_OPS = 12
-"""The number of ops on each of these tags."""
+"""Consecutive ops on each of these tags."""
 CHAIN_BYTES_MAX = 1 << 12
 RUNS = 1 << 16
-"""Runs of SLOTS different keys each that are drawn once."""
+"""Permutations of the SLOTS keys."""
 COUNT_MAX = 2 * RUNS * SLOTS
 
 Array: TypeAlias = NDArray[Any]
@@ -46,7 +45,7 @@ _KEYS = np.tile(
 
 
 class WrongResultError(Exception):
-    """The result is not the reduction over any set of peers."""
+    """A result is not the reduction over any set of peers."""
 
 
 @dataclass(frozen=True)
@@ -54,24 +53,22 @@ class Op:
     """One op of a step; the same on all peers."""
 
     number: int
-    """The op's number in its step."""
     tag: int
     dtype: str
     count: int
     op: ReduceOp
     positions: int
     first_run: int
-    """The place where the op's keys begin."""
+    """The permutation with which the op's keys begin."""
     quantization: QuantizationOptions | None
     algorithm: ReduceAlgorithm | None
 
     def contribution(self, slot: int) -> Array:
-        """A fresh array."""
+        """Return a new array."""
         return self._values({slot}, is_result=False)
 
     def participants(self, result: Array) -> frozenset[int]:
-        """The slots whose contributions are in `result`. WrongResultError if it is not theirs, exactly or, quantized,
-        nearly."""
+        """Return the slots whose contributions are in `result`, or raise WrongResultError."""
         head = result[:SLOTS].astype(np.float64)
         if self.dtype.startswith("int"):
             head %= 2.0 ** (8 * result.itemsize)
@@ -90,7 +87,7 @@ class Op:
         expected = self._values(slots, is_result=True) if slots else np.zeros_like(result)
         tolerance = self._tolerance
         if tolerance:
-            with np.errstate(invalid="ignore"):  # infinity minus infinity: not a number, and not within the tolerance
+            with np.errstate(invalid="ignore"):  # infinity minus infinity is NaN: not within the tolerance
                 is_right = np.abs(result.astype(np.float64) - expected.astype(np.float64)) <= tolerance
         else:
             is_right = result == expected
@@ -137,7 +134,7 @@ def op_count(threads: int) -> int:
 
 
 def chains_of_step(seed: int, group: int, revision: int) -> list[list[Op]]:
-    """Return the chains of a step: ops that are made one after the other, each chain on one tag."""
+    """Return the chains of a step, each of consecutive ops on one tag."""
     random = Random(f"{seed} {group} {revision} chains")
     return [
         [
@@ -149,7 +146,7 @@ def chains_of_step(seed: int, group: int, revision: int) -> list[list[Op]]:
 
 
 def ops_of_step(seed: int, group: int, revision: int, bytes_max: int) -> list[Op]:
-    """The TAGS ops of a step, at most `bytes_max` each. Mostly small ones; in some steps one is large."""
+    """Return the TAGS concurrent ops of a step: small ones, and sometimes a large one of at most `bytes_max`."""
     random = Random(f"{seed} {group} {revision}")
     large = random.randrange(TAGS) if random.random() < 0.15 else None
     return [_op(random, tag, tag, bytes_max, tag == large) for tag in range(TAGS)]

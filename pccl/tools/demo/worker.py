@@ -1,29 +1,18 @@
-"""One peer of the demo: `python -m pccl.demo.worker JSON`, started by the supervisor.
-
-Theory of operation. The loop is the one every pccl program has. An outer step is
+"""One peer of the demo: `python -m pccl.tools.demo.worker JSON`. An outer step of its loop is
 
     admit    if are_peers_pending(): update_topology(), then sync_shared_state()
     train    inner AdamW steps from the shared parameters on this peer's shard
     reduce   the pseudo-gradient, one all-reduce per part of the model, all in flight at once
     apply    the outer Nesterov step; revision += 1
 
-*Shared state*: outer parameters, outer momentum and the step counter, so a newcomer that has synced has all there is
-to know. It is synced when everybody knows that the membership grew: at the start, and after update_topology. After a
-loss there is nothing to sync: survivors saw the same verdict for every op and hold equal bytes. (A sync decided
-on the world size seen here would be a trap: peers may notice a loss one call apart, and a joint call must be
-made by all.)
+The shared state is the outer parameters, the outer momentum and the step counter. It is synced when all peers know
+that the membership grew: at the start and after update_topology. A loss needs no sync: survivors got the same verdict
+for every op and hold equal bytes. Aborted ops leave the pseudo-gradient unchanged and are launched again.
 
-*Losing a peer mid-reduce.* Aborted ops leave the pseudo-gradient as it was and are launched again among the
-survivors, who agree which ones those are. A mean over whoever is left is a mean; alone, it is one's own.
-
-*The victim* launches only the first half of its step's all-reduces, says so, and waits to be killed. The other half
-can end nowhere: that each survivor has to abort and retry is certain, not a matter of timing.
-
-*Admitting the newcomer* happens at a step fixed by the plan, so that a run can be repeated: the newcomer connects once
-that step is the next one to poll, and at that step, and only there, the others poll until it is pending. They give up
-after a fixed *number* of polls rather than a time: are_peers_pending is a joint call, and peers that counted their
-own seconds would leave the loop at different polls and wait for each other for ever. Whoever has just
-been admitted does not poll in that step: it comes out of connect() where the others come out of update_topology().
+The victim launches half of its step's all-reduces, reports it, and waits to be killed, so that every survivor has ops
+that must abort. The newcomer connects when its step is the next one to poll, and in that step only the others poll for
+it, at most a fixed number of times: are_peers_pending is a group call, and peers that counted seconds would leave the
+loop at different polls.
 """
 
 from __future__ import annotations
@@ -52,11 +41,10 @@ from pccl import (
     Result,
     SharedState,
 )
-from pccl.demo import corpus
-from pccl.demo.messages import CONNECT, At, Doing, Finished, Message, Ready, StepDone, Synced, WorkerOptions
-from pccl.demo.model import ByteModel, ModelShape
-from pccl.demo.optimizer import AdamW, AdamWOptions, cosine_scale
-from pccl.launcher import say_line
+from pccl.tools import harness
+from pccl.tools.demo import corpus
+from pccl.tools.demo.model import AdamW, ByteModel, ModelShape, cosine_scale
+from pccl.tools.demo.plan import At, Connect, Doing, Finished, Ready, StepDone, Synced, WorkerOptions
 from pccl.training import OuterNesterov
 
 POLL_INTERVAL_S = 0.05
@@ -75,7 +63,7 @@ Part: TypeAlias = NDArray[np.floating]
 
 @dataclass
 class _Traffic:
-    """The results of one outer step's communication."""
+    """The communication of one outer step."""
 
     world_size: int
     aborted: int = 0
@@ -100,7 +88,7 @@ class Worker:
             self._validation = corpus.spread(corpus.read(split.validation), VALIDATION_SEQUENCES, length_bytes)
 
         self._shape = ModelShape(plan.context, plan.embedding, plan.hidden)
-        # A newcomer starts from nothing: what it trains on can only have come by the sync.
+        # The newcomer's zeros show that its parameters come from the sync.
         self._parameters = np.zeros(self._shape.size, np.float32) if self._joins else self._shape.initial(plan.seed)
         self._momentum = np.zeros_like(self._parameters)
         self._step = np.zeros(1, np.int64)
@@ -110,27 +98,25 @@ class Worker:
         self._own = np.empty_like(self._parameters)
         self._pseudo_gradient = np.empty_like(self._parameters)
         self._gradient = np.empty_like(self._parameters)
-        self._inner = AdamW(self._own, AdamWOptions(learning_rate=plan.learning_rate))
+        self._inner = AdamW(self._own, plan.learning_rate)
         self._outer = OuterNesterov(plan.outer_learning_rate, plan.outer_momentum)
         self._quantization = QuantizationOptions(DataType.UINT8, _QUANTIZATION[plan.quantize])
 
     def run(self) -> None:
         if self._joins:
-            self._say(Ready(peer=self._peer))
-            if sys.stdin.readline().strip() != CONNECT:
-                raise EOFError("the supervisor has gone before this peer was to connect")
+            harness.send(Ready(peer=self._peer))
+            next(harness.received(Connect))
         self._at("connecting")
         with self._communicator:
             entered: _Traffic | None = self._enter()
             while self._step[0] < self._plan.steps:
                 self._outer_step(entered)
                 entered = None
-        self._say(
-            Finished(peer=self._peer, step=int(self._step[0]), revision=self._state.revision, digest=self.digest())
-        )
+        step = int(self._step[0])
+        harness.send(Finished(peer=self._peer, step=step, revision=self._state.revision, digest=self._digest()))
 
-    def digest(self) -> str:
-        """Return the BLAKE3 digest of the shared state's bytes, in hexadecimal."""
+    def _digest(self) -> str:
+        """Return the BLAKE3 digest of the shared state, in hexadecimal."""
         hasher = blake3.blake3()
         for array in (self._parameters, self._momentum, self._step):
             hasher.update(array.tobytes())
@@ -139,7 +125,7 @@ class Worker:
     # Membership and shared state
 
     def _enter(self) -> _Traffic:
-        """Connect and sync for the first time. Returns the traffic that counts for the step that follows."""
+        """Sync for the first time. Return the traffic that counts for the next step."""
         if not self._joins:
             self._gather()
         traffic = _Traffic(self._world_size())
@@ -151,7 +137,7 @@ class Worker:
         return _Traffic(traffic.world_size)
 
     def _gather(self) -> None:
-        """Wait until all initial peers are in the run. The supervisor bounds the wait."""
+        """Wait until all initial peers are in the run."""
         self._at("gathering")
         while self._world_size() < self._plan.peers:
             if self._communicator.are_peers_pending():
@@ -160,7 +146,7 @@ class Worker:
                 time.sleep(POLL_INTERVAL_S)
 
     def _admit(self) -> int:
-        """Admit all peers that wait at the master, and return their number."""
+        """Admit pending peers and return their number."""
         self._at("admitting")
         expected = self._plan.join and self._step[0] + 1 == self._plan.join_step
         for _ in range(ADMISSION_POLLS_MAX if expected else 1):
@@ -178,7 +164,7 @@ class Worker:
         info = self._communicator.sync_shared_state(self._state)
         traffic.sent_bytes += info.tx_bytes
         traffic.received_bytes += info.rx_bytes
-        self._say(
+        harness.send(
             Synced(
                 peer=self._peer,
                 step=int(self._step[0]),
@@ -225,7 +211,7 @@ class Worker:
             self._inner.step(self._own, self._gradient, cosine_scale(done))
 
     def _reduce(self, traffic: _Traffic) -> None:
-        """Average the pseudo-gradient over the peers that are left when the last of its parts commits."""
+        """Average the pseudo-gradient over the peers that are left when its last part commits."""
         waiting = dict(enumerate(self._shape.parts(self._pseudo_gradient).values()))
         if self._peer == self._plan.victim and self._step[0] + 1 == self._plan.kill_step:
             self._wait_for_death(list(waiting.values()))
@@ -243,16 +229,17 @@ class Worker:
                     break
             self._at("reducing", done=1.0, launched=len(handles))
             for tag, handle in handles.items():
-                _, status, info = handle.wait()
-                if info is not None:
-                    del waiting[tag]
-                    traffic.world_size = min(traffic.world_size, info.world_size)
-                    traffic.sent_bytes += info.tx_bytes
-                    traffic.received_bytes += info.rx_bytes
-                elif status in (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS):
+                try:
+                    info = handle.result()
+                except PCCLError as error:
+                    if error.result not in (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS):
+                        raise
                     traffic.aborted += 1
-                else:
-                    handle.result()  # raises, with the reason
+                    continue
+                del waiting[tag]
+                traffic.world_size = min(traffic.world_size, info.world_size)
+                traffic.sent_bytes += info.tx_bytes
+                traffic.received_bytes += info.rx_bytes
 
     def _launch(self, tag: int, part: Part) -> AsyncReduceHandle:
         return self._communicator.all_reduce_async(
@@ -272,7 +259,7 @@ class Worker:
         if self._evaluates:
             self._at("evaluating", done=1.0)
             bits_per_byte = ByteModel(self._shape, self._parameters).bits_per_byte(self._validation)
-        self._say(
+        harness.send(
             StepDone(
                 peer=self._peer,
                 step=int(self._step[0]),
@@ -287,10 +274,7 @@ class Worker:
         )
 
     def _at(self, doing: Doing, done: float = 0.0, launched: int = 0) -> None:
-        self._say(At(peer=self._peer, step=int(self._step[0]) + 1, doing=doing, done=done, launched=launched))
-
-    def _say(self, message: Message) -> None:
-        say_line(msgspec.json.encode(message))
+        harness.send(At(peer=self._peer, step=int(self._step[0]) + 1, doing=doing, done=done, launched=launched))
 
 
 def main() -> int:

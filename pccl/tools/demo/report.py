@@ -1,8 +1,4 @@
-"""The facts of a run, the verdict over them, and their two other forms: JSON and a plot.
-
-The verdict is a list of checks, each with what was found; the demo has passed when all of them hold. `judge` sees
-nothing but the facts, so whoever reads the JSON can judge again.
-"""
+"""The facts of a demo run, the verdict, JSON and the plot. The verdict is a list of checks and uses the facts only."""
 
 from __future__ import annotations
 
@@ -11,26 +7,22 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
-from pccl.demo.plan import Plan
+from pccl.tools.demo.plan import Plan
+from pccl.tools.report import check_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 CLEARLY_BELOW_BITS = 0.5
-"""The bits by which the final loss must be below the unigram entropy."""
+"""The final loss must be this far below the unigram entropy, after STEPS_TO_LEARN inner steps or more. In a shorter run
+it must be below the initial loss."""
 STEPS_TO_LEARN = 100
-"""The inner steps of a peer that are enough for that, with a margin; after 150 it is 1.3 bits below. In a shorter run
-the loss must be below where it began."""
 
 Kind: TypeAlias = Literal["lost", "retried", "joined"]
 
 
-class ReportError(Exception):
-    """A report could not be written in the form asked for."""
-
-
 class Event(msgspec.Struct, frozen=True):
-    """Something that happened to the membership or the reduces in one outer step."""
+    """A change of the membership, or retried reduces, in one outer step."""
 
     kind: Kind
     text: str
@@ -38,35 +30,35 @@ class Event(msgspec.Struct, frozen=True):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One outer step of the whole run; row 0 is the untrained model."""
+    """One outer step of the run; row 0 is the untrained model."""
 
     step: int
     bits_per_byte: float | None
     world_size: int
     sent_bytes: int
-    """The sum over all peers that ended the step; so is `received_bytes`."""
+    """The sum over all peers, as in `received_bytes`."""
     received_bytes: int
     seconds: float
-    """The slowest peer's wall time."""
+    """The slowest peer's time."""
     events: list[Event] = []
     agreed: bool = True
-    """Whether all peers that ended the step saw the same world size."""
+    """All peers saw the same world size."""
 
 
 class Killed(msgspec.Struct, frozen=True):
-    """The planned victim, when it was killed."""
+    """The planned victim at its kill."""
 
     peer: int
     step: int
     launched: int
-    """The number of all-reduces that it had in flight, of `of`."""
+    """All-reduces in flight, of `of`."""
     of: int
     aborted: dict[int, int] = {}
-    """For each survivor the number of its all-reduces in that step that were aborted and retried."""
+    """For each survivor the number of aborted and retried all-reduces of that step."""
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """The newcomer, when it came out of its first sync."""
+    """The newcomer after its first sync."""
 
     peer: int
     step: int
@@ -76,7 +68,7 @@ class Joined(msgspec.Struct, frozen=True):
 
 
 class Survivor(msgspec.Struct, frozen=True):
-    """A peer that did all its steps, with the BLAKE3 digest of its shared state."""
+    """A peer that did all its steps, and the BLAKE3 digest of its shared state."""
 
     peer: int
     step: int
@@ -102,7 +94,7 @@ class Report(msgspec.Struct, kw_only=True):
     joined: Joined | None
     survivors: list[Survivor]
     problems: list[str]
-    """Everything that went wrong and was not planned."""
+    """Unplanned failures."""
     seconds: float
     start_bits: float | None = None
     end_bits: float | None = None
@@ -137,7 +129,7 @@ def _loss(report: Report) -> Check:
     inner_steps = report.plan.steps * report.plan.inner_steps
     if inner_steps < STEPS_TO_LEARN:
         needed = report.start_bits
-        found += f"so short a run needs no more than below {needed:.3f}"
+        found += f"in a run this short needed below {needed:.3f}"
     else:
         needed = report.unigram_bits - CLEARLY_BELOW_BITS
         found += f"unigram entropy {report.unigram_bits:.3f}, needed below {needed:.3f}"
@@ -167,10 +159,10 @@ def _kill(report: Report) -> Check:
     rows = {row.step: row for row in report.rows}
     if killed.step not in rows or rows[killed.step].world_size != report.plan.peers - 1:
         return Check("kill", False, f"{found}; the others did not end that step without it")
-    # Not all of them: a launch returns before it takes effect, so a peer may come just too late to be interrupted.
+    # Not on all peers: a launch returns before it takes effect, so a peer may be too late to be interrupted.
     interrupted = {peer: aborted for peer, aborted in killed.aborted.items() if aborted}
     if not interrupted:
-        return Check("kill", False, f"{found}, but nothing was aborted on the others")
+        return Check("kill", False, f"{found}, but the others aborted no all-reduce")
     most = max(interrupted.values())
     return Check("kill", True, f"{found}; {name_peers(list(interrupted))} retried {most} aborted ones")
 
@@ -178,15 +170,15 @@ def _kill(report: Report) -> Check:
 def _join(report: Report) -> Check:
     joined, newcomer = report.joined, report.plan.newcomer
     if joined is None:
-        return Check("join", False, f"peer {newcomer} never came into the run, or came too late")
+        return Check("join", False, f"peer {newcomer} never joined the run, or joined too late")
     found = (
-        f"peer {joined.peer} joined in step {joined.step}, brought up by {megabytes(joined.received_bytes)} "
+        f"peer {joined.peer} joined in step {joined.step}, and received {megabytes(joined.received_bytes)} "
         f"of shared state in {joined.sync_seconds * 1000:.0f} ms"
     )
     if joined.received_bytes == 0:
-        return Check("join", False, f"{found}: it received nothing")
+        return Check("join", False, f"{found}: it received no state")
     if not any(row.step >= joined.step and "joined" in {event.kind for event in row.events} for row in report.rows):
-        return Check("join", False, f"{found}; the others never saw it")
+        return Check("join", False, f"{found}; the others did not see it join")
     return Check("join", True, found)
 
 
@@ -201,7 +193,7 @@ def _agreement(report: Report) -> Check:
 
 
 def name_peers(peers: list[int]) -> str:
-    """Return the names of peers in words: `peer 3`, `peers 1 and 3`, `peers 0, 1 and 3`."""
+    """Return `peer 3`, `peers 1 and 3` or `peers 0, 1 and 3`."""
     if len(peers) == 1:
         return f"peer {peers[0]}"
     return f"peers {', '.join(map(str, peers[:-1]))} and {peers[-1]}" if peers else "no peer"
@@ -218,27 +210,14 @@ def megabytes(count_bytes: int) -> str:
 
 
 def to_json(report: Report) -> str:
-    """Return the report as indented JSON, with the names of this module's fields."""
     return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
-
-
-def check_plot(path: Path) -> None:
-    """Raise ReportError if `draw_plot` could not write `path`, so that the user knows it before a run."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-    except ImportError:
-        raise ReportError("--plot needs matplotlib: pip install 'pccl-collectives[plot]'") from None
-    if path.suffix.lstrip(".").lower() not in FigureCanvasAgg.get_supported_filetypes():
-        raise ReportError(f"--plot {path}: not a known kind of image; use a name such as curve.png or curve.svg")
-    if not path.absolute().parent.is_dir():
-        raise ReportError(f"--plot {path}: there is no folder {path.absolute().parent}")
 
 
 _EVENT_COLOURS: dict[Kind, str] = {"lost": "tab:red", "joined": "tab:green"}
 
 
 def draw_plot(report: Report, path: Path) -> None:
-    """Draw the loss against steps and against bytes sent since the start, with losses and joins marked, to `path`."""
+    """Draw the loss against steps and against bytes sent, with losses and joins marked."""
     check_plot(path)
     from matplotlib.figure import Figure
 

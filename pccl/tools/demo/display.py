@@ -1,7 +1,6 @@
-"""The terminal's view of a run: a row per outer step, a live bar below, the verdict at the end.
+"""The demo on a terminal of 80 columns: a row per outer step, a live bar below, the verdict at the end.
 
-All lines fit the 80 columns that a terminal has at least: what is longer goes on in the next line. Without a terminal
-the same rows come as plain lines and there is no bar.
+Without a terminal the rows are plain lines and there is no bar.
 """
 
 from __future__ import annotations
@@ -13,9 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from pccl.demo.messages import At
-from pccl.demo.plan import Plan
-from pccl.demo.report import Kind, Report, Row, name_peers
+from pccl.tools.demo.plan import At, Plan
+from pccl.tools.demo.report import Kind, Report, Row, name_peers
 
 _STYLES: dict[Kind, str] = {"lost": "bold red", "joined": "bold green", "retried": "yellow"}
 _HEADER = f"{'step':>4} {'bits/byte':>9} {'peers':>5} {'sent MB':>7} {'recv MB':>7} {'time':>7}  events"
@@ -25,7 +23,7 @@ _COLUMNS = 80
 
 
 class RichDisplay:
-    """Writes to one console; a context manager, because a live bar has to be taken down."""
+    """Writes to one console. A context manager, which removes the live bar."""
 
     def __init__(self, console: Console, plan: Plan) -> None:
         self._console = console
@@ -63,13 +61,13 @@ class RichDisplay:
         self._progress.stop()
 
     def moved(self, peers: dict[int, At]) -> None:
-        """Update the bar: whole steps by the rows, the fraction by the slowest peer of the current step."""
+        """Update the bar: whole steps from the rows, the fraction from the slowest peer of the current step."""
         done = min((at.done for at in peers.values() if at.step == self._steps_shown + 1), default=0.0)
         doing: dict[str, list[str]] = {}
         for peer, at in sorted(peers.items()):
             doing.setdefault(at.doing, []).append(str(peer))
-        stands = "  ".join(f"[dim]{' '.join(who)}[/] {what}" for what, who in doing.items())
-        self._progress.update(self._task, completed=self._steps_shown + min(done, 0.99), peers=stands)
+        positions = "  ".join(f"[dim]{' '.join(these)}[/] {what}" for what, these in doing.items())
+        self._progress.update(self._task, completed=self._steps_shown + min(done, 0.99), peers=positions)
 
     def row(self, row: Row) -> None:
         """Print one row above the bar."""
@@ -87,7 +85,7 @@ class RichDisplay:
         self._print(line)
 
     def page(self, url: str) -> None:
-        """Print where browsers see the run."""
+        """Print the address of the run's page."""
         self._print(Text(f"the run is shown at {url}"))
 
     def verdict(self, report: Report) -> None:
@@ -110,12 +108,12 @@ class RichDisplay:
         self._print(Text(f"{word} in {report.seconds:.1f} s", style=style))
 
     def _print(self, text: Text) -> None:
-        # As long as it is: a digest or a sentence cut by rich could not be copied.
+        # soft_wrap: rich must not break digests, which users copy.
         self._console.print(text, soft_wrap=True, highlight=False)
 
 
 def _wrapped(text: str, indent: int, column: int = 0) -> str:
-    """Return a text that begins at a column, in lines of which the further ones are indented."""
+    """Return a text that begins at a column, wrapped, with an indent on its further lines."""
     lines = textwrap.wrap(
         " " * column + text,
         _COLUMNS,

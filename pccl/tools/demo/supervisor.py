@@ -1,71 +1,59 @@
-"""Decides what the supervisor does, from the workers' messages. There is no I/O, and the time is an argument.
+"""The demo's supervisor: decides when to kill, start and admit peers, and runs their processes.
 
-Theory of operation. The supervisor feeds messages and exits; each call returns the actions to be done now. Three
-actions make the show:
+`Conductor` makes the decisions from messages and exits, without I/O, and returns actions:
 
-*Kill.* The victim is killed when all peers have begun their all-reduces: then each survivor has ops that cannot end,
-and must abort and retry them.
+Kill      when all peers have begun their all-reduces: each survivor then has ops that cannot end.
+Start     the newcomer once the kill step is over, so that it has a few steps' time to load.
+Connect   once some peer has ended the step before the join step: all peers have polled for the last time before it.
+Show      a row of the table. A row is complete when as many peers have reported the step as took part in it. A lost
+          peer leaves a gap, which is closed when a later row is complete.
 
-*Start.* The newcomer is started once the kill is over (or would have been), so that it has a few steps' time to load.
-
-*Connect.* The newcomer is told to connect once some peer has ended the step before the join step. By then every peer
-has polled for the last time before the join step, so the newcomer is seen by the poll of that step and of no other.
-
-Rows are made in order. A row is complete when as many peers have reported the step as there were in it; a peer that
-is lost before it reports leaves a gap, which is closed when a later row is complete.
-
-Nothing here waits for ever: a run in which no step ends for `step_timeout_s` is given up, with a sentence that
-says where each peer stands.
+A run in which no step ends for `step_timeout_s` is given up with the position of each peer.
 """
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from dataclasses import dataclass
 from signal import SIGKILL
-from typing import TypeAlias
+from types import TracebackType
+from typing import Protocol, TypeAlias
 
 import msgspec
 
-from pccl.demo.messages import At, Finished, Message, Ready, StepDone, Synced
-from pccl.demo.plan import Plan
-from pccl.demo.report import Event, Joined, Killed, Row, Survivor, megabytes
+from pccl.tools.demo import corpus, plan
+from pccl.tools.demo.plan import At, Finished, Message, Plan, Ready, StepDone, Synced, WorkerOptions
+from pccl.tools.demo.report import Event, Joined, Killed, Report, Row, Survivor, megabytes
+from pccl.tools.harness import MASTER_READY, MASTER_SHOWS, ONE_THREAD, Child, Processes, decoded
 
 
 @dataclass(frozen=True)
 class Start:
-    """The supervisor is to start this worker."""
-
     peer: int
 
 
 @dataclass(frozen=True)
 class Kill:
-    """The supervisor is to send this worker SIGKILL, now."""
-
     peer: int
 
 
 @dataclass(frozen=True)
 class Connect:
-    """The supervisor is to tell the newcomer to connect."""
-
     peer: int
 
 
 @dataclass(frozen=True)
 class Show:
-    """A row is complete, for the supervisor to show."""
-
     row: Row
 
 
 Action: TypeAlias = Start | Kill | Connect | Show
 
-_WAITS = {
+_POSITIONS = {
     "starting": "is still starting",
-    "connecting": "waits to be let in by the master",
-    "gathering": "waits for the initial peers to be there",
+    "connecting": "waits for the master to admit it",
+    "gathering": "waits for the initial peers",
     "admitting": "is in are_peers_pending or update_topology before step {step}",
     "syncing": "is in sync_shared_state before step {step}",
     "training": "trains in step {step}",
@@ -81,7 +69,7 @@ class Conductor:
         self._plan = plan
         self._progress_s = now_s
         self.peers: dict[int, At] = {}
-        """The last position of each worker that runs."""
+        """The last position of each running worker."""
         self.rows: list[Row] = []
         self.killed: Killed | None = None
         self.joined: Joined | None = None
@@ -89,11 +77,10 @@ class Conductor:
         self.problems: list[str] = []
         self.given_up = False
         self._reports: dict[int, dict[int, StepDone]] = defaultdict(dict)
-        self._kill_sent = False
         self._newcomer_started = False
         self._newcomer_ready = False
         self._connect_sent = False
-        self._unexplained: list[int] = []  # exits that no row has told about yet
+        self._unexplained: list[int] = []  # exits that no row names yet
 
     @property
     def over(self) -> bool:
@@ -102,14 +89,14 @@ class Conductor:
     def start(self) -> list[Action]:
         return [self._start(peer) for peer in range(self._plan.peers)]
 
-    def heard(self, message: Message, now_s: float) -> list[Action]:
-        """Take a worker's message, and return what to do."""
+    def receive(self, message: Message, now_s: float) -> list[Action]:
+        """Take a worker's message and return what to do."""
         plan = self._plan
         match message:
             case At(peer=peer):
                 if peer in self.peers:
                     self.peers[peer] = message
-                return self._kill_if_all_reduce()
+                return self._kill_if_due()
             case Ready():
                 self._newcomer_ready = True
                 return self._connect_if_due()
@@ -120,39 +107,41 @@ class Conductor:
             case StepDone(peer=peer, step=step):
                 self._progress_s = now_s
                 self._reports[step][peer] = message
-                return [*self._start_newcomer_if_due(step), *self._connect_if_due(), *self._rows()]
+                return [*self._start_newcomer_if_due(step), *self._connect_if_due(), *self._complete_rows()]
             case Finished(peer=peer):
                 self._progress_s = now_s
                 self.survivors.append(Survivor(peer, message.step, message.revision, message.digest))
                 self.survivors.sort(key=lambda survivor: survivor.peer)
         return []
 
-    def exited(self, peer: int, returncode: int, last_words: str) -> list[Action]:
-        """Take the end of a worker and the end of its standard error, for the report. Returns what to do."""
+    def exited(self, peer: int, returncode: int, errors: str) -> list[Action]:
+        """Take the exit of a worker with the end of its standard error, and return what to do."""
         self.peers.pop(peer, None)
-        planned = peer == self._plan.victim and self._kill_sent and returncode == -SIGKILL
+        planned = peer == self._plan.victim and self.killed is not None and returncode == -SIGKILL
         if returncode != 0:
             self._unexplained.append(peer)
         if returncode != 0 and not planned:
             how = f"exit code {returncode}" if returncode > 0 else f"signal {-returncode}"
-            self.problems.append(f"peer {peer} ended by itself with {how}" + (f": {last_words}" if last_words else ""))
+            self.problems.append(f"peer {peer} ended by itself with {how}" + (f": {errors}" if errors else ""))
             if not self._reports:
                 self._give_up("a peer was lost before training began")
-        return self._rows(everything=not self.peers)
+        return self._complete_rows(everything=not self.peers)
 
-    def master_exited(self, returncode: int, last_words: str) -> None:
-        self._give_up(f"the master ended with exit code {returncode}" + (f": {last_words}" if last_words else ""))
+    def master_exited(self, returncode: int, errors: str) -> None:
+        self._give_up(f"the master ended with exit code {returncode}" + (f": {errors}" if errors else ""))
 
     def deadline_s(self) -> float:
-        """The time at which `overdue` gives the run up, unless something moves before."""
+        """The time at which `overdue` gives the run up."""
         return self._progress_s + self._plan.step_timeout_s
 
     def overdue(self, now_s: float) -> None:
-        """Give the run up if no step has ended for too long, and return what to do."""
+        """Give the run up if no step has ended for too long."""
         if now_s < self.deadline_s() or self.over:
             return
-        stands = "; ".join(f"peer {peer} {_where(at)}" for peer, at in sorted(self.peers.items()))
-        self._give_up(f"no step has ended for {self._plan.step_timeout_s:g} s: {stands}")
+        positions = []
+        for peer, at in sorted(self.peers.items()):
+            positions.append(f"peer {peer} {_POSITIONS[at.doing].format(step=at.step, done=at.step - 1)}")
+        self._give_up(f"no step has ended for {self._plan.step_timeout_s:g} s: {'; '.join(positions)}")
 
     def _give_up(self, problem: str) -> None:
         self.problems.append(problem)
@@ -169,9 +158,9 @@ class Conductor:
         self._newcomer_started = True
         return [self._start(newcomer)]
 
-    def _kill_if_all_reduce(self) -> list[Action]:
+    def _kill_if_due(self) -> list[Action]:
         plan = self._plan
-        if plan.victim not in self.peers or self._kill_sent:
+        if plan.victim not in self.peers or self.killed is not None:
             return []
         in_flight = [
             at.launched
@@ -180,7 +169,6 @@ class Conductor:
         ]
         if len(in_flight) < len(self.peers):
             return []
-        self._kill_sent = True
         victim = self.peers[plan.victim]
         self.killed = Killed(plan.victim, victim.step, victim.launched, max(in_flight))
         return [Kill(plan.victim)]
@@ -193,22 +181,19 @@ class Conductor:
         self._connect_sent = True
         return [Connect(newcomer)]
 
-    def _rows(self, everything: bool = False) -> list[Action]:
-        """Return an action for each row that has become complete, in order; with `everything` also for all others."""
+    def _complete_rows(self, everything: bool = False) -> list[Action]:
+        """Return the rows that have become complete, in order; with `everything` also the others."""
         complete = [
             step
             for step, reports in self._reports.items()
             if reports and len(reports) >= min(report.world_size for report in reports.values())
         ]
         last = max(self._reports, default=-1) if everything else max(complete, default=-1)
-        shown = []
-        while len(self.rows) <= last:
-            step = len(self.rows)
-            if not (reports := self._reports.get(step)):
-                break
-            self.rows.append(self._row(step, reports))
+        shown: list[Action] = []
+        while len(self.rows) <= last and (reports := self._reports.get(len(self.rows))):
+            self.rows.append(self._row(len(self.rows), reports))
             shown.append(Show(self.rows[-1]))
-        return list(shown)
+        return shown
 
     def _row(self, step: int, reports: dict[int, StepDone]) -> Row:
         world_size = min(report.world_size for report in reports.values())
@@ -250,14 +235,105 @@ class Conductor:
             events.append(Event("lost", text, killed.peer))
             lost -= 1
         for _ in range(lost):
-            # Survivors notice a loss before its exit is seen here, or after.
             others = [peer for peer in self._unexplained if peer != self._plan.victim or not self.killed]
-            peer = others[0] if others else None
+            peer = others[0] if others else None  # None: survivors noticed the loss before the exit was seen here
             if peer is not None:
                 self._unexplained.remove(peer)
             events.append(Event("lost", "a peer was lost" if peer is None else f"peer {peer} lost", peer))
         return events
 
 
-def _where(at: At) -> str:
-    return _WAITS[at.doing].format(step=at.step, done=at.step - 1)
+class Display(Protocol):
+    """The display of a run in progress."""
+
+    def moved(self, peers: dict[int, At]) -> None:
+        """Show the positions of all running workers."""
+
+    def row(self, row: Row) -> None:
+        """Show a step that has ended on all peers."""
+
+    def page(self, url: str) -> None:
+        """Show the address of the run's page."""
+
+
+class Supervisor:
+    """The processes of one run: `with Supervisor(...) as supervisor: report = supervisor.run()`."""
+
+    def __init__(self, plan: Plan, display: Display, http: str | None = None) -> None:
+        """`http` is the address of the master's page, None for none."""
+        self._plan = plan
+        self._http = http
+        self._display = display
+        self._processes = Processes(ONE_THREAD)
+        self._master: Child | None = None
+        self._workers: dict[int, Child] = {}
+        self._address = ""
+        self._conductor = Conductor(plan, time.monotonic())
+
+    def run(self) -> Report:
+        """Run to the end, or until the conductor gives up."""
+        started_s = time.monotonic()
+        validation = corpus.split(corpus.standard_library_files(), self._plan.shards).validation
+        unigram_bits = corpus.unigram_entropy_bits(corpus.read(validation))
+        conductor = self._conductor
+        shown = ["--http", self._http] if self._http is not None else []
+        self._master = self._processes.start("master", "pccl", "master", "--listen", "127.0.0.1:0", *shown)
+        while not self._address and not conductor.given_up:
+            self._wait()
+        if not conductor.given_up:
+            self._do(conductor.start())
+        while not conductor.over:
+            self._wait()
+        return Report(
+            plan=self._plan,
+            unigram_bits=unigram_bits,
+            rows=conductor.rows,
+            killed=conductor.killed,
+            joined=conductor.joined,
+            survivors=conductor.survivors,
+            problems=conductor.problems,
+            seconds=time.monotonic() - started_s,
+        )
+
+    def __enter__(self) -> Supervisor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._processes.close()
+
+    def _wait(self) -> None:
+        """Handle the next message, exit or timeout."""
+        conductor = self._conductor
+        event = self._processes.next_event(max(0.0, conductor.deadline_s() - time.monotonic()))
+        if event is None:
+            conductor.overdue(time.monotonic())
+            return
+        child, line = event
+        if child is self._master:
+            if isinstance(line, int):
+                conductor.master_exited(line, child.last_errors())
+            elif line.startswith(MASTER_READY):
+                self._address = line.removeprefix(MASTER_READY).decode().strip()
+            elif line.startswith(MASTER_SHOWS):
+                self._display.page(line.removeprefix(MASTER_SHOWS).decode().strip())
+        elif isinstance(line, int):
+            peer = next(peer for peer, each in self._workers.items() if each is child)
+            self._do(conductor.exited(peer, line, child.last_errors()))
+        elif (message := decoded(line, Message)) is not None:
+            self._do(conductor.receive(message, time.monotonic()))
+        self._display.moved(conductor.peers)
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Kill(peer):
+                    self._workers[peer].popen.kill()
+                case Start(peer):
+                    options = msgspec.json.encode(WorkerOptions(self._address, peer, self._plan)).decode()
+                    self._workers[peer] = self._processes.start(f"peer {peer}", "pccl.tools.demo.worker", options)
+                case Connect(peer):
+                    self._workers[peer].send(plan.Connect())
+                case Show(row):
+                    self._display.row(row)
