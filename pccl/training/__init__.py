@@ -6,7 +6,6 @@ The training classes, one a folder:
     ddp          `DDP`: every step's gradients, averaged during the backward pass; `torch_comm_hook`
     spsa         `SPSA`: forward passes alone, one byte from each peer and step
     data         `ElasticSampler`: each sample of an epoch once, whoever comes and goes; `RandomStreams`
-    audit        the proof of that, from the samplers' logs: `python -m pccl.training.audit FILES`
 
 They stand on, from the top to the ground:
 

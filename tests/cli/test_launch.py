@@ -176,7 +176,7 @@ def test_copies_for_trainers_that_make_a_world_of_ranks_get_none(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--nnodes", "2", "x.py"], "pccl launch: which of the nodes is this? Give --node-rank, or set NODE_RANK"),
+        (["--nnodes", "2", "x.py"], "pccl launch: this node's number is unknown: give --node-rank, or set NODE_RANK"),
         (["--http", "--master", "nowhere:1", "x.py"], "shows the run of a master that is started here; give it to the"),
         (["--fail-fast", "--tolerate-losses", "x.py"], "not allowed with argument --fail-fast"),
     ],

@@ -8,8 +8,6 @@ import msgspec
 
 from pccl.tools.report import PlanError
 
-QUANTIZE_CHOICES = ("none", "min-max", "zero-point")
-
 Doing: TypeAlias = Literal[
     "starting", "connecting", "gathering", "admitting", "syncing", "training", "reducing", "evaluating"
 ]

@@ -6,7 +6,7 @@ Modules:
         permutation    an order that is computed and never stored
         deal           who gets which positions of an endless stream
         sample_ledger  which of them are used, the same on all peers
-        sample_log     what a peer has trained on, in a file (`pccl.training.audit` reads it)
+        sample_log     what a peer has trained on, in a file (`pccl.tools.audit` reads it)
     random_streams   `RandomStreams`: random numbers by peer and step
 """
 

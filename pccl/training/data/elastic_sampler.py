@@ -112,7 +112,7 @@ class ElasticSampler:
         """`dataset_size`, `seed` (64 bits) and `shuffle` are the same on all peers, and whether `samples_per_step` is
         given; its value and `batch_size` may differ. `samples_per_step` is how many samples this peer trains on in each
         step (`DDP`, all accumulated batches) or outer step; batches end with it. `log` is a file that this peer adds
-        its samples to (`pccl.training.audit`). ValueError, TypeError; OSError of the file.
+        its samples to (`pccl.tools.audit`). ValueError, TypeError; OSError of the file.
         """
         dataset_size, seed = _integer("dataset_size", dataset_size), _integer("seed", seed)
         batch_size = _integer("batch_size", batch_size) if batch_size is not None else None

@@ -18,7 +18,7 @@ positions are used, and who may use which of the others next. Three things chang
    takes it up, from a peer or from a file, forms a group anew.
 
 `history` is a hash chain over the commits. Two peers with one history have used the same samples in the same steps;
-and of the steps in the logs of a run it tells those that led to a given state (`pccl.training.audit`).
+and of the steps in the logs of a run it tells those that led to a given state (`pccl.tools.audit`).
 """
 
 from __future__ import annotations

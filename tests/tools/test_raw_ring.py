@@ -1,4 +1,4 @@
-"""The ruler of the benchmark, and its arithmetic."""
+"""The raw ring of the benchmark, and its arithmetic."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pccl.bench.kill import Survivor, survivor
-from pccl.bench.measure import slowest, timing
-from pccl.bench.messages import Step
-from pccl.bench.raw_ring import RawRing, chunk_bounds, join_ring
-from pccl.bench.sizes import (
+from pccl.tools.bench.local import slowest, survivor
+from pccl.tools.bench.raw_ring import RawRing, chunk_bounds, join_ring
+from pccl.tools.bench.report import Survivor, timing
+from pccl.tools.bench.units import (
     format_bytes,
     format_bytes_about,
     format_megabytes_per_second,
     format_seconds,
     parse_bytes,
 )
+from pccl.tools.bench.worker import Step
 
 
 @contextmanager
@@ -44,7 +44,7 @@ def _rings(world_size: int, segment_bytes: int) -> Iterator[list[RawRing]]:
 
 def _all_reduce(rings: list[RawRing], arrays: list[NDArray[Any]]) -> None:
     with ThreadPoolExecutor(len(rings)) as pool:
-        list(pool.map(lambda ring, array: ring.all_reduce_sum(array), rings, arrays))
+        list(pool.map(lambda ring, array: ring.all_reduce(array)(), rings, arrays))
 
 
 @settings(deadline=None, max_examples=60)
@@ -54,7 +54,7 @@ def _all_reduce(rings: list[RawRing], arrays: list[NDArray[Any]]) -> None:
     segment_bytes=st.sampled_from([1, 7, 64, 4096]),
     dtype=st.sampled_from(["uint8", "int16", "float32", "float64"]),
 )
-def test_ring_sums_exactly_what_numpy_sums(world_size: int, count: int, segment_bytes: int, dtype: str) -> None:
+def test_all_reduce(world_size: int, count: int, segment_bytes: int, dtype: str) -> None:
     # Small integers: exact in every type, so the order of additions does not show.
     arrays = [((np.arange(count) * 3 + rank) % 11).astype(dtype) for rank in range(world_size)]
     expected = np.sum(arrays, axis=0).astype(dtype)
@@ -66,7 +66,7 @@ def test_ring_sums_exactly_what_numpy_sums(world_size: int, count: int, segment_
 
 @settings(deadline=None, max_examples=30)
 @given(world_size=st.integers(2, 5), count=st.integers(1, 100), segment_bytes=st.sampled_from([1, 7, 4096]))
-def test_ring_moves_as_the_names_say(world_size: int, count: int, segment_bytes: int) -> None:
+def test_other_collectives(world_size: int, count: int, segment_bytes: int) -> None:
     ranks = range(world_size)
     gathered = [np.zeros((world_size, count), np.int32) for _ in ranks]
     for rank, array in enumerate(gathered):
@@ -86,7 +86,7 @@ def test_ring_moves_as_the_names_say(world_size: int, count: int, segment_bytes:
         assert not casts[rank].any()
 
 
-def test_ring_larger_than_the_socket_buffers() -> None:
+def test_large_arrays() -> None:
     arrays = [np.full(1 << 20, rank + 1.0, np.float32) for rank in range(3)]
     with _rings(3, 1 << 18) as rings:
         _all_reduce(rings, arrays)
@@ -94,7 +94,7 @@ def test_ring_larger_than_the_socket_buffers() -> None:
         assert (array == 6.0).all()
 
 
-def test_ring_over_tcp() -> None:
+def test_tcp() -> None:
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     addresses = [listener.getsockname() for listener in listeners]
     with ThreadPoolExecutor(2) as pool:
@@ -107,15 +107,15 @@ def test_ring_over_tcp() -> None:
     np.testing.assert_array_equal(arrays[0], np.arange(1000.0) + 1)
 
 
-def test_lost_rank_is_an_error() -> None:
+def test_lost_rank() -> None:
     with _rings(2, 64) as rings:
         rings[0].close()
         with pytest.raises(ConnectionError):
-            rings[1].all_reduce_sum(np.ones(10))
+            rings[1].all_reduce(np.ones(10))()
 
 
 @given(st.integers(0, 10**6), st.integers(1, 100))
-def test_chunks_cover_the_array_evenly(count: int, world_size: int) -> None:
+def test_chunk_bounds(count: int, world_size: int) -> None:
     bounds = chunk_bounds(count, world_size)
     sizes = np.diff(bounds)
     assert bounds[0] == 0
@@ -123,7 +123,7 @@ def test_chunks_cover_the_array_evenly(count: int, world_size: int) -> None:
     assert sizes.max() - sizes.min() <= 1
 
 
-def test_bandwidths_are_those_of_nccl_tests() -> None:
+def test_bandwidths() -> None:
     # Two iterations of two ranks: the slower rank counts.
     result = timing(slowest([[1.0, 3.0], [2.0, 2.0]]), 1000, 4)
     assert result.median_s == 2.5
@@ -132,7 +132,7 @@ def test_bandwidths_are_those_of_nccl_tests() -> None:
     assert result.bus_bytes_per_s == 600.0
 
 
-def test_kill_report_of_a_survivor() -> None:
+def test_kill_report() -> None:
     def step(start_s: float, end_s: float, verdict: str = "commit") -> Step:
         return Step(start_s, end_s, verdict, 3)
 
@@ -154,7 +154,7 @@ def test_parse_bytes_refuses(text: str) -> None:
 
 
 @given(st.integers(1, 1 << 40))
-def test_formatted_sizes_parse_back(count: int) -> None:
+def test_format_bytes(count: int) -> None:
     assert parse_bytes(format_bytes(count)) == count
 
 

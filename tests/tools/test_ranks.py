@@ -1,13 +1,14 @@
-"""The place of a copy among all, and the environment that tells it: as torchrun does."""
+"""Ranks of copies, and their environment."""
 
 from __future__ import annotations
 
 import pytest
 
-from pccl.launcher import Nodes, NodesError, masters_address, nodes, ranks
+from pccl.tools import ranks
+from pccl.tools.ranks import Nodes, NodesError, masters_address, nodes
 
 
-def test_ranks_count_the_copies_of_all_nodes() -> None:
+def test_ranks_of_several_nodes() -> None:
     found = [
         ranks.variables(Nodes(2, node), 3, index, "a:48148", ("a", "29500")) for node in range(2) for index in range(3)
     ]
@@ -33,42 +34,40 @@ def test_ranks_count_the_copies_of_all_nodes() -> None:
         (None, None, {"WORLD_SIZE": "8", "RANK": "5"}, Nodes(1, 0)),  # of a launcher around this one
     ],
 )
-def test_which_node_this_is(count: int | None, rank: int | None, environment: dict[str, str], expected: Nodes) -> None:
+def test_node(count: int | None, rank: int | None, environment: dict[str, str], expected: Nodes) -> None:
     assert nodes(count, rank, environment) == expected
 
 
 @pytest.mark.parametrize(
     ("count", "rank", "environment", "text"),
     [
-        (2, None, {}, "Give --node-rank, or set NODE_RANK"),
-        (2, None, {"WORLD_SIZE": "8", "RANK": "1"}, "Give --node-rank"),
+        (2, None, {}, "give --node-rank, or set NODE_RANK"),
+        (2, None, {"WORLD_SIZE": "8", "RANK": "1"}, "give --node-rank"),
         (2, 2, {}, "node rank 2: must be from 0 to 1 of 2 nodes"),
-        (None, None, {"NNODES": "two"}, "NNODES 'two' is no number"),
-        (2, None, {"NODE_RANK": "one"}, "NODE_RANK 'one' is no number"),
+        (None, None, {"NNODES": "two"}, "NNODES 'two' is not a number"),
+        (2, None, {"NODE_RANK": "one"}, "NODE_RANK 'one' is not a number"),
         (None, 1, {}, "must be from 0 to 0 of 1 nodes"),
     ],
 )
-def test_what_does_not_say_which_node_this_is(
-    count: int | None, rank: int | None, environment: dict[str, str], text: str
-) -> None:
+def test_unknown_node(count: int | None, rank: int | None, environment: dict[str, str], text: str) -> None:
     with pytest.raises(NodesError, match=text):
         nodes(count, rank, environment)
 
 
-def test_where_the_master_is() -> None:
-    assert masters_address(Nodes(), None, {"MASTER_ADDR": "a"}) is None, "it is started here"
+def test_masters_address() -> None:
+    assert masters_address(Nodes(), None, {"MASTER_ADDR": "a"}) is None, "started here"
     assert masters_address(Nodes(2, 0), None, {"MASTER_ADDR": "a"}) is None
     assert masters_address(Nodes(2, 1), None, {"MASTER_ADDR": "a"}) == "a:48148"
     assert masters_address(Nodes(2, 1), None, {"MASTER_ADDR": "fe80::1"}) == "[fe80::1]:48148"
     assert masters_address(Nodes(2, 1), "b:1", {"MASTER_ADDR": "a"}) == "b:1"
-    with pytest.raises(NodesError, match="Give --master HOST:PORT, or set MASTER_ADDR"):
+    with pytest.raises(NodesError, match="give --master HOST:PORT, or set MASTER_ADDR"):
         masters_address(Nodes(2, 1), None, {})
 
 
-def test_where_torch_has_its_store() -> None:
+def test_torch_store() -> None:
     host, port = ranks.store(Nodes(), None, {})
     assert (host, 0 < int(port) < 65536) == ("127.0.0.1", True)
-    assert ranks.store(Nodes(), "far:48148", {})[0] == "127.0.0.1", "rank 0 is here, wherever the master is"
+    assert ranks.store(Nodes(), "far:48148", {})[0] == "127.0.0.1", "rank 0 is on this machine"
     assert ranks.store(Nodes(2, 1), "a:48148,b:48148", {}) == ("a", "29500")
     assert ranks.store(Nodes(2, 1), "[fe80::1]:48148", {}) == ("fe80::1", "29500")
     assert ranks.store(Nodes(2, 1), "a:48148", {"MASTER_ADDR": "c", "MASTER_PORT": "1"}) == ("c", "1")

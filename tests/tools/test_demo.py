@@ -1,4 +1,4 @@
-"""`pccl demo` for real: a short run with all its processes, and the ends it must not leave loose."""
+"""`pccl demo` with all its processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _group_is_empty(group: int) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["none", "min-max"])
-def test_short_run_with_kill_and_join(quantize: str, tmp_path: Path) -> None:
+def test_run_with_kill_and_join(quantize: str, tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
     options = ["--peers", "3", "--steps", "6", "--inner-steps", "25", "--quantize", quantize, "--json", str(path)]
     done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=TIMEOUT_S)
@@ -56,7 +56,7 @@ def test_short_run_with_kill_and_join(quantize: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_json_on_standard_output_is_nothing_but_json() -> None:
+def test_json_on_stdout() -> None:
     options = ["--peers", "1", "--steps", "1", "--inner-steps", "5", "--no-kill", "--no-join", "--json"]
     done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 0
@@ -66,7 +66,7 @@ def test_json_on_standard_output_is_nothing_but_json() -> None:
 
 
 @pytest.mark.slow
-def test_the_run_is_shown_to_browsers_if_asked() -> None:
+def test_page() -> None:
     options = ["--peers", "1", "--steps", "50", "--inner-steps", "5", "--no-kill", "--no-join", "--http"]
     with subprocess.Popen([*COMMAND, *options], stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
@@ -77,13 +77,13 @@ def test_the_run_is_shown_to_browsers_if_asked() -> None:
         running.stdout.read()
 
 
-def test_ctrl_c_ends_everything() -> None:
+def test_ctrl_c() -> None:
     command = [*COMMAND, "--peers", "2", "--steps", "500", "--inner-steps", "5"]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert running.stdout is not None
     while not running.stdout.readline().strip().startswith("1 "):
         assert running.poll() is None, running.communicate()
-    guard = int(subprocess.run(["pgrep", "-P", str(running.pid), "-f", "guard.py"], capture_output=True).stdout)
+    guard = int(subprocess.run(["pgrep", "-P", str(running.pid), "-f", "the guard kills"], capture_output=True).stdout)
     running.send_signal(signal.SIGINT)
     _, errors = running.communicate(timeout=TIMEOUT_S)
     assert running.returncode == 130
@@ -91,7 +91,7 @@ def test_ctrl_c_ends_everything() -> None:
     assert _group_is_empty(guard)
 
 
-def test_options_that_contradict_each_other_are_refused_at_once(command: Command) -> None:
+def test_contradicting_options(command: Command) -> None:
     done = command("demo", "--peers", "1")
     assert done.returncode == 2
     assert done.stderr.startswith("pccl demo: --kill needs --peers 2 or more")

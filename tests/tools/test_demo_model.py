@@ -1,12 +1,12 @@
-"""The demo's network: its gradient against finite differences, and the layout everything else relies on."""
+"""The demo's network and optimizer."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from pccl.demo.corpus import Bytes
-from pccl.demo.model import ByteModel, ModelShape
+from pccl.tools.demo.corpus import Bytes
+from pccl.tools.demo.model import WARM_UP_STEPS, AdamW, ByteModel, ModelShape, cosine_scale
 
 SMALL = ModelShape(context=3, embedding=4, hidden=5)
 STEP = 1e-5
@@ -21,7 +21,7 @@ def _parameters() -> np.ndarray:
     return np.random.default_rng(8).normal(0, 0.5, SMALL.size)
 
 
-def test_gradient_equals_finite_differences() -> None:
+def test_gradient() -> None:
     batch, parameters = _batch(), _parameters()
     model = ByteModel(SMALL, parameters)
     gradient = np.full(SMALL.size, np.nan)
@@ -47,7 +47,7 @@ def test_gradient_equals_finite_differences() -> None:
     assert not gradient[: 256 * SMALL.embedding].reshape(256, -1)[unused].any()
 
 
-def test_training_gradient_is_float32_and_close_to_float64() -> None:
+def test_float32_gradient() -> None:
     batch, parameters = _batch(), _parameters()
     double, single = np.empty(SMALL.size), np.empty(SMALL.size, np.float32)
     ByteModel(SMALL, parameters).loss_and_gradient(batch, double)
@@ -55,7 +55,7 @@ def test_training_gradient_is_float32_and_close_to_float64() -> None:
     np.testing.assert_allclose(single, double, rtol=1e-3, atol=1e-6)
 
 
-def test_untrained_model_needs_eight_bits_per_byte() -> None:
+def test_untrained_loss() -> None:
     shape = ModelShape()
     bits = ByteModel(shape, shape.initial(0)).bits_per_byte(_batch(40, 5, shape.context))
     assert bits == pytest.approx(8, abs=1e-5)
@@ -68,7 +68,7 @@ def test_both_losses_agree() -> None:
     assert model.bits_per_byte(batch) == pytest.approx(nats / np.log(2), rel=1e-12)
 
 
-def test_prediction_sees_the_window_and_nothing_else() -> None:
+def test_prediction_depends_on_the_window() -> None:
     model = ByteModel(SMALL, _parameters())
     batch = _batch(sequences=1, positions=1)
     loss = model.bits_per_byte(batch)
@@ -80,7 +80,7 @@ def test_prediction_sees_the_window_and_nothing_else() -> None:
         assert model.bits_per_byte(changed) != loss
 
 
-def test_model_follows_its_vector_in_place() -> None:
+def test_model_keeps_views() -> None:
     parameters = _parameters()
     model, batch = ByteModel(SMALL, parameters), _batch()
     before = model.bits_per_byte(batch)
@@ -88,7 +88,7 @@ def test_model_follows_its_vector_in_place() -> None:
     assert model.bits_per_byte(batch) != before
 
 
-def test_parts_are_contiguous_views_that_cover_the_vector_once() -> None:
+def test_parts_cover_the_vector() -> None:
     flat = np.zeros(SMALL.size, np.float32)
     parts = SMALL.parts(flat)
     for number, part in enumerate(parts.values(), 1):
@@ -100,12 +100,37 @@ def test_parts_are_contiguous_views_that_cover_the_vector_once() -> None:
     assert sum(array.size for array in SMALL.arrays(flat)) == SMALL.size
 
 
-def test_initial_parameters_depend_on_the_seed_alone() -> None:
+def test_initial_parameters_depend_on_the_seed() -> None:
     assert SMALL.initial(1).tobytes() == SMALL.initial(1).tobytes()
     assert SMALL.initial(1).tobytes() != SMALL.initial(2).tobytes()
     assert SMALL.initial(1).dtype == np.float32
 
 
-def test_wrong_size_is_refused() -> None:
+def test_wrong_size() -> None:
     with pytest.raises(ValueError, match=rf"\({SMALL.size},\)"):
         ByteModel(SMALL, np.zeros(SMALL.size + 1))
+
+
+def test_adamw() -> None:
+    random = np.random.default_rng(0)
+    parameters = random.normal(size=50)
+    expected, mean, square = parameters.copy(), np.zeros(50), np.zeros(50)
+    o = optimizer = AdamW(parameters, learning_rate=0.1)
+    for step in range(1, 2 * WARM_UP_STEPS):
+        gradient = random.normal(size=50)
+        rate = o.learning_rate * 0.5 * min(1.0, step / WARM_UP_STEPS)
+        mean = o.beta1 * mean + (1 - o.beta1) * gradient
+        square = o.beta2 * square + (1 - o.beta2) * gradient**2
+        unbiased = mean / (1 - o.beta1**step), square / (1 - o.beta2**step)
+        expected -= rate * o.weight_decay * expected
+        expected -= rate * unbiased[0] / (np.sqrt(unbiased[1]) + o.epsilon)
+        optimizer.step(parameters, gradient.copy(), scale=0.5)
+        np.testing.assert_allclose(parameters, expected, rtol=1e-12)
+
+
+def test_cosine_schedule() -> None:
+    assert cosine_scale(0) == 1
+    assert cosine_scale(0.5, floor=0.1) == pytest.approx(0.55)
+    assert cosine_scale(1, floor=0.1) == cosine_scale(2, floor=0.1) == pytest.approx(0.1)
+    scales = [cosine_scale(done / 10) for done in range(11)]
+    assert scales == sorted(scales, reverse=True)

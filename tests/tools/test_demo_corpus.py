@@ -1,4 +1,4 @@
-"""The demo's text: the same split everywhere, shards that share nothing, entropy as in the textbook."""
+"""The demo's text."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.demo import corpus
-from pccl.demo.corpus import CorpusError, SourceFile
+from pccl.tools.demo import corpus
+from pccl.tools.demo.corpus import SourceFile
+from pccl.tools.report import ToolError
 
 FILES = st.builds(
     lambda prefix, sizes: {f"{prefix}{number}": size for number, size in enumerate(sizes)},
@@ -19,7 +20,7 @@ FILES = st.builds(
 )
 
 
-def test_the_standard_library_is_there_and_large() -> None:
+def test_standard_library() -> None:
     files = corpus.standard_library_files()
     assert sum(file.size_bytes for file in files) > 3_000_000
     names = [file.name for file in files]
@@ -31,7 +32,7 @@ def test_the_standard_library_is_there_and_large() -> None:
     assert 4 < corpus.unigram_entropy_bits(text) < 6
 
 
-def test_files_are_found_in_one_order_without_foreign_folders(tmp_path: Path) -> None:
+def test_files_are_sorted_and_filtered(tmp_path: Path) -> None:
     wanted = ["a/z.py", "a.py", "b/c/d.py"]
     unwanted = ["site-packages/x.py", "b/__pycache__/y.py", "test/t.py", "b/readme.txt"]
     for name in [*unwanted, *wanted]:
@@ -44,17 +45,17 @@ def test_files_are_found_in_one_order_without_foreign_folders(tmp_path: Path) ->
     assert corpus.read(files).tobytes().decode() == "".join(sorted(wanted))
 
 
-def test_no_sources_is_an_error_with_the_place(tmp_path: Path) -> None:
-    with pytest.raises(CorpusError, match=str(tmp_path)):
+def test_no_sources(tmp_path: Path) -> None:
+    with pytest.raises(ToolError, match=str(tmp_path)):
         corpus.standard_library_files(tmp_path)
 
 
 @given(FILES, st.integers(1, 6), st.randoms())
-def test_split_is_a_partition_of_equal_shards_in_any_order(sizes: dict[str, int], shards: int, random: object) -> None:
+def test_split_is_a_partition(sizes: dict[str, int], shards: int, random: object) -> None:
     files = [SourceFile(name, size, Path(name)) for name, size in sizes.items()]
     try:
         split = corpus.split(files, shards)
-    except CorpusError:  # no name happens to be held out
+    except ToolError:
         return
     parts = [*split.shards, split.validation]
     assert sorted(file for part in parts for file in part) == sorted(files)
@@ -64,14 +65,14 @@ def test_split_is_a_partition_of_equal_shards_in_any_order(sizes: dict[str, int]
     assert corpus.split(files, shards) == split
 
 
-def test_held_out_files_do_not_depend_on_the_number_of_shards() -> None:
+def test_validation_is_independent_of_shards() -> None:
     files = corpus.standard_library_files()
     assert corpus.split(files, 2).validation == corpus.split(files, 9).validation
 
 
-def test_too_many_shards_are_refused() -> None:
+def test_too_many_shards() -> None:
     files = corpus.standard_library_files()
-    with pytest.raises(CorpusError, match="too few for 100000 shards"):
+    with pytest.raises(ToolError, match="too few for 100000 shards"):
         corpus.split(files, 100_000)
 
 
@@ -81,11 +82,11 @@ def test_unigram_entropy() -> None:
     assert corpus.unigram_entropy_bits(np.frombuffer(b"aaab", np.uint8)) == pytest.approx(0.8112781)
 
 
-def test_stretches_are_cut_from_the_whole_text() -> None:
+def test_samples() -> None:
     text = np.arange(100, dtype=np.uint8)
     random = np.random.default_rng(0)
-    stretches = corpus.sample(text, random, 2000, 10)
-    assert (np.diff(stretches.astype(int), axis=1) == 1).all()
-    assert (stretches[:, 0].min(), stretches[:, -1].max()) == (0, 99)
+    samples = corpus.sample(text, random, 2000, 10)
+    assert (np.diff(samples.astype(int), axis=1) == 1).all()
+    assert (samples[:, 0].min(), samples[:, -1].max()) == (0, 99)
     even = corpus.spread(text, 4, 10)
     assert even[:, 0].tolist() == [0, 30, 60, 90]

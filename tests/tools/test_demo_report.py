@@ -13,14 +13,13 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from pccl.demo.display import RichDisplay
-from pccl.demo.plan import Plan, PlanError
-from pccl.demo.report import (
+from pccl.tools.demo.display import RichDisplay
+from pccl.tools.demo.plan import Plan
+from pccl.tools.demo.report import (
     Event,
     Joined,
     Killed,
     Report,
-    ReportError,
     Row,
     Survivor,
     draw_plot,
@@ -28,6 +27,7 @@ from pccl.demo.report import (
     name_peers,
     to_json,
 )
+from pccl.tools.report import PlanError, ToolError
 
 PLAN = Plan(peers=3, steps=6)  # peer 2 is killed in step 2, peer 3 joins in step 4
 WORLDS = [3, 3, 2, 2, 3, 3, 3]
@@ -182,14 +182,14 @@ def test_plot_is_drawn(kind: str, tmp_path: Path) -> None:
 
 def test_plot_without_matplotlib_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-    with pytest.raises(ReportError, match=r"pip install 'pccl-collectives\[plot\]'"):
+    with pytest.raises(ToolError, match=r"pip install 'pccl-collectives\[plot\]'"):
         draw_plot(Report(**_good()), Path("curve.png"))
 
 
 @pytest.mark.parametrize("name", ["curve", "curve.docx", "no/such/folder/curve.png"])
 def test_plot_that_cannot_be_written_is_refused(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    with pytest.raises(ReportError, match="curve"):
+    with pytest.raises(ToolError, match="curve"):
         draw_plot(Report(**_good()), tmp_path / name)
 
 
@@ -208,11 +208,10 @@ def test_plan_kills_then_joins_then_ends(steps: int) -> None:
         ({"steps": 1}, "--no-join"),
         ({"inner_steps": 0}, "--inner-steps 0"),
         ({"seed": -1}, "--seed -1"),
-        ({"quantize": "four-bit"}, "--quantize four-bit"),
         ({"step_timeout_s": 0.0}, "--step-timeout 0"),
     ],
 )
-def test_plan_refuses_what_cannot_be_run(options: dict[str, Any], text: str) -> None:
+def test_invalid_plans(options: dict[str, Any], text: str) -> None:
     with pytest.raises(PlanError, match=text):
         Plan(**options).check()
 

@@ -1,4 +1,4 @@
-"""The demo's decisions, without processes: when it kills, starts and admits, and what it makes of the reports."""
+"""The demo's decisions, without processes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from signal import SIGKILL
 
 import pytest
 
-from pccl.demo.conductor import Action, Conductor, Connect, Kill, Show, Start
-from pccl.demo.messages import At, Finished, Ready, StepDone, Synced
-from pccl.demo.plan import Plan
+from pccl.tools.demo.plan import At, Finished, Plan, Ready, StepDone, Synced
+from pccl.tools.demo.supervisor import Action, Conductor, Connect, Kill, Show, Start
 
 PLAN = Plan(peers=3, steps=6, step_timeout_s=10)  # peer 2 is killed in step 2, peer 3 joins in step 4
 
@@ -35,7 +34,9 @@ def _done(peer: int, step: int, world_size: int, *, admitted: int = 0, aborted: 
 
 
 def _all_done(conductor: Conductor, peers: list[int], step: int, **more: int) -> list[Action]:
-    return [action for peer in peers for action in conductor.heard(_done(peer, step, len(peers), **more), float(step))]
+    return [
+        action for peer in peers for action in conductor.receive(_done(peer, step, len(peers), **more), float(step))
+    ]
 
 
 def _reducing(peer: int, launched: int, step: int = 2) -> At:
@@ -45,26 +46,26 @@ def _reducing(peer: int, launched: int, step: int = 2) -> At:
 def _kill(conductor: Conductor) -> None:
     for step in (0, 1):
         _all_done(conductor, [0, 1, 2], step)
-    conductor.heard(_reducing(2, 2), 1.0)
-    conductor.heard(_reducing(0, 4), 1.0)
-    assert conductor.heard(_reducing(1, 4), 1.0) == [Kill(2)]
+    conductor.receive(_reducing(2, 2), 1.0)
+    conductor.receive(_reducing(0, 4), 1.0)
+    assert conductor.receive(_reducing(1, 4), 1.0) == [Kill(2)]
 
 
-def test_victim_dies_once_everybody_is_in_the_all_reduce() -> None:
+def test_kill_when_all_peers_reduce() -> None:
     conductor = _conductor()
     for step in (0, 1):
         _all_done(conductor, [0, 1, 2], step)
-    assert conductor.heard(_reducing(2, 2), 1.0) == []
-    assert conductor.heard(_reducing(0, 4), 1.0) == []
-    assert conductor.heard(_reducing(1, 4, step=1), 1.0) == []
-    assert conductor.heard(_reducing(1, 4), 1.0) == [Kill(2)]
-    assert conductor.heard(_reducing(1, 4), 1.0) == []
+    assert conductor.receive(_reducing(2, 2), 1.0) == []
+    assert conductor.receive(_reducing(0, 4), 1.0) == []
+    assert conductor.receive(_reducing(1, 4, step=1), 1.0) == []
+    assert conductor.receive(_reducing(1, 4), 1.0) == [Kill(2)]
+    assert conductor.receive(_reducing(1, 4), 1.0) == []
     assert conductor.killed is not None
     assert (conductor.killed.peer, conductor.killed.launched, conductor.killed.of) == (2, 2, 4)
 
 
 @pytest.mark.parametrize("exit_first", [True, False])
-def test_row_of_the_kill_names_the_victim_whenever_its_exit_is_seen(exit_first: bool) -> None:
+def test_row_of_the_kill(exit_first: bool) -> None:
     conductor = _conductor()
     _kill(conductor)
     if exit_first:
@@ -83,41 +84,40 @@ def test_row_of_the_kill_names_the_victim_whenever_its_exit_is_seen(exit_first: 
 
 
 @pytest.mark.parametrize("ready_first", [True, False])
-def test_newcomer_connects_when_only_the_join_step_can_see_it(ready_first: bool) -> None:
+def test_newcomer_connects_before_join_step(ready_first: bool) -> None:
     conductor = _conductor()
     _kill(conductor)
     conductor.exited(2, -SIGKILL, "")
     _all_done(conductor, [0, 1], 2, aborted=2)
     if ready_first:
-        assert conductor.heard(Ready(peer=3), 2.0) == []
+        assert conductor.receive(Ready(peer=3), 2.0) == []
         assert Connect(3) in _all_done(conductor, [0, 1], 3)
     else:
         assert Connect(3) not in _all_done(conductor, [0, 1], 3)
-        assert conductor.heard(Ready(peer=3), 2.0) == [Connect(3)]
+        assert conductor.receive(Ready(peer=3), 2.0) == [Connect(3)]
     assert Connect(3) not in _all_done(conductor, [0, 1], 3)
 
 
-def test_a_whole_run() -> None:
+def test_whole_run() -> None:
     conductor = _conductor()
     _kill(conductor)
     conductor.exited(2, -SIGKILL, "")
     _all_done(conductor, [0, 1], 2, aborted=2)
-    conductor.heard(Ready(peer=3), 2.0)
+    conductor.receive(Ready(peer=3), 2.0)
     _all_done(conductor, [0, 1], 3)
-    conductor.heard(Synced(peer=3, step=3, sent_bytes=0, received_bytes=2_000_000, seconds=0.5), 3.5)
-    conductor.heard(_done(0, 4, 3, admitted=1), 4.0)
-    conductor.heard(_done(3, 4, 3), 4.0)
-    # Peer 1 is slow to report; its row waits for it.
-    assert conductor.heard(_done(0, 5, 3), 4.0) == []
-    assert [type(action) for action in conductor.heard(_done(1, 4, 3, admitted=1), 4.0)] == [Show]
+    conductor.receive(Synced(peer=3, step=3, sent_bytes=0, received_bytes=2_000_000, seconds=0.5), 3.5)
+    conductor.receive(_done(0, 4, 3, admitted=1), 4.0)
+    conductor.receive(_done(3, 4, 3), 4.0)
+    assert conductor.receive(_done(0, 5, 3), 4.0) == []
+    assert [type(action) for action in conductor.receive(_done(1, 4, 3, admitted=1), 4.0)] == [Show]
     assert [event.kind for event in conductor.rows[4].events] == ["joined"]
     assert "2.0 MB" in conductor.rows[4].events[0].text
     for peer in (1, 3):
-        conductor.heard(_done(peer, 5, 3), 5.0)
+        conductor.receive(_done(peer, 5, 3), 5.0)
     _all_done(conductor, [0, 1, 3], 6)
     for peer in (3, 0, 1):
         assert not conductor.over
-        conductor.heard(Finished(peer=peer, step=6, revision=6, digest="ab"), 6.0)
+        conductor.receive(Finished(peer=peer, step=6, revision=6, digest="ab"), 6.0)
         conductor.exited(peer, 0, "")
     assert conductor.over
     assert conductor.problems == []
@@ -126,19 +126,19 @@ def test_a_whole_run() -> None:
     assert [survivor.peer for survivor in conductor.survivors] == [0, 1, 3]
 
 
-def test_peers_that_disagree_are_noticed() -> None:
+def test_disagreement() -> None:
     conductor = _conductor(Plan(peers=2, steps=6, kill=False, join=False))
-    conductor.heard(_done(0, 0, 2), 0.0)
-    conductor.heard(_done(1, 0, 1), 0.0)
-    conductor.heard(_done(0, 1, 2), 0.0)
-    conductor.heard(_done(1, 1, 2), 0.0)
+    conductor.receive(_done(0, 0, 2), 0.0)
+    conductor.receive(_done(1, 0, 1), 0.0)
+    conductor.receive(_done(0, 1, 2), 0.0)
+    conductor.receive(_done(1, 1, 2), 0.0)
     assert [row.agreed for row in conductor.rows] == [False, True]
 
 
-def test_unplanned_loss_is_a_problem_but_the_run_goes_on() -> None:
+def test_unplanned_loss() -> None:
     conductor = _conductor(Plan(peers=3, steps=6, kill=False, join=False))
     _all_done(conductor, [0, 1, 2], 0)
-    conductor.heard(_done(1, 1, 3), 1.0)
+    conductor.receive(_done(1, 1, 3), 1.0)
     conductor.exited(1, 1, "Traceback\nValueError: boom")
     assert conductor.problems == ["peer 1 ended by itself with exit code 1: Traceback\nValueError: boom"]
     assert not conductor.over
@@ -147,7 +147,7 @@ def test_unplanned_loss_is_a_problem_but_the_run_goes_on() -> None:
     assert [(event.kind, event.peer) for event in row.events] == [("lost", 1), ("retried", None)]
 
 
-def test_victim_that_ends_before_its_time_is_a_problem() -> None:
+def test_victim_that_ends_early() -> None:
     conductor = _conductor()
     _all_done(conductor, [0, 1, 2], 0)
     conductor.exited(2, -SIGKILL, "")
@@ -161,12 +161,12 @@ def test_loss_before_training_gives_up() -> None:
     assert len(conductor.problems) == 2
 
 
-def test_hang_says_who_waits_where() -> None:
+def test_timeout_names_positions() -> None:
     conductor = _conductor()
     _all_done(conductor, [0, 1, 2], 0)
-    conductor.heard(At(peer=0, step=1, doing="reducing", launched=4), 3.0)
-    conductor.heard(At(peer=1, step=1, doing="training"), 3.0)
-    conductor.heard(At(peer=2, step=1, doing="syncing"), 3.0)
+    conductor.receive(At(peer=0, step=1, doing="reducing", launched=4), 3.0)
+    conductor.receive(At(peer=1, step=1, doing="training"), 3.0)
+    conductor.receive(At(peer=2, step=1, doing="syncing"), 3.0)
     assert conductor.deadline_s() == 10.0
     conductor.overdue(9.9)
     assert not conductor.over
@@ -178,7 +178,7 @@ def test_hang_says_who_waits_where() -> None:
     ]
 
 
-def test_end_of_the_master_ends_the_run() -> None:
+def test_end_of_master() -> None:
     conductor = _conductor()
     conductor.master_exited(1, "address in use")
     assert conductor.over

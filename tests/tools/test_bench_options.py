@@ -13,16 +13,11 @@ import pytest
 from rich.console import Console
 
 from pccl import DataType, QuantizationAlgorithm, QuantizationOptions
-from pccl.bench.errors import BenchError
-from pccl.bench.measure import Row, Timing, check_memory
-from pccl.bench.memory import Memory, MemoryWatch
-from pccl.bench.memory_bound import largest_copy, memory_bound
-from pccl.bench.messages import GLOO, RAW_RING
-from pccl.bench.plan import Plan, cases
-from pccl.bench.plot import draw_plot
-from pccl.bench.quantization import error_max, parse_quantization
-from pccl.bench.report import print_table, rows_table
 from pccl.cli import main
+from pccl.tools.bench.cases import Memory, watched_memory
+from pccl.tools.bench.plan import GLOO, RAW_RING, Plan, cases, error_max, parse_quantization
+from pccl.tools.bench.report import Row, Timing, draw_plot, print_table, rows_table
+from pccl.tools.report import ToolError
 
 MIN_MAX, ZERO_POINT_SCALE = QuantizationAlgorithm.MIN_MAX, QuantizationAlgorithm.ZERO_POINT_SCALE
 CAST = QuantizationAlgorithm.CAST
@@ -74,12 +69,12 @@ def test_quantizations(text: str, options: QuantizationOptions | None) -> None:
         ("min-max:block=8:block=8", "block is given twice"),
         ("min-max:block=7", "block_size 7: must be"),
         ("min-max:bfloat16", "must be one of UINT8"),
-        ("cast", "say to what"),
+        ("cast", "the type is missing"),
         ("cast:uint8", "must be one of FLOAT16"),
         ("cast:float16:block=64", "CAST has no blocks"),
     ],
 )
-def test_no_quantizations(text: str, complaint: str) -> None:
+def test_invalid_quantizations(text: str, complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint) as caught:
         parse_quantization(text)
     assert repr(text) in str(caught.value)
@@ -106,11 +101,11 @@ def test_error_bound_of_sums() -> None:
     ],
 )
 def test_impossible_plans(change: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(BenchError, match=complaint):
+    with pytest.raises(ToolError, match=complaint):
         cases(msgspec.structs.replace(PLAN, **change))
 
 
-def test_all_combinations_are_measured() -> None:
+def test_combinations() -> None:
     plan = msgspec.structs.replace(
         PLAN, peers=[2, 3], tensors=[1, 2], quantizations=["none", "min-max"], algorithms=["ring", "direct"]
     )
@@ -125,7 +120,7 @@ def test_gloo_without_torch(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert capsys.readouterr().err == "pccl bench: --against gloo needs torch: pip install 'pccl-collectives[torch]'\n"
 
 
-def test_gloo_of_a_type_it_does_not_know(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gloo_with_unknown_type(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     assert main(["bench", "--against", "gloo", "--dtype", "uint16"]) == 1
     assert "Gloo does not reduce uint16" in capsys.readouterr().err
@@ -145,9 +140,7 @@ def test_plot_without_matplotlib(
 @pytest.mark.parametrize(
     ("name", "complaint"), [("bench.spreadsheet", "not a known kind of image"), ("nowhere/bench.png", "no folder")]
 )
-def test_plots_that_could_not_be_written(
-    name: str, complaint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_invalid_plot_files(name: str, complaint: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     assert main(["bench", "--plot", str(tmp_path / name)]) == 1
     assert complaint in capsys.readouterr().err
@@ -170,7 +163,6 @@ def _row(**changes: Any) -> Row:
         per_cent_of_raw_ring=100.0,
         times_as_fast_as_gloo=1.0,
         memory=Memory(100 << 20, 100 << 20),
-        memory_bound=Memory(100 << 20, 100 << 20),
     )
     return msgspec.structs.replace(row, **changes)
 
@@ -184,7 +176,7 @@ def _printed(plan: Plan, *rows: Row) -> list[str]:
     return lines
 
 
-def test_what_does_not_vary_is_in_the_title() -> None:
+def test_table_title() -> None:
     lines = _printed(PLAN, _row(quantization="min-max"), _row(quantization="min-max", peers=4))
     assert lines[0].strip() == "all-reduce of float32, min-max, in place, 20 iterations"
     header = " ".join(lines[1:3]).split()
@@ -192,7 +184,7 @@ def test_what_does_not_vary_is_in_the_title() -> None:
     assert not {"conns", "tensors", "quantized", "algo", "Gloo", "scratch"} & set(header)
 
 
-def test_what_varies_is_a_column() -> None:
+def test_table_columns() -> None:
     rows = [_row(), _row(connections=8, tensors=16, quantization="min-max:int4:block=64", algorithm="direct")]
     lines = _printed(msgspec.structs.replace(PLAN, in_place=False), *rows)
     assert lines[0].strip() == "all-reduce of float32, 2 peers, out of place, 20 iterations"
@@ -201,7 +193,7 @@ def test_what_varies_is_a_column() -> None:
     assert "peers" not in header
 
 
-def test_everything_measured_and_a_varied_column_fit_into_80_characters() -> None:
+def test_table_fits_80_characters() -> None:
     plan = msgspec.structs.replace(PLAN, rulers=[RAW_RING, GLOO], memory=True)
     lines = _printed(plan, _row(bytes=256 << 20), _row(bytes=256 << 20, peers=4))
     assert max(map(len, lines)) <= 80
@@ -211,7 +203,7 @@ def test_everything_measured_and_a_varied_column_fit_into_80_characters() -> Non
     ]
 
 
-def test_plot_names_its_lines(tmp_path: Path) -> None:
+def test_plot(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     rows = [
         _row(peers=peers, quantization=quantization, bytes=size)
@@ -226,50 +218,17 @@ def test_plot_names_its_lines(tmp_path: Path) -> None:
         assert f"<!-- {text} -->" in drawn
 
 
-def test_memory_beyond_its_bound_is_an_error() -> None:
-    check_memory([_row(), _row(memory=None, memory_bound=None)])
-    with pytest.raises(BenchError, match=r"2 peers, 64 MiB, min-max, auto: a rank has used 104857601 bytes"):
-        check_memory([_row(), _row(quantization="min-max", memory=Memory((100 << 20) + 1, 0))])
-    with pytest.raises(BenchError, match="held 104857601 bytes beyond the user's arrays, more than the 104857600"):
-        check_memory([_row(memory=Memory(0, (100 << 20) + 1))])
-
-
-def test_memory_bounds() -> None:
-    mib = 1 << 20
-    plan = msgspec.structs.replace(
-        PLAN, in_place=False, sizes_bytes=[256 * mib], tensors=[1, 8], quantizations=["none", "min-max"]
-    )
-    plan = msgspec.structs.replace(plan, algorithms=["ring", "direct"])
-    for case in cases(plan):
-        needs_none = case.quantization == "none" and case.algorithm == "ring"
-        scratch = (4 << 10) + (0 if needs_none else (case.tensors + 1) * 16 * mib)
-        assert memory_bound(case, 4, 0) == Memory(scratch, max(64 * mib, scratch))
-        in_place = msgspec.structs.replace(case, in_place=True)
-        copy = largest_copy([case, in_place])
-        assert copy == 256 * mib // case.tensors
-        assert memory_bound(in_place, 4, copy).scratch_bytes_max == 256 * mib + copy + scratch
-
-
-def test_memory_by_the_engines_own_mark() -> None:
-    """Counts only if it has risen: it is a mark of the engine's whole life."""
-    stats = {"scratch_bytes": 5, "pool_bytes": 100, "scratch_bytes_max": 70}
-    with MemoryWatch(lambda: stats) as watch:
-        pass
-    assert watch.result() == Memory(scratch_bytes_max=5, held_bytes_max=105)
-    with MemoryWatch(lambda: stats) as watch:
-        stats["scratch_bytes_max"] = 80
-    assert watch.result() == Memory(scratch_bytes_max=80, held_bytes_max=105)
-
-
-def test_memory_by_looking() -> None:
-    stats = [{"scratch_bytes": used, "pool_bytes": 0} for used in (0, 3, 9)]
+def test_watched_memory() -> None:
+    stats = {"scratch_bytes": 0, "pool_bytes": 3}
     seen: list[int] = []
 
     def look() -> dict[str, int]:
-        seen.append(0)
-        return stats[min(len(seen), len(stats)) - 1]
+        seen.append(stats["scratch_bytes"])
+        return dict(stats)
 
-    with MemoryWatch(look) as watch:
-        while len(seen) < len(stats):
+    def turn() -> None:
+        stats["scratch_bytes"] = 9
+        while 9 not in seen:
             np.arange(10).sum()
-    assert watch.result() == Memory(9, 9)
+
+    assert watched_memory(look, turn) == Memory(9, 12)

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from pccl import ReduceOp
-from pccl.stress.values import (
+from pccl.tools.stress.values import (
     CHAINS,
     COUNT_MAX,
     SLOTS,

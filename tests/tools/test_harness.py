@@ -1,4 +1,4 @@
-"""A child process and what is heard of it."""
+"""Child processes and their messages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from pccl.launcher import Child, Guard, Heard
+from pccl.tools.harness import Child, Event, Guard
 from tests.support.streams import TIMEOUT_S
 
 Start = Callable[[str], Child]
@@ -19,19 +19,19 @@ Start = Callable[[str], Child]
 LINES, LENGTH = 40, 1_000_000
 TALKER = f"""
 import sys
-from pccl.launcher import say_line
+from pccl.tools.harness import send
 for number in range({LINES}):
-    say_line(b"%d" % number * {LENGTH})
+    send("%d" % number * {LENGTH})
 """
 
 
 @pytest.fixture
-def heard() -> queue.SimpleQueue[Heard]:
+def events() -> queue.SimpleQueue[Event]:
     return queue.SimpleQueue()
 
 
 @pytest.fixture
-def start(heard: queue.SimpleQueue[Heard]) -> Iterator[Start]:
+def start(events: queue.SimpleQueue[Event]) -> Iterator[Start]:
     """Python code as a child whose output is not buffered."""
     with ExitStack() as stack:
         guard = stack.enter_context(Guard())
@@ -40,7 +40,7 @@ def start(heard: queue.SimpleQueue[Heard]) -> Iterator[Start]:
 
         def start(code: str) -> Child:
             command = [sys.executable, "-P", "-c", code]
-            child = Child("child", command, guard=guard, heard=heard, environment=environment)
+            child = Child("child", command, guard=guard, events=events, environment=environment)
             stack.callback(child.close)
             stack.callback(child.popen.kill)
             return child
@@ -48,22 +48,20 @@ def start(heard: queue.SimpleQueue[Heard]) -> Iterator[Start]:
         yield start
 
 
-def test_half_a_line_of_a_killed_child_is_not_heard(start: Start, heard: queue.SimpleQueue[Heard]) -> None:
+def test_partial_line_of_killed_child_is_dropped(start: Start, events: queue.SimpleQueue[Event]) -> None:
     child = start("import os, signal; os.write(1, b'one\\ntw'); os.kill(os.getpid(), signal.SIGKILL)")
-    assert [heard.get(timeout=TIMEOUT_S) for _ in range(2)] == [(child, b"one\n"), (child, -signal.SIGKILL)]
+    assert [events.get(timeout=TIMEOUT_S) for _ in range(2)] == [(child, b"one\n"), (child, -signal.SIGKILL)]
 
 
-def test_lines_are_whole_although_their_writer_is_stopped_in_the_middle(
-    start: Start, heard: queue.SimpleQueue[Heard]
-) -> None:
+def test_lines_are_whole_when_writer_is_stopped(start: Start, events: queue.SimpleQueue[Event]) -> None:
     child = start(TALKER)
     lines: list[bytes] = []
-    while isinstance(what := heard.get(timeout=TIMEOUT_S)[1], bytes):
+    while isinstance(what := events.get(timeout=TIMEOUT_S)[1], bytes):
         lines.append(what)
         for _ in range(5):
             child.popen.send_signal(signal.SIGSTOP)
             with suppress(ChildProcessError):  # it has ended, and was waited for
                 os.waitid(os.P_PID, child.popen.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
             child.popen.send_signal(signal.SIGCONT)
-    assert what == 0, child.last_words()
-    assert lines == [b"%d" % number * LENGTH + b"\n" for number in range(LINES)]
+    assert what == 0, child.last_errors()
+    assert lines == [b'"%s"\n' % (b"%d" % number * LENGTH) for number in range(LINES)]
