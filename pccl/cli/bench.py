@@ -1,4 +1,4 @@
-"""`pccl bench`: measures all-reduces between local processes beside a raw ring and Gloo, or between hosts."""
+"""`pccl bench`: measures all-reduces between local processes next to a raw ring and Gloo, or between hosts."""
 
 from __future__ import annotations
 

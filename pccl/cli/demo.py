@@ -84,7 +84,7 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from pccl.tools.demo.display import RichDisplay
+    from pccl.tools.demo.display import Display
     from pccl.tools.demo.plan import Plan
     from pccl.tools.demo.report import Report, draw_plot, to_json
     from pccl.tools.demo.supervisor import Supervisor
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.plot:
             check_plot(Path(arguments.plot))
         with (
-            RichDisplay(console_for(arguments.json), plan) as display,
+            Display(console_for(arguments.json), plan) as display,
             Supervisor(plan, display, arguments.http) as supervisor,
         ):
             report = supervisor.run()

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """\
 Starts a master and several peers as processes of this machine. Each peer loops over update_topology,
-sync_shared_state and ten reduces at once, of all types and many sizes, plain and quantized, on values from which the
-result shows exactly who took part. Meanwhile peers are killed, let go and joined at random. All results, verdicts and
-states of all peers are held against each other.
+sync_shared_state and ten reduces at once, of all types and many sizes, plain and quantized. Results reveal their
+participants. Peers are killed, dismissed and started at random. The results, verdicts and states of all peers are
+compared.
 
-Exit code 0 if every promise was kept and no call lasted too long; 1 if not, with the seed, what was found, and
-everybody's log; 130 after Ctrl-C, which leaves no process behind.
+Exit code 0 if every promise was kept and no call lasted too long; 1 if not, with the seed, the problems and the logs;
+130 after Ctrl-C, which ends all processes.
 """
 
 
@@ -61,7 +61,7 @@ def add_parser(subparsers: Subparsers) -> None:
         type=_interval,
         default="0.1..10",
         metavar="A..B",
-        help="seconds for which --freeze stops a peer (default: %(default)s)",
+        help="duration of a freeze in seconds (default: %(default)s)",
     )
     option("--cut", action=switch, default=False, help="break connections between living peers (default: do not)")
     option(
@@ -76,7 +76,7 @@ def add_parser(subparsers: Subparsers) -> None:
         type=_interval,
         default="0.1..12",
         metavar="A..B",
-        help="seconds for which a partition lasts (default: %(default)s)",
+        help="duration of a partition in seconds (default: %(default)s)",
     )
     option(
         "--kill-master-every",
@@ -90,7 +90,7 @@ def add_parser(subparsers: Subparsers) -> None:
         default=0,
         metavar="N",
         help="standby masters, at addresses that all peers know too. A master that was killed comes back as a "
-        "standby, or as a master that knows nothing of the run (default: %(default)s)",
+        "standby, or as a master without the state of the run (default: %(default)s)",
     )
     option(
         "--state",

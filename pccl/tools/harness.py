@@ -20,8 +20,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, TypeAlias
+from typing import IO, Any, Self, TypeAlias
 
 import msgspec
 
@@ -43,7 +42,19 @@ os.killpg(0, signal.SIGKILL)
 """
 
 
-class Guard:
+class Closing:
+    """A context manager that calls `close`."""
+
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Guard(Closing):
     """A guard process. Start children with `subprocess.Popen(..., process_group=guard.group)`."""
 
     def __init__(self) -> None:
@@ -61,14 +72,6 @@ class Guard:
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
-
-    def __enter__(self) -> Guard:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class Child:
@@ -140,8 +143,8 @@ Event: TypeAlias = tuple[Child, bytes | int]
 """A child with a line of its output, or with its return code, which is its last event."""
 
 
-class Processes:
-    """Children with one guard and one event queue. A context manager that ends them all."""
+class Processes(Closing):
+    """Children with one guard and one event queue."""
 
     def __init__(self, environment: Mapping[str, str], logs: Path | None = None) -> None:
         """`environment` extends that of this process; `logs` is the folder for standard error."""
@@ -183,14 +186,6 @@ class Processes:
         for child in self._children:
             child.close()
         self._children.clear()
-
-    def __enter__(self) -> Processes:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def module_command(module: str, *arguments: str) -> list[str]:

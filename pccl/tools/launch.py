@@ -368,7 +368,7 @@ def _prefix(descriptor: int, name: str, colour: int) -> bytes:
 
 
 def _dialable(address: str) -> str:
-    """Return the address at which local processes reach a master that listens at `address`."""
+    """Return the address for local processes of a master that listens at `address`."""
     host, _, port = address.rpartition(":")
     return {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host) + ":" + port
 

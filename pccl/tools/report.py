@@ -56,7 +56,7 @@ def write_json(facts: str, json: str | None) -> None:
 
 def check_folder(option: str, path: Path) -> None:
     if not path.absolute().parent.is_dir():
-        raise ToolError(f"{option} {path}: there is no folder {path.absolute().parent}")
+        raise ToolError(f"{option} {path}: folder {path.absolute().parent} does not exist")
 
 
 def check_plot(path: Path) -> None:

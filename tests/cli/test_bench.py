@@ -215,7 +215,7 @@ def test_hosts_with_different_plans(
     [
         (("--kill", "--connections", "1,2"), "with --kill give one number of --connections"),
         (("--kill", "--memory"), "--kill does not take --against, --memory or --plot"),
-        (("--json", "/nowhere/report.json"), "--json /nowhere/report.json: there is no folder /nowhere"),
+        (("--json", "/nowhere/report.json"), "--json /nowhere/report.json: folder /nowhere does not exist"),
         (("--sizes", "4B", "--tensors", "2"), "4 bytes cannot be cut into 2 tensors of float32"),
     ],
 )

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from pccl.tools.demo.display import RichDisplay
+from pccl.tools.demo.display import Display
 from pccl.tools.demo.plan import Plan
 from pccl.tools.demo.report import (
     Event,
@@ -127,7 +127,7 @@ def test_a_run_fits_a_terminal_of_80_columns() -> None:
     _replace_row(facts, 4, events=[joined])
     report = Report(**facts)
     output = io.StringIO()
-    with RichDisplay(Console(file=output, width=80), PLAN) as display:
+    with Display(Console(file=output, width=80), PLAN) as display:
         display.page("http://127.0.0.1:12345/")
         for row in report.rows:
             display.row(row)

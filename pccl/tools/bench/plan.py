@@ -131,7 +131,7 @@ def parse_quantization(text: str) -> QuantizationOptions | None:
         return None
     name, *words = text.split(":")
     if name == UNQUANTIZED:
-        raise ValueError(f"{text!r}: nothing can follow {UNQUANTIZED!r}")
+        raise ValueError(f"{text!r}: {UNQUANTIZED!r} takes no options")
     if name not in QUANTIZATIONS:
         raise ValueError(f"{text!r} does not begin with one of {', '.join([UNQUANTIZED, *QUANTIZATIONS])}")
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The text of the demo: the sources of the running Python's standard library, so there is no download.
+"""The text of the demo: the sources of the running Python's standard library, without a download.
 
 The files are sorted by their path below the library's root. A file is held out for validation when the CRC-32 of its
 path is a multiple of 25; whole files are held out, so validation text has no neighbours in the training text. The

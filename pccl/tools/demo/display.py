@@ -1,12 +1,11 @@
 """The demo on a terminal of 80 columns: a row per outer step, a live bar below, the verdict at the end.
 
-Without a terminal the rows are plain lines and there is no bar.
+Without a terminal the rows are plain lines without a bar.
 """
 
 from __future__ import annotations
 
 import textwrap
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -14,6 +13,7 @@ from rich.text import Text
 
 from pccl.tools.demo.plan import At, Plan
 from pccl.tools.demo.report import Kind, Report, Row, name_peers
+from pccl.tools.harness import Closing
 
 _STYLES: dict[Kind, str] = {"lost": "bold red", "joined": "bold green", "retried": "yellow"}
 _HEADER = f"{'step':>4} {'bits/byte':>9} {'peers':>5} {'sent MB':>7} {'recv MB':>7} {'time':>7}  events"
@@ -22,12 +22,11 @@ _FINDINGS_AT = 19
 _COLUMNS = 80
 
 
-class RichDisplay:
-    """Writes to one console. A context manager, which removes the live bar."""
+class Display(Closing):
+    """Writes to one console, with a live bar until `close`."""
 
     def __init__(self, console: Console, plan: Plan) -> None:
         self._console = console
-        self._plan = plan
         self._steps_shown = 0
         self._progress = Progress(
             BarColumn(bar_width=16),
@@ -39,9 +38,6 @@ class RichDisplay:
             disable=not console.is_terminal,
         )
         self._task = self._progress.add_task("", total=plan.steps, peers="starting the master")
-
-    def __enter__(self) -> RichDisplay:
-        plan = self._plan
         what = [
             f"{plan.peers} peer{'s' * (plan.peers > 1)}",
             f"{plan.steps} outer steps of {plan.inner_steps} inner steps",
@@ -53,11 +49,8 @@ class RichDisplay:
         self._print(Text(_wrapped("pccl demo: " + ", ".join(what), 2)))
         self._print(Text(_HEADER, style="bold"))
         self._progress.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._progress.stop()
 
     def moved(self, peers: dict[int, At]) -> None:

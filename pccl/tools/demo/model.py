@@ -85,7 +85,7 @@ class ModelShape:
 
 
 class ByteModel:
-    """The model over one parameter vector, of which it keeps views."""
+    """The model over views of one parameter vector."""
 
     def __init__(self, shape: ModelShape, parameters: Floats) -> None:
         if parameters.shape != (shape.size,):

@@ -8,7 +8,7 @@ Connect   once some peer has ended the step before the join step: all peers have
 Show      a row of the table. A row is complete when as many peers have reported the step as took part in it. A lost
           peer leaves a gap, which is closed when a later row is complete.
 
-A run in which no step ends for `step_timeout_s` is given up with the position of each peer.
+A run without a step for `step_timeout_s` is given up with the position of each peer.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import time
 from collections import defaultdict
 from dataclasses import dataclass
 from signal import SIGKILL
-from types import TracebackType
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from pccl.tools.demo import corpus, plan
+from pccl.tools.demo.display import Display
 from pccl.tools.demo.plan import At, Finished, Message, Plan, Ready, StepDone, Synced, WorkerOptions
 from pccl.tools.demo.report import Event, Joined, Killed, Report, Row, Survivor, megabytes
-from pccl.tools.harness import MASTER_READY, MASTER_SHOWS, ONE_THREAD, Child, Processes, decoded
+from pccl.tools.harness import MASTER_READY, MASTER_SHOWS, ONE_THREAD, Child, Closing, Processes, decoded
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Conductor:
         self._give_up(f"the master ended with exit code {returncode}" + (f": {errors}" if errors else ""))
 
     def deadline_s(self) -> float:
-        """The time at which `overdue` gives the run up."""
+        """The time for `overdue` to give the run up."""
         return self._progress_s + self._plan.step_timeout_s
 
     def overdue(self, now_s: float) -> None:
@@ -243,20 +243,7 @@ class Conductor:
         return events
 
 
-class Display(Protocol):
-    """The display of a run in progress."""
-
-    def moved(self, peers: dict[int, At]) -> None:
-        """Show the positions of all running workers."""
-
-    def row(self, row: Row) -> None:
-        """Show a step that has ended on all peers."""
-
-    def page(self, url: str) -> None:
-        """Show the address of the run's page."""
-
-
-class Supervisor:
+class Supervisor(Closing):
     """The processes of one run: `with Supervisor(...) as supervisor: report = supervisor.run()`."""
 
     def __init__(self, plan: Plan, display: Display, http: str | None = None) -> None:
@@ -295,12 +282,7 @@ class Supervisor:
             seconds=time.monotonic() - started_s,
         )
 
-    def __enter__(self) -> Supervisor:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._processes.close()
 
     def _wait(self) -> None:

@@ -7,7 +7,7 @@ of each call as JSON lines. The checker compares the reports of all peers:
 
 - every committed result is the exact reduction over a set of peers, with the same set and bytes on all of them;
 - all participants of a committed op got the verdict commit, and an aborted op left its input unchanged;
-- after a sync all peers hold the same bytes, and a peer of the last sync receives nothing in the next;
+- after a sync all peers hold the same bytes, and a peer of the last sync receives no bytes in the next;
 - calls fail only in documented ways, and none lasts longer than a bound;
 - a peer that was neither frozen nor cut off keeps its place while a majority is left for a master to continue with.
 

@@ -18,7 +18,7 @@ from pccl.tools.stress.values import TAGS
 SETTLE_S = 5.0
 """The longest delay of a report in a pipe relative to those of other peers."""
 EXCUSED_S = 6.0
-"""The time after a freeze or a partition in which a peer may still be evicted: connections take a while to recover."""
+"""A peer may still be evicted this long after a freeze or a partition: connections take a while to recover."""
 
 Member: TypeAlias = tuple[int, int]
 """(peer, session)"""
@@ -31,9 +31,9 @@ class Counts:
     """Counts over all peers."""
 
     steps: int = 0
-    """Steps of a peer in which all ops were committed."""
+    """Steps of a peer with all ops committed."""
     steps_cut_short: int = 0
-    """Steps in which a peer was left alone."""
+    """Steps that a peer ended alone."""
     ops_committed: int = 0
     """Ops, each counted once."""
     ops_aborted: int = 0

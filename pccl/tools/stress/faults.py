@@ -36,9 +36,9 @@ Kind: TypeAlias = Literal["pair", "peer", "master", "half"]
 WEIGHTS: dict[Kind, float] = {"pair": 4, "peer": 2, "master": 2, "half": 1}
 
 START_S = 10.0
-"""The time after a kill in which a connecting peer may find no master."""
+"""A connecting peer may find no master this long after a kill."""
 LOSS_S = 12.0
-"""The time for which a peer that has ended may still be in the last view."""
+"""A peer that has ended may still be in the last view this long."""
 
 
 class Schedule:

@@ -107,7 +107,7 @@ class PacketFilter:
         sys.addaudithook(self._audit)
 
     def drop_from(self, hosts: Sequence[str]) -> None:
-        """Drop what these hosts send, and nothing else, until the next call."""
+        """Drop the packets of these hosts only, until the next call."""
         with self._lock:
             self._program = _program(hosts)
             self._attach_all()

@@ -117,7 +117,7 @@ class Leave(msgspec.Struct, tag=True, frozen=True):
 
 
 class DropFrom(msgspec.Struct, tag=True, frozen=True):
-    """The process, a peer or a master, drops what these hosts send, and nothing else."""
+    """The process, a peer or a master, drops the packets of these hosts only."""
 
     hosts: list[str]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 import msgspec
@@ -13,6 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from pccl.tools.harness import Closing
 from pccl.tools.stress.checker import Counts
 from pccl.tools.stress.plan import At, Plan
 
@@ -58,17 +58,13 @@ def to_json(report: Report) -> str:
     return msgspec.json.format(msgspec.json.encode(facts)).decode()
 
 
-class Display:
+class Display(Closing):
     """The faults and, live below them, the positions of the peers."""
 
     def __init__(self, console: Console, plan: Plan) -> None:
         self._console = console
-        self._plan = plan
         self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
         self._next_line_s = LINE_EVERY_S
-
-    def __enter__(self) -> Display:
-        plan = self._plan
         names = ("kill", "join", "leave", "freeze", "cut", "partition", "timeouts", "threads", "interrupts", "token")
         kinds = [name for name in (*names, "encrypt") if getattr(plan, name)]
         if plan.kill_master is not None:
@@ -79,11 +75,8 @@ class Display:
         )
         if self._live is not None:
             self._live.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         if self._live is not None:
             self._live.stop()
 

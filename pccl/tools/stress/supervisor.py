@@ -19,13 +19,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from random import Random
-from types import TracebackType
 
 import msgspec
 
 from pccl import PCCLError
 from pccl.status import RunStatus, run_status
-from pccl.tools.harness import MASTER_READY, ONE_THREAD, Child, Processes, decoded
+from pccl.tools.harness import MASTER_READY, ONE_THREAD, Child, Closing, Processes, decoded
 from pccl.tools.stress.checker import Checker
 from pccl.tools.stress.faults import (
     MASTER,
@@ -58,7 +57,7 @@ from pccl.tools.stress.values import CHAIN_OPS, CHAINS, SLOTS, TAGS
 TICK_S = 0.25
 PEER_TIMEOUT_S = 5.0
 KILL_S = 2.0
-"""The time after a kill in which a newcomer may be refused, because it has no link to the killed peer."""
+"""A newcomer may be refused this long after a kill, because it has no link to the killed peer."""
 AIM_FOR_S = 3.0
 """The longest time that a hit waits for its aim."""
 LOOK_S = 1.0
@@ -124,14 +123,14 @@ class Master:
         return f"standby {self.number}" if self.number else "the master"
 
 
-class Supervisor:
+class Supervisor(Closing):
     """One run: `with Supervisor(...) as supervisor: report = supervisor.run()`."""
 
     def __init__(self, plan: Plan, display: Display) -> None:
         self._plan = plan
         self._display = display
         self._logs = Path(tempfile.mkdtemp(prefix="pccl-stress-"))
-        self._keeps_logs = True
+        self._keeps_logs = False
         self._events = (self._logs / "events.log").open("w", buffering=1)
         self._ended: deque[Child] = deque()
         self._token = secrets.token_urlsafe() if plan.token or plan.encrypt else ""
@@ -163,19 +162,30 @@ class Supervisor:
         own = {"PCCL_LOG_LEVEL": "INFO", "PCCL_STATE": "", "PCCL_ENCRYPT": encrypt}
         return {**ONE_THREAD, **faulthandler, **token, **own}
 
-    def __enter__(self) -> Supervisor:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._processes.close()
         self._events.close()
-        if not self._keeps_logs or isinstance(error, KeyboardInterrupt):
+        if not self._keeps_logs:
             shutil.rmtree(self._logs)
 
     def run(self) -> Report:
         """Run to the end of the time, or to the first problem."""
+        try:
+            self._run()
+        except Exception:
+            self._keeps_logs = True
+            raise
+        self._keeps_logs = bool(self._problems)
+        return Report(
+            plan=self._plan,
+            seconds=time.monotonic() - self._start_s,
+            counts=self._checker.counts,
+            disturbances=self._done,
+            problems=list(self._problems),
+            logs=str(self._logs) if self._problems else None,
+        )
+
+    def _run(self) -> None:
         self._start_masters()
         if not self._problems:
             for index in range(self._plan.peers):
@@ -186,15 +196,6 @@ class Supervisor:
             self._dismiss_all()
         if not self._problems:
             self._checker.settle(time.monotonic(), is_over=True)
-        self._keeps_logs = bool(self._problems)
-        return Report(
-            plan=self._plan,
-            seconds=time.monotonic() - self._start_s,
-            counts=self._checker.counts,
-            disturbances=self._done,
-            problems=list(self._problems),
-            logs=str(self._logs) if self._problems else None,
-        )
 
     def _note(self, what: str) -> None:
         self._events.write(f"{datetime.now().isoformat(' ', 'milliseconds')} {what}\n")
@@ -566,7 +567,7 @@ class Supervisor:
             if not peer.is_killed and now - peer.reported_at > limit_s:
                 late.append(str(peer))
         if late:
-            self._stuck(f"a hang: {', '.join(late)} reported nothing for {self._plan.hang_s:g} s")
+            self._stuck(f"a hang: {', '.join(late)} sent no report for {self._plan.hang_s:g} s")
 
     def _stuck(self, what: str) -> None:
         """Note a problem with the position of each peer. All processes write their stacks, which ends the masters."""

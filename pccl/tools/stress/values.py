@@ -1,4 +1,4 @@
-"""The ops of a step, with contributions from which a result reveals its participants.
+"""The ops of a step, whose results reveal their participants.
 
 Every running peer has a slot, a number below SLOTS. Element i of an op has a key k(i) in [0, SLOTS); the peer in slot s
 contributes 2**p with p = s xor k if p is below the op's number of positions, else 0. A sum over a set of peers is then
@@ -26,7 +26,7 @@ SLOTS = 16
 TAGS = 10
 """Concurrent ops of a step."""
 CHAINS = 2
-"""Further tags, on which threads take turns."""
+"""Further tags, for threads that take turns."""
 CHAIN_OPS = 12
 """Consecutive ops on each of these tags."""
 CHAIN_BYTES_MAX = 1 << 12
@@ -59,7 +59,7 @@ class Op:
     op: ReduceOp
     positions: int
     first_run: int
-    """The permutation with which the op's keys begin."""
+    """The permutation of the op's first keys."""
     quantization: QuantizationOptions | None
     algorithm: ReduceAlgorithm | None
 
