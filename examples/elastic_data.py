@@ -1,4 +1,4 @@
-"""Each sample of an epoch once, whoever comes and goes: DiLoCo on the samples of an ElasticSampler, and the proof.
+"""Each sample of an epoch once under churn: DiLoCo on the samples of an ElasticSampler, and the proof.
 
     pccl launch -n 2 examples/elastic_data.py
     python -m pccl.tools.audit elastic-data/*.jsonl
