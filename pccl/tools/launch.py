@@ -8,6 +8,7 @@ they receive it once, from here.
 
 from __future__ import annotations
 
+import io
 import os
 import queue
 import signal
@@ -23,8 +24,7 @@ from typing import IO
 from pccl.tools import ranks
 from pccl.tools.harness import MASTER_READY, MASTER_SHOWS, Guard, local_environment, module_command
 
-READ_BYTES = 1 << 16
-LINE_BYTES_MAX = 1 << 20
+LINE_CHARACTERS_MAX = 1 << 20
 DRAIN_TIMEOUT_S = 1.0
 """The longest wait for the last output of a dead script, whose pipe a grandchild may hold open."""
 SLOW_START_S = 5.0
@@ -70,36 +70,8 @@ class _Exited:
 _Event = signal.Signals | _MasterReady | _Exited
 
 
-class LineSplitter:
-    """Cuts a byte stream into lines, without their ends: `\\n`, `\\r\\n`, or `\\r` as progress bars write it.
-
-    An unfinished line longer than `line_bytes_max` is returned in parts.
-    """
-
-    def __init__(self, line_bytes_max: int = LINE_BYTES_MAX) -> None:
-        self._line_bytes_max = line_bytes_max
-        self._rest = b""
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """Take further bytes and return the complete lines."""
-        text = self._rest + data
-        held = b"\r" if text.endswith(b"\r") else b""  # may be the first half of \r\n
-        lines = text[: len(text) - len(held)].replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-        rest = lines.pop()
-        while len(rest) > self._line_bytes_max:
-            lines.append(rest[: self._line_bytes_max])
-            rest = rest[self._line_bytes_max :]
-        self._rest = rest + held
-        return lines
-
-    def finish(self) -> list[bytes]:
-        """Return the unfinished last line, if there is one."""
-        rest, self._rest = self._rest, b""
-        return [rest.removesuffix(b"\r")] if rest else []
-
-
 class LinePrinter:
-    """Writes prefixed lines to a descriptor. Printers that share a lock never mix lines.
+    """Writes lines to a descriptor. Printers that share a lock never mix lines.
 
     Once the reader of the descriptor has closed it, `on_closed` is called and later lines are dropped.
     """
@@ -110,8 +82,8 @@ class LinePrinter:
         self._on_closed = on_closed
         self._closed = False
 
-    def write(self, prefix: bytes, lines: list[bytes]) -> None:
-        data = memoryview(b"".join(prefix + line + b"\n" for line in lines))
+    def write(self, line: bytes) -> None:
+        data = memoryview(line)
         with self._lock:
             while data and not self._closed:
                 try:
@@ -122,12 +94,15 @@ class LinePrinter:
 
 
 def copy_lines(source: IO[bytes], printer: LinePrinter, prefix: bytes) -> None:
-    """Copy an unbuffered stream to a printer until its end."""
-    splitter = LineSplitter()
-    with source:
-        while data := source.read(READ_BYTES):
-            printer.write(prefix, splitter.feed(data))
-        printer.write(prefix, splitter.finish())
+    """Copy an unbuffered stream to a printer until its end.
+
+    A line ends at a newline or, as progress bars write it, at a carriage return. A longer line than LINE_CHARACTERS_MAX
+    is printed in parts.
+    """
+    assert isinstance(source, io.RawIOBase)
+    with io.TextIOWrapper(io.BufferedReader(source), "utf-8", "surrogateescape") as lines:
+        while line := lines.readline(LINE_CHARACTERS_MAX):
+            printer.write(prefix + line.removesuffix("\n").encode("utf-8", "surrogateescape") + b"\n")
 
 
 class _Process:
@@ -358,7 +333,7 @@ class Supervisor:
         self._events.put(signal.SIGTERM)
 
     def _note(self, text: str) -> None:
-        self._stderr.write(b"", [f"pccl launch: {text}".encode()])
+        self._stderr.write(f"pccl launch: {text}\n".encode())
 
 
 def _prefix(descriptor: int, name: str, colour: int) -> bytes:

@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 
 from pccl.cli import launch as launch_command
 from pccl.cli import parser
-from pccl.tools.launch import LineSplitter
 from tests.support.streams import TIMEOUT_S, Lines
 
 PUPPET = """\
@@ -164,9 +163,7 @@ def test_ranks_on_several_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert done.stdout == "[0] 0 1 0 1 0 1 elsewhere 4711\n"
 
 
-def test_no_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "8")
     script = _script(tmp_path, f"import os; print([name for name in {PLACE!r}.split() if name in os.environ])")
     done = _launch_and_wait("-n", "1", "--no-ranks", script)
@@ -215,9 +212,7 @@ def test_arguments_of_the_script(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["--nods", "2", "script.py"], ["--n", "2", "script.py"], ["--no-rank", "x.py"]])
-def test_unknown_option(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_option(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parser().parse_args(["launch", *arguments])
     assert f"unrecognized arguments: {arguments[0]}" in capsys.readouterr().err
@@ -486,24 +481,7 @@ def test_master_cannot_listen() -> None:
     assert "[master] pccl master: " in done.stderr
 
 
-# Cutting lines
-
-
-@given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b""])), st.integers(1, 3))
-def test_splitter(parts: list[bytes], chunk_bytes: int) -> None:
-    text = b"".join(parts)
-    splitter = LineSplitter()
-    lines = []
-    for start in range(0, len(text), chunk_bytes):
-        lines += splitter.feed(text[start : start + chunk_bytes])
-    lines += splitter.finish()
-    assert lines == text.splitlines()
-
-
-def test_splitter_with_long_line() -> None:
-    splitter = LineSplitter(line_bytes_max=4)
-    assert splitter.feed(b"aaaabbbbcc") == [b"aaaa", b"bbbb"]
-    assert splitter.finish() == [b"cc"]
+# Several nodes
 
 
 EAGER = """\
