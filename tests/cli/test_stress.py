@@ -22,11 +22,11 @@ COMMAND = (sys.executable, "-P", "-m", "pccl", "stress")
 SHORT = ("--peers", "3", "--peers-max", "4", "--kill-every", "0.3..1", "--seed", "1")
 
 
-def passed(tmp_path: Path, *disturbances: str) -> tuple[Any, str]:
-    """The report of a short run that found nothing, and what it printed."""
+def passed(tmp_path: Path, *disturbances: str, minutes: float = 0.1) -> tuple[Any, str]:
+    """Return the report of a short run without problems, and its output."""
     report_file = tmp_path / "report.json"
     done = subprocess.run(
-        [*COMMAND, *SHORT, *disturbances, "--token", "--minutes", "0.1", "--json", str(report_file)],
+        [*COMMAND, *SHORT, *disturbances, "--token", "--minutes", str(minutes), "--json", str(report_file)],
         capture_output=True,
         text=True,
         timeout=2 * TIMEOUT_S,
@@ -52,7 +52,7 @@ def test_short_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_threads_timeouts_and_interrupts(tmp_path: Path) -> None:
-    report, _ = passed(tmp_path, "--interrupts", "0.3..0.6", "--threads", "2", "--timeouts")
+    report, _ = passed(tmp_path, "--interrupts", "0.3..0.6", "--threads", "2", "--timeouts", minutes=0.3)
     assert report["disturbances"]["interrupted"] > 0
     assert report["plan"]["threads"] == 2
     assert report["counts"]["results_checked"] > 0
