@@ -1,11 +1,11 @@
-"""Asynchronous DiLoCo: as diloco_gpt.py, but the network works while the inner steps go on.
+"""Asynchronous DiLoCo: as diloco_gpt.py, with communication during the inner steps.
 
     pccl launch -n 4 examples/async_diloco_gpt.py
 
 The model is in two fragments that take turns, one every 25 inner steps, so that each is averaged once in 50 and its
-update comes 25 inner steps late (`--fragments 1`: the whole model, 50 late). The column "waited s" is what is left of
-the network: the time that peer 0 stood still for it (and, on one machine, for slower peers). Who is killed or joins in
-between is taken care of. Options and commands between hosts are those of diloco_gpt.py.
+update comes 25 inner steps late (`--fragments 1`: the whole model, 50 late). The column "waited s" is the time that
+peer 0 waited for the network (and, on one machine, for slower peers). Peers may be killed or join at any time. Options
+and commands between hosts are those of diloco_gpt.py.
 """
 
 from common.run import prepare

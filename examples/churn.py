@@ -3,12 +3,12 @@
     pccl launch -n 4 examples/churn.py
 
 Every process prints its pid and the command that adds another peer. Kill some with `kill -9 PID`, add some. At the end
-all who are left print the same digest of their weights. `examples/churn.py 1000` runs for 1000 steps.
+all remaining peers print the same digest of their weights. `examples/churn.py 1000` runs for 1000 steps.
 
-What makes it work, in the order of the loop:
-- the state is synchronized whenever peers were admitted, so newcomers start from everybody else's weights;
+In the order of the loop:
+- the state is synchronized whenever peers were admitted, so newcomers start from the others' weights;
 - a reduce that loses a peer fails on all survivors alike and leaves the gradient as it was: they reduce it again;
-- what is done to the weights depends on nothing but the reduced gradient, so the weights stay bit-identical.
+- the update depends on the reduced gradient only, so the weights stay bit-identical.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
-"""Each sample of an epoch once, whoever comes and goes: DiLoCo on the samples of an ElasticSampler, and the proof.
+"""Each sample of an epoch once under churn: DiLoCo on the samples of an ElasticSampler, and the proof.
 
     pccl launch -n 2 examples/elastic_data.py
-    python -m pccl.training.audit elastic-data/*.jsonl
+    python -m pccl.tools.audit elastic-data/*.jsonl
 
 Every process prints its pid and the command that adds another peer. Kill some with `kill -9 PID`, add some: the audit
 finds each sample used once in each epoch, those that a killed peer had drawn included. `examples/elastic_data.py 50`

@@ -4,8 +4,8 @@
 
 Each rank holds a shard of a small GPT (`fully_shard`), and all save it every `--every` steps with
 torch.distributed.checkpoint. Rank `--kill` dies by SIGKILL in step `--at`; or kill one by hand. Then the collective
-that is under way fails on all others, with an error that says who was lost. They make a group without it, load the last
-checkpoint, which is cut anew for fewer ranks, and go on.
+in flight fails on all others with an error that names the lost rank. They make a group without it, load the last
+checkpoint, which is resharded for fewer ranks, and continue.
 
 Any rank may be lost, the first too: the ranks meet by files in `--folder`, which on several hosts is a shared one. With
 torch 2.15 `torch.distributed._reconfigure` can take the place of leaving the group and making a new one.

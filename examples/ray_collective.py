@@ -3,10 +3,10 @@
     pip install ray
     python examples/ray_collective.py
 
-The hook registers the backend in all of Ray's workers. Besides that, this is Ray's own collective library: an actor
-makes its way into a group by `init_collective_group`, and calls `allreduce`, `broadcast` and so on. What other backends
-cannot do: when an actor is killed, the collective fails on all others and leaves their arrays as they were, and the
-next one goes on among them; and the actor can be started again and let in.
+The hook registers the backend in all of Ray's workers. The rest is Ray's own collective library: an actor enters a
+group by `init_collective_group`, and calls `allreduce`, `broadcast` and so on. Unlike with other backends, when an
+actor is killed, the collective fails on all others and leaves their arrays unchanged, the next one continues among
+them, and the actor can be restarted and admitted.
 """
 
 import time

@@ -3,9 +3,9 @@
     pccl launch -n 4 examples/spsa.py
 
 No backward pass, no gradients, no optimizer state: each peer evaluates the loss twice in a step, a little to either
-side along a random direction of its own, and sends one byte to the others, from which all make the same step. Peer 0
-prints the table. Kill any process with `kill -9`, and add others while it runs with what they print at the start: the
-rest go on, newcomers get the few bytes of each step they have missed, and make these. `--plot loss.png` draws the
+side along a random direction of its own, and sends one byte to the others; from these bytes all make the same step.
+Peer 0 prints the table. Kill any process with `kill -9`, and add others during the run by the printed command: the
+rest continue, newcomers get the few bytes of each step they have missed, and make these. `--plot loss.png` draws the
 losses (pip install 'pccl-collectives[torch,plot]').
 
 `--directions 4` with one process makes the steps of four peers, bit for bit. With `--log run` each peer keeps the log

@@ -4,17 +4,17 @@
     python examples/torch_elastic.py --loop fsdp --kill 0@60 --join 100
 
 It starts `--peers` workers, kills one of them with SIGKILL (`--kill WORKER@STEP`), and lets one more join that was
-started beside them (`--join STEP`). The workers hear of the loss from the collective that they are in, as an error that
-names the lost rank and the reason; then a reconfigure forms a group of those who are left, in the same processes. torch
+started with them (`--join STEP`). The collective in flight fails on the workers with an error that names the lost rank
+and the reason; then a reconfigure forms a group of the survivors, in the same processes. torch
 2.15 has functions for that, `dist._reconfigure` and others; the process groups of pccl have the methods with an older
 torch, too.
 
-With DDP every worker holds all of the model, so nothing is lost with a rank: those who are left go on with the step
-that was interrupted. With FSDP2 a rank takes its shards with it, so all go back to the last checkpoint
-(`torch.distributed.checkpoint`), which any number of ranks can read.
+With DDP every worker holds the whole model, so the survivors continue with the interrupted step. With FSDP2 a rank
+takes its shards with it, so all go back to the last checkpoint (`torch.distributed.checkpoint`), which any number of
+ranks can read.
 
-What a real program has to bring along is in `Members` and `Conductor`: who is there, told to all in the same order.
-Here a store of the parent process does that; it may as well be a scheduler, etcd, or torchft's lighthouse.
+A real program has to provide `Members` and `Conductor`: the membership, in the same order for all. Here it is in a
+store of the parent process; it may also be in a scheduler, etcd, or torchft's lighthouse.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""`pccl bench`: measures all-reduces between local processes beside a raw ring and Gloo, or between hosts."""
+"""`pccl bench`: measures all-reduces between local processes next to a raw ring and Gloo, or between hosts."""
 
 from __future__ import annotations
 
@@ -7,22 +7,30 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pccl.bench.messages import ALGORITHMS, ALL_REDUCE, COLLECTIVES, DTYPES, GLOO, RAW_RING
-from pccl.bench.quantization import parse_quantization
-from pccl.bench.sizes import parse_bytes
 from pccl.cli.arguments import listed, natural, one_of, positive
+from pccl.tools.bench.plan import (
+    ALGORITHMS,
+    ALL_REDUCE,
+    COLLECTIVES,
+    DTYPES,
+    GLOO,
+    RAW_RING,
+    parse_quantization,
+)
+from pccl.tools.bench.units import parse_bytes
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
+
 DESCRIPTION = """\
-Reduces tensors between processes of this machine and compares with a raw ring, which moves the same bytes with
-nothing but sends, receives and NumPy adds. An iteration's time is that of its slowest rank. Algorithm bandwidth
+Reduces tensors between processes of this machine and compares with a raw ring, which moves the same bytes with plain
+sends, receives and NumPy adds. An iteration's time is that of its slowest rank. Algorithm bandwidth
 is bytes / time, bus bandwidth is that times 2(W-1)/W, as in nccl-tests. --collective measures other collectives than
 all_reduce; their size is that of the larger array. With --master the peers are this host and others: start
 `pccl master` on one of them and the same `pccl bench --master HOST:PORT --peers N ...` on all N.
 
-A LIST has commas between its parts; all combinations are measured. Options that do not vary are in the table's title.
+The parts of a LIST are separated by commas; all combinations are measured. Options that do not vary are in the title.
 """
 EPILOG = """\
 quantizations, with --quantize:
@@ -37,9 +45,8 @@ quantizations, with --quantize:
 
 in the table:
   % of raw   of the raw ring's speed
-  Gloo/pccl  of their medians: how many times as fast as Gloo pccl is
-  scratch    most memory in use by one rank's ops beyond the user's arrays (--memory). The command fails if that, or
-             what is held for later ops, is more than it may be: 16 MiB an op, 64 MiB held, in place a tensor more
+  Gloo/pccl  Gloo's median divided by pccl's: above 1 pccl is faster
+  scratch    the most memory in use by one rank's ops beyond the user's arrays (--memory)
 """
 
 
@@ -54,7 +61,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--master",
         metavar="HOST:PORT",
-        help="be one peer of the run of this master; --peers is the number of all its peers",
+        help="be one peer of this master's run; --peers is the number of all its peers",
     )
     parser.add_argument(
         "--peers", type=listed(_world_size), default=[2, 4], metavar="LIST", help="numbers of peers (default: 2,4)"
@@ -148,24 +155,24 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--kill",
         action="store_true",
-        help="do this instead: let 3 peers reduce 16 MiB in a loop, kill one, and print what it cost the others",
+        help="instead: reduce 16 MiB with 3 peers in a loop, kill one, and print the cost to the others",
     )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from pccl.bench.errors import BenchError
+    from pccl.tools.report import ToolError, check_folder
 
     try:
         if arguments.master is not None and (arguments.kill or len(arguments.peers) > 1):
-            raise BenchError("with --master give one number of --peers, and not --kill")
-        if arguments.json is not None and not arguments.json.absolute().parent.is_dir():
-            raise BenchError(f"--json {arguments.json}: there is no folder {arguments.json.absolute().parent}")
+            raise ToolError("with --master give one number of --peers, and not --kill")
+        if arguments.json is not None:
+            check_folder("--json", arguments.json)
         if arguments.kill:
             _run_kill(arguments)
         else:
             _run_cases(arguments)
-    except BenchError as error:
+    except ToolError as error:
         print(f"pccl bench: {error}", file=sys.stderr)
         return 1
     return 0
@@ -174,12 +181,13 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_cases(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from pccl.bench.hosts import measure_as_one_peer
-    from pccl.bench.measure import check_memory, measure
-    from pccl.bench.plan import Plan
-    from pccl.bench.plot import check_plot, draw_plot
-    from pccl.bench.report import BenchReport, print_table, rows_table, this_machine, write_json
+    from pccl.tools.bench.hosts import measure_as_one_peer
+    from pccl.tools.bench.local import measure
+    from pccl.tools.bench.plan import Plan
+    from pccl.tools.bench.report import BenchReport, draw_plot, print_table, rows_table, this_machine, write_report
+    from pccl.tools.report import check_plot
 
+    has_raw_ring = arguments.master is None or RAW_RING in arguments.against
     plan = Plan(
         peers=arguments.peers,
         connections=arguments.connections,
@@ -189,7 +197,7 @@ def _run_cases(arguments: argparse.Namespace) -> None:
         algorithms=arguments.algorithm,
         dtype=arguments.dtype,
         in_place=arguments.in_place,
-        rulers=_all_rulers(arguments),
+        rulers=[RAW_RING] * has_raw_ring + [GLOO] * (GLOO in arguments.against),
         memory=arguments.memory,
         iterations=arguments.iterations,
         warmup=arguments.warmup,
@@ -201,50 +209,42 @@ def _run_cases(arguments: argparse.Namespace) -> None:
     console = Console()
     rows = []
     measured = measure(plan) if arguments.master is None else measure_as_one_peer(plan, arguments.master)
-    # This process has the master in it: a spinner at the usual rate would be measured too.
+    # The master runs in this process: a spinner at the usual rate would be measured too.
     with console.status("measuring", refresh_per_second=1) as status:
         for row in measured:
             rows.append(row)
             status.update(f"measuring: {len(rows)} of {plan.rows} cases")
     print_table(rows_table(plan, rows), console)
     if arguments.json is not None:
-        write_json(arguments.json, BenchReport(this_machine(with_torch=GLOO in plan.rulers), plan, rows))
+        write_report(arguments.json, BenchReport(this_machine(with_torch=GLOO in plan.rulers), plan, rows))
     if arguments.plot is not None:
         draw_plot(plan, rows, arguments.plot)
-    check_memory(rows)
-
-
-def _all_rulers(arguments: argparse.Namespace) -> list[str]:
-    """Return all rulers: first the raw ring, which one machine always has, then those that were asked for."""
-    asked: list[str] = arguments.against
-    has_raw_ring = arguments.master is None or RAW_RING in asked
-    return [RAW_RING] * has_raw_ring + [GLOO] * (GLOO in asked)
 
 
 def _run_kill(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from pccl.bench.errors import BenchError
-    from pccl.bench.kill import KillPlan, measure_kill
-    from pccl.bench.report import kill_table, print_table, write_json
+    from pccl.tools.bench.local import measure_kill
+    from pccl.tools.bench.report import KillPlan, kill_table, print_table, write_report
+    from pccl.tools.report import ToolError
 
     if len(arguments.connections) > 1:
-        raise BenchError("with --kill give one number of --connections")
+        raise ToolError("with --kill give one number of --connections")
     if arguments.against or arguments.memory or arguments.plot is not None:
-        raise BenchError("--kill knows no --against, --memory or --plot")
+        raise ToolError("--kill does not take --against, --memory or --plot")
     plan = KillPlan(
         steps_before=arguments.iterations, steps_after=arguments.iterations, connections=arguments.connections[0]
     )
     report = measure_kill(plan)
     print_table(kill_table(report), Console())
     if arguments.json is not None:
-        write_json(arguments.json, report)
+        write_report(arguments.json, report)
 
 
 def _world_size(text: str) -> int:
     value = positive(text)
     if value == 1:
-        raise ValueError("a peer alone has nobody to reduce with")
+        raise ValueError("a reduce needs at least two peers")
     return value
 
 

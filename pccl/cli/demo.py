@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pccl.cli.output import add_json_option, console_beside, exit_code, write_json
+from pccl.tools.report import add_json_option, console_for, exit_code, write_json
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -19,8 +19,8 @@ new one joins and receives the shared state from the others.
 It takes about 15 seconds on two cores; --steps 20 --inner-steps 80 takes a minute and learns more.
 
 Exit code 0 if the loss fell clearly below the text's unigram entropy (or, in runs of less than 100 inner steps, below
-where it began), all survivors hold the same bytes, and the killed and the joined peer were handled; 1 if not; 130
-after Ctrl-C, which leaves no process behind.
+the initial loss), all survivors hold the same bytes, and the kill and the join went as planned; 1 if not; 130 after
+Ctrl-C, which ends all processes.
 """
 
 
@@ -84,11 +84,11 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from pccl.demo.corpus import CorpusError
-    from pccl.demo.display import RichDisplay
-    from pccl.demo.plan import Plan, PlanError
-    from pccl.demo.report import Report, ReportError, check_plot, draw_plot, to_json
-    from pccl.demo.supervisor import Supervisor
+    from pccl.tools.demo.display import Display
+    from pccl.tools.demo.plan import Plan
+    from pccl.tools.demo.report import Report, draw_plot, to_json
+    from pccl.tools.demo.supervisor import Supervisor
+    from pccl.tools.report import check_plot
 
     plan = Plan(
         peers=arguments.peers,
@@ -109,7 +109,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.plot:
             check_plot(Path(arguments.plot))
         with (
-            RichDisplay(console_beside(arguments.json), plan) as display,
+            Display(console_for(arguments.json), plan) as display,
             Supervisor(plan, display, arguments.http) as supervisor,
         ):
             report = supervisor.run()
@@ -119,4 +119,4 @@ def run(arguments: argparse.Namespace) -> int:
             draw_plot(report, Path(arguments.plot))
         return report
 
-    return exit_code("pccl demo", run_demo, wrong_plan=PlanError, failures=(CorpusError, ReportError))
+    return exit_code("pccl demo", run_demo)

@@ -5,22 +5,29 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from pccl.cli.output import add_json_option, console_beside, exit_code, write_json
+from pccl.tools.report import add_json_option, console_for, exit_code, write_json
 
 if TYPE_CHECKING:
-    from pccl.stress.plan import Interval
+    from pccl.tools.stress.plan import Interval
 
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 DESCRIPTION = """\
 Starts a master and several peers as processes of this machine. Each peer loops over update_topology,
-sync_shared_state and ten reduces at once, of all types and many sizes, plain and quantized, on values from which the
-result shows exactly who took part. Meanwhile peers are killed, let go and joined at random. All results, verdicts and
-states of all peers are held against each other.
+sync_shared_state and ten reduces at once, of all types and many sizes, plain and quantized. Results reveal their
+participants. Peers are killed, dismissed and started at random. The results, verdicts and states of all peers are
+compared.
 
-Exit code 0 if every promise was kept and no call lasted too long; 1 if not, with the seed, what was found, and
-everybody's log; 130 after Ctrl-C, which leaves no process behind.
+Exit code 0 if every promise was kept and no call lasted too long; 1 if not, with the seed, the problems and the logs;
+130 after Ctrl-C, which ends all processes.
 """
+
+
+_PLAN_OPTIONS = (
+    *("minutes", "peers", "peers_max", "groups", "kill", "join", "leave", "freeze", "freeze_for", "cut", "partition"),
+    *("partition_for", "standbys", "state", "timeouts", "threads", "interrupts", "token", "encrypt"),
+)
+"""Options with the names of the plan's fields."""
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -54,7 +61,7 @@ def add_parser(subparsers: Subparsers) -> None:
         type=_interval,
         default="0.1..10",
         metavar="A..B",
-        help="seconds for which --freeze stops a peer (default: %(default)s)",
+        help="duration of a freeze in seconds (default: %(default)s)",
     )
     option("--cut", action=switch, default=False, help="break connections between living peers (default: do not)")
     option(
@@ -69,7 +76,7 @@ def add_parser(subparsers: Subparsers) -> None:
         type=_interval,
         default="0.1..12",
         metavar="A..B",
-        help="seconds for which a partition lasts (default: %(default)s)",
+        help="duration of a partition in seconds (default: %(default)s)",
     )
     option(
         "--kill-master-every",
@@ -83,7 +90,7 @@ def add_parser(subparsers: Subparsers) -> None:
         default=0,
         metavar="N",
         help="standby masters, at addresses that all peers know too. A master that was killed comes back as a "
-        "standby, or as a master that knows nothing of the run (default: %(default)s)",
+        "standby, or as a master without the state of the run (default: %(default)s)",
     )
     option(
         "--state",
@@ -118,7 +125,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _interval(text: str) -> Interval:
-    from pccl.stress.plan import parse_interval
+    from pccl.tools.stress.plan import parse_interval
 
     try:
         return parse_interval(text)
@@ -129,46 +136,29 @@ def _interval(text: str) -> Interval:
 def run(arguments: argparse.Namespace) -> int:
     import secrets
 
-    from pccl.stress.display import Display
-    from pccl.stress.packet_filter import unavailable
-    from pccl.stress.plan import Plan, PlanError
-    from pccl.stress.report import Report, to_json
-    from pccl.stress.supervisor import Supervisor
+    from pccl.tools.report import PlanError
+    from pccl.tools.stress.network import unavailable
+    from pccl.tools.stress.plan import Plan
+    from pccl.tools.stress.report import Display, Report, to_json
+    from pccl.tools.stress.supervisor import Supervisor
 
+    options = vars(arguments)
     plan = Plan(
-        minutes=arguments.minutes,
         seed=secrets.randbelow(1 << 31) if arguments.seed is None else arguments.seed,
-        peers=arguments.peers,
-        peers_max=arguments.peers_max,
-        groups=arguments.groups,
         disturb_every=arguments.kill_every,
-        kill=arguments.kill,
-        join=arguments.join,
-        leave=arguments.leave,
-        freeze=arguments.freeze,
-        freeze_for=arguments.freeze_for,
-        cut=arguments.cut,
-        partition=arguments.partition,
-        partition_for=arguments.partition_for,
         kill_master=arguments.kill_master_every,
-        standbys=arguments.standbys,
-        state=arguments.state,
-        timeouts=arguments.timeouts,
-        threads=arguments.threads,
-        interrupts=arguments.interrupts,
-        token=arguments.token,
-        encrypt=arguments.encrypt,
         hang_s=arguments.hang,
+        **{name: options[name] for name in _PLAN_OPTIONS},
     )
 
     def run_stress() -> Report:
         plan.check()
         if plan.partition is not None and (reason := unavailable()):
             raise PlanError(f"--partition {reason}")
-        with Display(console_beside(arguments.json), plan) as display, Supervisor(plan, display) as supervisor:
+        with Display(console_for(arguments.json), plan) as display, Supervisor(plan, display) as supervisor:
             report = supervisor.run()
         display.verdict(report)
         write_json(to_json(report), arguments.json)
         return report
 
-    return exit_code("pccl stress", run_stress, wrong_plan=PlanError)
+    return exit_code("pccl stress", run_stress)

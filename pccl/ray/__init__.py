@@ -1,12 +1,10 @@
 """pccl as a backend of Ray's collective library: `ray.util.collective.init_collective_group(..., backend="pccl")`.
 
-Importing this package registers the backend, in this process. Ray needs it in the driver and in each actor; one line
-has Ray import it in all its workers:
+Importing this package registers the backend in this process. Ray needs it in the driver and in each actor:
 
     ray.init(runtime_env={"worker_process_setup_hook": "pccl.ray.register"})
 
-`docs/frameworks.md` says what the groups do beyond those of other backends, and `examples/ray_collective.py` is a
-program.
+See `docs/frameworks.md` and `examples/ray_collective.py`.
 """
 
 from ray.util import collective
@@ -19,7 +17,7 @@ BACKEND = "PCCL"
 
 
 def register() -> None:
-    """Register the backend with Ray's collective library in this process, if it is not yet."""
+    """Register the backend with Ray's collective library in this process, once."""
     if not collective.is_backend_available(BACKEND):
         collective.register_collective_backend(BACKEND, PCCLGroup)
 

@@ -1,15 +1,12 @@
-"""A Ray collective group whose collectives are pccl's.
+"""A Ray collective group over a pccl run.
 
-Ranks. Ray numbers the actors of a group from 0; pccl has ranks of its own, which change when peers come or go. Each
-actor knows which of pccl's peers was made with which of Ray's ranks. The *rank* of an actor is its place among those
-that are in the group, in the order of the ranks that they were made with: as long as nobody is lost that is the rank it
-was made with, and after a loss ranks are still 0 to `world_size` - 1. `world_size` counts who is in the group.
+Ray numbers the actors of a group from 0; ranks in pccl change when peers come or go. The rank of an actor is its place
+among the present actors, ordered by the ranks of Ray: without losses the rank of Ray, and after a loss still a number
+from 0 to `world_size` - 1.
 
-A loss. Every collective succeeds on all actors that stay or fails on all of them, with RANK_CONNECTION_LOST and who it
-was; the arrays are as they were. The next one goes on among those that are left. An actor that Ray has started again
-makes the same call as at first; the others let it in by `admit`.
-
-An array that is not contiguous is copied to one that is, and back.
+Every collective succeeds on all actors that stay, or fails on all of them with RANK_CONNECTION_LOST and unchanged
+arrays. The next one continues among the actors that are left. An actor that Ray has restarted makes the same call as at
+first; the others let it in by `admit`. Arrays that are not contiguous are copied to contiguous ones, and back.
 """
 
 from __future__ import annotations
@@ -47,32 +44,34 @@ RANKS_TAG = 2**62
 
 
 def admit(group_name: str = "default") -> int:
-    """Let actors into the group that were started again, if any wait. Every member calls it; an actor's own call of
-    `init_collective_group` then returns there.
+    """Admit restarted actors to the group. Every member calls it.
+
+    Args:
+        group_name: The name of the group.
 
     Returns:
         The world size.
 
     Raises:
-        PCCLError: as of `Communicator.update_topology`; INVALID_USAGE if the group is not one of pccl's.
+        PCCLError: As `Communicator.update_topology`; INVALID_USAGE if the group has another backend.
     """
     group = collective.get_group_handle(group_name)
     if not isinstance(group, PCCLGroup):
-        raise PCCLError(Result.INVALID_USAGE, "admit", f"group {group_name!r} has another backend than pccl")
+        raise PCCLError(Result.INVALID_USAGE, "admit", f"group {group_name!r} has a backend other than pccl")
     return group.admit()
 
 
 class PCCLGroup(BaseGroup):  # type: ignore[misc]
-    """The backend "pccl" of `ray.util.collective`, for NumPy arrays and torch tensors. Made by Ray, in an actor.
+    """The backend "pccl" of `ray.util.collective`, for NumPy arrays and torch tensors. Not thread-safe.
 
-    A group of one actor needs no communication, and does none. Not thread-safe, as Ray's groups are not.
+    A group of one actor has no master and does not communicate.
     """
 
     def __init__(self, world_size: int, rank: int, group_name: str) -> None:
         super().__init__(world_size, rank, group_name)
         self._rendezvous: Rendezvous | None = None
         self._made_as: dict[int, int] = {}
-        """The rank that each peer was made with."""
+        """Ray's rank of each peer."""
         if world_size > 1:
             self._rendezvous = Rendezvous(group_name, rank, world_size)
             self._learn_ranks(self._rendezvous.communicator)
@@ -101,7 +100,7 @@ class PCCLGroup(BaseGroup):  # type: ignore[misc]
             self._rendezvous.leave()
 
     def admit(self) -> int:
-        """Let actors in that wait. See the function of this name."""
+        """Admit waiting actors and return the world size."""
         if self._rendezvous is None:
             return 1
         communicator = self._rendezvous.communicator
@@ -110,7 +109,7 @@ class PCCLGroup(BaseGroup):  # type: ignore[misc]
             self._learn_ranks(communicator)
         return communicator.world_size
 
-    # Collectives. Ray hands each array in a list, which has one for each device of the process: one.
+    # Collectives. Ray passes a list with an array per device of the process, which must have one.
 
     def allreduce(self, tensor: list[Any], allreduce_options: Any = AllReduceOptions) -> None:
         if self._rendezvous is not None:
@@ -122,7 +121,7 @@ class PCCLGroup(BaseGroup):  # type: ignore[misc]
             self._rendezvous.communicator.barrier()
 
     def reduce(self, tensor: list[Any], reduce_options: Any = ReduceOptions) -> None:
-        """The arrays of all others than the root stay as they are."""
+        """Reduce to the root; other arrays stay unchanged."""
         if self._rendezvous is None:
             return
         array = _only(tensor)
@@ -141,7 +140,7 @@ class PCCLGroup(BaseGroup):  # type: ignore[misc]
         with _contiguous(source, is_result=False) as array:
             info = self._rendezvous.communicator.all_gather(array)
         if info.world_size != len(targets):
-            raise _changed("allgather", f"{info.world_size} actors gave an array, and there is room for {len(targets)}")
+            raise _changed("allgather", f"{info.world_size} actors, but room for {len(targets)} arrays")
         rows = dict(zip(info.membership.peers, info.array, strict=True))
         for target, peer in zip(targets, self._by_rank(info.membership.peers), strict=True):
             _assign(target, rows[peer])
@@ -165,16 +164,16 @@ class PCCLGroup(BaseGroup):  # type: ignore[misc]
         communicator = self._rendezvous.communicator
         peers = communicator.membership.peers
         if len(peers) != len(sources):
-            raise _changed("reducescatter", f"there are {len(peers)} actors, and {len(sources)} arrays")
+            raise _changed("reducescatter", f"{len(peers)} actors, but {len(sources)} arrays")
         by_rank = self._by_rank(peers)
         joined = _joined([sources[by_rank.index(peer)] for peer in peers])
         info = communicator.reduce_scatter(joined, op=_op(reducescatter_options))
         if info.membership.peers != peers:
-            raise _changed("reducescatter", f"{info.world_size} actors took part, and there were {len(sources)} arrays")
+            raise _changed("reducescatter", f"{info.world_size} actors took part, but there were {len(sources)} arrays")
         _assign(target, info.array.reshape(target.shape))
 
     def send(self, tensor: list[Any], send_options: SendOptions) -> None:
-        """Return when the other actor has received it."""
+        """Send an array; returns when the other actor has received it."""
         to = self._rank_in_pccl(send_options.dst_rank)
         with _contiguous(_only(tensor), is_result=False) as array:
             self._communicator.send(array, dst=to)
@@ -199,12 +198,12 @@ class PCCLGroup(BaseGroup):  # type: ignore[misc]
             except PCCLError as error:
                 if error.result is not Result.RANK_CONNECTION_LOST:
                     raise
-                continue  # the others do it again, too
+                continue  # as on the other peers
             self._made_as = dict(zip(info.membership.peers, (int(one) for (one,) in info.array), strict=True))
             return
 
     def _by_rank(self, peers: tuple[int, ...]) -> list[int]:
-        """Return the peers in the order of their ranks."""
+        """Return the peers ordered by rank."""
         return sorted(peers, key=lambda peer: (self._made_as.get(peer, self._world_size), peer))
 
     def _rank_in_pccl(self, rank: int) -> int:
@@ -229,7 +228,7 @@ def _only(arrays: list[Any]) -> Any:
 
 @contextmanager
 def _contiguous(array: Any, *, is_result: bool = True) -> Iterator[Any]:
-    """Yield the array, or a contiguous copy, which is copied back if the block succeeds and it `is_result`."""
+    """Yield the array or a contiguous copy, which is copied back after success if it `is_result`."""
     is_contiguous = array.flags.c_contiguous if isinstance(array, np.ndarray) else array.is_contiguous()
     if is_contiguous:
         yield array
@@ -241,7 +240,6 @@ def _contiguous(array: Any, *, is_result: bool = True) -> Iterator[Any]:
 
 
 def _copy_of(array: Any) -> Any:
-    """Return a contiguous copy."""
     if isinstance(array, np.ndarray):
         return np.array(array, order="C")
     copy = array.new_empty(array.shape)
@@ -257,7 +255,7 @@ def _assign(target: Any, source: Any) -> None:
 
 
 def _joined(arrays: list[Any]) -> Any:
-    """Return the elements of all arrays in one flat array."""
+    """Return the concatenated elements of all arrays."""
     if isinstance(arrays[0], np.ndarray):
         return np.concatenate([array.reshape(-1) for array in arrays])
     joined = arrays[0].new_empty(sum(array.numel() for array in arrays))

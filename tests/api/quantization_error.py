@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl import ReduceOp
-from pccl.bench.quantization import parse_quantization
+from pccl.tools.bench.plan import parse_quantization
 from tests.support.cluster import Cluster, run_of
 
 COUNT = 1 << 18

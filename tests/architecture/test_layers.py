@@ -58,25 +58,23 @@ PUBLIC_FOLDERS = {"training", "torch", "ray"}
 # Of each part of the package: modules that it must not import, nor anything below them.
 FORBIDDEN = {
     "protocol": """trio socket time random threading select selectors asyncio ssl subprocess numpy cffi
-        pccl._native pccl.runtime pccl.communicator pccl.cli pccl.demo pccl.bench pccl.training pccl.launcher""",
-    "runtime": "pccl.communicator pccl.devices pccl.cli pccl.demo pccl.bench pccl.training pccl.launcher torch",
+        pccl._native pccl.runtime pccl.communicator pccl.cli pccl.training pccl.tools""",
+    "runtime": "pccl.communicator pccl.devices pccl.cli pccl.training pccl.tools torch",
     "devices": "pccl.communicator pccl.async_communicator pccl._collectives pccl._arrays pccl.training trio torch",
-    "web": """pccl.communicator pccl.master_node pccl.cli pccl.demo pccl.bench pccl.training pccl.launcher
+    "web": """pccl.communicator pccl.master_node pccl.cli pccl.training pccl.tools
         pccl._native numpy torch""",
-    "launcher": "pccl.protocol pccl.runtime pccl._native pccl.communicator pccl.cli numpy trio",
-    "torch": "pccl.training pccl.cli pccl.demo pccl.bench pccl.launcher pccl._native trio",
+    "tools": "pccl.protocol pccl.runtime pccl._native pccl.cli trio",
+    "torch": "pccl.training pccl.cli pccl.tools pccl._native trio",
 }
 # Built on the public API alone: of pccl these parts import public names, themselves and what is listed here.
 USERS_OF_THE_API = {
     "cli": [
-        *("pccl.launcher", "pccl.bench", "pccl.demo", "pccl.stress", "pccl.status", "pccl.logs", "pccl.trace"),
+        *("pccl.tools", "pccl.status", "pccl.logs", "pccl.trace"),
         *("pccl.flight_recorder", "pccl.doctor", "pccl._replacement", "pccl.runtime.master.durable_state"),
     ],
     "trace": ["pccl.flight_recorder", "pccl.status"],
     "ray": ["pccl.status"],
-    "demo": ["pccl.launcher", "pccl.training"],
-    "bench": ["pccl.launcher"],
-    "stress": ["pccl.launcher", "pccl.status"],
+    "tools": ["pccl.status", "pccl.training"],
     "training": ["pccl.signs", "pccl._floating_point", "pccl._integers", "pccl._waiting"],
 }
 # Folders of `pccl/runtime`, from the ground up: a folder imports from itself and from those before it.
@@ -84,14 +82,13 @@ RUNTIME_LAYERS = ["extension", "environment", "threads", "network", "data_plane"
 # Folders that do not know each other, though one is listed before the other.
 RUNTIME_UNRELATED = {"session": ["master"], "master": ["data_plane", "state"]}
 # The same of `pccl/training`.
-TRAINING_LAYERS = ["group", "state", "step", "data", "diloco", "ddp", "spsa", "audit", "comm_hooks"]
+TRAINING_LAYERS = ["group", "state", "step", "data", "diloco", "ddp", "spsa", "comm_hooks"]
 TRAINING_UNRELATED = {
     "data": ["state", "step"],
     "diloco": ["data"],
     "ddp": ["data", "diloco"],
     "spsa": ["data", "diloco", "ddp"],
-    "audit": ["group", "state", "step", "diloco", "ddp", "spsa"],
-    "comm_hooks": ["group", "state", "step", "data", "diloco", "spsa", "audit"],
+    "comm_hooks": ["group", "state", "step", "data", "diloco", "spsa"],
 }
 
 

@@ -25,7 +25,6 @@ from hypothesis import strategies as st
 
 from pccl.cli import launch as launch_command
 from pccl.cli import parser
-from pccl.launcher.lines import LineSplitter
 from tests.support.streams import TIMEOUT_S, Lines
 
 PUPPET = """\
@@ -152,7 +151,7 @@ def test_environment_arguments_and_streams(tmp_path: Path) -> None:
 PLACE = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE PCCL_LAUNCH_INDEX PCCL_LAUNCH_COUNT MASTER_ADDR MASTER_PORT"
 
 
-def test_copies_on_several_nodes_are_told_their_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_on_several_nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in PLACE.split():
         monkeypatch.delenv(name, raising=False)
     script = _script(tmp_path, f"import os; print(*(os.environ[name] for name in {PLACE!r}.split()))")
@@ -164,9 +163,7 @@ def test_copies_on_several_nodes_are_told_their_ranks(tmp_path: Path, monkeypatc
     assert done.stdout == "[0] 0 1 0 1 0 1 elsewhere 4711\n"
 
 
-def test_copies_for_trainers_that_make_a_world_of_ranks_get_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "8")
     script = _script(tmp_path, f"import os; print([name for name in {PLACE!r}.split() if name in os.environ])")
     done = _launch_and_wait("-n", "1", "--no-ranks", script)
@@ -176,25 +173,25 @@ def test_copies_for_trainers_that_make_a_world_of_ranks_get_none(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--nnodes", "2", "x.py"], "pccl launch: which of the nodes is this? Give --node-rank, or set NODE_RANK"),
+        (["--nnodes", "2", "x.py"], "pccl launch: this node's number is unknown: give --node-rank, or set NODE_RANK"),
         (["--http", "--master", "nowhere:1", "x.py"], "shows the run of a master that is started here; give it to the"),
         (["--fail-fast", "--tolerate-losses", "x.py"], "not allowed with argument --fail-fast"),
     ],
 )
-def test_options_that_do_not_fit(arguments: list[str], text: str) -> None:
+def test_invalid_options(arguments: list[str], text: str) -> None:
     done = subprocess.run(_pccl("launch", *arguments), capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.returncode == 2
     assert text in done.stderr
 
 
-def test_what_looks_like_an_option_behind_the_script_is_the_scripts(tmp_path: Path) -> None:
+def test_options_of_the_script(tmp_path: Path) -> None:
     script = _script(tmp_path, "import sys; print(sys.argv[1:])")
     arguments = ["--", "--n", "3", "--master", "x:1", "--help", "--", "-m", "--node=1", "-n", "5", ""]
     done = _launch_and_wait("-n", "1", script, *arguments)
     assert (done.stdout, done.returncode) == (f"[0] {arguments}\n", 0), done.stderr
 
 
-def test_what_looks_like_an_option_behind_a_module_is_the_modules() -> None:
+def test_options_of_the_module() -> None:
     done = _launch_and_wait("-n", "1", "-m", "calendar", "--no", "1")
     assert "calendar.py: error: unrecognized arguments: --no" in done.stderr
     assert done.returncode == 2
@@ -206,7 +203,7 @@ LIKE_OPTIONS = st.sampled_from(
 
 
 @given(st.lists(LIKE_OPTIONS | st.text()))
-def test_a_script_is_given_any_arguments_as_they_are(arguments: list[str]) -> None:
+def test_arguments_of_the_script(arguments: list[str]) -> None:
     for before in ([], ["-n", "3"], ["--"]):
         found = parser().parse_args(["launch", *before, "script.py", *arguments])
         assert launch_command.script_of(found) == ["script.py", *arguments]
@@ -215,9 +212,7 @@ def test_a_script_is_given_any_arguments_as_they_are(arguments: list[str]) -> No
 
 
 @pytest.mark.parametrize("arguments", [["--nods", "2", "script.py"], ["--n", "2", "script.py"], ["--no-rank", "x.py"]])
-def test_an_option_before_the_script_that_there_is_not_is_named(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unknown_option(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parser().parse_args(["launch", *arguments])
     assert f"unrecognized arguments: {arguments[0]}" in capsys.readouterr().err
@@ -253,7 +248,7 @@ def test_lines_never_interleave(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_output_arrives_while_the_script_runs(launch: Launch) -> None:
+def test_output_is_not_delayed(launch: Launch) -> None:
     run = launch()
     run.tell("1", "print('now'); print('too', file=sys.stderr)")
     run.stdout.expect(r"\[1\] now")
@@ -263,7 +258,7 @@ def test_output_arrives_while_the_script_runs(launch: Launch) -> None:
 
 
 @pytest.mark.parametrize("colours", [True, False])
-def test_prefixes_are_coloured_on_a_terminal(launch: Launch, colours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours(launch: Launch, colours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if colours:
         monkeypatch.delenv("NO_COLOR", raising=False)
     else:
@@ -292,7 +287,7 @@ def test_closed_stdout_ends_the_scripts(launch: Launch) -> None:
 # Exit codes
 
 
-def test_a_dead_script_does_not_end_the_others(launch: Launch) -> None:
+def test_dead_script(launch: Launch) -> None:
     run = launch(count=3)
     run.tell("1", "os.kill(os.getpid(), signal.SIGKILL)")
     run.stderr.expect(r"pccl launch: \[1\] was killed by SIGKILL")
@@ -305,7 +300,7 @@ def test_a_dead_script_does_not_end_the_others(launch: Launch) -> None:
     assert run.stderr.rest()[-1] == "pccl launch: 2 of 3 failed: [1] SIGKILL, [2] code 3"
 
 
-def test_losses_are_tolerated_if_asked(launch: Launch) -> None:
+def test_tolerate_losses(launch: Launch) -> None:
     run = launch("--tolerate-losses", count=3)
     run.tell("1", "os.kill(os.getpid(), signal.SIGKILL)")
     run.stderr.expect(r"pccl launch: \[1\] was killed by SIGKILL: the others go on")
@@ -315,7 +310,7 @@ def test_losses_are_tolerated_if_asked(launch: Launch) -> None:
     assert run.stderr.rest()[-1] == "pccl launch: 1 of 3 lost: [1] SIGKILL"
 
 
-def test_failures_are_not_tolerated_as_losses(launch: Launch) -> None:
+def test_tolerate_losses_fails_on_errors(launch: Launch) -> None:
     run = launch("--tolerate-losses", count=3)
     run.tell("1", "os.kill(os.getpid(), signal.SIGKILL)")
     run.stderr.expect(r"pccl launch: \[1\] was killed by SIGKILL: the others go on")
@@ -325,14 +320,14 @@ def test_failures_are_not_tolerated_as_losses(launch: Launch) -> None:
     assert run.wait() == 3
 
 
-def test_somebody_must_be_left(launch: Launch) -> None:
+def test_tolerate_losses_needs_a_survivor(launch: Launch) -> None:
     run = launch("--tolerate-losses")
     run.tell_all("os.kill(os.getpid(), signal.SIGKILL)")
     assert run.wait() == 1
     assert run.stderr.rest()[-1].startswith("pccl launch: all 2 copies were lost: ")
 
 
-def test_who_ends_a_launch_gets_the_signal_for_its_exit_code_also_with_losses(launch: Launch) -> None:
+def test_exit_code_of_signal_with_losses(launch: Launch) -> None:
     run = launch("--tolerate-losses")
     run.process.send_signal(signal.SIGTERM)
     assert run.wait() == 128 + signal.SIGTERM
@@ -357,7 +352,7 @@ def test_missing_script() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGUSR1, pytest.param(signal.SIGUSR2, marks=pytest.mark.slow)])
-def test_user_signals_are_passed_on(launch: Launch, number: signal.Signals) -> None:
+def test_user_signals(launch: Launch, number: signal.Signals) -> None:
     run = launch()
     run.tell_all(f"signal.signal({number.value}, lambda *_: print('caught')); print('set')")
     for name in run.puppets:
@@ -370,7 +365,7 @@ def test_user_signals_are_passed_on(launch: Launch, number: signal.Signals) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])
-def test_ending_signals_are_passed_on(launch: Launch, number: signal.Signals) -> None:
+def test_ending_signals(launch: Launch, number: signal.Signals) -> None:
     run = launch("--grace", "1000")  # on a busy machine it may take Python long to end
     run.process.send_signal(number)
     assert run.wait() == 128 + number
@@ -378,7 +373,7 @@ def test_ending_signals_are_passed_on(launch: Launch, number: signal.Signals) ->
     assert sorted(summary.split(", ")) == [f"[0] {number.name}", f"[1] {number.name}"]
 
 
-def test_a_script_may_end_well_after_ctrl_c(launch: Launch) -> None:
+def test_ctrl_c(launch: Launch) -> None:
     run = launch()
     run.tell_all("signal.signal(signal.SIGINT, lambda *_: sys.exit()); print('set')")
     for name in run.puppets:
@@ -400,7 +395,7 @@ def test_second_ctrl_c_kills(launch: Launch) -> None:
 
 
 @pytest.mark.slow
-def test_grace_period_ends_in_sigkill(launch: Launch) -> None:
+def test_grace_period(launch: Launch) -> None:
     run = launch("--grace", "0.1")
     run.tell_all("signal.signal(signal.SIGTERM, signal.SIG_IGN); print('set')")
     for name in run.puppets:
@@ -414,7 +409,7 @@ def test_grace_period_ends_in_sigkill(launch: Launch) -> None:
 GRANDCHILD = "subprocess.Popen([sys.executable, sys.argv[0], 'grandchild'])"
 
 
-def test_killed_launcher_takes_everyone_along(launch: Launch) -> None:
+def test_killed_launcher(launch: Launch) -> None:
     run = launch()
     run.tell("0", GRANDCHILD)
     run.accept(1)
@@ -424,7 +419,7 @@ def test_killed_launcher_takes_everyone_along(launch: Launch) -> None:
 
 
 @pytest.mark.slow
-def test_grandchildren_end_with_the_launch(launch: Launch) -> None:
+def test_grandchildren(launch: Launch) -> None:
     run = launch()
     run.tell("0", GRANDCHILD)
     run.accept(1)
@@ -437,7 +432,7 @@ def test_grandchildren_end_with_the_launch(launch: Launch) -> None:
 # With a master
 
 
-def test_the_run_is_shown_if_asked(tmp_path: Path) -> None:
+def test_page(tmp_path: Path) -> None:
     script = _script(
         tmp_path,
         "import os, sys, time\n"
@@ -458,7 +453,7 @@ def test_the_run_is_shown_if_asked(tmp_path: Path) -> None:
         assert process.wait(TIMEOUT_S) == 0
 
 
-def test_a_master_is_started_and_ended(tmp_path: Path) -> None:
+def test_master(tmp_path: Path) -> None:
     script = _script(
         tmp_path,
         "import os, socket\n"
@@ -475,7 +470,7 @@ def test_a_master_is_started_and_ended(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_master_that_cannot_listen() -> None:
+def test_master_cannot_listen() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = "{}:{}".format(*taken.getsockname())
         done = subprocess.run(
@@ -486,24 +481,7 @@ def test_a_master_that_cannot_listen() -> None:
     assert "[master] pccl master: " in done.stderr
 
 
-# Cutting lines
-
-
-@given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b""])), st.integers(1, 3))
-def test_splitter_equals_splitting_the_whole(parts: list[bytes], chunk_bytes: int) -> None:
-    text = b"".join(parts)
-    splitter = LineSplitter()
-    lines = []
-    for start in range(0, len(text), chunk_bytes):
-        lines += splitter.feed(text[start : start + chunk_bytes])
-    lines += splitter.finish()
-    assert lines == text.splitlines()
-
-
-def test_splitter_bounds_an_endless_line() -> None:
-    splitter = LineSplitter(line_bytes_max=4)
-    assert splitter.feed(b"aaaabbbbcc") == [b"aaaa", b"bbbb"]
-    assert splitter.finish() == [b"cc"]
+# Several nodes
 
 
 EAGER = """\
@@ -516,7 +494,7 @@ with pccl.Communicator() as comm:
 """
 
 
-def test_nodes_start_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_in_any_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second node's copies look for the first one's master, which records nothing on disk."""
     monkeypatch.delenv("PCCL_STATE")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

@@ -207,7 +207,7 @@ def test_help_loads_no_heavy_module() -> None:
         "try:\n"
         "    main(['--help'])\n"
         "except SystemExit:\n"
-        "    heavy = {'rich', 'torch', 'matplotlib', 'pccl.bench.peers', 'pccl.demo.supervisor', 'pccl.launcher'}\n"
+        "    heavy = {'rich', 'torch', 'matplotlib', 'pccl.tools.bench.local', 'pccl.tools.launch'}\n"
         "    print('LOADED', *sorted(heavy & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S)

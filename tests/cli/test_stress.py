@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from pccl.stress.packet_filter import unavailable
+from pccl.tools.stress.network import unavailable
 from tests.conftest import Command
 from tests.support.cluster import until
 from tests.support.streams import TIMEOUT_S, Lines
@@ -22,11 +22,11 @@ COMMAND = (sys.executable, "-P", "-m", "pccl", "stress")
 SHORT = ("--peers", "3", "--peers-max", "4", "--kill-every", "0.3..1", "--seed", "1")
 
 
-def passed(tmp_path: Path, *disturbances: str) -> tuple[Any, str]:
-    """The report of a short run that found nothing, and what it printed."""
+def passed(tmp_path: Path, *disturbances: str, minutes: float = 0.1) -> tuple[Any, str]:
+    """Return the report of a short run without problems, and its output."""
     report_file = tmp_path / "report.json"
     done = subprocess.run(
-        [*COMMAND, *SHORT, *disturbances, "--token", "--minutes", "0.1", "--json", str(report_file)],
+        [*COMMAND, *SHORT, *disturbances, "--token", "--minutes", str(minutes), "--json", str(report_file)],
         capture_output=True,
         text=True,
         timeout=2 * TIMEOUT_S,
@@ -39,7 +39,7 @@ def passed(tmp_path: Path, *disturbances: str) -> tuple[Any, str]:
 
 
 @pytest.mark.slow
-def test_a_short_run(tmp_path: Path) -> None:
+def test_short_run(tmp_path: Path) -> None:
     partition = () if unavailable() else ("--partition", "1..2", "--partition-for", "0.1..1")
     report, printed = passed(tmp_path, *partition)
     assert report["problems"] == []
@@ -51,27 +51,27 @@ def test_a_short_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_threads_give_ops_up_and_calls_are_interrupted(tmp_path: Path) -> None:
-    report, _ = passed(tmp_path, "--interrupts", "0.3..0.6", "--threads", "2", "--timeouts")
+def test_threads_timeouts_and_interrupts(tmp_path: Path) -> None:
+    report, _ = passed(tmp_path, "--interrupts", "0.3..0.6", "--threads", "2", "--timeouts", minutes=0.3)
     assert report["disturbances"]["interrupted"] > 0
     assert report["plan"]["threads"] == 2
     assert report["counts"]["results_checked"] > 0
 
 
 @pytest.mark.slow
-def test_a_master_with_its_run_on_disk_is_killed(tmp_path: Path) -> None:
+def test_kill_of_master_with_state(tmp_path: Path) -> None:
     report, _ = passed(tmp_path, "--kill-master-every", "2..3")
     assert report["disturbances"]["masters_killed"] >= 1
 
 
 @pytest.mark.slow
-def test_masters_are_killed_and_others_follow(tmp_path: Path) -> None:
+def test_kill_of_masters_with_standby(tmp_path: Path) -> None:
     report, _ = passed(tmp_path, "--standbys", "1", "--kill-master-every", "1..2")
     assert report["plan"]["standbys"] == 1
     assert report["disturbances"]["masters_killed"] >= 2
 
 
-def test_a_hang_is_named_and_the_seed_told(tmp_path: Path) -> None:
+def test_hang_report(tmp_path: Path) -> None:
     """A bound that no run can meet: the report says who waits in what."""
     done = subprocess.run(
         [*COMMAND, *SHORT, "--minutes", "1", "--hang", "0.01", "--json"],
@@ -89,7 +89,7 @@ def test_a_hang_is_named_and_the_seed_told(tmp_path: Path) -> None:
     assert (Path(report["logs"]) / "peer-1.log").exists()
 
 
-def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_ctrl_c(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, *SHORT, "--minutes", "10"],
         stdout=subprocess.PIPE,
@@ -134,7 +134,7 @@ def test_bad_arguments(arguments: tuple[str, ...], command: Command) -> None:
     ("option", "value", "limits"),
     [("--peers-max", "99", "from 2 to 12"), ("--standbys", "4", "from 0 to 3"), ("--threads", "17", "from 0 to 16")],
 )
-def test_a_plan_that_cannot_be_run(option: str, value: str, limits: str, command: Command) -> None:
+def test_invalid_plan(option: str, value: str, limits: str, command: Command) -> None:
     done = command("stress", option, value)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"pccl stress: {option} {value}: must be {limits}" in done.stderr

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pccl.training import audit
+from pccl.tools import audit
 from tests.support.cluster import until
 from tests.support.streams import TIMEOUT_S, Lines
 

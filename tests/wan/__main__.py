@@ -29,8 +29,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from pccl.bench.sizes import format_bytes, parse_bytes
-from pccl.launcher import module_command
+from pccl.tools.bench.units import format_bytes, parse_bytes
+from pccl.tools.harness import module_command
 from tests.wan import probe
 from tests.wan.lab import Host, Lab, Link, Path, Site, unavailable
 

@@ -26,7 +26,7 @@ from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, Literal, Protocol
 
-from pccl.launcher import Guard
+from pccl.tools.harness import Guard
 from tests.wan import netem, relay
 from tests.wan.namespace import Namespace
 from tests.wan.shape import DEVICE, MTU_BYTES, NETWORK, NETWORK_BITS, Link, Path, Shape, Site

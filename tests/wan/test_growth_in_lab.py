@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pccl.launcher import module_command
+from pccl.tools.harness import module_command
 from tests.support.streams import TIMEOUT_S, Lines
 from tests.wan.lab import Lab
 from tests.wan.shape import Link

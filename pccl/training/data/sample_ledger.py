@@ -15,7 +15,8 @@ which member may use which of the others next. It changes by what all peers have
    ahead of another the rest is assigned again, in blocks as large as their last claims, so that shares follow speeds.
 4. In the state, claims in flight are free, and it names no members.
 
-`history` is a hash chain over the commits: peers with one history have used the same samples in the same steps.
+`history` is a hash chain over the commits: peers with one history have used the same samples in the same steps
+(`pccl.tools.audit` checks it).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
     {"step": 7, "before": "9a...", "after": "c4...", "used": {"5f...": [[96, 128]]}, "again": []}   committed
 
 A line of samples is with the operating system before they are handed out, so before any step with them can commit;
-every peer in a step writes its line.
+every peer in a step writes its line. `pccl.tools.audit` reads them.
 """
 
 from __future__ import annotations

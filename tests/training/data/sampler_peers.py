@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pccl.training import ElasticSampler, OuterStep, audit
+from pccl.tools import audit
+from pccl.training import ElasticSampler, OuterStep
 from tests.training.peers import Kind, Peer, train
 
 SIZE = 83

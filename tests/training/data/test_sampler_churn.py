@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pccl import MasterNode
-from pccl.training import audit
+from pccl.tools import audit
 from tests.support.streams import TIMEOUT_S
 from tests.training.data.sampler_peers import audited
 from tests.training.peer_process import started

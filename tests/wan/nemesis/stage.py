@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from pccl.launcher import Guard, local_environment, module_command
+from pccl.tools.harness import Guard, local_environment, module_command
 from tests.wan.lab import Host, Lab, Link
 from tests.wan.lab import Path as Way
 from tests.wan.nemesis import clock

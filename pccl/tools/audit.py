@@ -1,0 +1,233 @@
+"""Proves from the logs of a run's samplers that each sample of each epoch was used exactly once.
+
+    python -m pccl.tools.audit logs/*.jsonl
+
+Each peer logs the samples that it draws before it trains on them, and the committed steps (`pccl.training.data.
+sample_log`). Steps form a hash chain. The audit follows it back from the state with the most steps; other steps were
+rolled back, for example by a resume from a checkpoint. It checks for each step in the chain that
+
+1. its link follows from its number, its positions and the link before it;
+2. each peer has drawn the positions that the step says it has used;
+3. the drawn samples are those that the seed puts at these positions;
+4. no position was used before.
+
+It needs the logs of all peers, also of killed ones. Exit code 0 if there is no problem, 1 if there is, 2 for bad logs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pccl.training.data.elastic_sampler import indices_at
+from pccl.training.data.sample_ledger import GENESIS, history_after
+from pccl.training.data.stream import Range
+
+PROBLEMS_MAX = 100
+
+
+class AuditError(Exception):
+    """Logs that cannot be read, or are not of one data stream."""
+
+
+@dataclass(slots=True)
+class Audit:
+    """The result of an audit. Counts are of samples unless stated otherwise."""
+
+    dataset_size: int = 0
+    steps: int = 0
+    """Steps in the chain."""
+    peers: int = 0
+    """Peers in these steps; a peer that joins again counts again."""
+    epochs: int = 0
+    """Complete epochs."""
+    used: int = 0
+    given_up: int = 0
+    """Samples drawn for steps that are not in the chain."""
+    again: int = 0
+    """Those of them that were used later."""
+    rolled_back: int = 0
+    """Steps that are not in the chain."""
+    problems: list[str] = field(default_factory=list)
+    """At most PROBLEMS_MAX."""
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.steps} steps of {self.peers} peers used {self.used} samples; {self.epochs} epochs of "
+            f"{self.dataset_size} samples are complete",
+            f"{self.given_up} samples were drawn for steps that were lost, {self.again} of them used later",
+        ]
+        if self.rolled_back:
+            lines.append(f"{self.rolled_back} steps did not lead to the last state")
+        lines += [f"PROBLEM: {each}" for each in self.problems]
+        if not self.problems:
+            lines.append("each sample of each complete epoch was used exactly once")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    number: int
+    before: str
+    after: str
+    used: Mapping[str, Sequence[Range]]
+
+
+@dataclass(slots=True)
+class _Drawn:
+    ranges: list[Range] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list)
+
+    @property
+    def positions(self) -> NDArray[np.int64]:
+        parts = [np.arange(begin, end, dtype=np.int64) for begin, end in self.ranges]
+        return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+class _Logs:
+    """The content of all files."""
+
+    def __init__(self, paths: Iterable[str | os.PathLike[str]]) -> None:
+        self.streams: set[tuple[int, int, bool]] = set()
+        self.drawn: dict[tuple[str, int], _Drawn] = defaultdict(_Drawn)
+        """By the peer's name and the step's number."""
+        self.steps: dict[str, list[_Step]] = defaultdict(list)
+        """By the state that they led to."""
+        for path in paths:
+            lines = Path(path).read_bytes().split(b"\n")
+            for number, line in enumerate(lines[:-1], 1):  # the rest after the last newline is incomplete
+                try:
+                    self._add(json.loads(line))
+                except (AttributeError, KeyError, TypeError, ValueError) as error:
+                    raise AuditError(f"{path}, line {number}: not a line of a sampler's log: {error!r}") from error
+        if len(self.streams) != 1:
+            streams = ", ".join(map(str, sorted(self.streams))) or "none"
+            raise AuditError(f"the logs must be of one data stream (size, seed, shuffled), but there are: {streams}")
+
+    def _add(self, event: dict[str, Any]) -> None:
+        if "drawn" in event:
+            drawn = self.drawn[event["by"], event["drawn"]]
+            drawn.ranges += _ranges(event["positions"])
+            drawn.samples += event["samples"]
+        elif "discarded" in event:
+            self.drawn.pop((event["by"], event["discarded"]), None)
+        elif "step" in event:
+            used = {name: _ranges(ranges) for name, ranges in event["used"].items()}
+            step = _Step(event["step"], event["before"], event["after"], used)
+            if step not in self.steps[step.after]:
+                self.steps[step.after].append(step)
+        else:
+            stream = event["stream"]
+            self.streams.add((stream["dataset_size"], stream["seed"], stream["shuffle"]))
+
+
+def _ranges(found: Any) -> list[Range]:
+    return [(int(begin), int(end)) for begin, end in found]
+
+
+def _merged(ranges: Sequence[Range]) -> list[Range]:
+    """Return ranges in ascending order, with adjacent ones as one."""
+    done: list[Range] = []
+    for begin, end in sorted(ranges):
+        if done and begin == done[-1][1]:
+            begin = done.pop()[0]
+        done.append((begin, end))
+    return done
+
+
+def audit(paths: Iterable[str | os.PathLike[str]]) -> Audit:
+    """Audit all logs of a run.
+
+    Args:
+        paths: The files of all peers.
+
+    Raises:
+        AuditError: They cannot be read, or are not of one data stream.
+        OSError: A file cannot be opened.
+    """
+    logs = _Logs(paths)
+    ((size, seed, shuffle),) = logs.streams
+    found = Audit(dataset_size=size)
+    chain = _chain(logs, found.problems)
+    in_chain = {(name, step.number) for step in chain for name in step.used}
+    positions = [np.empty(0, np.int64)]
+    for step in chain:
+        if history_after(step.before, step.number, step.used) != step.after:
+            found.problems.append(f"step {step.number}: its positions are not those of its link {step.after}")
+        for name, ranges in sorted(step.used.items()):
+            drawn = logs.drawn.get((name, step.number), _Drawn())
+            positions.append(drawn.positions)
+            if ranges:
+                found.problems += _differences(f"step {step.number}: peer {name}", ranges, drawn, size, seed, shuffle)
+    used, counts = np.unique(np.concatenate(positions), return_counts=True)
+    for index in np.flatnonzero(counts > 1)[:PROBLEMS_MAX].tolist():
+        sample = int(indices_at(used[index : index + 1], size, seed, shuffle)[0])
+        found.problems.append(f"sample {sample} was used {counts[index]} times in epoch {used[index] // size}")
+    gaps = np.flatnonzero(used != np.arange(used.size))
+    found.epochs = int(gaps[0] if gaps.size else used.size) // size
+    found.steps = len(chain)
+    found.rolled_back = len(logs.steps) - len({step.after for step in chain})
+    found.peers = len({name for name, _ in in_chain})
+    found.used = int(counts.sum())
+    for key, drawn in logs.drawn.items():
+        if key not in in_chain:
+            found.given_up += drawn.positions.size
+            found.again += int(np.isin(drawn.positions, used).sum())
+    del found.problems[PROBLEMS_MAX:]
+    return found
+
+
+def _chain(logs: _Logs, problems: list[str]) -> list[_Step]:
+    """Return the steps that led to the state with the most of them, in order."""
+    chain: list[_Step] = []
+    step = max((each for steps in logs.steps.values() for each in steps), key=lambda each: each.number, default=None)
+    while step is not None:
+        chain.append(step)
+        if step.before == GENESIS:
+            break
+        former = logs.steps.get(step.before, [])
+        if not former:
+            problems.append(f"step {step.number - 1}, which led to {step.before}, is in no log")
+        # Several steps of the same positions but other names: the run was resumed. Take the one with logged draws.
+        step = max(former, key=lambda each: all((name, each.number) in logs.drawn for name in each.used), default=None)
+    return chain[::-1]
+
+
+def _differences(
+    peer: str, ranges: Sequence[Range], drawn: _Drawn, size: int, seed: int, shuffle: bool
+) -> Iterator[str]:
+    if not drawn.ranges:
+        yield f"{peer} took part, but no log has its draws; is its log missing?"
+    elif _merged(drawn.ranges) != _merged(ranges):
+        yield f"{peer} has drawn positions {_merged(drawn.ranges)}, but the others have noted {_merged(ranges)}"
+    elif drawn.samples != indices_at(drawn.positions, size, seed, shuffle).tolist():
+        yield f"{peer} has drawn other samples than the seed puts at positions {_merged(drawn.ranges)}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m pccl.tools.audit",
+        description="Proves from the logs of a run's samplers that each sample of each epoch was used exactly once.",
+    )
+    parser.add_argument("logs", nargs="+", metavar="FILE", help="the logs of all peers, also of killed ones")
+    try:
+        found = audit(parser.parse_args(arguments).logs)
+    except (OSError, AuditError) as error:
+        print(f"audit: {error}", file=sys.stderr)
+        return 2
+    print(found)
+    return 1 if found.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

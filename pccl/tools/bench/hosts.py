@@ -1,0 +1,146 @@
+"""`pccl bench --master`: one peer of a benchmark whose other peers run the same command on other hosts.
+
+There is no coordinator. Peers agree by collectives of the run that is measured: a barrier before each timed part, and
+an all-reduce that makes each iteration's time that of its slowest rank, so all hosts print the same numbers. Raw ring
+and Gloo open ports of their own, at the address from which the host reaches the master, or another host if the master
+is on the same host.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+import msgspec
+import numpy as np
+
+from pccl import Communicator, PCCLError, ReduceOp
+from pccl.tools.bench.cases import Memory, Rank, Ruler, join
+from pccl.tools.bench.plan import GLOO, RAW_RING, Plan, cases
+from pccl.tools.bench.raw_ring import join_ring
+from pccl.tools.bench.report import Row, row
+from pccl.tools.report import ToolError
+
+SERVICE_TAG = 1 << 32
+"""The tag of ops that are not measured. Cases count their tags from 0."""
+
+
+def measure_as_one_peer(plan: Plan, master: str) -> Iterator[Row]:
+    """Measure as one peer of the run of `master` (HOST:PORT)."""
+    (world_size,) = plan.peers
+    todo = cases(plan)
+    rulers: dict[str, Ruler] | None = None
+    number = 0
+    try:
+        with ExitStack() as resources:
+            for connections in plan.connections:
+                encrypt = True if plan.encrypt else None
+                with Communicator(master, p2p_connection_pool_size=connections, encrypt=encrypt) as communicator:
+                    join(communicator, world_size)
+                    _check_agreement(communicator, plan)
+                    if rulers is None:
+                        number = communicator.membership.rank
+                        rulers = _join_rulers(plan, communicator, master, resources)
+                    rank = Rank(number, communicator.barrier, rulers, shares_machine=False)
+                    for case in todo:
+                        samples = rank.run(communicator, case)
+                        slowest_s = {name: _most(communicator, seconds) for name, seconds in samples.seconds.items()}
+                        memories = []
+                        if (memory := samples.memory) is not None:
+                            most = _most(communicator, [memory.scratch_bytes_max, memory.held_bytes_max])
+                            memories = [Memory(int(most[0]), int(most[1]))]
+                        yield row(world_size, connections, case, slowest_s, memories)
+    except (PCCLError, RuntimeError, OSError) as error:
+        raise ToolError(str(error)) from error
+
+
+def _most(communicator: Communicator, values: Sequence[float]) -> list[float]:
+    """Return the element-wise maximum over all peers."""
+    found = np.array(values, np.float64)
+    communicator.all_reduce(found, op=ReduceOp.MAX, tag=SERVICE_TAG)
+    return [float(value) for value in found]
+
+
+def _gather(communicator: Communicator, text: str) -> list[str]:
+    """Return the texts of all peers by rank."""
+    encoded = text.encode()
+    (longest,) = _most(communicator, [len(encoded)])
+    padded = np.zeros(int(longest), np.uint8)
+    padded[: len(encoded)] = np.frombuffer(encoded, np.uint8)
+    rows = communicator.all_gather(padded, tag=SERVICE_TAG).array
+    return [bytes(each.tobytes()).rstrip(b"\0").decode() for each in rows]
+
+
+def _check_agreement(communicator: Communicator, plan: Plan) -> None:
+    """Raise ToolError if peers have different plans, which would deadlock."""
+    own = msgspec.to_builtins(plan)
+    for text in _gather(communicator, msgspec.json.encode(plan).decode()):
+        for field, theirs in msgspec.json.decode(text).items():
+            if theirs != own.get(field):
+                raise ToolError(f"hosts were asked for different {field}: {own.get(field)} here, {theirs} on another")
+
+
+def _join_rulers(plan: Plan, communicator: Communicator, master: str, resources: ExitStack) -> dict[str, Ruler]:
+    rulers: dict[str, Ruler] = {}
+    if RAW_RING in plan.rulers:
+        rulers[RAW_RING] = _join_raw_ring(communicator, master)
+        resources.callback(rulers[RAW_RING].close)
+    if GLOO in plan.rulers:
+        rulers[GLOO] = _join_gloo(communicator, master)
+        resources.callback(rulers[GLOO].close)
+    return rulers
+
+
+def _join_raw_ring(communicator: Communicator, master: str) -> Ruler:
+    own = _own_address(communicator, master)
+    listener = socket.create_server((own, 0), family=socket.AF_INET6 if ":" in own else socket.AF_INET)
+    listeners = [text.split() for text in _gather(communicator, f"{own} {listener.getsockname()[1]}")]
+    addresses = [(host, int(port)) for host, port in listeners]
+    try:
+        return join_ring(communicator.membership.rank, addresses, listener)
+    except OSError as error:
+        places = ", ".join(f"{host} port {port}" for host, port in addresses)
+        raise ToolError(f"the raw ring through {places} has not closed: {error}") from error
+
+
+def _join_gloo(communicator: Communicator, master: str) -> Ruler:
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns of hosts without names
+    from pccl.tools.bench.gloo import Gloo, interface_of, tcp_store
+
+    rank, world_size = communicator.membership.rank, communicator.world_size
+    own = _own_address(communicator, master)
+    store = tcp_store(own, 0, world_size, serves=True) if rank == 0 else None
+    host, port = _gather(communicator, f"{own} {store.port if store else 0}")[0].split()
+    try:
+        store = store or tcp_store(host, int(port), world_size, serves=False)
+        return Gloo(rank, world_size, store, interface_of(own))
+    except RuntimeError as error:
+        raise ToolError(f"Gloo's ranks have not found each other through {host} port {port}: {error}") from error
+
+
+def _own_address(communicator: Communicator, master: str) -> str:
+    """Return an address of this host that the others can reach."""
+    own = _address_towards(_host(master))
+    others = [address for address in _gather(communicator, own) if not _is_loopback(address)]
+    return _address_towards(others[0]) if others and _is_loopback(own) else own
+
+
+def _address_towards(host: str) -> str:
+    """Return the local address of packets to `host`. Sends nothing."""
+    family, kind, protocol, _, destination = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind, protocol) as one:
+        one.connect(destination)
+        return str(one.getsockname()[0])
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def _host(address: str) -> str:
+    if address.startswith("["):
+        return address[1:].partition("]")[0]
+    return address.partition(":")[0] if address.count(":") == 1 else address

@@ -1,0 +1,181 @@
+"""The plan of a benchmark and its cases, checked before anything starts, and the quantizations of the command line.
+
+    min-max  min-max:int8  zero-point-scale:uint4:block=128  cast:bfloat16  min-max:stochastic:seed=7
+
+An algorithm comes first, then, in any order and each at most once: the type of a code (`uint4` and `int4` are 4 bits
+of the 8-bit types), `block=N` elements that share a scale, `stochastic` rounding, and its `seed=N`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+import msgspec
+import numpy as np
+
+from pccl import DataType, QuantizationAlgorithm, QuantizationOptions, ReduceAlgorithm
+from pccl.tools.report import ToolError
+
+PCCL, RAW_RING, GLOO = "pccl", "raw_ring", "gloo"
+ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all_reduce", "all_gather", "reduce_scatter"
+ALL_TO_ALL, GATHER, SCATTER, REDUCE = "all_to_all", "gather", "scatter", "reduce"
+BROADCAST, SEND, BARRIER = "broadcast", "send", "barrier"
+COLLECTIVES = (
+    *(ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER, REDUCE),
+    *(BROADCAST, SEND, BARRIER),
+)
+DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+GLOO_DTYPES = ("float32", "float64", "float16", "int8", "uint8", "int32", "int64")
+ALGORITHMS = {"auto": None, "ring": ReduceAlgorithm.RING, "direct": ReduceAlgorithm.DIRECT}
+
+UNQUANTIZED = "none"
+QUANTIZATIONS = {
+    "min-max": QuantizationAlgorithm.MIN_MAX,
+    "zero-point-scale": QuantizationAlgorithm.ZERO_POINT_SCALE,
+    "cast": QuantizationAlgorithm.CAST,
+}
+CODES = {
+    "uint8": (DataType.UINT8, 8),
+    "int8": (DataType.INT8, 8),
+    "uint16": (DataType.UINT16, 16),
+    "int16": (DataType.INT16, 16),
+    "uint4": (DataType.UINT8, 4),
+    "int4": (DataType.INT8, 4),
+    "bfloat16": (DataType.BFLOAT16, 16),
+    "float16": (DataType.FLOAT16, 16),
+}
+# Error of one quantization relative to the block's range (codes) or the value (casts); twice that if stochastic.
+_CODE_ERRORS = {4: 1 / 29, 8: 1 / 505, 16: 1 / 125_000}
+_CAST_ERRORS = {DataType.BFLOAT16: 2**-8, DataType.FLOAT16: 2**-11}
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A benchmark: all combinations of its lists are measured."""
+
+    peers: list[int]
+    connections: list[int]
+    sizes_bytes: list[int]
+    tensors: list[int]
+    quantizations: list[str]
+    algorithms: list[str]
+    dtype: str
+    in_place: bool
+    rulers: list[str]
+    """RAW_RING, GLOO, both or neither."""
+    memory: bool
+    iterations: int
+    warmup: int
+    encrypt: bool = False
+    collectives: list[str] = msgspec.field(default_factory=lambda: [ALL_REDUCE])
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of the result."""
+        return len(self.peers) * len(self.connections) * len(cases(self))
+
+
+class Case(msgspec.Struct, tag=True, frozen=True):
+    """One collective over `bytes`, cut into `tensors` concurrent tensors, for a number of iterations."""
+
+    bytes: int
+    tensors: int
+    dtype: str
+    quantization: str
+    algorithm: str
+    in_place: bool
+    memory: bool
+    warmup: int
+    iterations: int
+    collective: str = ALL_REDUCE
+
+
+def cases(plan: Plan) -> list[Case]:
+    """Return the cases for each number of peers and connections, or raise ToolError if one cannot be measured."""
+    dtype = np.dtype(plan.dtype)
+    for size_bytes in plan.sizes_bytes:
+        if size_bytes % dtype.itemsize or size_bytes // dtype.itemsize < max(plan.tensors):
+            raise ToolError(f"{size_bytes} bytes cannot be cut into {max(plan.tensors)} tensors of {plan.dtype}")
+    for text in plan.quantizations:
+        try:
+            options = parse_quantization(text)
+            if options is not None:
+                options.check_tensor(DataType.from_numpy_dtype(dtype))
+        except ValueError as error:
+            raise ToolError(f"--quantize {text}: {error}") from None
+    if plan.collectives != [ALL_REDUCE]:
+        if plan.tensors != [1] or plan.quantizations != [UNQUANTIZED]:
+            raise ToolError("--tensors and --quantize are for all_reduce alone: measure it by itself")
+        smallest = min(plan.sizes_bytes) // dtype.itemsize
+        if smallest < max(plan.peers):
+            raise ToolError(f"{smallest} elements cannot be divided among {max(plan.peers)} peers")
+    if GLOO in plan.rulers:
+        if importlib.util.find_spec("torch") is None:
+            raise ToolError("--against gloo needs torch: pip install 'pccl-collectives[torch]'")
+        if plan.dtype not in GLOO_DTYPES:
+            raise ToolError(f"--against gloo: Gloo does not reduce {plan.dtype}, only {', '.join(GLOO_DTYPES)}")
+    common = (plan.in_place, plan.memory, plan.warmup, plan.iterations)
+    return [
+        Case(size_bytes, tensors, plan.dtype, quantization, algorithm, *common, collective)
+        for collective in plan.collectives
+        for size_bytes in plan.sizes_bytes
+        for tensors in plan.tensors
+        for quantization in plan.quantizations
+        for algorithm in plan.algorithms
+        if collective != BARRIER or (size_bytes, algorithm) == (plan.sizes_bytes[0], plan.algorithms[0])
+    ]
+
+
+def parse_quantization(text: str) -> QuantizationOptions | None:
+    """Return the options of a quantization, None for `none`, or raise ValueError."""
+    if text == UNQUANTIZED:
+        return None
+    name, *words = text.split(":")
+    if name == UNQUANTIZED:
+        raise ValueError(f"{text!r}: {UNQUANTIZED!r} takes no options")
+    if name not in QUANTIZATIONS:
+        raise ValueError(f"{text!r} does not begin with one of {', '.join([UNQUANTIZED, *QUANTIZATIONS])}")
+    found: dict[str, str] = {}
+    for word in words:
+        key, _, value = word.partition("=")
+        if word in CODES:
+            key, value = "type", word
+        elif word != "stochastic" and not (key in ("block", "seed") and value.isdecimal()):
+            raise ValueError(
+                f"{text!r}: {word!r} is neither one of {', '.join(CODES)} nor block=N, stochastic or seed=N"
+            )
+        if key in found:
+            raise ValueError(f"{text!r}: {key} is given twice")
+        found[key] = value
+    if name == "cast" and "type" not in found:
+        raise ValueError(f"{text!r}: the type is missing, as in cast:bfloat16")
+    datatype, bits = CODES[found.get("type", "uint8")]
+    try:
+        return QuantizationOptions(
+            datatype,
+            QUANTIZATIONS[name],
+            block_size=int(found.get("block", 0)),
+            bits=bits,
+            stochastic="stochastic" in found,
+            seed=int(found.get("seed", 0)),
+        )
+    except ValueError as error:
+        raise ValueError(f"{text!r}: {error}") from None
+
+
+def error_max(options: QuantizationOptions, world_size: int, largest: float, epsilon: float) -> float:
+    """Return a bound of the error of a quantized sum of non-negative values.
+
+    Args:
+        options: The quantization.
+        world_size: The number of ranks.
+        largest: The greatest element of the sum.
+        epsilon: The precision of its type.
+
+    The direct algorithm quantizes twice at the full range, the ring W times at growing ranges.
+    """
+    if options.algorithm is QuantizationAlgorithm.CAST:
+        part = _CAST_ERRORS[options.quantized_datatype]
+    else:
+        part = _CODE_ERRORS[options.bits]
+    once = part * (2 if options.stochastic else 1) + epsilon
+    return largest * once * max(2.0, (world_size + 1) / 2)

@@ -1,0 +1,366 @@
+"""Results of a benchmark: rows, tables, JSON and plots.
+
+A dimension of the plan that differs between rows is a column of the table and a part of a line's name in the plot. One
+that is the same in all rows is named in the title, unless it has its default.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pccl import __version__
+from pccl.tools.bench.cases import Memory
+from pccl.tools.bench.plan import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BARRIER,
+    GATHER,
+    GLOO,
+    PCCL,
+    RAW_RING,
+    REDUCE_SCATTER,
+    SCATTER,
+    Case,
+    Plan,
+)
+from pccl.tools.bench.units import format_bytes, format_bytes_about, format_megabytes_per_second, format_seconds
+from pccl.tools.report import check_plot
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+PANEL_INCHES = 5.0
+LEGEND_CHARACTERS = 150
+"""The characters of a legend that fit into the width of the plot."""
+MARKERS = "osD^vPX*"
+COLOURS = ("blue", "orange", "green", "red", "purple", "brown", "pink", "olive", "cyan")
+
+
+class Timing(msgspec.Struct, frozen=True):
+    median_s: float
+    p95_s: float
+    algorithm_bytes_per_s: float
+    bus_bytes_per_s: float
+
+
+class Row(msgspec.Struct, frozen=True):
+    peers: int
+    connections: int
+    bytes: int
+    tensors: int
+    quantization: str
+    algorithm: str
+    pccl: Timing
+    raw_ring: Timing | None
+    gloo: Timing | None
+    per_cent_of_raw_ring: float | None
+    times_as_fast_as_gloo: float | None
+    memory: Memory | None
+    """The most over all ranks."""
+    collective: str = ALL_REDUCE
+
+
+class Machine(msgspec.Struct, frozen=True):
+    system: str
+    processor: str
+    cores: int
+    python: str
+    pccl: str
+    numpy: str
+    torch: str | None
+
+
+class BenchReport(msgspec.Struct, frozen=True):
+    machine: Machine
+    plan: Plan
+    rows: list[Row]
+
+
+class KillPlan(msgspec.Struct, frozen=True):
+    bytes: int = 16 << 20
+    peers: int = 3
+    steps_before: int = 20
+    steps_after: int = 20
+    connections: int = 0
+
+
+class Survivor(msgspec.Struct, frozen=True):
+    """The cost of a peer's loss to one of the others."""
+
+    rank: int
+    verdict: str
+    """The verdict on the reduce that was in flight."""
+    usual_step_s: float
+    longest_gap_s: float
+
+
+class KillReport(msgspec.Struct, frozen=True):
+    plan: KillPlan
+    survivors: list[Survivor]
+    usual_step_s: float
+    longest_gap_s: float
+    cost_s: float
+
+
+def row(
+    world_size: int,
+    connections: int,
+    case: Case,
+    slowest_s: Mapping[str, Sequence[float]],
+    memories: Sequence[Memory],
+) -> Row:
+    """Return the row of a case.
+
+    Args:
+        world_size: The number of peers.
+        connections: The connections per link.
+        case: What was measured.
+        slowest_s: For each contender the seconds of its iterations, each that of the slowest rank.
+        memories: The memory of the ranks, if it was measured.
+    """
+    timings = {name: timing(seconds, case.bytes, world_size, case.collective) for name, seconds in slowest_s.items()}
+    pccl, raw_ring, gloo = timings[PCCL], timings.get(RAW_RING), timings.get(GLOO)
+    most = None
+    if memories:
+        scratch, held = zip(*((each.scratch_bytes_max, each.held_bytes_max) for each in memories), strict=True)
+        most = Memory(max(scratch), max(held))
+    return Row(
+        *(world_size, connections, case.bytes, case.tensors, case.quantization, case.algorithm),
+        *(pccl, raw_ring, gloo),
+        100 * raw_ring.median_s / pccl.median_s if raw_ring else None,
+        gloo.median_s / pccl.median_s if gloo else None,
+        most,
+        case.collective,
+    )
+
+
+def timing(slowest_s: Sequence[float], size_bytes: int, world_size: int, collective: str = ALL_REDUCE) -> Timing:
+    """Return the times and rates of a case; bus bandwidth as in nccl-tests: the rate of the busiest link."""
+    median_s = statistics.median(slowest_s)
+    p95_s = statistics.quantiles(slowest_s, n=20, method="inclusive")[-1] if len(slowest_s) > 1 else median_s
+    rate = 0.0 if collective == BARRIER else size_bytes / median_s
+    share = (world_size - 1) / world_size
+    passes = {ALL_REDUCE: 2 * share} | dict.fromkeys((ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, GATHER, SCATTER), share)
+    return Timing(median_s, p95_s, rate, rate * passes.get(collective, 1.0))
+
+
+def this_machine(*, with_torch: bool) -> Machine:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Machine(
+        system=platform.platform(),
+        processor=platform.machine(),
+        cores=cores,
+        python=platform.python_version(),
+        pccl=__version__,
+        numpy=importlib.metadata.version("numpy"),
+        torch=importlib.metadata.version("torch") if with_torch else None,
+    )
+
+
+def write_report(path: Path, report: BenchReport | KillReport) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+
+
+class Dimension(NamedTuple):
+    """A quantity, other than the size, that a benchmark can vary."""
+
+    field: str
+    """The field of a row."""
+    heading: str
+    cell: Callable[[Any], str]
+    phrase: Callable[[Any], str]
+    default: Any
+
+    def of(self, row: Row) -> Any:
+        return getattr(row, self.field)
+
+    def cell_of(self, row: Row) -> str:
+        return self.cell(self.of(row))
+
+
+DIMENSIONS = [
+    Dimension("collective", "collective", str, str, ALL_REDUCE),
+    Dimension("peers", "peers", str, "{} peers".format, None),
+    Dimension(
+        "connections",
+        "conns",
+        lambda count: str(count or "auto"),
+        lambda count: f"{count} connection{'s' * (count != 1)}" if count else "connections auto",
+        0,
+    ),
+    Dimension("tensors", "tensors", str, lambda count: f"{count} tensor{'s' * (count != 1)}", 1),
+    Dimension("quantization", "quantized", str, lambda text: "unquantized" if text == "none" else text, "none"),
+    Dimension("algorithm", "algo", str, "algorithm {}".format, "auto"),
+]
+
+
+def varying(rows: Sequence[Row]) -> list[Dimension]:
+    return [dimension for dimension in DIMENSIONS if len({dimension.of(row) for row in rows}) > 1]
+
+
+class _Column(NamedTuple):
+    heading: str
+    cell: Callable[[Row], str]
+
+
+def _measured(plan: Plan) -> list[_Column]:
+    """Return the columns of results. With the size and one more column they fit into 80 characters."""
+    columns = [
+        _Column("median", lambda row: format_seconds(row.pccl.median_s)),
+        _Column("p95", lambda row: format_seconds(row.pccl.p95_s)),
+        _Column("algbw\nMB/s", lambda row: format_megabytes_per_second(row.pccl.algorithm_bytes_per_s)),
+        _Column("busbw\nMB/s", lambda row: format_megabytes_per_second(row.pccl.bus_bytes_per_s)),
+    ]
+    if RAW_RING in plan.rulers:
+        columns += [
+            _Column("raw ring", lambda row: _median(row.raw_ring)),
+            _Column("% of\nraw", lambda row: _unless_none("{:.0f}", row.per_cent_of_raw_ring)),
+        ]
+    if GLOO in plan.rulers:
+        columns += [
+            _Column("Gloo", lambda row: _median(row.gloo)),
+            _Column("Gloo/\npccl", lambda row: _unless_none("{:.2f}", row.times_as_fast_as_gloo)),
+        ]
+    if plan.memory:
+        columns.append(
+            _Column("scratch", lambda row: format_bytes_about(row.memory.scratch_bytes_max) if row.memory else "-")
+        )
+    return columns
+
+
+def rows_table(plan: Plan, rows: Sequence[Row]) -> Table:
+    columns = [_Column(one.heading, one.cell_of) for one in varying(rows)]
+    columns += [
+        _Column("size", lambda row: "-" if row.collective == BARRIER else format_bytes(row.bytes)),
+        *_measured(plan),
+    ]
+    table = Table(title=_title(plan, rows), box=box.SIMPLE_HEAD, show_edge=False, padding=0)
+    for column in columns:
+        table.add_column(column.heading, justify="right", vertical="bottom", no_wrap=True)
+    for row in rows:
+        table.add_row(*(column.cell(row) for column in columns))
+    return table
+
+
+def _title(plan: Plan, rows: Sequence[Row]) -> str:
+    what = "all-reduce" if plan.collectives == [ALL_REDUCE] else "collectives"
+    parts = [f"{what} of {plan.dtype}"]
+    for dimension in DIMENSIONS:
+        if rows and dimension not in varying(rows) and dimension.of(rows[0]) != dimension.default:
+            parts.append(dimension.phrase(dimension.of(rows[0])))
+    parts += ["in place" if plan.in_place else "out of place", f"{plan.iterations} iterations"]
+    return ", ".join([*parts, "encrypted"] if plan.encrypt else parts)
+
+
+def print_table(table: Table, console: Console) -> None:
+    """Print a table. Its lines stay whole where they are wider than the console: numbers must not be cut off."""
+    console.width = max(console.width, console.measure(table, options=console.options.update(width=1000)).maximum)
+    console.print(table)
+
+
+def _median(timing: Timing | None) -> str:
+    return format_seconds(timing.median_s) if timing else "-"
+
+
+def _unless_none(template: str, value: float | None) -> str:
+    return "-" if value is None else template.format(value)
+
+
+def kill_table(report: KillReport) -> Table:
+    plan = report.plan
+    table = Table(
+        title=f"SIGKILL of one of {plan.peers} peers reducing {format_bytes(plan.bytes)}",
+        caption=f"usual step {format_seconds(report.usual_step_s)}, longest gap "
+        f"{format_seconds(report.longest_gap_s)}: the loss cost {report.cost_s * 1e3:.1f} ms",
+    )
+    for heading in ("survivor", "interrupted reduce", "usual step", "longest gap"):
+        table.add_column(heading, justify="right")
+    for one in report.survivors:
+        verdict = one.verdict if one.verdict == "commit" else f"abort ({one.verdict})"
+        table.add_row(str(one.rank), verdict, format_seconds(one.usual_step_s), format_seconds(one.longest_gap_s))
+    return table
+
+
+def draw_plot(plan: Plan, rows: Sequence[Row], path: Path) -> None:
+    """Draw time and bus bandwidth against size: solid lines for pccl, dashed ones for the raw ring and Gloo."""
+    check_plot(path)
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    figure = Figure(figsize=(11, PANEL_INCHES), layout="constrained")
+    times, rates = figure.subplots(1, 2, sharex=True)
+    _draw(times, rows, lambda timing: timing.median_s * 1e3)
+    _draw(rates, rows, lambda timing: timing.bus_bytes_per_s / 1e9)
+    times.set(ylabel="median time, ms", yscale="log")
+    times.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    times.yaxis.set_major_formatter("{x:g}")
+    times.yaxis.set_minor_locator(NullLocator())
+    rates.set(ylabel="bus bandwidth, GB/s", ylim=(0, None))
+    sizes = sorted({row.bytes for row in rows})
+    for axes in (times, rates):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [format_bytes(size) for size in sizes], rotation=45)
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set(xlabel="bytes per rank")
+        axes.grid(alpha=0.3)
+    handles, labels = times.get_legend_handles_labels()
+    columns = max(1, LEGEND_CHARACTERS // (max(map(len, labels)) + 10))
+    figure.set_figheight(PANEL_INCHES + 0.25 * -(-len(labels) // columns))
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+    figure.suptitle(_title(plan, rows), fontsize="medium")
+    figure.savefig(path, dpi=150)
+
+
+def _draw(axes: Axes, rows: Sequence[Row], value: Callable[[Timing], float]) -> None:
+    """Draw a line for each configuration; its marker shows the number of peers."""
+    named = varying(rows)
+    world_sizes = sorted({row.peers for row in rows})
+
+    def marker(members: Sequence[Row], turn: int = 0) -> str:
+        return MARKERS[(world_sizes.index(members[0].peers) + turn) % len(MARKERS)]
+
+    for number, (label, members) in enumerate(_lines(rows, named).items()):
+        points = _points(members, lambda row: row.pccl, value)
+        turn, index = divmod(number, len(COLOURS))  # colours repeat with other markers
+        axes.plot(*points, color=f"tab:{COLOURS[index]}", marker=marker(members, turn), label=f"pccl{label}")
+    rulers: list[tuple[str, str, tuple[str, ...], Callable[[Row], Timing | None]]] = [
+        ("raw ring", "0.45", ("peers",), lambda row: row.raw_ring),
+        ("Gloo", "black", ("peers", "tensors"), lambda row: row.gloo),
+    ]
+    for name, colour, fields, timing_of in rulers:
+        measured = [row for row in rows if timing_of(row) is not None]
+        for label, members in _lines(measured, [one for one in named if one.field in fields]).items():
+            points = _points(members, timing_of, value)
+            axes.plot(*points, "--", color=colour, marker=marker(members), markersize=4, label=f"{name}{label}")
+
+
+def _points(
+    rows: Sequence[Row], timing_of: Callable[[Row], Timing | None], value: Callable[[Timing], float]
+) -> tuple[list[int], list[float]]:
+    """Return the sizes, and the median value of each."""
+    by_size: dict[int, list[float]] = {}
+    for row in rows:
+        if (timing := timing_of(row)) is not None:
+            by_size.setdefault(row.bytes, []).append(value(timing))
+    sizes = sorted(by_size)
+    return sizes, [statistics.median(by_size[size]) for size in sizes]
+
+
+def _lines(rows: Sequence[Row], named: Sequence[Dimension]) -> dict[str, list[Row]]:
+    """Return the rows of each line, by the text that distinguishes it."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault("".join(f", {one.phrase(one.of(row))}" for one in named), []).append(row)
+    return found

@@ -1,0 +1,374 @@
+"""`pccl launch`: a master and N copies of a script, as one command.
+
+The main thread decides, and sleeps on one queue: signal handlers, a thread per process (its exit and the end of its
+output) and the reader of the master's address put events there. Threads copy the output, so a full terminal does not
+delay the reaction to a signal. All processes are in the group of a `Guard`, which keeps a terminal's Ctrl-C from them:
+they receive it once, from here.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import IO
+
+from pccl.tools import ranks
+from pccl.tools.harness import MASTER_READY, MASTER_SHOWS, Guard, local_environment, module_command
+
+LINE_CHARACTERS_MAX = 1 << 20
+DRAIN_TIMEOUT_S = 1.0
+"""The longest wait for the last output of a dead script, whose pipe a grandchild may hold open."""
+SLOW_START_S = 5.0
+SIGNAL_POLL_S = 1.0
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+COLOURS = (32, 33, 34, 35, 36, 31)
+COLOUR_MASTER = 2
+TERMINATING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """The options of `pccl launch`."""
+
+    command: Sequence[str]
+    count: int
+    nodes: ranks.Nodes = ranks.ALONE
+    master: str | None = None
+    """The address of a running master; None starts one, at `listen`."""
+    listen: str = "127.0.0.1:0"
+    http: str | None = None
+    """The address of the started master's page."""
+    fail_fast: bool = False
+    sets_ranks: bool = True
+    """Set torchrun's variables."""
+    tolerate_losses: bool = False
+    """Copies ended by a signal do not count as failures."""
+    grace_s: float = 10.0
+    """Time between asking processes to end and killing them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _MasterReady:
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Exited:
+    process: _Process
+    returncode: int
+
+
+_Event = signal.Signals | _MasterReady | _Exited
+
+
+class LinePrinter:
+    """Writes lines to a descriptor. Printers that share a lock never mix lines.
+
+    Once the reader of the descriptor has closed it, `on_closed` is called and later lines are dropped.
+    """
+
+    def __init__(self, descriptor: int, lock: threading.Lock, on_closed: Callable[[], None]) -> None:
+        self._descriptor = descriptor
+        self._lock = lock
+        self._on_closed = on_closed
+        self._closed = False
+
+    def write(self, line: bytes) -> None:
+        data = memoryview(line)
+        with self._lock:
+            while data and not self._closed:
+                try:
+                    data = data[os.write(self._descriptor, data) :]
+                except OSError:
+                    self._closed = True
+                    self._on_closed()
+
+
+def copy_lines(source: IO[bytes], printer: LinePrinter, prefix: bytes) -> None:
+    """Copy an unbuffered stream to a printer until its end.
+
+    A line ends at a newline or, as progress bars write it, at a carriage return. A longer line than LINE_CHARACTERS_MAX
+    is printed in parts.
+    """
+    assert isinstance(source, io.RawIOBase)
+    with io.TextIOWrapper(io.BufferedReader(source), "utf-8", "surrogateescape") as lines:
+        while line := lines.readline(LINE_CHARACTERS_MAX):
+            printer.write(prefix + line.removesuffix("\n").encode("utf-8", "surrogateescape") + b"\n")
+
+
+class _Process:
+    """A child, the threads that copy its output and the one that waits for its end."""
+
+    def __init__(self, name: str, command: Sequence[str], environment: dict[str, str], guard: Guard) -> None:
+        self.name = name
+        self.popen = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=environment,
+            process_group=guard.group,
+        )
+        self._pumps: list[threading.Thread] = []
+
+    def pump(self, stream: str, printer: LinePrinter, prefix: bytes) -> None:
+        source = self.popen.stdout if stream == "stdout" else self.popen.stderr
+        thread = threading.Thread(
+            target=copy_lines, args=(source, printer, prefix), name=f"{self.name} {stream}", daemon=True
+        )
+        self._pumps.append(thread)
+        thread.start()
+
+    def watch(self, events: queue.SimpleQueue[_Event]) -> None:
+        def wait() -> None:
+            returncode = self.popen.wait()
+            self.drain()
+            events.put(_Exited(self, returncode))
+
+        threading.Thread(target=wait, name=f"{self.name} exit", daemon=True).start()
+
+    def drain(self) -> None:
+        deadline_s = time.monotonic() + DRAIN_TIMEOUT_S
+        for thread in self._pumps:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+
+class Supervisor:
+    def __init__(self, options: LaunchOptions, guard: Guard) -> None:
+        self._options = options
+        self._guard = guard
+        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._master: _Process | None = None
+        self._scripts: list[_Process] = []
+        self._running: set[_Process] = set()
+        self._failures: list[str] = []
+        self._losses: list[str] = []
+        self._exit_code = 0
+        self._interrupts = 0
+        self._stopping = False
+        self._kill_at_s: float | None = None
+        self._slow_start_at_s: float | None = None
+        lock = threading.Lock()
+        self._stdout = LinePrinter(1, lock, self._output_closed)
+        self._stderr = LinePrinter(2, lock, self._output_closed)
+
+    def run(self) -> int:
+        with self._signals_as_events():
+            if self._options.master is None:
+                self._start_master()
+            else:
+                self._start_scripts(self._options.master)
+            while self._running:
+                self._handle(self._next_event())
+        # Grandchildren in the group hold the output of their script open.
+        self._guard.close()
+        for script in self._scripts:
+            script.drain()
+        if self._losses:
+            are_all = len(self._losses) == len(self._scripts)
+            lost = (
+                f"all {len(self._losses)} copies were" if are_all else f"{len(self._losses)} of {self._options.count}"
+            )
+            self._note(f"{lost} lost: {', '.join(self._losses)}")
+            if are_all:
+                self._exit_code = self._exit_code or 1
+        if self._failures:
+            self._note(f"{len(self._failures)} of {self._options.count} failed: {', '.join(self._failures)}")
+        return self._exit_code
+
+    # Starting
+
+    def _start_master(self) -> None:
+        shown = ["--http", self._options.http] if self._options.http is not None else []
+        command = module_command("pccl", "master", "--found", "--listen", self._options.listen, *shown)
+        master = _Process("master", command, {"PCCL_STATE": "", **os.environ}, self._guard)
+        master.pump("stderr", self._stderr, _prefix(2, "[master]", COLOUR_MASTER))
+        threading.Thread(target=self._read_master_address, args=(master,), name="master stdout", daemon=True).start()
+        self._add(master)
+        self._master = master
+        self._slow_start_at_s = time.monotonic() + SLOW_START_S
+
+    def _read_master_address(self, master: _Process) -> None:
+        assert master.popen.stdout is not None
+        for line in master.popen.stdout:
+            if line.startswith(MASTER_READY):
+                self._events.put(_MasterReady(line.removeprefix(MASTER_READY).decode().strip()))
+            elif line.startswith(MASTER_SHOWS):
+                self._note(f"shows the run at {line.removeprefix(MASTER_SHOWS).decode().strip()}")
+
+    def _start_scripts(self, master: str) -> None:
+        options = self._options
+        is_alone = self._master is not None and options.nodes.count == 1
+        inherited = local_environment() if is_alone else dict(os.environ)
+        store = ranks.store(options.nodes, options.master, os.environ)
+        for index in range(options.count):
+            own = ranks.variables(options.nodes, options.count, index, master, store)
+            environment = {**inherited, **own, "PYTHONUNBUFFERED": "1"}
+            if not options.sets_ranks:
+                environment = ranks.without_torchruns(environment)
+            name = f"[{ranks.rank_of(options.nodes, options.count, index)}]"
+            script = _Process(name, options.command, environment, self._guard)
+            script.pump("stdout", self._stdout, _prefix(1, script.name, COLOURS[index % len(COLOURS)]))
+            script.pump("stderr", self._stderr, _prefix(2, script.name, COLOURS[index % len(COLOURS)]))
+            self._scripts.append(script)
+            self._add(script)
+
+    def _add(self, process: _Process) -> None:
+        self._running.add(process)
+        process.watch(self._events)
+
+    # Events
+
+    def _next_event(self) -> _Event | None:
+        """Return the next event, or None when the grace period is over.
+
+        A signal that arrives just before the thread sleeps does not wake it, hence the polling.
+        """
+        while True:
+            left_s = SIGNAL_POLL_S if self._kill_at_s is None else self._kill_at_s - time.monotonic()
+            try:
+                return self._events.get(timeout=min(SIGNAL_POLL_S, max(0.0, left_s)))
+            except queue.Empty:
+                if self._slow_start_at_s is not None and time.monotonic() >= self._slow_start_at_s:
+                    self._slow_start_at_s = None
+                    self._note(f"the master has not listened within {SLOW_START_S:g} s; still waiting for it")
+                if self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
+                    return None
+
+    def _handle(self, event: _Event | None) -> None:
+        match event:
+            case None:
+                self._kill_at_s = None
+                left = ", ".join(sorted(process.name for process in self._running))
+                self._note(f"{left} did not end within {self._options.grace_s:g} s of being asked to, and is killed")
+                self._send(self._running, signal.SIGKILL)
+            case _MasterReady(address):
+                self._slow_start_at_s = None
+                if not self._stopping:
+                    self._start_scripts(_dialable(address))
+            case _Exited(process, returncode):
+                self._running.discard(process)
+                self._exited(process, returncode)
+            case signal.Signals():
+                self._signalled(event)
+
+    def _exited(self, process: _Process, returncode: int) -> None:
+        if process is self._master:
+            if not self._stopping:
+                self._note(f"the master {_describe(returncode)}")
+            if not self._scripts:
+                self._exit_code = self._exit_code or _shell_code(returncode) or 1
+            return
+        if returncode < 0 and self._options.tolerate_losses and not self._stopping:
+            self._note(f"{process.name} {_describe(returncode)}: the others go on")
+            self._losses.append(f"{process.name} {_short(returncode)}")
+        elif returncode != 0:
+            self._note(f"{process.name} {_describe(returncode)}")
+            self._failures.append(f"{process.name} {_short(returncode)}")
+            self._exit_code = self._exit_code or _shell_code(returncode)
+            if self._options.fail_fast and not self._stopping:
+                self._stop(signal.SIGTERM)
+        if self._master in self._running and self._running == {self._master}:
+            self._stop(signal.SIGTERM)
+
+    def _signalled(self, number: signal.Signals) -> None:
+        if number not in TERMINATING:
+            self._send(self._scripts, number)
+            return
+        self._interrupts += number == signal.SIGINT
+        if self._interrupts > 1:
+            self._send(self._running, signal.SIGKILL)
+            return
+        if not self._scripts:
+            self._exit_code = 128 + number
+        self._stop(number)
+
+    # Stopping
+
+    def _stop(self, number: signal.Signals) -> None:
+        """Ask the scripts to end, or the master if there are none. Processes left after the grace period are killed."""
+        self._stopping = True
+        if self._kill_at_s is None:
+            self._kill_at_s = time.monotonic() + self._options.grace_s
+        running = [script for script in self._scripts if script in self._running]
+        if running:
+            self._send(running, number)
+        else:
+            self._send(self._running, signal.SIGTERM)
+
+    def _send(self, processes: set[_Process] | list[_Process], number: signal.Signals) -> None:
+        for process in processes:
+            if process in self._running:
+                process.popen.send_signal(number)
+
+    @contextmanager
+    def _signals_as_events(self) -> Iterator[None]:
+        def put(number: int, frame: FrameType | None) -> None:
+            self._events.put(signal.Signals(number))
+
+        previous = {}
+        for number in FORWARDED:
+            # Under nohup a hangup stays ignored, here and by the children.
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                previous[number] = signal.signal(number, put)
+        try:
+            yield
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+
+    # Output
+
+    def _output_closed(self) -> None:
+        self._events.put(signal.SIGTERM)
+
+    def _note(self, text: str) -> None:
+        self._stderr.write(f"pccl launch: {text}\n".encode())
+
+
+def _prefix(descriptor: int, name: str, colour: int) -> bytes:
+    if os.isatty(descriptor) and "NO_COLOR" not in os.environ:
+        return f"\x1b[{colour}m{name}\x1b[0m ".encode()
+    return f"{name} ".encode()
+
+
+def _dialable(address: str) -> str:
+    """Return the address for local processes of a master that listens at `address`."""
+    host, _, port = address.rpartition(":")
+    return {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host) + ":" + port
+
+
+def _describe(returncode: int) -> str:
+    return f"exited with code {returncode}" if returncode >= 0 else f"was killed by {_short(returncode)}"
+
+
+def _short(returncode: int) -> str:
+    if returncode >= 0:
+        return f"code {returncode}"
+    try:
+        return signal.Signals(-returncode).name
+    except ValueError:  # a real-time signal
+        return f"signal {-returncode}"
+
+
+def _shell_code(returncode: int) -> int:
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def launch(options: LaunchOptions) -> int:
+    """Run everything, and return the exit code of the first script that failed, as a shell gives it, or 0.
+
+    For the main thread, which receives the signals.
+    """
+    with Guard() as guard:
+        return Supervisor(options, guard).run()

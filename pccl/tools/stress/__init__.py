@@ -1,0 +1,24 @@
+"""`pccl stress`: processes that reduce and sync without end under random faults, and a checker of every promise.
+
+A supervisor starts a master, its standbys and peers as processes, and disturbs them at random from a seed. Every peer
+runs a user's loop: update_topology, sync_shared_state, ten reduces in flight, a step of the state. The ops of a step
+follow from the state's revision, and the result of an op reveals its participants (`values`). Peers report the result
+of each call as JSON lines. The checker compares the reports of all peers:
+
+- every committed result is the exact reduction over a set of peers, with the same set and bytes on all of them;
+- all participants of a committed op got the verdict commit, and an aborted op left its input unchanged;
+- after a sync all peers hold the same bytes, and a peer of the last sync receives no bytes in the next;
+- calls fail only in documented ways, and none lasts longer than a bound;
+- a peer that was neither frozen nor cut off keeps its place while a majority is left for a master to continue with.
+
+    plan        the options, checked, and the messages
+    faults      the choice of faults; no I/O
+    checker     the promises; no I/O
+    values      contributions of ops, and the participants of a result
+    worker      one peer
+    network     cut connections and dropped packets, in the process itself
+    supervisor  the processes of a run
+    report      the terminal, the table and JSON
+
+The seed repeats the kind and order of faults; their moments depend on the machine.
+"""

@@ -1,0 +1,213 @@
+"""The options of a stress run, and the messages between its processes."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from pccl.tools.report import PlanError
+from pccl.tools.stress.values import SLOTS
+
+PEERS_MAX = SLOTS - 4
+"""A slot is not reused while reports of its last peer may be on their way."""
+
+
+class Interval(msgspec.Struct, frozen=True, array_like=True):
+    """A time drawn evenly between two bounds, in seconds."""
+
+    least_s: float
+    most_s: float
+
+
+def parse_interval(text: str) -> Interval:
+    """Return the interval of `0.5..3` or of a single number, or raise ValueError."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(?:\.\.(\d+(?:\.\d+)?))?", text)
+    if match is None or float(match[2] or match[1]) < float(match[1]) or not float(match[2] or match[1]):
+        raise ValueError(f"{text!r} is not an interval in seconds such as 0.5..3")
+    return Interval(float(match[1]), float(match[2] or match[1]))
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    minutes: float = 2.0
+    seed: int = 0
+    peers: int = 4
+    """At the start."""
+    peers_max: int = 8
+    groups: int = 1
+    disturb_every: Interval = Interval(0.5, 3.0)
+    kill: bool = True
+    join: bool = True
+    leave: bool = True
+    freeze: bool = True
+    freeze_for: Interval = Interval(0.1, 10.0)
+    cut: bool = False
+    """Peers break connections of their own."""
+    partition: Interval | None = None
+    """The time between partitions; None: there are none."""
+    partition_for: Interval = Interval(0.1, 12.0)
+    kill_master: Interval | None = None
+    """The time between kills of the leading master; None: it is not killed."""
+    state: bool | None = None
+    """Masters keep their run on disk. None: if they are killed and have no standby."""
+    standbys: int = 0
+    timeouts: bool = False
+    """Some ops get a timeout of a few milliseconds."""
+    threads: int = 0
+    """Threads of each peer that take turns on tags of their own."""
+    interrupts: Interval | None = None
+    """The time between SIGINTs; None: there are none."""
+    hang_s: float = 30.0
+    """The longest duration of a call."""
+    token: bool = False
+    encrypt: bool = False
+    state_bytes: int = 4 << 20
+    reduce_bytes_max: int = 6 << 20
+
+    @property
+    def asks(self) -> bool:
+        """Peers call are_peers_pending before update_topology, instead of update_topology in every step."""
+        return self.seed % 4 != 3
+
+    @property
+    def keeps_state(self) -> bool:
+        return self.kill_master is not None and self.standbys == 0 if self.state is None else self.state
+
+    def check(self) -> None:
+        """Raise PlanError for options that cannot be run."""
+        limits = {"peers_max": (2, PEERS_MAX), "groups": (1, 4), "standbys": (0, 3), "threads": (0, 16)}
+        for name, (least, most) in limits.items():
+            if not least <= getattr(self, name) <= most:
+                option = f"--{name.replace('_', '-')} {getattr(self, name)}"
+                raise PlanError(f"{option}: must be from {least} to {most}")
+        if not 1 <= self.peers <= self.peers_max:
+            raise PlanError(f"--peers {self.peers}: must be from 1 to --peers-max {self.peers_max}")
+        if not self.minutes > 0:
+            raise PlanError(f"--minutes {self.minutes:g}: must be positive")
+        if self.seed < 0:
+            raise PlanError(f"--seed {self.seed}: must not be negative")
+        if self.hang_s <= 0:
+            raise PlanError(f"--hang {self.hang_s:g}: must be positive")
+
+
+# Messages.
+
+Doing: TypeAlias = Literal[
+    "starting", "connecting", "asking", "updating", "syncing", "optimizing", "reducing", "resting", "leaving"
+]
+
+
+class WorkerOptions(msgspec.Struct, frozen=True):
+    """The argument of `python -m pccl.tools.stress.worker`, as JSON."""
+
+    masters: str
+    """Addresses, separated by commas."""
+    peer: int
+    """Counts the processes of a run."""
+    slot: int
+    group: int
+    plan: Plan
+
+
+class Leave(msgspec.Struct, tag=True, frozen=True):
+    """The peer ends its step and closes."""
+
+
+class DropFrom(msgspec.Struct, tag=True, frozen=True):
+    """The process, a peer or a master, drops the packets of these hosts only."""
+
+    hosts: list[str]
+
+
+Command: TypeAlias = Leave | DropFrom
+
+
+class At(msgspec.Struct, tag=True, frozen=True):
+    """The peer begins an activity."""
+
+    doing: Doing
+    revision: int
+
+
+class Joined(msgspec.Struct, tag=True, frozen=True):
+    """connect() has returned. A session lasts until the loss of the master, an eviction, or the end."""
+
+    session: int
+    world_size: int
+
+
+class Synced(msgspec.Struct, tag=True, frozen=True):
+    """sync_shared_state has returned. A step begins."""
+
+    lineage: int
+    revision: int
+    digest: str
+    offered_lineage: int
+    offered_revision: int
+    rx_bytes: int
+
+
+class SyncFailed(msgspec.Struct, tag=True, frozen=True):
+    """NO_SHARED_STATE_AVAILABLE: all peers that may send were lost."""
+
+    reason: str
+    is_spoiled: bool
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """A committed op."""
+
+    number: int
+    """The op's number in its step."""
+    participants: list[int]
+    """Slots, read from the result."""
+    world_size: int
+    """The library's world size; 0 if unknown."""
+    digest: str
+    aborts: int
+    """Earlier aborts that the peer retried itself."""
+
+
+class Stepped(msgspec.Struct, tag=True, frozen=True):
+    """A step is over: all its ops were committed, or the peer was left alone."""
+
+    lineage: int
+    revision: int
+    """At the beginning of the step."""
+    outcomes: list[Outcome]
+    is_whole: bool
+    """All ops were committed. If not, the peer is alone in its group."""
+    is_idle: bool
+    """The peer was alone from the beginning and keeps its revision."""
+    retries: int
+    seconds: float
+
+
+class Cut(msgspec.Struct, tag=True, frozen=True):
+    """The peer has broken one of its own connections."""
+
+
+class SessionOver(msgspec.Struct, tag=True, frozen=True):
+    """The peer was evicted or could not connect, and connects again."""
+
+    reason: str
+    is_own: bool = False
+    """The peer has left by itself: the outcome of a call of its own is unknown."""
+
+
+class Trouble(msgspec.Struct, tag=True, frozen=True):
+    """The peer has seen a broken promise."""
+
+    what: str
+
+
+class Left(msgspec.Struct, tag=True, frozen=True):
+    """close() has returned; the process ends."""
+
+    revision: int
+
+
+Message: TypeAlias = At | Joined | Synced | SyncFailed | Stepped | Cut | SessionOver | Trouble | Left

@@ -1,0 +1,140 @@
+"""A stress run on the terminal, as a table and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from pccl.tools.harness import Closing
+from pccl.tools.stress.checker import Counts
+from pccl.tools.stress.plan import At, Plan
+
+LINE_EVERY_S = 10.0
+"""The interval of lines without a terminal."""
+
+
+class Disturbances(msgspec.Struct, rename={"partitions": "split", "failover_s": "succession_s"}):
+    """The faults of a run. The JSON keeps the names that scripts read."""
+
+    started: int = 0
+    killed: int = 0
+    frozen: int = 0
+    dismissed: int = 0
+    partitions: int = 0
+    masters_killed: int = 0
+    masters_stood_by: int = 0
+    """Killed masters that came back as standbys."""
+    failover_s: float = 0.0
+    """The longest time from a new master's start to the end of the first step begun after it."""
+    interrupted: int = 0
+    peers_most: int = 0
+    """The most processes at once."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    plan: Plan
+    seconds: float
+    counts: Counts
+    disturbances: Disturbances
+    problems: list[str]
+    logs: str | None
+    """The folder with the logs, which is kept after a failure."""
+
+    @property
+    def passed(self) -> bool:
+        return not self.problems
+
+
+def to_json(report: Report) -> str:
+    facts: dict[str, Any] = msgspec.to_builtins(report)
+    facts = {"passed": report.passed, **facts, "counts": dataclasses.asdict(report.counts)}
+    return msgspec.json.format(msgspec.json.encode(facts)).decode()
+
+
+class Display(Closing):
+    """The faults and, live below them, the positions of the peers."""
+
+    def __init__(self, console: Console, plan: Plan) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+        self._next_line_s = LINE_EVERY_S
+        names = ("kill", "join", "leave", "freeze", "cut", "partition", "timeouts", "threads", "interrupts", "token")
+        kinds = [name for name in (*names, "encrypt") if getattr(plan, name)]
+        if plan.kill_master is not None:
+            kinds.append(f"kill masters ({plan.standbys} standbys)")
+        self._print(
+            f"pccl stress: seed {plan.seed}, {plan.peers} to {plan.peers_max} peers, {plan.minutes:g} min, "
+            f"{', '.join(kinds) or 'undisturbed'}"
+        )
+        if self._live is not None:
+            self._live.start()
+
+    def close(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def moved(self, seconds: float, peers: Mapping[int, At], counts: Counts, done: Disturbances) -> None:
+        """Show the state of the run. Called several times a second."""
+        line = (
+            f"{seconds:6.0f} s  {len(peers)} peers  {counts.steps} steps  {counts.ops_committed} ops  "
+            f"{done.killed} killed  {done.dismissed} left  {done.frozen} frozen  {done.started} started  "
+            f"longest step {counts.longest_step_s:.2f} s"
+        )
+        if self._live is not None:
+            positions = "  ".join(f"{peer} {at.doing} {at.revision}" for peer, at in sorted(peers.items()))
+            self._live.update(Text(f"{line}\n{positions}"), refresh=True)
+        elif seconds >= self._next_line_s:
+            self._next_line_s = seconds + LINE_EVERY_S
+            self._print(line)
+
+    def verdict(self, report: Report) -> None:
+        for problem in report.problems:
+            self._print(problem, "red")
+        self._console.print(_table(report))
+        if report.passed:
+            self._print("passed", "bold green")
+        else:
+            self._print(f"FAILED with --seed {report.plan.seed}; the logs are in {report.logs}", "bold red")
+
+    def _print(self, text: str, style: str = "") -> None:
+        self._console.print(Text(text, style=style), soft_wrap=True, highlight=False)
+
+
+def _table(report: Report) -> Table:
+    counts, done = report.counts, report.disturbances
+    rows = [
+        ("peers started", f"{done.started}, at most {done.peers_most} at once"),
+        ("killed", str(done.killed)),
+        ("frozen", str(done.frozen)),
+        ("masters killed", f"{done.masters_killed}, {done.masters_stood_by} came back as standbys"),
+        ("longest wait for steps after that", f"{done.failover_s:.2f} s"),
+        ("peers that left", str(done.dismissed)),
+        ("connections cut", str(counts.cuts)),
+        ("partitions", str(done.partitions)),
+        ("interrupts", f"{done.interrupted}; {counts.sessions_left} sessions left after interrupts or timeouts"),
+        ("joins and reconnections accepted", str(counts.sessions)),
+        ("evictions reported by peers", str(counts.evictions)),
+        ("steps of a peer, all ops committed", str(counts.steps)),
+        ("steps that ended alone", str(counts.steps_cut_short)),
+        ("ops committed", str(counts.ops_committed)),
+        ("results read and compared", str(counts.results_checked)),
+        ("aborts retried by hand", str(counts.ops_aborted)),
+        ("most participants of an op", str(counts.participants_max)),
+        ("syncs of a peer", f"{counts.syncs}, {counts.sync_bytes / 1e6:.1f} MB received"),
+        ("syncs that failed without a donor", str(counts.sync_failures)),
+        ("longest step", f"{counts.longest_step_s:.2f} s"),
+        ("problems", str(len(report.problems))),
+    ]
+    result = Table(title=f"seed {report.plan.seed}, {report.seconds:.0f} s", show_header=False, title_justify="left")
+    result.add_column()
+    result.add_column(justify="right")
+    for row in rows:
+        result.add_row(*row)
+    return result

@@ -1,0 +1,585 @@
+"""The processes of a stress run: started, disturbed and judged.
+
+The main thread sleeps on one queue until an event arrives or a fault is due. A run has three parts: peers are disturbed
+until the time is over; then all peers must appear in one another's results; then they are dismissed and must end. The
+first problem ends the run.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import signal
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from random import Random
+
+import msgspec
+
+from pccl import PCCLError
+from pccl.status import RunStatus, run_status
+from pccl.tools.harness import MASTER_READY, ONE_THREAD, Child, Closing, Processes, decoded
+from pccl.tools.stress.checker import Checker
+from pccl.tools.stress.faults import (
+    MASTER,
+    Action,
+    Dismiss,
+    Hit,
+    Losses,
+    Partitions,
+    Schedule,
+    Start,
+    disturbances,
+    may_be_lost,
+)
+from pccl.tools.stress.network import host_of
+from pccl.tools.stress.plan import (
+    At,
+    DropFrom,
+    Joined,
+    Leave,
+    Left,
+    Message,
+    Plan,
+    SessionOver,
+    Stepped,
+    WorkerOptions,
+)
+from pccl.tools.stress.report import Display, Disturbances, Report
+from pccl.tools.stress.values import CHAIN_OPS, CHAINS, SLOTS, TAGS
+
+TICK_S = 0.25
+PEER_TIMEOUT_S = 5.0
+KILL_S = 2.0
+"""A newcomer may be refused this long after a kill, because it has no link to the killed peer."""
+AIM_FOR_S = 3.0
+"""The longest time that a hit waits for its aim."""
+LOOK_S = 1.0
+"""The time between two checks for second runs."""
+STATUS_S = 2.0
+STARTS_WITHIN = 3
+"""A starting process may take this many times longer than a call."""
+STACKS_S = 3.0
+FRESH_CHANCE = 0.3
+"""The chance that a master restarts without the run's state though it could be a standby."""
+LOGS_KEPT = 40
+
+
+@dataclass
+class Peer:
+    """A peer's process, its last reports and the fault that it has or will have."""
+
+    number: int
+    slot: int
+    group: int
+    process: Child
+    at: At
+    reported_at: float
+    is_joined: bool = False
+    stepped: Stepped | None = None
+    """The last step; None since a fault."""
+    hit: Hit | None = None
+    hit_at: float | None = None
+    thaw_at: float | None = None
+    is_dismissed: bool = False
+    has_left: bool = False
+
+    @property
+    def is_killed(self) -> bool:
+        return self.hit is not None and self.hit.freeze_s is None and self.hit_at is None
+
+    @property
+    def is_doomed(self) -> bool:
+        """Whether it is about to end, or has ended."""
+        return self.is_dismissed or (self.hit is not None and self.hit.freeze_s is None)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it takes part in ops."""
+        return self.is_joined and not self.is_doomed and self.thaw_at is None and self.stepped is not None
+
+    def __str__(self) -> str:
+        return f"peer {self.number} (slot {self.slot}, group {self.group})"
+
+
+@dataclass
+class Master:
+    """An address of a master and the process that serves it."""
+
+    number: int
+    process: Child
+    address: str = ""
+    is_standby: bool = False
+    is_listening: bool = False
+    starts: int = 1
+
+    def __str__(self) -> str:
+        return f"standby {self.number}" if self.number else "the master"
+
+
+class Supervisor(Closing):
+    """One run: `with Supervisor(...) as supervisor: report = supervisor.run()`."""
+
+    def __init__(self, plan: Plan, display: Display) -> None:
+        self._plan = plan
+        self._display = display
+        self._logs = Path(tempfile.mkdtemp(prefix="pccl-stress-"))
+        self._keeps_logs = False
+        self._events = (self._logs / "events.log").open("w", buffering=1)
+        self._ended: deque[Child] = deque()
+        self._token = secrets.token_urlsafe() if plan.token or plan.encrypt else ""
+        self._processes = Processes(self._environment(), self._logs)
+        self._masters: list[Master] = []
+        self._peers: dict[Child, Peer] = {}
+        self._next_peer = 1
+        self._free_slots = deque(range(SLOTS))
+        self._checker = Checker(TAGS + (CHAINS * CHAIN_OPS if plan.threads else 0))
+        self._problems = self._checker.problems
+        self._done = Disturbances()
+        self._start_s = now = time.monotonic()
+        self._killed_at = float("-inf")
+        self._master_listens_at: float | None = None
+        """The start of the last new master, until a step has ended that was begun after it."""
+        self._losses = Losses(plan.standbys > 0)
+        self._partitions = Partitions(plan, Random(f"{plan.seed} partitions"))
+        self._blocked: dict[Child, list[int]] = {}
+        self._random = Random(f"{plan.seed} faults")
+        self._disturb_at = Schedule(plan.disturb_every, self._random, now)
+        self._partition_at = Schedule(plan.partition, self._random, now)
+        self._interrupt_at = Schedule(plan.interrupts, self._random, now)
+        self._kill_master_at = Schedule(plan.kill_master, self._random, now)
+
+    def _environment(self) -> dict[str, str]:
+        faulthandler = {"PYTHONFAULTHANDLER": "1"}  # the master writes its stacks on SIGABRT
+        token = {"PCCL_TOKEN": self._token} if self._token else {}
+        encrypt = "1" if self._plan.encrypt else "0"
+        own = {"PCCL_LOG_LEVEL": "INFO", "PCCL_STATE": "", "PCCL_ENCRYPT": encrypt}
+        return {**ONE_THREAD, **faulthandler, **token, **own}
+
+    def close(self) -> None:
+        self._processes.close()
+        self._events.close()
+        if not self._keeps_logs:
+            shutil.rmtree(self._logs)
+
+    def run(self) -> Report:
+        """Run to the end of the time, or to the first problem."""
+        try:
+            self._run()
+        except Exception:
+            self._keeps_logs = True
+            raise
+        self._keeps_logs = bool(self._problems)
+        return Report(
+            plan=self._plan,
+            seconds=time.monotonic() - self._start_s,
+            counts=self._checker.counts,
+            disturbances=self._done,
+            problems=list(self._problems),
+            logs=str(self._logs) if self._problems else None,
+        )
+
+    def _run(self) -> None:
+        self._start_masters()
+        if not self._problems:
+            for index in range(self._plan.peers):
+                self._start(index % self._plan.groups)
+            self._disturb()
+            self._heal(float("inf"))
+            self._come_together()
+            self._dismiss_all()
+        if not self._problems:
+            self._checker.settle(time.monotonic(), is_over=True)
+
+    def _note(self, what: str) -> None:
+        self._events.write(f"{datetime.now().isoformat(' ', 'milliseconds')} {what}\n")
+
+    # The parts of a run
+
+    def _disturb(self) -> None:
+        end_s = time.monotonic() + 60 * self._plan.minutes
+        while not self._problems and (now := time.monotonic()) < end_s:
+            peers = self._peers.values()
+            if self._disturb_at.is_due(now):
+                targets = [peer.number for peer in peers if peer.hit is None and not peer.is_dismissed]
+                doomed = sum(peer.is_doomed for peer in peers)
+                for action in disturbances(self._plan, self._random, len(peers), doomed, targets):
+                    self._act(action)
+            if self._partition_at.is_due(now):
+                self._begin_partition(now)
+            if self._interrupt_at.is_due(now):
+                self._interrupt()
+            if self._kill_master_at.is_due(now):
+                self._replace_master()
+            schedules = (self._disturb_at, self._partition_at, self._interrupt_at, self._kill_master_at)
+            self._wait(min(end_s, *(schedule.next_at for schedule in schedules)))
+
+    def _come_together(self) -> None:
+        """Wait until every peer takes part in an op with all others of its group."""
+        for peer in self._peers.values():
+            if peer.thaw_at is not None:
+                peer.thaw_at = time.monotonic()
+            elif peer.hit is not None and not peer.is_killed:
+                peer.hit = peer.hit_at = None
+        look_at = time.monotonic()
+        limit_s = STARTS_WITHIN * self._plan.hang_s
+        end_s = look_at + limit_s
+        while not self._problems and not self._are_together():
+            now = time.monotonic()
+            if now > look_at:
+                self._dissolve_second_runs()
+                look_at = now + LOOK_S
+            if now > end_s:
+                seen = {str(peer): peer.stepped for peer in self._peers.values()}
+                self._stuck(f"the peers did not come together within {limit_s:g} s; their last steps: {seen}")
+            self._wait(min(look_at, end_s))
+
+    def _are_together(self) -> bool:
+        if any(peer.is_killed or peer.is_dismissed or peer.thaw_at is not None for peer in self._peers.values()):
+            return False
+        for group in range(self._plan.groups):
+            peers = [peer for peer in self._peers.values() if peer.group == group]
+            slots = sorted(peer.slot for peer in peers)
+            for peer in peers:
+                if not peer.is_joined or peer.stepped is None:
+                    return False
+                outcomes = peer.stepped.outcomes
+                if len(peers) > 1 and not (outcomes and all(each.participants == slots for each in outcomes)):
+                    return False
+        return True
+
+    def _dismiss_all(self) -> None:
+        for peer in self._peers.values():
+            self._dismiss(peer)
+        while not self._problems and self._peers:
+            self._wait(time.monotonic() + TICK_S)
+
+    # Faults of peers
+
+    def _act(self, action: Action) -> None:
+        match action:
+            case Start(group):
+                self._start(group)
+            case Dismiss(number):
+                self._done.dismissed += 1
+                self._dismiss(self._peer(number))
+            case Hit(number):
+                peer = self._peer(number)
+                peer.hit = action
+                if action.aim is None:
+                    self._hit(peer)
+                else:
+                    peer.hit_at = time.monotonic() + AIM_FOR_S
+
+    def _peer(self, number: int) -> Peer:
+        return next(peer for peer in self._peers.values() if peer.number == number)
+
+    def _start(self, group: int) -> None:
+        number, slot = self._next_peer, self._free_slots.popleft()
+        self._next_peer += 1
+        addresses = ",".join(master.address for master in self._masters)
+        options = msgspec.json.encode(WorkerOptions(addresses, number, slot, group, self._plan)).decode()
+        process = self._processes.start(f"peer {number}", "pccl.tools.stress.worker", options)
+        now = time.monotonic()
+        self._peers[process] = Peer(number, slot, group, process, At("starting", 0), now)
+        self._checker.started(number, slot, group)
+        if self._losses.is_master_starting(now):
+            self._checker.excuse(number, now)
+        self._block()
+        self._note(f"start {self._peers[process]}")
+        self._done.started += 1
+        self._done.peers_most = max(self._done.peers_most, len(self._peers))
+
+    def _dismiss(self, peer: Peer) -> None:
+        if not peer.is_dismissed:
+            self._note(f"dismiss {peer}")
+            peer.is_dismissed = True
+            peer.process.send(Leave())
+
+    def _hit(self, peer: Peer) -> None:
+        hit = peer.hit
+        assert hit is not None
+        kind = "kill" if hit.freeze_s is None else f"freeze for {hit.freeze_s:.2f} s:"
+        self._note(f"{kind} {peer}, {peer.at.doing} at revision {peer.at.revision}")
+        peer.hit_at = None
+        if hit.freeze_s is None:
+            self._done.killed += 1
+            self._killed_at = time.monotonic()
+            peer.process.popen.kill()
+        else:
+            self._done.frozen += 1
+            peer.process.popen.send_signal(signal.SIGSTOP)
+            peer.thaw_at = time.monotonic() + hit.freeze_s
+            self._excuse(peer)
+
+    def _thaw(self, peer: Peer) -> None:
+        self._note(f"thaw {peer}")
+        peer.process.popen.send_signal(signal.SIGCONT)
+        peer.hit = peer.thaw_at = None
+        self._excuse(peer)
+        for each in self._peers.values():
+            each.reported_at = time.monotonic()  # they may have waited for the frozen peer
+
+    def _excuse(self, peer: Peer) -> None:
+        peer.stepped = None
+        self._checker.excuse(peer.number, time.monotonic())
+
+    def _interrupt(self) -> None:
+        targets = [peer for peer in self._peers.values() if peer.at.doing != "starting" and peer.thaw_at is None]
+        if targets:
+            peer = self._random.choice(targets)
+            self._note(f"interrupt {peer}, {peer.at.doing} at revision {peer.at.revision}")
+            self._done.interrupted += 1
+            peer.process.popen.send_signal(signal.SIGINT)
+
+    # Masters
+
+    def _start_masters(self) -> None:
+        limit_s = self._start_s + STARTS_WITHIN * self._plan.hang_s
+        for number in range(1 + self._plan.standbys):
+            standby_of = ",".join(master.address for master in self._masters)
+            process = self._start_master(number, 1, f"{host_of(MASTER - number)}:0", standby_of)
+            master = Master(number, process, is_standby=number > 0)
+            self._masters.append(master)
+            while not master.is_listening and not self._problems:
+                self._wait(limit_s)
+
+    def _start_master(self, number: int, starts: int, address: str, standby_of: str) -> Child:
+        state = str(self._logs / f"state-{number}") if self._plan.keeps_state else "none"
+        arguments = ["--listen", address, "--peer-timeout", str(PEER_TIMEOUT_S), "--state", state]
+        if standby_of:
+            arguments += ["--standby-of", standby_of]
+        elif starts == 1:
+            arguments.append("--found")
+        name = f"{f'standby {number}' if number else 'master'} {starts}"
+        return self._processes.start(name, "pccl.tools.stress.network", host_of(MASTER - number), *arguments)
+
+    def _leading(self) -> list[tuple[Master, RunStatus]]:
+        """Return the masters that lead a run, and its status."""
+        found = []
+        for master in self._masters:
+            with suppress(PCCLError):
+                status = run_status(master.address, token=self._token, timeout=STATUS_S)
+                if status.role == "leading":
+                    found.append((master, status))
+        return found
+
+    def _replace_master(self) -> None:
+        """Kill the master that leads, or any one, and start another at its address.
+
+        Runs begin at masters that are not standbys, so one of these remains.
+        """
+        leading = self._leading()
+        self._members_of(status for _, status in leading)
+        if leading:
+            master, _ = max(leading, key=lambda each: (len(each[1].members), each[1].term))
+        else:
+            master = self._random.choice(self._masters)
+        others = [other for other in self._masters if other is not master]
+        is_founder_left = any(not other.is_standby for other in others)
+        master.is_standby = is_founder_left and self._random.random() >= FRESH_CHANCE
+        role = "a standby" if master.is_standby else "a master without the run's state"
+        self._note(f"kill {master}, which {'leads' if leading else 'does not lead'} and restarts as {role}")
+        self._done.masters_killed += 1
+        self._done.masters_stood_by += master.is_standby
+        master.process.popen.kill()
+        master.process.popen.wait()
+        self._reap(master.process)
+        now = time.monotonic()
+        self._losses.master_killed(now)
+        master.starts += 1
+        master.is_listening = False
+        standby_of = ",".join(other.address for other in others) if master.is_standby else ""
+        master.process = self._start_master(master.number, master.starts, master.address, standby_of)
+        self._block()
+        for peer in self._peers.values():
+            if not peer.is_joined:
+                self._checker.excuse(peer.number, now)  # it may find no master, or none that leads
+
+    def _dissolve_second_runs(self) -> None:
+        """Dismiss the peers of all runs but the largest. Peers that found no leading master, because of a partition or
+        of a dead master, may have begun a run of their own."""
+        members = self._members_of(status for _, status in self._leading())
+        if len(members) < 2:
+            return
+        largest = max(members, key=lambda run: len(members[run]))
+        for run, names in members.items():
+            for peer in self._peers.values():
+                if run != largest and f"peer {peer.number}" in names - members[largest]:
+                    self._note(f"{peer} is not in the largest run")
+                    self._dismiss(peer)
+
+    def _members_of(self, leading: Iterable[RunStatus]) -> dict[str, set[str]]:
+        """Return the names of the peers of each run. Without partitions and freezes there must be one run."""
+        members = {
+            status.run: {member.name for member in status.members}
+            for status in sorted(leading, key=lambda status: status.term)
+        }
+        if len(members) > 1 and self._plan.partition is None and not self._plan.freeze:
+            self._problems.append(f"two masters lead, each a run of its own: {members}")
+        return members
+
+    # Partitions
+
+    def _begin_partition(self, now: float) -> None:
+        partition = self._partitions.begin(now, [peer.slot for peer in self._peers.values() if not peer.is_doomed])
+        if partition is not None:
+            self._note(str(partition))
+            self._done.partitions += 1
+            self._block()
+
+    def _heal(self, now: float) -> None:
+        for partition in self._partitions.heal(now):
+            self._note(f"heal {partition}")
+            self._block()
+
+    def _block(self) -> None:
+        """Send every process the hosts whose packets it must drop, if they have changed."""
+        members = {master.process: MASTER - master.number for master in self._masters}
+        members.update((peer.process, peer.slot) for peer in self._peers.values())
+        before, self._blocked = self._blocked, {}
+        for process, member in members.items():
+            senders = self._blocked[process] = self._partitions.blocked_for(member)
+            if senders != before.get(process, []):
+                process.send(DropFrom([host_of(sender) for sender in senders]))
+
+    def _excuse_cut_off(self, now: float) -> None:
+        """Excuse peers that may be evicted: by a partition, or because too few are left for a master."""
+        peers = self._peers.values()
+        groups = {peer.slot: peer.group for peer in peers if peer.is_sound}
+        slots = {slot for each in self._partitions.active for slot in may_be_lost(each, groups)}
+        for peer in peers:
+            if peer.slot in slots:
+                peer.stepped = None
+            self._checker.partitioned(peer.number, peer.slot in slots, now)
+        sound = sum(peer.is_sound for peer in peers)
+        if self._losses.may_run_end(now, sound, sum(peer.is_joined for peer in peers) - sound):
+            for peer in peers:
+                self._checker.excuse(peer.number, now)
+
+    # Events
+
+    def _wait(self, until_s: float) -> None:
+        """Handle the events of a moment, and whatever is due."""
+        due = [at for peer in self._peers.values() for at in (peer.hit_at, peer.thaw_at) if at is not None]
+        now = time.monotonic()
+        timeout_s = max(0.0, min(until_s, now + TICK_S, self._partitions.heals_at, *due) - now)
+        for process, line in self._processes.events(timeout_s):
+            if process in self._peers:
+                self._handle(self._peers[process], line)
+            else:
+                self._handle_master(process, line)
+        now = time.monotonic()
+        for peer in list(self._peers.values()):
+            if peer.hit_at is not None and now >= peer.hit_at:
+                self._hit(peer)
+            elif peer.thaw_at is not None and now >= peer.thaw_at:
+                self._thaw(peer)
+        self._heal(now)
+        self._excuse_cut_off(now)
+        self._checker.settle(now)
+        self._look_for_hangs(now)
+        positions = {peer.number: peer.at for peer in self._peers.values()}
+        self._display.moved(now - self._start_s, positions, self._checker.counts, self._done)
+
+    def _handle(self, peer: Peer, line: bytes | int) -> None:
+        if isinstance(line, int):
+            self._exited(peer, line)
+            return
+        message: Message | None = decoded(line, Message)
+        if message is None:
+            return
+        peer.reported_at = now = time.monotonic()
+        match message:
+            case At():
+                peer.at = message
+                if peer.hit is not None and peer.hit.aim == message.doing:
+                    peer.hit_at = now + peer.hit.delay_s
+                    peer.hit = replace(peer.hit, aim=None)
+            case Joined():
+                peer.is_joined = True
+                peer.stepped = None
+            case SessionOver(reason, is_own):
+                if not peer.is_joined and (now < self._killed_at + KILL_S or self._losses.is_master_starting(now)):
+                    self._checker.excuse(peer.number, now)
+                if is_own:
+                    self._losses.peer_lost(now, peer.group)
+                peer.is_joined = False
+                peer.stepped = None
+                self._note(f"{peer} {'left' if is_own else 'lost'} its session: {reason}")
+            case Stepped():
+                peer.stepped = message
+                if message.outcomes:
+                    self._losses.stepped(peer.group, now - message.seconds)
+                    self._note_failover(now, now - message.seconds)
+            case Left():
+                peer.has_left = True
+        self._checker.receive(peer.number, message, now)
+
+    def _handle_master(self, process: Child, line: bytes | int) -> None:
+        master = next((each for each in self._masters if each.process is process), None)
+        if master is None:
+            return  # it was killed
+        if isinstance(line, int):
+            self._problems.append(f"{master} ended with {line}:\n{process.last_errors()}")
+        elif line.startswith(MASTER_READY):
+            master.address = line.removeprefix(MASTER_READY).decode().strip()
+            master.is_listening = True
+            if master.starts > 1:
+                self._master_listens_at = time.monotonic()
+
+    def _note_failover(self, now: float, begun_at: float) -> None:
+        if self._master_listens_at is not None and begun_at >= self._master_listens_at:
+            self._done.failover_s = max(self._done.failover_s, now - self._master_listens_at)
+            self._master_listens_at = None
+
+    def _exited(self, peer: Peer, returncode: int) -> None:
+        del self._peers[peer.process]
+        self._free_slots.append(peer.slot)
+        self._checker.ended(peer.number, time.monotonic())
+        self._losses.peer_lost(time.monotonic(), peer.group)
+        if not peer.is_killed and not (returncode == 0 and peer.has_left):
+            self._problems.append(f"{peer} ended by itself with {returncode}:\n{peer.process.last_errors()}")
+        self._reap(peer.process)
+
+    def _reap(self, process: Child) -> None:
+        """Close a process that has ended, and delete the oldest of LOGS_KEPT logs."""
+        self._processes.reap(process)
+        self._ended.append(process)
+        if len(self._ended) > LOGS_KEPT and (log := self._ended.popleft().log) is not None:
+            log.unlink()
+
+    # Hangs
+
+    def _look_for_hangs(self, now: float) -> None:
+        peers = self._peers.values()
+        if self._problems or any(peer.thaw_at is not None for peer in peers):
+            return
+        late = []
+        for peer in peers:
+            limit_s = self._plan.hang_s * (STARTS_WITHIN if peer.at.doing == "starting" else 1)
+            if not peer.is_killed and now - peer.reported_at > limit_s:
+                late.append(str(peer))
+        if late:
+            self._stuck(f"a hang: {', '.join(late)} sent no report for {self._plan.hang_s:g} s")
+
+    def _stuck(self, what: str) -> None:
+        """Note a problem with the position of each peer. All processes write their stacks, which ends the masters."""
+        now = time.monotonic()
+        for peer in self._peers.values():
+            peer.process.popen.send_signal(signal.SIGUSR1)
+        for master in self._masters:
+            master.process.popen.send_signal(signal.SIGABRT)
+        time.sleep(STACKS_S)
+        lines = [what]
+        for peer in self._peers.values():
+            waited_s = now - peer.reported_at
+            lines.append(f"  {peer}: {peer.at.doing} at revision {peer.at.revision} for {waited_s:.1f} s")
+        lines += [f"the last errors of {each}:\n{each.process.last_errors()}" for each in self._masters]
+        self._problems.append("\n".join(lines))

@@ -1,0 +1,229 @@
+"""The demo's verdict: passes on a good run, and each thing that can go wrong fails exactly its own check."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from pccl.tools.demo.display import Display
+from pccl.tools.demo.plan import Plan
+from pccl.tools.demo.report import (
+    Event,
+    Joined,
+    Killed,
+    Report,
+    Row,
+    Survivor,
+    draw_plot,
+    first_and_last_line,
+    name_peers,
+    to_json,
+)
+from pccl.tools.report import PlanError, ToolError
+
+PLAN = Plan(peers=3, steps=6)  # peer 2 is killed in step 2, peer 3 joins in step 4
+WORLDS = [3, 3, 2, 2, 3, 3, 3]
+LOST = Event("lost", "peer 2 lost", 2)
+JOINED = Event("joined", "peer 3 joined", 3)
+
+
+def _good() -> dict[str, Any]:
+    events = {2: [LOST, Event("retried", "2 all-reduces aborted and retried")], 4: [JOINED]}
+    return {
+        "plan": PLAN,
+        "unigram_bits": 4.7,
+        "rows": [
+            Row(step, 8 - 0.8 * step, world, 10**6, 10**6, 0.5, events.get(step, []))
+            for step, world in enumerate(WORLDS)
+        ],
+        "killed": Killed(peer=2, step=2, launched=2, of=4, aborted={0: 2, 1: 2}),
+        "joined": Joined(peer=3, step=4, received_bytes=5000, sync_seconds=0.1),
+        "survivors": [Survivor(peer, 6, 6, "ab" * 32) for peer in (0, 1, 3)],
+        "problems": [],
+        "seconds": 12.0,
+    }
+
+
+def _failed(report: Report) -> list[str]:
+    assert report.passed == all(check.passed for check in report.checks)
+    return [check.name for check in report.checks if not check.passed]
+
+
+def _replace_row(facts: dict[str, Any], step: int, **changes: Any) -> None:
+    facts["rows"][step] = msgspec.structs.replace(facts["rows"][step], **changes)
+
+
+def test_a_good_run_passes() -> None:
+    report = Report(**_good())
+    assert report.passed
+    assert (report.start_bits, report.end_bits) == (8, pytest.approx(3.2))
+    assert {check.name for check in report.checks} == {"loss", "parity", "kill", "join", "agreement", "nothing else"}
+
+
+FLAWS: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
+    "loss just below the entropy": ("loss", lambda facts: _replace_row(facts, 6, bits_per_byte=4.6)),
+    "loss not measured": ("loss", lambda facts: _replace_row(facts, 6, bits_per_byte=None)),
+    "a digest differs": ("parity", lambda facts: facts["survivors"].append(Survivor(1, 6, 6, "cd" * 32))),
+    "a revision differs": ("parity", lambda facts: facts["survivors"].append(Survivor(1, 6, 5, "ab" * 32))),
+    "a survivor is missing": ("parity", lambda facts: facts["survivors"].pop()),
+    "nobody was killed": ("kill", lambda facts: facts.update(killed=None)),
+    "the victim was not missed": ("kill", lambda facts: _replace_row(facts, 2, world_size=3)),
+    "nothing was aborted": (
+        "kill",
+        lambda facts: facts.update(killed=msgspec.structs.replace(facts["killed"], aborted={0: 0, 1: 0})),
+    ),
+    "nobody joined": ("join", lambda facts: facts.update(joined=None)),
+    "the newcomer brought everything along": (
+        "join",
+        lambda facts: facts.update(joined=msgspec.structs.replace(facts["joined"], received_bytes=0)),
+    ),
+    "the newcomer was not seen": ("join", lambda facts: _replace_row(facts, 4, events=[])),
+    "world sizes differ": ("agreement", lambda facts: _replace_row(facts, 3, agreed=False)),
+    "somebody else died": ("nothing else", lambda facts: facts["problems"].append("peer 1 ended by itself")),
+}
+
+
+@pytest.mark.parametrize("flaw", FLAWS)
+def test_each_flaw_fails_its_check(flaw: str) -> None:
+    name, spoil = FLAWS[flaw]
+    facts = _good()
+    spoil(facts)
+    assert _failed(Report(**facts)) == [name]
+
+
+def test_a_run_that_never_began_fails_everything() -> None:
+    facts = _good() | {"rows": [], "killed": None, "joined": None, "survivors": [], "problems": ["no master"]}
+    assert _failed(Report(**facts)) == ["loss", "parity", "kill", "join", "agreement", "nothing else"]
+
+
+def test_one_interrupted_survivor_shows_that_the_kill_hit() -> None:
+    facts = _good()
+    facts["killed"] = msgspec.structs.replace(facts["killed"], aborted={0: 0, 1: 2})
+    report = Report(**facts)
+    assert report.passed
+    assert "peer 1 retried 2" in next(check.found for check in report.checks if check.name == "kill")
+
+
+@pytest.mark.parametrize(("inner_steps", "end_bits", "passes"), [(10, 7.9, True), (10, 8.1, False), (17, 4.5, False)])
+def test_a_short_run_needs_to_have_learned_less(inner_steps: int, end_bits: float, passes: bool) -> None:
+    facts = _good() | {"plan": Plan(peers=3, steps=6, inner_steps=inner_steps)}
+    _replace_row(facts, 6, bits_per_byte=end_bits)
+    assert Report(**facts).passed == passes
+
+
+def test_a_run_fits_a_terminal_of_80_columns() -> None:
+    facts = _good()
+    lost = Event("lost", "peer 2 lost: killed with 5 of 5 all-reduces begun", 2)
+    joined = Event("joined", "peer 3 joined, synced 11.4 MB in 1234 ms", 3)
+    _replace_row(facts, 2, events=[lost, *facts["rows"][2].events], sent_bytes=1234567890, seconds=123.4)
+    _replace_row(facts, 4, events=[joined])
+    report = Report(**facts)
+    output = io.StringIO()
+    with Display(Console(file=output, width=80), PLAN) as display:
+        display.page("http://127.0.0.1:12345/")
+        for row in report.rows:
+            display.row(row)
+        display.verdict(report)
+    lines = output.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80, lines
+    text = " ".join(output.getvalue().split())
+    for said in (
+        "peer 2 is killed in step 2",
+        lost.text,
+        joined.text,
+        "ab" * 32,
+        "peers 0, 1 and 3: shared state",
+        "ok",
+    ):
+        assert said in text
+    for check in report.checks:
+        assert check.found in text
+
+
+def test_only_what_was_asked_for_is_judged() -> None:
+    plan = Plan(peers=3, steps=6, kill=False, join=False)
+    facts = _good() | {"plan": plan, "killed": None, "joined": None}
+    facts["survivors"] = [Survivor(peer, 6, 6, "ab" * 32) for peer in range(3)]
+    assert Report(**facts).passed
+
+
+def test_json_has_the_facts_and_can_be_judged_again() -> None:
+    report = Report(**_good())
+    facts = json.loads(to_json(report))
+    assert facts["passed"] is True
+    assert facts["plan"]["peers"] == 3
+    assert facts["rows"][2]["events"][0] == {"kind": "lost", "text": "peer 2 lost", "peer": 2}
+    assert facts["killed"]["aborted"] == {"0": 2, "1": 2}
+    assert [survivor["peer"] for survivor in facts["survivors"]] == [0, 1, 3]
+    again = msgspec.json.decode(to_json(report), type=Report)
+    assert again == report
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_plot_is_drawn(kind: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"curve.{kind}"
+    facts = _good()
+    _replace_row(facts, 3, bits_per_byte=None)
+    draw_plot(Report(**facts), path)
+    assert path.stat().st_size > 5000
+    if kind == "svg":
+        for text in ("unigram entropy of the text", "outer step"):
+            assert text in path.read_text()
+
+
+def test_plot_without_matplotlib_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    with pytest.raises(ToolError, match=r"pip install 'pccl-collectives\[plot\]'"):
+        draw_plot(Report(**_good()), Path("curve.png"))
+
+
+@pytest.mark.parametrize("name", ["curve", "curve.docx", "no/such/folder/curve.png"])
+def test_plot_that_cannot_be_written_is_refused(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ToolError, match="curve"):
+        draw_plot(Report(**_good()), tmp_path / name)
+
+
+@pytest.mark.parametrize("steps", range(2, 40))
+def test_plan_kills_then_joins_then_ends(steps: int) -> None:
+    plan = Plan(steps=steps)
+    plan.check()
+    assert 1 <= plan.kill_step < plan.join_step <= steps
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"peers": 0}, "--peers 0"),
+        ({"peers": 1}, "--no-kill"),
+        ({"steps": 1}, "--no-join"),
+        ({"inner_steps": 0}, "--inner-steps 0"),
+        ({"seed": -1}, "--seed -1"),
+        ({"step_timeout_s": 0.0}, "--step-timeout 0"),
+    ],
+)
+def test_invalid_plans(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(PlanError, match=text):
+        Plan(**options).check()
+
+
+def test_words() -> None:
+    assert [name_peers(peers) for peers in ([], [3], [1, 3], [0, 1, 3])] == [
+        "no peer",
+        "peer 3",
+        "peers 1 and 3",
+        "peers 0, 1 and 3",
+    ]
+    assert (
+        first_and_last_line("peer 1 ended: Traceback\n  File\nValueError: x")
+        == "peer 1 ended: Traceback ... ValueError: x"
+    )
