@@ -18,10 +18,11 @@ from tests.simulation.master_host import Memory
 from tests.simulation.node import Node
 from tests.simulation.plan import DRIFT, ONE_NAME, Plan
 from tests.simulation.scene import CLOCK_RATES
-from tests.simulation.trials import play_trial
-from tests.simulation.trials.membership import CONNECTIONS_MAX, PENDING_MAX
 from tests.simulation.world import MASTER_TIMEOUT_S, World
 
+CONNECTIONS_MAX = 100
+PENDING_MAX = 12
+"""Bounds of masters, more than schedules have."""
 CLOSING_TAGS = (11, 12)
 GONE_TAG = 13
 """Unused before: a verdict may have ended a use of the others that some peers have yet to make."""
@@ -40,13 +41,12 @@ CATCH_UPS_MAX = 30
 
 
 class Schedule(Faults):
-    def __init__(self, plan: Plan, is_real: bool = False, is_calm: bool = False) -> None:
-        """`is_real`: with the engine that ships. `is_calm`: the oldest thing happens first, there is no fast path,
-        and connections fail only where a step says so."""
+    def __init__(self, plan: Plan, is_real: bool = False) -> None:
+        """`is_real`: over the C engine."""
         rng = random.Random(plan.seed)
         self._founders = 1 if ONE_NAME in plan.traits else plan.founders
         world = World(
-            None if is_calm else rng,
+            rng,
             options=MasterOptions(
                 engine_threads=plan.seed // 6 % 3 + 1 if is_real else 1,
                 founders=self._founders,
@@ -59,14 +59,12 @@ class Schedule(Faults):
             is_one_name=ONE_NAME in plan.traits,
             clocks=random.Random(plan.seed) if DRIFT in plan.traits else None,
             engine_seed=plan.seed if is_real else None,
-            connections_fail=not is_calm,
         )
         super().__init__(plan, world, rng)
         self._slack = 1 / CLOCK_RATES[0] if DRIFT in plan.traits else 1.0
         """The seconds that the slowest clock may take for one of its own."""
 
-    def run(self, at_rest: Callable[[], None] | None = None) -> None:
-        """`at_rest`: all comes to rest after each step, and this is called."""
+    def run(self) -> None:
         self.add()
         if self.plan.is_admitted:
             self.world.admit_all()
@@ -76,10 +74,6 @@ class Schedule(Faults):
             self.rng.seed(step.seed)
             self.between, self.is_streaming = None, False
             getattr(self, step.action)()
-            if at_rest is not None:
-                self.world.run()
-                at_rest()
-                continue
             for _ in range(step.deliveries):
                 if not self.world.step() and not self._goes_on_streaming():
                     break
@@ -149,17 +143,11 @@ class Schedule(Faults):
         if self.chance(0.6):
             self._one_goes()
         world.checks.agreement()
-        self._try()
         for node in world.alive:
             world.leave(node)
         world.run()
         assert not any(host.is_leading for host in world.hosts)
         assert world.master.deadline() is None or self.plan.masters
-
-    def _try(self) -> None:
-        """Play the trial that the plan has, in a world for which there are some."""
-        if self.plan.trial and not self.world.is_one_name and self.world.rng is not None:
-            play_trial(self.world, random.Random(self.plan.trial), self._slack, self.plan.groups)
 
     def _one_goes(self) -> None:
         """Check that a peer which stops for good or dies, with all else well, is lost in time, and the others go on."""

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.simulation.plan import ACTIONS, DELIVERIES, GROUPS_MAX, MASTERS_MAX, PEERS_MAX, SEEDS, Plan, Step
-from tests.simulation.schedule import play
+from tests.simulation.schedule import Schedule, play
 from tests.simulation.shrink import shrink
 
 BLOCK = 50
@@ -46,11 +46,9 @@ FOUND = (
     # A standby without the only peer that has heard a sync's success is deposed, and the next master leads that peer.
     '[39950,2,5,true,[["cut_master_off",21446,0],["sync",33440,10],["freeze_master",33008,0],["hang",21507,0],'
     '["long_wait",17310,0],["rest",23929,0],["long_wait",10952,0]],2]',
-    # Peers that hear nothing of their masters for a while give theirs up one by one, while newcomers come (`Outage`).
-    '[55249,1,5,true,[],2,["drift"],1,49844]',
     # A newcomer waits for founders at a standby whose run has ended, and all others at the master that founds runs.
     '[33196,2,5,true,[["kill_master_within",2340,0],["leave",65066,100],["kill",38416,0],["add",18370,0],'
-    '["leave",63809,10],["leave",13058,0]],3,[],2,0]',
+    '["leave",63809,10],["leave",13058,0]],3,[],2]',
 )
 """Plans that found something, made small."""
 STEPS_MAX = 60
@@ -67,7 +65,6 @@ plans = st.builds(
     st.integers(0, MASTERS_MAX),
     st.just(()),
     st.integers(1, 2),
-    st.integers(0, 100),
 )
 
 
@@ -100,9 +97,13 @@ def test_a_schedule_is_replayed_by_its_seed() -> None:
     assert log(7) == log(7) != log(8)
 
 
-def test_a_plan_is_replayed_by_its_text() -> None:
+def test_plan_is_replayed_by_its_text() -> None:
     plan = Plan.of_seed(3)
     assert Plan.loads(plan.dumps()) == plan
+
+
+def test_every_action_of_a_plan_is_a_step() -> None:
+    assert [action for action in ACTIONS if not callable(getattr(Schedule, action, None))] == []
 
 
 def test_shrinking_leaves_the_steps_that_matter() -> None:
