@@ -56,10 +56,10 @@ def test_schedules_with_real_engines_are_replayed_by_their_seeds() -> None:
     assert log(7) == log(7) != log(8)
 
 
-def test_who_is_on_the_fast_path_does_not_take_arrays_back() -> None:
+def test_fast_path_keeps_its_arrays() -> None:
     """Of several engine threads none knows of an op that was handed over before the machine hears of it."""
     play(Plan.of_seed(2350001655, masters=0), is_real=True)
 
 
-def test_who_gives_up_an_op_that_was_started_has_the_machine_hear_of_it_before_anything_else() -> None:
+def test_timeout_of_a_started_op_is_reported_first() -> None:
     play(Plan.of_seed(88116, masters=1).with_streams(), is_real=True)

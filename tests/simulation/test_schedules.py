@@ -74,14 +74,14 @@ BLOCKS = [range(start, start + BLOCK) for start in range(0, SCHEDULES, BLOCK)]
 @pytest.mark.parametrize(
     "seeds", [BLOCKS[0], *(pytest.param(block, marks=pytest.mark.slow) for block in BLOCKS[1:])], ids=str
 )
-def test_everybody_agrees_and_nobody_hangs(seeds: range) -> None:
+def test_random_schedules(seeds: range) -> None:
     for seed in seeds:
         play(Plan.of_seed(seed))
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plans)
-def test_everybody_agrees_and_nobody_hangs_in_plans_that_shrink(plan: Plan) -> None:
+def test_random_plans(plan: Plan) -> None:
     play(plan)
 
 

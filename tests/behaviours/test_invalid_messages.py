@@ -40,7 +40,7 @@ ILLEGAL_WHILE_PENDING = {
 
 @pytest.mark.parametrize("words", ILLEGAL_ALWAYS.values(), ids=ILLEGAL_ALWAYS)
 @pytest.mark.parametrize("sender", [1, 2], ids=["accepted", "pending"])
-def test_illegal_words_cost_only_the_speaker_its_place(world: World, words: m.Message | bytes, sender: int) -> None:
+def test_illegal_message_evicts_its_sender_only(world: World, words: m.Message | bytes, sender: int) -> None:
     a, b = world.join(0, 0)
     world.add(7)
     world.run()
@@ -58,7 +58,7 @@ def test_illegal_words_cost_only_the_speaker_its_place(world: World, words: m.Me
 
 @pytest.mark.parametrize("words", ILLEGAL_WHILE_PENDING.values(), ids=ILLEGAL_WHILE_PENDING)
 @pytest.mark.parametrize("group", [0, 7], ids=["of a group", "of a new group"])
-def test_words_out_of_place_cost_a_pending_peer_its_place(world: World, words: m.Message, group: int) -> None:
+def test_illegal_message_of_a_newcomer_rejects_it(world: World, words: m.Message, group: int) -> None:
     a, b = world.join(0, 0)
     pending = world.add(group)
     world.run()
@@ -73,7 +73,7 @@ def test_words_out_of_place_cost_a_pending_peer_its_place(world: World, words: m
     assert a.result(op) is Result.SUCCESS
 
 
-def test_second_joint_call_at_once_is_illegal(world: World) -> None:
+def test_second_group_call_at_once_is_illegal(world: World) -> None:
     a, b = world.join(0, 0)
     world.joint(b, Kind.UPDATE_TOPOLOGY)
     world.send(b, m.JointCall(99, Kind.UPDATE_TOPOLOGY))
@@ -96,7 +96,7 @@ LATE_OR_STALE = {
 
 
 @pytest.mark.parametrize("words", LATE_OR_STALE.values(), ids=LATE_OR_STALE)
-def test_late_words_are_ignored(world: World, words: m.Message) -> None:
+def test_late_message_is_ignored(world: World, words: m.Message) -> None:
     a, b = world.join(0, 0)
     view, told = world.master.state.view, len(world.from_masters)
     world.send(b, words)

@@ -8,7 +8,7 @@ from pccl.protocol import messages as m
 from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
-from tests.simulation.world import World, rings
+from tests.simulation.world import MASTER, World, rings
 
 
 def test_first_peer_is_admitted_at_once(world: World) -> None:
@@ -55,7 +55,7 @@ def test_several_join_in_one_view(world: World) -> None:
     assert {node.view.global_world_size for node in world.nodes} == {4}
 
 
-def test_joins_are_common_to_all_groups(world: World) -> None:
+def test_join_concerns_all_groups(world: World) -> None:
     a, b = world.join(0, 1)
     world.add(1)
     call = world.joint(b, Kind.UPDATE_TOPOLOGY)
@@ -72,7 +72,7 @@ def test_update_topology_without_joiners_changes_nothing(world: World) -> None:
     assert world.master.state.view == view
 
 
-def test_neighbours_that_stay_so_keep_their_link(world: World) -> None:
+def test_remaining_neighbours_keep_their_link(world: World) -> None:
     a, _ = world.join(0, 0)
     kept = set(a.links)
     world.join(0)
@@ -109,7 +109,7 @@ def test_are_peers_pending_counts_and_needs_all(world: World) -> None:
     assert [node.calls[max(node.calls)].value for node in world.nodes] == [0, 0, 0]
 
 
-def test_whoever_waits_is_admitted_when_nobody_is_left_to_call(world: World) -> None:
+def test_newcomer_is_admitted_after_all_peers_left(world: World) -> None:
     (a,) = world.join(0)
     b, c = world.add(), world.add(1)
     world.run()
@@ -131,7 +131,7 @@ def test_whoever_waits_is_admitted_when_nobody_is_left_to_call(world: World) -> 
         ({"connections": 65}, "p2p_connection_pool_size 65"),
     ],
 )
-def test_hello_that_cannot_be_is_refused(world: World, change: dict[str, int], wanted: str) -> None:
+def test_invalid_hello_is_refused(world: World, change: dict[str, int], wanted: str) -> None:
     (a,) = world.join(0)
     stranger = world.connect()
     fields = {name: getattr(world.hello(stranger), name) for name in m.Hello.__struct_fields__}
@@ -158,7 +158,7 @@ def test_too_many_connections_are_refused() -> None:
     assert late.number == 3
 
 
-def test_silent_stranger_is_closed(world: World) -> None:
+def test_silent_connection_is_closed(world: World) -> None:
     world.join(0)
     stranger = world.connect()
     world.run()
@@ -171,7 +171,7 @@ def test_silent_stranger_is_closed(world: World) -> None:
     assert world.master.accepted == [1]
 
 
-def test_a_view_is_in_force_when_those_whose_ring_it_leaves_alone_have_heard_of_it(world: World) -> None:
+def test_groups_with_unchanged_rings_need_not_answer_a_view(world: World) -> None:
     """Else they, a majority of the view before, might go on from that one with another master."""
     (a,) = world.join(0)
     b = world.add(group=1)
@@ -186,10 +186,26 @@ def test_a_view_is_in_force_when_those_whose_ring_it_leaves_alone_have_heard_of_
     assert a.view.view == b.view.view == world.master.state.installed_view == 2
 
 
-def test_some_who_have_not_heard_of_a_view_do_not_hold_it_up(world: World) -> None:
+def test_slow_peers_of_unchanged_rings_do_not_delay_a_view(world: World) -> None:
     a, b, _, d = world.join(0, 0, 1, 2)
     world.freeze(d)
     world.kill(b)
     world.run()
     assert a.view.ring == (a.number,)
     assert world.master.state.installed_view == a.view.view > d.view.view
+
+
+def test_newcomer_asks_all_addresses_before_it_may_bootstrap() -> None:
+    """One master restarts. A run that the other one leads must not get a rival."""
+    world = World(masters=2)
+    world.kill_master()
+    newcomer = world.add()
+    world.run_until(lambda: newcomer.tried == {MASTER})
+    world.restart_master()
+    asked = len(world.from_peers)
+    world.run_until(lambda: len(world.from_peers) > asked)
+    assert newcomer.control is not None
+    assert newcomer.control.host is world.hosts[1]
+    hello = world.from_peers[-1][1]
+    assert isinstance(hello, m.Hello)
+    assert hello.may_found

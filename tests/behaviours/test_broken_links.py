@@ -19,7 +19,7 @@ from tests.simulation.world import TAG, World, rings
 Block = Callable[[World, Node, Node], None]
 
 
-def test_newcomer_that_cannot_reach_an_incumbent_is_evicted(world: World) -> None:
+def test_newcomer_that_cannot_reach_a_peer_is_evicted(world: World) -> None:
     a, b = world.join(0, 0)
     c = world.add()
     world.network.unreachable = {frozenset(("n1", "n3"))}
@@ -32,7 +32,7 @@ def test_newcomer_that_cannot_reach_an_incumbent_is_evicted(world: World) -> Non
     assert world.reduce([a, b]) == [Result.SUCCESS] * 2
 
 
-def test_newcomers_that_connect_join_without_the_one_that_does_not(world: World) -> None:
+def test_newcomer_without_links_delays_no_other_newcomer(world: World) -> None:
     (a,) = world.join(0)
     nodes = [world.add() for _ in range(3)]
     world.run()
@@ -51,7 +51,7 @@ def test_pair_that_need_not_connect_may_be_unreachable(world: World) -> None:
     assert rings(nodes) == {(1, 2, 3, 4)} or len(world.accepted) < 4
 
 
-def test_lost_link_is_made_anew(world: World) -> None:
+def test_lost_link_is_replaced(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     op = world.launch(a, TAG)
     world.run()
@@ -66,7 +66,7 @@ def test_lost_link_is_made_anew(world: World) -> None:
     assert world.reduce([a, b, c]) == [Result.SUCCESS] * 3
 
 
-def test_op_that_all_hold_is_committed_although_a_link_broke(world: World) -> None:
+def test_op_done_everywhere_commits_despite_a_lost_link(world: World) -> None:
     a, b = world.join(0, 0)
     ops = [world.launch(node, TAG) for node in (a, b)]
     world.run_until(lambda: len(a.held) == len(b.held) == 1)
@@ -75,7 +75,7 @@ def test_op_that_all_hold_is_committed_although_a_link_broke(world: World) -> No
     assert (a.result(ops[0]), b.result(ops[1])) == (Result.SUCCESS, Result.SUCCESS)
 
 
-def test_link_that_does_not_last_costs_the_later_peer_its_place(world: World) -> None:
+def test_link_that_keeps_breaking_evicts_the_later_peer(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     for _ in range(RELINKS_MAX):
         world.break_link(b, c)
@@ -90,7 +90,7 @@ def test_link_that_does_not_last_costs_the_later_peer_its_place(world: World) ->
     assert a.lost[0][0] == 3
 
 
-def test_link_that_serves_in_between_may_break_any_number_of_times(world: World) -> None:
+def test_link_that_carries_ops_may_break_any_number_of_times(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     for _ in range(RELINKS_MAX + 2):
         world.break_link(b, c)
@@ -99,7 +99,7 @@ def test_link_that_serves_in_between_may_break_any_number_of_times(world: World)
     assert world.master.accepted == [1, 2, 3]
 
 
-def test_link_that_cannot_be_made_anew_costs_the_later_peer_its_place(world: World) -> None:
+def test_link_that_cannot_be_replaced_evicts_the_later_peer(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     world.network.unreachable = {frozenset(("n2", "n3"))}
     world.break_link(b, c)
@@ -133,7 +133,7 @@ def test_report_of_a_link_that_is_not_needed_is_ignored(world: World) -> None:
     assert b.ended is None
 
 
-def test_attempt_of_an_earlier_preparation_is_made_once_more(world: World) -> None:
+def test_link_attempt_of_an_earlier_view_is_repeated(world: World) -> None:
     """A slow newcomer misses the time of its neighbour; a loss elsewhere starts the preparation again, and both ends
     must then come together, although one of them has begun anew and the other has not."""
     a, b = world.join(0, 1)
@@ -153,7 +153,7 @@ def test_attempt_of_an_earlier_preparation_is_made_once_more(world: World) -> No
     assert rings([a, c]) == {(1, 3)}
 
 
-def test_pair_without_a_link_costs_the_mesh_and_nobody_a_place(world: World) -> None:
+def test_missing_link_outside_the_ring_costs_only_the_mesh(world: World) -> None:
     world.network.unreachable = {frozenset(("n1", "n3")), frozenset(("n2", "n4"))}
     nodes = world.join(0, 0)
     nodes += [world.add()]
@@ -171,7 +171,7 @@ def test_pair_without_a_link_costs_the_mesh_and_nobody_a_place(world: World) -> 
     assert world.reduce([*nodes, fourth]) == [Result.SUCCESS] * 4
 
 
-def test_pair_without_a_link_makes_it_with_a_joint_call_once_it_can(world: World) -> None:
+def test_missing_link_is_made_at_a_later_group_call(world: World) -> None:
     nodes = world.join(0, 0, 0)
     nodes += [world.add()]
     world.run()
@@ -193,7 +193,7 @@ def test_pair_without_a_link_makes_it_with_a_joint_call_once_it_can(world: World
     assert world.reduce(nodes) == [Result.SUCCESS] * 4
 
 
-def test_link_that_did_not_last_is_watched_again_once_it_is_needed(world: World) -> None:
+def test_link_that_broke_often_is_retried_when_needed(world: World) -> None:
     nodes = world.join(0, 0, 0, 0)
     a, b, c, d = (world.node_of(peer) for peer in nodes[0].view.ring)
     for _ in range(RELINKS_MAX + 1):
@@ -211,7 +211,7 @@ def test_link_that_did_not_last_is_watched_again_once_it_is_needed(world: World)
     assert world.reduce([a, c, d]) == [Result.SUCCESS] * 3
 
 
-def test_link_between_no_neighbours_that_does_not_last_costs_the_mesh(world: World) -> None:
+def test_unstable_link_outside_the_ring_costs_only_the_mesh(world: World) -> None:
     nodes = world.join(0, 0, 0, 0)
     assert all(node.view.is_meshed for node in nodes)
     ring = nodes[0].view.ring
@@ -251,7 +251,7 @@ def _pass(world: World, seconds: float) -> None:
             pass
 
 
-def test_blocked_link_costs_one_of_its_peers_within_the_peer_timeout(world: World, block: Block) -> None:
+def test_blocked_link_evicts_a_peer_within_the_peer_timeout(world: World, block: Block) -> None:
     a, b, c = world.join(0, 0, 0)
     block(world, a, b)
     ops = [world.launch(node, TAG) for node in (a, b, c)]
@@ -272,7 +272,7 @@ def test_blocked_link_costs_one_of_its_peers_within_the_peer_timeout(world: Worl
     world.check_rest()
 
 
-def test_link_that_is_blocked_for_a_moment_costs_nobody(world: World, block: Block) -> None:
+def test_briefly_blocked_link_evicts_no_peer(world: World, block: Block) -> None:
     a, b, c = world.join(0, 0, 0)
     block(world, a, b)
     for node in (a, b, c):
@@ -286,7 +286,7 @@ def test_link_that_is_blocked_for_a_moment_costs_nobody(world: World, block: Blo
     world.check_rest()
 
 
-def test_blocked_link_that_nobody_needs_costs_the_mesh(world: World, block: Block) -> None:
+def test_blocked_link_outside_the_ring_costs_only_the_mesh(world: World, block: Block) -> None:
     nodes = world.join(0, 0, 0, 0)
     a, c = nodes[0], nodes[2]
     assert a.view.is_meshed
@@ -300,7 +300,7 @@ def test_blocked_link_that_nobody_needs_costs_the_mesh(world: World, block: Bloc
     world.check_rest()
 
 
-def test_blocked_link_without_anything_on_it_is_left_alone(world: World, block: Block) -> None:
+def test_idle_blocked_link_has_no_effect(world: World, block: Block) -> None:
     a, b = world.join(0, 0)
     view = world.master.state.view
     block(world, a, b)
@@ -310,7 +310,7 @@ def test_blocked_link_without_anything_on_it_is_left_alone(world: World, block: 
     assert world.master.state.view == view
 
 
-def test_pair_that_cannot_connect_is_told_apart_by_the_one_that_dials(world: World) -> None:
+def test_dialer_decides_which_peer_of_a_pair_is_evicted(world: World) -> None:
     """The other end would wait to be dialed for much longer."""
     _, b, c = world.join(0, 0, 0)
     world.network.unreachable = {frozenset(("n2", "n3"))}
@@ -336,9 +336,7 @@ def hole(request: pytest.FixtureRequest) -> Callable[[World, Node], None]:
 
 
 @pytest.mark.parametrize("at", range(4))
-def test_who_is_cut_off_from_several_is_evicted_and_not_one_of_those(
-    world: World, hole: Callable[[World, Node], None], at: int
-) -> None:
+def test_peer_with_most_failed_links_is_evicted(world: World, hole: Callable[[World, Node], None], at: int) -> None:
     nodes = world.join(0, 0, 0, 0)
     sick = nodes[at]
     hole(world, sick)
@@ -353,9 +351,7 @@ def test_who_is_cut_off_from_several_is_evicted_and_not_one_of_those(
     world.check_rest()
 
 
-def test_newcomer_whose_links_carry_small_packets_only_is_not_let_in(
-    world: World, hole: Callable[[World, Node], None]
-) -> None:
+def test_newcomer_behind_a_wrong_mtu_is_not_admitted(world: World, hole: Callable[[World, Node], None]) -> None:
     nodes = world.join(0, 0, 0)
     sick = world.add()
     hole(world, sick)
@@ -368,7 +364,7 @@ def test_newcomer_whose_links_carry_small_packets_only_is_not_let_in(
     assert world.reduce(nodes) == [Result.SUCCESS] * 3
 
 
-def test_who_cannot_be_brought_up_for_its_links_costs_the_others_nothing(world: World) -> None:
+def test_sync_succeeds_without_a_receiver_whose_links_fail(world: World) -> None:
     nodes = world.join(0, 0, 0)
     sick = world.add()
     world.run()

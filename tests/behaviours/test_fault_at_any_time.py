@@ -171,14 +171,14 @@ IDS = ["eldest", "second", "newcomer"]
 @pytest.mark.parametrize("index", [0, 1, 2], ids=IDS)
 @pytest.mark.parametrize("name", FAULTS)
 @SHARES
-def test_fault_before_every_delivery(name: str, index: int, share: tuple[int, ...]) -> None:
+def test_fault_at_any_time(name: str, index: int, share: tuple[int, ...]) -> None:
     _try_all(share, FAULTS[name], index, 3 if name in LOSES_NOBODY else 2)
 
 
 @pytest.mark.parametrize("index", [0, 1, 2], ids=IDS)
 @pytest.mark.parametrize("name", SHORT_FAULTS)
 @SHARES
-def test_short_fault_costs_nobody(name: str, index: int, share: tuple[int, ...]) -> None:
+def test_short_fault_at_any_time_evicts_no_peer(name: str, index: int, share: tuple[int, ...]) -> None:
     is_reset = "reset" in name  # it may have a newcomer begin anew, which one that outlives its master does
     _try_all(share, SHORT_FAULTS[name], index, 3, 1 if is_reset else STRIDE, is_short=True, masters=int(is_reset))
 
@@ -186,7 +186,7 @@ def test_short_fault_costs_nobody(name: str, index: int, share: tuple[int, ...])
 @pytest.mark.parametrize("index", [0, 1, 2], ids=IDS)
 @pytest.mark.parametrize("name", CUTS)
 @SHARES
-def test_partition_costs_one_at_most(name: str, index: int, share: tuple[int, ...]) -> None:
+def test_partition_at_any_time_evicts_one_peer_at_most(name: str, index: int, share: tuple[int, ...]) -> None:
     _try_all(share, CUTS[name], index, 2, STRIDE)
 
 

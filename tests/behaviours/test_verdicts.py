@@ -43,13 +43,13 @@ def nodes(world: World) -> list[Node]:
     return world.join(0, 0, 0)
 
 
-def test_the_master_hears_nothing_of_it(world: World, nodes: list[Node]) -> None:
+def test_commit_needs_no_master(world: World, nodes: list[Node]) -> None:
     assert world.reduce(nodes) == [Result.SUCCESS] * 3
     assert not said(world, m.OpsDone)
     assert not any(isinstance(message, m.OpsCommit) for _, message in world.from_masters)
 
 
-def test_a_group_that_is_no_mesh_asks_the_master(world: World) -> None:
+def test_group_without_a_mesh_asks_the_master(world: World) -> None:
     a, b, c, d = (world.add() for _ in range(4))
     world.network.unreachable.add(frozenset((a.name, c.name)))
     world.admit_all()
@@ -61,7 +61,7 @@ def test_a_group_that_is_no_mesh_asks_the_master(world: World) -> None:
     assert len(said(world, m.OpsDone)) == 4, "two who have a link need nobody"
 
 
-def test_what_somebody_who_is_lost_has_committed_is_committed(world: World, nodes: list[Node]) -> None:
+def test_commit_of_a_lost_peer_stands(world: World, nodes: list[Node]) -> None:
     a, b, c = nodes
     ops = until_all_are_done(world, nodes)
     world.block(c, a)
@@ -75,7 +75,7 @@ def test_what_somebody_who_is_lost_has_committed_is_committed(world: World, node
     assert results([a, b], ops[:2]) == [Result.SUCCESS] * 2
 
 
-def test_what_a_survivor_has_committed_is_committed(world: World, nodes: list[Node]) -> None:
+def test_commit_of_a_survivor_stands(world: World, nodes: list[Node]) -> None:
     a, b, c = nodes
     ops = until_all_but_the_first_have_committed(world, nodes)
     assert results([b, c], ops[1:]) == [Result.SUCCESS] * 2
@@ -84,7 +84,7 @@ def test_what_a_survivor_has_committed_is_committed(world: World, nodes: list[No
     assert a.result(ops[0]) is Result.SUCCESS
 
 
-def test_who_gives_up_what_others_lack_fails_it_for_all(world: World, nodes: list[Node]) -> None:
+def test_timeout_aborts_an_op_that_is_incomplete_elsewhere(world: World, nodes: list[Node]) -> None:
     a, b, c = nodes
     world.engines.held_back = {c.name}
     ops = [world.launch(node, TAG) for node in nodes]
@@ -99,7 +99,7 @@ def test_who_gives_up_what_others_lack_fails_it_for_all(world: World, nodes: lis
     assert world.reduce(nodes) == [Result.SUCCESS] * 3
 
 
-def test_who_gives_up_what_others_have_committed_commits_it(world: World, nodes: list[Node]) -> None:
+def test_timeout_of_an_op_committed_elsewhere_commits(world: World, nodes: list[Node]) -> None:
     a = nodes[0]
     ops = until_all_but_the_first_have_committed(world, nodes)
     assert not a.results
@@ -110,7 +110,7 @@ def test_who_gives_up_what_others_have_committed_commits_it(world: World, nodes:
     assert world.reduce(nodes) == [Result.SUCCESS] * 3
 
 
-def test_others_may_be_further_than_who_gives_up(world: World, nodes: list[Node]) -> None:
+def test_timeout_while_others_are_several_ops_ahead(world: World, nodes: list[Node]) -> None:
     a, b, c = nodes
     ops = until_all_but_the_first_have_committed(world, nodes)
     later = [world.launch(node, TAG) for node in (b, c)]
@@ -127,7 +127,7 @@ def test_others_may_be_further_than_who_gives_up(world: World, nodes: list[Node]
     assert world.reduce(nodes) == [Result.SUCCESS] * 3
 
 
-def test_all_give_up(world: World, nodes: list[Node]) -> None:
+def test_timeout_on_all_peers(world: World, nodes: list[Node]) -> None:
     ops = until_all_are_done(world, nodes)
     for a, b in permutations(nodes, 2):
         world.block(a, b)
@@ -137,7 +137,7 @@ def test_all_give_up(world: World, nodes: list[Node]) -> None:
     assert results(nodes, ops) == [Result.TIMEOUT] * 3
 
 
-def test_who_has_not_called_makes_nobody_wait(world: World, nodes: list[Node]) -> None:
+def test_timeout_of_an_op_that_a_peer_has_not_called(world: World, nodes: list[Node]) -> None:
     """He may be stopped: the others are not asked."""
     a, b, c = nodes
     world.freeze(c)
@@ -154,7 +154,7 @@ def test_who_has_not_called_makes_nobody_wait(world: World, nodes: list[Node]) -
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_loss_while_others_are_asked(world: World, nodes: list[Node], lost: int) -> None:
+def test_loss_during_a_vote(world: World, nodes: list[Node], lost: int) -> None:
     """A result that all who are left have is committed, whoever has given the op up."""
     ops = until_all_are_done(world, nodes)
     world.freeze(nodes[lost])
@@ -169,7 +169,7 @@ def test_loss_while_others_are_asked(world: World, nodes: list[Node], lost: int)
     assert {code for node in left for code in [node.result(ops[nodes.index(node)])]} == {Result.SUCCESS}
 
 
-def test_a_commit_stands_though_the_engine_is_heard_after_the_flush(world: World, nodes: list[Node]) -> None:
+def test_commit_reported_after_the_flush_stands(world: World, nodes: list[Node]) -> None:
     """All are done, c has committed, a gives up and hears from the master that it is committed. So does b, but what
     its own engine says comes only after c is lost."""
     a, b, c = nodes
@@ -191,7 +191,7 @@ def test_a_commit_stands_though_the_engine_is_heard_after_the_flush(world: World
     assert a.view.ring == b.view.ring == (a.number, b.number)
 
 
-def test_who_waits_long_for_what_is_over_for_others_is_no_reason_to_fail_them(world: World, nodes: list[Node]) -> None:
+def test_long_wait_for_a_finished_op_fails_no_call(world: World, nodes: list[Node]) -> None:
     a, b, c = nodes
     ops = until_all_but_the_first_have_committed(world, nodes)
     world.wait(STALL_AFTER_S)
@@ -205,7 +205,7 @@ def test_who_waits_long_for_what_is_over_for_others_is_no_reason_to_fail_them(wo
     assert [a.call(own), b.call(calls[0]), c.call(calls[1])] == [Result.SUCCESS] * 3
 
 
-def test_what_took_long_is_over_for_the_master_too(world: World, nodes: list[Node]) -> None:
+def test_master_learns_the_end_of_a_long_op(world: World, nodes: list[Node]) -> None:
     world.engines.held_back = {node.name for node in nodes[1:]}
     ops = [world.launch(node, TAG) for node in nodes]
     world.run()

@@ -11,7 +11,7 @@ from pccl.types import Result
 from tests.simulation.world import TAG, World, rings
 
 
-def test_calls_that_can_never_meet_fail_with_an_account(world: World) -> None:
+def test_calls_that_can_never_meet_fail_with_a_reason(world: World) -> None:
     a, b = world.join(0, 0)
     first = world.joint(a, Kind.UPDATE_TOPOLOGY)
     second = world.joint(b, Kind.SYNC)
@@ -30,7 +30,7 @@ def test_calls_of_the_run_that_can_never_meet_across_groups(world: World) -> Non
     assert "peer 1 (n1) in update_topology, peer 2 (n2) in optimize_topology" in a.calls[first].reason
 
 
-def test_who_may_still_come_is_waited_for(world: World) -> None:
+def test_call_waits_for_peers_that_may_still_come(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     first = world.joint(a, Kind.UPDATE_TOPOLOGY)
     second = world.joint(b, Kind.SYNC)
@@ -42,7 +42,7 @@ def test_who_may_still_come_is_waited_for(world: World) -> None:
     assert (a.call(first), b.call(second)) == (Result.INVALID_USAGE, Result.INVALID_USAGE)
 
 
-def test_all_hopeless_waits_end_when_a_change_does(world: World) -> None:
+def test_deadlocked_calls_fail_after_a_view_change(world: World) -> None:
     """While the ring is mended nothing is hopeless; afterwards more than one group may be."""
     a, b, c, d, e = world.join(0, 0, 1, 1, 2)
     world.kill(e)
@@ -54,7 +54,7 @@ def test_all_hopeless_waits_end_when_a_change_does(world: World) -> None:
     assert [node.call(call) for node, call in calls] == [Result.INVALID_USAGE] * 4
 
 
-def test_question_for_pending_peers_is_answered_no_where_it_can_meet_nobody(world: World) -> None:
+def test_are_peers_pending_answers_no_to_a_single_caller(world: World) -> None:
     """So a newcomer may enter the usual loop at its top, while the others go on from update_topology."""
     a, b = world.join(0, 0)
     first = world.joint(a, Kind.SYNC)
@@ -66,7 +66,7 @@ def test_question_for_pending_peers_is_answered_no_where_it_can_meet_nobody(worl
     assert a.call(first) is Result.SUCCESS
 
 
-def test_question_for_pending_peers_is_answered_no_while_others_wait_in_an_op(world: World) -> None:
+def test_are_peers_pending_answers_no_while_others_wait_in_an_op(world: World) -> None:
     a, b = world.join(0, 0)
     op = world.launch(a, TAG)
     call = world.joint(b, Kind.ARE_PEERS_PENDING)
@@ -80,7 +80,7 @@ def test_question_for_pending_peers_is_answered_no_while_others_wait_in_an_op(wo
     assert a.result(op) is Result.SUCCESS
 
 
-def test_question_of_a_peer_that_is_in_the_op_itself_goes_on(world: World) -> None:
+def test_are_peers_pending_of_a_peer_in_the_op_continues(world: World) -> None:
     a, b = world.join(0, 0)
     world.engines.held_back = {"n1", "n2"}
     for node in (a, b):
@@ -124,7 +124,7 @@ def test_exclusive_call_and_question_behind_one_op(world: World) -> None:
     assert (a.result(op), b.call(exclusive)) == (Result.INVALID_USAGE, Result.INVALID_USAGE)
 
 
-def test_long_wait_in_an_op_alone_is_no_reason_to_fail(world: World) -> None:
+def test_long_wait_in_an_op_does_not_fail_it(world: World) -> None:
     a, b = world.join(0, 0)
     op = world.launch(a, TAG)
     world.run()
@@ -210,7 +210,7 @@ def test_launch_between_two_calls_comes_first(world: World) -> None:
 
 
 @pytest.mark.parametrize("kind", Kind.ALL)
-def test_joint_call_outlives_a_loss(world: World, kind: str) -> None:
+def test_group_call_survives_a_loss(world: World, kind: str) -> None:
     a, b, c = world.join(0, 0, 0)
     calls = [world.joint(node, kind) for node in (a, b)]
     world.run()
@@ -221,7 +221,7 @@ def test_joint_call_outlives_a_loss(world: World, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", Kind.ALL)
-def test_joint_call_outlives_the_loss_of_one_who_waits_in_it(world: World, kind: str) -> None:
+def test_group_call_survives_the_loss_of_a_caller(world: World, kind: str) -> None:
     a, b, c = world.join(0, 0, 0)
     world.joint(c, kind)
     calls = [world.joint(a, kind)]

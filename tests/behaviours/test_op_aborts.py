@@ -14,7 +14,7 @@ from pccl.types import Result
 from tests.simulation.world import TAG, World
 
 
-def test_op_is_committed_once_all_are_done(world: World) -> None:
+def test_op_commits_when_all_are_done(world: World) -> None:
     nodes = world.join(0, 0, 0)
     world.engines.held_back = {"n3"}
     ops = [world.launch(node, TAG) for node in nodes]
@@ -44,7 +44,7 @@ def test_tag_counters_restart_with_the_ring(world: World) -> None:
     assert set(world.checks.verdicts) == {(0, 2, TAG, 0), (0, 3, TAG, 0)}
 
 
-def test_op_that_all_survivors_hold_is_committed(world: World) -> None:
+def test_op_done_on_all_survivors_commits(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     world.engines.held_back = {"n3"}
     ops = [world.launch(node, TAG) for node in (a, b, c)]
@@ -58,7 +58,7 @@ def test_op_that_all_survivors_hold_is_committed(world: World) -> None:
     assert a.results[ops[0]].world_size == 3
 
 
-def test_op_that_a_survivor_lacks_is_aborted(world: World) -> None:
+def test_op_missing_on_a_survivor_aborts(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     world.engines.held_back = {"n2"}
     ops = [world.launch(node, TAG) for node in (a, b, c)]
@@ -83,7 +83,7 @@ def test_each_op_has_its_own_verdict_at_a_flush(world: World) -> None:
     assert (a.result(lacking[0]), b.result(lacking[1])) == (Result.RANK_CONNECTION_LOST,) * 2
 
 
-def test_op_that_only_some_survivors_launched_is_aborted(world: World) -> None:
+def test_op_launched_by_some_survivors_aborts(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     op = world.launch(a, TAG)
     world.run()
@@ -146,7 +146,7 @@ def test_op_runs_while_its_peer_asks_for_pending_peers(world: World) -> None:
     assert world.call_all([b], Kind.ARE_PEERS_PENDING) == [Result.SUCCESS]
 
 
-def test_cancelled_op_is_aborted_on_all(world: World) -> None:
+def test_timeout_aborts_op_on_all_peers(world: World) -> None:
     a, b = world.join(0, 0)
     world.engines.held_back = {"n2"}
     ops = [world.launch(node, TAG) for node in (a, b)]
@@ -169,7 +169,7 @@ def test_verdict_on_an_op_that_is_not_launched_yet(world: World) -> None:
     assert world.reduce([a, b]) == [Result.SUCCESS] * 2, "they are in step again"
 
 
-def test_commit_that_crosses_a_cancel_stands(world: World) -> None:
+def test_commit_that_crosses_a_timeout_stands(world: World) -> None:
     a, b = world.join(0, 0)
     ops = [world.launch(node, TAG) for node in (a, b)]
     world.run_until(lambda: a.results or b.results)
@@ -178,7 +178,7 @@ def test_commit_that_crosses_a_cancel_stands(world: World) -> None:
     assert (a.result(ops[0]), b.result(ops[1])) == (Result.SUCCESS, Result.SUCCESS)
 
 
-def test_cancel_during_a_flush_leaves_the_verdict_to_it(world: World) -> None:
+def test_timeout_during_a_flush_leaves_the_verdict_to_it(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     world.engines.held_back = {"n3"}
     ops = [world.launch(node, TAG) for node in (a, b, c)]
@@ -190,7 +190,7 @@ def test_cancel_during_a_flush_leaves_the_verdict_to_it(world: World) -> None:
     assert (a.result(ops[0]), b.result(ops[1])) == (Result.SUCCESS, Result.SUCCESS)
 
 
-def test_cancelled_launch_that_still_waits_ends_at_once(world: World) -> None:
+def test_timeout_before_launch_ends_at_once(world: World) -> None:
     a, b = world.join(0, 0)
     world.joint(a, Kind.UPDATE_TOPOLOGY)
     op = world.launch(a, TAG)
@@ -251,9 +251,7 @@ def test_any_number_of_tags_that_never_pause(world: World, monkeypatch: pytest.M
     assert nodes[0].view.epoch > 10
 
 
-def test_two_that_have_used_many_tags_by_themselves_begin_an_epoch_for_all(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_tags_of_a_pair_begin_an_epoch_for_all(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The third has launched the op already, which is aborted. Its next call meets those of the two."""
     monkeypatch.setattr("pccl.protocol.completion.TAGS_MAX", 20)
     a, b, c = world.join(0, 0, 0)
@@ -274,7 +272,7 @@ def test_two_that_have_used_many_tags_by_themselves_begin_an_epoch_for_all(
 # Of two.
 
 
-def test_two_meet_beside_the_others(world: World) -> None:
+def test_send_and_recv_during_other_ops(world: World) -> None:
     """Their op takes the same tag as everybody's, and both go through."""
     a, b, c = world.join(0, 0, 0)
     ops = [(a, world.launch(a, TAG, pair=(c, True))), (c, world.launch(c, TAG, pair=(a, False)))]
@@ -285,7 +283,7 @@ def test_two_meet_beside_the_others(world: World) -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_loss_aborts_what_a_survivor_of_two_lacks(world: World, lost: int) -> None:
+def test_loss_aborts_a_transfer_between_two(world: World, lost: int) -> None:
     nodes = world.join(0, 0, 0, 0)
     receiver = nodes[3]
     op = world.launch(receiver, TAG, pair=(nodes[0], False))
@@ -295,7 +293,7 @@ def test_a_loss_aborts_what_a_survivor_of_two_lacks(world: World, lost: int) -> 
     assert receiver.result(op) is Result.RANK_CONNECTION_LOST
 
 
-def test_what_one_of_two_gives_up_fails_both_alone(world: World) -> None:
+def test_timeout_of_a_transfer_fails_both_ends_only(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     op = world.launch(a, TAG, pair=(b, True))
     other = world.launch(a, TAG)
@@ -311,7 +309,7 @@ def test_what_one_of_two_gives_up_fails_both_alone(world: World) -> None:
 
 
 @pytest.mark.parametrize("given_up", [EARLY_KEPT_MAX, EARLY_KEPT_MAX + 1, pytest.param(2000, marks=pytest.mark.slow)])
-def test_ops_that_one_gives_up_again_and_again_leave_nothing_with_the_others(world: World, given_up: int) -> None:
+def test_repeated_timeouts_leave_no_state_behind(world: World, given_up: int) -> None:
     """A few of them end the others' next calls, as those of all; more are none of theirs."""
     a, b, c = world.join(0, 0, 0)
     for _ in range(given_up):
@@ -333,7 +331,7 @@ def test_ops_that_one_gives_up_again_and_again_leave_nothing_with_the_others(wor
     assert world.reduce([b]) == [Result.TIMEOUT], "it has made a call since, so they count anew"
 
 
-def test_aborts_of_many_tags_are_remembered_up_to_a_bound(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_aborts_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdicts, "ABORTS_KEPT_IN_ALL_MAX", 20)
     a, b = world.join(0, 0)
     for tag in range(100):

@@ -14,7 +14,7 @@ def test_equal_states_need_no_transfer(world: World) -> None:
     assert not any(node.plans for node in nodes)
 
 
-def test_newcomer_gets_the_state_from_all_who_hold_it(world: World) -> None:
+def test_newcomer_gets_the_state_from_all_holders(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     for node in (a, b):
         node.revision, node.root, node.loose = 5, b"new", b"theirs"
@@ -25,7 +25,7 @@ def test_newcomer_gets_the_state_from_all_who_hold_it(world: World) -> None:
     assert not a.plans[0].plan.fetch_content
 
 
-def test_newcomer_cannot_outvote_incumbents_with_a_revision_of_its_own(world: World) -> None:
+def test_newcomer_cannot_outvote_peers(world: World) -> None:
     a, b = world.join(0, 0)
     world.call_all([a, b], Kind.SYNC)
     (c,) = world.join(0)
@@ -43,7 +43,7 @@ def test_elected_revision_never_goes_back(world: World) -> None:
     assert "revision 7" in a.calls[max(a.calls)].reason
 
 
-def test_without_incumbents_the_run_goes_on_from_the_best_there_is(world: World) -> None:
+def test_without_peers_the_newest_revision_wins(world: World) -> None:
     a, b = world.join(0, 0)
     a.revision, a.root = 7, b"seven"
     assert world.call_all([a, b], Kind.SYNC) == [Result.SUCCESS] * 2
@@ -105,7 +105,7 @@ def test_receiver_that_fails_fails_the_call_on_all(world: World) -> None:
     assert "peer 2 (n2) could not fetch the shared state" in a.calls[max(a.calls)].reason
 
 
-def test_receiver_whose_caller_gave_up_fails_the_call_on_all(world: World) -> None:
+def test_receiver_whose_call_timed_out_fails_the_call_on_all(world: World) -> None:
     a, b = world.join(0, 0)
     b.root = b"other"
     calls = [world.joint(node, Kind.SYNC) for node in (a, b)]
@@ -115,7 +115,7 @@ def test_receiver_whose_caller_gave_up_fails_the_call_on_all(world: World) -> No
     assert (a.call(calls[0]), b.call(calls[1])) == (Result.NO_SHARED_STATE_AVAILABLE,) * 2
 
 
-def test_nobody_may_send(world: World) -> None:
+def test_sync_without_a_donor_fails(world: World) -> None:
     nodes = world.join(0, 0)
     for node in nodes:
         node.strategy = "receive_only"

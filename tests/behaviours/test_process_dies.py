@@ -14,7 +14,7 @@ from pccl.types import Result
 from tests.simulation.world import TAG, World, rings
 
 
-def test_leave_is_a_loss_that_says_so(world: World) -> None:
+def test_leave_is_a_loss_with_a_reason(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     world.leave(b)
     world.run()
@@ -25,7 +25,7 @@ def test_leave_is_a_loss_that_says_so(world: World) -> None:
     assert world.reduce([a, c]) == [Result.SUCCESS] * 2
 
 
-def test_links_to_the_lost_are_closed_and_the_ring_is_mended(world: World) -> None:
+def test_ring_closes_after_a_loss(world: World) -> None:
     a, b, c, d = world.join(0, 0, 0, 0)
     world.kill(c)
     world.run()
@@ -41,7 +41,7 @@ def test_last_peer_of_a_group_goes(world: World) -> None:
     assert a.view.group_sizes == {0: 1}
 
 
-def test_stranger_and_pending_peer_die_unnoticed(world: World) -> None:
+def test_loss_of_a_newcomer_costs_no_one(world: World) -> None:
     a, b = world.join(0, 0)
     op = world.launch(a, TAG)
     stranger, pending = world.connect(), world.add()
@@ -90,7 +90,7 @@ def test_newcomer_lost_while_it_is_admitted(world: World) -> None:
     assert a.lost == []
 
 
-def test_incumbent_lost_while_a_newcomer_is_admitted(world: World) -> None:
+def test_peer_lost_while_a_newcomer_is_admitted(world: World) -> None:
     a, b = world.join(0, 0)
     c = world.add()
     world.run()
@@ -195,7 +195,7 @@ def test_leaver_gets_its_open_ops_back(world: World) -> None:
 
 
 @pytest.mark.parametrize("victims", list(itertools.permutations(range(4), 2)))
-def test_two_that_die_one_after_the_other_are_not_waited_for(victims: tuple[int, int]) -> None:
+def test_second_loss_during_recovery(victims: tuple[int, int]) -> None:
     """Whatever the others are about when the second dies: no time has to pass."""
     for steps in range(0, 60, 2):
         world = World(rng=random.Random(steps))
