@@ -7,11 +7,14 @@ import random
 
 import pytest
 
+from pccl import PCCLError
 from pccl.protocol import messages as m
 from pccl.protocol.master.options import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
+from tests.behaviours.processes import line_of, peer_process, until_alone
 from tests.simulation.world import TAG, World, rings
+from tests.support.cluster import WAIT_S, ones
 
 
 def test_leave_is_a_loss_with_a_reason(world: World) -> None:
@@ -209,3 +212,18 @@ def test_second_loss_during_recovery(victims: tuple[int, int]) -> None:
         world.run()
         assert [node.view.world_size for node in world.alive] == [2, 2]
         assert world.now == start_s, f"waited for {world.now - start_s} s, with {steps} steps between the two"
+
+
+def test_sigkill_of_a_process_aborts_op_and_survivor_goes_on() -> None:
+    """Over real processes: the survivor's op fails, its array is unchanged, and the next call works."""
+    with peer_process("print('ready', flush=True)\nsignal.pause()") as (peer, process):
+        assert line_of(process) == "ready"
+        x = ones()
+        handle = peer.all_reduce_async(x, tag=1)
+        process.kill()
+        with pytest.raises(PCCLError) as error:
+            handle.result(WAIT_S)
+        assert error.value.result is Result.RANK_CONNECTION_LOST
+        assert (x == 1).all()
+        until_alone(peer)
+        peer.update_topology()
