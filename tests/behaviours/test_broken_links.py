@@ -1,4 +1,4 @@
-"""Links that cannot be made, break, and are made anew."""
+"""Links that cannot be made, break, and are replaced."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_report_of_a_link_that_is_not_needed_is_ignored(world: World) -> None:
 
 def test_link_attempt_of_an_earlier_view_is_repeated(world: World) -> None:
     """A slow newcomer misses the time of its neighbour; a loss elsewhere starts the preparation again, and both ends
-    must then come together, although one of them has begun anew and the other has not."""
+    must then come together, although one of them has restarted and the other has not."""
     a, b = world.join(0, 1)
     c = world.add()
     world.run()
@@ -226,7 +226,7 @@ def test_unstable_link_outside_the_ring_costs_only_the_mesh(world: World) -> Non
     assert world.reduce(nodes) == [Result.SUCCESS] * 4
 
 
-# Links that carry nothing any more, between peers that the master hears.
+# Links that carry no bytes any more, between peers that the master hears.
 
 TIMEOUT_S = MasterOptions().peer_timeout_s
 

@@ -1,4 +1,4 @@
-"""A forked child holds nothing of the run: its calls fail, and the parent's go on."""
+"""A forked child has no part in the run: its calls fail, and the parent's go on."""
 
 from __future__ import annotations
 

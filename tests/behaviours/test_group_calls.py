@@ -43,7 +43,7 @@ def test_call_waits_for_peers_that_may_still_come(world: World) -> None:
 
 
 def test_deadlocked_calls_fail_after_a_view_change(world: World) -> None:
-    """While the ring is mended nothing is hopeless; afterwards more than one group may be."""
+    """While the ring is mended no call is deadlocked; afterwards more than one group may be."""
     a, b, c, d, e = world.join(0, 0, 1, 1, 2)
     world.kill(e)
     calls = [
@@ -112,7 +112,7 @@ def test_op_and_exclusive_call_that_wait_for_each_other(world: World) -> None:
 
 
 def test_exclusive_call_and_question_behind_one_op(world: World) -> None:
-    """The one who asks is told no; what then remains can still never end."""
+    """The call that asks gets no; what then remains can still never end."""
     a, b, c = world.join(0, 0, 0)
     op = world.launch(a, TAG)
     exclusive = world.joint(b, Kind.SYNC)

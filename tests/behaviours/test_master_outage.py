@@ -20,7 +20,7 @@ FAULTS: dict[str, Fault] = {
     "frozen": lambda world, node: world.freeze(node),
     "cut off": lambda world, node: world.isolate(node),
     "not heard": lambda world, node: world.block(node, MASTER),
-    "hears nothing": lambda world, node: world.block(MASTER, node),
+    "receives no message": lambda world, node: world.block(MASTER, node),
 }
 
 

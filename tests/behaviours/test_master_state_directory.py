@@ -16,7 +16,7 @@ TIMEOUT_S = MasterOptions().peer_timeout_s
 
 
 def _left_with_two(memory: Memory) -> tuple[World, list[Node], list[Node]]:
-    """Five peers, of whom the master evicts three, one after the other. The last two go on, and sync."""
+    """The master evicts three of five peers, one after the other. The last two go on, and sync."""
     world = World(masters=1, memory=memory)
     nodes = [*world.join(0), *world.join(0, 0, 0, 0)]
     kept, lost = nodes[:2], nodes[2:]

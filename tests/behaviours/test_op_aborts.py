@@ -52,7 +52,7 @@ def test_op_done_on_all_survivors_commits(world: World) -> None:
     assert not a.results
     world.kill(c)
     world.run_until(lambda: ops[0] in a.results)
-    assert a.view.ring == (1, 2), "a caller that now asks for the world size sees who is left"
+    assert a.view.ring == (1, 2), "a caller that now asks for the world size sees which are left"
     world.run()
     assert (a.result(ops[0]), b.result(ops[1])) == (Result.SUCCESS, Result.SUCCESS)
     assert a.results[ops[0]].world_size == 3
@@ -227,7 +227,7 @@ def test_op_alone_in_its_group(world: World) -> None:
 
 
 def test_any_number_of_tags(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody's memory grows with them, and quiet peers notice nothing."""
+    """Memory does not grow with them, and quiet peers are not affected."""
     monkeypatch.setattr("pccl.protocol.completion.TAGS_MAX", 20)
     nodes = world.join(0, 0, 0)
     for tag in range(100):
@@ -328,7 +328,7 @@ def test_repeated_timeouts_leave_no_state_behind(world: World, given_up: int) ->
     world.cancel(a, world.launch(a, TAG))
     while world.step():
         pass
-    assert world.reduce([b]) == [Result.TIMEOUT], "it has made a call since, so they count anew"
+    assert world.reduce([b]) == [Result.TIMEOUT], "it has made a call since, so they restart their count"
 
 
 def test_remembered_aborts_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

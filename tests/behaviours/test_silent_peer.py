@@ -1,5 +1,5 @@
 """Peers and a master that fall silent: frozen, cut off, or heard by some only. In each stage the others go on once the
-peer timeout has passed, and the one who was missed learns of it."""
+peer timeout has passed, and the lost peer learns of it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FAULTS: dict[str, Fault] = {
     "frozen": lambda world, node: world.freeze(node),
     "cut off": lambda world, node: world.isolate(node),
     "not heard": lambda world, node: world.block(node, MASTER),
-    "hears nothing": lambda world, node: world.block(MASTER, node),
+    "receives no message": lambda world, node: world.block(MASTER, node),
 }
 
 

@@ -1,4 +1,4 @@
-"""Ops that those who take part end by themselves, and what becomes of them when one gives up, is lost, or waits."""
+"""Ops that their participants end by themselves, and what becomes of them when one gives up, is lost, or waits."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_group_without_a_mesh_asks_the_master(world: World) -> None:
     pair = [world.launch(a, TAG, pair=(b, True)), world.launch(b, TAG, pair=(a, False))]
     world.run()
     assert results([a, b], pair) == [Result.SUCCESS] * 2
-    assert len(said(world, m.OpsDone)) == 4, "two who have a link need nobody"
+    assert len(said(world, m.OpsDone)) == 4, "two peers with a link need no master"
 
 
 def test_commit_of_a_lost_peer_stands(world: World, nodes: list[Node]) -> None:
@@ -155,7 +155,7 @@ def test_timeout_of_an_op_that_a_peer_has_not_called(world: World, nodes: list[N
 
 @pytest.mark.parametrize("lost", [1, 2])
 def test_loss_during_a_vote(world: World, nodes: list[Node], lost: int) -> None:
-    """A result that all who are left have is committed, whoever has given the op up."""
+    """A result that all survivors have is committed, even if a call has timed out."""
     ops = until_all_are_done(world, nodes)
     world.freeze(nodes[lost])
     for other in nodes:
