@@ -18,7 +18,7 @@ from tests.simulation.node import Node
 from tests.simulation.world import MASTER, World
 
 RELIEF_AFTER = 20
-"""Deliveries after which a short fault ends."""
+"""Deliveries until a short fault ends."""
 EVERY = 6
 """Deliveries between two moments."""
 STRIDE = 3

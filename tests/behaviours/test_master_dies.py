@@ -23,7 +23,7 @@ from tests.simulation.world import MASTER, MASTER_TIMEOUT_S, World
 TIMEOUT_S = MasterOptions().peer_timeout_s
 
 LATER = 15
-"""Deliveries after which the next master begins, if not at once."""
+"""Deliveries until the next master begins, if not at once."""
 EVERY = 12
 """Deliveries between two moments of death."""
 SCHEDULES = 20

@@ -59,7 +59,7 @@ def test_a_violation_is_a_failure_of_a_model_and_what_a_mutant_is_for(tmp_path: 
 def test_a_mutant_in_which_nothing_is_found_is_a_failure(tmp_path: Path) -> None:
     found = search(tmp_path, last=0, mutation="BOUND")
     assert not found.is_as_expected
-    assert "nothing found" in found.verdict
+    assert "no error found" in found.verdict
 
 
 def test_what_cannot_be_compiled_is_a_failure(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Mutants: faults put into a copy of pccl, one at a time, each of which a fast test must find.
+"""Mutants: faults put into a copy of pccl, one at a time, and a fast test must find each.
 
 Each mutant in `mutants/*.toml` is a fault that breaks a promise: a dropped condition, a wrong comparison, a lost
 barrier. `killers.json` names the test file or native test that finds it; schedules of the simulator must find a mutant

@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.mutation.mutants import Mutant
 
 SCHEDULES = 100
-"""Number of schedules in which a mutant must be found."""
+"""Number of schedules that must find a mutant."""
 PLAY = f"""\
 from tests.simulation.plan import Plan
 from tests.simulation.schedule import play

@@ -8,7 +8,7 @@
     becomes = "if entry is None or entry.verdict is not None or not self.is_running:"
     breaks = "An abort vote is a promise: ..."
 
-`line` is a line, or several in a row, as they stand in the file but for the indentation, and occurs once, or once
+`line` is a line, or several in a row, as they stand in the file except for the indentation, and occurs once, or once
 within the function or class whose first line begins with `within`. An empty `becomes` takes it out.
 """
 
@@ -40,7 +40,7 @@ class Mutant:
     line: str
     becomes: str
     breaks: str
-    """Why somebody might write it, and which promise it breaks."""
+    """The reason to write it, and which promise it breaks."""
     within: str = ""
     mends: str = ""
     """The subject of the commit that has mended this fault, if it was once in pccl."""
@@ -64,7 +64,7 @@ class Mutant:
         return "\n".join(lines) + "\n"
 
     def check(self, text: str) -> None:
-        """Raise MutantError if it cannot be applied to the text of its file, or what comes of that is no program: that
+        """Raise MutantError if it cannot be applied to the text of its file, or the result does not parse: that
         would be found by whatever is tried. C is left to the compiler, and what that refuses survives."""
         mutated = self.apply(text)
         if not self.is_native:

@@ -44,7 +44,7 @@ def test_every_mutant_can_be_applied() -> None:
             errors.append(str(error))
         else:
             if mutated == _text(mutant.path):
-                errors.append(f"{mutant} changes nothing")
+                errors.append(f"{mutant} has no effect")
     assert not errors, "bring tests/mutation/mutants up to date"
 
 

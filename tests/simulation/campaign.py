@@ -54,13 +54,13 @@ def main() -> int:
         "--schedules", type=positive, metavar="N", help="how many (default 1000, or as --minutes allows)"
     )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the first one's (default 1)")
-    parser.add_argument("--minutes", type=minutes, metavar="M", help="stop after so long")
+    parser.add_argument("--minutes", type=minutes, metavar="M", help="stop after this time")
     parser.add_argument("--jobs", type=positive, default=1, metavar="J", help="processes (default 1)")
     parser.add_argument(
         "--masters",
         type=int,
         choices=range(MASTERS_MAX + 1),
-        help="0: one, and its peers end with it; 1: killed, it begins anew; 2, 3: and has standbys (default: any)",
+        help="0: one, and its peers end with it; 1: killed, it restarts; 2, 3: and has standbys (default: any)",
     )
     parser.add_argument("--one-name", action="store_true", help="the masters, 2 unless it is said, are behind one name")
     parser.add_argument("--keep-going", action="store_true", help="go on after a failure")
@@ -114,7 +114,7 @@ def _plan(text: str) -> Plan:
     try:
         return Plan.loads(text)
     except Exception as error:
-        raise argparse.ArgumentTypeError(f"this is no plan: {error}") from None
+        raise argparse.ArgumentTypeError(f"not a plan: {error}") from None
 
 
 def _play_blocks(blocks: Iterator[range], jobs: int, play_block: PlayBlock) -> Iterator[Played]:

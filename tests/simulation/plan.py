@@ -1,6 +1,7 @@
 """Plans: how large a simulated run is, and what is done to it, one step after the other.
 
-Each step has a seed of its own for whom it concerns and in what order things are delivered after it, so a plan goes on
+Each step has a seed of its own for the nodes that it concerns and in what order things are delivered after it, so a
+plan goes on
 making sense when steps are taken out: that is how `shrink` finds the few that matter. `Plan.of_seed` makes a plan of a
 number; so does Hypothesis.
 """
@@ -103,7 +104,7 @@ STREAM = "stream"
 STREAM_DELIVERIES = (100, 300, 1000)
 STREAMS_MAX = 8
 STREAMS_SHARE = 0.5
-"""The share of plans for the engine that ships in which callers do little else."""
+"""The share of plans for the engine that ships where callers do little else."""
 ACTIONS = tuple(dict.fromkeys((*USES, *FAULTS, *FAILOVERS, *REROUTES, *SCENES)))
 
 DRIFT = "drift"
@@ -132,7 +133,7 @@ class Plan(NamedTuple):
     """The first peers are accepted before the steps begin."""
     steps: tuple[Step, ...]
     masters: int = 0
-    """0: there is one, and the peers end with it. Otherwise there are so many, and others after them."""
+    """0: there is one, and the peers end with it. Otherwise there are that many, and others after them."""
     traits: tuple[str, ...] = ()
     """Those of `TRAITS` that the run's world has."""
     founders: int = 1
@@ -140,7 +141,7 @@ class Plan(NamedTuple):
 
     @classmethod
     def of_seed(cls, seed: int, masters: int | None = None, traits: tuple[str, ...] | None = None) -> Plan:
-        """Each does more of this and nothing of that: together they reach more than an even mixture."""
+        """Plans differ in their shares of steps: together they reach more than an even mixture."""
         rng = random.Random(seed)
         peers = rng.randint(2, PEERS_MAX) if rng.random() < 0.3 else PEERS_MAX
         if rng.random() < 0.05:
@@ -168,7 +169,7 @@ class Plan(NamedTuple):
             steps.append(Step(rng.choices(names, weights)[0], rng.randrange(SEEDS), rng.choice(DELIVERIES)))
         groups = rng.choice((1, 1, 1, 2, 2, GROUPS_MAX))
         _put_in_scenes(steps, random.Random(f"scenes of {seed}"))
-        chance = random.Random(f"founders {seed}")  # a stream of its own, so that this changes nothing else
+        chance = random.Random(f"founders {seed}")  # a stream of its own, so that the rest stays the same
         founders = chance.randint(2, peers) if chance.random() < FOUNDERS_SHARE else 1
         own_seed, is_admitted = rng.randrange(SEEDS), rng.random() < 0.9
         return cls(own_seed, groups, peers, is_admitted, tuple(steps), masters, traits, founders)

@@ -1,7 +1,7 @@
 """Schedules: lists of steps that are done to a run, with deliveries between them.
 
 The steps are those of a `Plan`; `uses` and `faults` say what each does. When the steps are done, all faults stop. Then
-everything must come to rest in bounded time, whoever waits gets through once the others do what he waits for, and
+everything must come to rest in bounded time, a peer that waits gets through once the others do what he waits for, and
 closing calls all succeed. `checks` looks at every step before.
 """
 
@@ -31,13 +31,13 @@ LED_AGAIN_MAX = 3
 SETTLED_AFTER_S = 30.0
 """All that faults have left behind is over by then."""
 DEAD_S = 2.5
-"""A peer whose process has ended is lost by then: its links say so, and nobody waits for a peer timeout."""
+"""A peer whose process has ended is lost by then: its links say so, and no peer waits for a peer timeout."""
 FOUNDED_S = 45.0
 """As many newcomers as found a run together have founded it by then."""
 SHORT_S = 0.3
-"""A time in which no peer waits for long at a master that leads nothing."""
+"""A time when no peer waits for long at a master that leads no run."""
 CATCH_UPS_MAX = 30
-"""Rounds in which everybody does what others wait for. Each may end only one of several waits of each peer."""
+"""Rounds where everybody does what others wait for. Each may end only one of several waits of each peer."""
 
 
 class Schedule(Faults):
@@ -83,7 +83,7 @@ class Schedule(Faults):
         self.close()
 
     def _goes_on_streaming(self) -> bool:
-        """Whether callers do more though nothing is left to deliver. Then a moment passes."""
+        """Whether callers do more though all is delivered. Then a moment passes."""
         if self.is_streaming and self.world.real is not None:
             self.world.real.rest()
         return self.is_streaming
@@ -175,7 +175,7 @@ class Schedule(Faults):
         world.run()
 
     def _leave_one_behind_the_name(self) -> None:
-        """Of several masters behind a name one is left, which may begin anew."""
+        """Of several masters behind a name one is left, which may restart."""
         world = self.world
         left = self.rng.choice(world.hosts)
         for host in world.hosts:
@@ -187,7 +187,7 @@ class Schedule(Faults):
             node.route = world.hosts.index(left)
 
     def _found(self) -> None:
-        """Where nobody is in a run, as many come as found one together, and they do, soon."""
+        """Where no peer is in a run, as many come as found one together, and they do, soon."""
         world = self.world
         host = next((host for host in world.hosts if not host.is_dead and not host.machine.is_standby), None)
         if world.accepted or host is None:
@@ -204,13 +204,13 @@ class Schedule(Faults):
             world.run()
 
     def _give_up(self) -> None:
-        """Wait until one of several masters leads, and until all who have found none or have no majority have given
+        """Wait until one of several masters leads, and until all that have found none or have no majority have given
         up."""
         world = self.world
         patience_s = (MASTER_TIMEOUT_S + 2.5) * self._slack
         self._pass(patience_s)
         for _ in range(LED_AGAIN_MAX):
-            # A run that is led once more and loses its majority for good has its peers begin to wait anew.
+            # A run that is led once more and loses its majority for good has its peers begin to wait again.
             since = [node.masterless_since for node in world.accepted if node.masterless_since is not None]
             self._pass(max(since, default=world.now - patience_s) + patience_s - world.now)
         leading = [host.machine.run for host in world.hosts if host.is_leading]
@@ -233,7 +233,7 @@ class Schedule(Faults):
         """Everything comes to rest, and what time alone can end has ended."""
         world = self.world
         world.run()
-        # Without a memory, a master that began anew waits for all as long as the peers do.
+        # Without a memory, a master that restarted waits for all as long as the peers do.
         patience_s = (
             MASTER_TIMEOUT_S * self._slack
             if self.plan.masters and world.memory is Memory.NONE and world.addresses == 1
@@ -250,7 +250,7 @@ class Schedule(Faults):
         assert world.now < begun_at + SETTLED_AFTER_S, "it takes too long"
 
     def _catch_up(self) -> None:
-        """Whoever waits gets through, once all others do what he waits for."""
+        """A peer that waits gets through, once all others do what he waits for."""
         for _ in range(CATCH_UPS_MAX):
             if not any(node.open_ops or node.open_calls for node in self.world.accepted):
                 return

@@ -26,7 +26,7 @@ def world() -> World:
 
 
 def told_otherwise(world: World, what: str, change: Change) -> None:
-    """Have the checks be told something else of a node; None: nothing at all."""
+    """Have the checks be told something else of a node; None: none at all."""
     original = getattr(world.checks, what)
 
     def tell(node: Node, told: Any, *rest: Any) -> None:
@@ -198,7 +198,7 @@ def test_a_revision_that_goes_back(world: World) -> None:
 
 
 def test_an_op_that_waits_for_ever(world: World) -> None:
-    """All have launched it, and nobody's engine goes on."""
+    """All have launched it, and no peer's engine goes on."""
     nodes = world.join(0, 0)
     world.engines.held_back = {"n1", "n2"}
     for node in nodes:

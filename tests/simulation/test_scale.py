@@ -99,7 +99,7 @@ class Counted(Takeover):
 
 
 def test_what_a_report_costs_does_not_depend_on_the_number_of_peers() -> None:
-    """But the first of a kind, which tells of rings that are new, and the last, with which the run is led again."""
+    """But the first of a kind, which tells of rings that are new, and the last, after the run is led again."""
     few, many = Counted(FEW), Counted(MANY)
     for failover in (few, many):
         failover.run()

@@ -1,4 +1,4 @@
-"""Real machines under random faults and random delivery: whatever happens, everybody agrees and nobody hangs.
+"""Real machines under random faults and random delivery: whatever happens, everybody agrees and no peer hangs.
 
 Longer campaigns: `python -m tests.simulation`.
 """
@@ -28,7 +28,7 @@ FOUND = (
     # The last accepted peer of a run is sent away by the master that waits for others: a newcomer has none to wait for.
     '[22518,3,5,true,[["cut_master",63456,0],["long_wait",5514,0],["kill_master",59277,3],["leave",49709,0],'
     '["cut_master",20791,0],["replace_master",63137,3]],1]',
-    # A sync of those who are left ends, and a further loss in the same event deposes the master.
+    # A sync of those that are left ends, and a further loss in the same event deposes the master.
     '[16085,2,5,true,[["sync",16161,3],["kill",39971,0],["kill",49780,0]],2]',
     # Two masters that take over from the same last view number the next one differently.
     '[1379,1,5,true,[["launch_pair",16119,1],["replace_master",1480,100],["leave",33281,40],'
@@ -36,7 +36,7 @@ FOUND = (
     # A peer is brought up under one master, is a donor under the next, and tells a third one what it has.
     '[52593,3,5,true,[["sync",41433,0],["block",3470,40],["kill_master",1124,0],["catch_up",16393,100],'
     '["leave",29481,0],["kill_master",106,0]],2]',
-    # A peer leaves that has come anew, while its former session is still expected back.
+    # A peer leaves that has come again, while its former session is still expected back.
     '[60593,1,2,true,[["kill",64640,0],["kill_master",34956,0],["kill",20778,0],["add",27889,3],'
     '["replace_master",28089,10],["long_wait",35669,40],["leave",60517,10],["update",59954,0]],2]',
     # A newcomer founds a run while another master leads on the first.

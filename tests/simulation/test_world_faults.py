@@ -1,5 +1,5 @@
 """Faults of the world, one by one: processes stopped or killed between any two effects, masters that are wedged or
-behind one name, clocks that drift, and newcomers that nobody tells whether there is a run."""
+behind one name, clocks that drift, and newcomers that do not know whether there is a run."""
 
 from __future__ import annotations
 

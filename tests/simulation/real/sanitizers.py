@@ -8,7 +8,7 @@ import sys
 
 
 def sanitized(names: str) -> None:
-    """Begin the process anew, unless it has, with the real engine built so and the sanitizer's library loaded before
+    """Restart the process, unless it has, with the real engine built so and the sanitizer's library loaded before
     all others. Its reports end the process."""
     if os.environ.get("PCCL_SIMULATION_SANITIZE") == names:
         return
