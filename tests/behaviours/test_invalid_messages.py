@@ -1,4 +1,4 @@
-"""Messages that are illegal cost their speaker its place; those that are merely late are ignored."""
+"""Illegal messages evict their sender; late ones are ignored."""
 
 from __future__ import annotations
 
@@ -11,13 +11,9 @@ from pccl.types import Result
 from tests.simulation.world import TAG, World
 
 
-def _accepted_says(*messages: m.Message | bytes) -> list[m.Message | bytes]:
-    return list(messages)
-
-
 ILLEGAL_ALWAYS = {
     "a second Hello": m.Hello(m.PROTOCOL_VERSION, "test", 0, [], 1, 1),
-    "no msgpack": b"\0\0\0\1\xc1",
+    "not msgpack": b"\0\0\0\1\xc1",
     "a message of the master": encode(m.Install(1)),
     "a huge message": (MESSAGE_BYTES_MAX + 1).to_bytes(4, "big"),
     "an unknown call": m.JointCall(1, "dance"),

@@ -214,11 +214,6 @@ class Checks:
         self._takeovers.rest(accepted)
 
     @property
-    def largest_view(self) -> int:
-        """The number of peers of the largest view that was announced."""
-        return max(map(len, self._facts.listed.values()), default=0)
-
-    @property
     def verdicts(self) -> dict[Key, dict[str, Result]]:
         """Every op's verdicts, by the name of the peer that heard them."""
         return self._verdicts.heard
