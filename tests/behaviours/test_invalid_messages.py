@@ -10,7 +10,6 @@ from pccl.protocol.messages import Kind, OpRef
 from pccl.types import Result
 from tests.simulation.world import TAG, World
 
-
 ILLEGAL_ALWAYS = {
     "a second Hello": m.Hello(m.PROTOCOL_VERSION, "test", 0, [], 1, 1),
     "not msgpack": b"\0\0\0\1\xc1",
