@@ -350,8 +350,8 @@ class Communicator(CommunicatorBase):
     ) -> SharedStateSyncInfo:
         """Bring this peer group to one revision with bit-identical contents. A group call.
 
-        The tensors of `shared_state` are overwritten where they differ. `pccl.protocol.master.state_sync` describes which
-        revision and contents win.
+        The tensors of `shared_state` are overwritten where they differ. `pccl.protocol.master.state_sync` describes
+        which revision and contents win.
 
         Returns:
             A `SharedStateSyncInfo`: the bytes moved here, and the revision that all peers now have.

@@ -2,11 +2,11 @@
 
 Theory of operation. What goes wrong between threads goes wrong in few of very many orders, which a machine that is not
 busy in just that way never shows. So here the order is chosen: real threads run the real code one at a time, and at
-each point where another could come first a seeded chooser decides who goes on. Nothing is left to chance, so a seed
-plays the same schedule each time, and a deadlock is seen at once.
+each point where another could come first a seeded chooser decides which thread goes on. No choice is left to chance,
+so a seed plays the same schedule each time, and a deadlock is seen at once.
 
     scheduler   threads with batons, virtual time, deadlocks; Ctrl-C at any point of a thread
-    choosers    who goes on: a random walk, or priorities that change a few times (PCT)
+    choosers    the next thread: a random walk, or priorities that change a few times (PCT)
     tracing     hand-overs between lines, or wherever the interpreter looks for other threads and signals
     primitives  stand-ins for locks, threads, queues and clocks, as pccl's modules use them
     native      stand-ins for the C library's engines: one more thread each, in the terms of pccl_native.h

@@ -67,11 +67,11 @@ def main() -> int:
         "--schedules", type=positive, metavar="N", help="how many (default 1000, or as --minutes allows)"
     )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the first one's (default 1)")
-    parser.add_argument("--minutes", type=minutes, metavar="M", help="stop after so long")
+    parser.add_argument("--minutes", type=minutes, metavar="M", help="stop after this time")
     parser.add_argument("--jobs", type=positive, default=1, metavar="J", help="processes (default 1)")
     parser.add_argument("--scenario", choices=SCENARIOS, help="what the callers do (default: any)")
     parser.add_argument("--grain", choices=[each.value for each in Grain], help="where threads are preempted")
-    parser.add_argument("--mode", choices=MODES, help="who decides (default: either)")
+    parser.add_argument("--mode", choices=MODES, help="the chooser (default: either)")
     parser.add_argument("--fault", choices=FAULTS, help="put this known fault in")
     parser.add_argument(
         "--faults", nargs="*", choices=FAULTS, metavar="NAME", help="put in each known fault, or these, one by one"

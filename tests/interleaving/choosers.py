@@ -1,4 +1,4 @@
-"""Choosers of schedules: who goes on at a hand-over.
+"""Choosers of schedules: which thread goes on at a hand-over.
 
     Straight    the present thread for as long as it can, then the next in order. For set-up, which is not examined
     Walk        at each hand-over another thread, with some probability: a random walk

@@ -1,4 +1,4 @@
-"""Scenarios in which calls end in other ways than their callers meant, or begin so."""
+"""Scenarios where calls end in other ways than their callers meant."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from tests.interleaving.world import ADDRESS
 
 
 class Crowd(Scenario):
-    """Callers of one tag that take no turns: whoever finds it in flight tries again. All ops find a partner each."""
+    """Callers of one tag that take no turns: a peer that finds it in flight tries again. All ops find a partner
+    each."""
 
     callers = 3
     each = 2
@@ -163,7 +164,7 @@ class Interrupts(Scenario):
             self.give_back(x, f"the other's, with tag {tag}")
 
     def be_busy(self, peer: Communicator, number: int) -> None:
-        """Reduce on a tag that nobody gives up."""
+        """Reduce on a tag that no peer gives up."""
         for use in range(2):
             x = np.full(COUNT, contribution(number, 50, use), np.float32)
             peer.all_reduce(x, op=SUM, tag=50)
@@ -254,7 +255,7 @@ class Exiting(Closing):
 
 
 class Founding(Scenario):
-    """The first calls of a process: a thread of its own connects each peer, and one may be closed meanwhile."""
+    """The first calls of a process: one thread per peer connects it, and one may be closed."""
 
     early = 0.002
 
@@ -275,7 +276,7 @@ class Founding(Scenario):
             peer.connect()
             while peer.membership.world_size < self.peers and not self._has_left:
                 peer.update_topology(timeout=5.0)
-                self.pause()  # else it might go round for as long as nobody else may go on
+                self.pause()  # else it might go round for as long as no other thread may go on
             if not self._is_closing:
                 x = np.full(COUNT, number + 1, np.float32)
                 peer.all_reduce(x, op=SUM)

@@ -54,7 +54,7 @@ def _replaced(source: str, old: str, new: str) -> str:
     first = old.splitlines()[0]
     indents = {line[: len(line) - len(first)] for line in source.splitlines() if line.lstrip() == first}
     places = [indent for indent in indents for _ in range(source.count(textwrap.indent(old, indent)))]
-    assert len(places) == 1, f"there is no such text, or several times:\n{old}\nin\n{source}"
+    assert len(places) == 1, f"the text is not there once:\n{old}\nin\n{source}"
     return source.replace(textwrap.indent(old, places[0]), textwrap.indent(new, places[0]))
 
 
@@ -226,7 +226,7 @@ FAULTS: dict[str, Known] = {
         ("self._fast_path.forget_uses(op.name)", "pass"),
     ),
     "count-forgotten": _fault(
-        "the fast path asks the machine anew for the count of a tag that it counts itself",
+        "the fast path asks the machine again for the count of a tag that it counts itself",
         "turns",
         fast_path.FastPath,
         "run",

@@ -4,9 +4,9 @@ An engine is one more managed thread. It has a queue of commands and one of fram
 thing of either at a time, in an order that the seed decides; between any two everybody else may go on. What it says
 and when is that of native/include/pccl_native.h and fast_path.h:
 
-    submit      the input is copied out and sent to all who take part; whoever has all inputs writes the result, with
-                something wrong in between, as partial sums are, and is done
-    done        is told to all who take part; who has heard it of all is at the completion
+    submit      the input is copied out and sent to all that take part; a peer that has all inputs writes the result,
+                with something wrong in between, as partial sums are, and is done
+    done        is told to all that take part; a peer that has it from all is at the completion
     fast path   a mutex's critical section is one turn here; a caller waits for its completion, or is handed over
     end, freeze, freeze_op, detach      carried out in order, as commands
 
@@ -70,7 +70,7 @@ class Op:
     is_fast: bool = False
     has_started: bool = False
     is_spoilt: bool = False
-    """Whether something wrong is in `recv` meanwhile."""
+    """Whether wrong values are in `recv`."""
     is_done: bool = False
     is_stopped: bool = False
     is_released: bool = False

@@ -1,7 +1,7 @@
 """Stand-ins for what pccl takes from `threading`, `_thread`, `queue`, `select` and `time`, under a scheduler.
 
-They behave as the originals do, except that who waits gives the turn away, and that time is virtual. Threads that are
-not managed find the locks free: nobody else runs while they do.
+They behave as the originals do, except that a waiting thread gives the turn away, and that time is virtual. Threads
+that are not managed find the locks free: no other thread runs while they do.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.interleaving.scheduler import Scheduler
 
 
 class Namespace(SimpleNamespace):
-    """A module of which some names are replaced."""
+    """A module with some names replaced."""
 
     def __init__(self, original: Any, **names: Any) -> None:
         super().__init__(**names)

@@ -26,11 +26,11 @@ class Scenario:
     peers = 2
     engine_threads: tuple[int, ...] = (1, 1, 1, 2)
     early = 0.0
-    """The probability with which time passes at a hand-over, in half of the schedules."""
+    """The probability that time passes at a hand-over, in half of the schedules."""
     may_keep_tags = False
 
     def __init__(self, world: World, chooser: Switching, seed: int, is_strict: bool) -> None:
-        """`is_strict`: time stands still while anybody can go on, so nobody has to wait for somebody slow."""
+        """`is_strict`: time stands still while anybody can go on, so a slow peer delays no other peer."""
         self.world = world
         self.is_strict = is_strict
         self.scheduler = world.scheduler
@@ -38,7 +38,7 @@ class Scenario:
         self._chooser = chooser
         self._left = 0
         self._given_back: list[tuple[Array, str]] = []
-        """Arrays that their callers have back, and that nobody else may touch."""
+        """Arrays that their callers have back, and that must not change."""
 
     def main(self) -> None:
         """Set up, play, and check. The set-up and the end run straight."""
@@ -104,7 +104,7 @@ class Scenario:
         self.scheduler.wait(lambda: False, "a pause", self.scheduler.now + seconds)
 
     def give_back(self, array: Array, whose: str) -> None:
-        """Note that nobody may touch this array any more."""
+        """Note that this array must not change any more."""
         array[:] = MARK
         self._given_back.append((array, whose))
 

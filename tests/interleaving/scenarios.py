@@ -7,7 +7,7 @@
     watching    others read counters and flight recorders while callers are in ops
     closing     a peer is closed while its callers are in ops
     exiting     the interpreter exits while callers are in ops
-    forking     a child is forked while callers are in ops: nothing waits there, nothing is lost here
+    forking     a child is forked while callers are in ops: no call waits there, none is lost here
     founding    the first calls of a process: peers are made, connected and closed by several threads
 
 Each use of a tag adds up numbers that tell it from all other uses, so a result that went to another op is seen.

@@ -16,7 +16,7 @@ from tests.interleaving.world import World, seeded
 
 MODES = ("walk", "priorities")
 STEPS = {Grain.HANDOVERS: 500, Grain.LINES: 5_000, Grain.BYTECODES: 5_000}
-"""About how many choices a schedule has: the change points of PCT are spread over so many."""
+"""About how many choices a schedule has: the change points of PCT are spread over that many."""
 DEPTH_MAX = 5
 COLLECT_EVERY = 25
 

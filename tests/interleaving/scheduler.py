@@ -4,15 +4,15 @@ Each managed thread has a baton, a lock that it waits for; only the thread that 
 turn away at *hand-overs*: `step`, where it could go on, and `wait`, where it cannot before something has happened. Who
 goes on is up to a chooser (`choosers`). Rules:
 
-1. Between two hand-overs nothing else runs, so what a managed thread does there is atomic, and a schedule is the
+1. Between two hand-overs no other thread runs, so what a managed thread does there is atomic, and a schedule is the
    sequence of its choices: the same seed plays the same one.
 2. Time is virtual. It stands still while anybody can go on, unless the chooser lets it pass early, as for threads that
-   the system has left waiting; where nobody can go on it jumps to the next deadline.
-3. If nobody can go on and there is no deadline, that is a deadlock. Waits that time out for ever, as those of `Latch`
-   do, are found by a limit on virtual time, and threads that spin by a limit on steps.
+   the system has left waiting; where no thread can go on it jumps to the next deadline.
+3. If no thread can go on and there is no deadline, that is a deadlock. Waits that time out for ever, as those of
+   `Latch` do, are found by a limit on virtual time, and threads that spin by a limit on steps.
 4. The first failure ends the schedule: every managed thread is torn out of its next hand-over by `Torn`.
 
-Threads that are not managed pass through hand-overs as if there was no scheduler.
+Threads that are not managed pass through hand-overs as without a scheduler.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from tests.support import stacks
 STEPS_MAX = 400_000
 VIRTUAL_S_MAX = 300.0
 EARLY_S_MAX = 60.0
-"""Virtual time after which none passes any more while somebody can go on: where one thread has something to do every
+"""Virtual time that may pass while a peer can go on: where one thread has something to do every
 half second, others would never get a turn."""
 REAL_S_MAX = 180.0
-"""Time after which a thread counts as lost to something that the scheduler does not manage."""
+"""Time until a thread counts as lost to something that the scheduler does not manage."""
 TEAR_S = 5.0
 
 
@@ -49,13 +49,14 @@ class ScheduleError(AssertionError):
 
 
 class Chooser(Protocol):
-    """Whoever decides which thread goes on."""
+    """Decides which thread goes on."""
 
     def born(self, thread: ManagedThread) -> None:
         """Note a new thread."""
 
     def pick(self, ready: list[ManagedThread], current: ManagedThread | None) -> ManagedThread:
-        """Return who goes on, one of `ready`. `current` is the thread that gives the turn away, if it may keep it."""
+        """Return the thread that goes on, one of `ready`. `current` is the thread that gives the turn away, if it may
+        keep it."""
 
     def lets_time_pass(self) -> bool:
         """Return whether time jumps to the next deadline although threads can go on."""
@@ -77,7 +78,7 @@ class ManagedThread:
         self.error: BaseException | None = None
         """What it has raised."""
         self.points_to_interrupt = 0
-        """The number of its hand-overs after which Ctrl-C is raised in it; 0: none is."""
+        """Its number of hand-overs until Ctrl-C is raised in it; 0: none is."""
         self.is_signalled = False
         """Whether Ctrl-C is to be raised as soon as it runs Python; it wakes waits."""
         self.is_in_c = False
@@ -106,7 +107,7 @@ class ManagedThread:
             self.error = error
             if not scheduler.is_over:
                 text = "".join(traceback.format_exception(error))
-                scheduler.fail(f"thread {self.name} has ended by an exception that nobody caught:\n{text}")
+                scheduler.fail(f"thread {self.name} has ended by an uncaught exception:\n{text}")
         finally:
             sys.settrace(None)
             scheduler.thread_over(self)
@@ -119,7 +120,7 @@ class Scheduler:
         """`begin_thread` is called in each managed thread before it runs anything."""
         self.seed = seed
         self.rng = random.Random(seed * 7919 + 1)
-        """Choices other than who goes on."""
+        """Choices other than the next thread."""
         self.chooser = chooser
         self.begin_thread = begin_thread
         self.local = threading.local()
@@ -133,7 +134,7 @@ class Scheduler:
         """Whether this is a forked child, which has one thread only, or is about to be."""
         self.failure = ""
         self.trace: list[str] | None = None
-        """The hand-overs, where somebody wants to see them."""
+        """The hand-overs, where a test wants to see them."""
         self._threads: list[ManagedThread] = []
         self._born = 0
         self._current: ManagedThread | None = None
@@ -159,7 +160,7 @@ class Scheduler:
         return thread
 
     def step(self, what: str) -> None:
-        """Let somebody else go on, perhaps."""
+        """Let another thread go on, perhaps."""
         me = self.me
         if me is None or self.is_alone:
             return
@@ -171,7 +172,7 @@ class Scheduler:
         self._deliver(me)
 
     def wait(self, until: Callable[[], bool], what: str, deadline: float | None = None) -> bool:
-        """Wait until `until()` is true, for which it is called in any thread. Return False if the deadline passed
+        """Wait until `until()` is true; it is called in any thread. Return False if the deadline passed
         first. What follows is atomic with its being true."""
         me = self.me
         assert me is not None, f"{what}: a thread that is not managed cannot wait"
@@ -240,7 +241,7 @@ class Scheduler:
         self._current = first
         first.baton.release()
         if not self._finished.acquire(timeout=REAL_S_MAX):
-            self.fail(f"nothing has happened for {REAL_S_MAX:g} s of real time")
+            self.fail(f"no event for {REAL_S_MAX:g} s of real time")
         self._tear()
         if self.failure:
             raise ScheduleError(self.failure)
@@ -286,7 +287,7 @@ class Scheduler:
         raise Torn
 
     def _choose(self, me: ManagedThread | None) -> ManagedThread:
-        """Return who goes on. `me` may."""
+        """Return the thread that goes on. `me` may."""
         if self.now < EARLY_S_MAX and self.chooser.lets_time_pass():
             self._jump()
         while True:
@@ -298,7 +299,7 @@ class Scheduler:
                     self.digest = hash((self.digest, self.steps, chosen.number))
                 return chosen
             if not self._jump():
-                self._end("a deadlock: nobody can go on, and nobody waits for a time")
+                self._end("a deadlock: no thread can go on, and none waits for a time")
 
     def _can_go_on(self, thread: ManagedThread) -> bool:
         if thread.until is None or (thread.deadline is not None and thread.deadline <= self.now):

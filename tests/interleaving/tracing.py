@@ -1,6 +1,6 @@
 """Hand-overs inside Python code: between lines, or wherever the interpreter may switch threads or call signal handlers.
 
-    HANDOVERS   none besides what the stand-ins do: locks, wake-ups, calls into the native library
+    HANDOVERS   none also what the stand-ins do: locks, wake-ups, calls into the native library
     LINES       before every line of the modules that are watched
     BYTECODES   wherever CPython looks whether another thread or a signal is waiting: where a function begins, after
                 a call, and where a loop goes back
@@ -21,7 +21,7 @@ from typing import Any
 
 
 class Grain(Enum):
-    """The points at which a thread may be preempted."""
+    """The points where a thread may be preempted."""
 
     HANDOVERS = "handovers"
     LINES = "lines"
@@ -64,7 +64,7 @@ def is_watched(code: CodeType) -> bool:
 
 
 def _looks_after(code: CodeType) -> frozenset[int]:
-    """Return the offsets at which the interpreter has just looked for other threads and signals."""
+    """Return the offsets where the interpreter has just looked for other threads and signals."""
     found = _looks.get(code)
     if found is None:
         offsets = set()
@@ -101,7 +101,7 @@ def tracer(grain: Grain, step: Callable[[str], None]) -> Tracer | None:
             return on_line
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
-        if not frame.f_code.co_flags & inspect.CO_GENERATOR:  # which may be about to be closed: nothing is raised there
+        if not frame.f_code.co_flags & inspect.CO_GENERATOR:  # which may be about to be closed: no raise there
             step(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
         return on_opcode
 

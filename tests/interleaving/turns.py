@@ -1,4 +1,4 @@
-"""Scenarios in which callers take turns on each tag: every peer makes the same uses in the same order."""
+"""Scenarios where callers take turns on each tag: every peer makes the same uses in the same order."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Turns(Scenario):
     def finish(self) -> None:
         passed_s = self.scheduler.now - self._begun_s
         if passed_s >= LOOK_UP_S:
-            self.wrong(f"{passed_s:g} s of virtual time have passed: a wake-up was missed until somebody looked")
+            self.wrong(f"{passed_s:g} s of virtual time have passed: a wake-up was missed until a thread looked")
         self.require_agreement()
 
     def require_agreement(self) -> None:
@@ -204,7 +204,7 @@ class Impatient(Turns):
                 if error.result not in self.ALLOWED:
                     raise
                 if error.result is Result.OUTCOME_UNKNOWN and self.is_strict:
-                    self.wrong(f"a verdict has not come, though nobody is slow: {error}")
+                    self.wrong(f"a verdict has not come, though no peer is slow: {error}")
                 return error.result.name
 
     def finish(self) -> None:
@@ -272,7 +272,7 @@ class Forking(Turns):
                 os._exit(0)
         scheduler.is_alone = False
         os.close(writer)
-        text = "" if select.select([reader], [], [], self.CHILD_S)[0] else "the child says nothing"
+        text = "" if select.select([reader], [], [], self.CHILD_S)[0] else "the child prints no line"
         if text:
             os.kill(child, signal.SIGKILL)
         else:

@@ -83,11 +83,11 @@ class Connection:
             self._hub.hear(self, messages)
 
     def heartbeat(self, hello: m.HeartbeatHello) -> None:
-        """Send a first heartbeat, over a connection of its own. Nobody is silent from then on."""
+        """Send a first heartbeat, over a connection of its own. No peer is silent from then on."""
         self._hub.connect().send([hello])
 
     async def receive(self) -> list[m.FromMaster]:
-        """Return what has come; nothing once the connection is closed."""
+        """Return what has come; empty once the connection is closed."""
         while not self.inbox and not self.is_closed:
             self.has_news = trio.Event()
             await self.has_news.wait()
@@ -252,7 +252,7 @@ class Sock:
 
 
 class ErrorLog(logging.Handler):
-    """What is logged as an error, which nothing here may be."""
+    """What is logged as an error, which is a failure here."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -388,7 +388,7 @@ class World:
             while offered is None:
                 found = [each for each in self.sessions if each._machine.peer == member.peer]
                 if not found:
-                    raise links.LinkError("there is no such peer")
+                    raise links.LinkError("no such peer")
                 with found[0]._driver.taking_over as machine:
                     offered = machine.link_offered(opening.sender, opening.made_in)
                 if offered is None:
@@ -421,7 +421,7 @@ class World:
         self.scheduler.wait(lambda: not left, "the run's founding")
 
     def close(self) -> None:
-        """Close all peers, and the portal, and see that nothing is left."""
+        """Close all peers, and the portal, and check that no task is left."""
         for peer in self.peers:
             peer.close()
         portal._at_exit()

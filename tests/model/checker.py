@@ -2,7 +2,7 @@
 
 A configuration is a model with values for its switches. It `holds` when the whole state space was searched and no
 assertion was violated; a mutant is expected to be `refuted`. A statement counts as reached when some configuration of
-its model that holds has reached it: one that nothing reaches proves nothing.
+its model that holds has reached it: one that is not reached is not checked.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MEMORY_MB = 3500
 """Of one search."""
 TRAIL_LINES = 80
 MAY_BE_UNREACHED = "unreached:"
-"""In a comment on a line: why nothing has to reach it."""
+"""In a comment on a line: why it need not be reached."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Finding:
     violation: str = ""
     """What Spin says of the first one; empty: none."""
     failure: str = ""
-    """Why the search says nothing; empty: it was complete, or ended with a violation."""
+    """Why the search is void; empty: it was complete, or ended with a violation."""
     states: int = 0
     depth: int = 0
     seconds: float = 0.0
@@ -70,7 +70,7 @@ class Finding:
         if self.failure:
             return f"FAILED: {self.failure}"
         if self.configuration.mutation:
-            return f"refuted: {self.violation}" if self.violation else "FAILED: nothing found without this rule"
+            return f"refuted: {self.violation}" if self.violation else "FAILED: no error found without this rule"
         return f"FAILED: {self.violation}" if self.violation else "holds"
 
 

@@ -1,4 +1,4 @@
-"""The checker notices what it is there to notice, with models of a few lines."""
+"""The checker finds violations in models of a few lines."""
 
 from __future__ import annotations
 
@@ -39,15 +39,11 @@ def test_a_model_that_holds(tmp_path: Path) -> None:
     assert found.verdict == "holds"
     assert found.states > 5
     assert unreached_lines([found], COUNTER) == [COUNTER.splitlines().index("        n = 0 }") + 1]
+    marked = COUNTER.replace("n = 0 }", "n = 0 } /* unreached: it cannot be more */")
+    assert unreached_lines([found], marked) == []
 
 
-def test_what_is_marked_needs_not_be_reached(tmp_path: Path) -> None:
-    text = COUNTER.replace("n = 0 }", "n = 0 } /* unreached: it cannot be more */")
-    assert unreached_lines([search(tmp_path, last=5, text=text)], text) == []
-
-
-@pytest.mark.slow
-def test_a_violation_is_a_failure_of_a_model_and_what_a_mutant_is_for(tmp_path: Path) -> None:
+def test_violation_fails_a_model_and_not_a_mutant(tmp_path: Path) -> None:
     mutant = search(tmp_path, last=5, mutation="BOUND")
     assert mutant.is_as_expected
     assert "n==0" in mutant.verdict
@@ -56,19 +52,20 @@ def test_a_violation_is_a_failure_of_a_model_and_what_a_mutant_is_for(tmp_path: 
     assert not broken.is_as_expected
 
 
-def test_a_mutant_in_which_nothing_is_found_is_a_failure(tmp_path: Path) -> None:
+def test_mutant_without_a_violation_is_a_failure(tmp_path: Path) -> None:
     found = search(tmp_path, last=0, mutation="BOUND")
     assert not found.is_as_expected
-    assert "nothing found" in found.verdict
+    assert "no error found" in found.verdict
 
 
-def test_what_cannot_be_compiled_is_a_failure(tmp_path: Path) -> None:
+def test_invalid_model_is_a_failure(tmp_path: Path) -> None:
     found = search(tmp_path, last=5, text="no model")
     assert not found.is_as_expected
     assert found.verdict.startswith("FAILED: spin")
 
 
-def test_a_search_without_memory_for_it_is_a_failure(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_search_without_enough_memory_is_a_failure(tmp_path: Path) -> None:
     (tmp_path / "counter.pml").write_text("int n; active proctype Count() { do :: n < 100000000 -> n++ od }")
     found = check(tmp_path, Configuration("counter", "many"), limit_s=120.0, memory_mb=200)
     assert not found.is_as_expected

@@ -8,13 +8,14 @@
     becomes = "if entry is None or entry.verdict is not None or not self.is_running:"
     breaks = "An abort vote is a promise: ..."
 
-`line` is a line, or several in a row, as they stand in the file but for the indentation, and occurs once, or once
+`line` is a line, or several in a row, as they stand in the file except for the indentation, and occurs once, or once
 within the function or class whose first line begins with `within`. An empty `becomes` takes it out.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import textwrap
 import tomllib
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTS = Path(__file__).parent / "mutants"
-UNSIMULATED = ("pccl/protocol/auth.py", "pccl/protocol/codec.py", "pccl/protocol/control_session.py")
+KILLERS = Path(__file__).parent / "killers.json"
 
 
 class MutantError(Exception):
@@ -39,23 +40,19 @@ class Mutant:
     line: str
     becomes: str
     breaks: str
-    """Why somebody might write it, and which promise it breaks."""
+    """The reason to write it, and which promise it breaks."""
     within: str = ""
     mends: str = ""
     """The subject of the commit that has mended this fault, if it was once in pccl."""
-    equivalent: str = ""
-    """The argument why no test can find it; empty: one must."""
-    tests: tuple[str, ...] = ()
-    """Tests to try before those of its path."""
+    killer: str = ""
+    """The test file, or `native/NAME`, that finds it; empty: schedules."""
+
+    def __str__(self) -> str:
+        return f"{self.area}/{self.name}"
 
     @property
     def is_native(self) -> bool:
         return self.path.startswith("native/")
-
-    @property
-    def is_simulated(self) -> bool:
-        """Whether schedules run its code: they have machines and messages, and nobody proves who he is."""
-        return self.path.startswith("pccl/protocol/") and self.path not in UNSIMULATED
 
     def apply(self, text: str) -> str:
         """Return the text of its file with the fault in it. Raises MutantError if the line is not found once."""
@@ -67,7 +64,7 @@ class Mutant:
         return "\n".join(lines) + "\n"
 
     def check(self, text: str) -> None:
-        """Raise MutantError if it cannot be applied to the text of its file, or what comes of that is no program: that
+        """Raise MutantError if it cannot be applied to the text of its file, or the result does not parse: that
         would be found by whatever is tried. C is left to the compiler, and what that refuses survives."""
         mutated = self.apply(text)
         if not self.is_native:
@@ -124,14 +121,14 @@ def _bare_lines(lines: list[str]) -> list[str]:
 
 def load(folder: Path = LISTS) -> list[Mutant]:
     """Return all mutants. Raises MutantError for two of one name, and for what is missing or unknown in an entry."""
+    killers: dict[str, str] = json.loads(KILLERS.read_text(encoding="utf-8"))
     found: dict[str, Mutant] = {}
     for path in sorted(folder.glob("*.toml")):
         with path.open("rb") as file:
             entries = tomllib.load(file)["mutant"]
         for entry in entries:
-            tests = tuple(entry.pop("tests", ()))
             try:
-                mutant = Mutant(area=path.stem, tests=tests, **entry)
+                mutant = Mutant(area=path.stem, killer=killers.get(entry.get("name", ""), ""), **entry)
             except TypeError as error:
                 raise MutantError(f"{path.name}: {entry.get('name')}: {error}") from None
             if mutant.name in found:

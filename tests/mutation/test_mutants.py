@@ -1,8 +1,8 @@
-"""The lists of mutants: each can be applied to the sources as they are, and says what it breaks."""
+"""Every mutant can be applied to the sources as they are, and has a test that finds it."""
 
 from __future__ import annotations
 
-import json
+import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from tests.mutation.__main__ import choose
+from tests.mutation.copies import Base, call
 from tests.mutation.mutants import ROOT, Mutant, MutantError, load
-from tests.mutation.results import KILLERS, Cache, Killers, Outcome, scores
 
 MUTANTS = load()
 MUTANT = Mutant("area", "name", "pccl/x.py", "if a and b:", "if a:", "It breaks a promise.")
@@ -43,34 +44,28 @@ def test_every_mutant_can_be_applied() -> None:
             errors.append(str(error))
         else:
             if mutated == _text(mutant.path):
-                errors.append(f"{mutant.area}/{mutant.name} changes nothing")
+                errors.append(f"{mutant} has no effect")
     assert not errors, "bring tests/mutation/mutants up to date"
 
 
-def test_every_mutant_says_what_it_breaks_and_what_is_equivalent_why() -> None:
+def test_every_mutant_has_a_test_that_finds_it() -> None:
     for mutant in MUTANTS:
-        assert mutant.breaks.endswith((".", "?")), mutant.name
-        assert not mutant.equivalent or mutant.equivalent.endswith("."), mutant.name
+        native = mutant.killer.removeprefix("native/")
+        if native != mutant.killer:
+            assert (ROOT / f"native/tests/{native}.c").exists(), f"{mutant}: {mutant.killer}"
+        elif mutant.killer:
+            assert (ROOT / mutant.killer).exists(), f"{mutant}: {mutant.killer}"
+        else:
+            assert mutant.path.startswith("pccl/protocol/"), f"{mutant}: schedules play pccl/protocol only"
 
 
-def test_what_is_known_to_be_killed_is_a_mutant() -> None:
-    """Else `--known` would play fewer and fewer, and say nothing."""
-    assert set(json.loads(KILLERS.read_text())) <= {mutant.name for mutant in MUTANTS}
-
-
-def test_there_are_mutants_of_every_part() -> None:
-    for part in ("pccl/protocol/master/", "pccl/protocol/peer/", "pccl/runtime/", "pccl/training/", "native/src/"):
-        assert any(mutant.path.startswith(part) for mutant in MUTANTS), part
-    assert sum(not mutant.equivalent for mutant in MUTANTS) >= 60
-
-
-def test_a_line_is_looked_for_within_a_function() -> None:
+def test_line_is_looked_for_within_a_function() -> None:
     mutated = replace(MUTANT, within="def two(").apply(TEXT)
     assert mutated == "    if a:".join(TEXT.rsplit("    if a and b:", 1))
     assert replace(MUTANT, within="def one(").apply(TEXT) == TEXT.replace("if a and b:", "if a:", 1)
 
 
-def test_a_line_that_is_taken_out_leaves_a_body() -> None:
+def test_removed_line_leaves_a_body() -> None:
     mutated = replace(MUTANT, within="def two(", line="return", becomes="").apply(TEXT)
     assert mutated.endswith("    if a and b:\n        pass\n")
 
@@ -84,9 +79,14 @@ def test_a_line_that_is_taken_out_leaves_a_body() -> None:
         ({"within": "def two(", "line": "a: int,"}, "not found in pccl/x.py, within 'def two\\('"),
     ],
 )
-def test_a_mutant_that_cannot_be_applied_is_named(changes: dict[str, Any], error: str) -> None:
+def test_mutant_that_cannot_be_applied_is_an_error(changes: dict[str, Any], error: str) -> None:
     with pytest.raises(MutantError, match=error):
         replace(MUTANT, **changes).apply(TEXT)
+
+
+def test_mutant_that_does_not_parse_is_an_error() -> None:
+    with pytest.raises(MutantError, match="if a and:"):
+        replace(MUTANT, within="def two(", becomes="if a and:").check(TEXT)
 
 
 def test_names_are_unique_and_fields_known(tmp_path: Path) -> None:
@@ -101,27 +101,29 @@ def test_names_are_unique_and_fields_known(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_outcomes_are_remembered_by_mutant_and_sources(tmp_path: Path) -> None:
-    cache_, outcome = Cache(tmp_path), Outcome("simulation", "seed 7", "AssertionError", schedules=7)
-    assert cache_.find(MUTANT, "simulation", "sources") is None
-    cache_.keep(MUTANT, "simulation", "sources", outcome)
-    assert cache_.find(MUTANT, "simulation", "sources") == outcome
-    assert cache_.find(MUTANT, "simulation", "others") is None
-    assert cache_.find(replace(MUTANT, becomes="if b:"), "simulation", "sources") is None
+def test_choice_by_name_and_area() -> None:
+    mutants = [MUTANT, replace(MUTANT, name="other", killer="tests/test_x.py")]
+    assert choose(mutants, ["name"]) == [MUTANT]
+    assert choose(mutants, ["area"]) == mutants
+    assert choose(mutants, [], schedules=True) == [MUTANT]
+    with pytest.raises(MutantError, match="misspelt"):
+        choose(mutants, ["name", "misspelt"])
 
 
-def test_killers_are_recorded_and_those_of_unknown_mutants_forgotten(tmp_path: Path) -> None:
-    path = tmp_path / "killers.json"
-    killers = Killers(path)
-    killers.record(
-        [(MUTANT, Outcome("simulation", "seed 7")), (replace(MUTANT, name="gone"), Outcome("tests", "t"))], [MUTANT]
-    )
-    assert Killers(path).of(MUTANT, "simulation") == "seed 7"
-    assert Killers(path).of(replace(MUTANT, name="gone"), "tests") == ""
+def test_failure_of_a_test_is_its_error(tmp_path: Path) -> None:
+    assert call([sys.executable, "-c", ""], tmp_path) == ""
+    assert call([sys.executable, "-c", "raise ValueError('x')"], tmp_path) == "ValueError: x"
 
 
-def test_scores_count_equivalent_mutants_apart() -> None:
-    killed, survived = Outcome("simulation", "seed 1"), Outcome(survived="5000 schedules")
-    equivalent = replace(MUTANT, name="same", equivalent="It is the same.")
-    table = scores([(MUTANT, killed), (replace(MUTANT, name="other"), survived), (equivalent, survived)])
-    assert table.splitlines()[-1].split() == ["all", "2", "1", "(50", "%)", "0", "(0", "%)", "1", "1"]
+def test_mutant_lives_in_a_copy(tmp_path: Path) -> None:
+    source = tmp_path / "tree/pccl/x.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("a = b = 1\nif a and b:\n    pass\n")
+    (tmp_path / "tree/test_x.py").write_text("import pccl.x\n\ndef test() -> None:\n    assert pccl.x\n")
+    (tmp_path / "scratch").mkdir()
+    base = Base(tmp_path / "tree", tmp_path / "scratch")
+    failing = replace(MUTANT, becomes="if c:", killer="test_x.py")
+    assert not base.run("test_x.py")
+    assert "NameError" in base.run_with(failing)
+    assert not base.run_with(replace(failing, becomes="if b:"))
+    assert "if a and b:" in source.read_text()

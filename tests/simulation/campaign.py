@@ -4,11 +4,9 @@
     python -m tests.simulation --minutes 1
     python -m tests.simulation --minutes 1 --masters 2 --one-name
     python -m tests.simulation --minutes 5 --keep-going        name all that fail, and make none small
-    python -m tests.simulation --minutes 5 --steer             to where coverage is new: see `steering`
     python -m tests.simulation --schedules 1 --seed 4711       one of them again
     python -m tests.simulation --plan '[...]'                  a plan as a failure prints it
-    python -m tests.simulation --engine real --minutes 1       with the engine that ships
-    python -m tests.simulation --engine both --minutes 1       with both, one after the other
+    python -m tests.simulation --engine real --minutes 1       over the C engine
 
 The schedules of a campaign are those of the seeds from `--seed` on. Exit code 1 if one failed.
 """
@@ -25,14 +23,11 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from functools import partial
 from itertools import count, islice
-from typing import TypeVar
 
 from tests.simulation.plan import MASTERS_MAX, ONE_NAME, Plan
-from tests.simulation.real.play import play_both, play_real, sanitized
+from tests.simulation.real.sanitizers import sanitized
 from tests.simulation.schedule import play
 from tests.simulation.shrink import failure_of, shrink
-from tests.simulation.steering import Steering, play_plans, report
-from tests.simulation.steering import blocks as blocks_of
 from tests.support.arguments import minutes, positive
 
 BLOCK = 50
@@ -41,15 +36,16 @@ REAL_BLOCK = 10
 """The same with real engines, which take longer."""
 REPORT_EVERY_S = 15.0
 
-B = TypeVar("B")
-R = TypeVar("R")
 Draw = Callable[[int], Plan]
 """Makes the plan of a seed."""
 Play = Callable[[Plan], object]
-PLAYS: dict[str, Play] = {"model": play, "real": play_real, "both": play_both}
+PLAYS: dict[str, Play] = {"model": play, "real": partial(play, is_real=True)}
 """What plays plans, by the engines that it has."""
 Failed = tuple[int, str]
 """The seed of a schedule that failed, and its error."""
+Played = tuple[int, list[Failed]]
+"""The number of schedules played, and those that failed."""
+PlayBlock = Callable[[range], Played]
 
 
 def main() -> int:
@@ -58,22 +54,21 @@ def main() -> int:
         "--schedules", type=positive, metavar="N", help="how many (default 1000, or as --minutes allows)"
     )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the first one's (default 1)")
-    parser.add_argument("--minutes", type=minutes, metavar="M", help="stop after so long")
+    parser.add_argument("--minutes", type=minutes, metavar="M", help="stop after this time")
     parser.add_argument("--jobs", type=positive, default=1, metavar="J", help="processes (default 1)")
     parser.add_argument(
         "--masters",
         type=int,
         choices=range(MASTERS_MAX + 1),
-        help="0: one, and its peers end with it; 1: killed, it begins anew; 2, 3: and has standbys (default: any)",
+        help="0: one, and its peers end with it; 1: killed, it restarts; 2, 3: and has standbys (default: any)",
     )
     parser.add_argument("--one-name", action="store_true", help="the masters, 2 unless it is said, are behind one name")
     parser.add_argument("--keep-going", action="store_true", help="go on after a failure")
-    parser.add_argument("--steer", action="store_true", help="go where coverage is new, and report what is not reached")
     parser.add_argument(
         "--engine",
         choices=PLAYS,
         default="model",
-        help="model: engines that pretend (default); real: the one that ships; both: one after the other",
+        help="model: an engine in Python (default); real: the C engine",
     )
     parser.add_argument("--sanitize", metavar="LIST", help="build the real engine so, such as address,undefined")
     parser.add_argument("--plan", type=_plan, help="play this plan only")
@@ -89,8 +84,6 @@ def main() -> int:
         masters, traits = max(2, masters or 0), (ONE_NAME,)
     draw = partial(_draw, engine == "real", masters, traits)
     schedules = options.schedules or (1000 if options.minutes is None else None)
-    if options.steer:
-        return _steer(Steering(options.seed, masters, traits), options.jobs, schedules, options.minutes)
     begun_at = reported_at = time.monotonic()
     played = failures = 0
     blocks = _blocks(options.seed, schedules, options.minutes, BLOCK if engine == "model" else REAL_BLOCK)
@@ -121,27 +114,10 @@ def _plan(text: str) -> Plan:
     try:
         return Plan.loads(text)
     except Exception as error:
-        raise argparse.ArgumentTypeError(f"this is no plan: {error}") from None
+        raise argparse.ArgumentTypeError(f"not a plan: {error}") from None
 
 
-def _steer(steering: Steering, jobs: int, schedules: int | None, minutes: float | None) -> int:
-    begun_at = reported_at = time.monotonic()
-    failures = 0
-    for played in _play_blocks(blocks_of(steering, BLOCK, schedules, minutes), jobs, play_plans):
-        steering.note(played)
-        for plan, _, error in played:
-            if error:
-                failures += 1
-                print(f"failed: {error}\n    python -m tests.simulation --plan '{plan.dumps()}'", flush=True)
-        if time.monotonic() >= reported_at + REPORT_EVERY_S:
-            reported_at = time.monotonic()
-            print(f"{steering.account()}, {reported_at - begun_at:.0f} s", flush=True)
-    print(*report(steering), sep="\n")
-    print(f"{steering.account()}, {f'{failures} failed' if failures else 'all well'}")
-    return 1 if failures else 0
-
-
-def _play_blocks(blocks: Iterator[B], jobs: int, play_block: Callable[[B], R]) -> Iterator[R]:
+def _play_blocks(blocks: Iterator[range], jobs: int, play_block: PlayBlock) -> Iterator[Played]:
     if jobs == 1:
         yield from map(play_block, blocks)
         return
@@ -162,8 +138,8 @@ def _blocks(first: int, schedules: int | None, minutes: float | None, size: int)
         yield range(start, start + size if schedules is None else min(start + size, first + schedules))
 
 
-def _play_block(draw: Draw, keeps_going: bool, engine: str, seeds: range) -> tuple[int, list[Failed]]:
-    """Play schedules until one fails, or all. Return how many were played, and those that failed."""
+def _play_block(draw: Draw, keeps_going: bool, engine: str, seeds: range) -> Played:
+    """Play schedules until one fails, or all."""
     failed = []
     for at, seed in enumerate(seeds):
         try:

@@ -47,9 +47,9 @@ class Link:
 
     effect: ps.MakeLink
     expires_at: float
-    """The time at which it is given up as things are."""
+    """The time when it is given up as things are."""
     ends_at: float
-    """The time at which it is given up at the latest."""
+    """The time when it is given up at the latest."""
     stalled_since: float | None = None
     """The time since which bytes lie on it that do not get across."""
     wires: list[Wire] = field(default_factory=list)
@@ -79,9 +79,9 @@ class Control:
     """The node's end of its session."""
     at_master: ControlSession = field(default_factory=lambda: ControlSession(b""))
     has_opened: bool = False
-    """The master has heard the opening, with which the session begins."""
+    """The master has heard the opening of the session."""
     is_reset: bool = False
-    """Nothing gets through until another connection carries the session on; each end finds that at its own time."""
+    """It carries no byte until another connection carries the session on; each end finds that at its own time."""
     sent: list[bytes] = field(default_factory=list)
     """All frames that the master has sent."""
     is_known: bool = False
@@ -112,7 +112,7 @@ class Control:
         self.outbox.append(b"")
 
     def reset(self, keep_inbox: int, keep_outbox: int) -> None:
-        """Break it. So many bytes of what is under way still arrive."""
+        """Break it. That many bytes of what is under way still arrive."""
         self.is_reset = True
         for queue, keep in ((self.inbox, keep_inbox), (self.outbox, keep_outbox)):
             data = b"".join(queue)[:keep]

@@ -3,7 +3,7 @@
 Each end finds that at its own time. A session goes on over the next connection (`ControlSession`, the real one).
 
 A peer that has lost its master asks all of them in turn, once, and again when time has passed. A newcomer asks them in
-turn whatever happens meanwhile, as sessions do: it may found a run once it has asked as many times as there are.
+turn whatever happens, as sessions do: it may found a run once it has asked as many times as there are.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ class ControlPlane:
                 self._peers.settle(node)
 
     def _is_impatient(self, node: Node, control: Control) -> bool:
-        """Whether a node waits no longer at a master that leads nothing."""
+        """Whether a node waits no longer at a master that leads no run."""
         scene = self._scene
         if scene.options.founders > 1 or scene.searches_in_turn:
             return node.leaves_at is not None and scene.now >= node.leaves_at

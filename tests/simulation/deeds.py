@@ -1,4 +1,4 @@
-"""The base of all that the steps of a plan do to a run: chance, and the choice of whom a step concerns."""
+"""The base of all that the steps of a plan do to a run: chance, and the choice of the nodes that a step concerns."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Delivery:
         return True
 
     def _choices(self) -> Iterator[_Choice]:
-        """Yield all that may be delivered now, but for events."""
+        """Yield all that may be delivered now, except for events."""
         scene = self._scene
         passes = scene.network.passes
         for control in scene.controls.values():

@@ -9,11 +9,11 @@ frame carries a buffer's value:
 
 An op of two is one of a group of two: either's value has to get to the other.
 
-Whoever is done with an op that its participants end by themselves tells each of them, in a frame, too, and has the
+A peer that is done with an op that its participants end by themselves tells each of them, in a frame, too, and has the
 machine know when all have.
 
 The owner is another rank in every use of a tag. What arrives before its op is submitted is kept. A frame is lost with
-its link; one that two ends describe differently is a mismatch and carries nothing.
+its link; one that two ends describe differently is a mismatch and carries no value.
 
 What the machine commands is carried out later and in order, as by a thread: until then an op goes on and writes. Who
 writes to a buffer that its caller has back is found at once.
@@ -42,7 +42,7 @@ class Frame:
     is_sum: bool
     value: Value
     done: str = ""
-    """The node that says with it that it is done, and nothing else."""
+    """The node that says with it that it is done."""
 
 
 class Engines:
@@ -53,7 +53,7 @@ class Engines:
         pick: Callable[[list[Wire]], Wire],
     ) -> None:
         self.held_back: set[str] = set()
-        """Nodes in whose engine nothing becomes done."""
+        """Nodes in whose engine no op becomes done."""
         self._later = later
         self._node_of = node_of
         self._pick = pick

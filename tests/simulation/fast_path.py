@@ -1,6 +1,6 @@
 """A node's fast path, pretended: ops that its callers run past its machine, as in `pccl.runtime.data_plane.fast_path`.
 
-The machine does not know of an op that runs here: what the engine finds of it stays here. It is completed when all who
+The machine does not know of an op that runs here: what the engine finds of it stays here. It is completed when all that
 take part are done, or handed over to the machine: when the path closes, by a mismatch, or because its caller has waited
 for long enough, which may be at any moment.
 """
@@ -14,7 +14,7 @@ from pccl.protocol import peer as ps
 from pccl.protocol.point_to_point import callers_tag
 
 OPS = ("started", "ran", "done", "agreed", "ended")
-"""Reports that tell of nothing but ops."""
+"""Reports about ops only."""
 
 Report = tuple[str, int]
 
@@ -32,7 +32,7 @@ class FastPath:
     pairs: dict[int, tuple[int, bool]] = field(default_factory=dict)
     """The other peer's number of each of these that is point-to-point, and whether this one sends."""
     ran: set[tuple[int, int, int]] = field(default_factory=set)
-    """Epoch, tag and sequence of the ops of which the machine has heard that they were completed here."""
+    """Epoch, tag and sequence of the ops that the machine knows that they were completed here."""
 
     def submission(
         self, machine: ps.Peer, op: int, tag: int, pair: tuple[int, bool] | None = None
@@ -61,7 +61,7 @@ class FastPath:
 
     @property
     def waiting(self) -> list[int]:
-        """The ops that run here and have a caller who waits."""
+        """The ops that run here and have a caller that waits."""
         return list(self.running)
 
     @property
@@ -78,7 +78,7 @@ class FastPath:
                 yield "done", op
 
     def time_out(self, op: int) -> Iterator[Report]:
-        """Yield what the machine is to hear of an op for which its caller has waited for long enough."""
+        """Yield what the machine is to hear of an op that its caller has waited for for long enough."""
         return self.hand_over(op)
 
     def close(self) -> Iterator[Report]:

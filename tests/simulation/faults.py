@@ -147,7 +147,7 @@ class Faults(Uses):
             self.rng.choice((self.cancel, self.break_link, self.kill))()
 
     def _is_over_elsewhere(self, node: Node, op: int) -> bool:
-        """Whether another node has nothing any more of an op of which this one does not know that all are done."""
+        """Whether another node has forgotten an op while this one does not know that all are done."""
         key = node.keys.get(op)
         if key not in node.submitted or ("agreed", op) in node.reports:
             return False
@@ -167,7 +167,7 @@ class Faults(Uses):
                     self.world.open_hole(other, pair[0])
 
     def quick_wait(self) -> None:
-        """So little time passes that only some of those who wait for the same find that it is over."""
+        """So little time passes that only some of those that wait for the same find that it is over."""
         self.world.wait(self.rng.choice((0.01, 0.3, 4.7, 5.0, 5.1)))
 
     def freeze_master(self) -> None:
@@ -182,7 +182,7 @@ class Faults(Uses):
                 self.world.unwedge_master(host)
 
     def wedge_master(self) -> None:
-        """A master reads nothing any more, but its heartbeats go on."""
+        """A master reads no more, but its heartbeats go on."""
         if not (host := self._host()).is_away:
             self.world.wedge_master(host)
 
@@ -234,7 +234,7 @@ class Faults(Uses):
         self.restart_master()
 
     def bereave(self) -> None:
-        """Nobody of the run is left, or few, its master is replaced, and newcomers come for long enough."""
+        """No peer of the run is left, or few, its master is replaced, and newcomers come for long enough."""
         for node in self.world.alive:
             if self.chance(0.8):
                 self.world.kill(node)
@@ -243,7 +243,7 @@ class Faults(Uses):
         self.slow_wait()
 
     def slow_wait(self) -> None:
-        """Time passes little by little, so that all who wait for something do what they do meanwhile."""
+        """Time passes little by little, so that all that wait for something do what they do."""
         for _ in range(self.rng.choice((2, 4, 8))):
             for _ in range(DELIVERIES_MEANWHILE):
                 if not self.world.step():

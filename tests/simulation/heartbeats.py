@@ -1,4 +1,4 @@
-"""Heartbeats of a simulated run. None travel: when time passes, it is looked up who could have heard whom."""
+"""Heartbeats of a simulated run. None travel: when time passes, each node's last heartbeats are looked up."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Heartbeats:
         peers.on(ps.KeepHeartbeats, self._keep)
 
     def note(self) -> None:
-        """Note who hears whom until now. To be called before anything changes that has to do with it."""
+        """Note which nodes hear each other until now. To be called before anything changes that has to do with it."""
         for node in self._scene.nodes:
             if self._is_heard(node):
                 node.heard_at = self._scene.now
@@ -31,7 +31,7 @@ class Heartbeats:
                 node.master_heard_at = self._scene.now
 
     def due(self) -> list[float]:
-        """Return the times at which somebody will have been silent for too long, as things are."""
+        """Return the time when a peer will have been silent for too long, as things are."""
         self.note()
         due = []
         for node in self._scene.alive:
@@ -45,7 +45,7 @@ class Heartbeats:
         return [at for at in due if at > self._scene.now]
 
     def time_out(self) -> None:
-        """Have masters and peers find who has been silent for too long."""
+        """Have masters and peers find nodes that have been silent for too long."""
         scene = self._scene
         self.note()
         for host in scene.hosts:
@@ -71,7 +71,7 @@ class Heartbeats:
                 scene.events.later(node, lambda node=node: self._dial(node))  # type: ignore[misc]
 
     def note_quiet(self, host: MasterHost, *silent: int) -> None:
-        """Tell a master who has not been heard for a while, as the runtime does before the machine judges who is
+        """Tell a master that has not been heard for a while, as the runtime does before the machine judges what is
         lost."""
         late = [
             connection

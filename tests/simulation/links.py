@@ -53,7 +53,7 @@ class Links:
         self._scene.events.later(other, lambda: self._find_closed(wire, other), node)
 
     def due(self) -> list[float]:
-        """Return the times at which links will be given up, as things are."""
+        """Return the time when links will be given up, as things are."""
         return [
             link.expires_at
             for node in self._scene.alive
@@ -72,7 +72,7 @@ class Links:
                 assert number not in node.links
 
     def find_stalled(self) -> None:
-        """Have engines give up links on which bytes have lain for too long that do not get across."""
+        """Have engines give up links where bytes have lain for too long that do not get across."""
         now = self._scene.now
         for node in self._scene.alive:
             for number, link in list(node.links.items()):
@@ -143,7 +143,7 @@ class Links:
         if scene.network.is_cut(node, other):
             return  # its padding does not get there, or none comes back
         link.expires_at = link.ends_at
-        is_another = other.number != link.effect.member.peer  # it has begun anew
+        is_another = other.number != link.effect.member.peer  # it has restarted
         if is_another or not other.is_reachable or scene.network.is_unreachable(node, other):
             later(node, lambda: self._refused(node, number, "connection refused"))
             return

@@ -1,4 +1,4 @@
-"""A machine on which a master of a simulated run lives. The master may be killed there, and another one begin."""
+"""A machine where a master of a simulated run lives. The master may be killed there, and another one begin."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MasterHost:
     is_frozen: bool = False
     is_dead: bool = False
     is_wedged: bool = False
-    """It reads no messages and takes nobody in, but it sends and hears heartbeats, and its timers fire."""
+    """It reads no messages and takes no peer in, but it sends and hears heartbeats, and its timers fire."""
     rate: float = 1.0
     """The seconds of its own clock in a second."""
     process: int = 0

@@ -1,4 +1,5 @@
-"""The network of a simulated run: who reaches whom, how slowly, and what a measurement of a link would find.
+"""The network of a simulated run: which nodes reach each other, how slowly, and what a measurement of a link would
+find.
 
 Peers and masters are known here by their names. A direction is blocked from one moment to another: what was sent before
 waits, as TCP would have it. From a node to itself goes what its engine reports.
@@ -18,17 +19,17 @@ Direction = tuple[str, str]
 class Network:
     def __init__(self) -> None:
         self.blocked: set[Direction] = set()
-        """Directions in which nothing gets through."""
+        """Blocked directions."""
         self.slow: set[Direction] = set()
-        """Directions in which things mostly get through only when little else is under way."""
+        """Directions where things mostly get through only when little else is under way."""
         self.slow_machines: set[str] = set()
-        """Nodes and masters for which things mostly happen only when little else is under way."""
+        """Nodes and masters where events mostly happen only when little else is under way."""
         self.unreachable: set[frozenset[str]] = set()
         """Pairs between which no connection can be made; those that are stay."""
         self.costs: dict[frozenset[str], int] = {}
-        """Round trips in microseconds; 100 where nothing is said."""
+        """Round trips in microseconds; 100 by default."""
         self.rates: dict[Direction, float] = {}
-        """Bytes per second; a million where nothing is said."""
+        """Bytes per second; a million by default."""
 
     @property
     def is_anything_slow(self) -> bool:
@@ -38,7 +39,7 @@ class Network:
         return not self.blocked or (sender, receiver) not in self.blocked
 
     def is_cut(self, a: Node, b: Node) -> bool:
-        """Whether nothing that needs an answer gets through between two nodes, or nothing large."""
+        """Whether no message that needs an answer gets through between two nodes, or no large message."""
         if not self.blocked:
             return False
         ways = {(a.name, b.name), (b.name, a.name), (large_packets(a), b.name), (large_packets(b), a.name)}

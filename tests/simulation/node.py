@@ -48,9 +48,9 @@ class Node:
     site: str = ""
     site_size: int = 0
     tried: set[str] = field(default_factory=set)
-    """Masters that it has asked in vain, at this moment."""
+    """Masters that it has asked without success, at this moment."""
     leaves_at: float | None = None
-    """The time when it asks another master, as the one that it is at leads nothing."""
+    """The time when it asks another master, as the one that it is at leads no run."""
     has_waited: bool = False
     """It has waited at a master in this round."""
     masterless_since: float | None = None
@@ -64,17 +64,17 @@ class Node:
     is_walled_in: bool = False
     """It can open no connection to its master. Those that it has go on."""
     is_hung: bool = False
-    """It is frozen but for its heartbeat, as by code that lets no other thread into Python."""
+    """It is frozen except for its heartbeat, as by code that lets no other thread into Python."""
     heartbeat: int = 0
     """The connection that carries its heartbeat, 0 if there is none."""
     heartbeat_timeout_s: float | None = None
-    """The silence after which it gives its master up; None before its Welcome."""
+    """The silence until it gives its master up; None before its Welcome."""
     heartbeat_host: MasterHost | None = None
     """The master that gets its heartbeat, or shall get it."""
     heard_at: float = 0.0
-    """The time at which its heartbeat last got to the master."""
+    """The time when its heartbeat last got to the master."""
     master_heard_at: float = 0.0
-    """The time at which the master's heartbeat last got to it."""
+    """The time when the master's heartbeat last got to it."""
     number: int = 0
     """Its peer number, as the last master to take it in has said; 0 before."""
     run: str = ""
@@ -102,7 +102,7 @@ class Node:
     broken: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Links that its engine has found broken, and its machine has yet to hear of: the peer, and the view of each."""
     lost_links: set[tuple[int, int]] = field(default_factory=set)
-    """Those of which it has heard."""
+    """Those that it knows."""
     deferred: list[Callable[[], None]] = field(default_factory=list)
     """Requests of others that wait for the next message of the master or for the end of a freeze."""
     commands: deque[Callable[[], None]] = field(default_factory=deque)
@@ -129,7 +129,7 @@ class Node:
     stopped: set[Key] = field(default_factory=set)
     """Ops that were frozen one by one."""
     done_by: dict[Key, set[str]] = field(default_factory=dict)
-    """Names of those who are known to be done with an op, by what their engines say to each other."""
+    """Names of those that are known to be done with an op, by what their engines say to each other."""
     fast_path: FastPath = field(default_factory=FastPath)
     refuses: set[int] = field(default_factory=set)
     """Ops that its engine will refuse."""
@@ -144,7 +144,7 @@ class Node:
     """The kind of the call that the master has heard of."""
     given_up: set[int] = field(default_factory=set)
     ready: int = 0
-    """The last view for which it has said that its links are up."""
+    """The last view where it has said that its links are up."""
     views: list[ps.View] = field(default_factory=list)
     lost: list[tuple[int, str]] = field(default_factory=list)
     plans: list[ps.RunSync] = field(default_factory=list)
@@ -194,7 +194,7 @@ class Node:
         return bool(calls) and calls[0] not in self.given_up
 
     def tag_of(self, op: int) -> int | None:
-        """The tag by which peers and master know the op in this view, if they can."""
+        """The tag that peers and master know the op in this view, if they can."""
         tag, _ = self.launched[op]
         if op not in self.pairs:
             return tag

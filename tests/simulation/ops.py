@@ -15,7 +15,7 @@ FAST_PATH_SHARE = 0.7
 IMPATIENCE = 0.3
 """The probability that its caller may leave the fast path before time passes."""
 REAL_IMPATIENCE = 0.05
-"""The same with engines that ship, in which an op takes many more deliveries."""
+"""The same with engines that ship, where an op takes many more deliveries."""
 
 
 class Ops:
@@ -57,8 +57,8 @@ class Ops:
         return op
 
     def _lose_patience(self, node: Node, op: int) -> None:
-        """Have nobody wait for an op on the fast path any more. Who has to close the path for that has the machine hear
-        of all ops, as in `Peers.take_over`."""
+        """Have no peer wait for an op on the fast path any more. A peer that has to close the path for that has the
+        machine hear of all ops, as in `Peers.take_over`."""
         was_open = node.fast_path.start is not None
         node.reports.extend(node.fast_path.hand_over(op))
         if was_open and node.fast_path.start is None:

@@ -1,6 +1,6 @@
 """The peers' machines of a simulated run: they hear what their engines report, and what they decide is carried out.
 
-Who carries out which effect says so with `Peers.on`.
+The part that carries out each effect says so with `Peers.on`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Peers:
         self._scene = scene
         self._handlers: dict[type, Handler] = {}
         self.start_engine: Callable[[Node, int], None] = lambda node, threads: None
-        """Starts a node's engine with so many threads."""
+        """Starts a node's engine with that many threads."""
         self.is_real = False
         """Engines are real ones, all of whose reports are heard together."""
         self.on(ps.StartEngine, self._start_engine)
@@ -54,7 +54,7 @@ class Peers:
                 node.fast_path.start = start
 
     def _carry_out(self, node: Node, effects: list[ps.Effect], rest: list[ps.Effect] | None = None) -> None:
-        """Carry effects out, after which `rest` is not carried out."""
+        """Carry effects out, without `rest`."""
         end = next((effect for effect in [*effects, *(rest or ())] if isinstance(effect, ps.Ended)), None)
         for effect in effects:
             if isinstance(effect, ps.OpResult):
@@ -87,7 +87,7 @@ class Peers:
             self._hear(node, list(node.reports))
 
     def hear_all(self, node: Node) -> None:
-        """Have a machine beside which there may be a fast path hear all reports."""
+        """Give all reports to a machine that may have a fast path."""
         if self.has_fast_path:
             node.poll()
             self._hear(node, list(node.reports))
@@ -106,7 +106,7 @@ class Peers:
         self.settle(node)
 
     def hand_over_all(self) -> bool:
-        """Have the callers who wait on fast paths wait no longer there. Whether there were any."""
+        """Have the callers that wait on fast paths wait no longer there. Whether there were any."""
         were_any = False
         for node in self._scene.nodes:
             for op in node.fast_path.waiting if not node.is_frozen else ():

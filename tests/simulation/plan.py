@@ -1,8 +1,9 @@
 """Plans: how large a simulated run is, and what is done to it, one step after the other.
 
-Each step has a seed of its own for whom it concerns and in what order things are delivered after it, so a plan goes on
+Each step has a seed of its own for the nodes that it concerns and in what order things are delivered after it, so a
+plan goes on
 making sense when steps are taken out: that is how `shrink` finds the few that matter. `Plan.of_seed` makes a plan of a
-number; so does Hypothesis, and `steering` makes plans of others.
+number; so does Hypothesis.
 """
 
 from __future__ import annotations
@@ -103,7 +104,7 @@ STREAM = "stream"
 STREAM_DELIVERIES = (100, 300, 1000)
 STREAMS_MAX = 8
 STREAMS_SHARE = 0.5
-"""The share of plans for the engine that ships in which callers do little else."""
+"""The share of plans for the engine that ships where callers do little else."""
 ACTIONS = tuple(dict.fromkeys((*USES, *FAULTS, *FAILOVERS, *REROUTES, *SCENES)))
 
 DRIFT = "drift"
@@ -115,8 +116,6 @@ DRIFT_SHARE = 0.3
 ONE_NAME_SHARE = 0.3
 FOUNDERS_SHARE = 0.3
 """The probability that several peers found the run together."""
-TRIAL_SHARE = 0.4
-"""The probability that a trial follows."""
 
 
 class Step(NamedTuple):
@@ -134,17 +133,15 @@ class Plan(NamedTuple):
     """The first peers are accepted before the steps begin."""
     steps: tuple[Step, ...]
     masters: int = 0
-    """0: there is one, and the peers end with it. Otherwise there are so many, and others after them."""
+    """0: there is one, and the peers end with it. Otherwise there are that many, and others after them."""
     traits: tuple[str, ...] = ()
     """Those of `TRAITS` that the run's world has."""
     founders: int = 1
     """The number of peers that found a run together, unless a name leads each of them to another master."""
-    trial: int = 0
-    """The seed of the trial that follows; 0: there is none. See `trials`."""
 
     @classmethod
     def of_seed(cls, seed: int, masters: int | None = None, traits: tuple[str, ...] | None = None) -> Plan:
-        """Each does more of this and nothing of that: together they reach more than an even mixture."""
+        """Plans differ in their shares of steps: together they reach more than an even mixture."""
         rng = random.Random(seed)
         peers = rng.randint(2, PEERS_MAX) if rng.random() < 0.3 else PEERS_MAX
         if rng.random() < 0.05:
@@ -172,12 +169,10 @@ class Plan(NamedTuple):
             steps.append(Step(rng.choices(names, weights)[0], rng.randrange(SEEDS), rng.choice(DELIVERIES)))
         groups = rng.choice((1, 1, 1, 2, 2, GROUPS_MAX))
         _put_in_scenes(steps, random.Random(f"scenes of {seed}"))
-        chance = random.Random(f"founders {seed}")  # a stream of its own, so that this changes nothing else
+        chance = random.Random(f"founders {seed}")  # a stream of its own, so that the rest stays the same
         founders = chance.randint(2, peers) if chance.random() < FOUNDERS_SHARE else 1
-        chance = random.Random(f"trial {seed}")
-        trial = chance.randrange(1, SEEDS) if chance.random() < TRIAL_SHARE else 0
         own_seed, is_admitted = rng.randrange(SEEDS), rng.random() < 0.9
-        return cls(own_seed, groups, peers, is_admitted, tuple(steps), masters, traits, founders, trial)
+        return cls(own_seed, groups, peers, is_admitted, tuple(steps), masters, traits, founders)
 
     def with_streams(self) -> Plan:
         """Return this plan, or one of streams of ops with some of its steps between them. Only the engine that ships
@@ -197,10 +192,10 @@ class Plan(NamedTuple):
     @classmethod
     def loads(cls, text: str) -> Plan:
         parts = json.loads(text)
-        *parts, masters, traits, founders, trial = parts + [0, [], 1, 0][len(parts) - 5 :]
+        *parts, masters, traits, founders = parts + [0, [], 1][len(parts) - 5 :]
         seed, groups, peers, is_admitted, steps = parts
         steps = tuple(Step(*step) for step in steps)
-        return cls(seed, groups, peers, is_admitted, steps, masters, tuple(traits), founders, trial)
+        return cls(seed, groups, peers, is_admitted, steps, masters, tuple(traits), founders)
 
 
 def _put_in_scenes(steps: list[Step], rng: random.Random) -> None:

@@ -5,7 +5,7 @@ failover, where all peers of a master that has died come to a fresh one.
 
 The real master, with its codec, and as many pretended peers that answer at once. Milliseconds are the master's process
 time alone: machine, encoding and decoding, without sockets. An op's cost has to grow with the number of peers and no
-faster. What a loss, a join and a failover take besides is that every peer is told, or tells, of the whole ring.
+faster. What a loss, a join and a failover take also is that every peer is told, or tells, of the whole ring.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Group:
     now: float = 0.0
 
     def join(self, number: int) -> None:
-        """So many more, all at once."""
+        """Add peers, all at once."""
         for connection in range(len(self.peers) + 1, len(self.peers) + 1 + number):
             self.master.connected(connection, f"10.0.{connection // 256}.{connection % 256}", self.now)
             self.say(connection, m.Hello(m.PROTOCOL_VERSION, "test", 0, [], 1000 + connection, 1))

@@ -1,4 +1,4 @@
-"""The scene of a simulated run, which all its parts share: the clock, chance, who there is, and the network."""
+"""The scene of a simulated run, which all its parts share: the clock, chance, the nodes, and the network."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 @dataclass
 class Doom:
-    """What happens to a process after so many effects more."""
+    """What happens to a process after that many effects more."""
 
     effects: int
     strike: Callable[[], None]
@@ -50,7 +50,7 @@ class Scene:
     ) -> None:
         """See `World`."""
         self.rng = rng
-        """Without one the oldest thing happens first, and nothing is cut, lost or reordered by chance."""
+        """Without one the oldest thing happens first, without cuts, losses and reordered by chance."""
         self.now = 0.0
         self.options = options or MasterOptions()
         self.masters = masters
@@ -123,13 +123,13 @@ class Scene:
         return not host.is_away and self.network.passes(node.name, host.name)
 
     def hosts_of(self, node: Node) -> list[MasterHost]:
-        """Return the masters to which the addresses that a node knows lead it now."""
+        """Return the masters that the addresses that a node knows lead it now."""
         return [self.hosts[node.route]] if self.is_one_name else self.hosts
 
     # Clocks.
 
     def clock(self, whose: Node | MasterHost) -> float:
-        """Return the time by somebody's own clock."""
+        """Return the time by a peer's own clock."""
         return self.now * whose.rate
 
     def draw_rate(self) -> float:

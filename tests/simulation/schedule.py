@@ -1,7 +1,7 @@
 """Schedules: lists of steps that are done to a run, with deliveries between them.
 
 The steps are those of a `Plan`; `uses` and `faults` say what each does. When the steps are done, all faults stop. Then
-everything must come to rest in bounded time, whoever waits gets through once the others do what he waits for, and
+everything must come to rest in bounded time, a peer that waits gets through once the others do what he waits for, and
 closing calls all succeed. `checks` looks at every step before.
 """
 
@@ -18,10 +18,11 @@ from tests.simulation.master_host import Memory
 from tests.simulation.node import Node
 from tests.simulation.plan import DRIFT, ONE_NAME, Plan
 from tests.simulation.scene import CLOCK_RATES
-from tests.simulation.trials import play_trial
-from tests.simulation.trials.membership import CONNECTIONS_MAX, PENDING_MAX
 from tests.simulation.world import MASTER_TIMEOUT_S, World
 
+CONNECTIONS_MAX = 100
+PENDING_MAX = 12
+"""Bounds of masters, more than schedules have."""
 CLOSING_TAGS = (11, 12)
 GONE_TAG = 13
 """Unused before: a verdict may have ended a use of the others that some peers have yet to make."""
@@ -30,23 +31,22 @@ LED_AGAIN_MAX = 3
 SETTLED_AFTER_S = 30.0
 """All that faults have left behind is over by then."""
 DEAD_S = 2.5
-"""A peer whose process has ended is lost by then: its links say so, and nobody waits for a peer timeout."""
+"""A peer whose process has ended is lost by then: its links say so, and no peer waits for a peer timeout."""
 FOUNDED_S = 45.0
 """As many newcomers as found a run together have founded it by then."""
 SHORT_S = 0.3
-"""A time in which no peer waits for long at a master that leads nothing."""
+"""A time when no peer waits for long at a master that leads no run."""
 CATCH_UPS_MAX = 30
-"""Rounds in which everybody does what others wait for. Each may end only one of several waits of each peer."""
+"""Rounds where everybody does what others wait for. Each may end only one of several waits of each peer."""
 
 
 class Schedule(Faults):
-    def __init__(self, plan: Plan, is_real: bool = False, is_calm: bool = False) -> None:
-        """`is_real`: with the engine that ships. `is_calm`: the oldest thing happens first, there is no fast path,
-        and connections fail only where a step says so."""
+    def __init__(self, plan: Plan, is_real: bool = False) -> None:
+        """`is_real`: over the C engine."""
         rng = random.Random(plan.seed)
         self._founders = 1 if ONE_NAME in plan.traits else plan.founders
         world = World(
-            None if is_calm else rng,
+            rng,
             options=MasterOptions(
                 engine_threads=plan.seed // 6 % 3 + 1 if is_real else 1,
                 founders=self._founders,
@@ -59,14 +59,12 @@ class Schedule(Faults):
             is_one_name=ONE_NAME in plan.traits,
             clocks=random.Random(plan.seed) if DRIFT in plan.traits else None,
             engine_seed=plan.seed if is_real else None,
-            connections_fail=not is_calm,
         )
         super().__init__(plan, world, rng)
         self._slack = 1 / CLOCK_RATES[0] if DRIFT in plan.traits else 1.0
         """The seconds that the slowest clock may take for one of its own."""
 
-    def run(self, at_rest: Callable[[], None] | None = None) -> None:
-        """`at_rest`: all comes to rest after each step, and this is called."""
+    def run(self) -> None:
         self.add()
         if self.plan.is_admitted:
             self.world.admit_all()
@@ -76,10 +74,6 @@ class Schedule(Faults):
             self.rng.seed(step.seed)
             self.between, self.is_streaming = None, False
             getattr(self, step.action)()
-            if at_rest is not None:
-                self.world.run()
-                at_rest()
-                continue
             for _ in range(step.deliveries):
                 if not self.world.step() and not self._goes_on_streaming():
                     break
@@ -89,7 +83,7 @@ class Schedule(Faults):
         self.close()
 
     def _goes_on_streaming(self) -> bool:
-        """Whether callers do more though nothing is left to deliver. Then a moment passes."""
+        """Whether callers do more though all is delivered. Then a moment passes."""
         if self.is_streaming and self.world.real is not None:
             self.world.real.rest()
         return self.is_streaming
@@ -149,17 +143,11 @@ class Schedule(Faults):
         if self.chance(0.6):
             self._one_goes()
         world.checks.agreement()
-        self._try()
         for node in world.alive:
             world.leave(node)
         world.run()
         assert not any(host.is_leading for host in world.hosts)
         assert world.master.deadline() is None or self.plan.masters
-
-    def _try(self) -> None:
-        """Play the trial that the plan has, in a world for which there are some."""
-        if self.plan.trial and not self.world.is_one_name and self.world.rng is not None:
-            play_trial(self.world, random.Random(self.plan.trial), self._slack, self.plan.groups)
 
     def _one_goes(self) -> None:
         """Check that a peer which stops for good or dies, with all else well, is lost in time, and the others go on."""
@@ -187,7 +175,7 @@ class Schedule(Faults):
         world.run()
 
     def _leave_one_behind_the_name(self) -> None:
-        """Of several masters behind a name one is left, which may begin anew."""
+        """Of several masters behind a name one is left, which may restart."""
         world = self.world
         left = self.rng.choice(world.hosts)
         for host in world.hosts:
@@ -199,7 +187,7 @@ class Schedule(Faults):
             node.route = world.hosts.index(left)
 
     def _found(self) -> None:
-        """Where nobody is in a run, as many come as found one together, and they do, soon."""
+        """Where no peer is in a run, as many come as found one together, and they do, soon."""
         world = self.world
         host = next((host for host in world.hosts if not host.is_dead and not host.machine.is_standby), None)
         if world.accepted or host is None:
@@ -216,13 +204,13 @@ class Schedule(Faults):
             world.run()
 
     def _give_up(self) -> None:
-        """Wait until one of several masters leads, and until all who have found none or have no majority have given
+        """Wait until one of several masters leads, and until all that have found none or have no majority have given
         up."""
         world = self.world
         patience_s = (MASTER_TIMEOUT_S + 2.5) * self._slack
         self._pass(patience_s)
         for _ in range(LED_AGAIN_MAX):
-            # A run that is led once more and loses its majority for good has its peers begin to wait anew.
+            # A run that is led once more and loses its majority for good has its peers begin to wait again.
             since = [node.masterless_since for node in world.accepted if node.masterless_since is not None]
             self._pass(max(since, default=world.now - patience_s) + patience_s - world.now)
         leading = [host.machine.run for host in world.hosts if host.is_leading]
@@ -245,7 +233,7 @@ class Schedule(Faults):
         """Everything comes to rest, and what time alone can end has ended."""
         world = self.world
         world.run()
-        # Without a memory, a master that began anew waits for all as long as the peers do.
+        # Without a memory, a master that restarted waits for all as long as the peers do.
         patience_s = (
             MASTER_TIMEOUT_S * self._slack
             if self.plan.masters and world.memory is Memory.NONE and world.addresses == 1
@@ -262,7 +250,7 @@ class Schedule(Faults):
         assert world.now < begun_at + SETTLED_AFTER_S, "it takes too long"
 
     def _catch_up(self) -> None:
-        """Whoever waits gets through, once all others do what he waits for."""
+        """A peer that waits gets through, once all others do what he waits for."""
         for _ in range(CATCH_UPS_MAX):
             if not any(node.open_ops or node.open_calls for node in self.world.accepted):
                 return

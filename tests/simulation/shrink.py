@@ -62,7 +62,5 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         yield plan._replace(peers=plan.peers - 1)
     if plan.founders > 1:
         yield plan._replace(founders=plan.founders - 1)
-    if plan.trial:
-        yield plan._replace(trial=0)
     for trait in plan.traits:
         yield plan._replace(traits=tuple(each for each in plan.traits if each != trait))

@@ -26,7 +26,7 @@ def world() -> World:
 
 
 def told_otherwise(world: World, what: str, change: Change) -> None:
-    """Have the checks be told something else of a node; None: nothing at all."""
+    """Have the checks be told something else of a node; None: none at all."""
     original = getattr(world.checks, what)
 
     def tell(node: Node, told: Any, *rest: Any) -> None:
@@ -122,7 +122,7 @@ def test_an_input_that_an_abort_has_not_put_back(world: World) -> None:
         world.run()
 
 
-def test_a_commit_of_what_somebody_lacks(world: World) -> None:
+def test_commit_of_an_incomplete_op(world: World) -> None:
     a, b = world.join(0, 0)
     told_otherwise(world, "commit", lambda node, key: (b.held.discard(key), key)[1])
     with pytest.raises(AssertionError, match="lacks the result"):
@@ -198,7 +198,7 @@ def test_a_revision_that_goes_back(world: World) -> None:
 
 
 def test_an_op_that_waits_for_ever(world: World) -> None:
-    """All have launched it, and nobody's engine goes on."""
+    """All have launched it, and no peer's engine goes on."""
     nodes = world.join(0, 0)
     world.engines.held_back = {"n1", "n2"}
     for node in nodes:
@@ -248,7 +248,7 @@ def test_an_update_that_ends_by_itself(world: World) -> None:
         world.checks.call_ends(a, call, Result.SUCCESS)
 
 
-def test_what_comes_late_over_a_former_connection_is_not_heard() -> None:
+def test_messages_over_a_former_connection_are_ignored() -> None:
     """A master has let its peers go, and leads them once more: it takes no notice of that, and need not act on it."""
     world = World(masters=1)
     nodes = world.join(0, 0, 0)

@@ -24,7 +24,7 @@ def _costs(world: World, *cheap: tuple[int, int]) -> None:
 
 
 def _rates(world: World, *fast: tuple[int, int]) -> None:
-    """All links are slow but for these, by sender and receiver."""
+    """All links are slow except for these, by sender and receiver."""
     names = {node.number: node.name for node in world.nodes}
     for a, sender in names.items():
         for b, receiver in names.items():
@@ -32,7 +32,7 @@ def _rates(world: World, *fast: tuple[int, int]) -> None:
 
 
 def _measured(world: World) -> int:
-    """Links of which the master was told metrics."""
+    """Links whose master was told metrics."""
     return sum(len(message.found) for _, message in world.from_peers if isinstance(message, m.Probes))
 
 
@@ -45,7 +45,7 @@ def test_ring_follows_the_measured_costs(world: World) -> None:
 
 
 def test_ring_goes_the_way_round_that_is_fast(world: World) -> None:
-    """Each link has two directions, of which the ring uses one."""
+    """Each link has two directions; the ring uses one."""
     nodes = world.join(0, 0, 0, 0)
     _rates(world, (1, 4), (4, 2), (2, 3), (3, 1))
     assert world.call_all(nodes, Kind.OPTIMIZE_TOPOLOGY) == [OK] * 4
@@ -66,7 +66,7 @@ def test_ring_that_is_best_already_stays(world: World) -> None:
     _costs(world, (1, 2), (2, 3), (3, 4), (4, 1))
     assert world.call_all(nodes, Kind.OPTIMIZE_TOPOLOGY) == [OK] * 4
     assert rings(nodes) == {(1, 2, 3, 4)}
-    view = world.master.state.view  # in which peers have heard up to which size they go direct
+    view = world.master.state.view  # where peers know up to what size they go direct
     assert world.call_all(nodes, Kind.OPTIMIZE_TOPOLOGY) == [OK] * 4
     assert world.master.state.view == view
 
@@ -150,7 +150,7 @@ def test_peer_lost_while_it_measures(world: World) -> None:
 
 
 def test_peer_that_does_not_answer_is_not_waited_for_twice(world: World) -> None:
-    """Its process hangs, but for its heartbeat: its links count as unreachable, and the others' are measured."""
+    """Its process hangs, except for its heartbeat: its links count as unreachable, and the others' are measured."""
     nodes = world.join(0, 0, 0, 0)
     calls = [world.joint(node, Kind.OPTIMIZE_TOPOLOGY) for node in nodes]
     world.run_until(lambda: any(isinstance(message, m.Probe) for _, message in world.from_masters))

@@ -63,7 +63,7 @@ def test_cost_of_an_op_grows_linearly() -> None:
     assert many < few * MANY / FEW * SLACK
 
 
-def test_peers_are_told_only_of_peers_that_they_do_not_know() -> None:
+def test_messages_describe_new_peers_only() -> None:
     few, many = measure(FEW)["join"], measure(MANY)["join"]
     assert many.sent / few.sent < MANY / FEW * SLACK
     newcomer_bytes = 100 * MANY
@@ -78,7 +78,7 @@ def test_all_of_many_peers_go_on_with_the_next_master() -> None:
     fail_over(500)
 
 
-def test_nobody_is_late_because_the_master_is_busy_with_the_others() -> None:
+def test_busy_master_of_many_peers_loses_no_peer() -> None:
     """All have come, but the second half of the reports is taken in later than a peer timeout after the first half, and
     so are their heartbeat connections."""
     peers = 40
@@ -99,7 +99,7 @@ class Counted(Takeover):
 
 
 def test_what_a_report_costs_does_not_depend_on_the_number_of_peers() -> None:
-    """But the first of a kind, which tells of rings that are new, and the last, with which the run is led again."""
+    """But the first of a kind, which tells of rings that are new, and the last, after the run is led again."""
     few, many = Counted(FEW), Counted(MANY)
     for failover in (few, many):
         failover.run()

@@ -1,4 +1,4 @@
-"""Real machines under random faults and random delivery: whatever happens, everybody agrees and nobody hangs.
+"""Real machines under random faults and random delivery: whatever happens, everybody agrees and no peer hangs.
 
 Longer campaigns: `python -m tests.simulation`.
 """
@@ -12,13 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.simulation.plan import ACTIONS, DELIVERIES, GROUPS_MAX, MASTERS_MAX, PEERS_MAX, SEEDS, Plan, Step
-from tests.simulation.schedule import play
+from tests.simulation.schedule import Schedule, play
 from tests.simulation.shrink import shrink
 
-BLOCK = 50
-"""Schedules of one test."""
-SCHEDULES = 250
-EXAMPLES = 60
+SCHEDULES = 40
+"""The campaign of CI plays more."""
+EXAMPLES = 30
 FOUND = (
     # What goes over a new connection of a link waits there until the dialer has taken it over.
     '[16425,2,5,true,[["break_link",34426,0],["break_link",40291,40],["break_link",52738,1],["add",32084,1],'
@@ -29,7 +28,7 @@ FOUND = (
     # The last accepted peer of a run is sent away by the master that waits for others: a newcomer has none to wait for.
     '[22518,3,5,true,[["cut_master",63456,0],["long_wait",5514,0],["kill_master",59277,3],["leave",49709,0],'
     '["cut_master",20791,0],["replace_master",63137,3]],1]',
-    # A sync of those who are left ends, and a further loss in the same event deposes the master.
+    # A sync of those that are left ends, and a further loss in the same event deposes the master.
     '[16085,2,5,true,[["sync",16161,3],["kill",39971,0],["kill",49780,0]],2]',
     # Two masters that take over from the same last view number the next one differently.
     '[1379,1,5,true,[["launch_pair",16119,1],["replace_master",1480,100],["leave",33281,40],'
@@ -37,7 +36,7 @@ FOUND = (
     # A peer is brought up under one master, is a donor under the next, and tells a third one what it has.
     '[52593,3,5,true,[["sync",41433,0],["block",3470,40],["kill_master",1124,0],["catch_up",16393,100],'
     '["leave",29481,0],["kill_master",106,0]],2]',
-    # A peer leaves that has come anew, while its former session is still expected back.
+    # A peer leaves that has come again, while its former session is still expected back.
     '[60593,1,2,true,[["kill",64640,0],["kill_master",34956,0],["kill",20778,0],["add",27889,3],'
     '["replace_master",28089,10],["long_wait",35669,40],["leave",60517,10],["update",59954,0]],2]',
     # A newcomer founds a run while another master leads on the first.
@@ -46,11 +45,9 @@ FOUND = (
     # A standby without the only peer that has heard a sync's success is deposed, and the next master leads that peer.
     '[39950,2,5,true,[["cut_master_off",21446,0],["sync",33440,10],["freeze_master",33008,0],["hang",21507,0],'
     '["long_wait",17310,0],["rest",23929,0],["long_wait",10952,0]],2]',
-    # Peers that hear nothing of their masters for a while give theirs up one by one, while newcomers come (`Outage`).
-    '[55249,1,5,true,[],2,["drift"],1,49844]',
     # A newcomer waits for founders at a standby whose run has ended, and all others at the master that founds runs.
     '[33196,2,5,true,[["kill_master_within",2340,0],["leave",65066,100],["kill",38416,0],["add",18370,0],'
-    '["leave",63809,10],["leave",13058,0]],3,[],2,0]',
+    '["leave",63809,10],["leave",13058,0]],3,[],2]',
 )
 """Plans that found something, made small."""
 STEPS_MAX = 60
@@ -67,24 +64,17 @@ plans = st.builds(
     st.integers(0, MASTERS_MAX),
     st.just(()),
     st.integers(1, 2),
-    st.integers(0, 100),
 )
 
 
-BLOCKS = [range(start, start + BLOCK) for start in range(0, SCHEDULES, BLOCK)]
-
-
-@pytest.mark.parametrize(
-    "seeds", [BLOCKS[0], *(pytest.param(block, marks=pytest.mark.slow) for block in BLOCKS[1:])], ids=str
-)
-def test_everybody_agrees_and_nobody_hangs(seeds: range) -> None:
-    for seed in seeds:
+def test_random_schedules() -> None:
+    for seed in range(SCHEDULES):
         play(Plan.of_seed(seed))
 
 
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(plans)
-def test_everybody_agrees_and_nobody_hangs_in_plans_that_shrink(plan: Plan) -> None:
+def test_random_plans(plan: Plan) -> None:
     play(plan)
 
 
@@ -100,9 +90,13 @@ def test_a_schedule_is_replayed_by_its_seed() -> None:
     assert log(7) == log(7) != log(8)
 
 
-def test_a_plan_is_replayed_by_its_text() -> None:
+def test_plan_is_replayed_by_its_text() -> None:
     plan = Plan.of_seed(3)
     assert Plan.loads(plan.dumps()) == plan
+
+
+def test_every_action_of_a_plan_is_a_step() -> None:
+    assert [action for action in ACTIONS if not callable(getattr(Schedule, action, None))] == []
 
 
 def test_shrinking_leaves_the_steps_that_matter() -> None:

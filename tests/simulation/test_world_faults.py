@@ -1,5 +1,5 @@
 """Faults of the world, one by one: processes stopped or killed between any two effects, masters that are wedged or
-behind one name, clocks that drift, and newcomers that nobody tells whether there is a run."""
+behind one name, clocks that drift, and newcomers that do not know whether there is a run."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_peer_stopped_between_any_two_effects_goes_on() -> None:
     _until_it_has_no_more_effects(lambda world, nodes, effects: world.stop_within(nodes[1], effects), go_on)
 
 
-def test_a_peer_stopped_as_it_ends_tells_its_callers_once_it_goes_on() -> None:
+def test_peer_stopped_at_its_end_answers_callers_later() -> None:
     for effects in count():
         world = World(random.Random(effects))
         node, _ = [*world.join(0), *world.join(0)]
@@ -86,7 +86,7 @@ def test_a_peer_stopped_as_it_ends_tells_its_callers_once_it_goes_on() -> None:
         assert [node.result(op) for op in ops] == [Result.MASTER_CONNECTION_FAILED] * 2
 
 
-def test_the_others_go_on_without_a_peer_that_dies_between_any_two_effects() -> None:
+def test_peer_killed_between_any_two_effects() -> None:
     def go_on(world: World, nodes: list[Node]) -> None:
         _pass(world, 15.0)
         _all_go_on(world, [nodes[0], nodes[2]])
@@ -103,7 +103,7 @@ def test_a_master_stopped_between_any_two_effects_leads_on() -> None:
     _until_it_has_no_more_effects(lambda world, _, effects: world.stop_master_within(world.hosts[0], effects), go_on)
 
 
-def test_nobody_is_lost_with_a_master_that_dies_between_any_two_effects() -> None:
+def test_master_killed_between_any_two_effects_loses_no_peer() -> None:
     def go_on(world: World, nodes: list[Node]) -> None:
         world.restart_master()
         _pass(world, 15.0)
@@ -112,7 +112,7 @@ def test_nobody_is_lost_with_a_master_that_dies_between_any_two_effects() -> Non
     _until_it_has_no_more_effects(lambda world, _, effects: world.kill_master_within(world.hosts[0], effects), go_on)
 
 
-def test_a_wedged_master_holds_up_newcomers_and_nobody_else() -> None:
+def test_wedged_master_delays_newcomers_only() -> None:
     world = World(masters=1)
     nodes = [*world.join(0), *world.join(0)]
     world.wedge_master(world.hosts[0])
@@ -157,7 +157,7 @@ def test_peers_that_the_name_leads_elsewhere_are_led_on_and_agree() -> None:
     _all_go_on(world, nodes)
 
 
-def test_nobody_is_lost_for_a_clock_that_goes_at_another_rate() -> None:
+def test_clock_drift_loses_no_peer() -> None:
     world = World(masters=1, clocks=random.Random(1))
     nodes = [*world.join(0), *world.join(0, 0)]
     assert len({node.rate for node in nodes}) == 3
@@ -169,7 +169,7 @@ def test_nobody_is_lost_for_a_clock_that_goes_at_another_rate() -> None:
     _all_go_on(world, nodes)
 
 
-def test_a_newcomer_founds_no_run_beside_one_that_a_standby_leads() -> None:
+def test_newcomer_starts_no_second_run_when_a_standby_leads() -> None:
     world = World(masters=3)
     nodes = [*world.join(0), *world.join(0)]
     primary, *standbys = world.hosts

@@ -91,7 +91,7 @@ class Uses(Deeds):
                 waits = ((other, other.kinds[other.open_calls[0]]) for other in self.world.accepted if other.open_calls)
                 waiting = [kind for other, kind in waits if kind != Kind.SYNC or other.group == node.group]
                 if waiting:
-                    # Who only asks is told no, and so need not be met there.
+                    # A peer that only asks gets no, and so need not be met there.
                     kind = min(waiting, key=lambda kind: kind == Kind.ARE_PEERS_PENDING)
                     self._joint(node, kind, is_sound)
 
@@ -151,7 +151,7 @@ class Uses(Deeds):
             self.world.cancel_joint(node, self.rng.choice(node.open_calls))
 
     def interrupt(self) -> None:
-        """Somebody presses Ctrl-C: all that its callers wait for is given up, and it may end."""
+        """Ctrl-C comes: all that its callers wait for is given up, and it may end."""
         if (node := self.one()) and not node.is_frozen:
             for op in node.open_ops:
                 if self._runs(node):

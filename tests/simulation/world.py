@@ -3,19 +3,19 @@
 Time is a number that the test moves. `World.step` delivers one pending thing, chosen by the caller's random generator
 (or the oldest of the first node that has one), so a schedule is replayed by its seed.
 
-    scene           what all parts share: the clock, chance, who there is
-    network         who reaches whom; connections and events that are under way
+    scene           what all parts share: the clock, chance, all nodes
+    network         which nodes reach each other; connections and events that are under way
     delivery        which of all that is under way happens next
     masters         what masters' machines decide is carried out; they live on hosts
     peers           peers' machines hear of their engines, and what they decide is carried out
     control_plane   connections between masters and peers, and peers that look for a master
-    heartbeats      who would have heard whom
+    heartbeats      which nodes would have heard each other
     links           connections between peers
     ops, engine     ops, their fast path, and engines that pretend
     joint_calls     joint calls, and the transfers and measurements that they lead to
 
-Nodes and masters may freeze, and nothing may get from one of them to another for a while (`block`, `cut`, `heal`).
-There may be several masters, and one that is killed may begin anew. Then nodes outlive them.
+Nodes and masters may freeze, and messages may be blocked from one of them to another for a while (`block`, `cut`,
+`heal`). There may be several masters, and one that is killed may restart. Then nodes outlive them.
 
 What the machines do is watched by `checks` at every step. `World.check_rest` looks for what hangs.
 """
@@ -185,7 +185,7 @@ class World(Scene):
         return nodes
 
     def admit_all(self) -> None:
-        """Have all accepted peers call update_topology until nobody waits any more but for others of its site."""
+        """Have all accepted peers call update_topology until no peer waits any more except for others of its site."""
         self.run()
         while self.master.admissible and self.accepted:
             calls = [(node, self.joint(node, m.Kind.UPDATE_TOPOLOGY)) for node in self.accepted]
@@ -217,7 +217,7 @@ class World(Scene):
         return self._delivery.step()
 
     def run(self, steps_max: int = 200_000) -> None:
-        """Deliver until nothing is left to deliver, and let time pass where somebody waits for a link."""
+        """Deliver until all is delivered, and let time pass where a peer waits for a link."""
         for _ in range(steps_max):
             if not self.step() and not self._peers.hand_over_all() and not (self.real and self.real.rest()):
                 due = self.links.due()
@@ -232,7 +232,7 @@ class World(Scene):
         raise AssertionError("the run does not come to rest")
 
     def run_while_any(self, steps_max: int = 100_000) -> None:
-        """Deliver until nothing is left to deliver now, though time would bring more."""
+        """Deliver until all is delivered for now, though time would bring more."""
         for _ in range(steps_max):
             if not self.step():
                 return
@@ -271,7 +271,8 @@ class World(Scene):
                 self._peers.tick(node)
 
     def check_rest(self) -> None:
-        """Check, at rest and with nobody frozen, that nobody waits for something that nobody else could bring about."""
+        """Check, at rest and with no peer frozen, that no peer waits for something that no other peer could bring
+        about."""
         if self.real is not None:
             self.real.check()
         for node in self.accepted:
@@ -281,7 +282,7 @@ class World(Scene):
     # What becomes of peers.
 
     def kill(self, node: Node, lost_bytes: int = 0) -> None:
-        """Kill a peer, as SIGKILL does. What it had sent still arrives, but for the last `lost_bytes`."""
+        """Kill a peer, as SIGKILL does. What it had sent still arrives, except for the last `lost_bytes`."""
         self.heartbeats.note()
         node.is_alive = False
         if node.control is not None:
@@ -305,7 +306,7 @@ class World(Scene):
             self.real.freeze_node(node)
 
     def stop_within(self, node: Node, effects: int) -> None:
-        """Freeze a peer between two effects of its machine, after so many more."""
+        """Freeze a peer between two effects of its machine, after that many more."""
         self.dooms[node.name] = Doom(effects, lambda: self.freeze(node))
 
     def kill_within(self, node: Node, effects: int) -> None:
@@ -313,7 +314,7 @@ class World(Scene):
         self.dooms[node.name] = Doom(effects, lambda: self.kill(node))
 
     def hang(self, node: Node) -> None:
-        """Freeze a peer but for its heartbeat. Ends by `thaw`."""
+        """Freeze a peer except for its heartbeat. Ends by `thaw`."""
         self.heartbeats.note()
         node.is_frozen = node.is_hung = True
 
@@ -321,7 +322,7 @@ class World(Scene):
         node.is_frozen = node.is_hung = False
         if self.real is not None:
             self.real.freeze_node(node)
-        node.master_heard_at = self.now  # one who was away blames nobody
+        node.master_heard_at = self.now  # one that was away blames no peer
         if node.unfinished:
             self._peers.go_on(node)
         node.resume_deferred()
@@ -374,7 +375,7 @@ class World(Scene):
         self._accept_all(host)
 
     def stop_master_within(self, host: MasterHost, effects: int) -> None:
-        """Freeze a master between two effects of its machine, after so many more."""
+        """Freeze a master between two effects of its machine, after that many more."""
         self.dooms[host.name] = Doom(effects, lambda: self.freeze_master(host))
 
     def kill_master_within(self, host: MasterHost, effects: int) -> None:
@@ -382,7 +383,7 @@ class World(Scene):
         self.dooms[host.name] = Doom(effects, lambda: self.kill_master(host))
 
     def wedge_master(self, host: MasterHost) -> None:
-        """Have a master read nothing and take nobody in, though its heartbeats go on. Ends by `unwedge_master`."""
+        """Have a master read no message and take no peer in, though its heartbeats go on. Ends by `unwedge_master`."""
         host.is_wedged = True
 
     def unwedge_master(self, host: MasterHost) -> None:
@@ -420,7 +421,7 @@ class World(Scene):
         self.links.break_one(a, b)
 
     def block(self, a: Node | str, b: Node | str) -> None:
-        """Let nothing get from `a` to `b` any more."""
+        """Block everything from `a` to `b`."""
         self.heartbeats.note()
         self.network.blocked.add((str(a), str(b)))
 
@@ -433,7 +434,7 @@ class World(Scene):
         self.block(b, a)
 
     def isolate(self, node: Node) -> None:
-        """Let nothing get from a peer or to it, as when its cable is pulled."""
+        """Block everything from a peer and to it, as when its cable is pulled."""
         for host in self.hosts:
             self.cut(node, host.name)
         for other in self.nodes:

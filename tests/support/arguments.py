@@ -1,6 +1,6 @@
 """What test commands share: types of arguments, and their end by Ctrl-C.
 
-What would play nothing is refused, for it would be reported as all well.
+An empty campaign is refused, for it would be reported as all well.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def _sees(peer: Communicator, world: int) -> bool:
 
 @contextmanager
 def run_of(world: int, **options: Any) -> Iterator[Cluster]:
-    """A master and so many peers."""
+    """A master and that many peers."""
     with MasterNode("127.0.0.1:0") as master:
         cluster = Cluster(master.address, **options)
         cluster.join(world)

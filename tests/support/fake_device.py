@@ -130,7 +130,7 @@ class FakeDevice:
         """Clear it, and copies to the host wait."""
         self.reads_held.set()
         self.kernel_s = self.write_s = 0.0
-        """The time that a kernel, or a copy to the device, takes beside the usual delay."""
+        """The time that a kernel, or a copy to the device, takes next to the usual delay."""
         self.fails_after_reads: int | None = None
         self.breaks_late = self.fails_to_write = False
         """Copies to the host that fail do so when they are waited for."""
@@ -180,7 +180,7 @@ class FakeDevice:
 
     def allocate(self, size_bytes: int, pinned: bool) -> FakeMemory:
         if pinned and not self.can_pin:
-            raise MemoryError("the fake device pins nothing")
+            raise MemoryError("the fake device does not pin")
         (self.pinned_allocated if pinned else self.unpinned_allocated).append(size_bytes)
         return FakeMemory(size_bytes)
 
@@ -253,7 +253,7 @@ def _operand(array: Any) -> Operand | None:
 
 @contextmanager
 def known_arrays() -> Iterator[None]:
-    """pccl takes FakeArrays meanwhile."""
+    """pccl takes FakeArrays."""
     _arrays._others.append(_operand)
     try:
         yield
@@ -263,7 +263,7 @@ def known_arrays() -> Iterator[None]:
 
 @contextmanager
 def running(count: int = 1) -> Iterator[list[FakeDevice]]:
-    """Devices whose arrays pccl takes meanwhile."""
+    """Devices whose arrays pccl takes."""
     with known_arrays(), ExitStack() as stack:
         devices = [FakeDevice(i) for i in range(count)]
         for device in devices:
@@ -273,7 +273,7 @@ def running(count: int = 1) -> Iterator[list[FakeDevice]]:
 
 @contextmanager
 def torch_tensors(device: FakeDevice) -> Iterator[None]:
-    """All that pccl is given are the device's meanwhile."""
+    """All that pccl is given are the device's."""
     before = torch_cuda.device_of
 
     def device_of(_: Any) -> Any:

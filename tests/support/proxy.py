@@ -1,4 +1,4 @@
-"""A proxy between peers and a master that resets connections when it is told, or after so many bytes."""
+"""A proxy between peers and a master that resets connections when it is told, or after that many bytes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Route:
     carried: int = 0
     """Bytes, both ways."""
     until: int | None = None
-    """The number of carried bytes at which it is reset."""
+    """The number of carried bytes until it is reset."""
     is_over: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -55,7 +55,7 @@ class Proxy:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.routes: list[Route] = []
         self.is_open = True
-        """False: whoever dials is reset."""
+        """False: a peer that dials is reset."""
         self.resets = 0
         self._threads: list[threading.Thread] = []
         self._start(self._accept)

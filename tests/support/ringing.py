@@ -16,7 +16,7 @@ Ring = Callable[..., Any]
 
 @contextmanager
 def ringing(error: BaseException) -> Iterator[Ring]:
-    """Yield a function, to be put in the place of another one, in which a signal comes whose handler raises `error`.
+    """Yield a replacement of a function where a signal comes whose handler raises `error`.
     This must come out of what is called within, as it is."""
 
     def handle(*_: object) -> None:

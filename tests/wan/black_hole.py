@@ -2,7 +2,7 @@
 
 python -m tests.wan.black_hole [--peer-timeout 5] [--seconds 100] [--bytes-max 1000]
 
-Three peers on hosts of their own take steps: a usual loop, which admits whoever waits, brings them up to date, and
+Three peers on hosts of their own take steps: a usual loop, which admits a peer that waits, brings them up to date, and
 reduces 400 kB. A fourth peer connects again whenever it is sent away. On its host large packets vanish, in both
 directions: from the beginning, or once it has taken part for a while, or for the first seconds only.
 """
@@ -127,7 +127,7 @@ class Found:
     """The errors of healthy peers that were evicted."""
     evicted_sick: list[str] = field(default_factory=list)
     left_after_s: float | None = None
-    """The time at which the sick one was first sent away, since the beginning or since the hole."""
+    """The time when the sick one was first sent away, since the beginning or since the hole."""
     joins_of_sick: int = 0
     """The number of times that the sick one was let in since then."""
 

@@ -19,7 +19,7 @@ def _needs_a_lab(reason_against_labs: str | None) -> None:
 
 
 def is_over(pid: int) -> bool:
-    """Ended; perhaps nobody has reaped it where its parent was killed."""
+    """Ended, but perhaps not reaped, where its parent was killed."""
     try:
         with open(f"/proc/{pid}/stat") as stat:
             return stat.read().rpartition(")")[2].split()[0] == "Z"

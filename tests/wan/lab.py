@@ -3,7 +3,7 @@
     with Lab(4, Link(delay_ms=25, rate_mbit=200, loss=0.001)) as lab:
         lab.hosts[0].popen(["pccl", "master"])
         ...
-        lab.hosts[3].down()                 # its cable is pulled: nobody is told
+        lab.hosts[3].down()                 # its cable is pulled, without notice
         lab.block(lab.hosts[0], lab.hosts[1])   # packets from host 0 to host 1 vanish
 
 Each host is a network namespace with one address, 198.18.0.(n + 1) (a range that is set aside for measurements), and
@@ -11,7 +11,7 @@ the kernel's own TCP with the settings of the machine. What joins them is `tc ne
 user-space relay; `Lab.backend` says which.
 
 Whatever ends the `with` block ends what runs on the hosts and takes the namespaces and devices away; so does SIGKILL of
-this process. Nothing has a name, so labs do not meet.
+this process. Labs have no names, so they do not meet.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class Lab:
         self._network.block(sender.number, receiver.number, yes)
 
     def limit(self, sender: Host, receiver: Host, bytes_max: int = 0) -> None:
-        """Larger packets in that direction vanish, and nobody is told; 0: none does. OSError with netem."""
+        """Larger packets in that direction vanish without notice; 0: none does. OSError with netem."""
         assert self._network is not None
         self._network.limit(sender.number, receiver.number, bytes_max)
 

@@ -5,7 +5,7 @@
 
 The model: each site has an uplink and a downlink of one rate, any two are one delay apart, and inside a site nothing
 takes time. An op moves bytes at EFFICIENCY of the rate (headers, slow starts, streams that crowd each other), and has
-OVERHEAD_S besides; the verdict takes a round trip to the master. Where a step's bytes take longer than the delay, steps
+OVERHEAD_S also; the verdict takes a round trip to the master. Where a step's bytes take longer than the delay, steps
 of the ring follow each other without a pause; where they take less, each step takes the delay.
 
     ring        every peer sends 2 (W - 1) / W of the buffer to the next; sites side by side, so one link leaves each

@@ -1,4 +1,4 @@
-"""A network namespace without a name: it lives as long as a process that holds it, and leaves nothing behind.
+"""A network namespace without a name: it lives as long as a process that holds it, and leaves no trace.
 
 Theory of operation. `unshare --net cat` is a process in a new namespace that ends when its standard input does: on
 `close()`, and just as surely when this process ends in any other way. That it answers a line says that it is in
@@ -20,7 +20,7 @@ CLONE_NEWNET = 0x40000000
 
 class Namespace:
     def __init__(self, process_group: int | None = None) -> None:
-        # Not in the terminal's foreground group: a Ctrl-C is for those who use the namespace, not for what holds it.
+        # Not in the terminal's foreground group: a Ctrl-C is for those that use the namespace, not for what holds it.
         self._holder = subprocess.Popen(
             ["unshare", "--net", "cat"],
             stdin=subprocess.PIPE,

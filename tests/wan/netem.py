@@ -8,7 +8,7 @@ Theory of operation. All links meet in a namespace of their own, the core. Of ho
 c<h>, whose HTB class is its downlink; below that, a netem for each sender delays and loses. The shaping lies in the
 core, not in the host, so that a host's TCP sees a router's queue and not its own card's.
 
-As long as nothing is lost at random, TCP's trains of packets (GSO) stay whole, as in the relay. netem would lose a
+Without random losses, TCP's trains of packets (GSO) stay whole, as in the relay. netem would lose a
 train at a time, so with loss the hosts cut trains themselves, which costs them several times the CPU. netem's losses
 are not seeded here, and what a block finds under way is still delivered.
 """

@@ -19,9 +19,9 @@ PEERS = 3
 COUNT = 100_000
 WAIT_S = 60.0
 MASTER_OUT_TIMEOUTS = 2.0
-"""The number of peer timeouts for which the master's cable is out."""
+"""The peer timeouts while the master's cable is out."""
 AFTER_TIMEOUTS = 4.0
-"""The number of peer timeouts for which the run is watched after that."""
+"""The peer timeouts while the run is watched after that."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Stage:
     peers: list[Worker]
 
     def cut(self, sender: int, receiver: int) -> None:
-        """Let nothing get from one host to another. Host 0 is the master's."""
+        """Block everything from one host to another. Host 0 is the master's."""
         self.lab.block(self.lab.hosts[sender], self.lab.hosts[receiver])
 
 
@@ -114,12 +114,12 @@ def outage(fault: Callable[[Stage], None], peer_timeout_s: float, link: Link) ->
         fault(stage)
         ends_s = [_commit_s(peer) for peer in stage.peers if peer.is_running]
         commits_s = [end_s - start_s for end_s in ends_s if end_s is not None]
-        assert commits_s, "nobody goes on"
+        assert commits_s, "no peer goes on"
         return Outage(max(commits_s), PEERS - len(commits_s))
 
 
 def outage_of_master(seconds: float, peer_timeout_s: float, link: Link) -> Outage:
-    """Its cable is out for so long. `seconds` of what is found: the longest time between two commits."""
+    """Its cable is out for that long. `seconds` of what is found: the longest time between two commits."""
     with _staged(peer_timeout_s, link) as stage:
         stage.lab.hosts[0].down()
         time.sleep(seconds)
@@ -127,7 +127,7 @@ def outage_of_master(seconds: float, peer_timeout_s: float, link: Link) -> Outag
         end_s = time.monotonic() + AFTER_TIMEOUTS * peer_timeout_s
         gaps_s = [_longest_gap_s(peer, end_s) for peer in stage.peers]
         kept = [gap_s for gap_s in gaps_s if gap_s is not None]
-        assert kept, "nobody goes on"
+        assert kept, "no peer goes on"
         return Outage(max(kept), PEERS - len(kept))
 
 

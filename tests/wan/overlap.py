@@ -1,4 +1,4 @@
-"""`python -m tests.wan ... -- python -m tests.wan.overlap`: what outer steps take, beside the computing in them.
+"""`python -m tests.wan ... -- python -m tests.wan.overlap`: what outer steps take, next to the computing in them.
 
     sudo python -m tests.wan --hosts 4 --delay-ms 25 --rate-mbit 50 -- python -m tests.wan.overlap
 
@@ -7,7 +7,7 @@ inner steps are a wait of fixed length and one pass over the parameters: machine
 peers at once, and what is asked is how much of the network's time is hidden behind the computing, not how fast the
 computing is. All that the algorithms themselves do is done, and counts. The default model's all-reduce takes about as
 long as the wait. Host 0 prints a line of JSON: seconds of computing alone and until all fragments have had their turn
-(medians without the first two), the ratios, and how long a peer stood still for the network meanwhile.
+(medians without the first two), the ratios, and how long a peer stood still for the network.
 """
 
 from __future__ import annotations

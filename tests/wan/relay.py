@@ -44,9 +44,9 @@ def _started(process_group: int) -> subprocess.Popen[str]:
 def unavailable() -> str | None:
     """Why there can be no relay here; None if there can."""
     if not Path("/dev/net/tun").exists():
-        return "there is no /dev/net/tun"
+        return "/dev/net/tun is missing"
     if shutil.which("cc") is None:
-        return "there is no C compiler to build the relay with"
+        return "a C compiler is needed to build the relay with"
     return None
 
 

@@ -15,7 +15,7 @@ QUEUE_MS_MIN = 10.0
 
 @dataclass(frozen=True)
 class Link:
-    """The way in which any two hosts are joined, unless a `Site` or a `Path` says otherwise.
+    """The path between any two hosts, unless a `Site` or a `Path` says otherwise.
 
     Each host has an uplink and a downlink of `rate_mbit` each (None: unlimited), shared by all it talks to, as a
     site has. Each is followed by a drop-tail queue of `queue_ms` at that rate; by default that is one round trip,
@@ -73,7 +73,7 @@ class Shape:
         return self.link.rate_mbit if site.down_mbit is None else site.down_mbit
 
     def path(self, sender: int, receiver: int) -> Path:
-        """Return it with nothing left open but the rate, whose None is unlimited."""
+        """Return it with only the rate left open, whose None is unlimited."""
         path = self.paths.get((sender, receiver), Path())
         return Path(
             delay_ms=self.link.delay_ms if path.delay_ms is None else path.delay_ms,

@@ -47,12 +47,13 @@ def test_a_command_on_every_host() -> None:
     assert sorted(done.stdout.splitlines()) == ["0 198.18.0.1:48148", "1 198.18.0.1:48148"]
 
 
-def test_its_failure_is_ours_and_ends_the_others() -> None:
+@pytest.mark.slow
+def test_failure_of_a_command_ends_the_others() -> None:
     command = 'if [ "$PCCL_HOST" = 1 ]; then exit 7; else sleep 1000; fi'
     assert _wan(*["--hosts", "2", "--"], "sh", "-c", command).returncode == 7
 
 
-def test_ctrl_c_leaves_nothing_behind() -> None:
+def test_ctrl_c_ends_all_processes() -> None:
     command = [sys.executable, "-m", "tests.wan", *["--hosts", "2", "--", "sh", "-c"], "echo $$; exec sleep 1000"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as wan:
         assert wan.stdout is not None
@@ -63,6 +64,7 @@ def test_ctrl_c_leaves_nothing_behind() -> None:
         until(partial(is_over, pid), f"process {pid} ends with its lab")
 
 
+@pytest.mark.slow
 def test_probe() -> None:
     done = _wan(*["--delay-ms", "2", "--rate-mbit", "100", "--", "probe", "256KiB"])
     assert done.returncode == 0, done.stderr

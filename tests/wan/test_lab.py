@@ -1,4 +1,4 @@
-"""Measurements of what a lab promises: delays, rates, losses, cuts, and that nothing is left behind.
+"""Measurements of what a lab promises: delays, rates, losses, cuts, and that no trace is left behind.
 
 Bounds that follow from the lab's arithmetic are tight; those that a busy machine can miss are wide.
 """
@@ -66,7 +66,7 @@ class Datagrams:
         return self._in.recv(2048)
 
     def arrived(self) -> list[bytes]:
-        """All that came of what was sent: when a later one is there, nothing earlier can follow."""
+        """All that came of what was sent: when a later one is there, no earlier one can follow."""
         found: list[bytes] = []
         while END not in found:
             self.send(END)  # may be lost itself

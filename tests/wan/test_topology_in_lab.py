@@ -1,4 +1,4 @@
-"""optimize_topology over real TCP, between hosts whose links differ, beside all rings that there are."""
+"""optimize_topology over real TCP, between hosts whose links differ, next to all rings that there are."""
 
 from __future__ import annotations
 

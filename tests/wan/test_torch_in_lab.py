@@ -1,4 +1,4 @@
-"""Ranks of torch.distributed on hosts of their own, the first of which has the store and knows it as localhost, as
+"""Ranks of torch.distributed on hosts of their own, the first one with the store and knows it as localhost, as
 Kubeflow's PyTorchJob sets MASTER_ADDR."""
 
 from __future__ import annotations

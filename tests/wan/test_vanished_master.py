@@ -77,11 +77,11 @@ def test_the_next_master_is_found_when_one_that_gathered_has_vanished() -> None:
         first.wait()
         lab.block(hosts[1], home)
         second, lines = master_on(home, pipes)
-        until_said(lines, "it waits for peers")  # the first has come, and nothing is under way any more
+        until_said(lines, "it waits for peers")  # the first has come, and no byte is under way
         home.down()
         second.kill()
         second.wait()
-        until(lambda: not closing(home), "nothing of the second master is left")
+        until(lambda: not closing(home), "no part of the second master is left")
         master_on(home, pipes)
         home.up()
         begun_s = time.monotonic()

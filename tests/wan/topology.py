@@ -2,13 +2,13 @@
 
     sudo python -m tests.wan.topology [--hosts 6] [--seed 3] [--megabytes 4]
 
-A lab in which each direction of each pair of hosts carries `--slow` or `--fast` Mbit/s by chance, and is `--delay-ms`
+A lab where each direction of each pair of hosts carries `--slow` or `--fast` Mbit/s by chance, and is `--delay-ms`
 long, half as much more or less. One peer on each host; the master is on host 0. After an optimize_topology that
-measures everything, the lab's own numbers say how good the ring is: its slowest link beside that of the best and of the
-worst of all rings. Then an all_reduce is timed on each of the three, and on the one that the order of joining made.
+measures everything, the lab's own numbers say how good the ring is: its slowest link next to that of the best and of
+the worst of all rings. Then an all_reduce is timed on each of the three, and on the one that the order of joining made.
 
 To time a ring of our choice the master here obeys orders in some calls; the first is decided as anywhere, and so is
-the last, which knows what the ops have shown meanwhile.
+the last, which knows what the ops have shown.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 `Checks` is told what is on the wire between masters and peers, what callers do and hear, and what the engines hold,
 which are the simulation's own. It raises AssertionError for what must not be.
 
-    facts         what messages have shown, on which the others rest
-    leaders       who leads, and who is led on
+    facts         what messages have shown, the base of the others
+    leaders       masters that lead, and peers that they lead
     views         membership, as callers see it
     verdicts      how ops end
     takeover      what a master does with a run that it takes over
@@ -12,7 +12,7 @@ which are the simulation's own. It raises AssertionError for what must not be.
     rings         rings that searches find
     testimony     what peers say of themselves
     conduct       what masters say, and why
-    rest          waits that nothing will end
+    rest          waits without an end
 
 What cannot be judged from outside is left to the tests of the machines: whether a master that could go on waits for
 longer than it should, as long as it goes on in the end; what it would have decided with other reports; and anything
@@ -66,7 +66,7 @@ class Checks:
         self._taking_over: Leader | None = None
         """The master that is just taking a run over."""
         self._accepted: list[Node] = []
-        """The peers that the master whose turn it is led before its turn, but for those that it has let go of."""
+        """The peers that the master whose turn it is led before its turn, except for those that it has let go of."""
         self._results: list[tuple[Node, m.JointResult]] = []
         """The joint results of this turn."""
         self.installed = self._views.installed
@@ -107,7 +107,7 @@ class Checks:
         """Note what a master sends over a connection. `company` are the peers that are connected to it."""
         node = control.node
         self._takeovers.says(control, process, message)
-        if control is not node.control:  # it has come again over another connection, and is nobody here
+        if control is not node.control:  # it has come again over another connection, and is unknown here
             if isinstance(message, m.JointResult):
                 self._accepted = [each for each in self._accepted if each is not node]
             return
@@ -133,7 +133,7 @@ class Checks:
             self._leaders.asks(node, self._takeovers.told_of(process, node.run), company)
         elif isinstance(message, m.JointResult):
             self._results.append((node, message))
-            # Whom the master lets go of after that, as when it is deposed by a further loss, has its result.
+            # A peer that the master lets go of after that, as when it is deposed by a further loss, has its result.
             self._accepted = [each for each in self._accepted if each.is_known]
         self._conduct.says(node, process, message)
 
@@ -192,7 +192,7 @@ class Checks:
             node.prepared_epoch = None
             before = self._facts.listed[node.views[-1].view] if node.views else set()
             if self._facts.listed.get(message.view, set()) - before:
-                # It tells of calls that have ended without a word to this peer only where it admits somebody.
+                # It reports calls that ended without a message to this peer only where it admits a peer.
                 node.call_heard = max(node.call_heard, message.call_number)
         elif isinstance(message, m.JointResult):
             node.call_heard = max(node.call_heard, message.call_number)
@@ -212,11 +212,6 @@ class Checks:
     def rest(self, accepted: list[Node], is_linked: IsLinked, may_ops_wait: bool) -> None:
         self._rest.check(accepted, is_linked, may_ops_wait)
         self._takeovers.rest(accepted)
-
-    @property
-    def largest_view(self) -> int:
-        """The number of peers of the largest view that was announced."""
-        return max(map(len, self._facts.listed.values()), default=0)
 
     @property
     def verdicts(self) -> dict[Key, dict[str, Result]]:

@@ -1,15 +1,15 @@
-"""Checks of what a master says, by what it has heard and said before: it gives reasons that are true, and does nothing
-without one.
+"""Checks of what a master says, by what it has heard and said before: it gives reasons that are true, and each
+step has one.
 
     a view comes into force when all whose ring it changes have answered, and at least half of the view before
     its verdicts are about ops of the epoch that it ends, its new links are between its peers; it takes the place of
     one that is not in force only for something that has happened since; no op is told to be both committed and
-    aborted, and nobody is told twice how one ends
-    a link that has been made anew since it was lost stops nothing, and one that breaks again and again is given up
-    nobody is put out for a link before the end that dials has said so under this view, while one of the two is absent,
-    or, while others may still say more, before some time has passed; nor for a newcomer with whom nobody else fails
+    aborted, and no peer gets two ends of one
+    a link that has been replaced since it was lost stops no op, and one that breaks again and again is given up
+    no peer is put out for a link before the end that dials has said so under this view, while one of the two is absent,
+    or, while others may still say more, before some time has passed; nor for a newcomer that fails with one peer only
     calls are called hopeless once all wait and no view changes; none is complete while one does
-    who hears of an op as made has its call ended for it; the number of an admission is that of the call
+    a peer told of an op as made has its call ended for it; the number of an admission is that of the call
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ BROKEN = re.compile(
 HOPELESS = "these calls can never meet: "
 PEER = re.compile(r"peer (\d+) \(")
 RELINKS_MAX = 3
-"""The number of times that a link is made anew while no op goes through."""
+"""The number of times that a link is replaced while no op goes through."""
 EVIDENCE_S = 0.45
-"""The shortest time for which a master gathers failures while more may come."""
+"""The shortest time that a master gathers failures while more may come."""
 MESH_PEERS_MAX = 16
 
 
@@ -52,7 +52,7 @@ class _Reign:
     is_changing: bool = False
     """It has stopped ops or announced a view, which is not in force."""
     changing_since: int = 0
-    """The turn in which that began."""
+    """The turn when that began."""
     stopped: set[int] = field(default_factory=set)
     """Groups that it has flushed since."""
     ready: set[int] = field(default_factory=set)
@@ -64,15 +64,15 @@ class _Reign:
     lost: set[Pair] = field(default_factory=set)
     """The pairs whose link was lost since that view was announced."""
     relinks: Counter[Pair] = field(default_factory=Counter)
-    """The number of times that links were lost and made anew while no op went through."""
+    """The number of times that links were lost and replaced while no op went through."""
     optional: set[Pair] = field(default_factory=set)
     """The pairs whose link was lost at some time when no ring needed it."""
     made_in: dict[Pair, int] = field(default_factory=dict)
-    """The view in which a link was last made anew."""
+    """The view where a link was last replaced."""
     admits: bool = False
     """The view in force has newcomers."""
     broken: set[Pair] = field(default_factory=set)
-    """Those whose link the last view makes anew because it was lost."""
+    """Those whose link the last view replaces because it was lost."""
     flushed: set[int] = field(default_factory=set)
     """Groups that were flushed since that view was announced."""
     settled: set[int] = field(default_factory=set)
@@ -104,7 +104,7 @@ class Conduct:
         """Those in whose name something is said that a peer does not say."""
         self._founded: set[str] = set()
         self._worn: set[Pair] = set()
-        """The pairs whose link is made anew in this turn though it has broken too often."""
+        """The pairs whose link is replaced in this turn though it has broken too often."""
         self._stale: str = ""
         """What this turn may not stop ops for."""
         self._reported: dict[tuple[Node, int], int] = {}
@@ -183,7 +183,7 @@ class Conduct:
     def _link_lost(self, node: Node, reign: _Reign, message: m.LinkLost) -> None:
         pair = _pair(node.number, message.peer)
         if message.made_in < reign.made_in.get(pair, 0):
-            self._stale = f"{node} lost a link that was made anew since: {message}"
+            self._stale = f"{node} lost a link that was replaced since: {message}"
             return
         reign.lost.add(pair)
 
@@ -287,7 +287,7 @@ class Conduct:
             needed = {pair for ring in reign.rings.values() for pair in _neighbours(ring.peers)}
             for ring in message.rings:
                 still = reign.lost & needed & _neighbours(ring.peers)
-                assert still <= set(message.relink), f"the links of {still} were lost, and are not made anew"
+                assert still <= set(message.relink), f"the links of {still} were lost, and are not replaced"
             reign.view, reign.rings = message.view, rings
             self._changes(reign)
             reign.ready.clear()
@@ -303,7 +303,7 @@ class Conduct:
                 size = len(self._facts.listed[message.view])
                 assert size >= self._founders or self._facts.has_failed_over, f"{size} of {self._founders} found a run"
         if message.commits and node.group in reign.settled:
-            # All who are left are done with these, whether or not one has committed them.
+            # All that are left are done with these, whether or not one has committed them.
             reign.settled.discard(node.group)
             self._went_through(reign, node)
         epoch = self._epochs.get(node)
@@ -323,7 +323,7 @@ class Conduct:
         assert not is_same, f"view {message.view} takes the place of view {reign.view} for nothing"
 
     def _count_relinks(self, reign: _Reign, message: m.Prepare, needed: set[Pair]) -> None:
-        """Count how often links are made anew that were lost. One that was ever gone without is made again together
+        """Count how often links are replaced that were lost. One that was ever gone without is made again together
         with others of its ends, or once it is needed, any number of times. `needed`: those of the last view."""
         given_up, others = [], 0
         reign.lost.intersection_update(message.relink)

@@ -1,4 +1,4 @@
-"""Facts: what the messages of a simulated run have shown so far, on which several checks rest.
+"""Facts: what the messages of a simulated run have shown, the base of several checks.
 
 A *leader* is a master's process that has taken peers in (Welcome) or on (Resumed), with the run and the term that it
 has named to them.

@@ -2,8 +2,8 @@
 
 a joint call ends in the same way for all of its group, and succeeds only with all
 one that has ended for some under one master ends in the same way for the rest under the next
-after a sync contents are the same, and its revision does not go back while somebody of the last one is there
-nobody who only sends is overwritten, nobody who only receives is taken from, and no newcomer outvotes those who
+after a sync contents are the same, and its revision does not go back while a peer of the last one is there
+no peer that only sends is overwritten, no peer that only receives is a source, and no newcomer outvotes those that
 were there before
 """
 
@@ -28,10 +28,10 @@ class JointCalls:
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
         self._offers: dict[Node, m.SyncOffer] = {}
-        """The offers with which peers came to their last sync."""
+        """The offers of peers at their last sync."""
         self._ended: dict[Call, Outcome] = {}
         self._unheard: dict[Call, Outcome] = {}
-        """Those that nobody has heard who went on with the last master. The next one may lead somebody who has."""
+        """Those unknown to all peers of the last master. The next one may lead a peer that knows them."""
         self._synced: dict[tuple[str, int], list[Sync]] = {}
         """All syncs by run and group."""
         self._unheard_syncs: dict[tuple[str, int], list[Sync]] = {}
@@ -54,7 +54,7 @@ class JointCalls:
                 assert (offer.revision, offer.root) == (plan.revision, plan.root)
 
     def failed_over(self, leader: Leader) -> None:
-        """Note that another master goes on with a run, and what nobody has heard who goes on with it."""
+        """Note that another master goes on with a run, and what is unknown to all its peers."""
         ended = max((node.call_heard for node, _ in leader.followers), default=0)
         for key in [key for key in self._unheard if key[0] == leader.run and key[1] <= ended]:
             self._ended.setdefault(key, self._unheard.pop(key))
@@ -105,7 +105,7 @@ class JointCalls:
                     members = {node: result.call for node, result in succeeded.items() if node.group == group}
                     if not is_whole:
                         members |= {node: call for node, call in self._waiting(accepted, group) if node not in members}
-                    # Who closed while the master stood still is not told any more.
+                    # A peer that closed while the master stood still is not told any more.
                     gone = set() if is_whole else {node for node in accepted if node.ended is not None}
                     assert set(members) | gone >= {node for node in accepted if node.group == group} >= set(members)
                     self._synced_to((leader.run, group), members, next(succeeded[node] for node in members).value)

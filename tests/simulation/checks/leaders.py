@@ -1,8 +1,8 @@
-"""Checks of who leads, by what masters say to peers.
+"""Checks of leadership, by what masters say to peers.
 
 no peer is taken on twice in one term of a run
 where peers know several masters, one process leads a run in a term, whenever that is
-where masters keep on disk what they did, nobody is led on whom a view in force has left out
+where masters keep on disk what they did, no peer is led on that a view in force has left out
 no two leaders of a run ever announce a view of the same number, nor ask for a flush of the same number in another term
 where peers know several masters, one asks to be followed only with a majority of the last view that it was told of
 """
@@ -19,11 +19,11 @@ class Leaders:
         self._facts = facts
         self._is_recorded = is_fenced
         self._led: set[tuple[Node, int, str, int]] = set()
-        """Peers by node and number, with each run and term in which they were led."""
+        """Peers by node and number, with each run and term where they were led."""
         self._views: dict[tuple[str, int], Leader] = {}
         """The leaders that have announced views, by run and number."""
         self._flushes: dict[tuple[str, int], int] = {}
-        """The terms in which flushes were asked for, by run and number."""
+        """The terms where flushes were asked for, by run and number."""
 
     def leads(self, node: Node, leader: Leader) -> None:
         """Check a master that takes a peer in or on."""
@@ -71,6 +71,6 @@ SPEAKS_TO_ALL = (m.Welcome, m.PreVoteRequest, m.VoteRequest, m.Resumed, m.Elsewh
 
 
 def speaks(node: Node, process: int, message: m.Message) -> None:
-    """Check that whoever speaks to a node as its leader is that."""
+    """Check that a peer that speaks to a node as its leader is that."""
     is_led = node.leader is not None and node.leader.process == process
     assert is_led or isinstance(message, SPEAKS_TO_ALL), f"{type(message).__name__} to {node}, which it does not lead"

@@ -1,9 +1,9 @@
-"""Checks of a run at rest, with nobody frozen or cut off: nobody waits for what nobody else could bring about.
+"""Checks of a run at rest, with no peer frozen or cut off: no peer waits for what no other peer could bring about.
 
 all peers that are in the run are in one view, which is the last one that was announced, and no flush is under way
 neighbours are linked
 an op or a call waits only for peers that have not made theirs
-whoever is over waits for nothing
+a peer that has ended waits no longer
 """
 
 from __future__ import annotations

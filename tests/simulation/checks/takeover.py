@@ -1,20 +1,21 @@
 """Checks of a master that takes a run over, by a reference of its own: what had to stand, by what its followers said.
 
-The reference knows the reports with which peers have voted (Vote), and what they answer a flush with. From these, as
+The reference knows the reports in the votes of peers (Vote), and what they answer a flush with. From these, as
 sets and without any code of the machines, follows what the new master has to say:
 
-    who goes on     exactly those that the last view in force has, every view that may be in force, and the newest view
-                    by which one of them has settled its ops; and most of each of these views have come
-    what may stand  a view that somebody was told of may be in force unless all its peers are here and none has it, or
+    survivors       exactly those that the last view in force has, every view that may be in force, and the newest view
+                    in which one of them has settled its ops; and most of each of these views have come
+    what may stand  a view that a peer was told of may be in force unless all its peers are here and none has it, or
                     one of them has not answered it although it had to, or has heard of a newer one
-    steady groups   nobody stops them, and all hear what some had heard of their ops
-    other groups    all whose ops are open are stopped; what somebody had heard stands in the next view, with its
-                    reason; of the rest that is committed which all who were stopped are done with
-    a new view      follows unless all are in the last one, nobody was told of a newer one, and all groups are steady
-    joint calls     whoever waits in one whose end another has heard is told that end, and no end of before otherwise
+    steady groups   no peer stops them, and all hear what some had heard of their ops
+    other groups    all whose ops are open are stopped; what a peer had heard stands in the next view, with its
+                    reason; of the rest that is committed which all that were stopped are done with
+    a new view      follows unless all are in the last one, no peer was told of a newer one, and all groups are steady
+    joint calls     a peer that waits in one whose end another has heard is told that end, and no end of before
+                    otherwise
 
-A master that has a record of the run, or has led it before, knows more than its followers say. Who goes on and which
-views may stand is not judged there.
+A master that has a record of the run, or has led it before, knows more than its followers say. Its
+survivors and the views that may stand are not judged there.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class _Stopped:
     asked: set[int]
     """The peers that have to say which are done."""
     verdicts: dict[Ref, int]
-    """Those that somebody has heard."""
+    """Those that a peer knows."""
     view: int = 0
     """The view that changes it; 0: none is announced."""
     done: dict[int, set[Ref]] = field(default_factory=dict)
@@ -61,20 +62,20 @@ class _Takeover:
     run: str
     term: int
     reports: dict[int, m.RecoveryReport]
-    """Those of all who follow."""
+    """Those of all that follow."""
     heard_of: tuple[int, frozenset[int]]
     """The newest view in force that it was told of by anybody, with its peers; 0: of none."""
     is_informed: bool
     """It may know more of the run than peers have told it."""
     peers: dict[Control, int] = field(default_factory=dict)
-    """Those who go on, by their connection."""
+    """Those that go on, by their connection."""
     resumed: dict[int, set[int]] = field(default_factory=dict)
-    """The views of which each hears that they may be in force."""
+    """The views that each is told may be in force."""
     flushed: dict[int, m.Flush] = field(default_factory=dict)
     told: dict[int, dict[Ref, int]] = field(default_factory=dict)
     """The verdicts that each hears."""
     loses: bool = False
-    """It has put somebody out."""
+    """It has put a peer out."""
     announced: list[tuple[int, m.Prepare]] = field(default_factory=list)
     has_announced: bool = False
     must_announce: bool = False
@@ -83,9 +84,9 @@ class _Takeover:
     stopped: dict[int, _Stopped] = field(default_factory=dict)
     """The groups whose ring changes with the next view."""
     ends: dict[int, tuple[str, m.JointOutcome]] = field(default_factory=dict)
-    """The ends of the calls in which peers wait, of which others had heard."""
+    """The ends, known to others, of the calls where peers wait."""
     last_call: int = 0
-    """The number of the last call of which somebody has heard."""
+    """The number of the last call that a peer knows."""
     answered_anew: set[int] = field(default_factory=set)
     """The peers whose call has ended since."""
 
@@ -99,7 +100,7 @@ class Takeovers:
         self._facts = facts
         self._is_recorded = is_fenced
         self._votes: dict[int, dict[Control, m.Vote]] = {}
-        """The last votes of those who follow, by the master's process."""
+        """The last votes of those that follow, by the master's process."""
         self._heard_of: dict[tuple[int, str], tuple[int, frozenset[int]]] = {}
         """The newest view in force that each process was told of, by run."""
         self._has_led: set[tuple[int, str]] = set()
@@ -107,13 +108,13 @@ class Takeovers:
         self._last: dict[int, _Takeover] = {}
         """The last takeover of each process."""
         self._here: dict[int, dict[Control, int]] = {}
-        """The views in force of all who have come to each process."""
+        """The views in force of all that have come to each process."""
         self._voters: dict[Control, m.Vote] = {}
-        """Those who follow the master whose turn it is."""
+        """Those that follow the master whose turn it is."""
         self._company: dict[Control, int] = {}
-        """The views in force of all who have come to it."""
+        """The views in force of all that have come to it."""
         self._torn: set[tuple[int, int]] = set()
-        """The takeovers in the middle of which a master was stopped, by its process and the term."""
+        """The takeovers during which a master was stopped, by its process and the term."""
         self._now: _Takeover | None = None
         """The one of this turn."""
 
@@ -147,7 +148,7 @@ class Takeovers:
         return self._heard_of.get((process, run), NO_VIEW)
 
     def _of(self, control: Control | None) -> _Takeover | None:
-        """Return the takeover by which a master has taken on whoever is at a connection."""
+        """Return the takeover of a master that has taken on a peer that is at a connection."""
         found = self._last.get(control.host.process) if control is not None else None
         return found if found is not None and control in found.peers else None
 
@@ -236,9 +237,9 @@ class Takeovers:
             self._torn.add((found.process, found.term))
             return
         last = _last_installed(found.reports.values())
-        assert last is not None, "a run is led on in which nobody was ever accepted"
+        assert last is not None, "a run is led on in which no peer was ever accepted"
         known = max(view for control, view in self._company.items() if control.node.run == found.run)
-        assert known <= last.view, f"a run is led on from view {last.view}, and somebody here tells of view {known}"
+        assert known <= last.view, f"a run is led on from view {last.view}, and a peer here reports view {known}"
         if not found.is_informed:
             self._check_members(found, last)
         if found.loses:
@@ -254,13 +255,13 @@ class Takeovers:
             assert found.announced or not found.must_announce, (
                 f"a new view has to follow {last.view}, and there is none"
             )
-        assert found.must_announce or not found.announced or found.is_informed, f"nothing has changed in {last.view}"
+        assert found.must_announce or not found.announced or found.is_informed, f"no change in {last.view}"
         self._note_calls(found)
         for peer, message in found.announced:
             self._prepares(found, peer, message)
 
     def _check_members(self, found: _Takeover, last: m.InstalledView) -> None:
-        """Check who goes on, and which views may be in force."""
+        """Check the survivors, and which views may be in force."""
         reports = found.reports
         standing = {last.view: _peers(last.rings)}
         if self._facts.addresses == 1 and found.heard_of[0] > last.view:
@@ -325,7 +326,7 @@ class Takeovers:
         if group is None:
             return
         old, new = group.ring, next(ring for ring in message.rings if peer in ring.peers)
-        assert new.epoch != old.epoch, f"the group of peer {peer} was to be formed anew, and keeps its epoch"
+        assert new.epoch != old.epoch, f"the group of peer {peer} was to be formed again, and keeps its epoch"
         group.view = group.view or message.view
         if group.view != message.view:
             return

@@ -40,13 +40,13 @@ class _Known:
     prepared_epoch: int = 0
     """The epoch of its ring in that view."""
     prepared_in: int = 0
-    """The tenure in which it was told of that view."""
+    """The tenure when it learned of that view."""
     announced: dict[int, int] = field(default_factory=dict)
-    """The tenure in which it was told of each view."""
+    """The tenure when it learned of each view."""
     has_answered: bool = False
     """It has answered that view, and no master has ruled it out since."""
     answered: set[int] = field(default_factory=set)
-    """Older ones of which that is so."""
+    """Older views that it answered."""
     is_stopped: bool = False
     """Its ops were stopped or settled in this epoch."""
     was_stopped: bool = False
@@ -63,7 +63,7 @@ class _Known:
     owed: set[str] = field(default_factory=set)
     """What it has yet to say to a master that goes on with it."""
     stalled: set[Ref] = field(default_factory=set)
-    """The ops of this epoch for which it has told this master that it waits."""
+    """The ops of this epoch where it has told this master that it waits."""
     done_unasked: set[Ref] = field(default_factory=set)
     """Those that it has just said are done, though it had not said that it waits for them. It may say so next."""
     admission: int = 0

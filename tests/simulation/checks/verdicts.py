@@ -1,15 +1,15 @@
 """Checks of how ops end, by the results that callers hear, and by what the engines hold, which is the simulation's own.
 
-    all who live into the next view of an op's group, or go on in its own, hear the same verdict; where no master was
-    ever replaced, those who are gone have heard no other
+    all that live into the next view of an op's group, or go on in its own, hear the same verdict; where no master was
+    ever replaced, those that are gone have heard no other
     an op that is committed is done on each peer of the run; one that a flush aborts is not done on all survivors
     a committed op's buffer holds exactly one contribution of each peer of its ring, and the same on all
     an aborted op's buffer is as its caller gave it
     an op that a flush has ended returns only when the next view is in force
 
 Behind one name two masters may lead at once, each with peers of its own, which never exchange anything again. Then an
-op of a view from before may be committed by one part and aborted by the other, which nobody promises to prevent; within
-a part all of the above holds.
+op of a view from before may be committed by one part and aborted by the other, which no peer promises to prevent;
+within a part all of the above holds.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Verdicts:
                 del self.flushed[epoch]
 
     def failed_over(self, leader: Leader) -> None:
-        """Note that another master goes on with a run. It need not know of a flush that nobody has answered."""
+        """Note that another master goes on with a run. It need not know of a flush that no peer has answered."""
         for epoch, answered in list(self.flushed.items()):
             if not answered and self._begun_by[epoch] is not leader:
                 del self.flushed[epoch]
@@ -123,7 +123,7 @@ class Verdicts:
             return
         survivors = self.survivors.get(key[:2])
         if survivors is None:
-            # In a failover not all may have had the epoch in force, and so have nothing to answer.
+            # In a failover not all may have had the epoch in force, and so need not answer.
             assert facts.has_failed_over
             survivors = set(facts.known(key[:2]))
         involved = facts.participants(key, survivors)
@@ -134,7 +134,7 @@ class Verdicts:
     # The end.
 
     def agreement(self) -> None:
-        """Check in the end that all who go on from an op have heard the same verdict."""
+        """Check in the end that all that go on from an op have heard the same verdict."""
         for key, heard in self.heard.items():
             if len(set(heard.values())) > 1:
                 check = self._agree_in_parts if self._facts.is_one_name else self._agree

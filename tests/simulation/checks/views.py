@@ -2,7 +2,7 @@
 
 a view is newer than the last one that the same peer has had, and is in force only once its links were up
 peers in one view see the same rings, the same sizes of groups, and the same answer to whether all pairs have a link
-no site is in a view in part, but for peers that have left on purpose
+no site is in a view in part, except for peers that have left on purpose
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Arrays that callers lend to ops.
 
-They are memory of exactly their size, from the library, so that a sanitizer sees whoever goes beyond. When a caller has
+They are memory of exactly their size, from the library, so that a sanitizer sees a peer that goes beyond. When a
+caller has
 its arrays back it must find the result, the same bits as on all other peers, or what it gave, bit for bit. From then on
-nobody else may touch them: a sanitizer is told so, and elsewhere they are filled with a pattern that must be there in
+no other peer may touch them: a sanitizer is told so, and elsewhere they are filled with a pattern that must be there in
 the end.
 """
 
@@ -36,7 +37,7 @@ class Block:
         self._library.lib.pccl_sim_forbid(self._memory, len(self.bytes), 1)
 
     def take_back(self) -> None:
-        """Note that its caller is no more."""
+        """Note that its caller has ended."""
         self._library.lib.pccl_sim_forbid(self._memory, len(self.bytes), 0)
 
     def is_as_returned(self) -> bool:
@@ -113,7 +114,7 @@ class Loan:
                 block.give_back()
 
     def take_back(self) -> None:
-        """Note that its caller is no more, and nobody minds what becomes of the arrays."""
+        """Note that its caller has ended, and no peer minds what becomes of the arrays."""
         for block in self.blocks:
             block.take_back()
 

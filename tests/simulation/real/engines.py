@@ -1,7 +1,7 @@
 """The engines of all nodes, as they ship, in the place of those that pretend (`tests.simulation.engine`).
 
 What is under way between them are bytes on pairs of sockets, and what is to be done are turns of their threads; both
-are among the things of which the simulation chooses what happens next. Nothing of it happens by itself.
+are among the events of which the simulation chooses what happens next. None of it happens by itself.
 
 Time passes for engines with the simulation's clock, a little faster: where all waits, and an engine has something to
 look at soon, such as whether a connection moves, it gets that moment. When the clock jumps by more than a moment, the
@@ -38,13 +38,13 @@ CAPACITIES = (96, 160, 700, 3000, 20_000)
 CARRIES_AND_RUNS = 0.6
 """The probability that what is carried is also received at once."""
 MOMENTS_MAX = 4
-"""Moments that engines get in a row where nothing else happens."""
+"""Moments that engines get in a row without another event."""
 GOES_ON = 0.7
 """The probability that more happens among engines before anything else does."""
 RESTS = (0.02, 0.2, 1.0)
-"""How often a thread that has nothing to do for a moment is among those that may go on, by the seed."""
+"""How often an idle thread is among those that may go on, by the seed."""
 LONG_S = 0.5
-"""A time in which the network carries what it has."""
+"""A time when the network carries what it has."""
 
 ENCRYPTED = 0.2
 """The share of runs whose links are encrypted."""
@@ -94,7 +94,7 @@ class RealEngines:
         self._library: Library = library()
         self._lib = self._library.lib
         chance = self._chance = random.Random(f"engines {seed}")
-        """For what is part of a step, and for all where the scene leaves nothing to chance."""
+        """For what is part of a step, and for all where the scene is not random."""
         faults = ConnectionFaults(chance.choice(RATES), chance.choice(RATES))
         self._faults_to_come = faults if connections_fail else ConnectionFaults()
         self._faults = ConnectionFaults()
@@ -112,7 +112,7 @@ class RealEngines:
         self._node_of_caller: dict[int, Node] = {}
         """By thread: whose caller it is on the fast path."""
         self.ends: dict[int, tuple[Node, Node]] = {}
-        """By descriptor: who sends from it, and to whom."""
+        """By descriptor: its sender and receiver."""
         self._pairs: dict[int, int] = {}
         """By descriptor: that of the other end."""
         self._loans: dict[Key, dict[tuple[str, int], Loan]] = {}
@@ -262,7 +262,7 @@ class RealEngines:
         engine.threads.end(op, verdict.COMMIT_BY_ALL if quietly else verdict.COMMIT if commit else verdict.ABORT)
 
     def detach(self, node: Node, op: int) -> None:
-        """Have a caller who has given up get its arrays back, as soon as the engine lets go of them."""
+        """Have a caller that has given up get its arrays back, as soon as the engine lets go of them."""
         engine = self.of.get(node)
         loan = engine.loans.get(op) if engine is not None else None
         if engine is None or loan is None or loan.is_returned or op in engine.detaching or op in node.results:
@@ -309,7 +309,7 @@ class RealEngines:
         self._go_on()
 
     def _take_moment(self, thread: int) -> None:
-        """Have a moment pass in which nobody but this thread had anything to do."""
+        """Have a moment pass where no peer but this thread had anything to do."""
         self._lib.pccl_sim_wake(thread)
         self._heed_turn(thread)
 
@@ -318,7 +318,7 @@ class RealEngines:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Have more happen of what was offered, some of which may have nothing to do any more."""
+        """Have more happen of what was offered, some of them perhaps idle by now."""
         rng = self._scene.rng
         while rng is not None and rng.random() < GOES_ON and not any(self._scene.dooms):
             deliver, number = rng.choice(self._offered)
@@ -381,7 +381,7 @@ class RealEngines:
 
     def unsettle(self) -> None:
         """From now on connections fail by themselves, if they are to. Before, all peers come to be members: a newcomer
-        that is evicted for its links could not make the call in which the others wait for it."""
+        that is evicted for its links could not make the call where the others wait for it."""
         self._faults = self._faults_to_come
 
     def calm(self) -> None:
@@ -397,7 +397,7 @@ class RealEngines:
         self._lib.pccl_sim_set_now_ms(now_ms)
 
     def rest(self) -> bool:
-        """Give engines a moment for which one of them waits. Return whether there was one."""
+        """Give engines a moment that one of them waits for. Return whether there was one."""
         due_ms = self._lib.pccl_sim_due_ms()
         engines = self.of.items()
         is_any_alone = any(engine.fast_path.is_left_alone for node, engine in engines if not node.is_frozen)
@@ -410,7 +410,7 @@ class RealEngines:
         return True
 
     def pass_time(self, seconds: float) -> None:
-        """Let the time up to now pass, of which so much is new."""
+        """Let the time up to now pass, with this much new."""
         for fd in self.ends:
             self._lib.pccl_sim_block(fd, bool(self._scene.network.blocked) and self._is_blocked(fd))
         self._moments = 0
@@ -449,7 +449,7 @@ class RealEngines:
             pairs = zip(ffi.unpack(self._done_ops, count), ffi.unpack(self._numbers, count), strict=True)
             for op, thread in dict.fromkeys(pairs):
                 if thread == 0:
-                    continue  # who closes the fast path says once more what a thread has found
+                    continue  # the thread that closes the fast path says once more what a thread has found
                 node = self._node_of(thread)
                 if node.keys[op] not in node.held and self.of[node].note_done(op):
                     node.held.add(node.keys[op])
@@ -505,7 +505,7 @@ class RealEngines:
         return expected.tobytes() == found.tobytes()
 
     def check(self) -> None:
-        """Check that nobody has written to arrays that their callers have back."""
+        """Check that no peer has written to arrays that their callers have back."""
         for node, engine in self.of.items():
             for op, loan in engine.loans.items() if node.is_alive else ():
                 assert all(block.is_as_returned() for block in loan.blocks), f"{node} writes to op {op}, long over"

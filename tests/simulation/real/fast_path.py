@@ -3,7 +3,7 @@ that ship up to where it waits. When it goes on, and when it loses its patience,
 
 A caller waits for its op, or starts it and goes on (`_Call.is_started`). Then any number of threads wait for it later:
 none, one, or several at once; and what the library keeps of the op is forgotten before its end or after. A thread that
-waits drives the engine if nobody else does, as `native/src/driver.h` has it, which the library decides by itself.
+waits drives the engine if no other peer does, as `native/src/driver.h` has it, which the library decides by itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STARTED = 0.4
 WAITERS = (0, 1, 1, 2, 3)
 """The numbers of threads that wait for such an op."""
 FORGOTTEN_EARLY = 0.5
-"""The probability that an op for which nobody waits is forgotten at once."""
+"""The probability that an op without a waiting caller is forgotten at once."""
 
 
 @dataclass
@@ -39,12 +39,12 @@ class _Call:
     waiters: int = 0
     """Threads that will wait for it, but do not yet."""
     started: Any = None
-    """What the library has returned for an op that was started; None: nothing yet, or it is forgotten."""
+    """What the library has returned for an op that was started; None: not yet, or it is forgotten."""
     is_completed: bool | None = None
     """Whether it was completed or handed over; None: that is not known."""
 
     def note_end(self, is_completed: bool) -> bool:
-        """Note what has become of it, of which all who learn it must learn the same. Return whether this is news."""
+        """Note its end; all that learn it must learn the same. Return whether this is news."""
         assert self.is_completed in (None, is_completed), "completed for one, and handed over for another"
         is_news = self.is_completed is None
         self.is_completed = is_completed
@@ -64,7 +64,7 @@ class RealFastPath(FastPath):
         self._wait_ms = WAITS_MS[0]
         self._rng = random.Random(0)
         self.calls: dict[int, _Call] = {}
-        """Ops on the way of which something is left here, by number."""
+        """Ops on the way with a rest left here, by number."""
         self.on_thread: Callable[[int], None] = lambda thread: None
         """Is told of every thread that calls the library."""
         self.later: Callable[[Callable[[], None]], None] = lambda action: None
@@ -72,7 +72,7 @@ class RealFastPath(FastPath):
         self.poll: Callable[[], list[Report]] = list
         """Returns what the engine has reported since."""
         self.after: Callable[[], None] = lambda: None
-        """Has callers go on who have left the fast path."""
+        """Has callers go on that have left the fast path."""
 
     def attach(self, threads: Any, rng: random.Random) -> None:
         """Make the ways into the engine's threads. `rng` draws how ops are called."""
@@ -168,7 +168,7 @@ class RealFastPath(FastPath):
 
     @property
     def is_left_alone(self) -> bool:
-        """Whether an op runs for which nobody waits: its time passes, too."""
+        """Whether an op without a waiting caller runs: its time passes, too."""
         return any(not self.calls[op].threads for op in self.running)
 
     @property
@@ -227,7 +227,7 @@ class RealFastPath(FastPath):
             del self.calls[op]
 
     def end(self) -> None:
-        """Have all callers return, since the engine is no more, and forget what they have started."""
+        """Have all callers return, since the engine has ended, and forget what they have started."""
         for call in self.calls.values():
             self._finish_start(call)
             for thread in call.threads:

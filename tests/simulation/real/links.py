@@ -1,7 +1,7 @@
 """Links between real engines: each connection is a pair of simulated sockets, made when the first side takes it over.
 
-Engines find by themselves what becomes of connections. So nothing here tells them, and a connection counts as one of a
-link's for as long as this side's socket is open.
+Engines find by themselves what becomes of connections. So no report here tells them, and a connection counts as one of
+a link's for as long as this side's socket is open.
 """
 
 from __future__ import annotations

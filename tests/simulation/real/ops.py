@@ -48,7 +48,7 @@ COLLECTIVES = (
 IN_PLACE = (Collective.ALL_REDUCE, Collective.ALL_GATHER, Collective.BROADCAST, Collective.SEND)
 ROOTED = (Collective.BROADCAST, Collective.GATHER, Collective.SCATTER, Collective.REDUCE)
 OF_PARTS = (Collective.ALL_GATHER, Collective.ALL_TO_ALL, Collective.GATHER, Collective.SCATTER)
-"""Collectives in which each rank has a part of the larger buffer."""
+"""Collectives where each rank has a part of the larger buffer."""
 COUNTS = (0, 1, 2, 5, 16, 33, 64, 120, 260)
 SEGMENT_BYTES = (8, 16, 40, 64, 256, 4096)
 QUANTIZATIONS = (
@@ -65,7 +65,7 @@ MAGNITUDE = 9
 
 @dataclass(frozen=True)
 class Style:
-    """What all who take part in an op have alike."""
+    """What all that take part in an op have alike."""
 
     collective: Collective
     count: int
@@ -77,7 +77,7 @@ class Style:
     segment_bytes: int
     is_in_place: bool
     root: int
-    """The rank whose elements all get, or who gets those of all."""
+    """The rank whose elements all get, or which gets those of all."""
     lengths: tuple[tuple[int, ...], ...] = ()
     """Elements of each rank for each in an all-to-all; empty: all parts are alike."""
 

@@ -41,7 +41,7 @@ class PeerEngine:
         self.detaching: set[int] = set()
         """Ops that were told to let go of their arrays."""
         self.untold: set[int] = set()
-        """Ops on the fast path of whose end there it has reported nothing yet."""
+        """Ops on the fast path of whose end there it has not reported yet."""
         self._slices: dict[int, int] = {}
         """Slices of each op that are not done."""
         self.threads = library.engine.Engine(node.group)

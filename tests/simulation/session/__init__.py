@@ -3,7 +3,7 @@
 Theory of operation. A seed makes a run. Peers are `AsyncCommunicator`s, masters are `MasterServer`s, with the sessions,
 handshakes, elections, joint calls, state transfers and staged ops that ship. What is played is what they are given:
 
-    clock         trio's MockClock, which jumps to the next moment at which anything happens
+    clock         trio's MockClock, which jumps to the next event
     determinism   trio's scheduler, secrets and worker threads draw on the seed, so a seed is a run, event by event
     sockets       sockets whose bytes lie in pipes of the system's
     network       carries them: with latency, in parts, cut anywhere, lost for a while, or one way only

@@ -61,7 +61,7 @@ def main() -> int:
         "--schedules", type=positive, metavar="N", help="how many (default 100, or as --minutes allows)"
     )
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="the first one's (default 1)")
-    parser.add_argument("--minutes", type=minutes, metavar="M", help="stop after so long")
+    parser.add_argument("--minutes", type=minutes, metavar="M", help="stop after this time")
     parser.add_argument("--founding", action="store_true", help="several peers found each run together: see `founding`")
     parser.add_argument("--log", metavar="FILE", help="write the log of each schedule to this file")
     parser.add_argument("--keep-going", action="store_true", help="go on after a failure, and list them in the end")

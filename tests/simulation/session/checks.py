@@ -1,4 +1,4 @@
-"""What callers may rely on, judged by what they were told and by nothing else.
+"""What callers may rely on, judged by what they were told, and only that.
 
 Arrays describe themselves: the first PEERS_MAX elements count the contributions of each caller, the next PEERS_MAX sum
 up the numbers of their calls, the rest is random. So a result tells which calls it is made of.
@@ -6,12 +6,12 @@ up the numbers of their calls, the rest is random. So a result tells which calls
     1  A result is the sum of exactly one call of each of `world_size` callers, its own among them.
     2  Of the calls that a result is made of, none has been told that it was aborted, and all that have a result have
        the same bytes.
-    3  Whoever gets no result has its arrays as they were.
-    4  Those who end a sync of one run with one revision at the same time hold the same content. Peers that were cut off
-       from all masters but one that leads nothing may found a second run, which never becomes one with the first.
-    5  Calls raise PCCLError, and none with INTERNAL_ERROR; nothing is logged as an error.
+    3  A peer that gets no result has its arrays as they were.
+    4  Those that end a sync of one run with one revision at the same time hold the same content. Peers that were cut
+       off from all masters but one that leads no run may found a second run, which never becomes one with the first.
+    5  Calls raise PCCLError, and none with INTERNAL_ERROR; no error is logged.
 
-What a caller hears while its killed process is unwound does not count: a real one is gone at once, and hears nothing.
+What a caller hears while its killed process is unwound does not count: a real one is gone at once.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Call:
     given: Array
     result: bytes | None = None
     code: Result | None = None
-    """The reason why there is no result; None while it is not known, and if the caller was interrupted."""
+    """The reason for a missing result; None while it is not known, and if the caller was interrupted."""
 
 
 @dataclass
@@ -128,7 +128,7 @@ class Checker:
 
     def raised(self, caller: int, error: PCCLError | Result) -> None:
         code = error if isinstance(error, Result) else error.result
-        _require(code in EXPECTED or not self._is_alive(caller), f"an error that nobody expects: {error!r}")
+        _require(code in EXPECTED or not self._is_alive(caller), f"an unexpected error: {error!r}")
 
     def synced(self, done: Synced) -> None:
         if not self._is_alive(done.caller):

@@ -1,9 +1,9 @@
 """Makes a trio run a function of a seed.
 
-What would differ from one run to the next is taken from the seed: the order in which trio runs tasks that are ready at
+What would differ from one run to the next is taken from the seed: the order of tasks that are ready at
 the same moment, secrets, jitter, and worker threads, which do their work on the spot. System tasks belong to the
-process of the simulation that starts them, so that they die with it. Nothing here changes what the code under test
-does, only in which of the possible orders things happen.
+process of the simulation that starts them, so that they die with it. It does not change what the code under test
+does, only which possible order is taken.
 
 Names and sets of text follow PYTHONHASHSEED, which `campaign` sets.
 """
@@ -42,7 +42,7 @@ def _spawn_system_task(function: Callable[..., Awaitable[Any]], *args: Any, name
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Have what happens meanwhile follow from the seed."""
+    """Have what happens follow from the seed."""
     chance = random.Random(f"secrets {seed}")
     with ExitStack() as stack:
         for target, name, value in (

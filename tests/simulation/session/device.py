@@ -107,7 +107,7 @@ def _operand(array: Any) -> Operand | None:
 
 @contextmanager
 def known_arrays() -> Iterator[None]:
-    """pccl takes SimArrays meanwhile."""
+    """pccl takes SimArrays."""
     before = dict(staging._helpers)
     _arrays._others.append(_operand)
     try:

@@ -1,7 +1,7 @@
 """An engine in Python, behind the interface of the one that ships: arrays of numbers that travel over links.
 
 Every giver's elements go to all participants, straight where there are links between all, otherwise from neighbour to
-neighbour, and each computes the result by itself, in the order of ranks. Sums grow in the caller's array meanwhile, as
+neighbour, and each computes the result by itself, in the order of ranks. Sums grow in the caller's array as
 the real engine's do, so that an abort has something to put back. Commands take effect a moment later and in order, as
 in a thread. What arrives before its op is submitted is kept.
 
@@ -87,7 +87,7 @@ class _Op:
     is_stopped: bool = False
     is_mismatched: bool = False
     told: set[int] = field(default_factory=set)
-    """Links on which the other side was told what this op is, for it has another."""
+    """Links where the other side was told what this op is, for it has another."""
     rx_bytes: int = 0
 
     def write(self, data: bytes) -> None:
@@ -95,7 +95,7 @@ class _Op:
             ctypes.memmove(self.recv, data, min(len(data), self.recv_bytes))
 
     def result(self) -> bytes:
-        """Return the result of what has come so far."""
+        """Return the result of what has come until now."""
         if self.collective in (Collective.BROADCAST, Collective.SEND):
             return b"".join(self.parts.values())
         parts = [self.parts[rank] for rank in sorted(self.parts)]
@@ -210,7 +210,7 @@ class SimEngine(StagedOps):
         self._mailbox.close()
 
     def forget_after_fork(self) -> None:
-        raise AssertionError("nobody forks here")
+        raise AssertionError("no fork happens here")
 
     # The thread.
 

@@ -119,7 +119,7 @@ class Links:
             await trio.sleep((self.timeout_s or 5.0) / LOOKS_PER_TIMEOUT)
             is_stuck = link.kept and trio.current_time() - link.moved_at > self.timeout_s > 0
             if is_stuck and not link.is_lost:
-                self._lose(link, f"nothing has got across for {self.timeout_s:g} s")
+                self._lose(link, f"no byte has got across for {self.timeout_s:g} s")
 
     def _lose(self, link: _Link, reason: str) -> None:
         link.is_lost = True
@@ -151,7 +151,7 @@ class Links:
             link.connections[0].send(frame)
 
     async def _send_backlog(self, connection: _Connection) -> None:
-        with suppress(OSError):  # whoever reads hears of it
+        with suppress(OSError):  # readers notice it
             while True:
                 data = b"".join(connection.backlog)
                 connection.backlog.clear()

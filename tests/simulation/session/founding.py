@@ -1,6 +1,6 @@
 """Runs that several peers found together, while all kinds of things happen to them and to their masters.
 
-A newcomer that founds with others waits for them, and is in no view meanwhile. Whatever it goes through before all are
+A newcomer that founds with others waits for them, and is in no view. Whatever it goes through before all are
 there, it must not be left to wait: once faults have ended and as many founders live as are needed, all that live are in
 the run within FOUNDED_S.
 """
@@ -23,7 +23,7 @@ from tests.simulation.session.world import World
 
 FOUNDED_S = 40.0
 MASTER_TIMEOUT_S = 120.0
-"""More than FOUNDED_S: whoever gives up and comes again does so outside of pccl."""
+"""More than FOUNDED_S: a peer that gives up and comes again does so outside of pccl."""
 CONNECT_S = 300.0
 AGAIN_S = 0.5
 FAULTS_S = 10.0

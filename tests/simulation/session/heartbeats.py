@@ -51,7 +51,7 @@ class SimHeartbeats:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_quietly, beat)
             while found is None:
-                await trio.lowlevel.checkpoint_if_cancelled()  # the connection may have been removed meanwhile
+                await trio.lowlevel.checkpoint_if_cancelled()  # the connection may have been removed
                 data = b""
                 reason = "closed by the other side"
                 with trio.move_on_at(self._heard_at[connection] + self._timeout_s) as scope:
@@ -100,4 +100,4 @@ async def _quietly(function: Callable[[], Awaitable[None]]) -> None:
     try:
         await function()
     except OSError:
-        return  # whoever reads hears of it
+        return  # readers notice it

@@ -41,7 +41,7 @@ class Process:
         self._scope = trio.CancelScope()
 
     def spawn(self, function: Callable[[], Awaitable[None]]) -> None:
-        """Start a task that ends with the process. Nothing starts in one that was killed, whose calls are unwound."""
+        """Start a task that ends with the process. No task starts in one that was killed, whose calls are unwound."""
         assert self._nursery is not None
         if not self._scope.cancel_called:
             self._nursery.start_soon(function)
@@ -60,7 +60,7 @@ class Process:
             self.ended.set()
 
     def kill(self) -> None:
-        """End the process as SIGKILL does: its connections are reset, and it says nothing any more."""
+        """End the process as SIGKILL does: its connections are reset, and it sends no more."""
         self.is_alive = False
         for connection in list(self._network.connections.values()):
             if self.host in connection.hosts():

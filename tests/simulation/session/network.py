@@ -24,7 +24,7 @@ import trio
 from tests.simulation.session.sockets import Address, SimListener, SimSocket
 
 SYSTEM_TIMEOUT_S = 900.0
-"""The time after which the system gives up what nobody acknowledges, unless it was told another."""
+"""The time until the system gives up what no peer acknowledges, unless it was told another."""
 CHUNK_BYTES = 64 * 1024
 FIRST_PORT = 40000
 
@@ -42,7 +42,7 @@ class Weather:
     """Share of the connections that are reset somewhere in their first bytes."""
     reset_within: int = 2000
     refusal_share: float = 0.0
-    """Share of the dials that are refused although somebody listens."""
+    """Share of the dials that are refused although a peer listens."""
 
 
 @dataclass(eq=False)
@@ -73,7 +73,7 @@ class Connection:
     """The network's ends of the pairs."""
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     reset_after: list[int] = field(default_factory=lambda: [-1, -1])
-    """Number of bytes after which each direction resets the connection; negative: never."""
+    """Number of bytes until each direction resets the connection; negative: never."""
     carried: list[int] = field(default_factory=lambda: [0, 0])
 
     def hosts(self) -> tuple[str, str]:
@@ -108,7 +108,7 @@ class Network:
         return (source, target) in self._cut
 
     def cut(self, source: str, target: str) -> None:
-        """Have nothing get from one host to the other any more, until `mend`."""
+        """Block the direction from one host to the other any more, until `mend`."""
         self._cut.add((source, target))
 
     def mend(self) -> None:
@@ -126,7 +126,8 @@ class Network:
         return self.weather.latency_s + self.random.random() * self.weather.jitter_s
 
     def cut_next(self, way: int, count: int) -> None:
-        """Have the next connection, or the one after those of earlier calls, reset after so many bytes of a direction:
+        """Have the next connection, or the one after those of earlier calls, reset after that many bytes of a
+        direction:
         0 is that of the dialer."""
         self._cut_next.append((way, count))
 
@@ -143,7 +144,7 @@ class Network:
         return listener
 
     async def dial(self, source: str, host: str, port: int) -> SimSocket:
-        """Return a connection. OSError if nobody listens there; it waits as long as nothing gets there and back."""
+        """Return a connection. OSError if no peer listens there; it waits as long as no packet gets there and back."""
         await self._until_open(source, host)
         await trio.sleep(self._latency_s())
         await self._until_open(source, host)

@@ -2,8 +2,8 @@
 
     admit newcomers, bring the state to one, some rounds of ops whose kind follows from the state's revision
 
-Whatever fails leads back to the top of the loop, as the guide tells users to do. Who is out of the run joins again.
-Calls are given up now and then at any of their awaits.
+Whatever fails leads back to the top of the loop, as the guide tells users to do. A peer that is out of the run joins
+again. Calls are given up now and then at any of their awaits.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Caller:
         self._plan.checker.synced(done)
 
     async def _ops(self, comm: AsyncCommunicator) -> None:
-        """One round of ops. The kind is the same for all who have the same revision."""
+        """One round of ops. The kind is the same for all that have the same revision."""
         kind = random.Random(f"ops {self._plan.seed} {self._state.revision}")
         size = kind.choice([0, 1, 40, 300])
         results = []
@@ -222,5 +222,5 @@ def _values(array: Array | SimArray) -> Array:
     return array.values if isinstance(array, SimArray) else array
 
 
-class _GivenUp(Exception):  # noqa: N818 - it is no error
+class _GivenUp(Exception):  # noqa: N818 - not an error
     """The caller has given a call up."""

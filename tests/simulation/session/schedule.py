@@ -59,7 +59,7 @@ def _partition(world: World, chance: random.Random) -> None:
 
 def _cut_pair(world: World, chance: random.Random) -> None:
     a, b = chance.sample(_hosts(world), 2)
-    world.note(f"FAULT: nothing gets from {a} to {b}")
+    world.note(f"FAULT: blocked from {a} to {b}")
     world.network.cut(a, b)
     if chance.random() < 0.5:
         world.network.cut(b, a)
@@ -100,7 +100,7 @@ def _start_master(world: World, chance: random.Random) -> None:
 
 
 def _revive(world: World, host: str) -> None:
-    """Start a master again as it was started first, but for what it cannot know."""
+    """Start a master again as at first, except for what it cannot know."""
     world.start_master(host, Start.AUTO, is_standby=host != world.master_hosts[0])
 
 

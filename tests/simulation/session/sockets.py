@@ -27,10 +27,10 @@ class End(Protocol):
     error: int
     """The error that has ended the connection; 0: none has."""
     user_timeout_s: float
-    """The time after which the system gives up what nobody acknowledges."""
+    """The time until the system gives up what no peer acknowledges."""
 
     def amount(self, wanted: int) -> int:
-        """Return how many bytes a call moves at most, of so many that it would move."""
+        """Return how many bytes a call moves at most, of those that it would move."""
 
 
 class SimSocket(socket.socket):
@@ -138,7 +138,7 @@ class SimListener(socket.socket):
         return self._waiting.popleft()
 
     def close(self) -> None:
-        """Close it, with the connections that nobody has accepted."""
+        """Close it, with the connections that no peer has accepted."""
         self.is_open = False
         while self._waiting:
             self._waiting.popleft()[0].close()

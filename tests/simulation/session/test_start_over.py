@@ -41,7 +41,8 @@ class _Calm(Caller):
 
 def test_who_is_to_start_over_founds_no_run_beside_the_one_that_is_led_on() -> None:
     """The standby that leads says that the view was never in force which was to accept it. The other master, begun
-    anew, knows of no run, and may be asked to found one only by who has heard from the standby that it leads none."""
+    again, knows of no run, and may be asked to found one only by a peer that has heard from the standby that it leads
+    none."""
     world = World(seed=1, masters=2, new_caller=_Calm)
     primary, standby = world.master_hosts
 
@@ -61,7 +62,7 @@ def test_who_is_to_start_over_founds_no_run_beside_the_one_that_is_led_on() -> N
         world.network.mend()
         world.start_master(primary, Start.AUTO, is_standby=False)
         await trio.sleep(12.0)
-        assert not newcomer.is_in, "it is in a run that nobody has let it into"
+        assert not newcomer.is_in, "it is in a run that no peer has let it into"
         for member in members:
             member.lets_in = True
         await _until(lambda: newcomer.is_in)
@@ -72,8 +73,8 @@ def test_who_is_to_start_over_founds_no_run_beside_the_one_that_is_led_on() -> N
 
 
 def test_who_has_waited_at_one_master_hears_that_another_leads_by_now() -> None:
-    """Newcomers are held by a master that was begun anew. The peers of the run come to the standby meanwhile, which had
-    nobody when it was asked."""
+    """Newcomers are held by a master that was restarted. The peers of the run come to the standby, which had
+    no peer when it was asked."""
     world = World(seed=1, masters=2, new_caller=_Calm)
     primary, standby = world.master_hosts
 
@@ -98,7 +99,7 @@ def test_who_has_waited_at_one_master_hears_that_another_leads_by_now() -> None:
             world.network.cut(f"10.0.0.{number + 1}", primary)
             world.network.cut(primary, f"10.0.0.{number + 1}")
         await trio.sleep(6.0)
-        assert not any(newcomer.is_in for newcomer in newcomers), "they are in a run that nobody has let them into"
+        assert not any(newcomer.is_in for newcomer in newcomers), "they are in a run that no peer has let them into"
         for member in members:
             member.lets_in = True
         await _until(lambda: all(caller.world_size >= PEERS + 1 for caller in members))
@@ -110,7 +111,7 @@ def test_who_has_waited_at_one_master_hears_that_another_leads_by_now() -> None:
 
 
 def test_founders_that_have_joined_at_a_standby_whose_run_ends_meet_those_who_come_later() -> None:
-    """The standby founds no run, so who comes later waits at the other master."""
+    """The standby founds no run, so a later one waits at the other master."""
     world = World(seed=1, masters=3, founders=2, new_caller=_Calm)
     primary, *standbys = world.master_hosts
 

@@ -43,7 +43,7 @@ class World(logging.Handler):
         founders: int = 1,
         new_caller: type[Caller] = Caller,
     ) -> None:
-        """There are so many `masters`, on `master_hosts` if they are given, the standbys last."""
+        """There are that many `masters`, on `master_hosts` if they are given, the standbys last."""
         super().__init__()
         self.founders = founders
         """The number of peers that found the run together."""
@@ -68,14 +68,14 @@ class World(logging.Handler):
         self.log.append(f"{trio.current_time():9.4f}  {text}")
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.thread != self._thread:  # somebody else's, whose peers have a thread of their own
+        if record.thread != self._thread:  # another program's, whose peers have a thread of their own
             return
         text = f"{record.levelname} {record.name} {record.getMessage()}"
         if record.exc_info is not None:
             text += "".join(["\n", *traceback.format_exception(*record.exc_info)])
         self.note(text)
         process = process_of_task.get(None)
-        # What a process does while it is unwound nobody would see: a real one is gone at once.
+        # What a process does while it is unwound no peer would see: a real one is gone at once.
         if record.levelno >= logging.ERROR and (process is None or process.is_alive):
             self.errors.append(text)
 
@@ -106,7 +106,7 @@ class World(logging.Handler):
     # The run.
 
     async def run(self, faults: Callable[[World], Awaitable[None]]) -> None:
-        """Play a run in which `faults` happen. CheckError."""
+        """Play a run where `faults` happen. CheckError."""
         async with trio.open_nursery() as net:
             self.network.nursery = net
             async with trio.open_nursery() as nursery:
@@ -142,8 +142,8 @@ class World(logging.Handler):
 
 
 def play(world: World, faults: Callable[[World], Awaitable[None]]) -> None:
-    """Play a run from start to end. CheckError, or whatever else was raised where nothing should be."""
-    gc.collect()  # what others have left would say so meanwhile, and close its descriptors
+    """Play a run from beginning to end. CheckError, or whatever else was raised unexpectedly."""
+    gc.collect()  # what others have left would say so and close its descriptors
     descriptors = _descriptors()
     tree = logging.getLogger("pccl")
     before = tree.level, tree.propagate

@@ -78,8 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--scenario", action="append", metavar="NAME", choices=SCENARIOS, help="may be repeated")
     parser.add_argument("--list", action="store_true", help="print the scenarios and end")
-    parser.add_argument("--minutes", type=minutes, default=0.0, help="end after so many; 0: when all were played")
-    parser.add_argument("--mixtures", type=positive, metavar="N", help="so many mixtures instead of the scenarios")
+    parser.add_argument("--minutes", type=minutes, default=0.0, help="end after this number; 0: when all were played")
+    parser.add_argument("--mixtures", type=positive, metavar="N", help="number of mixtures instead of the scenarios")
     parser.add_argument("--seconds", type=minutes, default=MIXTURE_S, help="of a mixture's faults (default: 60)")
     parser.add_argument("--seed", type=int, help="of the first that is played (default: a fresh one)")
     parser.add_argument("--keep-going", action="store_true", help="after a violation too")
@@ -94,7 +94,7 @@ def _todo(options: argparse.Namespace, seed: int) -> Iterator[tuple[Scenario, in
         for name in options.scenario or SCENARIOS:
             scenario = SCENARIOS[name]
             if scenario.needs_torch and importlib.util.find_spec("torch") is None:
-                print(f"{name}: left out, there is no torch here")
+                print(f"{name}: left out, torch is missing")
                 continue
             yield scenario, seed
         if options.scenario or not options.minutes:

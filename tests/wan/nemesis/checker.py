@@ -1,25 +1,25 @@
-"""Judges what peers report against what the library promises. Shares no code with pccl, and believes nobody else.
+"""Judges what peers report against what the library promises. Shares no code with pccl, and trusts no report of it.
 
 Theory of operation. An op is named by (label, step, tag): the label of the state that it leads on from, the step that
-its callers counted, and its tag. Whoever takes part in it reports each attempt: when it was launched, and how it ended.
-These must hold, whatever was done to the network, the processes and the disks:
+its callers counted, and its tag. A peer that takes part in it reports each attempt: when it was launched, and how it
+ended. These must hold, whatever was done to the network, the processes and the disks:
 
-1. *One verdict.* All who report that an op was committed name the same participants, are among them, and have the same
+1. *One verdict.* All that report that an op was committed name the same participants, are among them, and have the same
    bytes. A participant whose last attempt ended with a definite abort contradicts them; one whose attempt has no end,
    or ended with an error that says that the outcome is unknown to it or that its session is over, does not.
 2. *Linear in real time.* No op is committed anywhere before the last of its participants has launched it, nor by one
-   who did not launch it. An attempt that was aborted is no launch.
-3. *The right numbers.* The result is what the contributions of the participants give, which are computed here anew from
-   seeds; of quantized ops and averages, as near as documented.
+   that did not launch it. An attempt that was aborted is not a launch.
+3. *The right numbers.* The result is what the contributions of the participants give, which are computed here again
+   from seeds; of quantized ops and averages, as near as documented.
 4. *Inputs* are as they were after every error, and after a commit wherever the result went elsewhere; and nothing
    writes later into arrays that an error has given back.
 5. *In order.* A peer's ops with one tag are committed at growing steps, as long as its state has one label. All that
    it has launched in a step have ended when it goes on to the next.
-6. *One state.* All who have a revision of a label have the same chain of digests, and the chain follows from the ops
-   that were committed: all of them, and no others. Nobody skips a revision, or syncs to one that nobody has had. The
+6. *One state.* All that have a revision of a label have the same chain of digests, and the chain follows from the ops
+   that were committed: all of them, and no others. No peer skips a revision, or syncs to one that no peer has had. The
    bulk that was copied along is the same wherever it was looked at. Training classes have the same digest at the same
    revision.
-7. *Nothing unexpected is raised*, and nobody who was asked to leave fails to.
+7. *No unexpected error is raised*, and no peer that was asked to leave fails to.
 8. *Flat.* A peer that lives long needs no more memory, descriptors and threads later than before.
 """
 
@@ -37,7 +37,7 @@ from tests.wan.nemesis.values import Load, Op
 
 COMMITTED = "committed"
 INDEFINITE = frozenset({"OUTCOME_UNKNOWN", "MASTER_CONNECTION_FAILED", "RANK_CONNECTION_FAILED", "NOT_INITIALIZED"})
-"""Errors after which the others may have committed the op: this peer's session is over, or it says so."""
+"""Errors that leave open whether the others have committed the op: this peer's session is over, or it says so."""
 FLAT_AFTER_S = 30.0
 """The time that a peer has for filling its pools and caches."""
 FLAT_FOR_S = 60.0
@@ -209,7 +209,7 @@ class _Checker:
                 return
         for number in peers:
             if number not in names:
-                yield _of(first, "verdict", f"{_text(name)} has number {number} in it, who never launched it")
+                yield _of(first, "verdict", f"{_text(name)} has number {number} in it, without a launch")
                 return
         for each in committed:
             rank = each.what["rank"]
@@ -234,7 +234,7 @@ class _Checker:
             if launched_s > earliest.ended_s:
                 late_s = launched_s - earliest.ended_s
                 who = by_number[number][0].peer
-                text = f"{_text(name)} was committed {late_s:.3f} s before peer {who}, who is in it, launched it"
+                text = f"{_text(name)} was committed {late_s:.3f} s before peer {who}, a participant, launched it"
                 yield _of(earliest, "real time", text)
 
     def _contradicted(
@@ -292,7 +292,7 @@ class _Checker:
             before = revisions.get(event.peer)
             revisions[event.peer] = place[1]
             if event.kind == "synced" and place not in places:
-                yield Violation(event.at_s, "state", event.peer, f"a sync led to {where}, which nobody has had")
+                yield Violation(event.at_s, "state", event.peer, f"a sync led to {where}, which no peer has had")
             places.add(place)
             if event.kind == "lineage":
                 if what["base"] is None:

@@ -17,7 +17,7 @@ SOURCE = Path(__file__).with_name("clock.c")
 
 def unavailable() -> str | None:
     """Why no clock can be made to jump here; None if one can."""
-    return None if shutil.which("cc") else "there is no C compiler to build the clock with"
+    return None if shutil.which("cc") else "a C compiler is needed to build the clock with"
 
 
 def library(folder: Path) -> Path:

@@ -1,7 +1,7 @@
 """A file system of a few blocks that only chosen processes see, to be filled and freed.
 
 Theory of operation. A holder process in a mount namespace of its own mounts a tmpfs there, and the processes that are
-to have it enter that namespace. Nothing is mounted for anybody else, and nothing is left when they have ended. From
+to have it enter that namespace. Mounts are not visible to anybody else, and are gone when they have ended. From
 here the files are reached by /proc/PID/root.
 """
 
@@ -18,7 +18,7 @@ BLOCK = 4096
 
 class Disk:
     def __init__(self, folder: Path, size_bytes: int, process_group: int) -> None:
-        """`folder` exists, and is where the disk is seen by those who are inside."""
+        """`folder` exists, and is where the disk is seen by those that are inside."""
         self.folder = folder
         script = f'mount -t tmpfs -o size={size_bytes} tmpfs "$1" && echo here && exec cat'
         self._holder = subprocess.Popen(

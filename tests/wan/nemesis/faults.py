@@ -1,4 +1,4 @@
-"""What is done to a run: each fault begins and ends, and says what it takes away meanwhile.
+"""What is done to a run: each fault begins and ends, and says what it takes away.
 
 Hosts are numbers: the masters' first, then the peers'. What a fault says of itself is for the judge of progress
 (`cut`, `frozen`) and for the timeline (`hosts`, `str`).
@@ -34,12 +34,12 @@ def around(host: int, stage: Stage) -> Pairs:
 
 
 class Fault(ABC):
-    """A fault, of which a run may have several at a time."""
+    """A fault; a run may have several at a time."""
 
     @abstractmethod
     def begin(self, stage: Stage) -> None: ...
 
-    def end(self, stage: Stage) -> None:  # noqa: B027 - some leave nothing to be undone
+    def end(self, stage: Stage) -> None:  # noqa: B027 - some need not be undone
         pass
 
     @abstractmethod
@@ -97,7 +97,7 @@ class Shaped(Fault):
     pairs: Pairs
     way: Way
     is_severe: bool = False
-    """Whether nobody is to expect progress meanwhile."""
+    """Whether no progress is expected."""
 
     def begin(self, stage: Stage) -> None:
         stage.shape(self.pairs, self.way, True)
@@ -124,7 +124,7 @@ class Shaped(Fault):
 
 @dataclass(frozen=True)
 class BlackHole(Fault):
-    """Packets of more bytes from and to a host vanish, and nobody is told."""
+    """Packets of more bytes from and to a host vanish without notice."""
 
     host: int
     bytes_max: int = 1000
@@ -147,7 +147,7 @@ class BlackHole(Fault):
 
 @dataclass(frozen=True)
 class Vanish(Fault):
-    """A host is gone, and nobody hears of its end; another process comes up at its address later."""
+    """A host is gone without notice; another process comes up at its address later."""
 
     host: int
 
@@ -209,7 +209,7 @@ class Absent(Fault):
 
 @dataclass(frozen=True)
 class Freeze(Fault):
-    """SIGSTOP, then SIGCONT; `ahead_s`: the wall clock has gone on by so much meanwhile, as after a suspend."""
+    """SIGSTOP, then SIGCONT; `ahead_s`: the wall clock has gone on by that much, as after a suspend."""
 
     host: int
     ahead_s: float = 0.0

@@ -1,10 +1,10 @@
-"""The events that a peer reports, each one line of JSON in a file that nobody else writes.
+"""The events that a peer reports, each one line of JSON in a file of its own.
 
 Theory of operation. A line is one write to a file opened for appending, so a peer that is killed leaves whole lines and
 at most one half at the end, which is left out. Times are those of CLOCK_MONOTONIC, which all processes of a machine
 share, and which no fault here touches.
 
-The events of a peer that reduces (`peer`), with what each carries beside `at_s` and `event`:
+The events of a peer that reduces (`peer`), with what each carries next to `at_s` and `event`:
 
     start                                     the process runs its first lines
     lineage    label, base, revision          its state is called `label` from now on; `base`: what it was called
@@ -17,7 +17,7 @@ The events of a peer that reduces (`peer`), with what each carries beside `at_s`
                committed: peers (numbers by rank), rank, output (digest), sample (some elements), input
     state      label, revision, chain, bulk   after a step; `applied`: digests by op; bulk only now and then
     touched    text                           an array that an error had given back was written later
-    alone                                     nobody else is there
+    alone                                     no other peer is there
     left       verdict, text                  the session is over
     trained    label, revision, digest, world one step of a training class
     usage      rss, descriptors, threads

@@ -20,7 +20,7 @@ BLACK_HOLE_S = (4.0, 9.0)
 
 
 def mixture(seed: int, seconds: float) -> Scenario:
-    """The mixture of this seed, whose faults go on for so long."""
+    """The mixture of this seed, whose faults go on for that long."""
     random = Random(f"mixture {seed}")
     masters = random.choice((1, 1, 2, 2, 3))
     setting = Setting(

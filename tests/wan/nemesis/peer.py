@@ -1,9 +1,9 @@
 """A peer as a user would write it: `python -m tests.wan.nemesis.peer SETTINGS`.
 
 Theory of operation. The loop is that of `examples/churn.py`: synchronize after every admission, reduce, apply, ask
-whether somebody waits. What a step reduces follows from the revision, which is also its `step=`. An op that a loss
-aborted is reduced again until it is committed or this peer is alone; a step in which it is left alone ends with what
-was committed. Whoever comes back from an eviction calls its state by another *label*: what it has may from then on
+whether a peer waits. What a step reduces follows from the revision, which is also its `step=`. An op that a loss
+aborted is reduced again until it is committed or this peer is alone; a step where it is left alone ends with what
+was committed. A peer that comes back from an eviction calls its state by another *label*: what it has may from then on
 differ from what others made of the same revision.
 
 Each peer chooses by itself between launched and waiting calls, and between results in place and elsewhere. Arrays that
@@ -39,7 +39,7 @@ from tests.wan.nemesis.settings import Settings
 from tests.wan.nemesis.values import Array, Op, State
 
 SYNC_EVERY = 20
-"""Revisions between two syncs when nobody comes."""
+"""Revisions between two syncs when no peer comes."""
 BULK_EVERY = 10
 SYNC_FAILURES_MAX = 20
 RETRIED = (Result.RANK_CONNECTION_LOST, Result.TIMEOUT)
@@ -292,7 +292,7 @@ class Peer(Script):
             applied.append((op.tag, found))
 
     def _keep(self, attempt: Attempt) -> None:
-        """Keep arrays that an error has given back, which nobody is to write any more, and look at those kept long."""
+        """Keep arrays that an error has given back, which no peer is to write any more, and look at those kept long."""
         for array in (attempt.send, attempt.recv):
             array.view(np.uint8)[:] = MARK
             self._given_back.append(array)

@@ -1,25 +1,25 @@
-"""Judges whether those who could go on did: no standstill where a majority is connected, no call that never returns.
+"""Judges whether those that could go on did: no standstill where a majority is connected, no call that never returns.
 
 Theory of operation. What was done to the world is known as *spans*: from when to when a fault lasted, and what it took
 away. Between two changes of the world, of a process's first word and of its end included, it is *calm*. For each calm
 time the hosts are known whose processes run and are not stopped, and the pairs that carry everything in both
-directions. If there is a set of peers, more than half of all, who are all joined with each other and with one master
+directions. If there is a set of peers, more than half of all, all joined with each other and with one master
 that runs, then one of them must end a step within GRACE of the beginning of that calm time, and again and again to its
 end.
 
 The grace comes from docs/failures.md, in units of `peer_timeout`, for what may all come one after the other:
 
     1    a peer, or the master, that fell silent is given up
-    1/2  a link that carries nothing is made anew, or its ends are evicted
-    1    the next master waits for those who have not come
-    3    where it looked like an outage of the master's own, those who are dead are left out
+    1/2  a link that carries no bytes is replaced, or its ends are evicted
+    1    the next master waits for those that have not come
+    3    where it looked like an outage of the master's own, those that are dead are left out
     +    SLACK_S for processes that start, on a machine that is busy with others
 
 A master without a standby and without a record on disk waits for most of `master_timeout` where a peer is missing; that
-comes on top where the master was started anew.
+comes on top where the master was started again.
 
-A *hang* is a peer that runs, is not stopped, and reports nothing for longer than any call may take: `master_timeout`
-and the grace. It counts from the last change of the world as well, as everybody may wait for one who is stopped.
+A *hang* is a peer that runs, is not stopped, and reports no event for longer than any call may take: `master_timeout`
+and the grace. It counts from the last change of the world as well, as everybody may wait for one that is stopped.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class World:
     peer_timeout_s: float
     master_timeout_s: float
     waits_for_all: bool = False
-    """Whether a master that is started anew waits for `master_timeout`: it has no record and stands by for nobody."""
+    """Whether a master that is started again waits for `master_timeout`: it has no record and does not stand by."""
     begin_s: float = 0.0
     """When all were together."""
     end_s: float = 0.0
@@ -119,7 +119,7 @@ def _standstills(world: World, histories: Mapping[str, Sequence[Event]]) -> Iter
         able = able_hosts(world, begin_s, end_s)
         if end_s - begin_s < world.grace_s or not able:
             continue
-        # A grace anew for everybody: who has just lost somebody may need it, though nothing changes any more.
+        # A grace again for everybody: one that has just lost a peer may need it, though no change follows.
         at = [begin_s]
         for name, history in histories.items():
             if hosts[name] in able:
@@ -160,7 +160,7 @@ def able_hosts(world: World, begin_s: float, end_s: float) -> frozenset[int]:
         for group in combinations(peers, size):
             if not all(are_joined(a, b) for a, b in combinations(group, 2)):
                 continue
-            # A master that hears some of them only, or is heard by them only, may lead them to nothing.
+            # A master that hears some of them only, or is heard by them only, may lead them to no master.
             whole = {master for master in masters if all(are_joined(master, peer) for peer in group)}
             none = {
                 master for master in masters if all((master, peer) in cut and (peer, master) in cut for peer in group)

@@ -162,7 +162,7 @@ def collapse(random: Random, setting: Setting) -> Iterator[Timed]:
 
 @scenario(Setting(peers=3, late=1, load=Load(state_bytes=32 << 20)), seconds=35)
 def collapse_in_sync(random: Random, setting: Setting) -> Iterator[Timed]:
-    """The links of those who send a newcomer 32 MB of state become slow, and one of them is cut off meanwhile"""
+    """The links of those that send a newcomer 32 MB of state become slow, and one of them is cut off"""
     donor, newcomer = setting.peer_hosts[0], setting.peer_hosts[-1]
     yield Timed(0, 2, Absent(newcomer))
     everybody = setting.peer_hosts
@@ -271,7 +271,8 @@ def endurance(random: Random, setting: Setting) -> Iterator[Timed]:
 
 @scenario(Setting(peers=4, log="full pipe"), seconds=35)
 def full_pipes(random: Random, setting: Setting) -> Iterator[Timed]:
-    """Nobody reads anybody's standard error, and everything is logged there, while peers are lost and come back"""
+    """The standard error of all processes is not read, and everything is logged there, while peers are lost and come
+    back"""
     at_s = 1.0
     while at_s < 22:
         yield Timed(at_s, random.uniform(0.2, 2), Kill(random.choice(setting.peer_hosts)))
@@ -318,7 +319,7 @@ def master_restarts(random: Random, setting: Setting) -> Iterator[Timed]:
 
 @scenario(Setting(peers=3), seconds=50)
 def master_without_a_record(random: Random, setting: Setting) -> Iterator[Timed]:
-    """The only master, which keeps nothing on disk, vanishes with its host and starts anew, knowing nothing"""
+    """The only master, without a state directory, vanishes with its host and starts again, without a memory"""
     yield Timed(1, random.uniform(1, 6), Vanish(0))
     yield Timed(25, random.uniform(0.2, 3), Kill(0))
 

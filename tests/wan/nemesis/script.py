@@ -24,7 +24,7 @@ USAGE_EVERY_S = 1.0
 
 
 class OwnEndError(Exception):
-    """The script ends its session, as one does who cannot know how a call of its has ended."""
+    """The script ends its session, as one does that cannot know how a call of its has ended."""
 
 
 class Script(ABC):

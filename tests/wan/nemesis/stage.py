@@ -125,7 +125,7 @@ class Stage:
         setting = self.setting
         with ExitStack() as resources:
             self._lab = resources.enter_context(Lab(setting.hosts, setting.link, seed=self.seed, backend="relay"))
-            # Leaves before the lab does, so that nobody waits for a holder whose pipe is open.
+            # Leaves before the lab does, so that no process waits for a holder whose pipe is open.
             guard = resources.enter_context(Guard())
             resources.callback(self._close_pipes)
             built = clock.library(self.folder) if setting.jumps else None
@@ -167,7 +167,7 @@ class Stage:
     # Processes.
 
     def start(self, number: int) -> None:
-        """Start the next process of this host; nothing happens where one runs."""
+        """Start the next process of this host; no effect where one runs."""
         seat = self.seats[number]
         if seat.process is not None:
             return
@@ -230,7 +230,7 @@ class Stage:
         return module_command(module, settings.encode())
 
     def kill(self, number: int) -> None:
-        """SIGKILL, and wait for the end. Nothing happens where nothing runs."""
+        """SIGKILL, and wait for the end. No effect where none runs."""
         seat = self.seats[number]
         if seat.process is not None:
             seat.process.kill()
@@ -289,7 +289,7 @@ class Stage:
         try:
             data = (self.folder / f"{name}.log").read_bytes()
         except FileNotFoundError:
-            return "(nobody has read its log)"
+            return "(its log was not read)"
         return data[-size:].decode(errors="replace").strip()
 
     # The network.

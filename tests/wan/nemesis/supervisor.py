@@ -1,14 +1,14 @@
 """Plays a scenario: everybody comes together, the faults happen, everybody comes together again and leaves.
 
-Theory of operation. One thread decides; it sleeps a moment at a time and looks at what is due, who has ended and what
-was reported. What must hold at the two ends of the faults is part of the judgement:
+Theory of operation. One thread decides; it sleeps a moment at a time and looks at what is due, which have ended and
+what was reported. What must hold at the two ends of the faults is part of the judgement:
 
 1. Before them all peers meet in one op (else the machine, not the library, is to blame, and it is said so).
 2. After them every fault is undone, every host has a process, and all must meet in one op within what they may take:
    the grace of `progress`, a lost master's `master_timeout`, for a peer that was evicted for its links the wait that
    docs/failures.md names, which doubles each time, and as long as the processes took to start at first.
-   Peers that found no master for `master_timeout` may have founded a run of their own at one that led nothing, and two
-   runs never become one: then those in the smaller one are started anew, as their owner would do.
+   Peers that found no master for `master_timeout` may have founded a run of their own at one that led no run, and two
+   runs never become one: then those in the smaller one are started again, as their owner would do.
 3. Asked to leave (SIGTERM), every peer must end with status 0, and so must the masters after them.
 """
 
@@ -200,7 +200,7 @@ class Supervisor:
             if stage.unexpected:
                 return
             if may_part and time.monotonic() > since_s + PARTED_S and (few := _second_run(stage)):
-                self._say(f"hosts {few} have a run of their own: their peers are started anew")
+                self._say(f"hosts {few} have a run of their own: their peers are started again")
                 for number in few:
                     stage.kill(number)
                     stage.start(number)
@@ -222,7 +222,7 @@ class Supervisor:
 
     def _may_part(self, stage: Stage) -> bool:
         """Whether some peers may have founded a run of their own: they found no master that led them for as long as
-        they look for one, and then one that led nothing."""
+        they look for one, and then one that led no run."""
         setting = self._setting
         patience_s = setting.master_timeout_s - setting.peer_timeout_s
         spans = [span for span in self._spans if span.cut or span.frozen]

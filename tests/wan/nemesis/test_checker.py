@@ -161,7 +161,7 @@ def test_a_commit_before_the_last_has_launched() -> None:
 
 
 def test_a_commit_before_the_last_has_launched_again() -> None:
-    """What the last one has launched before was aborted, so it is no launch of what was committed."""
+    """What the last one has launched before was aborted, so it is not a launch of what was committed."""
     histories = good()
     ends = [event for event in histories["1.1"] if event.kind == "end" and event.what["op"] == 0]
     assert [event.what["verdict"] for event in ends[:2]] == ["RANK_CONNECTION_LOST", "committed"]
@@ -256,7 +256,7 @@ def test_a_state_that_does_not_follow_from_what_was_applied() -> None:
 
 
 def applied_otherwise(change: Callable[[int, list[tuple[int, str]]], list[tuple[int, str]]]) -> History:
-    """The good history, in which all peers apply something else in each step, and agree on that."""
+    """The good history, where all peers apply something else in each step, and agree on that."""
     histories = good()
     for peer in PEERS:
         state = State(LOAD.state_bytes)

@@ -1,4 +1,4 @@
-"""Who must go on, when, and what a standstill and a hang look like."""
+"""A peer that must go on, when, and what a standstill and a hang look like."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def rules(given: World, histories: dict[str, list[Event]]) -> set[str]:
         ([cut(one_way([2], [3]))], {2, 4}),
         ([cut(among(PEERS))], set()),
         ([cut(both_ways([0], [1, 2, 3, 4]))], {2, 3, 4}),  # the other master may lead
-        ([cut(one_way([0], [2, 3, 4]))], set()),  # it hears them and leads them to nothing
+        ([cut(one_way([0], [2, 3, 4]))], set()),  # it hears them and leads them to no master
         ([cut(frozen=frozenset({2, 3}))], set()),
         ([cut(frozen=frozenset({0, 1}))], set()),
     ],
@@ -70,7 +70,7 @@ def test_a_run_that_goes_on_passes() -> None:
 
 def test_a_standstill_of_a_connected_majority() -> None:
     histories = steps(*PEERS, until_s=100)
-    for host in PEERS:  # who say that they live
+    for host in PEERS:  # that report to be alive
         histories[f"{host}.1"] += [Event(100.0 + at, f"{host}.1", "alone", {}) for at in range(100)]
     assert rules(world(), histories) == {"progress"}
     assert rules(world(cut(among(PEERS))), histories) == set()

@@ -10,7 +10,7 @@ from tests.wan.nemesis.history import Event
 from tests.wan.nemesis.progress import Span, World
 
 AROUND_S = 15.0
-"""The time before and after a violation of which the text tells."""
+"""The time before and after a violation that the text names."""
 LINES_MAX = 400
 WIDTH, LEFT, LANE, ROW, TOP = 1600.0, 150.0, 26.0, 12.0, 60.0
 COLOURS = {"cut": "#c0392b", "freeze": "#2980b9", "clock": "#8e44ad", "disk": "#7f8c8d", "kill": "#2c3e50"}

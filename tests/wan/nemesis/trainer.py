@@ -1,6 +1,7 @@
 """A peer that trains with one of the training classes: `python -m tests.wan.nemesis.trainer SETTINGS`.
 
-The model and the data are small, drawn from the seed. Whoever comes back from an eviction calls what it has by another
+The model and the data are small, drawn from the seed. A peer that comes back from an eviction calls what it has by
+another
 *label*, which is one of the objects that peers share, so that newcomers take it up with the rest: what it has may from
 then on differ from what others made of the same revision.
 """
@@ -50,7 +51,7 @@ class Trainer(Script):
         self._loop: Any = None
         self._step: Callable[[], Any]
         if settings.workload == "ddp":
-            import torch  # before it connects: the others wait for whoever is let in
+            import torch  # before it connects: the others wait for a peer that is let in
 
             torch.set_num_threads(1)
 

@@ -1,7 +1,7 @@
 """The ops of a step, and what each peer contributes to them, derived from seeds: a peer makes them, the checker again.
 
 Contributions are small whole numbers, so that sums are exact in every type here, in whatever order they are added.
-Nothing of pccl is imported: the checker uses this module.
+pccl is not imported: the checker uses this module.
 """
 
 from __future__ import annotations
