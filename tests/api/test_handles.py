@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pccl.runtime.data_plane.pieces import piece_elements
 
 from pccl import (
     AsyncReduceHandle,
@@ -278,31 +277,6 @@ def test_cancel_of_an_op_that_has_not_begun(cluster: Cluster) -> None:
 def is_in_call(peer: Communicator) -> bool:
     session = peer._inner._session
     return session is not None and session._machine._calls.kind != ""
-
-
-def test_cancel_of_an_op_in_pieces(
-    cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One peer has its array on a device, and so all are divided."""
-    monkeypatch.setattr("pccl.runtime.data_plane.pieces.PIECE_BYTES", 1 << 18)
-    cluster.join(WORLD)
-    count = 5 * piece_elements(4) + 17
-    arrays = [np.full(count, index, np.float32) for index in range(WORLD)]
-    held = [arrays[0], arrays[1], devices[2].array(arrays[2])]
-    for device in devices:
-        device.reads_held.clear()
-    handles = [peer.all_reduce_async(array, op=SUM, tag=9) for peer, array in zip(cluster.peers, held, strict=True)]
-    session = cluster[0]._inner._session
-    assert session is not None
-    until(partial(bool, session._staged_ops._staged), "it is in pieces")
-    assert handles[0].cancel() is True
-    assert np.all(arrays[0] == 0)
-    arrays[0][:] = MARK
-    for device in devices:
-        device.reads_held.set()
-    assert [handle.wait()[1] for handle in handles] == [Result.TIMEOUT] * WORLD
-    assert np.all(arrays[0] == MARK)
-    assert np.all(arrays[1] == 1)
 
 
 def test_cancel_returns_an_array_on_a_device(cluster: Cluster, devices: list[FakeDevice]) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from pccl.protocol.master.options import MasterOptions
 
+from pccl.protocol.master.run_state import MasterOptions
 from pccl.types import Result
 from tests.simulation.master_host import Memory
 from tests.simulation.node import Node

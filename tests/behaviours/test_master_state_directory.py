@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from pccl.protocol.master.options import MasterOptions
 
 from pccl.protocol import messages as m
+from pccl.protocol.master.run_state import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.master_host import Memory

@@ -148,7 +148,7 @@ def test_evicted_peer_learns_why(world: World) -> None:
     world.run()
     assert b.ended is not None
     for result in (b.results[ops[1]], b.calls[call], b.calls[waiting]):
-        assert (result.code, result.reason) == (Result.INVALID_USAGE, "evicted: a joint call out of turn")
+        assert (result.code, result.reason) == (Result.INVALID_USAGE, "evicted: a group call out of turn")
     assert a.result(ops[0]) is Result.RANK_CONNECTION_LOST
     late, later = world.launch(b, TAG), world.joint(b, Kind.ARE_PEERS_PENDING)
     assert (b.result(late), b.call(later)) == (Result.NOT_INITIALIZED, Result.NOT_INITIALIZED)

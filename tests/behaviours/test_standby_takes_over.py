@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pccl.protocol.master.options import MasterOptions
-
 from pccl.protocol import messages as m
+from pccl.protocol.master.run_state import MasterOptions
 from pccl.types import Result
 from tests.simulation.world import World
 

@@ -18,7 +18,7 @@ from unittest import mock
 
 from pccl import _session_holder as session_holder
 from pccl import communicator
-from pccl.runtime.data_plane import engine, fast_path, pending
+from pccl.runtime.data_plane import fast_path, pending
 from pccl.runtime.session import flight_recorder, launches, op_table
 from pccl.runtime.threads import latch, portal
 from tests.interleaving.tracing import Grain
@@ -245,24 +245,6 @@ FAULTS: dict[str, Known] = {
             """,
         ),
         grain=Grain.BYTECODES,
-    ),
-    "stats-of-a-dead-engine": _fault(
-        "the engine's counters are read while it is being destroyed",
-        "closing",
-        engine.Engine,
-        "stats",
-        (
-            """
-            if view is None or not lib.pccl_fast_path_get_stats(view, stats):
-                return dict(self._last_stats)
-            """,
-            """
-            if view is None or self._handle == ffi.NULL:
-                return dict(self._last_stats)
-            lib.pccl_engine_get_stats(self._handle, stats)
-            """,
-        ),
-        grain=Grain.LINES,
     ),
     "two-portals": _fault(
         "two threads that are the first to need the portal make one each",

@@ -61,7 +61,8 @@ def test_a_master_takes_a_run_over(world: World) -> None:
     ],
     ids=["another view", "commits untold", "other commits"],
 )
-def test_of_a_run_that_is_whole(world: World, kind: type[m.Message], change: Change, complaint: str) -> None:
+def test_of_a_run_that_is_whole(kind: type[m.Message], change: Change, complaint: str) -> None:
+    world = World(masters=1, memory=Memory.NONE)
     world.reduce(world.join(0, 0, 0))
     world.kill_master()
     told_otherwise(world, kind, change)

@@ -19,8 +19,12 @@ class Interrupt(BaseException):
     """An interrupt, as KeyboardInterrupt is one."""
 
 
-KINDS: dict[str, Callable[[], BaseException]] = {"interrupt": Interrupt}
-"""What handlers raise: an ordinary Exception may be taken for the call's own."""
+class AlarmError(Exception):
+    """An ordinary exception of a signal handler."""
+
+
+KINDS: dict[str, Callable[[], BaseException]] = {"interrupt": Interrupt, "exception": AlarmError}
+"""What signal handlers raise."""
 
 
 def at_step(step: int, call: Callable[[], object], happens: Callable[[], object]) -> bool:

@@ -88,25 +88,16 @@ class Launches:
     def launch_waiting(self, op: PendingOp) -> None:
         """Launch an op from a thread that only waits for it. It may be over already on return."""
         self._claim_tag(op)
-        if self._has_run(op, waits=True):
+        if self._fast_path.run(op, waits=True):
             self.let_go(op)
         else:
             self._enqueue(op)
-
-    def _has_run(self, op: PendingOp, waits: bool) -> bool:
-        try:
-            return self._fast_path.run(op, waits)
-        except Exception as error:
-            # The op may have been submitted: its caller waits for the session, which ends now and restores its buffers.
-            with suppress(trio.RunFinishedError):
-                self._token.run_sync_soon(self._lifetime.break_off, error)
-            return self._fast_path.has(op)
 
     def start(self, op: PendingOp) -> None:
         """Launch an op from a thread that goes on and usually waits for it soon (`PendingOp.join_started`)."""
         self._claim_tag(op)
         op.before_over = lambda: self._table.release_tag(op)
-        if not self._has_run(op, waits=False):
+        if not self._fast_path.run(op, waits=False):
             self._enqueue(op)
 
     def let_go(self, op: PendingOp) -> None:

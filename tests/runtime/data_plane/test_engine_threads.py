@@ -307,7 +307,7 @@ def test_threads_that_cannot_be_had_fail_the_connect(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("value", [0, -1, 17, 1000, 1.5, "many"])
 def test_number_of_threads_is_within_bounds(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PCCLError, match=rf"engine_threads '{value}' is no number within \[1, 16\]"):
+    with pytest.raises(PCCLError, match=rf"engine_threads '{value}' is not a number within \[1, 16\]"):
         MasterNode("127.0.0.1:0", engine_threads=value)
     monkeypatch.setenv("PCCL_ENGINE_THREADS", str(value))
     with pytest.raises(PCCLError, match=f"PCCL_ENGINE_THREADS '{value}'"):

@@ -30,7 +30,6 @@ MACHINE = (
     "drain",
     "deadline",
     "plain_start",
-    "uses_of",
 )
 """The methods of its machine that the session calls while ops go on."""
 
@@ -198,7 +197,7 @@ def test_arrays_that_are_given_up_as_a_session_ends_come_back_after_its_engine(
 
     def hold() -> None:
         is_held.set()
-        until(lambda: session.ops._reclaimed, "the caller wants its array back")
+        until(lambda: session.ops._cancelled, "the caller wants its array back")
         session._lifetime.break_off(AssertionError("made up by a test"))
 
     portal.current().post(hold)

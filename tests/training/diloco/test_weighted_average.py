@@ -155,15 +155,16 @@ class Scripted:
 
     def __init__(self, sums: list[list[tuple[float, float]]], notes: list[list[tuple[float, float]]]) -> None:
         self.sums, self.notes = sums, notes
+        self.launch = SimpleNamespace(all_reduce=self._all_reduce, all_gather=self._all_gather)
 
-    def all_reduce_async(self, send: Any, recv: Any, **_: Any) -> Any:
+    def _all_reduce(self, send: Any, recv: Any, **_: Any) -> Any:
         world = self.sums.pop(0)
         assert send[0] == world[0][0] * world[0][1]
         recv[:] = sum(weight * value for weight, value in world)
         info = SimpleNamespace(world_size=len(world), tx_bytes=1, rx_bytes=1, membership=MEMBERS)
         return SimpleNamespace(result=lambda: info)
 
-    def all_gather_async(self, send: Any, **_: Any) -> Any:
+    def _all_gather(self, send: Any, **_: Any) -> Any:
         world = self.notes.pop(0)
         array = np.array([[weight, 1.0] for weight, _ in world])
         info = SimpleNamespace(world_size=len(world), tx_bytes=1, rx_bytes=1, array=array, membership=MEMBERS)
