@@ -83,7 +83,7 @@ class EngineBridge:
             ps.FreezeOp: lambda _, effect: engine.freeze_op(effect.op),
             ps.EndOp: self._end_op,
             ps.ForgetOp: lambda _, effect: self._end(effect.op, Verdict.COMMIT_BY_ALL),
-            ps.ForgetUnmade: self._forget_unmade,
+            ps.ForgetUnlaunched: self._forget_unmade,
             ps.OpResult: self._op_result,
         }
 
@@ -166,7 +166,7 @@ class EngineBridge:
         if op is not None and verdict is not Verdict.ABORT:
             op.is_committed = True
 
-    def _forget_unmade(self, _: ps.Peer, effect: ps.ForgetUnmade) -> None:
+    def _forget_unmade(self, _: ps.Peer, effect: ps.ForgetUnlaunched) -> None:
         with suppress(MemoryError):
             self._engine.forget_ops(effect.epoch, effect.tag, effect.uses)
 

@@ -255,7 +255,7 @@ class Launches:
             text = "its caller was interrupted before it began"
             self._table.finish(op, ps.OpResult(op.op, Result.TIMEOUT, text, 0))
             return
-        if machine.hasten(op.op) or self._lifetime.failure is not None:
+        if machine.expedite(op.op) or self._lifetime.failure is not None:
             return  # the engine returns the arrays
         if op.epoch is None:
             machine.cancel(op.op, Result.TIMEOUT, "its caller gave it up before it began")

@@ -13,12 +13,12 @@ from pccl.runtime.network.wire import ControlConnection
 class MasterConnection:
     """The control connection, which is replaced when it breaks or another master is met."""
 
-    def __init__(self, connection: ControlConnection[m.SaidByMaster], address: Address) -> None:
+    def __init__(self, connection: ControlConnection[m.MasterMessage], address: Address) -> None:
         """`connection` leads to `address`, for whose host the master's certificate must be."""
         self.connection = connection
         self.met_at(connection, address)
 
-    def met_at(self, connection: ControlConnection[m.SaidByMaster], address: Address) -> None:
+    def met_at(self, connection: ControlConnection[m.MasterMessage], address: Address) -> None:
         """Note that the session's master is at this address from now on, and that this connection leads to it."""
         self.connection = connection
         self.address = address

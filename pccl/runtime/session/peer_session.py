@@ -6,7 +6,7 @@ A session drives a `protocol.Peer` with the master's messages, the engine's even
     engine_bridge   ops and verdicts down to the engine, its events up; notices that a link to a peer is lost
     launches        ops as their callers' threads see them: launch, cancel, return their arrays
     flight_recorder what ops, links and calls did when
-    joint_calls     joint calls, and what comes of them
+    group_calls     group calls, and what comes of them
     state_sync      this peer's part in sync_shared_state
     control         the control connection; notices that it breaks, and searches for another master
     heartbeats      the heartbeats to the master and from it; notices that it falls silent
@@ -50,9 +50,9 @@ from pccl.runtime.session.driver import Driver, Handlers
 from pccl.runtime.session.dumps import Dumps
 from pccl.runtime.session.engine_bridge import EngineBridge
 from pccl.runtime.session.flight_recorder import FlightRecorder
+from pccl.runtime.session.group_calls import GroupCalls
 from pccl.runtime.session.heartbeats import Heartbeats
 from pccl.runtime.session.inbound import Inbound
-from pccl.runtime.session.joint_calls import JointCalls
 from pccl.runtime.session.launches import Launches
 from pccl.runtime.session.lifetime import Lifetime, loop_has_ended
 from pccl.runtime.session.long_waits import CallReasons, LongWaits
@@ -84,7 +84,7 @@ class PeerSession:
 
     def __init__(
         self,
-        connection: ControlConnection[m.SaidByMaster],
+        connection: ControlConnection[m.MasterMessage],
         listener: socket.socket,
         engine: Engine,
         options: SessionOptions,
@@ -117,7 +117,7 @@ class PeerSession:
         recorder = FlightRecorder(options, machine, table, engine.records)
         bridge = EngineBridge(engine, fast_path, table, counters, recorder)
         driver = Driver(machine, fast_path, lifetime, bridge.hear, master.send)
-        calls = JointCalls(driver, lifetime)
+        calls = GroupCalls(driver, lifetime)
         outbound = Outbound(options, driver, lifetime, engine, counters, about, lambda: master.host)
         state_sync = StateSync(options, driver, lifetime, calls, outbound, counters)
         heartbeats = Heartbeats(options, driver, lifetime)
@@ -177,8 +177,8 @@ class PeerSession:
         """The reason why the session is over, if it is."""
         return self._lifetime.failure
 
-    async def joint(self, kind: str) -> int:
-        """Make a joint call, as `JointCalls.make`."""
+    async def group_call(self, kind: str) -> int:
+        """Make a group call, as `GroupCalls.make`."""
         with self._recorder.call(kind):
             return await self._calls.make(kind)
 
@@ -431,11 +431,11 @@ class PeerSession:
         self._lifetime.fail(effect.code, effect.reason)
 
 
-async def _dial_master(address: Address, options: SessionOptions, dial_s: float) -> ControlConnection[m.SaidByMaster]:
+async def _dial_master(address: Address, options: SessionOptions, dial_s: float) -> ControlConnection[m.MasterMessage]:
     """Return a connection to a master. ConnectionLost."""
     try:
         with trio.fail_after(dial_s):
-            return await dial_control(*address, m.SaidByMaster, options.system.dial)
+            return await dial_control(*address, m.MasterMessage, options.system.dial)
     except trio.TooSlowError:
         raise ConnectionLost(f"no answer to a connection within {dial_s:.2g} s: {NO_ANSWER_MEANS}") from None
 
@@ -446,7 +446,7 @@ async def open_session(
     """Connect to a master and create a session; the caller spawns its `run`. SessionError names the addresses. An
     address that does not answer within `dial_s` is given up. `seek_s` is that of the session."""
     search = MasterAddresses(masters)
-    connection: ControlConnection[m.SaidByMaster] | None = None
+    connection: ControlConnection[m.MasterMessage] | None = None
     while connection is None:
         address = search.next(0.0).address
         try:

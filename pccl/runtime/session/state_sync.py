@@ -1,4 +1,4 @@
-"""A session's part in sync_shared_state: the joint call, fetching what the plan says, and serving others."""
+"""A session's part in sync_shared_state: the group call, fetching what the plan says, and serving others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pccl.protocol.auth import Keys
 from pccl.protocol.codec import encode
 from pccl.runtime.network.handshake import EncryptedStream
 from pccl.runtime.session.driver import Driver, Handlers
-from pccl.runtime.session.joint_calls import JointCalls
+from pccl.runtime.session.group_calls import GroupCalls
 from pccl.runtime.session.lifetime import Lifetime
 from pccl.runtime.session.options import SessionError, SessionOptions
 from pccl.runtime.session.outbound import Outbound
@@ -76,7 +76,7 @@ class StateSync:
         options: SessionOptions,
         driver: Driver,
         lifetime: Lifetime,
-        calls: JointCalls,
+        calls: GroupCalls,
         outbound: Outbound,
         counters: WorkCounters,
     ) -> None:
@@ -92,14 +92,14 @@ class StateSync:
         lifetime.at_end(lambda _: self._interrupt())
 
     async def sync(self, strategy: str, revision: int, transfer: Transfer) -> int:
-        """Make the joint call with this peer's part of it and return the elected revision. SessionError; what was
+        """Make the group call with this peer's part of it and return the elected revision. SessionError; what was
         overwritten by then is in `transfer.overwritten`, also when cancelled."""
         self._lifetime.require_alive()
         if self.current is not None:
             raise SessionError(Result.INVALID_USAGE, "another sync_shared_state of this communicator is under way")
         offer = m.SyncOffer(strategy, revision, transfer.own.root, [tensor.offer() for tensor in transfer.tensors])
         try:
-            encode(m.JointCall(0, m.Kind.SYNC, offer))
+            encode(m.GroupCall(0, m.Kind.SYNC, offer))
         except ValueError as error:
             raise SessionError(
                 Result.INVALID_ARGUMENT, f"{len(transfer.tensors)} tensors are too many to list, join some: {error}"
@@ -151,7 +151,7 @@ class StateSync:
         async def connect(donor: m.PeerInfo, tells: bool) -> ClosableStream:
             encrypt = self._options.encrypt
             hello = m.StateHello(
-                m.PROTOCOL_VERSION, facts.run, facts.peer, donor.peer, plan.sync, encrypt=encrypt, tells=tells
+                m.PROTOCOL_VERSION, facts.run, facts.peer, donor.peer, plan.sync, encrypt=encrypt, sends_digests=tells
             )
             return self._stream(*await self._outbound.dial(donor, hello, facts.peer_timeout_s))
 

@@ -1,4 +1,4 @@
-"""Joint calls of a session: made here, answered by the machine.
+"""Group calls of a session: made here, answered by the machine.
 
 A caller that gives its call up has the peer taken out of it. The master may answer that with the call's result instead,
 if that came first.
@@ -20,7 +20,7 @@ from pccl.runtime.session.options import SessionError
 from pccl.types import Result
 
 CANCEL_S = 5.0
-"""Time that a cancelled joint call waits for the master to say whether it has taken effect."""
+"""Time that a cancelled group call waits for the master to say whether it has taken effect."""
 
 
 @dataclass
@@ -29,8 +29,8 @@ class _PendingCall:
     result: ps.CallResult | None = None
 
 
-class JointCalls:
-    """The joint calls under way. Only for the trio thread."""
+class GroupCalls:
+    """The group calls under way. Only for the trio thread."""
 
     def __init__(self, driver: Driver, lifetime: Lifetime) -> None:
         self._driver = driver
@@ -46,20 +46,20 @@ class JointCalls:
     async def make(
         self, kind: str, offer: m.SyncOffer | None = None, interrupted: Callable[[], None] = lambda: None
     ) -> int:
-        """Make a joint call and return its value. SessionError. When cancelled, the peer is taken out of the call and
+        """Make a group call and return its value. SessionError. When cancelled, the peer is taken out of the call and
         the cancellation goes on; if the call has taken effect by then, its value is returned as if in time.
         `interrupted` is called when the call is cancelled, before the peer is taken out."""
         self._lifetime.require_alive()
         number = next(self._numbers)
         call = self._calls[number] = _PendingCall()
         with self._lifetime.contain, self._driver.taking_over as machine:
-            machine.joint(number, kind, offer)
+            machine.group_call(number, kind, offer)
         try:
             await call.event.wait()
         except BaseException as error:  # cancelled, or trio's KeyboardInterrupt
             interrupted()
             with self._lifetime.contain, self._driver.taking_over as machine:
-                machine.cancel_joint(number)
+                machine.cancel_group_call(number)
             with trio.CancelScope(shield=True, deadline=trio.current_time() + CANCEL_S):
                 await call.event.wait()
             if not isinstance(error, trio.Cancelled) or call.result is None or call.result.code is Result.TIMEOUT:
