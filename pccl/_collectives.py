@@ -34,8 +34,8 @@ from pccl._arrays import (
 from pccl.devices.device import Device
 from pccl.devices.staging import Cargo, Staging
 from pccl.errors import PCCLError, integer_argument
+from pccl.protocol.completion import PAIR_TAG_MAX
 from pccl.protocol.peer import View
-from pccl.protocol.point_to_point import PAIR_TAG_MAX
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair, Placement, Root
 from pccl.types import (
     Collective,

@@ -11,7 +11,7 @@ The search for a master (`MasterSearch`):
    dialling it for minutes.
 3. Each of `n_attempts` gets an equal share of the time that is left, any other ATTEMPT_S; within an attempt each
    address gets an equal share.
-4. A long search is logged after FIRST_S and then every EVERY_S (`protocol.long_wait`).
+4. A long search is logged after FIRST_S and then every EVERY_S (`protocol.wait_reasons`).
 
 The bound ends with a master's first message: then the newcomer waits for the peers of the run, which admit it when
 their program calls `update_topology`.
@@ -36,9 +36,9 @@ import trio
 from pccl import _timeouts
 from pccl._timeouts import Default, Timeout
 from pccl.errors import PCCLError, integer_argument
-from pccl.protocol.long_wait import LongWait, how_to_look, where_to_look
 from pccl.protocol.messages import Kind, PendingAnswer
 from pccl.protocol.peer import View
+from pccl.protocol.wait_reasons import LongWait, how_to_look, where_to_look
 from pccl.runtime.network.addresses import DIAL_S, Address
 from pccl.runtime.session.options import SessionError, SessionOptions
 from pccl.runtime.session.peer_session import NO_ANSWER_MEANS, PeerSession, open_session

@@ -1,4 +1,4 @@
-"""Warnings of long waits for loops in ordinary threads, in the wording of all others (`protocol.long_wait`)."""
+"""Warnings of long waits for loops in ordinary threads, in the wording of all others (`protocol.wait_reasons`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from pccl.protocol.long_wait import LongWait, how_to_look, where_to_look
+from pccl.protocol.wait_reasons import LongWait, how_to_look, where_to_look
 
 __all__ = ["LoopWait", "how_to_look", "warning_to", "where_to_look"]
 

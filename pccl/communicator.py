@@ -350,7 +350,7 @@ class Communicator(CommunicatorBase):
     ) -> SharedStateSyncInfo:
         """Bring this peer group to one revision with bit-identical contents. A group call.
 
-        The tensors of `shared_state` are overwritten where they differ. `pccl.protocol.master.state_sync` describes
+        The tensors of `shared_state` are overwritten where they differ. `pccl.protocol.master.group_calls` describes
         which revision and contents win.
 
         Returns:

@@ -36,18 +36,63 @@ links, and `TagsUsed`: a peer with very many tags starts no further op when it i
 
 from __future__ import annotations
 
-from pccl.protocol.point_to_point import ranks_of
+from collections.abc import Sequence
 
 TAGS_MAX = 2**16
 """Number of different tags that a group may use in one epoch. Every peer counts the uses of each."""
 
 
 def is_mutual(tag: int, is_meshed: bool) -> bool:
-    """Whether the participants of an op complete it by themselves. `is_meshed`: their group is a mesh. Two peers
-    without a link have no point-to-point op, so those that there are always do."""
+    """Whether the participants of an op complete it without the master: in a mesh, and for every pair."""
     return is_meshed or ranks_of(tag) is not None
 
 
 def is_full(tags: int, is_idle: bool) -> bool:
     """Whether a new epoch is due for the number of used tags; earlier if no op is known to be in flight."""
     return tags > (TAGS_MAX // 2 if is_idle else TAGS_MAX)
+
+
+# Tags of point-to-point ops. A send and its recv are one op of two peers. Its tag contains the pair and the direction, as
+# ranks, which do not change within an epoch: bit 63 is 1, then 14 bits of the sender's rank, 14 bits of the receiver's
+# rank, and 35 bits of the caller's tag.
+
+PAIR_BIT = 1 << 63
+RANK_BITS = 14
+TAG_BITS = 35
+PAIR_TAG_MAX = 2**TAG_BITS - 1
+"""The largest tag that a caller may give to a send."""
+
+
+def pair_tag(sender: int, receiver: int, tag: int) -> int:
+    assert 0 <= tag <= PAIR_TAG_MAX
+    assert sender != receiver
+    assert max(sender, receiver) < 2**RANK_BITS
+    return PAIR_BIT | ((sender << RANK_BITS) | receiver) << TAG_BITS | tag
+
+
+def ranks_of(tag: int) -> tuple[int, int] | None:
+    """Return the ranks of sender and receiver, or None if it is an op of the whole group."""
+    if not tag & PAIR_BIT:
+        return None
+    ranks = (tag & ~PAIR_BIT) >> TAG_BITS
+    return ranks >> RANK_BITS, ranks & (2**RANK_BITS - 1)
+
+
+def callers_tag(tag: int) -> int:
+    return tag & PAIR_TAG_MAX if tag & PAIR_BIT else tag
+
+
+def call_of(tag: int, rank: int) -> str:
+    """Return the call of the peer with this rank: "send", "recv", or "op" where all take part."""
+    ranks = ranks_of(tag)
+    return "op" if ranks is None else "send" if ranks[0] == rank else "recv"
+
+
+def participants(tag: int, ring: Sequence[int]) -> frozenset[int]:
+    """Return the participants of an op; none if its ranks do not exist."""
+    ranks = ranks_of(tag)
+    if ranks is None:
+        return frozenset(ring)
+    if max(ranks) >= len(ring) or ranks[0] == ranks[1]:
+        return frozenset()
+    return frozenset(ring[rank] for rank in ranks)

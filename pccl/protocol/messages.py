@@ -19,7 +19,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
-from pccl.protocol.direct_limit import UNKNOWN
+from pccl.protocol.link_metrics import UNKNOWN
 from pccl.protocol.status import RunStatus
 from pccl.types import Result
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from pccl.protocol.point_to_point import callers_tag
+from pccl.protocol.completion import callers_tag
 
 PACKED_BYTES_MAX = 8 * 2**20
 """Size of a recording that a master takes from a peer."""

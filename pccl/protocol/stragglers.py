@@ -19,8 +19,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
+from pccl.protocol.completion import callers_tag, ranks_of
 from pccl.protocol.messages import OpRef, Report
-from pccl.protocol.point_to_point import callers_tag, ranks_of
 from pccl.protocol.status import Finding
 
 SILENT, ABSENT, STRAGGLER = "silent", "absent", "straggler"

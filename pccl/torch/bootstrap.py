@@ -29,7 +29,7 @@ from torch.distributed import DistStoreError
 
 from pccl.communicator import Communicator
 from pccl.errors import PCCLError
-from pccl.protocol.long_wait import LongWait
+from pccl.protocol.wait_reasons import LongWait
 from pccl.runtime.network import addresses
 from pccl.torch.errors import Names
 from pccl.torch.hosting import Hosting, advertised_host, as_seen_from_here, token_of

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from pccl._arrays import changes_of
-from pccl.protocol.point_to_point import PAIR_TAG_MAX
+from pccl.protocol.completion import PAIR_TAG_MAX
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair, Root
 from pccl.torch.tensors import Memory, Tensor
 from pccl.types import Collective, DataType, ReduceOp

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from pccl import Communicator, ReduceOp, Result
 from pccl._collectives import TAG_MAX
-from pccl.protocol.master.ledger import Ledger
+from pccl.protocol.completion import PAIR_TAG_MAX, RANK_BITS, callers_tag, pair_tag, participants, ranks_of
+from pccl.protocol.master.run_state import Ledger
 from pccl.protocol.messages import OpRef
-from pccl.protocol.point_to_point import PAIR_TAG_MAX, RANK_BITS, callers_tag, pair_tag, participants, ranks_of
 from tests.support.cluster import Background, outcomes, refusal, results, run_of, until
 
 ranks = st.integers(0, 2**RANK_BITS - 1)

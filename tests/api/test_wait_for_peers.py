@@ -192,7 +192,7 @@ def test_before_connect_and_with_ops_in_flight_it_is_refused(cluster: Cluster) -
 def test_it_does_not_wait_in_silence(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pccl.protocol.long_wait.FIRST_S", 0.02)
+    monkeypatch.setattr("pccl.protocol.wait_reasons.FIRST_S", 0.02)
     monkeypatch.setattr("pccl.runtime.threads.waits.LOOK_S", 0.02)
     cluster.join(1)
     with caplog.at_level(logging.WARNING, "pccl"):

@@ -30,7 +30,7 @@ NAME = f"{re.escape(socket.gethostname())}:{os.getpid()}"
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits count as long after a moment."""
-    monkeypatch.setattr("pccl.protocol.long_wait.FIRST_S", 0.1)
+    monkeypatch.setattr("pccl.protocol.wait_reasons.FIRST_S", 0.1)
     monkeypatch.setattr("pccl.runtime.session.reports.REPORT_S", 0.02)
     monkeypatch.setattr(waits, "LOOK_S", 0.02)
     monkeypatch.setattr("pccl.runtime.master.requests.REFRESH_S", 0.0)
@@ -155,7 +155,7 @@ def test_a_call_without_a_master_says_so(monkeypatch: pytest.MonkeyPatch, warned
 def test_a_call_that_does_not_wait_for_long_says_nothing(
     cluster: Cluster, warned: Warned, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pccl.protocol.long_wait.FIRST_S", 60.0)  # what a busy machine does not pass by itself
+    monkeypatch.setattr("pccl.protocol.wait_reasons.FIRST_S", 60.0)  # what a busy machine does not pass by itself
     cluster.join(2)
     for _ in range(20):
         cluster.each(lambda peer, _: peer.are_peers_pending())
@@ -285,11 +285,11 @@ def test_a_wait_for_a_handle_names_tag_and_peers() -> None:
 SILENT = """
 import sys, threading
 import pccl
-from pccl.protocol import long_wait
+from pccl.protocol import wait_reasons
 from pccl.runtime.threads import portal, waits
 from pccl.status import run_status
 from pccl.training import DiLoCo
-long_wait.FIRST_S, waits.LOOK_S = 0.1, 0.02
+wait_reasons.FIRST_S, waits.LOOK_S = 0.1, 0.02
 {setup}
 with pccl.MasterNode("127.0.0.1:0") as node, pccl.Communicator(node.address):
     try:

@@ -32,7 +32,7 @@ WATCHED = (
     "pccl/communicator.py",
     "pccl/_session_holder.py",
     "pccl/handle.py",
-    "pccl/protocol/peer/op.py",
+    "pccl/protocol/peer/ops.py",
     "pccl/runtime/data_plane/engine.py",
     "pccl/runtime/data_plane/fast_path.py",
     "pccl/runtime/data_plane/pending.py",

@@ -34,9 +34,8 @@ from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.auth import NONCE_BYTES, Acceptor, Dialer
 from pccl.protocol.codec import LENGTH_BYTES, OPENING_BYTES_MAX, Decoder, ProtocolError, decode_body, encode
-from pccl.protocol.master.effects import Close, Effect, Send
 from pccl.protocol.master.machine import Master
-from pccl.protocol.master.run_state import MasterOptions, RunState
+from pccl.protocol.master.run_state import Close, Effect, MasterOptions, RunState, Send
 from pccl.protocol.messages import Kind, OpRef
 from pccl.runtime.network.handshake import Exchange
 

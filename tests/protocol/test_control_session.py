@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from pccl.protocol.codec import ProtocolError
-from pccl.protocol.control_session import ACK_EVERY, KEPT_BYTES_MAX, ControlSession
+from pccl.protocol.codec import ACK_EVERY, KEPT_BYTES_MAX, ControlSession, ProtocolError
 
 
 def session(frames: int = 0) -> ControlSession:

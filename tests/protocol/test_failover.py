@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.protocol import messages as m
+from pccl.protocol.completion import pair_tag
 from pccl.protocol.failover.bootstrap import HOLD_S
 from pccl.protocol.failover.durable_state import RunRecord
 from pccl.protocol.failover.machine import DEPOSED_TIMEOUTS, Failover
 from pccl.protocol.failover.recovery import SALTS, TERMS, block
 from pccl.protocol.link_metrics import KnownMetric
-from pccl.protocol.master.effects import Close, Effect, MasterLog, Persist, Send
-from pccl.protocol.master.run_state import MasterOptions
+from pccl.protocol.master.run_state import Close, Effect, MasterLog, MasterOptions, Persist, Send
 from pccl.protocol.messages import Kind, OpRef
-from pccl.protocol.point_to_point import pair_tag
 from pccl.types import Result
 from tests.protocol.test_recovery_report import prepared, report_of, view
 

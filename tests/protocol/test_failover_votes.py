@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pccl.protocol import messages as m
-from pccl.protocol.master.effects import Persist
+from pccl.protocol.master.run_state import Persist
 from tests.protocol.test_failover import Rig
 from tests.protocol.test_recovery_report import report_of, view
 

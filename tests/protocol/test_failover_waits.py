@@ -9,8 +9,7 @@ import pytest
 from pccl.protocol import messages as m
 from pccl.protocol.failover.gathering import GATHER_TIMEOUTS
 from pccl.protocol.failover.machine import Failover
-from pccl.protocol.master.effects import Close, Effect, Send
-from pccl.protocol.master.run_state import MasterOptions
+from pccl.protocol.master.run_state import Close, Effect, MasterOptions, Send
 from pccl.protocol.messages import Kind
 
 TIMEOUT_S = 5.0

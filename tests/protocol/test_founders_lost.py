@@ -6,8 +6,7 @@ import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol.failover.machine import Failover
-from pccl.protocol.master.effects import Effect, Send
-from pccl.protocol.master.run_state import MasterOptions
+from pccl.protocol.master.run_state import Effect, MasterOptions, Send
 from pccl.runtime.network.addresses import FIRST_SHARE, OTHER_SHARE
 from tests.protocol.test_recovery_report import prepared, view
 

@@ -9,8 +9,7 @@ from pccl.protocol import messages as m
 from pccl.protocol.failover.bootstrap import BIRTH_MARGIN_S, IDLE_MARGIN_S, Start, hold_beside_s, hold_s
 from pccl.protocol.failover.durable_state import RecordedView, RunRecord
 from pccl.protocol.failover.machine import Failover
-from pccl.protocol.master.effects import Close, Effect, MasterLog, Send
-from pccl.protocol.master.run_state import MasterOptions
+from pccl.protocol.master.run_state import Close, Effect, MasterLog, MasterOptions, Send
 from tests.protocol.test_recovery_report import report_of, view
 
 TIMEOUT_S = 5.0

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from pccl.protocol.master.ledger import Ledger
+from pccl.protocol.master.run_state import Ledger
 from pccl.protocol.messages import OpRef
 
 RING = (1, 2, 3)
@@ -76,7 +76,7 @@ TestLedgerBesideModel = LedgerBesideModel.TestCase
 
 @given(st.integers(0, 50))
 def test_the_memory_of_verdicts_is_bounded(extra: int) -> None:
-    from pccl.protocol.master import ledger
+    from pccl.protocol.master import run_state as ledger
 
     book = Ledger((1,))
     for tag in range(extra + 3):

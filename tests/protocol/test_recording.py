@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pccl.protocol import recording as r
-from pccl.protocol.point_to_point import pair_tag
+from pccl.protocol.completion import pair_tag
 
 
 def op(launched_ns: int, over_ns: int = 0, caller: int = 0, tag: int = 0, sequence: int = 0) -> r.OpRecord:

@@ -7,10 +7,10 @@ import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import LENGTH_BYTES, MESSAGE_BYTES_MAX, decode_body, encode
-from pccl.protocol.master.snapshot import snapshot
+from pccl.protocol.completion import pair_tag
+from pccl.protocol.master.machine import snapshot
 from pccl.protocol.master.statistics import EVENTS_MAX, LOSSES_MAX, STEP_S, STEPS_MAX, TEXT_CHARACTERS_MAX, History
 from pccl.protocol.messages import Kind, OpRef
-from pccl.protocol.point_to_point import pair_tag
 from pccl.protocol.status import MemberStatus, RunStatus, StalledOp, Totals, Waiting
 from tests.protocol.master.rig import Rig
 

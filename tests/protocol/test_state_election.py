@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.protocol.master.state_sync import Elected, NotElected, elect
+from pccl.protocol.master.group_calls import Elected, NotElected, elect
 from pccl.protocol.messages import SyncOffer, TensorOffer
 from pccl.types import Result, SharedStateSyncStrategy
 

@@ -7,8 +7,8 @@ from random import Random
 
 import pytest
 
+from pccl.protocol.completion import PAIR_BIT
 from pccl.protocol.messages import OpRef, Report
-from pccl.protocol.point_to_point import PAIR_BIT
 from pccl.protocol.stragglers import ABSENT_S, CLEAR_S, STALE_S, Change, GroupScene, Scene, Stragglers
 
 EPOCH = 3

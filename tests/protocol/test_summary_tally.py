@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from pccl.protocol import messages as m
 from pccl.protocol.failover.durable_state import majority
-from pccl.protocol.failover.recovery import is_sound, quorum_of
-from pccl.protocol.summary_tally import VIEWS_MAX, Summary, SummaryTally, Views
+from pccl.protocol.failover.recovery import VIEWS_MAX, Summary, SummaryTally, Views, is_sound, quorum_of
 from tests.protocol.test_recovery_report import prepared, report_of, view
 
 

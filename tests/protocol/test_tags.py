@@ -7,9 +7,8 @@ import pytest
 from pccl.protocol import completion
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
-from pccl.protocol.master.effects import Close, Effect, Send
 from pccl.protocol.master.machine import Master
-from pccl.protocol.master.run_state import RunState
+from pccl.protocol.master.run_state import Close, Effect, RunState, Send
 from pccl.protocol.peer import Peer
 from pccl.types import Result
 

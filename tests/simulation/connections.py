@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
-from pccl.protocol.codec import OPENING_BYTES_MAX, Decoder
-from pccl.protocol.control_session import ControlSession
+from pccl.protocol.codec import OPENING_BYTES_MAX, ControlSession, Decoder
 
 if TYPE_CHECKING:
     from tests.simulation.master_host import MasterHost

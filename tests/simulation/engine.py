@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pccl.protocol import peer as ps
-from pccl.protocol.point_to_point import ranks_of
+from pccl.protocol.completion import ranks_of
 from pccl.types import Result
 from tests.simulation.connections import Wire
 from tests.simulation.node import Key, Node, Value

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from pccl.protocol import peer as ps
-from pccl.protocol.point_to_point import callers_tag
+from pccl.protocol.completion import callers_tag
 
 OPS = ("started", "ran", "done", "agreed", "ended")
 """Reports about ops only."""

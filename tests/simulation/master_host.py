@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from pccl.protocol.failover.durable_state import RunRecord
 from pccl.protocol.failover.machine import Failover
-from pccl.protocol.master.effects import Effect
 from pccl.protocol.master.machine import Master
-from pccl.protocol.master.run_state import MasterOptions
+from pccl.protocol.master.run_state import Effect, MasterOptions
 
 if TYPE_CHECKING:
     from tests.simulation.node import Node

@@ -7,7 +7,7 @@ from functools import partial
 
 from pccl.protocol import messages as m
 from pccl.protocol.codec import FrameCache
-from pccl.protocol.master.effects import Close, Effect, FindRings, MasterLog, Persist, Send, TakeHeartbeats
+from pccl.protocol.master.run_state import Close, Effect, FindRings, MasterLog, Persist, Send, TakeHeartbeats
 from pccl.runtime.master.ring_search import best_ring
 from tests.simulation.checks import check_ring
 from tests.simulation.connections import Control

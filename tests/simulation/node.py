@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
-from pccl.protocol.point_to_point import pair_tag
+from pccl.protocol.completion import pair_tag
 from pccl.types import Result
 from tests.simulation.fast_path import FastPath
 

@@ -18,9 +18,8 @@ from itertools import count
 from pccl.protocol import messages as m
 from pccl.protocol.codec import FrameCache, decode_body, encode
 from pccl.protocol.failover.machine import Failover
-from pccl.protocol.master.effects import Effect, Send
 from pccl.protocol.master.machine import Master
-from pccl.protocol.master.run_state import MasterOptions, RunState
+from pccl.protocol.master.run_state import Effect, MasterOptions, RunState, Send
 
 PEERS = (10, 100, 1000)
 OPS = 20

@@ -209,7 +209,7 @@ def test_ddp_backward_raises_on_loss() -> None:
 def test_init_timeout_names_missing_ranks(
     rank: int, missing: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pccl.protocol.long_wait.FIRST_S", 0.1)
+    monkeypatch.setattr("pccl.protocol.wait_reasons.FIRST_S", 0.1)
     store = dist.HashStore()
     with pytest.raises(dist.DistStoreError, match=f"process group 7 .*after 0.5 s: {missing} .*not called it"):
         pccl.torch.ProcessGroupPCCL(store, rank, 3, timedelta(seconds=0.5), global_ranks=[10, 11, 12], name="7")

@@ -23,8 +23,7 @@ from math import inf
 
 from pccl.protocol import messages as m
 from pccl.protocol.failover.durable_state import RunRecord
-from pccl.protocol.master.effects import MasterLog
-from pccl.protocol.master.run_state import MasterOptions
+from pccl.protocol.master.run_state import MasterLog, MasterOptions
 from pccl.types import Result
 
 BIRTH_MARGIN_S = 2.0

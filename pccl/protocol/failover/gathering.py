@@ -20,9 +20,8 @@ from math import inf
 
 from pccl.protocol import messages as m
 from pccl.protocol.failover.durable_state import RunRecord
-from pccl.protocol.failover.recovery import Quorum, RecoveringPeer, quorum_of
+from pccl.protocol.failover.recovery import Quorum, RecoveringPeer, Summary, SummaryTally, Views, quorum_of
 from pccl.protocol.master.run_state import NAMED_MAX
-from pccl.protocol.summary_tally import Summary, SummaryTally, Views
 from pccl.types import Result
 
 GATHER_TIMEOUTS = 3.0

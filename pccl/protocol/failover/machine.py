@@ -48,9 +48,8 @@ from pccl.protocol.failover.bootstrap import BIRTH_MARGIN_S, Bootstrap
 from pccl.protocol.failover.durable_state import RunRecord
 from pccl.protocol.failover.gathering import Gathering, KnownRuns
 from pccl.protocol.failover.recovery import RecoveringPeer, is_sound, rebuild, take_over
-from pccl.protocol.master.effects import Close, Effect, MasterLog, Persist, Send
 from pccl.protocol.master.machine import Master
-from pccl.protocol.master.run_state import MasterOptions, RunState
+from pccl.protocol.master.run_state import Close, Effect, MasterLog, MasterOptions, Persist, RunState, Send
 from pccl.types import Result
 
 STANDSTILL_SHARE = 0.5

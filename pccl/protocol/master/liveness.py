@@ -26,8 +26,7 @@ from itertools import islice, takewhile
 
 from pccl.protocol import topology
 from pccl.protocol.failover.durable_state import majority
-from pccl.protocol.master.effects import TakeHeartbeats
-from pccl.protocol.master.run_state import Group, Member, RunState
+from pccl.protocol.master.run_state import Group, Member, RunState, TakeHeartbeats
 
 RETURN_TIMEOUTS = 3.0
 

@@ -18,10 +18,8 @@ from operator import or_
 
 from pccl.protocol import messages as m
 from pccl.protocol import topology
-from pccl.protocol.direct_limit import direct_limit, is_outdated
-from pccl.protocol.link_metrics import LinkMetrics, Pair
-from pccl.protocol.master.effects import FindRings
-from pccl.protocol.master.run_state import Group, Member, RunState
+from pccl.protocol.link_metrics import LinkMetrics, Pair, direct_limit, is_outdated
+from pccl.protocol.master.run_state import FindRings, Group, Member, RunState
 from pccl.protocol.topology import RingProblem, ring_links, updated_ring
 
 

@@ -9,22 +9,20 @@ the death of a master a recovery report identifies the call that a peer waits in
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
 
 from pccl.protocol import messages as m
 from pccl.protocol import topology
-from pccl.protocol.direct_limit import UNKNOWN
-from pccl.protocol.failover.durable_state import bounded_s, majority
-from pccl.protocol.link_metrics import LinkMetrics
-from pccl.protocol.master.effects import Close, Effect, MasterLog, Send
-from pccl.protocol.master.ledger import Ledger
+from pccl.protocol.completion import call_of, is_mutual, participants, ranks_of
+from pccl.protocol.failover.durable_state import RunRecord, bounded_s, majority
+from pccl.protocol.link_metrics import UNKNOWN, LinkMetrics
 from pccl.protocol.master.statistics import History, Throughput, Traffic
 from pccl.protocol.messages import Kind, OpRef
-from pccl.protocol.point_to_point import participants
 from pccl.protocol.stragglers import GroupScene, Scene, Stragglers
+from pccl.protocol.topology import RingProblem
 from pccl.types import Result
 
 ANSWER_TIMEOUTS = 3.0
@@ -474,3 +472,168 @@ def _group_scene(state: RunState, group: Group) -> GroupScene:
             waits[kind] = state.now - min(since), len(since), missing
     is_running = group.running and not state.is_changing
     return GroupScene(group.number, group.ring, group.epoch, is_running, waits, group.ledger.stalled)
+
+
+@dataclass(frozen=True)
+class Send:
+    connection: int
+    message: m.FromMaster
+
+
+@dataclass(frozen=True)
+class Close:
+    """Close the connection after what was sent before has left."""
+
+    connection: int
+
+
+@dataclass(frozen=True)
+class TakeHeartbeats:
+    """Answer Accepted, and use this connection for heartbeats only. It ends with `silent` or `disconnected`."""
+
+    connection: int
+
+
+@dataclass(frozen=True)
+class FindRings:
+    """Look for the best ring of each group, which takes time, then call `rings_found`."""
+
+    search: int
+    problems: dict[int, RingProblem]
+
+
+@dataclass(frozen=True)
+class MasterLog:
+    level: str
+    text: str
+    is_unauthenticated: bool = False
+    """Whether any unauthenticated client can cause this line at any rate."""
+    about: Mapping[str, int] = field(default_factory=dict)
+    """The peers, groups and ops that it is about, by the fields of `pccl.logs.FIELDS`."""
+
+
+@dataclass(frozen=True)
+class Persist:
+    """Record this record before any effect that follows is carried out: on disk, where it shall outlast the process."""
+
+    record: RunRecord
+
+
+Effect = Send | Close | TakeHeartbeats | FindRings | MasterLog | Persist
+
+
+# The undecided ops of one group in one epoch, with the peers that reported done.
+
+DECIDED_TAGS_MAX = 100_000
+"""Number of tags whose last verdict is remembered. Late messages only concern the most recent verdicts."""
+
+
+class Ledger:
+    def __init__(self, ring: Sequence[int], is_meshed: bool = False) -> None:
+        self.ring = frozenset(ring)
+        self._is_meshed = is_meshed
+        self._order = tuple(ring)
+        self.stalled: dict[OpRef, set[int]] = {}
+        """Undecided ops that peers have waited in for long, and these peers."""
+        self._done: dict[OpRef, set[int]] = {}
+        self._decided: dict[int, int] = {}
+        self._verdicts: dict[OpRef, None] = {}
+        """Ops that peers complete by themselves and that were decided here, the oldest first."""
+
+    def done(self, peer: int, ops: Iterable[OpRef]) -> list[OpRef]:
+        """Note that `peer` is done; return the ops that are committed by that."""
+        assert peer in self.ring
+        committed = []
+        for op in ops:
+            needed = self.ring if ranks_of(op.tag) is None else participants(op.tag, self._order)
+            if self.is_decided(op) or peer not in needed:
+                continue
+            holders = self._done.setdefault(op, set())
+            holders.add(peer)
+            if len(holders) == len(needed):
+                self._decide(op)
+                committed.append(op)
+        return committed
+
+    def decide(self, op: OpRef) -> bool:
+        """Note the verdict on one op; return False if it has one already. What peers say of it is ignored from here
+        on."""
+        if self.is_decided(op):
+            return False
+        self._decide(op)
+        return True
+
+    def forget(self, ops: Iterable[OpRef]) -> None:
+        for op in ops:
+            if not self.is_decided(op):
+                self._decide(op)
+
+    def stall(self, peer: int, ops: Iterable[OpRef]) -> None:
+        for op in ops:
+            if not self.is_decided(op):
+                self.stalled.setdefault(op, set()).add(peer)
+
+    def over(self, peer: int, ops: Iterable[OpRef]) -> None:
+        """Note that these ops are over for `peer`, which had reported them as stalled."""
+        for op in ops:
+            for book in (self.stalled, self._done):
+                if op in book:
+                    book[op].discard(peer)
+                    if not book[op]:
+                        del book[op]
+
+    def settle(self, survivors: Collection[int]) -> list[OpRef]:
+        """Return the ops to commit at the end of a flush; all others are aborted. The book is closed afterwards."""
+        alive = self.ring.intersection(survivors)
+        commits = [op for op, holders in self._done.items() if alive & participants(op.tag, self._order) <= holders]
+        self._done.clear()
+        self.stalled.clear()
+        return commits
+
+    def holders(self, op: OpRef) -> frozenset[int]:
+        return frozenset(self._done.get(op, ()))
+
+    def missing(self, op: OpRef, peer: int) -> tuple[str, Iterator[int]]:
+        """Return as what a peer has called the op that it waits in, and which others are not done with it."""
+        holders, ranks = self.holders(op), ranks_of(op.tag)
+        if ranks is None:
+            return "op", (each for each in self._order if each not in holders and each != peer)
+        needed = participants(op.tag, self._order)
+        rank = self._order.index(peer) if peer in needed else -1
+        return call_of(op.tag, rank), (each for each in self._order if each in needed - holders - {peer})
+
+    @property
+    def undecided(self) -> int:
+        return len(self._done)
+
+    @property
+    def tags(self) -> int:
+        """Number of tags that have had a verdict, as far as they are remembered."""
+        return len(self._decided)
+
+    @property
+    def entries(self) -> int:
+        return len(self._done) + len(self.stalled)
+
+    @property
+    def heaviest(self) -> int:
+        """The peer that is named in most of these entries."""
+        named = Counter(peer for holders in (*self._done.values(), *self.stalled.values()) for peer in holders)
+        return max(named, key=lambda peer: (named[peer], peer))
+
+    def is_decided(self, op: OpRef) -> bool:
+        if is_mutual(op.tag, self._is_meshed):
+            return op in self._verdicts
+        return op.sequence <= self._decided.get(op.tag, -1)
+
+    def _decide(self, op: OpRef) -> None:
+        self._done.pop(op, None)
+        self.stalled.pop(op, None)
+        self._decided.pop(op.tag, None)
+        self._decided[op.tag] = op.sequence
+        if len(self._decided) > DECIDED_TAGS_MAX:
+            del self._decided[next(iter(self._decided))]
+        if is_mutual(op.tag, self._is_meshed):
+            self._verdicts[op] = None
+        if len(self._verdicts) > DECIDED_TAGS_MAX:
+            del self._verdicts[next(iter(self._verdicts))]

@@ -19,10 +19,9 @@ from itertools import islice
 
 from pccl.protocol import completion
 from pccl.protocol import messages as m
-from pccl.protocol.master.ledger import Ledger
-from pccl.protocol.master.run_state import NAMED_MAX, Group, Member, OpenAbortVote, RunState
+from pccl.protocol.completion import callers_tag, ranks_of
+from pccl.protocol.master.run_state import NAMED_MAX, Group, Ledger, Member, OpenAbortVote, RunState
 from pccl.protocol.messages import OpRef
-from pccl.protocol.point_to_point import callers_tag, ranks_of
 from pccl.types import Result
 
 STALLS_LOGGED_MAX = 3

@@ -33,15 +33,13 @@ from dataclasses import dataclass
 
 from pccl.protocol import messages as m
 from pccl.protocol import topology
-from pccl.protocol.direct_limit import direct_limit
 from pccl.protocol.failover.durable_state import QuorumView, RecordedView, RunRecord, majority
-from pccl.protocol.master.effects import Persist
+from pccl.protocol.link_metrics import direct_limit
 from pccl.protocol.master.group_calls import GroupCalls
-from pccl.protocol.master.ledger import Ledger
 from pccl.protocol.master.link_failures import LinkFailures
 from pccl.protocol.master.liveness import Liveness
 from pccl.protocol.master.ring import with_newcomers
-from pccl.protocol.master.run_state import Group, Member, Pair, RunState
+from pccl.protocol.master.run_state import Group, Ledger, Member, Pair, Persist, RunState
 
 
 class Leadership:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pccl.protocol import messages as m
-from pccl.protocol.direct_limit import UNKNOWN
+from pccl.protocol.link_metrics import UNKNOWN
 from pccl.protocol.messages import OpRef
 from pccl.protocol.peer.view import View
 from pccl.types import Result

@@ -50,8 +50,7 @@ from pccl.protocol.peer.effects import (
 )
 from pccl.protocol.peer.group_calls import GroupCalls
 from pccl.protocol.peer.links import LINK_TIMEOUT_S_MIN, Links, Measurements
-from pccl.protocol.peer.op import failure_of
-from pccl.protocol.peer.ops import Ops
+from pccl.protocol.peer.ops import Ops, failure_of
 from pccl.protocol.peer.view import KnownViews, View
 from pccl.protocol.topology import linked_peers
 from pccl.types import Result

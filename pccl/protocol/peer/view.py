@@ -18,7 +18,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from pccl.protocol import messages as m
-from pccl.protocol.direct_limit import UNKNOWN
+from pccl.protocol.link_metrics import UNKNOWN
 
 
 @dataclass(frozen=True)

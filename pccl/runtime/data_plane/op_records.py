@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pccl.protocol.point_to_point import ranks_of
+from pccl.protocol.completion import ranks_of
 from pccl.protocol.recording import OpRecord
 from pccl.runtime.extension import ffi, lib
 from pccl.types import Collective, DataType, ReduceAlgorithm

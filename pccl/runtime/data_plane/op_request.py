@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pccl.protocol.direct_limit import UNKNOWN
+from pccl.protocol.link_metrics import UNKNOWN
 from pccl.protocol.peer import SubmitOp
 from pccl.runtime.data_plane.op_shape import code_type, number_of
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec

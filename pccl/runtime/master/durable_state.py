@@ -28,7 +28,7 @@ import msgspec
 import trio
 
 from pccl.protocol.failover.durable_state import RunRecord
-from pccl.protocol.master.effects import Effect, Persist, TakeHeartbeats
+from pccl.protocol.master.run_state import Effect, Persist, TakeHeartbeats
 from pccl.runtime.network.system import SYSTEM, System
 
 FORMAT = 1

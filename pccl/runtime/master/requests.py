@@ -27,7 +27,7 @@ from pccl._version import __version__
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError, decode_body, encode
 from pccl.protocol.failover.machine import Failover
-from pccl.protocol.master.snapshot import snapshot
+from pccl.protocol.master.machine import snapshot
 from pccl.protocol.recording import PACKED_BYTES_MAX
 from pccl.protocol.status import RunStatus
 from pccl.runtime.network import addresses

@@ -21,13 +21,20 @@ import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
-from pccl.protocol.codec import OPENING_BYTES_MAX, FrameCache, ProtocolError, decode_body, encode, harmless
-from pccl.protocol.control_session import KEY_BYTES, ControlSession
+from pccl.protocol.codec import (
+    KEY_BYTES,
+    OPENING_BYTES_MAX,
+    ControlSession,
+    FrameCache,
+    ProtocolError,
+    decode_body,
+    encode,
+    harmless,
+)
 from pccl.protocol.failover.bootstrap import Start, hold_beside_s, hold_s
 from pccl.protocol.failover.machine import Failover
-from pccl.protocol.master.effects import Close, Effect, FindRings, MasterLog, Send, TakeHeartbeats
 from pccl.protocol.master.liveness import QUIET_SHARE
-from pccl.protocol.master.run_state import MasterOptions
+from pccl.protocol.master.run_state import Close, Effect, FindRings, MasterLog, MasterOptions, Send, TakeHeartbeats
 from pccl.runtime.master.durable_state import DurableEffects, StateDirectory
 from pccl.runtime.master.requests import Checking, StatusBoard, Traceable, Tracing
 from pccl.runtime.master.ring_search import best_ring

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
-from pccl.protocol.long_wait import LongWait, how_to_look
+from pccl.protocol.wait_reasons import LongWait, how_to_look
 from pccl.runtime.network import addresses
 from pccl.runtime.network.addresses import Address
 from pccl.runtime.network.clients import NoAnswer, ask

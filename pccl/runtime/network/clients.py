@@ -25,9 +25,9 @@ import trio
 from pccl.protocol import messages as m
 from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import ProtocolError, decode_body, encode, harmless
-from pccl.protocol.long_wait import how_to_look
 from pccl.protocol.recording import PACKED_BYTES_MAX
 from pccl.protocol.status import RunStatus
+from pccl.protocol.wait_reasons import how_to_look
 from pccl.runtime.network import addresses, handshake
 from pccl.runtime.network.dialing import Dial, dial_tcp
 from pccl.runtime.network.probe import steady_rate

@@ -18,13 +18,13 @@ import trio
 from pccl.protocol.codec import (
     LENGTH_BYTES,
     OPENING_BYTES_MAX,
+    ControlSession,
     Decoder,
     ProtocolError,
     decode_body,
     encode,
     frame_length,
 )
-from pccl.protocol.control_session import ControlSession
 from pccl.protocol.messages import Ack, Message
 from pccl.runtime.network.dialing import Dial, dial_tcp
 from pccl.runtime.network.tls import NO_TLS_AT_MASTER, TlsEnd, TlsError, answers_tls, begins_tls

@@ -24,8 +24,7 @@ from pccl._version import __version__
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.auth import AuthError
-from pccl.protocol.codec import ProtocolError
-from pccl.protocol.control_session import KEY_BYTES, ControlSession
+from pccl.protocol.codec import KEY_BYTES, ControlSession, ProtocolError
 from pccl.protocol.names import peers_named
 from pccl.runtime.network import addresses, handshake
 from pccl.runtime.network.addresses import DIAL_S, LEAD_TIMEOUTS, MasterAddresses

@@ -13,7 +13,10 @@ from dataclasses import replace
 
 import trio
 
-from pccl.protocol.long_wait import (
+from pccl.protocol.names import NameOf, peer_named, peers_named
+from pccl.protocol.peer.ops import OpWait
+from pccl.protocol.status import RunStatus
+from pccl.protocol.wait_reasons import (
     UNKNOWN,
     LinkWait,
     LongWait,
@@ -22,9 +25,6 @@ from pccl.protocol.long_wait import (
     explain_wait,
     where_to_look,
 )
-from pccl.protocol.names import NameOf, peer_named, peers_named
-from pccl.protocol.peer.op import OpWait
-from pccl.protocol.status import RunStatus
 from pccl.runtime.network import addresses
 from pccl.runtime.network.clients import NoAnswer, ask
 from pccl.runtime.session.control import Control

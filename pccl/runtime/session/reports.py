@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from pccl.protocol.long_wait import LinkWait
 from pccl.protocol.messages import LinkReport, Report
+from pccl.protocol.wait_reasons import LinkWait
 from pccl.runtime.data_plane.events import LinkCounters
 
 REPORT_S = 0.5

@@ -27,7 +27,7 @@ from typing import Any, Protocol, TypeVar
 
 import trio
 
-from pccl.protocol.long_wait import LongWait
+from pccl.protocol.wait_reasons import LongWait
 from pccl.runtime.extension import lib
 from pccl.runtime.threads import faults, serving, waking
 from pccl.runtime.threads.latch import Latch

@@ -1,4 +1,4 @@
-"""Warnings of long waits in a trio run (`protocol.long_wait`).
+"""Warnings of long waits in a trio run (`protocol.wait_reasons`).
 
 A call costs an entry in a table and its removal. While there is an entry, a system task looks at it every LOOK_S.
 The reason of a wait is asked for only when a warning is due, by a task of its own, because it may have to ask a master.
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import trio
 
-from pccl.protocol.long_wait import LongWait
+from pccl.protocol.wait_reasons import LongWait
 
 LOOK_S = 1.0
 REASON_S = 3.0

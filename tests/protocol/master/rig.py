@@ -7,9 +7,8 @@ from collections.abc import Callable
 import msgspec
 
 from pccl.protocol import messages as m
-from pccl.protocol.master.effects import Effect, FindRings, MasterLog, Send
 from pccl.protocol.master.machine import Master
-from pccl.protocol.master.run_state import MasterOptions, RunState
+from pccl.protocol.master.run_state import Effect, FindRings, MasterLog, MasterOptions, RunState, Send
 from pccl.protocol.messages import Kind, OpRef
 from pccl.runtime.master.ring_search import best_ring
 

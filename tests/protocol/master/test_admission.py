@@ -7,9 +7,8 @@ import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol.master.admission import HOSTS_MAX
-from pccl.protocol.master.effects import Close, MasterLog, Send
 from pccl.protocol.master.machine import Master
-from pccl.protocol.master.run_state import MasterOptions, RunState
+from pccl.protocol.master.run_state import Close, MasterLog, MasterOptions, RunState, Send
 from pccl.protocol.messages import Kind
 from pccl.protocol.names import NAME_CHARACTERS_MAX
 from pccl.types import Result

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.master.effects import Close, TakeHeartbeats
-from pccl.protocol.master.run_state import MasterOptions
+from pccl.protocol.master.run_state import Close, MasterOptions, TakeHeartbeats
 from pccl.protocol.topology import MESH_PEERS_MAX, neighbours
 from pccl.types import Result
 from tests.protocol.master.rig import HEARTBEATS_FROM, Rig

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from pccl.protocol import messages as m
-from pccl.protocol.master.effects import Close, Send
 from pccl.protocol.master.machine import Master
-from pccl.protocol.master.run_state import LONG_WAIT_S, MasterOptions, RunState
+from pccl.protocol.master.run_state import LONG_WAIT_S, Close, MasterOptions, RunState, Send
 from pccl.protocol.messages import Kind, OpRef
 from pccl.types import Result
 from tests.protocol.master.rig import HELLO, TAG, Rig, flush_of

@@ -6,7 +6,7 @@ import pytest
 
 from pccl.protocol import completion
 from pccl.protocol import messages as m
-from pccl.protocol.master.effects import Effect
+from pccl.protocol.master.run_state import Effect
 from pccl.protocol.messages import Kind, OpRef
 from pccl.types import Result
 from tests.protocol.master.rig import Rig, measure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.protocol.peer.op import IS_DONE, MAY_BE_DONE, TRANSITIONS, UNDECIDED, Op, OpState
+from pccl.protocol.peer.ops import IS_DONE, MAY_BE_DONE, TRANSITIONS, UNDECIDED, Op, OpState
 
 
 def test_every_state_is_reached_and_every_op_can_end() -> None:

@@ -6,9 +6,9 @@ import pytest
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
+from pccl.protocol.completion import pair_tag
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.peer.ops import STALL_AFTER_S
-from pccl.protocol.point_to_point import pair_tag
 from pccl.types import Result
 from tests.protocol.peer.rig import TAG, Rig, of, prepare, said
 

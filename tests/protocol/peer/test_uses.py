@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pccl.protocol.messages import OpRef
-from pccl.protocol.peer.op import EARLY_KEPT_MAX, FORGOTTEN_AT_ONCE, Uses
+from pccl.protocol.peer.ops import EARLY_KEPT_MAX, FORGOTTEN_AT_ONCE, Uses
 from pccl.types import Result
 
 TAG = 7

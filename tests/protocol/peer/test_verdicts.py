@@ -7,8 +7,8 @@ import pytest
 from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import OpRef
-from pccl.protocol.peer import op as verdicts
-from pccl.protocol.peer.op import ABORTS_KEPT_MAX, KnownVerdicts, failure_of
+from pccl.protocol.peer import ops as verdicts
+from pccl.protocol.peer.ops import ABORTS_KEPT_MAX, KnownVerdicts, failure_of
 from pccl.types import Result
 
 TAG = 7

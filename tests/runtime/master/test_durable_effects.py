@@ -13,7 +13,7 @@ import pytest
 import trio
 
 from pccl.protocol.failover.durable_state import RecordedView, RunRecord
-from pccl.protocol.master.effects import Close, Effect, Persist, TakeHeartbeats
+from pccl.protocol.master.run_state import Close, Effect, Persist, TakeHeartbeats
 from pccl.runtime.master import durable_state
 from pccl.runtime.master.durable_state import LOCK, DurableEffects, StateDirectory
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from pccl.protocol.peer.op import OpWait
+from pccl.protocol.peer.ops import OpWait
 from pccl.runtime.session.long_waits import LongWaits, named
 from pccl.runtime.session.reports import WorkCounters
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pccl.protocol import peer as ps
-from pccl.protocol.point_to_point import ranks_of
+from pccl.protocol.completion import ranks_of
 from pccl.types import Result
 from tests.simulation.fast_path import Report
 from tests.simulation.node import Key, Node, Value

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from pccl.protocol.long_wait import FIRST_S, LinkWait, LongWait, explain_op, explain_pair, explain_wait
 from pccl.protocol.messages import Kind
 from pccl.protocol.names import NAMED_MAX, label, peers_named
 from pccl.protocol.status import Course, Finding, GroupStatus, MemberStatus, RunStatus, Totals, Waiting
+from pccl.protocol.wait_reasons import FIRST_S, LinkWait, LongWait, explain_op, explain_pair, explain_wait
 
 
 def test_warnings_come_ever_more_rarely() -> None:
