@@ -59,7 +59,6 @@ from pccl.protocol import messages as m
 from pccl.protocol.codec import LENGTH_BYTES, ProtocolError, encode
 
 Keys = tuple[bytes, bytes]
-"""The key of what this side sends on a connection, and the key of what the other side sends."""
 
 NONCE_BYTES = 32
 PUBLIC_KEY_BYTES = 32
@@ -114,7 +113,6 @@ class Schedule:
         self._transcript = hashlib.sha256(said).digest()
 
     def proof(self, role: bytes) -> bytes:
-        """Return what this role, DIALER or ACCEPTOR, proves itself with."""
         return self._expand(b"proof of the " + role)
 
     def payload_keys(self, ours: bytes, theirs: bytes) -> Keys | None:
@@ -171,7 +169,6 @@ class Dialer:
         self.opening = encode(msgspec.structs.replace(opening, auth=nonce + self._public_key if token else b""))
         self._expected = b""
         self.is_proven = False
-        """Whether the acceptor has proved that it knows the token."""
         self._payload_keys: Keys | None = None
 
     @property
@@ -225,7 +222,6 @@ class Acceptor:
         self._exchange = exchange
         self._said: tuple[bytes, bytes, bytes] | None = None
         self.payload_keys: Keys | None = None
-        """The payload keys; None before `check`, and without a key exchange."""
 
     def challenge(self, opening: m.Opening, body: bytes) -> bytes | None:
         """Return the frame that answers an opening, or None if neither side has a token. Raises AuthError if the dialer

@@ -31,7 +31,6 @@ class ProtocolError(Exception):
 
 
 def encode(message: Message) -> bytes:
-    """Return one message as a frame. Raises ValueError if it exceeds MESSAGE_BYTES_MAX."""
     body: bytes = msgpack.packb(msgspec.to_builtins(message, builtin_types=(bytes,)), use_bin_type=True)
     if len(body) > MESSAGE_BYTES_MAX:
         raise ValueError(f"a {type(message).__name__} of {len(body)} bytes exceeds {MESSAGE_BYTES_MAX}")
@@ -53,7 +52,6 @@ class FrameCache:
 
 
 def frame_length(head: bytes, limit_bytes: int) -> int:
-    """Return the length of the body that a frame's first LENGTH_BYTES announce."""
     length = int.from_bytes(head, "big")
     if length > limit_bytes:
         raise ProtocolError(
@@ -66,7 +64,6 @@ def frame_length(head: bytes, limit_bytes: int) -> int:
 
 
 def decode_body(body: bytes | bytearray | memoryview, expected: Any) -> Any:
-    """Decode one message body as one of the types of the union `expected`."""
     try:
         plain = msgpack.unpackb(body, raw=False, strict_map_key=True, max_ext_len=0)
     except Exception as error:  # msgpack raises half a dozen unrelated types
@@ -106,7 +103,6 @@ class Decoder(Generic[M]):
             yield decode_body(body, self._expected)
 
     def feed_raw(self, data: bytes | bytearray | memoryview) -> None:
-        """Take in data whose messages are asked for one by one with `next_body`."""
         self._buffer += data
 
     def next_body(self) -> bytes | None:
@@ -125,7 +121,6 @@ class Decoder(Generic[M]):
 
     @property
     def buffered_bytes(self) -> int:
-        """Number of bytes of a message that is not complete yet."""
         return len(self._buffer)
 
 
@@ -155,7 +150,6 @@ class ControlSession:
         self._told = 0
 
     def keep(self, frame: bytes) -> None:
-        """Note the next message that is sent, whether there is a connection or not."""
         self._kept.append(frame)
         self.kept_bytes += len(frame)
 

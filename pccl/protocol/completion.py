@@ -60,7 +60,6 @@ PAIR_BIT = 1 << 63
 RANK_BITS = 14
 TAG_BITS = 35
 PAIR_TAG_MAX = 2**TAG_BITS - 1
-"""The largest tag that a caller may give to a send."""
 
 
 def pair_tag(sender: int, receiver: int, tag: int) -> int:
@@ -71,7 +70,6 @@ def pair_tag(sender: int, receiver: int, tag: int) -> int:
 
 
 def ranks_of(tag: int) -> tuple[int, int] | None:
-    """Return the ranks of sender and receiver, or None if it is an op of the whole group."""
     if not tag & PAIR_BIT:
         return None
     ranks = (tag & ~PAIR_BIT) >> TAG_BITS

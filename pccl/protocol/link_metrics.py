@@ -23,28 +23,22 @@ from itertools import islice
 from pccl.protocol.topology import RingProblem, ring_links
 
 Pair = tuple[int, int]
-"""The sender and the receiver."""
 Hosts = tuple[str, ...]
 
 FRESH_S = 600.0
-"""Seconds before a metric is measured again."""
 FAILURE_FRESH_S = 60.0
 """Seconds before a pair that could not be measured is tried again."""
 HOST_PAIRS_MAX = 2**16
 LOCAL_BYTES_PER_S = 1e10
-"""The rate that is assumed between peers of one host."""
 BYTES_PER_S_MAX = 1e15
 ROUND_TRIP_S_MAX = 1e3
 
 
 @dataclass(frozen=True)
 class KnownMetric:
-    """The metrics of one direction of a link."""
-
     bytes_per_s: float
     round_trip_s: float
     at: float
-    """The time when it was found."""
     source: str = "probe"
     """The origin: "probe", "op", or "host" where it is assumed because both peers are on one host."""
 
@@ -54,24 +48,19 @@ class KnownMetric:
 
     @property
     def latency_s(self) -> float:
-        """The one-way delay, as far as a round trip can tell."""
         return self.round_trip_s / 2
 
 
 class LinkMetrics:
-    """The metrics of all links of a run."""
-
     def __init__(self) -> None:
         self._hosts: dict[int, Hosts] = {}
         self._of_pairs: dict[Pair, KnownMetric] = {}
         self._between_hosts: dict[tuple[Hosts, Hosts], KnownMetric] = {}
         """The latest metric of any pair between two hosts; the oldest entry first."""
         self._known_hosts: set[Hosts] = set()
-        """The hosts that have an entry there."""
         self._failed_at: dict[Pair, float] = {}
 
     def arrived(self, peer: int, hosts: Sequence[str]) -> None:
-        """Note that there is a peer with these addresses from now on."""
         self._hosts[peer] = tuple(hosts)
 
     def gone(self, peer: int) -> None:
@@ -90,7 +79,6 @@ class LinkMetrics:
         self._keep(pair, KnownMetric(bytes_per_s, round_trip_s, now))
 
     def failed(self, pair: Pair, now: float) -> None:
-        """Note that a pair could not be measured."""
         self._failed_at[pair] = now
 
     def carried(self, pair: Pair, bytes_per_s: float, now: float) -> None:
@@ -114,7 +102,6 @@ class LinkMetrics:
             self._known_hosts = {each for both in self._between_hosts for each in both}
 
     def get(self, pair: Pair) -> KnownMetric | None:
-        """Return the best that is known of a pair, or None."""
         hosts = self._hosts_of(pair)
         found = self._of_pairs.get(pair) or self._between_hosts.get(hosts)
         if found is None and hosts[0] == hosts[1]:
@@ -125,7 +112,6 @@ class LinkMetrics:
         return pair in self._failed_at
 
     def is_due(self, pair: Pair, now: float) -> bool:
-        """Whether a pair should be measured."""
         failed_at = self._failed_at.get(pair)
         if failed_at is not None:
             return now >= failed_at + FAILURE_FRESH_S
@@ -143,11 +129,9 @@ class LinkMetrics:
         return self.hosts(pair[0]), self.hosts(pair[1])
 
     def knows_host_of(self, peer: int) -> bool:
-        """Whether something was found out about this peer's host."""
         return self.hosts(peer) in self._known_hosts
 
     def problem(self, ring: Sequence[int]) -> RingProblem:
-        """Return what a search for a better ring of the same peers has to know."""
         members = set(ring)
         numbers: dict[Hosts, int] = {}
         hosts = tuple(numbers.setdefault(self.hosts(peer), len(numbers)) for peer in ring)
@@ -175,7 +159,6 @@ UNKNOWN = -1
 CROWDING = 1.1
 """Factor of the time for several streams on one uplink, as measured in a WAN lab."""
 STEP_S = 5e-5
-"""Seconds of a step without network delay."""
 BITS_MIN, BITS_MAX = 12, 40
 UNMEASURED_CHUNK_BYTES = 512 << 10
 """Largest chunk of a rank for direct ops with an UNKNOWN limit (pccl_algorithm_default in native/src/direct_plan.c)."""

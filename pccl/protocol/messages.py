@@ -29,7 +29,6 @@ PEER_TIMEOUT_S_MIN = 0.1
 PEER_TIMEOUT_S_MAX = 86400.0
 ENGINE_THREADS_MAX = 16
 MASTER_TIMEOUT_S = 60.0
-"""Default seconds of the search for a master."""
 
 FAILURES = frozenset(Result) - {Result.SUCCESS, Result.OUTCOME_UNKNOWN}
 """The codes that may say why something failed. Only a caller can be left without knowing an outcome."""
@@ -44,19 +43,13 @@ class OpRef(NamedTuple):
 
 
 OPS_MAX = 2**18
-"""Number of ops that one message of a peer may name."""
 PEERS_MAX = 2**14
-"""Number of peers that one message of a peer may name."""
 REPORTED_EPOCHS_MAX = 16
-"""Number of epochs that one `Report` may count ops of."""
 METRICS_KEPT_MAX = 128
-"""Number of link metrics that a peer remembers for the next master."""
 PART_BYTES_MAX = 32 * 2**10
 """Size of a part of a recording. Whatever else the control connection has to carry waits for one part at most."""
 CHECK_BYTES_MAX = 64 * 2**10
-"""Size of what a `CheckEcho` carries."""
 CHECK_HOSTS_MAX = 4
-"""Number of addresses that a `CheckDial` names."""
 REASON_CHARACTERS_MAX = 2**14
 """Length of a peer's reason. Reasons are logged and passed on to all other peers."""
 
@@ -70,7 +63,6 @@ Age = Annotated[int, msgspec.Meta(ge=0, le=2**32)]
 Ops = Annotated[list[OpRef], msgspec.Meta(max_length=OPS_MAX)]
 Reason = Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)]
 PeerReasons = Annotated[list[tuple[int, Reason]], msgspec.Meta(max_length=PEERS_MAX)]
-"""Peers, each with the reason why something did not work with it."""
 
 
 class Kind:
@@ -110,13 +102,9 @@ class PeerInfo(Part, frozen=True):
     peer: int
     group: int
     hosts: list[str]
-    """Addresses of its listening port, best first. A loopback address stands for 'the master's machine'."""
     port: int
-    """Its TCP port for other peers."""
     connections: int
-    """Number of TCP connections that it wants in each of its links. The larger wish of both ends counts."""
     name: str = ""
-    """A name for logs; it need not be unique."""
 
 
 class Ring(Part, frozen=True):
@@ -142,7 +130,6 @@ class LinkMetric(Part, frozen=True):
     """A peer's measurement of one direction of a link."""
 
     peer: int
-    """The peer at the other end."""
     is_inbound: bool
     """True: from `peer` to the one that has measured. False: to `peer`."""
     bytes_per_s: float
@@ -159,7 +146,6 @@ class SyncOffer(Part, frozen=True):
     strategy: str
     revision: int
     root: bytes
-    """The digest of all tensors that are not loose."""
     tensors: list[TensorOffer]
 
 
@@ -173,30 +159,20 @@ class Hello(Message, frozen=True):
     protocol: int
     """The PROTOCOL_VERSION of the sender, here and in every other opening."""
     version: str
-    """The version of the sender's pccl, for error texts."""
     group: int
     hosts: list[str]
-    """Addresses to advertise to other peers, best first; empty: the address that the master sees."""
     port: int
-    """The sender's TCP port for other peers."""
     connections: int
-    """Number of TCP connections that the sender wants in each of its links."""
     name: str = ""
-    """A name for logs; it need not be unique."""
     auth: bytes = b""
     site: str = ""
-    """The name of the sender's site, whose peers are admitted together and lost together; empty: it has none."""
     site_size: int = 0
-    """Number of peers of the site; 0 without one."""
     masters: int = 1
-    """Number of master addresses that the sender knows."""
     may_found: bool = True
     """Whether the sender may be the first peer of a new run. A peer that knows several masters asks all of them for a
     run before it says so."""
     session: Secret = b""
-    """The key of the control session that begins here (`control_session`); empty: it ends with the connection."""
     master_timeout_s: float = MASTER_TIMEOUT_S
-    """Seconds of the sender's search for a master after a loss."""
     place: int = -1
     """The place in the ring of its group that the sender asks for, if it is one of the founders; -1: none."""
 
@@ -218,17 +194,13 @@ class Resume(Message, frozen=True):
     protocol: int
     run: str
     term: int
-    """The highest term that the peer has voted in or been led in."""
     peer: int
     auth: bytes = b""
     masters: int = 1
-    """Number of master addresses that the peer knows."""
     is_accepted: bool = True
     """False: the peer was still a newcomer, and may have been accepted without having heard of it."""
     session: Secret = b""
-    """The key of the control session that begins here (`control_session`); empty: it ends with the connection."""
     master_timeout_s: float = MASTER_TIMEOUT_S
-    """Seconds of the peer's search for a master after a loss."""
 
 
 class Reattach(Message, frozen=True):
@@ -237,15 +209,11 @@ class Reattach(Message, frozen=True):
 
     protocol: int
     session: Secret
-    """The key that the session began with, in Hello or Resume."""
     received: Count
-    """Number of the master's messages that the peer has received, over all connections of the session."""
     auth: bytes = b""
 
 
 class Aborted(Part, frozen=True):
-    """An op that was aborted, as the sender has heard."""
-
     tag: int
     sequence: int
     code: int
@@ -268,7 +236,6 @@ class InstalledView(Part, frozen=True):
     view: int
     rings: list[Ring]
     is_meshed: bool
-    """Whether all pairs of the sender's group have a link."""
 
 
 class PreparedView(Part, frozen=True):
@@ -304,22 +271,16 @@ class RecoveryReport(Part, frozen=True):
     commits: Ops
     """Committed ops of the epoch in `installed` that other peers might not know."""
     aborts: list[Aborted]
-    """Individually aborted ops of that epoch that other peers might not know."""
     waits_in: str
-    """The kind of group call that the peer waits in; empty: none."""
     outcomes: list[GroupCallOutcome]
-    """The end of the last call of each kind."""
     joined_after: int
     """The number of the group call of the last call that ended before this peer was accepted."""
     synced: tuple[int, int] | None
     """The number of the group call and the revision of the last sync that this peer took part in with success."""
     unlinked: list[int]
-    """Peers of its ring that it has no link with."""
     peer_timeout_s: float
-    """The run's `Welcome.peer_timeout_s`."""
     engine_threads: int
     site: str = ""
-    """The site that the peer named in its Hello; empty: none."""
     site_size: int = 0
     link_metrics: Annotated[list[tuple[LinkMetric, Age]], msgspec.Meta(max_length=METRICS_KEPT_MAX)] = []
     """The peer's measurements, the oldest first, each with its age in seconds when the peer said Resume."""
@@ -346,7 +307,6 @@ class GroupCall(Message, frozen=True):
     """The peer enters a group call. It is in one at a time."""
 
     call: int
-    """The peer's own number of this call, which GroupCallResult repeats."""
     kind: str
     offer: SyncOffer | None = None
     """The peer's shared state, for sync_shared_state; None for the other kinds."""
@@ -358,7 +318,6 @@ class GroupCallCancel(Message, frozen=True):
     """The caller no longer wants to wait. A call that has begun to take effect goes on."""
 
     call: int
-    """The number in the peer's GroupCall."""
 
 
 class LinksReady(Message, frozen=True):
@@ -366,7 +325,6 @@ class LinksReady(Message, frozen=True):
 
     view: int
     failed: PeerReasons = []
-    """Ring neighbours without a possible link. The view cannot be installed without these links."""
     missing: PeerReasons = []
     """Other peers without a possible link. Without these links the group is not a mesh."""
 
@@ -377,7 +335,6 @@ class LinkFailed(Message, frozen=True):
 
     view: int
     peer: int
-    """The peer at the other end."""
     reason: Reason
 
 
@@ -385,16 +342,13 @@ class Tried(Message, frozen=True):
     """The answer to Trial."""
 
     failed: PeerReasons = []
-    """Peers without a connection that carries full-size packets."""
 
 
 class LinkLost(Message, frozen=True):
     """An established link broke."""
 
     made_in: int
-    """The view whose Prepare asked for the link."""
     peer: int
-    """The peer at the other end."""
     reason: Reason
 
 
@@ -458,7 +412,6 @@ class FlushReply(Message, frozen=True):
     commits: Ops = []
     """Committed ops of the sender that other peers might not know."""
     aborts: list[Aborted] = []
-    """Aborted ops of the sender that other peers might not know."""
 
 
 class SyncReport(Message, frozen=True):
@@ -468,27 +421,21 @@ class SyncReport(Message, frozen=True):
     success: bool
     reason: Reason = ""
     suspects: PeerReasons = []
-    """Donors that did not serve the peer."""
 
 
 class Probes(Message, frozen=True):
-    """The answer to Probe."""
-
     probe: int
     found: Annotated[list[LinkMetric], msgspec.Meta(max_length=PEERS_MAX)]
-    """The links that could be measured. Those of the Probe that are not here could not."""
 
 
 class LinkReport(Part, frozen=True):
     """The direction of a link from this peer to another, since it was made."""
 
     peer: int
-    """The peer at the other end."""
     tx_bytes: Count
     full_ms: Count = 0
     """Milliseconds for which this link limited the ops: see `traffic.Throughput`."""
     full_bytes: Count = 0
-    """Payload that was acknowledged in that time."""
     busy_ms: Count = 0
     """Milliseconds for which data was unacknowledged."""
     sender_ms: Count = 0
@@ -496,15 +443,11 @@ class LinkReport(Part, frozen=True):
     receiver_ms: Count = 0
     """The part of `busy_ms` for which the other end's receive window was the limit."""
     delivered: Count = 0
-    """TCP segments that were acknowledged."""
     resent: Count = 0
-    """TCP segments that were lost and sent again."""
     unacked_bytes: Count = 0
     """Unacknowledged bytes now. This and the round trips may fall."""
     round_trip_us: Count = 0
-    """The round trip now."""
     round_trip_us_min: Count = 0
-    """The shortest round trip seen."""
 
 
 class Report(Message, frozen=True):
@@ -513,11 +456,8 @@ class Report(Message, frozen=True):
     ops: Annotated[list[tuple[int, Count, Count]], msgspec.Meta(max_length=REPORTED_EPOCHS_MAX)]
     """The last epochs, each with the number of ops that were committed and of those that were aborted."""
     tx_bytes: Count
-    """Payload of ops that was sent."""
     rx_bytes: Count
-    """Payload of ops that was received."""
     state_rx_bytes: Count = 0
-    """Shared state that was fetched from others."""
     reconnects: Count = 0
     """Number of connections to other peers that broke and that this peer has dialled anew."""
     links: Annotated[list[LinkReport], msgspec.Meta(max_length=PEERS_MAX)] = []
@@ -536,20 +476,15 @@ class Welcome(Message, frozen=True):
     """The answer to Hello: the peer is known, and waits for a view that admits it."""
 
     peer: int
-    """The number that the peer has from now on."""
     run: str
     term: int
-    """The term of this master."""
     accepted_peers: int
-    """Number of peers that are in the run already. 0: the newcomer is admitted at once."""
     auth: bytes = b""
     peer_timeout_s: float = 5.0
-    """Seconds of silence after which either side takes the other for lost."""
     engine_threads: int = 1
     """Number of engine threads of each peer. A connection of a link belongs to the thread `LinkHello.index` modulo this
     number, on both sides."""
     secret: Secret = b""
-    """The run's secret. A master that has it knows the run."""
     obstacle: Reason = ""
     """The reason of a delay beyond the others' next update_topology; empty: none."""
 
@@ -558,7 +493,6 @@ class Reattached(Message, frozen=True):
     """The answer to Reattach: the session goes on. Both sides resend what the other has not received."""
 
     received: Count
-    """Number of the peer's messages that the master has received, over all connections of the session."""
 
 
 class PreVoteRequest(Message, frozen=True):
@@ -579,7 +513,6 @@ class Resumed(Message, frozen=True):
 
     term: int
     peer_timeout_s: float
-    """Seconds of silence after which either side takes the other for lost."""
     in_force: list[int] = []
     """The views that are or may be in force. Any other that the peer has answered never was and never will be."""
 
@@ -602,7 +535,6 @@ class Goodbye(Message, frozen=True):
     code: int
     reason: str
     secret: Secret = b""
-    """The run's `Welcome.secret`, in answer to Resume; otherwise empty."""
 
 
 class Flush(Message, frozen=True):
@@ -610,7 +542,6 @@ class Flush(Message, frozen=True):
     FlushReply."""
 
     flush: int
-    """A number that tells the answers to this flush from others."""
     epoch: int
 
 
@@ -626,9 +557,7 @@ class Prepare(Message, frozen=True):
     relink: list[tuple[int, int]] = []
     """Pairs whose link is closed and made again, the lower number first."""
     lost: list[tuple[int, str]] = []
-    """Peers that the installed view has and this one has not, each with the reason."""
     aborts: list[Aborted] = []
-    """The aborted ops that are aborted for a reason of their own, and not for the loss."""
 
 
 class Trial(Message, frozen=True):
@@ -644,13 +573,11 @@ class Install(Message, frozen=True):
 
     view: int
     is_meshed: bool = False
-    """Whether every pair of the receiver's group has a link, so that ops may take the direct algorithm."""
     call_number: int = 0
     """The number of the last group call that ends with this view or before; newcomers are accepted after it."""
     direct_limit: int = UNKNOWN
     """Largest size in bytes for the direct algorithm, or UNKNOWN: see `direct_limit`."""
     is_local: bool = False
-    """Whether all peers of the receiver's group are on one host."""
 
 
 class OpsCommit(Message, frozen=True):
@@ -687,7 +614,6 @@ class GroupCallResult(Message, frozen=True):
     """The end of the group call that the receiver waits in."""
 
     call: int
-    """The number in the peer's GroupCall."""
     code: int
     reason: str = ""
     value: int = 0
@@ -698,26 +624,18 @@ class GroupCallResult(Message, frozen=True):
 
 
 class SyncPlan(Message, frozen=True):
-    """The plan of a sync: the elected content, its senders, and whether the receiver fetches it."""
-
     sync: int
-    """A number that tells this sync from others."""
     revision: int
     root: bytes
-    """The digest of all tensors that are not loose."""
     donors: list[int]
-    """Peers that have the content and may send it."""
     fetch_content: bool
-    """Whether the receiver fetches the tensors that are not loose."""
     fetch_loose: bool
-    """Whether the receiver fetches the loose tensors."""
 
 
 class Probe(Message, frozen=True):
     """Measure these links, all at once, and answer Probes."""
 
     probe: int
-    """A number that tells the answers to this question from others."""
     links: list[tuple[int, bool]]
     """The other peer of each link, and whether it is the one that sends."""
 
@@ -730,7 +648,6 @@ class RecordingRequest(Message, frozen=True):
     part 0 and kept until its last part was sent or another trace begins. One part is in flight at a time."""
 
     trace: int
-    """A number that tells the answers to this trace from others."""
     part: int
     """The number of the part, from 0; -1: only the time is asked for."""
     seconds: float = 0.0
@@ -745,14 +662,10 @@ class RecordingPart(Message, frozen=True):
     trace: int
     part: int
     parts: Count
-    """Number of parts; 0 for a request of the time only, and without a recording."""
     received_ns: Count
-    """When the request was received, by the sender's monotonic clock in nanoseconds."""
     sent_ns: Count
     content: Annotated[bytes, msgspec.Meta(max_length=PART_BYTES_MAX)] = b""
-    """A stretch of the recording (`recording`)."""
     lack: Annotated[str, msgspec.Meta(max_length=REASON_CHARACTERS_MAX)] = ""
-    """The reason of a missing recording; empty if unknown."""
 
 
 # Status and trace clients.
@@ -767,8 +680,6 @@ class StatusRequest(Message, frozen=True):
 
 
 class Status(Message, frozen=True):
-    """The state of the run."""
-
     run: RunStatus
 
 
@@ -784,8 +695,6 @@ class TraceRequest(Message, frozen=True):
 
 
 class TracePart(Message, frozen=True):
-    """A stretch of a peer's recording. Those of one peer come in order, and those of others may come between them."""
-
     peer: int
     content: bytes
 
@@ -796,7 +705,6 @@ class TracedPeer(Message, frozen=True):
     peer: int
     name: str
     lack: str = ""
-    """The reason of a missing recording; empty: there is one."""
     offset_ns: int = 0
     """The peer's monotonic clock less the master's."""
     uncertainty_ns: int = 0
@@ -804,11 +712,8 @@ class TracedPeer(Message, frozen=True):
 
 
 class Traced(Message, frozen=True):
-    """All peers have been asked."""
-
     run: str
     clock: str
-    """The master's clock, as in `Recording.clock`."""
 
 
 # Check clients (`pccl doctor`).
@@ -823,13 +728,10 @@ class CheckRequest(Message, frozen=True):
 
 
 class Checked(Message, frozen=True):
-    """A check client as the master sees it."""
-
     host: str
     """The client's address."""
     port: int
     version: str
-    """The version of the master's pccl."""
 
 
 class CheckEcho(Message, frozen=True):
@@ -844,7 +746,6 @@ class CheckDial(Message, frozen=True):
     """Asks the master to dial these addresses, as other peers would, and to say `CheckCall` there."""
 
     hosts: Annotated[list[str], msgspec.Meta(max_length=CHECK_HOSTS_MAX)]
-    """Addresses; empty: the client's."""
     port: int
     nonce: Secret
 
@@ -854,14 +755,10 @@ class CheckCall(Message, frozen=True):
 
     nonce: Secret
     content: Annotated[bytes, msgspec.Meta(max_length=CHECK_BYTES_MAX)] = b""
-    """Bytes without a meaning, so that packets are of full size."""
 
 
 class CheckDialled(Message, frozen=True):
-    """The answer to CheckDial."""
-
     calls: list[tuple[str, str]]
-    """Each address with the reason why it could not be reached; empty: it was."""
 
 
 FromPeer = (
@@ -930,7 +827,6 @@ class Challenge(Message, frozen=True):
 
     auth: bytes
     run: str
-    """The run whose key the dialer has to prove itself with."""
 
 
 class Proof(Message, frozen=True):
@@ -948,33 +844,24 @@ class LinkHello(Message, frozen=True):
     protocol: int
     run: str
     sender: int
-    """The dialing peer, in the other openings between peers too."""
     receiver: int
-    """The peer that it means to reach."""
     made_in: int
-    """The view whose Prepare asked for the link."""
     index: int
     """The number of the connection within the link, from 0."""
     count: int
-    """Number of connections that the dialer makes for the link at first."""
     auth: bytes = b""
     encrypt: bool = False
-    """Whether what follows is encrypted with the handshake's payload keys. The acceptor must want the same."""
     padding_bytes: Padding = 0
 
 
 class StateHello(Message, frozen=True):
-    """The dialer wants to fetch shared state from the receiver."""
-
     protocol: int
     run: str
     sender: int
     receiver: int
     sync: int
-    """The number in the SyncPlan of the sync that this belongs to."""
     auth: bytes = b""
     encrypt: bool = False
-    """Whether what follows is encrypted with the handshake's payload keys. The acceptor must want the same."""
     sends_digests: bool = False
     """Whether the receiver shall send the Digests of all its tensors that are not loose, in order and unasked."""
     padding_bytes: Padding = 0
@@ -994,33 +881,22 @@ class ProbeHello(Message, frozen=True):
 
 
 class Accepted(Message, frozen=True):
-    """The opening is granted."""
-
     auth: bytes = b""
     padding_bytes: Padding = 0
 
 
 class Rejected(Message, frozen=True):
-    """The opening is refused, and the connection closed."""
-
     reason: str
 
 
 class DigestRequest(Message, frozen=True):
-    """Asks a donor for the block digests of a tensor. The answer is Digests or Rejected."""
-
     tensor: int
-    """The tensor's place in the order of `SyncOffer.tensors`."""
 
 
 class Digests(Message, frozen=True):
-    """The BLAKE3 digests of a tensor's blocks."""
-
     tensor: int
     block_bytes: int
-    """The size of each block but the last."""
     digests: bytes
-    """32 bytes for each block, in order."""
 
 
 class BlockRequest(Message, frozen=True):
@@ -1036,7 +912,6 @@ PeerAnswer = Accepted | Rejected
 HeartbeatAnswer = Accepted | Goodbye | Elsewhere
 Credential = Challenge | Proof
 ToWatcher = Accepted | Status | Goodbye
-"""The answers to StatusRequest: Accepted and Status, or Goodbye."""
 ToTracer = Accepted | TracePart | TracedPeer | Traced | Goodbye
 FromChecker = CheckEcho | CheckDial
 ToChecker = Accepted | Checked | CheckEcho | CheckDialled | Goodbye

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 NAMED_MAX = 8
-"""Number of peers that a sentence names at most."""
 
 NAME_CHARACTERS_MAX = 255
 

@@ -15,12 +15,10 @@ import msgspec
 from pccl.protocol.completion import callers_tag
 
 PACKED_BYTES_MAX = 8 * 2**20
-"""Size of a recording that a master takes from a peer."""
 UNPACKED_BYTES_MAX = 64 * 2**20
 SPAN_S_MAX = 1e9
 """About thirty years, effectively unlimited."""
 COMPRESSION = 1
-"""zlib's level: the fastest. The others save little."""
 
 
 class RecordingError(ValueError):
@@ -28,8 +26,6 @@ class RecordingError(ValueError):
 
 
 class OpRecord(msgspec.Struct, frozen=True, array_like=True):
-    """The times of one op, as this peer saw it."""
-
     epoch: int
     tag: int
     sequence: int
@@ -44,16 +40,13 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
     rank: int
     world_size: int
     caller: int
-    """The thread that launched it, as an index into `Recording.callers`."""
     launched_ns: int
     first_sent_ns: int = 0
-    """The system has taken a frame of it; so `last_sent_ns`."""
     last_sent_ns: int = 0
     first_received_ns: int = 0
     """A segment of it has come; so `last_received_ns`."""
     last_received_ns: int = 0
     last_received_from: int = 0
-    """The sender of those bytes; 0: unknown."""
     joined_ns: int = 0
     """The last of the peers that send to this one, or get from it, was known to have launched it; 0: not all of them
     are."""
@@ -74,7 +67,6 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def name(self) -> tuple[int, int, int]:
-        """What the op has in common with those of other peers in its group."""
         return self.epoch, self.tag, self.sequence
 
     @property
@@ -88,8 +80,6 @@ class OpRecord(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LinkSample(msgspec.Struct, frozen=True, array_like=True):
-    """The counters of one link in one engine thread, at one moment."""
-
     at_ns: int
     peer: int
     link: int
@@ -100,15 +90,11 @@ class LinkSample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RecordedEvent(msgspec.Struct, frozen=True, array_like=True):
-    """Another event of the peer."""
-
     at_ns: int
     kind: str
     text: str
     duration_ns: int = 0
-    """How long it took, if it took time."""
     about: dict[str, int] = {}
-    """The peers, views ... that it is about."""
 
 
 class Recording(msgspec.Struct, frozen=True):
@@ -124,19 +110,15 @@ class Recording(msgspec.Struct, frozen=True):
     """When this was taken, by that clock and by the host's calendar."""
     taken_unix_ns: int
     rings: list[tuple[int, list[int]]] = []
-    """The peers of the group by rank, by epoch."""
     callers: list[str] = []
     ops: list[OpRecord] = []
     links: list[LinkSample] = []
     events: list[RecordedEvent] = []
     reason: str = ""
-    """The reason; empty: requested."""
     format: int = 1
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """A period without an op in flight of a caller."""
-
     caller: int
     start_ns: int
     end_ns: int
@@ -197,7 +179,6 @@ def to_json(recording: Recording) -> bytes:
 
 
 def from_json(text: bytes) -> Recording:
-    """Return what a file of `to_json` holds. RecordingError."""
     try:
         return _checked(msgspec.json.decode(text, type=Recording))
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

@@ -18,7 +18,6 @@ class Waiting(_Facts, frozen=True):
 
     call: str
     for_s: float
-    """Seconds of the wait by now."""
     missing: list[int]
     """The first of the peers that have not made the call yet; none: it is being carried out."""
 
@@ -38,34 +37,24 @@ class LinkTraffic(_Facts, frozen=True):
     """One direction of a link: what a peer sends to another. Shares and rates are of the last seconds."""
 
     peer: int
-    """The peer at the other end."""
     tx_bytes: int
-    """Payload of ops that was sent since the link was made."""
     tx_bytes_per_s: float
     round_trip_s: float = 0.0
     """The round trip now; 0 where the system does not report it."""
     round_trip_s_min: float = 0.0
-    """The shortest round trip seen."""
     resent_share: float = 0.0
     """Retransmitted share of the TCP segments that were sent."""
     unacked_bytes: int = 0
-    """Bytes that are sent and not acknowledged now."""
     sender_limited: float = 0.0
-    """Share of the time when this end's send buffer limited the rate."""
     receiver_limited: float = 0.0
-    """Share of the time when the other end's receive window limited the rate."""
 
 
 class PeerTraffic(_Facts, frozen=True):
-    """Payload of ops, as the peer itself reports it every few seconds, since its first report."""
-
     tx_bytes: int = 0
     rx_bytes: int = 0
     tx_bytes_per_s: float = 0.0
-    """The rate between the last two reports; so is `rx_bytes_per_s`."""
     rx_bytes_per_s: float = 0.0
     links: list[LinkTraffic] = []
-    """Links over which something went."""
 
 
 class MemberStatus(_Facts, frozen=True):
@@ -79,19 +68,15 @@ class MemberStatus(_Facts, frozen=True):
     """"connecting": no heartbeat yet; "pending": waits for an update_topology; "joining": part of the view that is
     prepared; "accepted"."""
     known_s: float
-    """Seconds since it said Hello."""
     waiting: Waiting | None = None
     stalled_ops: list[StalledOp] = []
     answer_due_s: float | None = None
     """Seconds since the master asked it for an answer to a change of membership."""
     is_heard: bool = True
-    """Whether it has a connection for heartbeats."""
     traffic: PeerTraffic = PeerTraffic()
 
 
 class LinkFigures(_Facts, frozen=True):
-    """The metrics of one direction of a link."""
-
     sender: int
     receiver: int
     bytes_per_s: float
@@ -104,25 +89,18 @@ class LinkFigures(_Facts, frozen=True):
 
 
 class GroupStatus(_Facts, frozen=True):
-    """One group of the run."""
-
     group: int
     ring: list[int]
     epoch: int
-    """The view of the last change of the ring."""
     state: str
     """"running"; "flushing": its ops stop after a loss; "forming": links are made."""
     is_meshed: bool
-    """Whether every pair has a link."""
     revision: int | None
-    """The revision of the last sync_shared_state."""
     undecided_ops: int
     """Number of ops that some peers are done with and others not, as far as the master hears of them."""
     is_syncing: bool = False
     links: list[LinkFigures] = []
-    """Links of the ring that have metrics."""
     decision: str = ""
-    """The decision of the last optimize_topology and its reason."""
 
 
 class Totals(_Facts, frozen=True):
@@ -134,19 +112,14 @@ class Totals(_Facts, frozen=True):
     again."""
     joins: int = 0
     losses: int = 0
-    """Accepted peers that are gone without having said that they leave."""
     leaves: int = 0
     tx_bytes: int = 0
-    """Payload of ops, sent by all peers together."""
     state_bytes: int = 0
-    """Shared state that peers have fetched."""
     reconnects: int = 0
     """Connections between peers that broke and were made again."""
 
 
 class Loss(_Facts, frozen=True):
-    """An accepted peer that was lost."""
-
     age_s: float
     peer: int
     name: str
@@ -155,8 +128,6 @@ class Loss(_Facts, frozen=True):
 
 
 class Event(_Facts, frozen=True):
-    """A line of the master's log."""
-
     age_s: float
     level: str
     """"debug", "info" or "warning"."""
@@ -172,9 +143,7 @@ class Finding(_Facts, frozen=True):
     peer: int
     group: int
     text: str
-    """The evidence, in a sentence."""
     for_s: float
-    """Seconds since it was found."""
 
 
 class Course(_Facts, frozen=True):
@@ -185,26 +154,19 @@ class Course(_Facts, frozen=True):
 
 
 class RunStatus(_Facts, frozen=True):
-    """The state of a run, as its master sees it."""
-
     run: str
     term: int
     version: str
-    """The version of the master's pccl."""
     uptime_s: float
     peer_timeout_s: float
     view: int
-    """The last view installed."""
     is_changing: bool
-    """Whether a further view is being made."""
     groups: list[GroupStatus]
     members: list[MemberStatus]
     totals: Totals
     course: Course
     losses: list[Loss]
-    """The last losses, oldest first."""
     events: list[Event]
-    """The last lines of the log, oldest first."""
     role: str = "leading"
     """"leading"; "vacant": there are no peers yet; "standby": it waits to take over a run."""
     findings: list[Finding] = []

@@ -41,13 +41,10 @@ ABSENT_NAMED_MAX = 8
 
 @dataclass(frozen=True)
 class GroupScene:
-    """A group as the master knows it."""
-
     group: int
     ring: Sequence[int]
     epoch: int
     is_running: bool
-    """Whether ops may be in flight."""
     waits: Mapping[str, tuple[float, int, Sequence[int]]] = field(default_factory=dict)
     """Group calls with waiting peers: seconds of the longest wait, number of waiting peers, and missing peers."""
     stalled: Mapping[OpRef, Set[int]] = field(default_factory=dict)
@@ -66,8 +63,6 @@ class Scene:
 
 @dataclass(frozen=True)
 class Suspect:
-    """A peer to be named, and the evidence."""
-
     kind: str
     group: int
     peer: int
@@ -81,7 +76,6 @@ class Change:
     suspect: Suspect
     is_over: bool
     for_s: float = 0.0
-    """Its duration in seconds, at its end."""
 
 
 @dataclass
@@ -92,24 +86,19 @@ class _Open:
 
 
 class Stragglers:
-    """The findings of one run."""
-
     def __init__(self) -> None:
         self._rounds: dict[int, _Rounds] = {}
         self._open: dict[tuple[str, int], _Open] = {}
 
     def reported(self, peer: int, group: int, report: Report, now: float) -> None:
-        """Take in a report of a peer."""
         if group in self._rounds:
             self._rounds[group].reported(peer, report, now)
 
     def gone(self, peer: int) -> None:
-        """Forget a peer that was lost or has left: the master's log says so already."""
         for key in [key for key in self._open if key[1] == peer]:
             del self._open[key]
 
     def judge(self, scene: Scene, now: float) -> list[Change]:
-        """Return the findings that begin or end now."""
         groups = {each.group: each for each in scene.groups}
         self._rounds = {group: rounds for group, rounds in self._rounds.items() if group in groups}
         suspects: list[Suspect] = []
@@ -122,7 +111,6 @@ class Stragglers:
         return self._note(suspects, now)
 
     def findings(self, now: float) -> list[Finding]:
-        """Return the open findings, the oldest first."""
         return [
             Finding(each.suspect.kind, each.suspect.peer, each.suspect.group, each.suspect.text, now - each.since)
             for each in self._open.values()
@@ -146,13 +134,9 @@ class Stragglers:
 
 @dataclass(frozen=True)
 class _Sample:
-    """The last report of a peer."""
-
     received_at: float
     own_s: float
-    """Time by the peer's own clock."""
     ops: int
-    """Ops of this epoch that have ended."""
     in_ops_s: float
     op_wait_s: float
 
@@ -165,7 +149,6 @@ class _Rounds:
         self.epoch = epoch
         self.last: dict[int, _Sample] = {}
         self._edge: dict[int, _Sample] = {}
-        """The samples at the beginning of the present round."""
         self._slowest: deque[int | None] = deque(maxlen=ROUNDS)
         """The peer that straggled in each of the last rounds; None: no peer did."""
         self._named: int | None = None

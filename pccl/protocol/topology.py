@@ -28,7 +28,6 @@ def neighbours(ring: Sequence[int], peer: int) -> tuple[int, int]:
 
 
 def ring_links(ring: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the sender and receiver of each link of the ring."""
     return list(zip(ring, [*ring[1:], ring[0]], strict=True)) if len(ring) > 1 else []
 
 

@@ -152,7 +152,7 @@ class Handshake:
 
 
 @pytest.mark.parametrize(("said", "dh", "psk", "proofs", "payload_keys"), VECTORS)
-def test_vectors(
+def test_proof_vectors(
     said: tuple[str, str, bytes, bytes],
     dh: str,
     psk: str,
@@ -168,13 +168,13 @@ def test_vectors(
 
 
 @pytest.mark.parametrize(("material", "salt", "info", "extracted", "expanded"), HKDF_VECTORS)
-def test_vectors_of_hkdf(material: str, salt: str, info: str, extracted: str, expanded: str) -> None:
+def test_hkdf_vectors(material: str, salt: str, info: str, extracted: str, expanded: str) -> None:
     key = hkdf_extract(bytes.fromhex(salt), bytes.fromhex(material))
     assert key.hex() == extracted
     assert hkdf_expand(key, bytes.fromhex(info), len(expanded) // 2).hex() == expanded
 
 
-def test_vectors_of_x25519() -> None:
+def test_x25519_vectors() -> None:
     """RFC 7748, 6.1."""
     alice = Exchange(bytes.fromhex("77076d0a7318a57d3c16c17251b26645df4c2f87ebc0992ab177fba51db92c2a"))
     bob = Exchange(bytes.fromhex("5dab087e624a8a4b79e17f8b83800ee66f3bb1292618b6fd1c2f8b27ff88e0eb"))
@@ -184,7 +184,7 @@ def test_vectors_of_x25519() -> None:
     assert secrets[0].hex() == secrets[1].hex() == "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
 
 
-def test_a_private_key_serves_until_it_is_closed() -> None:
+def test_closed_private_key_fails() -> None:
     ours, theirs = Exchange(), Exchange()
     secret = ours.secret(theirs.public_key)
     assert ours.secret(theirs.public_key) == secret == theirs.secret(ours.public_key)
@@ -197,7 +197,7 @@ def test_a_private_key_serves_until_it_is_closed() -> None:
     assert Exchange().public_key != Exchange().public_key
 
 
-def test_a_key_pair_serves_for_all_handshakes_that_begin_in_its_life() -> None:
+def test_key_pair_lifetime() -> None:
     """The key pair is wiped when that has ended and none of them is under way."""
 
     async def run() -> None:
@@ -232,7 +232,7 @@ def test_a_key_pair_serves_for_all_handshakes_that_begin_in_its_life() -> None:
     assert left[0].public_key != left[1].public_key
 
 
-def test_an_idle_process_holds_no_key_pair() -> None:
+def test_idle_process_holds_no_key_pair() -> None:
     """The key pair is wiped though no other handshake follows."""
 
     async def run() -> None:
@@ -245,7 +245,7 @@ def test_an_idle_process_holds_no_key_pair() -> None:
     trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-def test_a_handshake_holds_the_key_pair_no_longer_than_it_needs_it() -> None:
+def test_key_pair_is_released_after_handshakes() -> None:
     """The answer to a handshake may be long in coming."""
     acceptor = Acceptor(TOKEN, b"a" * NONCE_BYTES, "run", "peer 1", Exchange())
 
@@ -282,7 +282,7 @@ def test_a_handshake_holds_the_key_pair_no_longer_than_it_needs_it() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_child_has_no_private_key() -> None:
+def test_forked_child_has_no_private_key() -> None:
     ours = Exchange()
     assert in_child(lambda: str(ours.is_closed)) == "True"
     assert not ours.is_closed
@@ -299,7 +299,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize("opening", KINDS)
-def test_who_knows_the_token_gets_through(opening: m.Opening) -> None:
+def test_same_token_passes(opening: m.Opening) -> None:
     shake = Handshake(opening=opening)
     frames = shake.complete()
     assert read(frames[0]) == msgspec.structs.replace(opening, auth=b"d" * NONCE_BYTES + Exchange(b"D" * 32).public_key)
@@ -309,7 +309,7 @@ def test_who_knows_the_token_gets_through(opening: m.Opening) -> None:
 
 
 @pytest.mark.parametrize("private_keys", [(None, b"A" * 32), (b"D" * 32, None), (None, None)])
-def test_the_token_is_proved_without_x25519_too(private_keys: tuple[bytes | None, bytes | None]) -> None:
+def test_token_passes_without_x25519(private_keys: tuple[bytes | None, bytes | None]) -> None:
     """There are no payload keys where one side has no X25519."""
     shake = Handshake(private_keys=private_keys)
     shake.complete()
@@ -322,7 +322,7 @@ def test_the_token_is_proved_without_x25519_too(private_keys: tuple[bytes | None
         shake.accept(answer)
 
 
-def test_nothing_is_encrypted_without_a_key_exchange() -> None:
+def test_no_encryption_without_key_exchange() -> None:
     with pytest.raises(AuthError, match="without a public key"):
         Handshake(opening=SEALED_LINK, private_keys=(None, b"A" * 32)).challenge()
     shake = Handshake(opening=SEALED_LINK, private_keys=(b"D" * 32, None))
@@ -332,14 +332,14 @@ def test_nothing_is_encrypted_without_a_key_exchange() -> None:
         shake.dialer.check_answer(m.Accepted())
 
 
-def test_without_a_token_nothing_is_asked() -> None:
+def test_no_handshake_without_token() -> None:
     shake = Handshake("", "")
     assert read(shake.dialer.opening) == LINK
     assert shake.acceptor.challenge(LINK, b"") is None
     shake.dialer.check_answer(m.Accepted())
 
 
-def test_another_token_is_refused_on_both_sides() -> None:
+def test_wrong_token_is_refused() -> None:
     shake = Handshake("mine", "yours")
     challenge = shake.challenge()
     with pytest.raises(AuthError, match="another token than peer 1"):
@@ -350,7 +350,7 @@ def test_another_token_is_refused_on_both_sides() -> None:
         shake.dialer.check(m.Proof(schedule.proof(ACCEPTOR)))
 
 
-def test_a_side_without_a_token_is_named() -> None:
+def test_missing_token_is_named() -> None:
     with pytest.raises(AuthError, match="peer 1 has a token and the dialing peer has none"):
         Handshake("", TOKEN).challenge()
     with pytest.raises(AuthError, match="the dialing peer has a token and peer 1 has none"):
@@ -363,7 +363,7 @@ def test_a_side_without_a_token_is_named() -> None:
     Handshake(TOKEN, "").dialer.check_answer(m.Goodbye(1, "full"))
 
 
-def test_a_recorded_handshake_is_worth_nothing() -> None:
+def test_replayed_handshake_is_refused() -> None:
     recorded = Handshake()
     opening = recorded.dialer.opening
     answer = recorded.answer(recorded.challenge())
@@ -373,7 +373,7 @@ def test_a_recorded_handshake_is_worth_nothing() -> None:
         replayed.accept(answer)
 
 
-def test_a_recorded_acceptor_convinces_nobody() -> None:
+def test_replayed_acceptor_is_refused() -> None:
     recorded = Handshake()
     challenge = recorded.challenge()
     theirs = recorded.accept(recorded.answer(challenge))
@@ -383,7 +383,7 @@ def test_a_recorded_acceptor_convinces_nobody() -> None:
         fresh.finish(theirs)
 
 
-def test_a_proof_sent_back_is_no_proof() -> None:
+def test_reflected_proof_is_refused() -> None:
     shake = Handshake()
     answer = shake.answer(shake.challenge())
     with pytest.raises(AuthError, match="does not know the token"):
@@ -401,7 +401,7 @@ def test_a_proof_sent_back_is_no_proof() -> None:
         HELLO,
     ],
 )
-def test_a_proof_is_of_no_use_for_another_opening(other: m.Opening) -> None:
+def test_proof_for_other_opening_is_refused(other: m.Opening) -> None:
     """A man in the middle changes the opening and passes on everything else."""
     shake = Handshake()
     changed = Handshake(opening=other).dialer.opening
@@ -409,19 +409,19 @@ def test_a_proof_is_of_no_use_for_another_opening(other: m.Opening) -> None:
         shake.accept(shake.answer(shake.challenge(changed)))
 
 
-def test_a_proof_is_of_no_use_in_another_run() -> None:
+def test_proof_for_other_run_is_refused() -> None:
     assert run_key(TOKEN, "run") != run_key(TOKEN, "run2")
     with pytest.raises(AuthError, match="'elsewhere', not 'run'"):
         Handshake().answer(Handshake(run="elsewhere").challenge())
 
 
-def test_a_proof_before_any_challenge_is_refused() -> None:
+def test_proof_before_challenge_is_refused() -> None:
     for check in (Handshake().acceptor.check, Handshake().dialer.check):
         with pytest.raises(AuthError):
             check(m.Proof(b""))
 
 
-def test_a_challenge_is_for_one_proof() -> None:
+def test_challenge_takes_one_proof() -> None:
     """Who has guessed wrong, or has got through, needs a fresh nonce to try again."""
     shake = Handshake()
     answer = shake.answer(shake.challenge())
@@ -436,7 +436,7 @@ def test_a_challenge_is_for_one_proof() -> None:
         shake.accept(answer)
 
 
-def test_the_secret_of_both_private_keys_is_wiped_on_both_sides() -> None:
+def test_shared_secret_is_wiped() -> None:
     made: list[bytearray] = []
 
     class Watched:
@@ -457,7 +457,7 @@ def test_the_secret_of_both_private_keys_is_wiped_on_both_sides() -> None:
 
 
 @pytest.mark.parametrize("count", [1, NONCE_BYTES - 1, NONCE_BYTES + 1, SHARE_BYTES - 1, SHARE_BYTES + 1])
-def test_a_share_has_one_length(count: int) -> None:
+def test_share_length_is_checked(count: int) -> None:
     auth = b"x" * count
     with pytest.raises(AuthError, match=f"{count} bytes"):
         Handshake().acceptor.challenge(msgspec.structs.replace(LINK, auth=auth), b"")
@@ -465,13 +465,13 @@ def test_a_share_has_one_length(count: int) -> None:
         Handshake().dialer.answer(m.Challenge(auth, "run"), b"")
 
 
-def test_a_key_that_was_not_asked_for_is_refused() -> None:
+def test_unrequested_key_is_refused() -> None:
     with pytest.raises(AuthError, match=f"{SHARE_BYTES} bytes"):
         Handshake(private_keys=(None, None)).dialer.answer(m.Challenge(b"x" * SHARE_BYTES, "run"), b"")
 
 
 @pytest.mark.parametrize("point", [bytes(32), b"\1" + bytes(31), (2**255 - 19).to_bytes(32, "little")])
-def test_a_public_key_that_makes_no_secret_is_refused(point: bytes) -> None:
+def test_zero_shared_secret_is_refused(point: bytes) -> None:
     """Whatever the private key, the secret would be zero: known to all."""
     with pytest.raises(AuthError, match="public key is refused"):
         Handshake().dialer.answer(m.Challenge(b"x" * NONCE_BYTES + point, "run"), b"")
@@ -483,7 +483,7 @@ def test_a_public_key_that_makes_no_secret_is_refused(point: bytes) -> None:
 
 
 @pytest.mark.parametrize(("auth", "protocol"), [(b"x" * NONCE_BYTES, 10), (b"x" * SHARE_BYTES, m.PROTOCOL_VERSION + 1)])
-def test_another_version_is_told_before_the_token_is_doubted(auth: bytes, protocol: int) -> None:
+def test_version_is_checked_before_token(auth: bytes, protocol: int) -> None:
     other = msgspec.structs.replace(LINK, auth=auth, protocol=protocol)
     with pytest.raises(AuthError, match=f"peer 1 speaks protocol {m.PROTOCOL_VERSION}, the dialing peer {protocol}"):
         Handshake().acceptor.challenge(other, b"")
@@ -491,7 +491,7 @@ def test_another_version_is_told_before_the_token_is_doubted(auth: bytes, protoc
 
 @pytest.mark.parametrize("which", range(4))
 @pytest.mark.parametrize("has_x25519", [False, True])
-def test_a_change_of_any_byte_on_the_way_is_found(which: int, has_x25519: bool) -> None:
+def test_any_changed_byte_is_detected(which: int, has_x25519: bool) -> None:
     """One side or the other finds it: as a message that cannot be, or as a proof that fails."""
     opening = SEALED_LINK if has_x25519 else LINK
     private_keys = (b"D" * 32, b"A" * 32) if has_x25519 else (None, None)
@@ -524,7 +524,7 @@ def strip_keys(frame: bytes) -> bytes:
     return encode(msgspec.structs.replace(message, auth=message.auth[:NONCE_BYTES]))
 
 
-def test_nobody_on_the_way_can_talk_both_out_of_the_key_exchange() -> None:
+def test_key_exchange_cannot_be_stripped() -> None:
     for is_opening, is_challenge in ((True, False), (True, True), (False, True)):
         shake = Handshake()
         challenge = shake.challenge(strip_keys(shake.dialer.opening) if is_opening else None)
@@ -533,7 +533,7 @@ def test_nobody_on_the_way_can_talk_both_out_of_the_key_exchange() -> None:
             shake.accept(answer)
 
 
-def test_both_sides_have_the_same_payload_keys_and_no_connection_those_of_another() -> None:
+def test_payload_keys_match_and_differ_by_connection() -> None:
     """Not even one with the same nonces and one key pair of two."""
     found: set[bytes] = set()
     for private_keys in ((b"D" * 32, b"A" * 32), (b"E" * 32, b"A" * 32), (b"D" * 32, b"B" * 32)):
@@ -561,7 +561,7 @@ def keys_of_a_recording(token: str, frames: list[bytes], dhs: list[bytes]) -> se
     return found
 
 
-def test_token_and_recording_do_not_give_the_payload_keys() -> None:
+def test_payload_keys_have_forward_secrecy() -> None:
     """A private key is needed as well."""
     shake = Handshake(opening=SEALED_LINK)
     frames = shake.complete()
@@ -580,7 +580,7 @@ def test_token_and_recording_do_not_give_the_payload_keys() -> None:
     assert not keys & keys_of_a_recording("another", frames, [dh])
 
 
-def test_who_listens_cannot_try_words_for_the_token() -> None:
+def test_eavesdropper_cannot_guess_token() -> None:
     """The proofs need a private key as well."""
     frames = Handshake(TOKEN, TOKEN).complete()
     said = body(frames[0]), body(frames[1])

@@ -16,7 +16,7 @@ def session(frames: int = 0) -> ControlSession:
     return made
 
 
-def test_what_the_other_end_lacks_is_sent_again() -> None:
+def test_reattach_resends_missing_messages() -> None:
     mine = session(5)
     assert mine.reattach(3) == [b"3", b"4"]
     assert mine.reattach(3) == [b"3", b"4"]
@@ -27,14 +27,14 @@ def test_what_the_other_end_lacks_is_sent_again() -> None:
 
 
 @pytest.mark.parametrize("received", [1, 6, 2**60])
-def test_what_cannot_have_been_received_is_refused(received: int) -> None:
+def test_impossible_count_is_refused(received: int) -> None:
     mine = session(5)
     mine.acknowledge(2)
     with pytest.raises(ProtocolError, match=f"{received} messages are acknowledged after 2, and 5 were sent"):
         mine.acknowledge(received)
 
 
-def test_acknowledgements_are_few_and_bound_what_is_kept() -> None:
+def test_acknowledgements_bound_kept_frames() -> None:
     one, other = session(), session()
     acks = 0
     for _ in range(1000):
@@ -47,7 +47,7 @@ def test_acknowledgements_are_few_and_bound_what_is_kept() -> None:
     assert acks == 1000 // ACK_EVERY
 
 
-def test_who_acknowledges_nothing_is_found() -> None:
+def test_missing_acknowledgements_flood() -> None:
     mine = session()
     for _ in range(KEPT_BYTES_MAX // 2**20):
         mine.keep(bytes(2**20))
@@ -57,7 +57,7 @@ def test_who_acknowledges_nothing_is_found() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_two_ends_over_connections_that_break_see_one_sequence(seed: int) -> None:
+def test_broken_connections_keep_one_sequence(seed: int) -> None:
     rng = random.Random(seed)
     sender, receiver = session(), session()
     sent: list[bytes] = []

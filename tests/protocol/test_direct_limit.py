@@ -25,26 +25,26 @@ def limit(peers: int, rate_mbit: float, delay_s: float, peers_on_host: int = 1) 
     return direct_limit(range(peers), metrics)
 
 
-def test_it_lies_where_the_lab_has_both_take_as_long() -> None:
+def test_limit_matches_lab() -> None:
     """4 hosts, 25 ms: of 200 Mbit/s, direct takes half as long at 1 MiB and a quarter longer at 4 MiB."""
     assert MIB <= limit(4, 200, 0.025) < 4 * MIB
 
 
-def test_longer_and_faster_links_let_larger_ops_go_direct() -> None:
+def test_longer_links_raise_limit() -> None:
     limits = [limit(4, 20, 0.025), limit(4, 200, 0.025), limit(4, 1000, 0.025), limit(4, 1000, 0.1)]
     assert limits == sorted(set(limits))
 
 
-def test_peers_that_share_a_line_go_round_the_ring_sooner() -> None:
+def test_shared_uplink_lowers_limit() -> None:
     assert limit(8, 1000, 0.025, peers_on_host=4) < limit(8, 1000, 0.025)
 
 
 @pytest.mark.parametrize(("peers", "peers_on_host"), [(2, 1), (4, 4)])
-def test_without_a_choice_there_is_no_limit(peers: int, peers_on_host: int) -> None:
+def test_no_limit_without_choice(peers: int, peers_on_host: int) -> None:
     assert limit(peers, 200, 0.025, peers_on_host) == UNKNOWN
 
 
-def test_every_link_has_to_be_known() -> None:
+def test_unknown_link_gives_no_limit() -> None:
     metrics = LinkMetrics()
     for peer in range(3):
         metrics.arrived(peer, [f"host {peer}"])
@@ -57,7 +57,7 @@ def test_every_link_has_to_be_known() -> None:
     assert direct_limit(range(3), metrics) == UNKNOWN
 
 
-def test_a_ring_is_made_anew_for_another_limit_only() -> None:
+def test_changed_limit_is_outdated() -> None:
     assert not is_outdated(MIB, UNKNOWN, 4)
     assert not is_outdated(MIB, MIB // 2, 4)
     assert is_outdated(MIB, 4 * MIB, 4)
@@ -79,7 +79,7 @@ def test_a_ring_is_made_anew_for_another_limit_only() -> None:
         (0, True, QuantizationOptions(), ReduceAlgorithm.DIRECT),
     ],
 )
-def test_ops_keep_to_it(
+def test_ops_use_limit(
     direct_limit: int, is_meshed: bool, quantization: QuantizationOptions | None, expected: ReduceAlgorithm
 ) -> None:
     """Quantized ones go direct at any size: their error does not grow with the world then."""

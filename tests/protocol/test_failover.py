@@ -131,14 +131,14 @@ class Rig:
 # Birth.
 
 
-def test_a_fresh_master_at_a_free_port_lets_the_first_found_a_run() -> None:
+def test_fresh_master_founds_at_once() -> None:
     rig = Rig()
     rig.hello(1)
     assert rig.kinds(1) == [m.Welcome]
     assert rig.machine.is_leading
 
 
-def test_where_another_may_have_been_newcomers_wait_a_moment() -> None:
+def test_newcomers_wait_for_earlier_run() -> None:
     rig = Rig(birth_at=2.0)
     rig.hello(1)
     assert rig.sent == []
@@ -147,7 +147,7 @@ def test_where_another_may_have_been_newcomers_wait_a_moment() -> None:
     assert rig.kinds(1) == [m.Welcome]
 
 
-def test_they_wait_as_long_as_peers_of_a_run_are_here() -> None:
+def test_newcomers_wait_while_peers_recover() -> None:
     rig = Rig(birth_at=2.0)
     rig.hello(9)
     rig.resume(1)
@@ -164,7 +164,7 @@ def test_they_wait_as_long_as_peers_of_a_run_are_here() -> None:
     assert welcome.peer > 9
 
 
-def test_and_are_sent_away_to_ask_again() -> None:
+def test_held_newcomers_are_sent_away() -> None:
     rig = Rig()
     rig.resume(1)
     rig.deliver(report_of(1, view(7, 1, 2, 3)))
@@ -175,7 +175,7 @@ def test_and_are_sent_away_to_ask_again() -> None:
     assert rig.told(9) == [m.Elsewhere("it waits for the peers of run 'old' (1 of the 3 peers of view 7 have come)")]
 
 
-def test_or_until_they_have_gone() -> None:
+def test_held_newcomers_found_after_peers_leave() -> None:
     rig = Rig()
     rig.resume(1)
     rig.deliver(report_of(1, view(7, 1, 2, 3)))
@@ -186,14 +186,14 @@ def test_or_until_they_have_gone() -> None:
     assert rig.kinds(9) == [m.Welcome]
 
 
-def test_a_standby_founds_nothing() -> None:
+def test_standby_founds_no_run() -> None:
     rig = Rig(is_standby=True)
     rig.hello(1)
     assert rig.kinds(1) == [m.Elsewhere]
     assert Close(1) in rig.effects
 
 
-def test_who_knows_several_masters_asks_all_of_them_first() -> None:
+def test_newcomer_with_several_masters_asks_all() -> None:
     rig = Rig()
     rig.hello(1, masters=2, may_found=False)
     assert rig.told(1) == [m.Elsewhere("it leads no run yet")]
@@ -206,7 +206,7 @@ def test_who_knows_several_masters_asks_all_of_them_first() -> None:
 # Gathering.
 
 
-def test_a_majority_and_patience_or_all_of_them() -> None:
+def test_majority_leads_after_timeout() -> None:
     rig = Rig()
     for peer in (1, 2):
         rig.resume(peer)
@@ -227,7 +227,7 @@ def test_a_majority_and_patience_or_all_of_them() -> None:
 
 
 @pytest.mark.parametrize(("followers", "newest"), [((1,), 7), ((1, 2), 9)], ids=["too few", "of an older view"])
-def test_who_has_come_and_does_not_follow_may_follow_another(followers: tuple[int, ...], newest: int) -> None:
+def test_voters_without_rivals_must_be_majority(followers: tuple[int, ...], newest: int) -> None:
     rig = Rig()
     for peer in (1, 2, 3):
         report = report_of(peer, view(newest if peer == 3 else 7, 1, 2, 3))
@@ -240,7 +240,7 @@ def test_who_has_come_and_does_not_follow_may_follow_another(followers: tuple[in
         assert not rig.machine.is_leading
 
 
-def test_all_are_back_and_their_ops_run_on() -> None:
+def test_ops_continue_if_all_return() -> None:
     rig = Rig()
     rig.recover(1, 2, commits=[OpRef(4, 1)])
     for peer in (1, 2):
@@ -250,14 +250,14 @@ def test_all_are_back_and_their_ops_run_on() -> None:
     assert rig.told(1) == rig.told(2) == [m.OpsCommit(7, [OpRef(4, 2)])]
 
 
-def test_a_verdict_on_an_op_of_two_is_told_to_the_two() -> None:
+def test_pair_verdict_reaches_pair() -> None:
     rig = Rig()
     op = OpRef(pair_tag(0, 2, 5), 0)
     rig.recover(1, 2, 3, commits=[op])
     assert [m.OpsCommit(7, [op]) in rig.told(peer) for peer in (1, 2, 3)] == [True, False, True]
 
 
-def test_an_end_that_one_has_heard_is_told_to_the_other_and_to_nobody_twice() -> None:
+def test_known_call_end_reaches_others_once() -> None:
     rig = Rig()
     outcome = m.GroupCallOutcome(Kind.UPDATE_TOPOLOGY, 5, Result.SUCCESS, "", 0)
     rig.resume(1)
@@ -272,7 +272,7 @@ def test_an_end_that_one_has_heard_is_told_to_the_other_and_to_nobody_twice() ->
     assert rig.told(2) == [m.GroupCallResult(4, Result.SUCCESS, call_number=6)]
 
 
-def test_when_all_who_had_the_state_are_lost_with_the_master_the_error_says_who() -> None:
+def test_lost_state_error_names_peers() -> None:
     """Peers 2 and 3 were fetching it from peer 1. Their callers have offered to send, and what they had is gone."""
     rig = Rig()
     for peer in (2, 3):
@@ -296,7 +296,7 @@ def test_when_all_who_had_the_state_are_lost_with_the_master_the_error_says_who(
     assert "peer 1 is lost: did not come back" in result.reason
 
 
-def test_who_has_not_heard_yet_that_it_is_accepted_is_not_admitted_again() -> None:
+def test_unaware_accepted_peer_is_not_readmitted() -> None:
     """Whoever had heard it is lost: now nobody in the run is accepted, and a view that has the rest is under way."""
     rig = Rig()
     for peer in (1, 2, 3):
@@ -315,7 +315,7 @@ def test_who_has_not_heard_yet_that_it_is_accepted_is_not_admitted_again() -> No
 
 
 @pytest.mark.parametrize("kind", [Kind.SYNC, Kind.ARE_PEERS_PENDING])
-def test_no_call_ends_without_those_who_have_not_heard_yet_that_they_are_accepted(kind: str) -> None:
+def test_calls_wait_for_unaware_accepted_peers(kind: str) -> None:
     """Whoever has heard it calls, and expects them in the call."""
     rig = Rig()
     rig.resume(1)
@@ -339,7 +339,7 @@ def test_no_call_ends_without_those_who_have_not_heard_yet_that_they_are_accepte
         assert (result.code, result.value) == (Result.SUCCESS, 3 if kind == Kind.SYNC else 0)
 
 
-def test_an_end_that_another_has_heard_cannot_be_cancelled() -> None:
+def test_known_call_end_cannot_be_cancelled() -> None:
     rig = Rig()
     outcome = m.GroupCallOutcome(Kind.ARE_PEERS_PENDING, 5, Result.SUCCESS, "", 1)
     for peer in (1, 2, 3):
@@ -358,7 +358,7 @@ def test_an_end_that_another_has_heard_cannot_be_cancelled() -> None:
     assert rig.told(2)[1:] == [m.GroupCallResult(3, Result.SUCCESS, value=1, call_number=5)]
 
 
-def test_a_flush_commits_what_all_have_done_and_lets_verdicts_stand() -> None:
+def test_takeover_flush_commits_done_ops() -> None:
     rig = Rig()
     abort = m.Aborted(3, 0, Result.TIMEOUT, "given up")
     for peer in (1, 2):
@@ -377,7 +377,7 @@ def test_a_flush_commits_what_all_have_done_and_lets_verdicts_stand() -> None:
     assert prepare.view > 7
 
 
-def test_who_has_waited_for_long_does_not_hurry_the_others() -> None:
+def test_long_wait_does_not_shorten_patience() -> None:
     """One who was put out of the run, or cut off from its master, waits here when that dies: the rest come together."""
     rig = Rig()
     for early in (9, 1):
@@ -393,7 +393,7 @@ def test_who_has_waited_for_long_does_not_hurry_the_others() -> None:
     assert rig.machine.master.accepted == [1, 2, 3]
 
 
-def test_nor_does_a_majority_that_broke_up() -> None:
+def test_broken_majority_restarts_patience() -> None:
     rig = Rig()
     for peer in (1, 2):
         rig.resume(peer)
@@ -409,7 +409,7 @@ def test_nor_does_a_majority_that_broke_up() -> None:
     assert rig.machine.master.accepted == [1, 3]
 
 
-def test_nobody_is_asked_to_follow_before_a_majority_has_come() -> None:
+def test_no_vote_request_without_majority() -> None:
     rig = Rig()
     for peer in (1, 2):
         rig.resume(peer)
@@ -429,7 +429,7 @@ def test_nobody_is_asked_to_follow_before_a_majority_has_come() -> None:
     assert rig.told(4) == [m.VoteRequest(2)]
 
 
-def test_a_higher_term_is_asked_for_when_one_is_heard_of() -> None:
+def test_higher_term_raises_vote_request() -> None:
     rig = Rig()
     for peer in (1, 2):
         rig.resume(peer)
@@ -448,14 +448,14 @@ def test_a_higher_term_is_asked_for_when_one_is_heard_of() -> None:
     assert rig.machine.master.term == 6
 
 
-def test_who_follows_unasked_follows_nobody() -> None:
+def test_unasked_vote_is_ignored() -> None:
     rig = Rig()
     rig.resume(1)
     rig.say(1, m.Vote(2, report_of(1, view(7, 1))))
     assert not rig.machine.is_leading
 
 
-def test_who_comes_twice_counts_once() -> None:
+def test_repeated_resume_counts_once() -> None:
     rig = Rig()
     rig.resume(1)
     rig.deliver(report_of(1, view(7, 1, 2)))
@@ -465,7 +465,7 @@ def test_who_comes_twice_counts_once() -> None:
     assert not rig.machine.is_leading
 
 
-def test_who_reports_as_another_is_sent_away() -> None:
+def test_report_of_other_peer_is_refused() -> None:
     rig = Rig()
     rig.resume(1)
     rig.quorum_of(report_of(1, view(7, 1)))
@@ -474,7 +474,7 @@ def test_who_reports_as_another_is_sent_away() -> None:
     assert not rig.machine.is_leading
 
 
-def test_what_cannot_be_is_no_report() -> None:
+def test_unsound_report_is_refused() -> None:
     rig = Rig()
     rig.resume(1)
     rig.deliver(report_of(1, view(7, 2)))
@@ -482,7 +482,7 @@ def test_what_cannot_be_is_no_report() -> None:
     assert not rig.machine.is_leading
 
 
-def test_newcomers_begin_again() -> None:
+def test_unaccepted_peers_start_over() -> None:
     rig = Rig()
     rig.resume(1)
     rig.resume(2, is_accepted=False)
@@ -508,7 +508,7 @@ def test_newcomers_alone_are_no_run() -> None:
 
 
 @pytest.mark.parametrize(("masters", "leads"), [(1, True), (2, False)])
-def test_who_loses_a_majority_at_once_leads_on_only_where_there_is_no_other(masters: int, leads: bool) -> None:
+def test_lost_majority_deposes_with_rivals(masters: int, leads: bool) -> None:
     rig = Rig()
     rig.recover(1, 2, 3, masters=masters)
     rig.machine.disconnected(1, "reset", rig.now)
@@ -518,7 +518,7 @@ def test_who_loses_a_majority_at_once_leads_on_only_where_there_is_no_other(mast
     assert rig.kinds(3) == ([] if leads else [m.Elsewhere])
 
 
-def test_a_majority_of_a_view_that_may_be_in_force_is_lost_too() -> None:
+def test_lost_majority_of_possible_view_deposes() -> None:
     """Those three could go on with peer 1, which that view would have accepted."""
     rig = Rig()
     for peer in (1, 2, 3, 4):
@@ -532,15 +532,7 @@ def test_a_majority_of_a_view_that_may_be_in_force_is_lost_too() -> None:
     assert not rig.machine.is_leading
 
 
-def test_who_leaves_is_no_loss() -> None:
-    rig = Rig()
-    rig.recover(1, 2, 3, masters=2)
-    for peer in (1, 2):
-        rig.say(peer, m.Leave())
-    assert rig.machine.is_leading
-
-
-def test_a_higher_term_of_its_run_deposes() -> None:
+def test_higher_term_deposes() -> None:
     rig = Rig()
     rig.recover(1, 2, 3)
     rig.say(12, m.Resume(m.PROTOCOL_VERSION, "old", 3, 2))
@@ -549,7 +541,7 @@ def test_a_higher_term_of_its_run_deposes() -> None:
     assert not rig.machine.is_leading
 
 
-def test_the_secret_of_a_run_comes_with_its_peers_and_shows_who_knows_it() -> None:
+def test_secret_survives_takeover() -> None:
     rig = Rig(secret=b"of a new one")
     rig.recover(1, 2, 3, secret=b"of the run")
     rig.resume(9)
@@ -562,7 +554,7 @@ def test_the_secret_of_a_run_comes_with_its_peers_and_shows_who_knows_it() -> No
     assert welcome.secret == b"of the run"
 
 
-def test_a_founder_tells_a_secret_of_its_own() -> None:
+def test_new_run_has_own_secret() -> None:
     rig = Rig(secret=b"of a new one")
     rig.hello(1)
     (welcome,) = rig.told(1)
@@ -570,7 +562,7 @@ def test_a_founder_tells_a_secret_of_its_own() -> None:
     assert welcome.secret == b"of a new one"
 
 
-def test_a_higher_term_of_one_outside_its_view_does_not() -> None:
+def test_higher_term_of_outsider_is_ignored() -> None:
     """That peer was put out of the run, and has followed a master that nobody follows who is in it."""
     rig = Rig()
     rig.recover(1, 2, 3)
@@ -584,7 +576,7 @@ def test_a_higher_term_of_one_outside_its_view_does_not() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "leads"), [(1.0, True), (3.0, False)])
-def test_a_master_that_stood_still_for_long_begins_again(seconds: float, leads: bool) -> None:
+def test_standstill_deposes(seconds: float, leads: bool) -> None:
     rig = Rig()
     rig.recover(1, 2)
     rig.effects = rig.machine.stood_still(seconds, rig.now)
@@ -592,7 +584,7 @@ def test_a_master_that_stood_still_for_long_begins_again(seconds: float, leads: 
     assert rig.machine.is_leading is leads
 
 
-def test_it_is_found_again_by_its_peers() -> None:
+def test_peers_return_after_standstill() -> None:
     rig = Rig()
     rig.recover(1, 2)
     rig.machine.stood_still(9.0, rig.now)
@@ -602,7 +594,7 @@ def test_it_is_found_again_by_its_peers() -> None:
     assert rig.machine.master.term == 3
 
 
-def test_a_newcomer_after_that_need_not_ask_twice() -> None:
+def test_newcomer_after_standstill_is_welcomed() -> None:
     """A newcomer that would give up soon, as long as it has a peer timeout, is let in by a master that has no run to
     wait for."""
     rig = Rig(options=MasterOptions(peer_timeout_s=1.0))
@@ -617,7 +609,7 @@ def test_a_newcomer_after_that_need_not_ask_twice() -> None:
     assert rig.kinds(3) == [m.Welcome]
 
 
-def test_peers_of_another_run_are_sent_elsewhere_and_its_newcomers_begin_again() -> None:
+def test_peers_of_other_run_are_sent_elsewhere() -> None:
     rig = Rig()
     rig.recover(1, 2)
     rig.resume(8, run="another")
@@ -633,14 +625,14 @@ def test_peers_of_another_run_are_sent_elsewhere_and_its_newcomers_begin_again()
     st.integers(0, 2**32),
     st.lists(st.integers(0, 10**10), min_size=2, max_size=2),
 )
-def test_numbers_of_two_leaders_never_meet(term: int, later: int, salt: int, other_salt: int, heard: list[int]) -> None:
+def test_number_blocks_are_disjoint(term: int, later: int, salt: int, other_salt: int, heard: list[int]) -> None:
     one, other = block(heard[0], term, 1000, salt), block(heard[1], term + later, 1000, other_salt)
     assert one > heard[0]
     assert other > heard[1]
     assert abs(one - other) >= 1000 or (later == 0 and salt % SALTS == other_salt % SALTS)
 
 
-def test_who_was_welcomed_by_a_long_lived_master_is_not_taken_for_a_newcomer() -> None:
+def test_takeover_numbers_exceed_known_peers() -> None:
     """One that nobody else knew of comes back when the run is led already, with a number that a newcomer might have."""
     rig = Rig()
     ring = 25_000, 25_001
@@ -654,7 +646,7 @@ def test_who_was_welcomed_by_a_long_lived_master_is_not_taken_for_a_newcomer() -
     assert rig.machine.master.connection_of(welcome.peer) == 1
 
 
-def test_what_was_measured_is_known_with_its_age() -> None:
+def test_takeover_keeps_link_metrics() -> None:
     """The latest counts where two have measured between the same hosts."""
     rig = Rig()
     rig.now = 100.0
@@ -675,7 +667,7 @@ def test_what_was_measured_is_known_with_its_age() -> None:
     assert metrics.get((9, 3)) is None
 
 
-def test_sites_are_kept_together() -> None:
+def test_takeover_keeps_sites_together() -> None:
     rig = Rig()
     for peer in (1, 2, 3):
         rig.resume(peer)

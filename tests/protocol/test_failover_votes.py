@@ -10,7 +10,7 @@ from tests.protocol.test_recovery_report import report_of, view
 ALL = (1, 2, 3, 4, 5)
 
 
-def test_a_vote_in_a_lower_term_than_is_asked_for_now_is_none() -> None:
+def test_stale_vote_is_ignored() -> None:
     rig = Rig()
     for peer in (1, 2, 3):
         rig.resume(peer)
@@ -33,7 +33,7 @@ def test_a_vote_in_a_lower_term_than_is_asked_for_now_is_none() -> None:
     assert rig.machine.master.accepted == [1, 4, 5]
 
 
-def test_who_comes_when_a_majority_has_left_and_is_there_again_is_as_much_in_time_as_ever() -> None:
+def test_late_peer_after_new_majority_is_in_time() -> None:
     rig = Rig()
     for peer in (1, 2, 3):
         rig.resume(peer)
@@ -51,7 +51,7 @@ def test_who_comes_when_a_majority_has_left_and_is_there_again_is_as_much_in_tim
     assert rig.machine.master.accepted == [1, 3, 4, 5]
 
 
-def test_who_follows_is_not_kept_where_a_majority_has_gone_to_another_master() -> None:
+def test_voters_are_released_if_majority_leaves() -> None:
     """It would stay until that has led the others on without it, so it is asked for its views once more, after which it
     stays for as long as any peer does."""
     rig = Rig()
@@ -69,7 +69,7 @@ def test_who_follows_is_not_kept_where_a_majority_has_gone_to_another_master() -
     assert rig.told(1) == rig.told(3) == rig.told(4) == [m.VoteRequest(3)]
 
 
-def test_so_is_who_comes_when_a_majority_has_turned_out_to_be_one_of_an_earlier_view() -> None:
+def test_late_peer_after_newer_view_is_in_time() -> None:
     rig = Rig()
     for peer in (1, 2, 3, 4):
         rig.resume(peer)
@@ -87,7 +87,7 @@ def test_so_is_who_comes_when_a_majority_has_turned_out_to_be_one_of_an_earlier_
     assert rig.machine.master.accepted == [5, 6, 7]
 
 
-def test_a_master_that_leads_no_further_records_a_run_that_is_not_over() -> None:
+def test_deposed_master_records_unfinished_run() -> None:
     rig = Rig()
     rig.masters = 1
     rig.recover(1, 2)
@@ -99,7 +99,7 @@ def test_a_master_that_leads_no_further_records_a_run_that_is_not_over() -> None
     assert [(each.term, each.is_over) for each in records] == [(3, False)]
 
 
-def test_who_leads_a_run_in_the_same_term_once_more_numbers_anew() -> None:
+def test_same_term_uses_new_number_block() -> None:
     """It has led another one meanwhile, and its record is of that."""
     rig = Rig()
     rig.recover(1, 2, masters=2)
@@ -130,7 +130,7 @@ def _third_comes_again(rig: Rig, term: int) -> None:
     rig.say(10 + term, m.Resume(m.PROTOCOL_VERSION, "old", term, 3, masters=2))
 
 
-def test_a_peer_that_has_not_heard_that_it_is_led_is_not_lost_for_that() -> None:
+def test_peer_without_resumed_is_kept() -> None:
     """Its connection was reset in the moment in which this master began to lead, and it comes over another one."""
     rig = Rig()
     rig.recover(1, 2, 3, masters=2)
@@ -145,7 +145,7 @@ def test_a_peer_that_has_not_heard_that_it_is_led_is_not_lost_for_that() -> None
     assert rig.machine.master.accepted == [1, 2, 3]
 
 
-def test_once_it_has_heard_all_gather_again_for_it_as_for_any() -> None:
+def test_peer_without_resumed_regathers_all() -> None:
     rig = Rig()
     rig.recover(1, 2, 3, masters=2)
     for term in (2, 4):
@@ -159,7 +159,7 @@ def test_once_it_has_heard_all_gather_again_for_it_as_for_any() -> None:
     assert rig.machine.is_leading
 
 
-def test_all_gather_again_for_such_a_peer_once_and_not_for_one_that_has_heard() -> None:
+def test_regather_once_per_peer() -> None:
     rig = Rig()
     rig.recover(1, 2, 3, masters=2)
     for peer in (1, 2, 3):

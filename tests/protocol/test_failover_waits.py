@@ -43,7 +43,7 @@ def _founded() -> Failover:
     return machine
 
 
-def test_an_evicted_peer_is_told_so_although_nobody_is_left_and_holds_nobody_up() -> None:
+def test_evicted_peer_is_rejected_by_empty_run() -> None:
     machine = _founded()
     machine.received(CONTROL, m.GroupCall(1, "none that there is"), TIMEOUT_S)
     assert not machine.is_leading
@@ -54,7 +54,7 @@ def test_an_evicted_peer_is_told_so_although_nobody_is_left_and_holds_nobody_up(
 
 
 @pytest.mark.parametrize("masters", [1, 2])
-def test_a_peer_that_followed_only_an_earlier_term_is_told_that_the_run_has_ended_without_it(masters: int) -> None:
+def test_peer_of_earlier_term_is_rejected(masters: int) -> None:
     machine = _founded()
     machine.master.state.term = 2
     machine.received(CONTROL, m.GroupCall(1, "none that there is"), TIMEOUT_S)
@@ -63,7 +63,7 @@ def test_a_peer_that_followed_only_an_earlier_term_is_told_that_the_run_has_ende
     assert answer.reason == "evicted: run 'run' has ended without peer 7; connect again"
 
 
-def test_a_peer_whose_connection_was_lost_is_waited_for_although_nobody_is_left() -> None:
+def test_lost_peer_may_return_to_empty_run() -> None:
     machine = _founded()
     machine.disconnected(CONTROL, "reset", 1.0)
     machine.tick(1.0 + TIMEOUT_S)
@@ -71,7 +71,7 @@ def test_a_peer_whose_connection_was_lost_is_waited_for_although_nobody_is_left(
     assert isinstance(answer, m.PreVoteRequest)
 
 
-def test_who_waits_for_too_few_others_is_sent_away_and_holds_nobody_up_for_ever() -> None:
+def test_minority_is_sent_away() -> None:
     machine = Failover("another", MasterOptions(peer_timeout_s=TIMEOUT_S))
     (answer,) = _say(machine, AGAIN, _resume("run", peer=7), 0.0)
     assert isinstance(answer, m.PreVoteRequest)
@@ -114,7 +114,7 @@ def _all_answer(machine: Failover) -> None:
 
 
 @pytest.mark.parametrize("masters", [1, 2])
-def test_who_was_lost_is_put_out_once_a_view_without_it_is_in_force(masters: int) -> None:
+def test_lost_peer_is_rejected_after_install(masters: int) -> None:
     machine, connections = _run_of_four(masters)
     resume = _resume("run", peer=4, term=machine.master.term, masters=masters)
     (answer,) = _say(machine, next(connections), resume, 1.0)
@@ -128,7 +128,7 @@ def test_who_was_lost_is_put_out_once_a_view_without_it_is_in_force(masters: int
     assert "has gone on without peer 4" in answer.reason
 
 
-def test_peers_that_lose_their_master_one_by_one_are_all_led_on() -> None:
+def test_gradual_master_loss_keeps_all_peers() -> None:
     """They hear nothing of it for a while. It hears those who have not noticed yet, so it takes no outage of its own
     for the reason until a majority is lost. Half of the view would be too few to go on."""
     machine, connections = _run_of_four(masters=2)

@@ -58,7 +58,7 @@ class _Master:
         return [type(each.message) for each in effects if isinstance(each, Send) and each.connection == connection]
 
 
-def test_a_master_that_stood_still_goes_on_with_the_founders_that_wait_there() -> None:
+def test_standstill_keeps_waiting_founders() -> None:
     master = _Master(founders=3)
     for peer in (1, 2):
         assert master.hello(peer) == [m.Welcome]
@@ -72,7 +72,7 @@ def test_a_master_that_stood_still_goes_on_with_the_founders_that_wait_there() -
     assert master.machine.master.accepted == [1, 2, 3]
 
 
-def test_founders_of_a_run_that_waits_for_others_have_asked_all_masters() -> None:
+def test_waiting_founders_have_asked_all_masters() -> None:
     """Else one that could not reach the master of an earlier run would have all who come later wait with it."""
     master = _Master(founders=2)
     assert master.hello(1) == [m.Welcome]
@@ -84,7 +84,7 @@ def test_founders_of_a_run_that_waits_for_others_have_asked_all_masters() -> Non
     assert master.hello(AGAIN + 1, may_found=False) == [m.Welcome]
 
 
-def test_who_is_held_with_founders_has_asked_all_masters_when_it_is_let_go() -> None:
+def test_held_founders_ask_again_before_start() -> None:
     master = _Master(founders=3)
     assert master.resume(1, peer=1, is_accepted=True) == [m.PreVoteRequest]
     assert master.hello(2) == []
@@ -96,7 +96,7 @@ def test_who_is_held_with_founders_has_asked_all_masters_when_it_is_let_go() -> 
     assert master.hello(AGAIN + 1) == [m.Welcome]
 
 
-def test_a_founder_that_gave_up_a_master_which_stood_still_begins_anew() -> None:
+def test_founder_starts_over_after_standstill() -> None:
     """Its place is free, so no two of the founders are the same peer."""
     master = _Master(founders=2)
     master.hello(1)
@@ -108,7 +108,7 @@ def test_a_founder_that_gave_up_a_master_which_stood_still_begins_anew() -> None
     assert master.machine.master.pending == [2]
 
 
-def test_the_only_founder_begins_anew_at_a_master_that_had_lost_it() -> None:
+def test_lost_only_founder_starts_over() -> None:
     master = _Master(founders=2)
     master.hello(1)
     master.hang_up(1)
@@ -119,7 +119,7 @@ def test_the_only_founder_begins_anew_at_a_master_that_had_lost_it() -> None:
 
 @pytest.mark.parametrize("is_prepared", [False, True])
 @pytest.mark.parametrize("share", [FIRST_SHARE, OTHER_SHARE])
-def test_founders_that_go_from_master_to_master_are_not_sent_about_for_ever(share: float, is_prepared: bool) -> None:
+def test_wandering_founders_start_over(share: float, is_prepared: bool) -> None:
     """Their master has died. At a new one they stay for less than a peer timeout each time."""
     master = _Master()
     told: list[type] = []
@@ -139,18 +139,7 @@ def test_founders_that_go_from_master_to_master_are_not_sent_about_for_ever(shar
     assert m.StartOver in told
 
 
-def test_those_that_come_late_again_are_waited_for_anew() -> None:
-    """Long after, peers of that run have lost another master, and those that were accepted may be on their way."""
-    master = _Master()
-    master.resume(1, peer=1)
-    master.say(1, KNOWS_NOTHING)
-    master.hang_up(1)
-    master.wait(10 * TIMEOUT_S)
-    master.resume(2, peer=2)
-    assert master.say(2, KNOWS_NOTHING) == []
-
-
-def test_those_of_a_run_that_was_in_force_are_waited_for_anew() -> None:
+def test_founders_of_installed_run_are_awaited() -> None:
     master = _Master()
     master.resume(1, peer=1)
     master.say(1, KNOWS_NOTHING)

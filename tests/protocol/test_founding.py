@@ -55,7 +55,7 @@ class _Master:
         return [type(each.message) for each in self.effects if isinstance(each, Send) and each.connection == connection]
 
 
-def test_who_has_waited_asks_the_other_masters_once_more() -> None:
+def test_held_newcomer_asks_other_masters() -> None:
     """Another one may lead a run by now whose peers had not come to it yet when it was asked."""
     master = _Master()
     assert master.hello(1) == []
@@ -66,7 +66,7 @@ def test_who_has_waited_asks_the_other_masters_once_more() -> None:
     assert master.hello(2) == [m.Welcome]
 
 
-def test_who_knows_this_master_only_has_nobody_else_to_ask() -> None:
+def test_held_newcomer_with_one_master_founds() -> None:
     master = _Master()
     assert master.hello(1, masters=1) == []
     master.wait_until(master.machine.birth_at)
@@ -74,7 +74,7 @@ def test_who_knows_this_master_only_has_nobody_else_to_ask() -> None:
 
 
 @pytest.mark.parametrize("record", [None, OVER])
-def test_a_record_says_nothing_about_what_other_masters_have_led(record: RunRecord | None) -> None:
+def test_record_does_not_cover_other_masters(record: RunRecord | None) -> None:
     master = _Master(has_state=True, record=record)
     began_at = master.now
     assert master.hello(1) == []
@@ -84,7 +84,7 @@ def test_a_record_says_nothing_about_what_other_masters_have_led(record: RunReco
 
 
 @pytest.mark.parametrize("record", [None, OVER])
-def test_where_there_is_no_other_master_a_record_of_no_run_suffices(record: RunRecord | None) -> None:
+def test_empty_record_suffices_with_one_master(record: RunRecord | None) -> None:
     assert _Master(has_state=True, record=record).hello(1, masters=1) == [m.Welcome]
 
 
@@ -105,14 +105,12 @@ UNDER_WAY = RunRecord("old", b"", 1, RecordedView(3, frozenset([1, 2])), master_
         (None, 0.0, 0.0),
     ],
 )
-def test_nobody_is_waited_for_who_has_given_up_since_the_last_master_was_there(
-    record: RunRecord | None, idle_s: float, expected_s: float
-) -> None:
+def test_expired_peers_are_not_awaited(record: RunRecord | None, idle_s: float, expected_s: float) -> None:
     options = MasterOptions(peer_timeout_s=TIMEOUT_S)
     assert hold_s(Start.AUTO, options, record, True, idle_s) == expected_s
 
 
-def test_the_first_newcomer_that_is_held_is_told_of_in_a_warning() -> None:
+def test_first_held_newcomer_is_a_warning() -> None:
     master = _Master()
     for connection in (1, 2):
         master.hello(connection, masters=1)
@@ -126,11 +124,11 @@ def test_the_first_newcomer_that_is_held_is_told_of_in_a_warning() -> None:
     assert master.machine.holding(master.now) == (0, "")
 
 
-def test_a_master_that_was_told_that_there_is_no_run_waits_for_none() -> None:
+def test_start_new_waits_for_no_run() -> None:
     assert _Master(Start.NEW, has_state=True).hello(1) == [m.Welcome]
 
 
-def test_a_master_that_has_led_the_run_waits_for_no_other() -> None:
+def test_deposed_master_needs_no_majority() -> None:
     """It knows who was in it: the wait for peers that another one may have led is over."""
     master = _Master(has_state=True)
     resume = m.Resume(m.PROTOCOL_VERSION, "led elsewhere", 1, 1, masters=2)
@@ -144,7 +142,7 @@ def test_a_master_that_has_led_the_run_waits_for_no_other() -> None:
     assert master.hello(2) == [m.Welcome]
 
 
-def test_founders_do_not_wait_at_a_standby_whose_run_has_ended() -> None:
+def test_standby_dismisses_founders_of_ended_run() -> None:
     """Others found theirs elsewhere, since a standby tells them that it founds none."""
     master = _Master(is_standby=True, founders=2)
     master.say(1, m.Resume(m.PROTOCOL_VERSION, "old", 1, 1, masters=2))
@@ -159,22 +157,8 @@ def test_founders_do_not_wait_at_a_standby_whose_run_has_ended() -> None:
     assert master.hello(3, may_found=False) == [m.Elsewhere]
 
 
-def test_as_many_as_found_a_run_go_on_at_a_standby_whose_others_have_left() -> None:
-    master = _Master(is_standby=True, founders=2)
-    master.say(1, m.Resume(m.PROTOCOL_VERSION, "old", 1, 1, masters=2))
-    master.say(1, m.PreVote(view(7, 1), None, False))
-    master.say(1, m.Vote(2, report_of(1, view(7, 1))))
-    for connection in (2, 3):
-        assert master.hello(connection, may_found=False) == [m.Welcome]
-        peer = master.machine.master.pending[-1]
-        master.say(HEARTBEATS + connection, m.HeartbeatHello(m.PROTOCOL_VERSION, "old", peer))
-    master.say(1, m.Leave(""))
-    assert master.machine.is_leading
-    assert master.told(2)[:2] == [m.Welcome, m.Prepare]
-
-
 @pytest.mark.parametrize("masters", [1, 2])
-def test_founders_who_wait_for_others_give_way_to_peers_of_a_run(masters: int) -> None:
+def test_waiting_founders_yield_to_recovering_peers(masters: int) -> None:
     """They have founded none. Were the peers sent away, theirs would be lost to a newcomer that waits."""
     master = _Master(Start.NEW, founders=2)
     assert master.hello(1, masters) == [m.Welcome]
@@ -188,7 +172,7 @@ def test_founders_who_wait_for_others_give_way_to_peers_of_a_run(masters: int) -
     assert master.told(3) == [m.Welcome]
 
 
-def test_but_not_to_who_was_never_in_one() -> None:
+def test_waiting_founders_ignore_unaccepted_peers() -> None:
     master = _Master(Start.NEW, founders=2)
     assert master.hello(1) == [m.Welcome]
     assert master.say(2, m.Resume(m.PROTOCOL_VERSION, "old", 1, 1, masters=2, is_accepted=False)) == [m.StartOver]

@@ -24,16 +24,16 @@ def fuzz_messages(count: int) -> None:
     assert ended.returncode == 0, f"{ended.stdout}{ended.stderr}"
 
 
-def test_mutated_messages_harm_nobody() -> None:
+def test_mutated_messages() -> None:
     fuzz_messages(10_000)
 
 
 @pytest.mark.slow
-def test_many_mutated_messages_harm_nobody() -> None:
+def test_many_mutated_messages() -> None:
     fuzz_messages(40_000)
 
 
-def test_what_is_left_of_messages_is_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kept_state_is_detected(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     left = []
 
     class Leaking(fuzz.AgainstCodec):
@@ -48,7 +48,7 @@ def test_what_is_left_of_messages_is_found(monkeypatch: pytest.MonkeyPatch, caps
     assert "seed 1\n" in capsys.readouterr().err
 
 
-def test_no_message_is_so_long_that_it_is_the_peak_of_memory() -> None:
+def test_message_memory_peak() -> None:
     mutator = fuzz.Mutator(seed=11)
     messages = fuzz.FROM_PEER + fuzz.FROM_MASTER
     longest = max(len(mutator.frame(mutator.random.choice(messages))) for _ in range(70_000))

@@ -14,7 +14,7 @@ def _record() -> RunRecord:
     return RunRecord("old", b"", 1, RecordedView.of(6, (1, 2, 3)))
 
 
-def test_the_newest_view_that_was_told_of_counts_when_who_told_of_it_is_gone() -> None:
+def test_newest_reported_view_counts() -> None:
     rig = Rig()
     rig.resume(1, masters=1)
     rig.deliver(report_of(1, view(6, 1, 2, 3)))
@@ -27,7 +27,7 @@ def test_the_newest_view_that_was_told_of_counts_when_who_told_of_it_is_gone() -
     assert not rig.machine.is_leading
 
 
-def test_a_record_counts_for_nothing_once_a_higher_term_is_heard_of() -> None:
+def test_higher_term_voids_record() -> None:
     rig = Rig(record=_record())
     rig.resume(1, term=2)
     rig.deliver(report_of(1, view(6, 1, 2, 3)))
@@ -38,7 +38,7 @@ def test_a_record_counts_for_nothing_once_a_higher_term_is_heard_of() -> None:
 
 
 @pytest.mark.parametrize(("term", "answer"), [(1, m.Goodbye), (2, m.PreVoteRequest)])
-def test_who_is_not_in_the_record_is_of_the_run_if_it_has_followed_a_later_master(term: int, answer: type) -> None:
+def test_later_term_admits_unrecorded_peer(term: int, answer: type) -> None:
     rig = Rig(record=_record())
     rig.resume(9, term=term)
     assert rig.kinds(9) == [answer]

@@ -75,7 +75,7 @@ TestLedgerBesideModel = LedgerBesideModel.TestCase
 
 
 @given(st.integers(0, 50))
-def test_the_memory_of_verdicts_is_bounded(extra: int) -> None:
+def test_verdict_memory_is_bounded(extra: int) -> None:
     from pccl.protocol.master import run_state as ledger
 
     book = Ledger((1,))

@@ -25,14 +25,14 @@ def rate(metrics: LinkMetrics, sender: int, receiver: int) -> float | None:
     return found.bytes_per_s if found is not None else None
 
 
-def test_each_direction_has_its_own() -> None:
+def test_directions_are_separate() -> None:
     metrics = metrics_of(A, B)
     metrics.measured((1, 2), FAST, 0.05, 1.0)
     assert rate(metrics, 1, 2) == FAST
     assert metrics.get((2, 1)) is None
 
 
-def test_an_old_metric_is_due_and_still_stands() -> None:
+def test_old_metric_is_due_and_kept() -> None:
     metrics = metrics_of(A, B)
     assert metrics.is_due((1, 2), 0.0)
     metrics.measured((1, 2), FAST, 0.05, 0.0)
@@ -43,7 +43,7 @@ def test_an_old_metric_is_due_and_still_stands() -> None:
     assert (found.at, found.latency_s) == (0.0, 0.025)
 
 
-def test_a_pair_that_failed_is_unreachable_until_it_is_measured() -> None:
+def test_failed_pair_is_unreachable() -> None:
     metrics = metrics_of(A, B)
     metrics.failed((1, 2), 0.0)
     assert metrics.is_unreachable((1, 2))
@@ -54,14 +54,14 @@ def test_a_pair_that_failed_is_unreachable_until_it_is_measured() -> None:
 
 
 @pytest.mark.parametrize("told", [(float("nan"), 0.1), (0.0, 0.1), (-1.0, 0.1), (1e300, 0.1), (1e6, -1.0)])
-def test_nonsense_is_no_metric(told: tuple[float, float]) -> None:
+def test_invalid_metric_is_a_failure(told: tuple[float, float]) -> None:
     metrics = metrics_of(A, B)
     metrics.measured((1, 2), *told, 0.0)
     assert metrics.get((1, 2)) is None
     assert metrics.is_unreachable((1, 2))
 
 
-def test_one_pair_stands_for_others_between_the_same_hosts() -> None:
+def test_host_metric_covers_other_pairs() -> None:
     metrics = metrics_of(A, B, A)
     metrics.measured((1, 2), FAST, 0.05, 0.0)
     assert rate(metrics, 3, 2) == FAST
@@ -72,7 +72,7 @@ def test_one_pair_stands_for_others_between_the_same_hosts() -> None:
     assert problem.between_hosts[problem.hosts[0], problem.hosts[1]][0] == SLOW
 
 
-def test_what_is_known_of_a_host_outlives_its_peer() -> None:
+def test_host_metric_outlives_peer() -> None:
     metrics = metrics_of(A, B)
     metrics.measured((1, 2), FAST, 0.05, 0.0)
     metrics.gone(1)
@@ -80,7 +80,7 @@ def test_what_is_known_of_a_host_outlives_its_peer() -> None:
     assert rate(metrics, 9, 2) == FAST
 
 
-def test_peers_of_one_host_are_close_unless_measured() -> None:
+def test_same_host_is_assumed_fast() -> None:
     metrics = metrics_of(A, A, B)
     assert (rate(metrics, 1, 2) or 0) > FAST
     assert metrics.is_due((1, 2), 0.0)
@@ -88,7 +88,7 @@ def test_peers_of_one_host_are_close_unless_measured() -> None:
     assert rate(metrics, 1, 2) == SLOW
 
 
-def test_what_an_op_carried_counts_as_measured() -> None:
+def test_op_rate_counts_as_measured() -> None:
     metrics = metrics_of(A, B)
     metrics.carried((1, 2), FAST, 0.0)
     assert metrics.get((1, 2)) is None, "its round trip would be unknown"
@@ -116,17 +116,17 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 # Newcomers.
 
 
-def test_with_nothing_known_newcomers_come_last() -> None:
+def test_unknown_newcomers_are_appended() -> None:
     assert with_newcomers([3, 1], [5, 4], LinkMetrics()) == [3, 1, 4, 5]
     assert with_newcomers([], [5, 4], LinkMetrics()) == [4, 5]
 
 
-def test_a_newcomer_comes_beside_those_on_its_host() -> None:
+def test_newcomer_joins_its_host() -> None:
     assert with_newcomers([1, 2, 3], [4], metrics_of(A, B, C, A)) == [1, 4, 2, 3]
     assert with_newcomers([1, 2, 3], [4, 5], metrics_of(A, B, C, A, A)) == [1, 4, 5, 2, 3]
 
 
-def test_a_newcomer_comes_where_its_host_was_measured_to_hurt_least() -> None:
+def test_newcomer_takes_best_measured_place() -> None:
     """The newcomer's host is known from a peer that is gone; only between 2 and 3 are both of its links fast."""
     metrics = metrics_of(A, B, C, ["10.0.0.4"])
     for pair in ((1, 2), (2, 3), (3, 1)):
@@ -139,7 +139,7 @@ def test_a_newcomer_comes_where_its_host_was_measured_to_hurt_least() -> None:
     assert with_newcomers([1, 2, 3], [5], metrics) == [1, 2, 5, 3]
 
 
-def test_where_all_are_fast_enough_a_newcomer_makes_the_ring_least_longer() -> None:
+def test_newcomer_adds_least_latency() -> None:
     metrics = metrics_of(A, B, C, ["10.0.0.4"])
     for pair in ((1, 2), (2, 3), (3, 1)):
         metrics.measured(pair, SLOW, 0.05, 0.0)

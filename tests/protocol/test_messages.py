@@ -106,29 +106,29 @@ def _layout(kind: type[msgspec.Struct]) -> str:
     return " ".join(field.name + ("" if field.required else "=") for field in msgspec.structs.fields(kind))
 
 
-def test_layout_of_messages() -> None:
+def test_message_layout() -> None:
     assert m.PROTOCOL_VERSION == 19  # raised with what is below
     kinds = [*m.Message.__subclasses__(), *m.Part.__subclasses__()]
     assert {kind.__name__: _layout(kind) for kind in kinds} == WIRE
 
 
-def test_every_message_belongs_to_a_channel() -> None:
+def test_every_message_has_a_channel() -> None:
     spoken = {kind for channel in CHANNELS for kind in get_args(channel)}
     assert spoken == set(m.Message.__subclasses__())
 
 
 @pytest.mark.parametrize("kind", m.Message.__subclasses__())
-def test_messages_cannot_be_changed(kind: type[m.Message]) -> None:
+def test_messages_are_frozen(kind: type[m.Message]) -> None:
     """Messages are kept, compared and sent to many."""
     assert kind.__struct_config__.frozen
 
 
-def test_kinds_of_group_call() -> None:
+def test_group_call_kinds() -> None:
     assert set(Kind.EXCLUSIVE) < set(Kind.ALL)
     assert set(Kind.GLOBAL) == set(Kind.ALL) - {Kind.SYNC}
     assert set(Kind.ALL) - set(Kind.EXCLUSIVE) == {Kind.ARE_PEERS_PENDING}
 
 
-def test_failures_are_all_results_that_a_peer_or_master_may_give_as_a_reason() -> None:
+def test_failure_codes() -> None:
     """Only a caller does not know an outcome."""
     assert set(Result) - {Result.SUCCESS, Result.OUTCOME_UNKNOWN} == m.FAILURES

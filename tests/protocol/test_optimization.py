@@ -32,7 +32,7 @@ def known(**rates: tuple[float, float]) -> LinkMetrics:
 
 
 @given(st.permutations(range(1, 10)), st.integers(1, 9))
-def test_all_links_are_wanted_those_of_the_ring_first(peers: list[int], count: int) -> None:
+def test_ring_links_are_measured_first(peers: list[int], count: int) -> None:
     ring = peers[:count]
     links = list(wanted(ring, LinkMetrics(), 0, 0.0))
     assert sorted(links) == sorted(permutations(ring, 2))
@@ -40,7 +40,7 @@ def test_all_links_are_wanted_those_of_the_ring_first(peers: list[int], count: i
         assert set(links[:count]) == set(zip(ring, [*ring[1:], ring[0]], strict=True))
 
 
-def test_of_a_large_group_another_part_is_wanted_each_time() -> None:
+def test_large_group_measures_in_parts() -> None:
     ring = list(range(200))
     metrics = LinkMetrics()
     seen: set[tuple[int, int]] = set()
@@ -54,7 +54,7 @@ def test_of_a_large_group_another_part_is_wanted_each_time() -> None:
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=9))
-def test_in_a_round_no_host_sends_twice_or_receives_twice(host_of: list[int]) -> None:
+def test_round_uses_each_host_once(host_of: list[int]) -> None:
     metrics = LinkMetrics()
     for peer, host in enumerate(host_of):
         metrics.arrived(peer, [f"10.0.0.{host}"])
@@ -71,13 +71,13 @@ def test_in_a_round_no_host_sends_twice_or_receives_twice(host_of: list[int]) ->
 
 
 @pytest.mark.parametrize(("count", "rounds_max"), [(4, 4), (6, 6), (16, 16), (32, 32)])
-def test_rounds_are_few(count: int, rounds_max: int) -> None:
+def test_round_count(count: int, rounds_max: int) -> None:
     """Each peer must send in count - 1; the half that go both ways take one more."""
     metrics = LinkMetrics()
     assert len(rounds(wanted(list(range(count)), metrics, 0, 0.0), metrics)) <= rounds_max
 
 
-def test_course() -> None:
+def test_measurement_course() -> None:
     metrics = LinkMetrics()
     course = Optimization(metrics, {0: [1, 2]}, 0, 0.0)
     asked = course.next_round(7, 0.0)
@@ -97,7 +97,7 @@ def test_course() -> None:
     assert not course.is_waiting
 
 
-def test_what_was_not_asked_for_is_not_believed() -> None:
+def test_unasked_measurement_is_ignored() -> None:
     metrics = LinkMetrics()
     course = Optimization(metrics, {0: [1, 2, 3]}, 0, 0.0)
     (asked,) = [course.next_round(1, 0.0)]
@@ -106,7 +106,7 @@ def test_what_was_not_asked_for_is_not_believed() -> None:
     assert told == set(asked[3])
 
 
-def test_a_round_ends_without_those_who_do_not_answer() -> None:
+def test_round_timeout() -> None:
     metrics = LinkMetrics()
     course = Optimization(metrics, {0: [1, 2, 3, 4]}, 0, 0.0)
     now, asked_of_4, answers = 0.0, 0, 0
@@ -125,7 +125,7 @@ def test_a_round_ends_without_those_who_do_not_answer() -> None:
     assert all(metrics.get(link) for link in permutations((1, 2, 3), 2))
 
 
-def test_measuring_has_an_end() -> None:
+def test_measuring_time_limit() -> None:
     metrics = LinkMetrics()
     course = Optimization(metrics, {0: list(range(30))}, 0, 0.0)
     now = 0.0
@@ -155,7 +155,7 @@ def test_lost_peers_are_not_measured() -> None:
 # The decision.
 
 
-def test_a_faster_ring_is_taken_and_the_reason_told() -> None:
+def test_faster_ring_is_adopted() -> None:
     metrics = known(a12=(SLOW, 0.05), a23=(FAST, 0.05), a31=(FAST, 0.05))
     for link in ((1, 3), (3, 2), (2, 1)):
         metrics.measured(link, FAST, 0.05, 0.0)
@@ -166,7 +166,7 @@ def test_a_faster_ring_is_taken_and_the_reason_told() -> None:
 
 
 @pytest.mark.parametrize("gain", [1.0, 1.04])
-def test_a_ring_stays_unless_another_is_clearly_better(gain: float) -> None:
+def test_similar_ring_is_kept(gain: float) -> None:
     metrics = known(a12=(FAST, 0.05), a23=(FAST, 0.05), a31=(FAST, 0.05))
     for link in ((1, 3), (3, 2), (2, 1)):
         metrics.measured(link, FAST * gain, 0.048, 0.0)
@@ -175,21 +175,21 @@ def test_a_ring_stays_unless_another_is_clearly_better(gain: float) -> None:
     assert "stays" in reason
 
 
-def test_a_ring_as_fast_and_shorter_is_taken() -> None:
+def test_shorter_ring_is_adopted() -> None:
     metrics = known(a12=(FAST, 0.05), a23=(FAST, 0.05), a31=(FAST, 0.05))
     for link in ((1, 3), (3, 2), (2, 1)):
         metrics.measured(link, FAST * 0.98, 0.04, 0.0)
     assert decide([1, 2, 3], [1, 3, 2], metrics)[0] == [1, 3, 2]
 
 
-def test_who_is_gone_since_the_search_began_is_left_out() -> None:
+def test_lost_peer_is_removed_from_found_ring() -> None:
     metrics = known(a12=(SLOW, 0.05), a23=(SLOW, 0.05), a31=(SLOW, 0.05))
     for link in ((1, 3), (3, 2), (2, 1)):
         metrics.measured(link, FAST, 0.05, 0.0)
     assert decide([1, 2, 3], [1, 4, 3, 2], metrics)[0] == [1, 3, 2]
 
 
-def test_outlook_of_rings_of_which_little_is_known() -> None:
+def test_outlook_with_unknown_links() -> None:
     assert "not measured" in str(outlook([1, 2], LinkMetrics()))
     metrics = known(a12=(FAST, 0.05))
     metrics.failed((3, 1), 0.0)

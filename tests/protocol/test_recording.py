@@ -36,13 +36,13 @@ def recording(*ops: r.OpRecord, taken_ns: int = 10_000) -> r.Recording:
     )
 
 
-def test_what_is_packed_is_unpacked() -> None:
+def test_pack_round_trip() -> None:
     made = recording(op(1_000, 2_000), op(3_000))
     assert r.unpack(r.pack(made)) == made
     assert r.from_json(r.to_json(made)) == made
 
 
-def test_thousands_of_ops_take_some_hundred_kilobytes() -> None:
+def test_packed_size() -> None:
     draw = random.Random(1)
     at_ns, ops = 10**15, []
     for sequence in range(4096):
@@ -64,7 +64,7 @@ def test_garbage_is_refused() -> None:
             r.from_json(text)
 
 
-def test_a_thread_that_does_not_exist_is_refused() -> None:
+def test_unknown_thread_is_refused() -> None:
     for caller in (-1, 2):
         made = recording(op(1_000, 2_000), op(3_000, 4_000, caller=caller))
         with pytest.raises(r.RecordingError, match="thread"):
@@ -73,13 +73,13 @@ def test_a_thread_that_does_not_exist_is_refused() -> None:
             r.from_json(r.to_json(made))
 
 
-def test_a_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compression_bomb_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(r, "UNPACKED_BYTES_MAX", 10_000)
     with pytest.raises(r.RecordingError, match="too large"):
         r.unpack(zlib.compress(bytes(20_000)))
 
 
-def test_gaps_are_the_times_in_which_a_caller_has_nothing_in_flight() -> None:
+def test_gaps() -> None:
     made = recording(
         op(1_000, 2_000, tag=1),
         op(1_500, 3_000, tag=2),  # overlaps with the first
@@ -104,7 +104,7 @@ def test_recent_ops() -> None:
     assert len(last.links) == 1
 
 
-def test_of_the_last_ops_those_that_hang_are_not_left_out() -> None:
+def test_recent_keeps_hanging_ops() -> None:
     made = recording(op(1_000), op(1_500, 2_000), op(7_000, 8_500), op(9_000, 9_500))
     last = r.recent(made, last=2)
     assert [each.launched_ns for each in last.ops] == [1_000, 7_000, 9_000]
@@ -113,12 +113,12 @@ def test_of_the_last_ops_those_that_hang_are_not_left_out() -> None:
     assert [each.launched_ns for each in both.ops] == [1_000, 9_000]
 
 
-def test_recent_is_all_there_is_however_far_one_looks_back() -> None:
+def test_recent_with_large_span() -> None:
     made = recording(op(1_000, 2_000))
     for seconds in (1e300, float("inf"), 10**400):
         assert r.recent(made, seconds=seconds) == made
 
 
-def test_an_op_has_the_tag_that_its_caller_gave() -> None:
+def test_callers_tag() -> None:
     assert op(1_000, tag=7).callers_tag == 7
     assert op(1_000, tag=pair_tag(2, 1, 17)).callers_tag == 17

@@ -18,9 +18,7 @@ from tests.protocol.test_recovery_report import report_of, view
         (["10.0.0.2"], "127.0.0.1", ["10.0.0.2", "127.0.0.1"]),
     ],
 )
-def test_who_was_on_the_machine_of_the_dead_master_is_dialled_where_it_is(
-    known: list[str], now_at: str, told: list[str]
-) -> None:
+def test_loopback_address_of_dead_master_is_replaced(known: list[str], now_at: str, told: list[str]) -> None:
     """A loopback address stands for the machine of the master, which is another one now."""
     rig = Rig()
     rig.machine.connected(1, now_at, rig.now)

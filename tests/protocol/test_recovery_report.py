@@ -49,13 +49,13 @@ def record(installed: RecordedView, *newer: RecordedView) -> RunRecord:
 # Who decides, and who goes on.
 
 
-def test_nobody_decides_anything_alone_but_of_a_run_of_one() -> None:
+def test_quorum_sizes() -> None:
     assert not quorum_of({}).has_majority
     assert not quorum_of({1: report_of(1, view(2, 1, 2))}).has_majority
     assert quorum_of({1: report_of(1, view(2, 1))}).is_complete
 
 
-def test_all_back_and_nothing_changed_goes_on_as_it_stands() -> None:
+def test_complete_run_continues_unchanged() -> None:
     here = {peer: report_of(peer, view(4, 1, 2, 3)) for peer in (1, 2, 3)}
     found = rebuild(here)
     assert found.is_unchanged
@@ -63,7 +63,7 @@ def test_all_back_and_nothing_changed_goes_on_as_it_stands() -> None:
     assert found.missing == []
 
 
-def test_who_is_missing_is_lost_and_the_group_is_flushed() -> None:
+def test_missing_peer_is_lost_and_group_flushed() -> None:
     here = {peer: report_of(peer, view(4, 1, 2, 3)) for peer in (3, 1)}
     assert quorum_of(here).has_majority
     assert not quorum_of(here).is_complete
@@ -75,7 +75,7 @@ def test_who_is_missing_is_lost_and_the_group_is_flushed() -> None:
     assert not found.is_unchanged
 
 
-def test_a_view_that_may_be_in_force_needs_its_majority_too() -> None:
+def test_possible_view_needs_majority() -> None:
     ring = 1, 2, 3, 5, 6, 7, 8
     here = {peer: report_of(peer, view(4, 1, 2, 3, 4), prepared(5, *ring)) for peer in (1, 2, 3)}
     assert not quorum_of(here).has_majority
@@ -83,7 +83,7 @@ def test_a_view_that_may_be_in_force_needs_its_majority_too() -> None:
     assert quorum_of(here).has_majority
 
 
-def test_so_does_one_that_a_master_in_between_has_passed_over() -> None:
+def test_possible_view_of_earlier_master_needs_majority() -> None:
     """View 5 is in force at 3. A second master has heard so, and died when 2 had been told of view 6."""
     ring = 1, 2, 3, 4, 5
     here = {
@@ -98,20 +98,20 @@ def test_so_does_one_that_a_master_in_between_has_passed_over() -> None:
     assert quorum_of(here).has_majority, "the master of view 5 has told 2 of view 6, and so had not come to install it"
 
 
-def test_whom_a_recorded_view_has_left_out_does_not_lead_on_from_an_earlier_one() -> None:
+def test_recorded_view_excludes_earlier_majority() -> None:
     here = {peer: report_of(peer, view(4, 1, 2, 3)) for peer in (1, 2)}
     assert quorum_of(here, has_rivals=False).has_majority
     assert not quorum_of(here, False, record(RecordedView.of(5, (2, 3)))).has_majority
 
 
-def test_a_recorded_view_may_be_in_force_though_nobody_tells_of_it() -> None:
+def test_unreported_recorded_view_counts() -> None:
     here = {peer: report_of(peer, view(4, 1, 2, 3)) for peer in (1, 2)}
     recorded = record(RecordedView.of(4, (1, 2, 3)), RecordedView.of(5, (3,)))
     assert not quorum_of(here, False, recorded).has_majority
     assert not quorum_of(here, False, recorded, needs_majority=False).has_majority, "nobody may go on"
 
 
-def test_those_who_do_not_go_on_must_be_no_majority() -> None:
+def test_rivals_must_not_be_majority() -> None:
     """3 was lost, and may not hear that it is: it and 2, if that lives, could go on with another master."""
     here = {1: report_of(1, view(4, 1, 2, 3), prepared(5, 1, 2, answered=False)), 3: report_of(3, view(4, 1, 2, 3))}
     assert not quorum_of(here).has_majority
@@ -121,7 +121,7 @@ def test_those_who_do_not_go_on_must_be_no_majority() -> None:
     assert set(rebuild(here).members) == {1, 2}
 
 
-def test_so_does_one_before_the_newest_of_which_newcomers_know_alone() -> None:
+def test_newcomers_views_need_majority() -> None:
     """3 has prepared view 5, which 2 and 200 have in force; 300 only knows of view 6."""
     here = {
         1: report_of(1, view(4, 1, 2, 3)),
@@ -135,7 +135,7 @@ def test_so_does_one_before_the_newest_of_which_newcomers_know_alone() -> None:
     assert quorum_of(here).has_majority, "it was never in force: 2 would have heard"
 
 
-def test_a_settled_survivor_speaks_for_the_peers_of_its_view_only() -> None:
+def test_decided_survivor_limits_peers() -> None:
     here = {
         1: report_of(1, view(4, 1, 2, 3), prepared(5, 1, 2), commits=[OpRef(7, 0)]),
         2: report_of(2, view(4, 1, 2, 3)),
@@ -149,7 +149,7 @@ def test_a_settled_survivor_speaks_for_the_peers_of_its_view_only() -> None:
     assert found.known_view == 5
 
 
-def test_so_it_does_beside_an_older_view_that_may_be_in_force() -> None:
+def test_decided_survivor_with_older_possible_view() -> None:
     """1 was told verdicts by a master that had lost 6, and died; 5 may have the view before that."""
     last, before = view(4, *range(1, 8)), prepared(5, *range(1, 7))
     here = {peer: report_of(peer, last, before) for peer in (2, 3, 4, 6)}
@@ -159,7 +159,7 @@ def test_so_it_does_beside_an_older_view_that_may_be_in_force() -> None:
     assert (set(found.members), found.left_out) == ({1, 2, 3, 4}, {6})
 
 
-def test_whoever_was_to_be_accepted_begins_again_unless_another_has_been() -> None:
+def test_newcomers_start_over_unless_view_installed() -> None:
     old = view(4, 1)
     here = {1: report_of(1, old, prepared(5, 1, 2)), 2: report_of(2, None, prepared(5, 1, 2))}
     assert (rebuild(here).newcomers, set(rebuild(here).members)) == ({2}, {1})
@@ -167,7 +167,7 @@ def test_whoever_was_to_be_accepted_begins_again_unless_another_has_been() -> No
     assert (rebuild(here).newcomers, set(rebuild(here).members)) == (set(), {1, 2})
 
 
-def test_a_settled_survivor_goes_on_though_a_later_view_was_prepared_without_it() -> None:
+def test_decided_survivor_continues_despite_later_view() -> None:
     """The peer that the later view lists has come, too, so that view is not in force anywhere."""
     here = {1: report_of(1, view(1, 1), prepared(2, 1, 200)), 200: report_of(200, None, prepared(4, 200))}
     assert quorum_of(here).is_complete
@@ -175,14 +175,14 @@ def test_a_settled_survivor_goes_on_though_a_later_view_was_prepared_without_it(
     assert rebuild(here).newcomers == {200}
 
 
-def test_a_run_of_newcomers_is_none() -> None:
+def test_newcomers_are_no_run() -> None:
     assert quorum_of({1: report_of(1, None, prepared(1, 1))}).peers == frozenset()
 
 
 # What was heard.
 
 
-def test_verdicts_that_some_have_heard_are_known() -> None:
+def test_known_verdicts_are_kept() -> None:
     abort = m.Aborted(2, 0, Result.TIMEOUT, "its caller gave up")
     here = {
         1: report_of(1, view(4, 1, 2), commits=[OpRef(1, 3)]),
@@ -193,13 +193,13 @@ def test_verdicts_that_some_have_heard_are_known() -> None:
     assert group.aborts == {OpRef(2, 0): abort}
 
 
-def test_verdicts_and_ops_of_an_earlier_epoch_are_about_others() -> None:
+def test_earlier_epoch_verdicts_are_ignored() -> None:
     lagging = report_of(2, view(3, 1, 2), commits=[OpRef(5, 0)], aborts=[m.Aborted(6, 0, Result.TIMEOUT, "late")])
     (group,) = rebuild({1: report_of(1, view(4, 1, 2), commits=[OpRef(1, 3)]), 2: lagging}).groups
     assert (group.commits, group.aborts, group.is_steady) == ({OpRef(1, 3)}, {}, False)
 
 
-def test_a_run_of_which_a_newer_view_is_known_does_not_go_on_as_it_stands() -> None:
+def test_newer_known_view_forces_change() -> None:
     """It leaves all rings as they are, so all ops run."""
     installed = view(4, 1, 2, 3)
     here = {peer: report_of(peer, installed) for peer in (1, 2)}
@@ -210,7 +210,7 @@ def test_a_run_of_which_a_newer_view_is_known_does_not_go_on_as_it_stands() -> N
     assert found.known_view == 5
 
 
-def test_who_was_told_that_a_group_is_no_mesh_is_believed() -> None:
+def test_missing_links_are_kept() -> None:
     mesh = view(4, 1, 2, 3)
     no_mesh = m.InstalledView(4, mesh.rings, False)
 
@@ -223,7 +223,7 @@ def test_who_was_told_that_a_group_is_no_mesh_is_believed() -> None:
     assert missing(report_of(1, no_mesh), report_of(2, no_mesh)) == {(1, 2)}, "all wait for the master's verdicts"
 
 
-def test_the_end_of_a_call_is_told_to_who_waits_in_it() -> None:
+def test_known_call_end_reaches_waiters() -> None:
     outcome = m.GroupCallOutcome(Kind.UPDATE_TOPOLOGY, 9, Result.SUCCESS, "", 0)
     here = {
         1: report_of(1, view(4, 1, 2, 3, 4), outcomes=[outcome]),
@@ -236,7 +236,7 @@ def test_the_end_of_a_call_is_told_to_who_waits_in_it() -> None:
     assert [unheard(here[peer], found) for peer in here] == [None, outcome, None, None]
 
 
-def test_incumbents_are_those_of_the_last_sync_also_who_has_not_heard_of_its_end() -> None:
+def test_incumbents_of_last_sync() -> None:
     outcome = m.GroupCallOutcome(Kind.SYNC, 9, Result.SUCCESS, "", 30)
     here = {
         1: report_of(1, view(4, 1, 2, 3), outcomes=[outcome], synced=(9, 30)),
@@ -247,7 +247,7 @@ def test_incumbents_are_those_of_the_last_sync_also_who_has_not_heard_of_its_end
     assert (group.revision, group.synced) == (30, {1, 2})
 
 
-def test_who_has_not_heard_that_it_is_accepted_is_no_incumbent() -> None:
+def test_unaware_accepted_peer_is_no_incumbent() -> None:
     outcome = m.GroupCallOutcome(Kind.SYNC, 9, Result.SUCCESS, "", 30)
     here = {
         1: report_of(1, view(5, 1, 2), outcomes=[outcome], synced=(9, 30)),
@@ -311,7 +311,7 @@ def stories(draw: st.DrawFn) -> Story:
 
 
 @given(stories(), st.data())
-def test_two_masters_never_both_have_a_majority(story: Story, data: st.DataObject) -> None:
+def test_two_masters_never_both_have_majority(story: Story, data: st.DataObject) -> None:
     everybody = story.peers
     ours = data.draw(st.sets(st.sampled_from(everybody)))
     theirs = set(everybody) - ours
@@ -319,7 +319,7 @@ def test_two_masters_never_both_have_a_majority(story: Story, data: st.DataObjec
 
 
 @given(stories(), st.data())
-def test_whoever_has_a_majority_can_rebuild(story: Story, data: st.DataObject) -> None:
+def test_majority_can_rebuild(story: Story, data: st.DataObject) -> None:
     heard = data.draw(st.sets(st.sampled_from(story.peers)))
     told = story.tell(heard)
     quorum = quorum_of(told)
@@ -338,13 +338,13 @@ def test_whoever_has_a_majority_can_rebuild(story: Story, data: st.DataObject) -
 
 
 @given(stories())
-def test_all_together_have_a_majority(story: Story) -> None:
+def test_all_peers_have_majority(story: Story) -> None:
     told = story.tell(set(story.peers))
     assert quorum_of(told).has_majority
 
 
 @given(stories(), st.data())
-def test_more_survivors_never_undo_a_majority_of_the_same_view(story: Story, data: st.DataObject) -> None:
+def test_more_survivors_keep_majority(story: Story, data: st.DataObject) -> None:
     everybody = story.peers
     some = data.draw(st.sets(st.sampled_from(everybody)))
     more = some | data.draw(st.sets(st.sampled_from(everybody)))
@@ -353,7 +353,7 @@ def test_more_survivors_never_undo_a_majority_of_the_same_view(story: Story, dat
         assert after.has_majority
 
 
-def test_report_survives_the_wire() -> None:
+def test_report_round_trip() -> None:
     metrics = [(m.LinkMetric(2, True, 1e6, 250), 30)]
     said = m.Vote(
         3, report_of(1, view(4, 1, 2), prepared(5, 1), commits=[OpRef(1, 2)], synced=(3, 4), link_metrics=metrics)

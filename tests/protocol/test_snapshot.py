@@ -23,14 +23,14 @@ def member(status: RunStatus, peer: int) -> MemberStatus:
     return next(found for found in status.members if found.peer == peer)
 
 
-def test_an_empty_run() -> None:
+def test_empty_run() -> None:
     status = look(Rig())
     assert (status.run, status.view, status.members, status.groups) == ("run", 0, [], [])
     assert status.totals == Totals()
     assert status.course.steps == [Totals()]
 
 
-def test_groups_members_and_their_states() -> None:
+def test_groups_and_members() -> None:
     rig = Rig(0, 0, 7)
     rig.hello(7)
     status = look(rig)
@@ -50,7 +50,7 @@ def test_groups_members_and_their_states() -> None:
     assert status.view == rig.master.state.installed_view
 
 
-def test_what_a_peer_waits_in_since_when_and_for_whom() -> None:
+def test_waiting_names_call_and_missing_peers() -> None:
     rig = Rig(0, 0, 0)
     rig.hear(1, m.GroupCall(1, Kind.UPDATE_TOPOLOGY))
     rig.now += 4.0
@@ -62,7 +62,7 @@ def test_what_a_peer_waits_in_since_when_and_for_whom() -> None:
     assert member(status, 3).waiting is None
 
 
-def test_ops_that_stall() -> None:
+def test_stalled_ops() -> None:
     rig = Rig(0, 0, 0)
     epoch = rig.master.state.groups[0].epoch
     rig.hear(1, m.OpsDone(epoch, [OpRef(7, 0)]))
@@ -75,7 +75,7 @@ def test_ops_that_stall() -> None:
 
 
 @pytest.mark.parametrize(("waiter", "call"), [(1, "send"), (2, "recv")])
-def test_who_waits_in_a_send_or_a_recv_waits_for_the_other(waiter: int, call: str) -> None:
+def test_stalled_send_and_recv(waiter: int, call: str) -> None:
     """As its caller has named it, and not for itself."""
     rig = Rig(0, 0, 0)
     group = rig.master.state.groups[0]
@@ -86,7 +86,7 @@ def test_who_waits_in_a_send_or_a_recv_waits_for_the_other(waiter: int, call: st
     assert any(f"waits in {call} with tag 4; not done yet: peers [{other}]" in text for text in rig.logged)
 
 
-def test_ops_are_counted_once_each_however_many_report_them() -> None:
+def test_ops_are_counted_once() -> None:
     rig = Rig(0, 0)
     epoch = rig.master.state.groups[0].epoch
     for peer in (1, 2):
@@ -102,7 +102,7 @@ def test_ops_are_counted_once_each_however_many_report_them() -> None:
     assert (totals.ops_committed, totals.ops_aborted) == (5, 1)
 
 
-def test_a_newcomer_adds_nothing_to_what_was_counted_and_nothing_of_before_the_master_s_time() -> None:
+def test_first_report_is_a_base() -> None:
     rig = Rig(0, 0)
     rig.hear(1, m.Report([(1, 100, 5), (2, 7, 0)], 1000, 900))  # the first to report to this master
     assert look(rig).totals.ops_committed == 0
@@ -114,7 +114,7 @@ def test_a_newcomer_adds_nothing_to_what_was_counted_and_nothing_of_before_the_m
     assert (totals.ops_committed, totals.ops_aborted, totals.tx_bytes) == (3, 0, 600)
 
 
-def test_a_group_that_nobody_is_left_of_is_forgotten() -> None:
+def test_empty_group_is_forgotten() -> None:
     rig = Rig(0, 5)
     for peer in (1, 2):
         rig.hear(peer, m.Report([(1, 1, 0)], 0, 0))
@@ -123,7 +123,7 @@ def test_a_group_that_nobody_is_left_of_is_forgotten() -> None:
     assert set(rig.master.state.traffic._ops) == {0}
 
 
-def test_bytes_are_summed_over_peers_and_told_as_rates() -> None:
+def test_byte_totals_and_rates() -> None:
     rig = Rig(0, 0)
     for peer in (1, 2):
         rig.hear(peer, m.Report([], 0, 0))
@@ -145,7 +145,7 @@ def test_bytes_are_summed_over_peers_and_told_as_rates() -> None:
     assert (traffic.tx_bytes_per_s, traffic.links[0].tx_bytes_per_s) == (0.0, 0.0)
 
 
-def test_a_loss_is_told_with_its_reason() -> None:
+def test_loss_has_reason() -> None:
     rig = Rig(0, 0, 0)
     epoch = rig.master.state.groups[0].epoch
     for peer in (1, 2):
@@ -165,7 +165,7 @@ def test_a_loss_is_told_with_its_reason() -> None:
     assert status.groups[0].ring == [1, 2]
 
 
-def test_who_leaves_is_no_loss() -> None:
+def test_leave_is_no_loss() -> None:
     rig = Rig(0, 0)
     rig.hear(2, m.Leave())
     rig.answer()
@@ -173,7 +173,7 @@ def test_who_leaves_is_no_loss() -> None:
     assert (totals.losses, totals.leaves) == (0, 1)
 
 
-def test_looking_changes_nothing() -> None:
+def test_snapshot_changes_nothing() -> None:
     rig = Rig(0, 0)
     rig.hear(1, m.GroupCall(1, Kind.UPDATE_TOPOLOGY))
     first = look(rig)
@@ -181,14 +181,14 @@ def test_looking_changes_nothing() -> None:
     assert rig.master.tick(rig.now) == []
 
 
-def test_strangers_cannot_write_into_the_log() -> None:
+def test_unauthenticated_lines_are_not_kept() -> None:
     rig = Rig(0)
     rig.master.connected(99, "192.0.2.1", rig.now)
     rig.master.received(99, m.Hello(0, "ancient", 0, [], 5000, 2), rig.now)
     assert not any("192.0.2.1" in event.text for event in look(rig).events)
 
 
-def test_history_is_bounded_and_its_texts_are_harmless() -> None:
+def test_history_is_bounded() -> None:
     history = History()
     for i in range(3 * max(EVENTS_MAX, LOSSES_MAX, STEPS_MAX)):
         now = i * STEP_S
@@ -202,7 +202,7 @@ def test_history_is_bounded_and_its_texts_are_harmless() -> None:
     assert all(text.isprintable() and len(text) < 4 * TEXT_CHARACTERS_MAX for text in texts)
 
 
-def test_the_course_has_a_step_for_every_time_also_where_nothing_happened() -> None:
+def test_course_has_every_step() -> None:
     history = History()
     history.happened(1.0 * STEP_S, 1.0 * STEP_S, Totals(ops_committed=2))
     history.happened(1.5 * STEP_S, 1.5 * STEP_S, Totals(ops_committed=3))
@@ -212,7 +212,7 @@ def test_the_course_has_a_step_for_every_time_also_where_nothing_happened() -> N
     assert history.course((STEPS_MAX + 100) * STEP_S).steps == [Totals()] * STEPS_MAX
 
 
-def test_what_took_a_while_is_divided_among_its_steps() -> None:
+def test_counts_are_spread_over_steps() -> None:
     history = History()
     history.happened(0.5 * STEP_S, 3.0 * STEP_S, Totals(tx_bytes=1000, ops_committed=3))
     steps = history.course(3.0 * STEP_S).steps
@@ -222,20 +222,20 @@ def test_what_took_a_while_is_divided_among_its_steps() -> None:
 
 
 @pytest.mark.parametrize("peers", [0, 3])
-def test_it_survives_the_wire(peers: int) -> None:
+def test_status_round_trip(peers: int) -> None:
     rig = Rig(*[0] * peers)
     status = look(rig)
     assert decode_body(encode(m.Status(status))[LENGTH_BYTES:], m.ToWatcher) == m.Status(status)
     assert msgspec.json.decode(msgspec.json.encode(status), type=RunStatus) == status
 
 
-def test_a_reader_ignores_what_it_does_not_know() -> None:
+def test_unknown_fields_are_ignored() -> None:
     plain = msgspec.to_builtins(look(Rig(0)))
     plain["invented"] = plain["members"][0]["invented"] = 1
     assert msgspec.convert(plain, RunStatus) == look(Rig(0))
 
 
-def test_a_large_run_fits_into_a_message() -> None:
+def test_large_run_fits_into_a_message() -> None:
     rig = Rig()
     one = look(Rig(0)).members[0]
     waiting = Waiting(Kind.UPDATE_TOPOLOGY, 1.0, list(range(20)))

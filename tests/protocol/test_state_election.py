@@ -31,78 +31,78 @@ def refused(result: Elected | NotElected) -> NotElected:
     return result
 
 
-def test_a_newcomer_cannot_outvote_incumbents_by_inventing_a_revision() -> None:
+def test_newcomer_cannot_invent_revision() -> None:
     result = elected(elect({1: offer(5), 2: offer(5), 3: offer(99, "new")}, {1, 2}, 5))
     assert (result.revision, result.donors) == (5, [1, 2])
     assert result.content_receivers == {3}
     assert result.loose_receivers == set()
 
 
-def test_the_newest_incumbent_wins_over_more_of_an_older_revision() -> None:
+def test_newest_incumbent_wins() -> None:
     result = elected(elect({1: offer(7, "new"), 2: offer(6), 3: offer(6)}, {1, 2, 3}, 6))
     assert (result.revision, result.root, result.donors) == (7, b"new", [1])
     assert result.content_receivers == result.loose_receivers == {2, 3}
 
 
-def test_revisions_may_grow_by_more_than_one() -> None:
+def test_revision_may_skip() -> None:
     assert elected(elect({1: offer(100), 2: offer(100)}, {1, 2}, 3)).revision == 100
 
 
-def test_an_elected_revision_never_goes_back() -> None:
+def test_revision_never_decreases() -> None:
     result = refused(elect({1: offer(4), 2: offer(4)}, {1, 2}, 5))
     assert result.code is Result.NO_SHARED_STATE_AVAILABLE
     assert "revision 5" in result.reason
     assert "4" in result.reason
 
 
-def test_newcomers_do_not_undercut_incumbents_who_only_receive() -> None:
+def test_receiving_incumbents_keep_floor() -> None:
     result = refused(elect({1: offer(9, strategy=RECEIVE), 2: offer(3)}, {1}, 9))
     assert result.code is Result.NO_SHARED_STATE_AVAILABLE
 
 
-def test_once_all_incumbents_are_gone_the_newest_offer_is_taken() -> None:
+def test_newest_offer_wins_without_incumbents() -> None:
     result = elected(elect({4: offer(2), 5: offer(3, "newer")}, set(), 50))
     assert (result.revision, result.root) == (3, b"newer")
 
 
-def test_the_most_popular_content_wins_and_a_tie_goes_to_the_longest_accepted() -> None:
+def test_most_frequent_content_wins() -> None:
     assert elected(elect({1: offer(1, "a"), 2: offer(1, "b"), 3: offer(1, "b")}, set(), None)).root == b"b"
     assert elected(elect({2: offer(1, "b"), 1: offer(1, "a")}, set(), None)).root == b"a"
 
 
-def test_a_tie_goes_to_an_incumbent_though_its_number_be_higher() -> None:
+def test_incumbent_wins_tie() -> None:
     offers = {1: offer(0, "a"), 2: offer(0, "b")}
     assert elected(elect(offers, incumbents={2}, floor=0)).root == b"b"
 
 
-def test_receivers_never_vote_and_never_send() -> None:
+def test_receivers_never_vote_or_send() -> None:
     offers = {1: offer(1, "a"), 2: offer(9, "b", RECEIVE), 3: offer(9, "b", RECEIVE)}
     result = elected(elect(offers, set(), None))
     assert (result.revision, result.root, result.donors) == (1, b"a", [1])
     assert result.content_receivers == {2, 3}
 
 
-def test_a_receiver_that_happens_to_hold_the_content_is_no_donor() -> None:
+def test_receiver_is_no_donor() -> None:
     assert elected(elect({1: offer(1), 2: offer(1, strategy=RECEIVE)}, set(), None)).donors == [1]
 
 
-def test_with_receivers_only_nobody_can_provide() -> None:
+def test_only_receivers_is_an_error() -> None:
     assert refused(elect({1: offer(1, strategy=RECEIVE)}, set(), None)).code is Result.NO_SHARED_STATE_AVAILABLE
 
 
-def test_a_sender_wins_against_the_majority() -> None:
+def test_sender_beats_majority() -> None:
     offers = {1: offer(1, "a"), 2: offer(1, "a"), 3: offer(1, "b", SEND)}
     result = elected(elect(offers, set(), None))
     assert (result.root, result.donors, result.content_receivers) == (b"b", [3], {1, 2})
 
 
-def test_two_senders_with_different_contents_are_an_error() -> None:
+def test_different_senders_are_an_error() -> None:
     result = refused(elect({1: offer(1, "a", SEND), 2: offer(1, "b", SEND)}, set(), None))
     assert result.code is Result.INVALID_USAGE
     assert "1 and 2" in result.reason
 
 
-def test_a_sender_that_would_have_to_be_overwritten_is_an_error() -> None:
+def test_overwritten_sender_is_an_error() -> None:
     result = refused(elect({1: offer(8), 2: offer(2, "old", SEND)}, {1}, 8))
     assert result.code is Result.INVALID_USAGE
     assert "peer 2" in result.reason
@@ -127,9 +127,7 @@ offers = st.dictionaries(
 
 
 @given(offers, st.sets(st.integers(1, 6)), st.none() | st.integers(0, 4))
-def test_whatever_is_elected_obeys_the_rules(
-    given_offers: dict[int, SyncOffer], incumbents: set[int], floor: int | None
-) -> None:
+def test_elections_obey_rules(given_offers: dict[int, SyncOffer], incumbents: set[int], floor: int | None) -> None:
     present = incumbents.intersection(given_offers)
     result = elect(given_offers, present, floor)
     if isinstance(result, NotElected):

@@ -113,7 +113,7 @@ def test_straggler_between_outer_steps_that_are_minutes_apart() -> None:
     assert world.named == [("straggler", 3)]
 
 
-def test_no_straggler_when_ops_have_ceased() -> None:
+def test_no_straggler_without_ops() -> None:
     world = World()
     world.run(20, lambda peer: 0.8 if peer == 2 else 0.2)
     assert world.named == [("straggler", 2)]

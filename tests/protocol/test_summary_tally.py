@@ -71,7 +71,7 @@ def summaries(draw: st.DrawFn) -> Summary:
 
 
 @given(st.lists(st.tuples(st.integers(1, 7), st.none() | summaries()), max_size=25), st.booleans())
-def test_it_stands_as_if_all_were_looked_at_anew(events: list[tuple[int, Summary | None]], has_rivals: bool) -> None:
+def test_tally_equals_recount(events: list[tuple[int, Summary | None]], has_rivals: bool) -> None:
     """Whoever comes, says something else, or goes."""
     tally: SummaryTally[Summary] = SummaryTally()
     model: dict[int, Summary] = {}
@@ -97,7 +97,7 @@ def test_it_stands_as_if_all_were_looked_at_anew(events: list[tuple[int, Summary
         assert tally.summaries == model
 
 
-def test_rings_that_many_tell_of_are_kept_once() -> None:
+def test_equal_rings_are_shared() -> None:
     views = Views()
     told = [views.shared(report_of(peer, view(7, 1, 2, 3), prepared(8, 1, 2, 3))) for peer in (1, 2, 3)]
     assert len({id(each.installed.rings) for each in told}) == 1
@@ -105,7 +105,7 @@ def test_rings_that_many_tell_of_are_kept_once() -> None:
     assert told[1] == report_of(2, view(7, 1, 2, 3), prepared(8, 1, 2, 3))
 
 
-def test_made_up_views_are_not_kept_for_ever() -> None:
+def test_invented_views_are_bounded() -> None:
     views = Views()
     for number in range(10 * VIEWS_MAX):
         views.of(view(number // 2, number + 1))
@@ -114,7 +114,7 @@ def test_made_up_views_are_not_kept_for_ever() -> None:
         assert views.of(view(number // 2, number + 1)).peers == {number + 1}
 
 
-def test_who_makes_rings_up_does_not_speak_for_others() -> None:
+def test_invented_rings_affect_no_others() -> None:
     views = Views()
     assert is_sound(1, report_of(1, view(7, 1)), views)
     assert is_sound(2, report_of(2, view(7, 1, 2, 3)), views)

@@ -74,7 +74,7 @@ class Pair:
 @pytest.mark.parametrize(
     ("tags", "tags_max"), [(10_000, 1000), pytest.param(100_000, completion.TAGS_MAX, marks=pytest.mark.slow)]
 )
-def test_a_new_tag_for_every_op(monkeypatch: pytest.MonkeyPatch, tags: int, tags_max: int) -> None:
+def test_new_tag_per_op(monkeypatch: pytest.MonkeyPatch, tags: int, tags_max: int) -> None:
     monkeypatch.setattr(completion, "TAGS_MAX", tags_max)
     pair = Pair()
     epochs = set()

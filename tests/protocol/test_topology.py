@@ -19,7 +19,7 @@ def covers(chosen: set[int], failed: set[tuple[int, int]]) -> bool:
 
 
 @given(pairs, st.sets(peers))
-def test_the_fewest_are_evicted(failed: set[tuple[int, int]], newcomers: set[int]) -> None:
+def test_fewest_are_evicted(failed: set[tuple[int, int]], newcomers: set[int]) -> None:
     evicted = topology.fewest_evictions(failed, newcomers)
     assert covers(evicted, failed)
     involved = {peer for each in failed for peer in each}
@@ -30,27 +30,27 @@ def test_the_fewest_are_evicted(failed: set[tuple[int, int]], newcomers: set[int
             assert len(newcomers.intersection(rival)) <= len(newcomers.intersection(evicted))
 
 
-def test_a_newcomer_goes_before_an_incumbent_whoever_reports() -> None:
+def test_newcomer_is_evicted_first() -> None:
     assert topology.fewest_evictions([(1, 5)], {5}) == {5}
     assert topology.fewest_evictions([(5, 1)], {5}) == {5}
     assert topology.fewest_evictions([(1, 5)], {1}) == {1}
 
 
-def test_one_peer_that_reaches_nobody_goes_alone() -> None:
+def test_isolated_peer_is_evicted_alone() -> None:
     assert topology.fewest_evictions([(1, 2), (2, 3), (2, 4)], set()) == {2}
 
 
-def test_between_equals_the_latest_goes() -> None:
+def test_latest_is_evicted_on_tie() -> None:
     assert topology.fewest_evictions([(1, 2)], set()) == {2}
 
 
-def test_many_failed_pairs_are_covered_without_trying_all_sets() -> None:
+def test_many_failed_pairs_are_covered() -> None:
     failed = {(1, other) for other in range(2, 40)} | {(50, other) for other in range(51, 80)}
     assert topology.fewest_evictions(failed, set()) == {1, 50}
 
 
 @given(st.lists(peers, unique=True), st.sets(peers))
-def test_a_changed_ring_keeps_the_order_of_those_who_stay(ring: list[int], members: set[int]) -> None:
+def test_ring_keeps_order(ring: list[int], members: set[int]) -> None:
     updated = topology.updated_ring(ring, members)
     assert sorted(updated) == sorted(members)
     kept = [peer for peer in ring if peer in members]
@@ -72,16 +72,16 @@ def test_ring_pairs(ring: list[int], expected: set[tuple[int, int]]) -> None:
     assert topology.ring_pairs(ring) == expected
 
 
-def test_the_one_with_the_most_failing_links_goes() -> None:
+def test_most_failing_links_is_evicted() -> None:
     assert topology.fewest_evictions([(1, 4)], set(), [(1, 2), (1, 3)]) == {1}
     assert topology.fewest_evictions([(1, 4)], set(), [(2, 4), (3, 4), (1, 2)]) == {4}
     assert topology.fewest_evictions([(1, 2), (3, 4)], set(), [(1, 5), (3, 5)]) == {1, 3}
 
 
-def test_a_newcomer_goes_though_the_incumbent_lacks_links_that_need_not_be() -> None:
+def test_newcomer_is_evicted_despite_evidence() -> None:
     assert topology.fewest_evictions([(1, 4)], {4}, [(1, 2), (1, 3)]) == {4}
 
 
-def test_who_was_evicted_before_goes_if_nothing_else_tells_them_apart() -> None:
+def test_offender_is_evicted_on_tie() -> None:
     assert topology.fewest_evictions([(1, 4)], set(), (), {1}) == {1}
     assert topology.fewest_evictions([(1, 4)], set(), [(2, 4)], {1}) == {4}

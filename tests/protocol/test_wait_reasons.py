@@ -8,20 +8,20 @@ from pccl.protocol.status import Course, Finding, GroupStatus, MemberStatus, Run
 from pccl.protocol.wait_reasons import FIRST_S, LinkWait, LongWait, explain_op, explain_pair, explain_wait
 
 
-def test_warnings_come_ever_more_rarely() -> None:
+def test_warning_intervals_grow() -> None:
     wait = LongWait("connect", 100.0)
     warned = [t for t in range(100, 1200) if wait.is_due(t)]
     assert warned == [110, 130, 190, 370, 910]
     assert wait.due_at == 100 + 2430
 
 
-def test_one_look_late_is_one_warning() -> None:
+def test_late_look_gives_one_warning() -> None:
     wait = LongWait("connect", 0.0)
     assert wait.is_due(100 * FIRST_S)
     assert not wait.is_due(100 * FIRST_S + 1)
 
 
-def test_the_wording() -> None:
+def test_wording() -> None:
     wait = LongWait("update_topology", 5.0)
     assert wait.warning(15.2, "peer 2 (vm:8141)", "look there") == (
         "update_topology has waited 10 s for peer 2 (vm:8141); look there"
@@ -29,7 +29,7 @@ def test_the_wording() -> None:
     assert wait.ending(39.25) == "update_topology has ended after 34.2 s"
 
 
-def test_a_process_has_one_name() -> None:
+def test_process_name() -> None:
     assert label(2, "vm:8141") == "2 (vm:8141)"
     assert peers_named([2], lambda _: "vm:8141") == "peer 2 (vm:8141)"
     assert peers_named([2, 3], {2: "a", 3: ""}.__getitem__) == "peers 2 (a), 3"
@@ -52,7 +52,7 @@ def run(*members: MemberStatus, is_syncing: bool = False, findings: tuple[str, .
 TOPOLOGY, SYNC = Kind.UPDATE_TOPOLOGY, Kind.SYNC
 
 
-def test_who_has_not_called_is_named_with_what_they_do_instead() -> None:
+def test_missing_callers_are_named() -> None:
     status = run(member(1, TOPOLOGY, (2, 3)), member(2, SYNC, (1, 3)), member(3))
     assert explain_wait(status, 1, TOPOLOGY) == (
         "peers 2 (vm:2), 3 (vm:3), which have not called update_topology (2 is in sync_shared_state)"
@@ -63,7 +63,7 @@ def test_who_has_not_called_is_named_with_what_they_do_instead() -> None:
     )
 
 
-def test_calls_that_all_have_made() -> None:
+def test_complete_calls() -> None:
     assert "peer 2 (vm:2) to answer the master" in explain_wait(
         run(member(1, TOPOLOGY), member(2, TOPOLOGY, due_s=3.0)), 1, TOPOLOGY
     )
@@ -76,7 +76,7 @@ def test_calls_that_all_have_made() -> None:
     assert "a master that knows this peer" in explain_wait(run(member(2)), 1, SYNC)
 
 
-def test_a_newcomer_waits_for_those_who_have_not_called_update_topology() -> None:
+def test_newcomer_waits_for_update_topology() -> None:
     assert explain_wait(run(member(1, TOPOLOGY), member(2, SYNC), member(3)), 0, "") == (
         "the peers of the run, which have yet to let this one in; they do so by calling update_topology: "
         "peers 2 (vm:2), 3 (vm:3) (2 is in sync_shared_state)"

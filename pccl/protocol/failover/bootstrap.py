@@ -29,7 +29,6 @@ from pccl.types import Result
 BIRTH_MARGIN_S = 2.0
 """Seconds that peers of a run have to dial this master after they have noticed the silence of their own."""
 HOLD_S = 8.0
-"""Seconds that a newcomer is kept waiting before it is sent away."""
 IDLE_MARGIN_S = 60.0
 """Margin for the time since the last master: it was noted some time before that master died."""
 END_TIMEOUTS = 3.0
@@ -42,7 +41,6 @@ class Start(Enum):
     AUTO = "auto"
     NEW = "new"
     RESUME = "resume"
-    """There is an earlier run, which must continue before a new one may start."""
 
 
 def hold_s(
@@ -79,9 +77,7 @@ class Bootstrap:
 
     def __init__(self, peer_timeout_s: float, birth_at: float) -> None:
         self.birth_at = birth_at
-        """The earliest start of a new run, unless peers of one come first."""
         self.ended: RunRecord | None = None
-        """The record of a run that rule 3 declared over."""
         self._peer_timeout_s = peer_timeout_s
         self._beside_at = 0.0
         self._missed_since = inf
@@ -89,7 +85,6 @@ class Bootstrap:
         self._held: dict[int, tuple[str, m.Hello, float]] = {}
         """The newcomers that wait, by connection, longest first: host, Hello, and the time when it came."""
         self._is_told = False
-        """Whether a warning has told of newcomers that wait, since all could go on last."""
 
     def __len__(self) -> int:
         return len(self._held)
@@ -100,13 +95,11 @@ class Bootstrap:
     # When a run may be founded.
 
     def wait(self, now: float, hold_s: float, hold_beside_s: float = 0.0) -> None:
-        """Start no run for `hold_s`, and none with other masters for `hold_beside_s`."""
         self.birth_at = now + hold_s
         self._beside_at = now + hold_beside_s
         self._missed_since = now
 
     def note_masters(self, masters: int) -> None:
-        """Note the number of masters that a newcomer knows (rule 5)."""
         if masters > 1:
             self.birth_at = max(self.birth_at, self._beside_at)
 
@@ -115,7 +108,6 @@ class Bootstrap:
         self._beside_at = min(self._beside_at, now)
 
     def peers_have_left(self, now: float) -> None:
-        """Note that the last recovering peer has left (rule 2)."""
         self._back_by = now + self._peer_timeout_s
         self.birth_at = max(self.birth_at, self._back_by)
 
@@ -145,7 +137,6 @@ class Bootstrap:
         return [since + HOLD_S, self._founds_at(record)] if is_missed else [since + HOLD_S]
 
     def awaited_peers(self, record: RunRecord | None, now: float) -> str:
-        """Return the peers that this master waits for, how long, and how to skip the wait."""
         left_s = max(0.0, self._founds_at(record) - now)
         if left_s == inf:
             return (
@@ -167,7 +158,6 @@ class Bootstrap:
         return MasterLog("info" if was_told else "warning", text, was_told)
 
     def discard(self, connection: int) -> bool:
-        """Forget a newcomer. Return False if this connection is of none that waits."""
         return self._held.pop(connection, None) is not None
 
     def refusal(self, message: m.Resume) -> m.Goodbye | None:
@@ -179,20 +169,17 @@ class Bootstrap:
         return m.Goodbye(Result.MASTER_CONNECTION_FAILED, text, ended.secret)
 
     def take_all(self) -> dict[int, tuple[str, m.Hello]]:
-        """Return and forget all held newcomers, with host and Hello by connection, longest first."""
         held, self._held = self._held, {}
         self._is_told = False
         return {connection: (host, hello) for connection, (host, hello, _) in held.items()}
 
     def take_those_with_others(self) -> list[int]:
-        """Return and forget the connections of newcomers that know other masters."""
         found = [connection for connection, (_, hello, _) in self._held.items() if hello.masters > 1]
         for connection in found:
             del self._held[connection]
         return found
 
     def overdue(self, now: float) -> list[int]:
-        """Return and forget the connections of newcomers held for HOLD_S."""
         found = [connection for connection, (_, _, since) in self._held.items() if now >= since + HOLD_S]
         for connection in found:
             del self._held[connection]

@@ -35,7 +35,6 @@ class QuorumView:
     size: int
     """Number of its peers that have not left on purpose since."""
     here: frozenset[int]
-    """Peers that are neither lost nor have left."""
 
     @property
     def lost(self) -> int:
@@ -60,9 +59,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     """The run's `Welcome.secret`, which proves to its peers that an eviction is genuine."""
     term: int
     installed: RecordedView | None
-    """The last view in force, as far as it was recorded."""
     prepared: list[RecordedView] = []
-    """Newer views that may be in force, the newest last."""
     is_over: bool = False
     master_timeout_s: float = MASTER_TIMEOUT_S
     """The longest time a peer of the run searches for a master."""
@@ -79,5 +76,4 @@ class RunRecord(msgspec.Struct, frozen=True):
 
 
 def bounded_s(seconds: float, otherwise: float) -> float:
-    """Return a peer's number of seconds within bounds, or `otherwise` for NaN."""
     return min(max(seconds, 0.0), MASTER_TIMEOUT_S_MAX) if seconds == seconds else otherwise

@@ -29,7 +29,6 @@ GATHER_TIMEOUTS = 3.0
 DOUBT_TIMEOUTS = 2.0
 """Peer timeouts that a master with a record waits for a majority."""
 TELL_S = 1.0
-"""Delay of the log line that names the missing peers."""
 
 
 class Gathering:
@@ -44,14 +43,10 @@ class Gathering:
         self.unaccepted_since = 0.0
         """The time since which peers of the run have come without a peer that knows an installed view."""
         self.last_arrival_at = 0.0
-        """The time of the last arrival or vote."""
         self.survivors: dict[int, RecoveringPeer] = {}
-        """Claims by peer, the one that has waited longest first."""
         self.here: SummaryTally[Summary] = SummaryTally(views)
         self.following: SummaryTally[m.RecoveryReport] = SummaryTally(views)
-        """Reports of the peers that voted in `term`."""
         self.known_term = 0
-        """The highest term that one of them has followed."""
         self.record: RunRecord | None = None
         """The record of this run, if no other master can have led it since."""
         self.tells_at: float | None = None
@@ -72,7 +67,6 @@ class Gathering:
         self._to_ask.pop(survivor.peer, None)
 
     def said(self, survivor: RecoveringPeer, summary: Summary, is_following: bool, now: float) -> None:
-        """Add a summary or a report of a peer that is here."""
         if survivor.peer not in (self.following if is_following else self.here).peers:
             self.last_arrival_at = now
         self.here.add(survivor.peer, summary)
@@ -86,13 +80,11 @@ class Gathering:
             self._to_ask[survivor.peer] = survivor
 
     def raise_term(self, term: int) -> None:
-        """Use this term from now on, and ask all peers for their votes again."""
         self.term = term
         self.following = SummaryTally(self.here.views)
         self._to_ask = {peer: survivor for peer, survivor in self.survivors.items() if peer in self.here.peers}
 
     def to_ask(self) -> list[RecoveringPeer]:
-        """Return and forget the peers to ask for votes now."""
         survivors, self._to_ask = list(self._to_ask.values()), {}
         return survivors
 
@@ -161,7 +153,6 @@ class Gathering:
         return times
 
     def account(self, here: Quorum, now: float) -> str:
-        """Return a log line with the peers that have come and the missing ones."""
         absent = sorted(frozenset().union(*here.quorum_views.values()) - self.here.peers)
         text = f"run {self.run}: {here}"
         if absent:
@@ -173,7 +164,6 @@ class Gathering:
 
 
 RUNS_MAX = 16
-"""Number of runs that are remembered."""
 BREAK_TIMEOUTS = 3.0
 """Number of peer timeouts within which peers that go from master to master are back at each."""
 
@@ -185,7 +175,6 @@ class KnownRuns:
         self.record = record
         """The record of the last run that this process, or an earlier one with the same directory, has led."""
         self._unaccepted: dict[str, tuple[float, float]] = {}
-        """Runs without a known installed view: the times of the first and the last arrival of a peer."""
 
     def record_of(self, gathering: Gathering) -> RunRecord | None:
         """Return the record of a gathering's run, or None if another master may have led that run since."""
@@ -206,7 +195,6 @@ class KnownRuns:
         return since
 
     def forget(self, run: str) -> None:
-        """Forget when peers of a run came: a view of it was in force."""
         self._unaccepted.pop(run, None)
 
     def refusal(self, message: m.Resume, is_waiting: bool) -> m.FromMaster | None:

@@ -59,8 +59,6 @@ DEPOSED_TIMEOUTS = 2.0
 
 
 class Failover:
-    """The machine of one master process."""
-
     def __init__(
         self,
         run: str,
@@ -80,7 +78,6 @@ class Failover:
         self.master = Master(RunState(run, self.options, secret=secret))
         self.is_standby = is_standby
         self.others = ""
-        """The state of the other masters, for newcomers that are sent away."""
         self._bootstrap = Bootstrap(self.options.peer_timeout_s, birth_at)
         self._names = run
         self._survivors: dict[int, RecoveringPeer] = {}
@@ -93,7 +90,6 @@ class Failover:
     # Events.
 
     def begin(self, now: float, hold_s: float, hold_beside_s: float = 0.0) -> list[Effect]:
-        """Start. No run starts for `hold_s`, nor, with other masters, for `hold_beside_s`."""
         self._now = now
         self._bootstrap.wait(now, hold_s, hold_beside_s)
         if self._known.record is not None and not self._known.record.is_over and not self.is_standby:
@@ -162,7 +158,6 @@ class Failover:
         return self._drain()
 
     def name_stragglers(self, silent: Mapping[int, float], now: float) -> list[Effect]:
-        """Log peers for which the others wait: see `Master.name_stragglers`."""
         return self.master.name_stragglers(silent, now) if self.is_leading else []
 
     def rings_found(self, search: int, rings: Mapping[int, Sequence[int]], now: float) -> list[Effect]:
@@ -206,19 +201,16 @@ class Failover:
         return self.master.run
 
     def holding(self, now: float) -> tuple[int, str]:
-        """Return the number of held newcomers and the reason of their wait; empty if they need not wait."""
         is_waiting = self._survivors or (self._bootstrap.is_waiting(now) and not (self.is_standby or self.is_leading))
         return len(self._bootstrap), self._awaited_peers(now) if is_waiting else ""
 
     @property
     def birth_at(self) -> float:
-        """The earliest start of a new run, unless peers of one come first."""
         return self._bootstrap.birth_at
 
     # Peers without a master.
 
     def _resume(self, connection: int, host: str, message: m.Resume) -> None:
-        """Handle Resume: keep the peer here, or reject it."""
         name = f"peer {message.peer} of run {message.run!r}"
         if message.protocol != m.PROTOCOL_VERSION:
             self._dismiss(connection, other_version(message))
@@ -285,7 +277,6 @@ class Failover:
             self._ask(message.run)
 
     def _is_missed_by(self, message: m.Resume) -> bool:
-        """Whether the peer is accepted in this master's run and term."""
         return self.is_leading and message.term == self.master.term and self.master.is_accepted(message.peer)
 
     def _is_unheard(self, message: m.Resume) -> bool:
@@ -344,7 +335,6 @@ class Failover:
             self._log("info", gathering.account(here, self._now))
 
     def _lose_majority(self, gathering: Gathering) -> None:
-        """Note that the majority broke up. Tell the voters, which would stay otherwise."""
         if gathering.majority_at is not None and gathering.has_rivals:
             asked = [survivor for survivor in gathering.survivors.values() if survivor.asked == gathering.term]
             gathering.raise_term(gathering.term + 1)
@@ -353,7 +343,6 @@ class Failover:
         gathering.majority_at = None
 
     def _start_over(self, run: str, gathering: Gathering) -> None:
-        """Send StartOver to all peers here: none of them was ever accepted."""
         gathering.tells_at = None
         record = gathering.record
         if record is not None and record.installed is None and record.newest.peers <= gathering.here.peers:
@@ -440,7 +429,6 @@ class Failover:
             self._effects += self.master.connected(connection, host, self._now)
 
     def _send_away(self) -> bool:
-        """Send away peers that have waited too long. Return whether there was one."""
         late: list[RecoveringPeer] = []
         for gathering in self._gatherings.values():
             for survivor in gathering.survivors.values():

@@ -82,13 +82,9 @@ class Quorum:
     """The peers of each quorum view by its number, the last view in force first."""
     expected: frozenset[int]
     has_majority: bool
-    """Whether the peers here are enough (rules 4 to 6)."""
     is_complete: bool
-    """Whether they are enough and none is missing."""
     here: int
-    """Number of the last view's `peers` that have come."""
     is_reduced: bool = False
-    """Whether rule 6c applies."""
 
     def __str__(self) -> str:
         if not self.peers:
@@ -103,9 +99,7 @@ class RecoveredGroup:
     number: int
     epoch: int
     ring: list[int]
-    """The peers that go on, in the order of the ring."""
     former: list[int]
-    """The ring as it was in the last view."""
     is_steady: bool
     """Whether all its peers are there and their ops run (rule 10)."""
     is_decided: bool = False
@@ -116,12 +110,9 @@ class RecoveredGroup:
     """Ops with a commit that other peers might not have received."""
     aborts: dict[OpRef, m.Aborted] = field(default_factory=dict)
     missing: set[tuple[int, int]] = field(default_factory=set)
-    """Pairs that have no link and need none."""
     revision: int | None = None
     synced: set[int] = field(default_factory=set)
-    """Peers that took part in the last sync."""
     results: dict[str, m.GroupCallOutcome] = field(default_factory=dict)
-    """The known end of the last group call of each kind."""
 
 
 @dataclass
@@ -134,18 +125,14 @@ class Recovered:
     quorum_views: dict[int, frozenset[int]]
     """Peers of each quorum view, by its number: the last one in force, and each that may be in force too."""
     members: dict[int, m.RecoveryReport]
-    """The reports of the peers that go on."""
     newcomers: set[int]
-    """Survivors that were never accepted (rule 9)."""
     left_out: set[int]
     """Survivors that do not go on, because they were lost before."""
     missing: list[int]
-    """Peers of the last view that have not come."""
     groups: list[RecoveredGroup]
     is_unchanged: bool
     """Whether the run continues without a new view."""
     call_number: int
-    """The highest known number of a group call."""
     in_force: RecordedView
     """The last view in force, for the new master's record."""
     possible: list[RecordedView]
@@ -232,7 +219,6 @@ def rebuild(
     record: RunRecord | None = None,
     needs_majority: bool = True,
 ) -> Recovered:
-    """Return the run as its survivors report it. They are enough by `quorum_of`."""
     tally = summaries if isinstance(summaries, SummaryTally) else SummaryTally.of(summaries)
     reports = tally.summaries
     quorum = quorum_of(tally, has_rivals, record, needs_majority)
@@ -343,7 +329,6 @@ def unheard(report: m.RecoveryReport, recovered: Recovered) -> m.GroupCallOutcom
 
 
 VIEWS_PER_TERM = 10**6
-"""Size of a block of view numbers, so that two masters never make the same next view."""
 PEERS_PER_TERM = 10_000
 """Size of a block of peer numbers. A newcomer never gets the number of an unknown peer of the last master."""
 TERMS = 100
@@ -355,8 +340,6 @@ NUMBERS_PER_TERM = 2**40
 
 @dataclass
 class RecoveringPeer:
-    """A peer that has lost its master."""
-
     connection: int
     host: str
     peer: int
@@ -559,18 +542,14 @@ View = TypeVar("View", m.InstalledView, m.PreparedView)
 
 
 class Rings:
-    """The rings of a view, and what follows from them."""
-
     def __init__(self, rings: list[m.Ring]) -> None:
         self.rings = rings
         self.groups_of: dict[int, list[int]] = {}
-        """The groups whose ring a peer is in, by peer."""
         for ring in rings:
             for peer in dict.fromkeys(ring.peers):
                 self.groups_of.setdefault(peer, []).append(ring.group)
         self.peers = frozenset(self.groups_of)
         self.epochs = {ring.group: ring.epoch for ring in rings}
-        """The epoch of each group's ring."""
         self.are_peers = all(peer > 0 for peer in self.peers)
         """Whether all numbers in the rings can be those of peers."""
 
@@ -630,7 +609,6 @@ class SummaryTally(Generic[S]):
 
     views: Views = field(default_factory=Views)
     summaries: dict[int, S] = field(default_factory=dict)
-    """Summaries by peer."""
     _installed: dict[int, dict[int, m.InstalledView]] = field(default_factory=dict)
     """Views that peers tell of, by view and peer; so are `_told` and `_settled`."""
     _told: dict[int, dict[int, m.PreparedView]] = field(default_factory=dict)
@@ -660,7 +638,6 @@ class SummaryTally(Generic[S]):
         self._count(peer, summary, 1)
 
     def discard(self, peer: int) -> None:
-        """Forget what this peer has said."""
         summary = self.summaries.pop(peer, None)
         if summary is None:
             return
@@ -702,11 +679,9 @@ class SummaryTally(Generic[S]):
 
     @property
     def peers(self) -> KeysView[int]:
-        """The peers that have said something. The set changes with the tally."""
         return self.summaries.keys()
 
     def last_installed(self) -> m.InstalledView | None:
-        """Return the newest view that a peer has installed, or None."""
         return next(iter(self._installed[max(self._installed)].values())) if self._installed else None
 
     def prepared(self, after: int) -> list[m.PreparedView]:
@@ -723,7 +698,6 @@ class SummaryTally(Generic[S]):
         return None
 
     def count(self, peers: frozenset[int]) -> int:
-        """Return the number of these peers that have said something."""
         return self._counted(0, peers).here
 
     def have_answered(self, view: int, peers: frozenset[int]) -> bool:
@@ -743,7 +717,6 @@ class SummaryTally(Generic[S]):
         return count
 
     def common(self, sets: Iterable[frozenset[int]]) -> frozenset[int]:
-        """Return the peers that are in all of these sets."""
         key = tuple(sets)
         found = self._common.get(key)
         if found is None:
@@ -756,7 +729,6 @@ class SummaryTally(Generic[S]):
 
 
 def _told(summary: Summary) -> list[m.PreparedView]:
-    """Return the prepared views that a summary names."""
     return summary.answered if summary.prepared is None else [summary.prepared, *summary.answered]
 
 

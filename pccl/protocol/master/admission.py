@@ -36,21 +36,16 @@ _PROCESS_ID = re.compile(r":\d+$")
 
 @dataclass(frozen=True)
 class Restraint:
-    """A peer's evictions for its links, and the end of its delay."""
-
     evictions: int
     until: float
 
 
 class Probation:
-    """The peers that were evicted for their links."""
-
     def __init__(self, peer_timeout_s: float) -> None:
         self._first_s = peer_timeout_s
         self._records: dict[tuple[str, str], Restraint] = {}
 
     def evicted(self, host: str, name: str, now: float) -> float:
-        """Note an eviction for links. Return the seconds of the delay."""
         known = self.record(host, name, now)
         evictions = 1 + (known.evictions if known is not None else 0)
         # The exponent is bounded, for a float is.
@@ -81,8 +76,6 @@ SITE_PEERS_MAX = 2**12
 
 
 class Admission:
-    """The connections without a first message, and the peers that wait to be admitted."""
-
     def __init__(self, state: RunState, liveness: Liveness, probation: Probation) -> None:
         self._state = state
         self._liveness = liveness
@@ -96,14 +89,12 @@ class Admission:
 
     @property
     def unidentified(self) -> dict[int, str]:
-        """The hosts of connections without a first message, by connection."""
         return {connection: host for connection, (host, _) in self._unidentified.items()}
 
     def __contains__(self, connection: int) -> bool:
         return connection in self._unidentified
 
     def host_of(self, connection: int) -> str | None:
-        """Return the host of a connection without a first message, or None."""
         return self._unidentified[connection][0] if connection in self._unidentified else None
 
     def connected(self, connection: int, host: str, others: int) -> None:
@@ -235,7 +226,6 @@ class Admission:
             state.send_to(member.peer, m.Trial([state.members[peer].as_record() for peer in others]))
 
     def tried(self, member: Member, message: m.Tried) -> None:
-        """Take the peers that a newcomer on trial could not reach."""
         state = self._state
         others = [peer for peer in member.on_trial or () if peer in state.members]
         failed = {peer: why for peer, why in message.failed if peer in others}
@@ -307,7 +297,6 @@ class Admission:
         return [*times, *self._trials_due_at.values()]
 
     def forget(self, member: Member, reason: str, is_leaving: bool) -> None:
-        """Forget a peer that is gone, and note whether its site must follow."""
         self._trials_due_at.pop(member.peer, None)
         if member.hello.site and not is_leaving:
             self._broken_sites.setdefault(member.hello.site, f"peer {member.peer} of its site was lost: {reason}")

@@ -50,7 +50,6 @@ class GroupCalls:
         self._evict = evict
         self._unheard = dict(unheard or {})
         self.is_updating = False
-        """Whether an update_topology is complete and waits for Install."""
 
     # What peers say.
 
@@ -76,14 +75,12 @@ class GroupCalls:
             self._waits.answer(member, Result.TIMEOUT, "cancelled by its caller")
 
     def forget(self, member: Member) -> None:
-        """Forget a peer that is gone. Its group still has it in the ring."""
         self._unheard.pop(member.peer, None)
         self._waits.forget(member)
 
     # Complete calls.
 
     def step(self) -> bool:
-        """Carry out one group call that has become complete. Return False if there is none."""
         state = self._state
         if not state.accepted_count:
             self._ring_change.forget_all()
@@ -242,8 +239,6 @@ class Elected:
 
 @dataclass(frozen=True)
 class NotElected:
-    """The reason why the offers cannot be brought together."""
-
     code: Result
     reason: str
 
@@ -371,7 +366,6 @@ class StateSync:
                 self._link_failures.doubt_links(member)
 
     def step(self) -> bool:
-        """Start or end the syncs that are complete. Return False if there are none."""
         progress = False
         for group in self._state.groups.values():
             progress = self._step(group) or progress

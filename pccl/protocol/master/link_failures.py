@@ -31,8 +31,6 @@ RELINKS_MAX = 3
 
 
 class LinkFailures:
-    """The links of one run that do not stand."""
-
     def __init__(
         self,
         state: RunState,
@@ -84,7 +82,6 @@ class LinkFailures:
             )
 
     def link_failed(self, member: Member, message: m.LinkFailed) -> None:
-        """Hear that a link cannot be made, from the peer that dials it."""
         if message.view == self._state.view and member.peer in self._state.change.awaiting_ready:
             self._given_up.add(topology.pair(member.peer, message.peer))
             self.note_failed(member, message.peer, message.reason)
@@ -125,7 +122,6 @@ class LinkFailures:
                 del self._relinks[pair]
 
     def doubt_links(self, member: Member) -> None:
-        """Make all links of a peer again. If they fail it is evicted."""
         group = self._state.group_of(member)
         pairs = {pair for pair in topology.linked_pairs(group.ring) if member.peer in pair}
         if group.running and pairs:
@@ -180,14 +176,12 @@ class LinkFailures:
             self._state.log("warning", *self._untold.pop(pair))
 
     def waits_for_absent(self) -> bool:
-        """Whether rule 4 delays a decision."""
         if any(self._liveness.is_absent(peer) for pair in self._failed for peer in pair):
             self._evidence_due_at = None
             return True
         return False
 
     def judge(self) -> bool:
-        """Evict peers for needed pairs that failed. Return False if none has, or more evidence is to come."""
         if not self._failed or not self._is_evidence_there():
             return False
         self._resolve(self._known_failures())

@@ -34,10 +34,8 @@ RETURN_TIMEOUTS = 3.0
 class Returning:
     def __init__(self, peers: Iterable[int] = (), now: float = 0.0, timeout_s: float = 0.0) -> None:
         self.peers = dict.fromkeys(peers)
-        """Peers that have not come yet, as an ordered set."""
         self.since = now
         self.until = now + timeout_s
-        """The time after which peers that have not come are lost."""
         self._timeout_s = timeout_s
 
     def came(self, peer: int, now: float) -> None:
@@ -47,11 +45,9 @@ class Returning:
             self.until = min(now + self._timeout_s, self.since + RETURN_TIMEOUTS * self._timeout_s)
 
     def gone(self, peer: int) -> None:
-        """Expect this peer no more: it is lost, or has left."""
         self.peers.pop(peer, None)
 
     def late(self, now: float) -> list[int]:
-        """Return the peers that are lost because they have not come in time."""
         return list(self.peers) if now >= self.until else []
 
 
@@ -60,16 +56,12 @@ QUIET_SHARE = 0.5
 
 
 class Liveness:
-    """The heartbeats of all peers of one run, and the peers that are missed."""
-
     def __init__(self, state: RunState, returning: Returning | None = None) -> None:
         """`returning` are peers that have followed this master from another one, and have yet to send heartbeats."""
         self._state = state
         self.heartbeats: dict[int, int] = {}
         self._first_due_at: dict[int, float] = {}
-        """Newcomers without a connection for heartbeats, longest first, and the time when there must be one."""
         self._due_at: dict[int, float] = {}
-        """Peers whose connection for heartbeats broke off, longest first, and the time when there must be another."""
         self._returning = returning or Returning()
         self.absent_until: dict[int, float] = {}
         """Peers without a control connection, longest first, and the time when they are lost."""
@@ -84,7 +76,6 @@ class Liveness:
         self._first_due_at[peer] = self._state.now + self._state.options.hello_timeout_s
 
     def take_heartbeats(self, connection: int, member: Member) -> None:
-        """Let this connection carry the peer's heartbeats from now on."""
         if member.heartbeat is not None:
             # The peer has found it closed before we have.
             self._close_heartbeat(member)
@@ -115,7 +106,6 @@ class Liveness:
         return True
 
     def heartbeat_silent(self, connection: int) -> int | None:
-        """Note a silent heartbeat connection, which is closed. Return its peer, if it had one."""
         peer = self.heartbeats.pop(connection, None)
         if peer is not None:
             self._state.members[peer].heartbeat = None
@@ -127,7 +117,6 @@ class Liveness:
     # Absence.
 
     def detached(self, member: Member, reason: str) -> None:
-        """Note that a peer has lost its control connection: it is absent."""
         member.absence = reason
         self.absent_until[member.peer] = self._state.now + self._state.options.peer_timeout_s
         self._suspects.add(member.peer)
@@ -160,7 +149,6 @@ class Liveness:
     # Judgement.
 
     def next_dead(self) -> int | None:
-        """Return a peer that has died by all new evidence, or None."""
         while self._suspects:
             peer = self._suspects.pop()
             if peer in self.absent_until and self.is_dead(self._state.members[peer]):
@@ -168,7 +156,6 @@ class Liveness:
         return None
 
     def is_dead(self, member: Member) -> bool:
-        """Whether a peer is dead by rules 3 and 5."""
         if not member.absence or member.heartbeat is not None:
             return False
         state = self._state
@@ -201,7 +188,6 @@ class Liveness:
         """Whether this master misses most of the accepted peers, and most of all that ever sent a heartbeat. `but_of`
         is one of them."""
         lost: Counter[bool] = Counter()
-        """Numbers of peers without heartbeats, by whether they are accepted."""
         heard = 0
         for peer, member in self._state.members.items():
             is_gone = (member.heartbeat is None and member.has_heartbeat) or bool(member.absence)
@@ -212,7 +198,6 @@ class Liveness:
     # Time.
 
     def silent(self) -> list[tuple[int, float]]:
-        """Return the peers whose heartbeats are missing for too long, and for how many seconds."""
         now, options = self._state.now, self._state.options
         found = [
             (peer, allowed_s)
@@ -225,7 +210,6 @@ class Liveness:
         return found + [(peer, now - self._returning.since) for peer in self._returning.late(now)]
 
     def next_late(self) -> int | None:
-        """Return a peer that has been absent for too long, or None."""
         return next((peer for peer, until in self.absent_until.items() if self._state.now >= until), None)
 
     def deadlines(self) -> list[float]:
@@ -234,7 +218,6 @@ class Liveness:
         return [*times, self._returning.until] if self._returning.peers else times
 
     def is_returning(self, peer: int) -> bool:
-        """Whether this peer is still to connect for heartbeats after it has followed this master."""
         return peer in self._returning.peers
 
     def forget(self, member: Member) -> None:

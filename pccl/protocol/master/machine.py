@@ -45,7 +45,6 @@ from pccl.protocol.topology import ring_links
 from pccl.types import Result
 
 BEFORE_ACCEPTANCE = frozenset({m.Leave, m.LinksReady, m.LinkFailed, m.LinkLost, m.Tried})
-"""The messages that a pending peer may send."""
 
 
 class Master:
@@ -141,7 +140,6 @@ class Master:
         return self._advance()
 
     def detached(self, connection: int, reason: str, now: float) -> list[Effect]:
-        """The connection is gone, and its session may go on over another one, unless the effects have a Close of it."""
         state = self.state
         state.now = now
         if connection not in state.peer_of:
@@ -161,7 +159,6 @@ class Master:
         self._liveness.note_quiet(connections)
 
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
-        """A heartbeat connection was silent for `silent_s`, and is closed."""
         self.state.now = now
         peer = self._liveness.heartbeat_silent(connection)
         if peer is None:
@@ -180,7 +177,6 @@ class Master:
         return self.state.drain()
 
     def rings_found(self, search: int, rings: Mapping[int, Sequence[int]], now: float) -> list[Effect]:
-        """A search for better rings has ended. `rings` are its results by group."""
         self.state.now = now
         return self._advance() if self._ring_change.found(search, rings) else self.state.drain()
 
@@ -264,11 +260,9 @@ class Master:
 
     @property
     def unidentified(self) -> dict[int, str]:
-        """The hosts of connections without a first message, by connection."""
         return self._admission.unidentified
 
     def host_of(self, connection: int) -> str | None:
-        """Return the host of a connection without a first message, or None."""
         return self._admission.host_of(connection)
 
     def is_accepted(self, peer: int) -> bool:
@@ -290,11 +284,9 @@ class Master:
 
     @property
     def absent_until(self) -> Mapping[int, float]:
-        """Peers without a control connection, and when they are lost."""
         return self._liveness.absent_until
 
     def has_lost_sight(self, but_of: int) -> bool:
-        """Whether most peers are as silent as this one: see `liveness`."""
         return self._liveness.has_lost_sight(but_of)
 
     def is_returning(self, peer: int) -> bool:
@@ -303,8 +295,6 @@ class Master:
 
     @property
     def evidence_due_at(self) -> float | None:
-        """The time of the next eviction for links: see
-        `link_failures`."""
         return self._links.evidence_due_at
 
     @property
@@ -322,7 +312,6 @@ class Master:
         return self.state.is_changing
 
     def record(self, prepared: Sequence[RecordedView] = (), is_over: bool = False) -> RunRecord:
-        """Return the record of this run as it stands, with the views in `prepared` that this master has prepared."""
         return self.leadership.record(prepared, is_over)
 
     # Departures.
@@ -458,11 +447,9 @@ class Master:
 
 
 STALLED_OPS_MAX = 8
-"""Number of stalled ops that are named for one peer."""
 
 
 def snapshot(master: Master, now: float, uptime_s: float, version: str) -> RunStatus:
-    """Return how the run stands at `now`, the time of the last event or later."""
     state = master.state
     waiting = {kind for group in state.groups.values() for kind in group.waiting}
     absent = {kind: state.missing(state.accepted, kind) for kind in waiting.intersection(Kind.GLOBAL)}

@@ -68,7 +68,6 @@ SHORTER = 0.9
 or if that is as fast and the sum of latencies is smaller by the factor SHORTER. Less may be the spread of the
 measurements."""
 LISTED_MAX = 24
-"""Number of peers of a ring that a reason names."""
 MBIT = 1e6 / 8
 
 
@@ -126,14 +125,11 @@ class Optimization:
         self.number = 0
         self.is_searching = False
         self.rings: Mapping[int, Sequence[int]] | None = None
-        """The rings that the search has found, by group."""
         self.is_decided = False
         self.measured = self.failed = 0
-        """Numbers of links that could be measured and that could not."""
         self._metrics = metrics
         self._rounds = deque(rounds(pairs, metrics))
         self._asked: dict[int, list[Pair]] = {}
-        """The links of this round that were not answered, by the peer that was asked."""
         self._mute: set[int] = set()
         self._round_ends_at = 0.0
 
@@ -145,7 +141,6 @@ class Optimization:
         return self._round_ends_at if self._asked else None
 
     def next_round(self, number: int, now: float) -> dict[int, list[Pair]]:
-        """Return the links to measure next, by peer; empty when all are measured."""
         assert not self.is_waiting
         while self._rounds and now < self.begun_at + MEASURING_S_MAX:
             for pair in self._rounds.popleft():
@@ -176,7 +171,6 @@ class Optimization:
         return failed
 
     def expire(self, now: float) -> list[Pair]:
-        """End a late round. Return the links without an answer."""
         if not self._asked or now < self._round_ends_at:
             return []
         late = [pair for pairs in self._asked.values() for pair in pairs]
@@ -193,7 +187,6 @@ class Optimization:
             links[:] = [pair for pair in links if peer not in pair]
 
     def search(self, number: int, rings: Mapping[int, Sequence[int]]) -> dict[int, RingProblem]:
-        """Begin the search. Return what to search, by group. `found` ends it."""
         assert not self.is_waiting
         self.number = number
         self.is_searching = True
@@ -206,19 +199,14 @@ class Optimization:
 
 @dataclass(frozen=True)
 class Outlook:
-    """The prospects of one ring by the metrics of its links."""
-
     unreachable: int
-    """Number of links that could not be measured."""
     unknown: int
     slowest: Pair | None
-    """The slowest of the links that are known."""
     bytes_per_s: float
     latency_s: float
     """The sum of latencies once round, over the links that are known."""
 
     def is_better(self, other: Outlook) -> bool:
-        """Whether the ring is better by enough to change to it."""
         bad, others = (self.unreachable, self.unknown), (other.unreachable, other.unknown)
         if bad != others:
             return bad < others
@@ -269,8 +257,6 @@ def _listed(ring: Sequence[int]) -> str:
 
 
 class RingChange:
-    """The optimize_topology of a run that is under way, if one is."""
-
     def __init__(self, state: RunState) -> None:
         self._state = state
         self._course: Optimization | None = None
@@ -335,7 +321,6 @@ class RingChange:
         self._log_unmeasured(course.answered(member.peer, found, self._state.now))
 
     def found(self, search: int, rings: Mapping[int, Sequence[int]]) -> bool:
-        """Take the rings of a finished search. Return False if no call waits for them."""
         course = self._course
         if course is None or not course.is_searching or course.number != search:
             return False

@@ -28,15 +28,12 @@ from pccl.types import Result
 ANSWER_TIMEOUTS = 3.0
 """Number of peer timeouts for an answer, longer than making a link may take."""
 NAMED_MAX = 20
-"""Number of peers that a line of the log names."""
 
 
 @dataclass(frozen=True)
 class MasterOptions:
     peer_timeout_s: float = 5.0
-    """Seconds that a peer may go without a heartbeat."""
     engine_threads: int = 1
-    """Number of engine threads of each peer, up to ENGINE_THREADS_MAX."""
     hello_timeout_s: float = 10.0
     """Seconds that a connection may stay silent before it says Hello, and that a peer then has until its first
     heartbeat."""
@@ -45,7 +42,6 @@ class MasterOptions:
     timeouts at least."""
     connections_max: int = 4096
     pending_max: int = 1024
-    """Number of peers that may wait to be accepted."""
     connections_per_link_max: int = 64
     founders: int = 1
     """Number of initial peers: newcomers wait until this many are there, and one view admits them all."""
@@ -56,7 +52,6 @@ class MasterOptions:
 
 
 Pair = tuple[int, int]
-"""Two peers, the lower number first."""
 
 
 @dataclass
@@ -65,7 +60,6 @@ class Wait:
     kind: str
     offer: m.SyncOffer | None
     open_ops: list[OpRef]
-    """Ops that the peer had in flight when it called."""
     since: float
 
 
@@ -82,10 +76,8 @@ class Member:
     on_trial: list[int] | None = None
     """The peers that a newcomer on trial must connect to; None: not on trial."""
     accepted: bool = False
-    """Whether a view that has it was installed."""
     wait: Wait | None = None
     heartbeat: int | None = None
-    """The connection that carries its heartbeats, or None."""
     has_heartbeat: bool = False
     absence: str = ""
     """The reason why it has no control connection; empty: it has one."""
@@ -116,7 +108,6 @@ class OpenAbortVote:
     reason: str
     awaiting: set[int]
     is_deadlocked: bool
-    """Whether the vote is for deadlocked group calls."""
 
 
 @dataclass
@@ -127,7 +118,6 @@ class Sync:
     members: set[int]
     donors: list[int]
     failures: dict[int, str] = field(default_factory=dict)
-    """Peers that could not fetch the shared state, and why."""
 
 
 @dataclass
@@ -141,37 +131,25 @@ class Group:
     flush: int = 0
     awaiting_flush: set[int] = field(default_factory=set)
     commits: list[OpRef] = field(default_factory=list)
-    """Ops that the last flush commits, to be told with the next Prepare."""
     aborts: dict[OpRef, m.Aborted] = field(default_factory=dict)
-    """Ops that the last flush aborts for a reason of their own."""
     votes: dict[OpRef, OpenAbortVote] = field(default_factory=dict)
     open_ops: set[OpRef] = field(default_factory=set)
-    """Ops that the last flush has found done at some peer, and without a verdict there."""
     is_mutual: bool = False
     """Whether its peers have been told that it is a mesh, so that they complete ops by themselves."""
     missing: set[Pair] = field(default_factory=set)
-    """Pairs without a link; the group is not a mesh."""
     unreliable: set[Pair] = field(default_factory=set)
     """Pairs, not neighbours, whose link broke repeatedly. They count as missing."""
     decision: str = ""
-    """The decision of the last optimize_topology and its reason."""
     direct_limit: int = UNKNOWN
-    """The limit that holds for the ring in force."""
     is_local: bool = False
-    """Whether all its peers are on one host, for the ring in force."""
     linked: Collection[Pair] = frozenset()
-    """The pairs whose links stood when the ring in force was installed."""
     changed: bool = False
     """Whether the ring differs from the installed one, or must be made again."""
     synced: set[int] = field(default_factory=set)
-    """Incumbents: peers of the last sync that are still here."""
     revision: int | None = None
-    """The revision of the last sync; None before the first."""
     sync: Sync | None = None
     accepted: int = 0
-    """Number of peers of the ring that are accepted."""
     waiting: Counter[str] = field(default_factory=Counter)
-    """Number of them that wait in each kind of group call."""
 
     @property
     def is_meshed(self) -> bool:
@@ -182,12 +160,10 @@ class Group:
         return self.missing | self.unreliable
 
     def participants(self, op: OpRef) -> list[int]:
-        """Return the peers whose op it is, in the order of the ring."""
         found = participants(op.tag, self.ring)
         return [peer for peer in self.ring if peer in found]
 
     def forget(self, peer: int) -> None:
-        """Take a lost peer out of the ring and of all that counts on it."""
         self.synced.discard(peer)
         if self.sync is not None:
             self.sync.receivers.discard(peer)
@@ -200,12 +176,9 @@ class Group:
 
 @dataclass
 class ViewChange:
-    """The state of the change to the next view."""
-
     is_preparing: bool = False
     """Whether Prepare was sent for the last view and it is not in force."""
     is_renewing: bool = False
-    """Whether a new view is due though no group has changed."""
     admitting: set[int] = field(default_factory=set)
     """Pending peers that the next view takes in."""
     awaiting_ready: set[int] = field(default_factory=set)
@@ -233,7 +206,6 @@ class RunState:
         self.view = 0
         self.installed_view = 0
         self.group_calls_ended = 0
-        """The number of the last completed group call."""
         self.members: dict[int, Member] = {}
         self.accepted_count = 0
         self.peer_of: dict[int, int] = {}
@@ -245,14 +217,12 @@ class RunState:
         self.asked_at: dict[int, float] = {}
         """The time since which an answer to Flush or Prepare is due, by peer, longest first."""
         self.made_in: dict[Pair, int] = {}
-        """The view that made the link of a pair again, by pair."""
         self.history = History()
         self.traffic = Traffic(self.history)
         self.link_metrics = LinkMetrics()
         self.throughput = Throughput()
         self.stragglers = Stragglers()
         self.outbox: list[Effect] = []
-        """Effects of the event that is being handled."""
 
     # Members.
 
@@ -274,7 +244,6 @@ class RunState:
         self.link_metrics.arrived(member.peer, member.hosts)
 
     def remove(self, peer: int) -> Member:
-        """Forget a member. Its group keeps its place in the ring: see `Group.forget`."""
         member = self.members.pop(peer)
         del self.peer_of[member.connection]
         self.accepted_count -= member.accepted
@@ -305,7 +274,6 @@ class RunState:
         return self.change.is_preparing or self.change.is_renewing or is_regrouping
 
     def stop(self, group: Group) -> None:
-        """Start the flush of a group whose ring must change."""
         group.changed = True
         if not group.running:
             return
@@ -318,7 +286,6 @@ class RunState:
             self.request(peer, m.Flush(group.flush, group.epoch))
 
     def number(self) -> int:
-        """Return a fresh number for a flush, a sync, a round of probes or a search."""
         number = self.next_number
         self.next_number += 1
         return number
@@ -344,7 +311,6 @@ class RunState:
         self.send_to(peer, message)
 
     def answered(self, member: Member) -> None:
-        """Note that a peer has answered one of the things that it was asked; others may still be due."""
         group, peer, change = self.group_of(member), member.peer, self.change
         is_asked = any(peer in asked for asked in (group.awaiting_flush, change.awaiting_ready, change.unaware))
         if not is_asked and all(peer not in vote.awaiting for vote in group.votes.values()):
@@ -357,7 +323,6 @@ class RunState:
         about: Mapping[str, int] = MappingProxyType({}),
         is_unauthenticated: bool = False,
     ) -> None:
-        """Write a line to the log. `about` names what it is about by the fields of `pccl.logs.FIELDS`."""
         known = {"view": self.installed_view, **about}
         self.outbox.append(MasterLog(level, text, is_unauthenticated, known))
         if not is_unauthenticated:
@@ -376,7 +341,6 @@ class Waits:
     def __init__(self, state: RunState) -> None:
         self._state = state
         self.waiting: Counter[str] = Counter()
-        """Number of accepted peers in each kind of group call."""
         self._unlogged: dict[int, float] = {}
         """Peers that wait and whose wait was not logged, and the time since which they do, longest first."""
 
@@ -402,12 +366,10 @@ class Waits:
                 self.answer(member, code, reason, value, self._state.group_calls_ended)
 
     def of(self, peers: Iterable[int]) -> dict[int, Wait]:
-        """Return the waits of those of these peers that have one."""
         found = {peer: self._state.members[peer].wait for peer in peers}
         return {peer: wait for peer, wait in found.items() if wait is not None}
 
     def forget(self, member: Member) -> None:
-        """Forget a peer that is gone. Its group still has it in the ring."""
         self._unlogged.pop(member.peer, None)
         if member.wait is not None:
             self._count(member, member.wait.kind, -1)
@@ -421,7 +383,6 @@ class Waits:
     def log_long(self) -> None:
         state = self._state
         missing: dict[tuple[str, int], list[int]] = {}
-        """The peers that a call waits for, by kind and, for sync_shared_state, group."""
         for peer, since in list(self._unlogged.items()):
             if state.now < since + LONG_WAIT_S:
                 break
@@ -443,7 +404,6 @@ class Waits:
 
 
 def name_stragglers(state: RunState, silent_s: Mapping[int, float]) -> None:
-    """Log the peers for which the others wait. `silent_s` are peers without heartbeats, and for how many seconds."""
     if state.accepted_count > 1 and len(silent_s) >= majority(state.accepted_count):
         silent_s = {}  # more likely, this master receives nothing
     groups = [_group_scene(state, group) for group in state.groups.values() if len(group.ring) > 1]
@@ -509,7 +469,6 @@ class MasterLog:
     is_unauthenticated: bool = False
     """Whether any unauthenticated client can cause this line at any rate."""
     about: Mapping[str, int] = field(default_factory=dict)
-    """The peers, groups and ops that it is about, by the fields of `pccl.logs.FIELDS`."""
 
 
 @dataclass(frozen=True)
@@ -574,7 +533,6 @@ class Ledger:
                 self.stalled.setdefault(op, set()).add(peer)
 
     def over(self, peer: int, ops: Iterable[OpRef]) -> None:
-        """Note that these ops are over for `peer`, which had reported them as stalled."""
         for op in ops:
             for book in (self.stalled, self._done):
                 if op in book:
@@ -608,7 +566,6 @@ class Ledger:
 
     @property
     def tags(self) -> int:
-        """Number of tags that have had a verdict, as far as they are remembered."""
         return len(self._decided)
 
     @property
@@ -617,7 +574,6 @@ class Ledger:
 
     @property
     def heaviest(self) -> int:
-        """The peer that is named in most of these entries."""
         named = Counter(peer for holders in (*self._done.values(), *self.stalled.values()) for peer in holders)
         return max(named, key=lambda peer: (named[peer], peer))
 

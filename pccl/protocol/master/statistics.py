@@ -26,12 +26,9 @@ STEPS_MAX = 300
 LOSSES_MAX = 50
 EVENTS_MAX = 200
 TEXT_CHARACTERS_MAX = 300
-"""Length of a reason or a line that is kept."""
 
 
 class History:
-    """The events of one run, as far as they are kept."""
-
     def __init__(self) -> None:
         self.totals = Totals()
         self._steps: dict[int, Totals] = {}
@@ -120,7 +117,6 @@ class _Reported:
     at: float
     traffic: PeerTraffic = field(default_factory=PeerTraffic)
     basis: Report | None = None
-    """The base of the next rates; None: `report`."""
     basis_at: float = 0.0
 
 
@@ -168,13 +164,11 @@ class Traffic:
         self._peers[peer] = _Reported(group, report, now, traffic)
 
     def forget(self, peer: int) -> None:
-        """Forget a peer that is gone, and its group if it was the last one."""
         gone = self._peers.pop(peer, None)
         if gone is not None and all(each.group != gone.group for each in self._peers.values()):
             del self._ops[gone.group]
 
     def of(self, peer: int) -> PeerTraffic:
-        """Return the traffic of a peer since its first report."""
         found = self._peers.get(peer)
         return found.traffic if found is not None else NO_TRAFFIC
 
@@ -199,7 +193,6 @@ NO_TRAFFIC = PeerTraffic()
 
 
 def _links(report: Report, before: Report | None, over_s: float) -> list[LinkTraffic]:
-    """Return the figures of each direction, with rates and shares since the report `before`."""
     known = {link.peer: link for link in before.links} if before is not None else {}
     return [_figures(link, _rates(link, known.get(link.peer), over_s)) for link in _used(report)]
 
@@ -220,7 +213,6 @@ def _rates(link: LinkReport, before: LinkReport | None, over_s: float) -> LinkTr
 
 
 def _figures(link: LinkReport, rates: LinkTraffic) -> LinkTraffic:
-    """Return the rates with the counts and gauges of a report."""
     return msgspec.structs.replace(
         rates,
         tx_bytes=link.tx_bytes,
@@ -235,17 +227,13 @@ def _share(ms: int, over_s: float) -> float:
 
 
 def _used(report: Report) -> list[LinkReport]:
-    """Return the links over which the peer has sent payload."""
     return [link for link in report.links if link.tx_bytes]
 
 
 FULL_MS_MIN = 500
-"""Milliseconds that must add up before there is a new metric."""
 
 
 class Throughput:
-    """The time of full links, and the bytes they carried."""
-
     def __init__(self) -> None:
         self._used: dict[int, dict[int, tuple[int, int]]] = {}
         """Milliseconds and bytes that are in a metric already, by peer and the peer at the other end."""

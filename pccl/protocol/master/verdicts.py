@@ -158,7 +158,6 @@ class OpVerdicts:
     def call_vote(
         self, group: Group, op: OpRef, code: int, reason: str, by: int = 0, is_deadlocked: bool = False
     ) -> None:
-        """Have an op aborted unless one of its participants has committed it. `by` has voted already."""
         if group.ledger.is_decided(op):
             return
         participants = group.participants(op)

@@ -55,7 +55,6 @@ class Leadership:
     ) -> None:
         """`in_force` and `possible` are the views that are, or may be, in force from a master before this one."""
         self.deposed = ""
-        """The reason to stop leading; empty: it may lead."""
         self.has_rivals = has_rivals
         self.evicted: set[int] = set()
         self._state = state
@@ -68,11 +67,9 @@ class Leadership:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a view of the run is or was installed. Before that only this master can lead it."""
         return self._in_force is not None
 
     def record(self, prepared: Sequence[RecordedView] = (), is_over: bool = False) -> RunRecord:
-        """Return the record of the run as it stands, with the views in `prepared` that this master has prepared."""
         state = self._state
         longest_s = max((member.master_timeout_s for member in state.members.values()), default=m.MASTER_TIMEOUT_S)
         views = [*self._possible, *prepared]
@@ -89,7 +86,6 @@ class Leadership:
         return self.record(is_over=True)
 
     def installed(self) -> None:
-        """Note that the view that was prepared is in force."""
         accepted = self._state.accepted
         if accepted:
             self._in_force = RecordedView.of(self._state.view, accepted)
@@ -146,13 +142,11 @@ class MissingLinks:
         self._state = state
         self._retries: dict[Pair, _Retry] = {}
         self._asked: dict[int, list[int]] = {}
-        """The peers that a peer has been asked to connect to and has not answered of."""
         for group in state.groups.values():
             if group.running:
                 self.formed(group)
 
     def formed(self, group: Group) -> None:
-        """Note that a group's ring is in force, and which links it goes without."""
         now = self._state.now
         for pair in [pair for pair in self._retries if not set(pair).isdisjoint(group.ring)]:
             if pair not in group.missing:
@@ -227,7 +221,6 @@ class ViewStages:
         self._calls = calls
 
     def step(self) -> bool:
-        """Take the next step of a change of view. Return False if none can be taken now."""
         groups, change = self._state.groups.values(), self._state.change
         if any(group.awaiting_flush for group in groups):
             return False
@@ -342,7 +335,6 @@ class ViewStages:
         group.ledger = Ledger(group.ring, group.is_mutual)
 
     def links_ready(self, member: Member, message: m.LinksReady) -> None:
-        """Hear that a peer has made the links of the prepared view, or keeps its ring and has heard of it."""
         state, change = self._state, self._state.change
         is_due = member.peer in change.awaiting_ready or member.peer in change.unaware
         if message.view != state.view or not is_due:

@@ -14,15 +14,11 @@ from pccl.types import Result
 
 @dataclass(frozen=True)
 class ToMaster:
-    """Send this message to the master."""
-
     message: m.FromPeer
 
 
 @dataclass(frozen=True)
 class SubmitOp:
-    """Submit an op to the engine."""
-
     op: int
     """Local number. Other peers identify the op by epoch, tag and sequence."""
     epoch: int
@@ -37,11 +33,8 @@ class SubmitOp:
     """Whether its participants complete it without the master (`completion`): engines notify each other, and
     `op_completed` reports that all are done."""
     ring: tuple[int, ...] = field(default=(), compare=False)
-    """The peers of the group by rank."""
     direct_limit: int = UNKNOWN
-    """The `Install.direct_limit` of the view."""
     is_local: bool = False
-    """The `Install.is_local` of the view."""
 
     @property
     def link_prev(self) -> int:
@@ -92,8 +85,6 @@ class ForgetUnlaunched:
 
 @dataclass(frozen=True)
 class OpResult:
-    """Report the end of an op to its caller."""
-
     op: int
     code: Result
     reason: str
@@ -104,8 +95,6 @@ class OpResult:
 
 @dataclass(frozen=True)
 class CallResult:
-    """Report the end of a group call to its caller."""
-
     call: int
     code: Result
     reason: str
@@ -154,8 +143,6 @@ class TryLinks:
 
 @dataclass(frozen=True)
 class CloseLink:
-    """Close all connections of the link and stop dialling."""
-
     link: int
 
 
@@ -169,16 +156,12 @@ class RunSync:
 
 @dataclass(frozen=True)
 class RunProbe:
-    """Measure these links, then call `probed`."""
-
     probe: int
     links: list[ProbedLink]
 
 
 @dataclass(frozen=True)
 class ProbedLink:
-    """One direction of a link to measure."""
-
     member: m.PeerInfo
     is_inbound: bool
     connections: int
@@ -187,8 +170,6 @@ class ProbedLink:
 
 @dataclass(frozen=True)
 class Installed:
-    """A view was installed."""
-
     view: View
     lost: list[tuple[int, str]]
     """Peers of the previous view that this one lacks, each with the reason."""
@@ -204,12 +185,9 @@ class Ended:
 
 @dataclass(frozen=True)
 class PeerLog:
-    """Write a line to the peer's log."""
-
     level: str
     text: str
     about: Mapping[str, int] = field(default_factory=dict)
-    """The fields of the line: see `pccl.logs.FIELDS`."""
     link: int = 0
     """Link that the line concerns, else 0. Such a line is logged with a delay, and dropped if the link closes first."""
 
@@ -278,18 +256,14 @@ class Outbox:
 
     def __init__(self) -> None:
         self.is_led = True
-        """Whether a master receives messages."""
         self.is_closed = False
-        """Whether the session is over: no more messages."""
         self._effects: list[Effect] = []
         self._epoch = 0
-        """Epoch of the reported ops; 0 for none."""
         self._done: list[OpRef] = []
         self._stalled: list[OpRef] = []
         self._over: list[OpRef] = []
 
     def emit(self, effect: Effect) -> None:
-        """Add an effect."""
         self._effects.append(effect)
 
     def send(self, message: m.FromPeer) -> None:
@@ -307,19 +281,15 @@ class Outbox:
         self.discard_reports()
 
     def report_done(self, op: OpRef) -> None:
-        """Report that all result bytes of this op have arrived."""
         self._done.append(op)
 
     def report_stalled(self, op: OpRef) -> None:
-        """Report that this op is slow."""
         self._stalled.append(op)
 
     def report_over(self, op: OpRef) -> None:
-        """Report the commit of an op reported as stalled."""
         self._over.append(op)
 
     def send_reports(self) -> None:
-        """Send the collected reports."""
         if self._epoch:
             if self._done:
                 self.send(m.OpsDone(self._epoch, self._done))
@@ -333,7 +303,6 @@ class Outbox:
         self._done, self._stalled, self._over = [], [], []
 
     def drain(self) -> list[Effect]:
-        """Return the effects of all events since the last call, in order."""
         self.send_reports()
         effects, self._effects = self._effects, []
         return effects

@@ -26,8 +26,6 @@ def in_flight(tags: Sequence[int]) -> str:
 
 
 class OpenOps(Protocol):
-    """What group calls need of `Ops`."""
-
     @property
     def tags(self) -> Sequence[int]:
         """Tags of all open ops."""
@@ -39,12 +37,9 @@ class OpenOps(Protocol):
 
 @dataclass
 class _Call:
-    """One group call."""
-
     call: int
     kind: str
     offer: m.SyncOffer | None
-    """The caller's offer."""
     held: m.SyncOffer | None = None
     """The offer when the plan arrived."""
     is_cancelled: bool = False
@@ -68,15 +63,12 @@ class _Call:
 
 
 class GroupCalls:
-    """All group calls of one peer."""
-
     def __init__(self, outbox: Outbox, ops: OpenOps) -> None:
         self._outbox = outbox
         self._ops = ops
         self._call: _Call | None = None
         self._waiting: deque[_Call] = deque()
         self._outcomes: dict[str, m.GroupCallOutcome] = {}
-        """Outcome of the last call of each kind."""
         self._admission: int | None = None
         """The last update_topology whose view was installed before its result arrived."""
         self.joined_after = 0
@@ -86,7 +78,6 @@ class GroupCalls:
 
     @property
     def kind(self) -> str:
-        """Kind of the current call; empty for none."""
         return self._call.kind if self._call is not None else ""
 
     @property
@@ -96,7 +87,6 @@ class GroupCalls:
 
     @property
     def outcomes(self) -> list[m.GroupCallOutcome]:
-        """Outcome of the last call of each kind."""
         return list(self._outcomes.values())
 
     def enter(self, call: int, kind: str, offer: m.SyncOffer | None) -> None:
@@ -105,7 +95,6 @@ class GroupCalls:
         self._enter_next()
 
     def cancel(self, call: int) -> None:
-        """Withdraw a call, unless it has begun to take effect."""
         for waiting in self._waiting:
             if waiting.call == call:
                 self._waiting.remove(waiting)
@@ -126,7 +115,6 @@ class GroupCalls:
             self.restate()
 
     def restate(self) -> None:
-        """Send the current call to the master, or to the next one."""
         call = self._call
         if call is None:
             return
@@ -136,7 +124,6 @@ class GroupCalls:
             self._outbox.send(m.GroupCallCancel(call.call))
 
     def on_result(self, message: m.GroupCallResult) -> None:
-        """End the current call."""
         call = self._call
         if call is None or call.call != message.call:
             raise ProtocolError(f"the result of group call {message.call}, which is not under way")
@@ -152,14 +139,12 @@ class GroupCalls:
         self._enter_next()
 
     def on_plan(self, plan: m.SyncPlan) -> None:
-        """Keep the plan of the current sync."""
         if self._call is not None:
             self._call.held = self._call.current_offer()
             self._call.plan = plan
             self._call.is_fetched = False
 
     def fetched(self, sync: int, success: bool) -> None:
-        """Note whether a plan's data has arrived."""
         call = self._call
         if call is not None and call.plan is not None and call.plan.sync == sync:
             call.is_fetched = success
@@ -180,7 +165,6 @@ class GroupCalls:
             self.on_result(m.GroupCallResult(call.call, Result.SUCCESS, call_number=call_number))
 
     def end(self, code: Result, reason: str) -> None:
-        """End all calls: the session is over."""
         for call in [*([self._call] if self._call else []), *self._waiting]:
             self._outbox.emit(CallResult(call.call, code, reason, 0))
         self._call = None

@@ -34,7 +34,6 @@ LINK_TIMEOUTS = 2.0
 """Peer timeouts that making a link may take; `LINK_TIMEOUT_S_MIN` at least."""
 LINK_TIMEOUT_S_MIN = 2.0
 LINK_CONNECTIONS_MAX = 64
-"""Connections per link. More are refused."""
 GROWN_CONNECTIONS_MAX = 16
 """Connections up to which a link grows while windows limit it."""
 LOSSY_CONNECTIONS_MAX = 128
@@ -50,8 +49,6 @@ GRACE_S = 0.5
 
 @dataclass
 class _Link:
-    """One link, present or in the making."""
-
     link: int
     peer: int
     made_in: int
@@ -69,19 +66,13 @@ class _Link:
 
 @dataclass
 class _Target:
-    """The links of the last prepared view."""
-
     view: int = 0
     ring: Sequence[int] = ()
     is_open: bool = False
-    """Whether the view awaits installation."""
     failed: dict[int, str] = field(default_factory=dict)
-    """Reasons of links that could not be made, by peer."""
 
 
 class Links:
-    """All links of one peer."""
-
     def __init__(self, outbox: Outbox, connections: int, may_grow: bool) -> None:
         """`connections` is the initial number per link, which `may_grow`."""
         self.may_grow = may_grow
@@ -93,26 +84,20 @@ class Links:
         self._members: Mapping[int, m.PeerInfo] = {}
         self._target = _Target()
         self._links: dict[int, _Link] = {}
-        """Links by peer."""
         self._last_link = 0
         self._broken: dict[int, m.LinkLost] = {}
-        """Lost links of the installed view, by peer."""
         self._made_in: dict[int, int] = {}
-        """Newest view that made a link, by peer."""
 
     def welcomed(self, own: int, engine_threads: int, peer_timeout_s: float) -> None:
-        """Apply Welcome."""
         self._own = own
         self.engine_threads = engine_threads
         self.peer_timeout_s = peer_timeout_s
 
     @property
     def timeout_s(self) -> float:
-        """Seconds that data may stay unacknowledged on a link without progress; 0 before Welcome."""
         return LINK_SHARE * self.peer_timeout_s
 
     def number_of(self, peer: int) -> int:
-        """Return the number of the link to a peer; 0 if it is missing."""
         link = self._links.get(peer)
         return link.link if link is not None else 0
 
@@ -139,7 +124,6 @@ class Links:
 
     @property
     def gone(self) -> dict[int, str]:
-        """Reasons of links lost since the view was installed, by peer."""
         return {lost.peer: lost.reason for lost in self._broken.values()}
 
     # Views.
@@ -257,8 +241,6 @@ class Links:
         return m.LinkFailed(target.view, found.peer, reason[: m.REASON_CHARACTERS_MAX])
 
     def offered(self, peer: int, made_in: int) -> int | str | None:
-        """Return the link number of an incoming connection, a refusal, or None: retry after the master's next message,
-        which may introduce the peer."""
         if made_in > self._target.view:
             return None
         if peer not in self._members or peer == self._own:
@@ -337,8 +319,6 @@ Link = tuple[int, bool]
 
 
 class Measurements:
-    """The last measurement of each link, the oldest first."""
-
     def __init__(self) -> None:
         self._found: dict[Link, tuple[LinkMetric, float]] = {}
 
@@ -349,7 +329,6 @@ class Measurements:
             del self._found[oldest]
 
     def discard(self, links: list[Link]) -> None:
-        """Forget links before they are measured again."""
         for link in links:
             self._found.pop(link, None)
 
@@ -358,5 +337,4 @@ class Measurements:
         self._found = {link: metric for link, metric in self._found.items() if link[0] in peers}
 
     def aged(self, now: float) -> list[tuple[LinkMetric, int]]:
-        """Return all measurements, each with its age in seconds."""
         return [(metric, max(0, round(now - at))) for metric, at in self._found.values()]

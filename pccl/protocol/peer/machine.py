@@ -57,19 +57,15 @@ from pccl.types import Result
 
 
 class Peer:
-    """One peer of one run."""
-
     def __init__(self, group: int, connections: int, may_grow: bool = False, outlives_masters: bool = False) -> None:
         """`connections` is the initial number per link, which `may_grow`. A peer ends with its master unless it
         `outlives_masters`."""
         self.site = ""
         self.site_size = 0
-        """Name and size of this peer's site, as in Hello."""
         self.outlives_masters = outlives_masters
         self.obstacle = ""
         """Why the master delays the admission of this peer; empty if it only waits for the other peers."""
         self.term = 0
-        """Highest term followed."""
         self.group = group
         self.connections = connections
         self.peer = 0
@@ -77,16 +73,12 @@ class Peer:
         self.peer_timeout_s = 0.0
         """Seconds of silence after which a peer counts as lost, as in Welcome; 0 before Welcome."""
         self.engine_threads = 1
-        """Engine threads of each peer, as in Welcome."""
         self.view: View | None = None
         self._secret = b""
-        """Secret that proves that a master knows the run."""
         self._members: dict[int, m.PeerInfo] = {}
         self._names: dict[int, str] = {}
-        """Names of the peers of the last two views."""
         self.views = KnownViews()
         self._flush: m.Flush | None = None
-        """Flush to answer once the engine has stopped."""
         self._resumed_at = 0.0
         self._outbox = Outbox()
         self._measurements = Measurements()
@@ -105,7 +97,6 @@ class Peer:
         self.cancel_group_call = self._calls.cancel
 
     def drain(self) -> list[Effect]:
-        """Return the effects of all events since the last call, in order."""
         return self._outbox.drain()
 
     @property
@@ -124,7 +115,6 @@ class Peer:
         return self._calls.kind == Kind.OPTIMIZE_TOPOLOGY
 
     def name_of(self, peer: int) -> str:
-        """Return a peer's name; empty if unknown. Any thread."""
         return self._names.get(peer, "")
 
     @property
@@ -140,14 +130,12 @@ class Peer:
         return self.ops.count
 
     def frozen(self, epoch: int) -> None:
-        """Note that all ops of the epoch have stopped, after all their reports."""
         if self.ops.frozen(epoch):
             self._answer_flush()
 
     # Group calls.
 
     def group_call(self, call: int, kind: str, offer: m.SyncOffer | None = None) -> None:
-        """Enter a group call, after those already entered. It ends with a CallResult."""
         if self.is_over or self.view is None:
             self._outbox.emit(CallResult(call, Result.NOT_INITIALIZED, "not connected", 0))
             return
@@ -165,7 +153,6 @@ class Peer:
         self._outbox.emit(RunSync(message, donors))
 
     def sync_ended(self, sync: int, success: bool, reason: str, suspects: list[tuple[int, str]]) -> None:
-        """Report the end of a shared-state transfer."""
         self._calls.fetched(sync, success)
         self._outbox.send(m.SyncReport(sync, success, reason, suspects))
 
@@ -179,7 +166,6 @@ class Peer:
         self._outbox.emit(RunProbe(message.probe, links))
 
     def probed(self, probe: int, found: list[m.LinkMetric], now: float) -> None:
-        """Report link measurements."""
         self._measurements.add(found, now)
         self._outbox.send(m.Probes(probe, found))
 
@@ -187,11 +173,9 @@ class Peer:
 
     @property
     def link_timeout_s(self) -> float:
-        """Seconds that data may stay unacknowledged on a link without progress; 0 before Welcome."""
         return self.links.timeout_s
 
     def link_lost(self, link: int, reason: str) -> None:
-        """Note that an established link broke."""
         lost = self.links.lost(link, reason)
         if lost is not None:
             self._outbox.send(lost)
@@ -204,7 +188,6 @@ class Peer:
         return is_wanted
 
     def link_failed(self, link: int, reason: str) -> None:
-        """Note that a link could not be made."""
         failed = self.links.failed(link, reason)
         self._answer_prepare()
         prepared = self.views.prepared
@@ -217,7 +200,6 @@ class Peer:
         return "the session is over" if self.is_over else self.links.offered(peer, made_in)
 
     def tried(self, failed: list[tuple[int, str]]) -> None:
-        """Report the peers that `TryLinks` could not reach. The master does not admit this newcomer then."""
         for _, reason in failed[:1] if self.view is None else ():
             self.obstacle = f"this peer was evicted for its links before, and they still fail: {reason}"
             self._outbox.emit(PeerLog("warning", self.obstacle))
@@ -226,7 +208,6 @@ class Peer:
     # The session.
 
     def report(self, message: m.Report) -> None:
-        """Send a traffic report."""
         if self.view is not None:
             self._outbox.send(message)
 
@@ -235,12 +216,10 @@ class Peer:
         self._end(Result.NOT_INITIALIZED, "this communicator was closed")
 
     def fail(self, reason: str) -> None:
-        """Leave after a local failure that the session cannot survive."""
         self._outbox.send(m.Leave(reason))
         self._end(Result.INTERNAL_ERROR, reason)
 
     def give_up(self, reason: str) -> None:
-        """End the session for lack of a master."""
         self._end(Result.MASTER_CONNECTION_FAILED, reason)
 
     def _end(self, code: Result, reason: str) -> None:
@@ -353,7 +332,6 @@ class Peer:
         self._outbox.answer(self.views.summary())
 
     def _recovery_report(self) -> m.RecoveryReport:
-        """Return what the next master needs to continue the run."""
         view, summary = self.view, self.views.summary()
         commits, aborts = self.ops.verdicts()
         ring = linked_peers(view.ring, self.peer) if view is not None else []
@@ -391,7 +369,6 @@ class Peer:
         self._restate()
 
     def _restate(self) -> None:
-        """Repeat what the last master may not have received."""
         self.ops.restate()
         if self.view is not None and self.ops.is_running:
             for lost in self.links.lost_needed(self.view.ring, self.view.is_meshed):
@@ -448,7 +425,6 @@ class Peer:
         self._answer_prepare()
 
     def _answer_prepare(self) -> None:
-        """Answer Prepare once every link of the view stands or has failed."""
         prepared = self.views.prepared
         if prepared is None or prepared.answered or self.views.keeps_ring(prepared.ring):
             return
@@ -464,7 +440,6 @@ class Peer:
             self._outbox.emit(TryLinks(message.members, max(LINK_TIMEOUT_S_MIN, self.peer_timeout_s)))
 
     def _on_install(self, message: m.Install) -> None:
-        """Install the prepared view."""
         prepared = self.views.prepared
         if prepared is None or message.view != prepared.view:
             raise ProtocolError(f"Install of view {message.view}, which was not prepared")

@@ -43,8 +43,6 @@ STALL_AFTER_S = 2.0
 
 
 class Ops:
-    """All open ops of one peer, and the verdicts of the installed epoch."""
-
     def __init__(self, outbox: Outbox, link_to: LinkTo, is_blocked: Callable[[], bool]) -> None:
         """`is_blocked` returns whether an exclusive group call is in progress."""
         self._outbox = outbox
@@ -54,9 +52,7 @@ class Ops:
         self._is_blocked = is_blocked
         self._view: View | None = None
         self.is_running = False
-        """Whether ops of the installed epoch may start and end."""
         self.is_frozen = False
-        """Whether all of them have stopped."""
         self.has_committed = False
         """Whether this peer has committed ops of the epoch by itself."""
         self._is_full = False
@@ -67,7 +63,6 @@ class Ops:
         self.uses = Uses()
         self.known_verdicts = KnownVerdicts()
         self._settled: set[OpRef] = set()
-        """Commits of the prepared view."""
 
     # What callers do.
 
@@ -126,7 +121,6 @@ class Ops:
         return self._plain[2]
 
     def uses_of(self, tag: int) -> int:
-        """Return the use count of a tag in this epoch. Any thread."""
         return self.uses.made(tag)
 
     def handed_over(self, op: int, tag: int, sequence: int, now: float, pair: tuple[int, bool] | None = None) -> None:
@@ -148,14 +142,12 @@ class Ops:
     # Time.
 
     def deadline(self) -> float | None:
-        """Return the time of the next `tick`."""
         for op in self._undecided.values() if self.is_running else ():
             if not op.stall_reported:
                 return op.launched_at + STALL_AFTER_S
         return None
 
     def tick(self, now: float) -> None:
-        """Report slow ops."""
         for op in self._undecided.values() if self.is_running else ():
             if op.stall_reported:
                 continue
@@ -175,7 +167,6 @@ class Ops:
         self._outbox.emit(PeerLog("info", text, op.ref._asdict()))
 
     def single_waits(self) -> list[OpWait]:
-        """Return the open point-to-point ops, and all ops that have not started."""
         return [
             OpWait(op.op, op.tag, op.launched_at, op.pair, op.state is OpState.QUEUED)
             for op in self._ops.values()
@@ -190,7 +181,6 @@ class Ops:
 
     @property
     def tags(self) -> list[int]:
-        """Callers' tags of all open ops."""
         return sorted({op.tag for op in self._ops.values()})
 
     @property
@@ -199,7 +189,6 @@ class Ops:
 
     @property
     def queued(self) -> int:
-        """Number of ops that have not started."""
         return len(self._queued)
 
     @property
@@ -207,7 +196,6 @@ class Ops:
         return self.is_running and not self._is_full and not self._is_blocked()
 
     def start_queued(self) -> None:
-        """Start queued ops while ops may start."""
         while self._queued and self._may_start:
             self._start(self._queued.popleft())
 
@@ -401,7 +389,6 @@ class Ops:
             self._tell_failure(entry)
 
     def refused(self, op: int, code: Result, reason: str) -> None:
-        """Note that the engine refused an op: it fails on all peers."""
         entry = self._ops[op]
         if entry.verdict is not None:
             self._release(entry)
@@ -415,7 +402,6 @@ class Ops:
         self.cancel(op, Result.INVALID_USAGE if is_other_call else Result.INVALID_ARGUMENT, reason)
 
     def ended(self, op: int, tx_bytes: int, rx_bytes: int) -> None:
-        """Note that the engine has carried out the verdict and released the buffers."""
         entry = self._ops[op]
         entry.traffic = tx_bytes, rx_bytes
         self._release(entry)
@@ -462,7 +448,6 @@ class Ops:
                 self._decide(op, *aborts.get(ref, (Result.RANK_CONNECTION_LOST, f"aborted on all peers: {reason}")))
 
     def installed(self, view: View, is_new_epoch: bool) -> None:
-        """Continue in this view. In a new epoch, ops that waited for it return or start."""
         self._view = view
         if not is_new_epoch:
             return
@@ -480,7 +465,6 @@ class Ops:
     # Another master, and the end.
 
     def verdicts(self) -> tuple[list[OpRef], list[m.Aborted]]:
-        """Return the commits and aborts that other peers may lack."""
         commits, aborts = self.known_verdicts.newest()
         return sorted(self._settled.union(commits)), aborts
 
@@ -537,7 +521,6 @@ def refusal(view: View, pair: tuple[int, bool] | None) -> Failure | None:
 
 
 def shared_tag(view: View, tag: int, pair: tuple[int, bool] | None) -> int:
-    """Return the participants' tag of an op with this caller's tag."""
     if pair is None:
         return tag
     own, other = view.ring.index(view.peer), view.ring.index(pair[0])
@@ -545,12 +528,10 @@ def shared_tag(view: View, tag: int, pair: tuple[int, bool] | None) -> int:
 
 
 def would_have_tag(view: View, op: Op, tag: int) -> bool:
-    """Whether an op would have this tag if it started in this view."""
     return (op.pair is None or op.pair[0] in view.ring) and shared_tag(view, op.tag, op.pair) == tag
 
 
 def submission(view: View, op: Op, ref: OpRef, link_to: LinkTo) -> SubmitOp:
-    """Return the submission of an op in this view."""
     participants = view.ring
     if op.pair is not None:
         other, is_sender = op.pair
@@ -603,7 +584,6 @@ def _submission(
 # One op of a peer: its states, use counts of tags, and the verdicts of an epoch.
 
 Failure = tuple[Result, str]
-"""Result code and text of an op without success."""
 
 
 class OpState(Enum):
@@ -644,7 +624,6 @@ TRANSITIONS = {
     _S.HELD: {_S.ENDED},
     _S.ENDED: set[OpState](),
 }
-"""Legal transitions."""
 UNDECIDED = frozenset({_S.RUNNING, _S.DONE, _S.STOPPED, _S.REFUSED, _S.COMMITTED, _S.SETTLED})
 """States of a submitted op without a verdict carried out."""
 IS_DONE = frozenset({_S.DONE, _S.SETTLED})
@@ -659,38 +638,28 @@ class OpWait(NamedTuple):
     tag: int
     since: float
     pair: tuple[int, bool] | None
-    """As in `Op`."""
     is_queued: bool
     """Whether it has not started."""
 
 
 @dataclass(eq=False)
 class Op:
-    """One op of this peer."""
-
     op: int
     tag: int
-    """The caller's tag."""
     launched_at: float
     pair: tuple[int, bool] | None = None
-    """Other peer of a point-to-point op, and whether this peer sends; None for an op of the group."""
     state: OpState = OpState.QUEUED
     ref: OpRef | None = None
-    """Name shared by all participants, once submitted."""
     is_mutual: bool = False
     """Whether its participants complete it without the master: see `completion`."""
     world_size: int = 0
     traffic: tuple[int, int] = (0, 0)
-    """Payload bytes sent and received."""
     failure: Failure | None = None
-    """Failure reported to the master."""
     has_voted_abort: bool = False
     """Whether this peer has voted not to commit it without the master."""
     stall_reported: bool = False
     verdict: Failure | None = None
-    """Verdict being carried out, success included."""
     awaits_view: bool = False
-    """Whether the result waits for the next view."""
 
     def move(self, state: OpState) -> None:
         assert state in TRANSITIONS[self.state], f"op {self.op} with tag {self.tag}: {self.state} to {state}"
@@ -705,11 +674,8 @@ FORGOTTEN_AT_ONCE = 64
 
 
 class Uses:
-    """Use counts of all tags in one epoch, and what is known of future uses."""
-
     def __init__(self) -> None:
         self._made: dict[int, int] = {}
-        """Use counts by tag."""
         self._aborted: dict[OpRef, Failure] = {}
         self._overtaken: dict[int, int] = {}
         """First of more than EARLY_KEPT_MAX aborted uses since this peer last used the tag, by tag."""
@@ -717,43 +683,35 @@ class Uses:
 
     @property
     def tags(self) -> int:
-        """Number of tags used."""
         return len(self._made)
 
     def made(self, tag: int) -> int:
-        """Return the use count of a tag. Any thread."""
         return self._made.get(tag, 0)
 
     def is_made(self, op: OpRef) -> bool:
         return op.sequence < self._made.get(op.tag, 0)
 
     def make(self, tag: int) -> OpRef:
-        """Count one more use of a tag."""
         sequence = self._made.get(tag, 0)
         self._made[tag] = sequence + 1
         self._overtaken.pop(tag, None)
         return OpRef(tag, sequence)
 
     def take_abort(self, op: OpRef) -> Failure | None:
-        """Pop the verdict on a use that was aborted before it was made."""
         return self._aborted.pop(op, None)
 
     def promise(self, op: OpRef, failure: Failure) -> None:
-        """Keep an abort vote on a future use."""
         self._promised[op] = failure
 
     def take_promise(self, op: OpRef) -> Failure | None:
-        """Pop the reason of an abort vote on a use that was not made."""
         return self._promised.pop(op, None)
 
     @property
     def aborts(self) -> Mapping[OpRef, Failure]:
-        """Uses that were aborted before they were made here."""
         return self._aborted
 
     @property
     def promises(self) -> Mapping[OpRef, Failure]:
-        """Abort votes on future uses."""
         return self._promised
 
     def abort(self, op: OpRef, failure: Failure, counts_as_made: bool) -> int:
@@ -788,7 +746,6 @@ class Uses:
                 del self._aborted[op]
 
     def is_overtaken(self, tag: int) -> bool:
-        """Whether further aborted uses of the tag count as made."""
         return tag in self._overtaken
 
     def unmade_until(self, op: OpRef) -> range:
@@ -812,11 +769,8 @@ def failure_of(code: int, reason: str) -> Failure:
 
 
 class KnownVerdicts:
-    """Verdicts of one epoch."""
-
     def __init__(self) -> None:
         self._by_tag: dict[int, list[tuple[int, Failure | None]]] = {}
-        """Uses of each tag with their failures; None if committed."""
         self._aborts: deque[OpRef] = deque()
         """All aborts, the oldest first, superseded ones included."""
 
@@ -852,7 +806,6 @@ class KnownVerdicts:
         return any(sequence == op.sequence and failure is not None for sequence, failure in heard)
 
     def newest(self) -> tuple[list[OpRef], list[m.Aborted]]:
-        """Return commits and aborts as messages hold them."""
         commits, aborts = [], []
         for tag, verdicts in self._by_tag.items():
             for sequence, failure in verdicts:

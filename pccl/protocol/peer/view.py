@@ -27,19 +27,13 @@ class View:
 
     view: int
     epoch: int
-    """View of the last change of the group's ring."""
     peer: int
     group: int
     ring: tuple[int, ...]
-    """The peers of this peer's group by rank."""
     group_sizes: dict[int, int]
-    """The number of peers of each group."""
     is_meshed: bool = False
-    """Whether every pair of the group has a link."""
     direct_limit: int = UNKNOWN
-    """Size limit of the direct algorithm: see `protocol.direct_limit`."""
     is_local: bool = False
-    """Whether all peers of the group are on one host."""
 
     @property
     def world_size(self) -> int:
@@ -51,7 +45,6 @@ class View:
 
 
 def alone_in(group: int) -> str:
-    """Return the error text for a group without other peers."""
     return f"alone in peer group {group}; wait_for_peers(2) returns when another one has joined"
 
 
@@ -60,13 +53,9 @@ def alone_in(group: int) -> str:
 
 @dataclass
 class Prepared:
-    """A view before its installation."""
-
     view: int
     ring: m.Ring
-    """The ring of this peer's group."""
     term: int
-    """Term of its master."""
     rings: list[m.Ring]
     lost: list[tuple[int, str]]
     answered: bool = False
@@ -74,13 +63,10 @@ class Prepared:
 
 
 class KnownViews:
-    """All known views of one peer."""
-
     def __init__(self) -> None:
         self.installed: View | None = None
         self.prepared: Prepared | None = None
         self.rings: list[m.Ring] = []
-        """Rings of the installed view."""
         self._answered: list[m.PreparedView] = []
         """Views newer than the installed one, answered to masters before that of the prepared view (rule 3)."""
 
@@ -97,7 +83,6 @@ class KnownViews:
         return self.prepared is not None and not self.keeps_ring(self.prepared.ring)
 
     def keeps_ring(self, ring: m.Ring) -> bool:
-        """Whether this is the installed ring."""
         return self.installed is not None and ring.epoch == self.installed.epoch
 
     def prepare(self, message: m.Prepare, ring: m.Ring, term: int) -> Prepared:
@@ -114,7 +99,6 @@ class KnownViews:
         return any(peer not in before for ring in prepared.rings for peer in ring.peers)
 
     def install(self, prepared: Prepared, message: m.Install, peer: int, group: int) -> View:
-        """Install the prepared view. A ring that does not change keeps the hints for the choice of algorithms."""
         hints: View | m.Install = message
         if self.installed is not None and self.keeps_ring(prepared.ring):
             hints = self.installed
@@ -134,7 +118,6 @@ class KnownViews:
         return self.installed
 
     def forget_prepared(self) -> None:
-        """Forget all views but the installed one."""
         self.prepared = None
         self._answered.clear()
 
@@ -145,7 +128,6 @@ class KnownViews:
             self.prepared.answered = False
 
     def summary(self) -> m.PreVote:
-        """Return the answer to PreVoteRequest."""
         view, prepared = self.installed, self.prepared
         return m.PreVote(
             installed=None if view is None else m.InstalledView(view.view, self.rings, view.is_meshed),

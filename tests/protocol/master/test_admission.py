@@ -15,7 +15,7 @@ from pccl.types import Result
 from tests.protocol.master.rig import HELLO, Rig
 
 
-def test_welcome_says_whether_one_is_the_first() -> None:
+def test_first_hello_is_welcomed() -> None:
     rig = Rig()
     rig.hello()
     (welcome,) = [message for message in rig.told(1) if isinstance(message, m.Welcome)]
@@ -32,9 +32,7 @@ def test_welcome_says_whether_one_is_the_first() -> None:
         (["10.0.0.1", "::1"], ["10.0.0.1", "::1"]),
     ],
 )
-def test_peers_are_known_by_what_they_advertise_and_by_where_they_came_from(
-    advertised: list[str], known: list[str]
-) -> None:
+def test_advertised_and_observed_addresses_are_known(advertised: list[str], known: list[str]) -> None:
     rig = Rig()
     rig.master.connected(1, "10.0.0.1", 0.0)
     rig.hear(1, m.Hello(m.PROTOCOL_VERSION, "1.0", 4, advertised, 5000, 3, "me"))
@@ -43,7 +41,7 @@ def test_peers_are_known_by_what_they_advertise_and_by_where_they_came_from(
     assert prepare.members == [m.PeerInfo(1, 4, known, 5000, 3, "me")]
 
 
-def test_refusal_closes_after_the_farewell() -> None:
+def test_refusal_sends_reason_and_closes() -> None:
     rig = Rig()
     rig.master.connected(1, "10.0.0.1", 0.0)
     rig.hear(1, m.Leave())
@@ -67,7 +65,7 @@ def test_refusal_closes_after_the_farewell() -> None:
         msgspec.structs.replace(HELLO, version="\x1b[2J"),
     ],
 )
-def test_names_are_short_and_fit_for_a_log(hello: m.Hello) -> None:
+def test_unprintable_names_are_refused(hello: m.Hello) -> None:
     rig = Rig()
     rig.master.connected(1, "10.0.0.1", 0.0)
     rig.hear(1, hello)
@@ -76,7 +74,7 @@ def test_names_are_short_and_fit_for_a_log(hello: m.Hello) -> None:
     assert rig.logged[0].isprintable()
 
 
-def test_so_many_may_wait_and_no_more() -> None:
+def test_pending_limit() -> None:
     master = Master(RunState("run", MasterOptions(pending_max=2)))
     for connection in range(1, 5):
         master.connected(connection, "10.0.0.1", 0.0)
@@ -116,7 +114,7 @@ def _are_peers_pending(rig: Rig) -> int:
     return result.value
 
 
-def test_who_was_evicted_for_its_links_tries_them_before_it_is_pending() -> None:
+def test_evicted_peer_tries_links_before_admission() -> None:
     rig = Rig(0, 0)
     peer = _come_back(rig, _sent_away_for_its_links(rig))
     assert _are_peers_pending(rig) == 0
@@ -132,7 +130,7 @@ def test_who_was_evicted_for_its_links_tries_them_before_it_is_pending() -> None
     assert _are_peers_pending(rig) == 1
 
 
-def test_links_that_still_fail_are_tried_again_after_a_longer_delay() -> None:
+def test_failed_trial_is_repeated_after_longer_delay() -> None:
     rig = Rig(0, 0)
     _come_back(rig, _sent_away_for_its_links(rig))
     for due_at in (5.0, 15.0, 35.0):
@@ -143,7 +141,7 @@ def test_links_that_still_fail_are_tried_again_after_a_longer_delay() -> None:
     assert _are_peers_pending(rig) == 0
 
 
-def test_with_nobody_left_who_was_evicted_for_its_links_is_let_in() -> None:
+def test_evicted_peer_is_admitted_to_empty_run() -> None:
     rig = Rig(0, 0)
     peer = _come_back(rig, _sent_away_for_its_links(rig))
     for other in (1, 2):
@@ -152,7 +150,7 @@ def test_with_nobody_left_who_was_evicted_for_its_links_is_let_in() -> None:
     assert rig.master.accepted == [peer]
 
 
-def test_nobody_is_admitted_before_it_has_sent_a_heartbeat() -> None:
+def test_no_admission_before_heartbeat() -> None:
     rig = Rig()
     rig.master.connected(1, "10.0.0.1", 0.0)
     rig.hear(1, HELLO)
@@ -164,7 +162,7 @@ def test_nobody_is_admitted_before_it_has_sent_a_heartbeat() -> None:
     assert rig.told(1) == [m.Goodbye(Result.MASTER_CONNECTION_FAILED, "evicted: silent for 10.0 s")]
 
 
-def test_a_newcomer_without_its_control_connection_is_not_admitted() -> None:
+def test_absent_newcomer_is_not_admitted() -> None:
     rig = Rig(0)
     peer = rig.hello()
     assert rig.master.admissible == [peer]
@@ -183,7 +181,7 @@ def _of_site(rig: Rig, size: int) -> int:
     return peer
 
 
-def test_who_leaves_its_site_on_purpose_leaves_alone() -> None:
+def test_leaving_peer_leaves_site_alone() -> None:
     rig = Rig()
     one, other = _of_site(rig, 2), _of_site(rig, 2)
     assert rig.master.accepted == [one, other]
@@ -192,7 +190,7 @@ def test_who_leaves_its_site_on_purpose_leaves_alone() -> None:
     assert rig.master.accepted == [other]
 
 
-def test_who_is_lost_takes_its_site_with_it() -> None:
+def test_lost_peer_takes_its_site() -> None:
     rig = Rig()
     one, other = _of_site(rig, 2), _of_site(rig, 2)
     rig.lose(one)
@@ -200,20 +198,20 @@ def test_who_is_lost_takes_its_site_with_it() -> None:
     assert rig.master.accepted == []
 
 
-def test_peers_of_a_site_agree_on_its_size() -> None:
+def test_site_size_mismatch_is_refused() -> None:
     rig = Rig()
     one = _of_site(rig, 2)
     assert _of_site(rig, 3) not in rig.peers
     assert rig.peers == [one]
 
 
-def test_who_is_accepted_does_not_count_among_those_who_wait() -> None:
+def test_accepted_peers_are_not_pending() -> None:
     rig = Rig(0, 0, options=MasterOptions(pending_max=1))
     peer = rig.hello()
     assert peer in rig.master.pending
 
 
-def test_connections_of_peers_count_towards_the_bound() -> None:
+def test_connection_limit_counts_peers() -> None:
     rig = Rig(0, options=MasterOptions(connections_max=2))
     rig.effects = rig.master.connected(9, "10.0.0.9", 0.0)
     assert Close(9) in rig.effects
@@ -228,7 +226,7 @@ def test_other_versions_are_refused(protocol: int) -> None:
     assert "install the same version on both" in rig.logged[0]
 
 
-def test_a_connection_that_says_nothing_is_closed() -> None:
+def test_silent_connection_is_closed() -> None:
     rig = Rig(options=MasterOptions(hello_timeout_s=5.0))
     rig.master.connected(1, "10.0.0.1", 0.0)
     rig.tick(4.9)
@@ -237,7 +235,7 @@ def test_a_connection_that_says_nothing_is_closed() -> None:
     assert Close(1) in rig.effects
 
 
-def test_a_heartbeat_of_another_run_is_nobodys_here() -> None:
+def test_heartbeat_of_another_run_is_refused() -> None:
     rig = Rig(0)
     rig.master.connected(9, "10.0.0.1", 0.0)
     rig.hear(9, m.HeartbeatHello(m.PROTOCOL_VERSION, "another run", 1))
@@ -256,14 +254,14 @@ def test_founders_are_admitted_together() -> None:
     assert len(rig.master.accepted) == 3
 
 
-def test_founders_have_the_places_that_they_ask_for() -> None:
+def test_founders_get_requested_places() -> None:
     rig = Rig(options=MasterOptions(founders=3))
     for place in (2, 0, 1):
         rig.hello(place=place)
     assert rig.master.ring(0) == [2, 3, 1]
 
 
-def test_founders_have_the_order_of_their_numbers_if_one_asks_for_no_place() -> None:
+def test_founders_without_places_are_ordered_by_number() -> None:
     rig = Rig(options=MasterOptions(founders=3))
     for place in (2, -1, 1):
         rig.hello(place=place)

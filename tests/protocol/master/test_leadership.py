@@ -17,7 +17,7 @@ def leading(peers: int) -> Leadership:
 
 
 @pytest.mark.parametrize(("lost", "unaware", "is_enough"), [(0, 2, True), (0, 3, False), (1, 1, True), (1, 2, False)])
-def test_no_majority_may_be_left_that_has_not_heard_of_a_view(lost: int, unaware: int, is_enough: bool) -> None:
+def test_view_needs_majority_that_received_it(lost: int, unaware: int, is_enough: bool) -> None:
     leadership = leading(5)
     for peer in range(1, lost + 1):
         leadership.lose(peer, is_leaving=False)
@@ -26,7 +26,7 @@ def test_no_majority_may_be_left_that_has_not_heard_of_a_view(lost: int, unaware
 
 
 @pytest.mark.parametrize("is_leaving", [True, False])
-def test_who_leaves_on_purpose_follows_nobody(is_leaving: bool) -> None:
+def test_leaving_peer_does_not_depose(is_leaving: bool) -> None:
     """Of five two are gone. If they have left, two more are a majority of the rest; else one more deposes."""
     leadership = leading(5)
     for peer in (1, 2):
@@ -37,14 +37,14 @@ def test_who_leaves_on_purpose_follows_nobody(is_leaving: bool) -> None:
     assert leadership.deposed
 
 
-def test_the_record_names_a_view_before_it_is_announced() -> None:
+def test_record_precedes_announcement() -> None:
     state = RunState("run")
     state.view = 4
     record = Leadership(state, RecordedView.of(3, (1, 2, 3))).prepare([1, 2])
     assert (record.installed, record.prepared) == (RecordedView.of(3, (1, 2, 3)), [RecordedView.of(4, (1, 2))])
 
 
-def test_a_lost_peer_counts_until_a_view_without_it_is_in_force() -> None:
+def test_lost_peer_counts_until_view_without_it() -> None:
     """It may count in a view of the master before, too. Where nobody is left, no view can come into force."""
     state = RunState("run")
     leadership = Leadership(state, RecordedView.of(3, (1, 2)), [RecordedView.of(4, (1, 2, 3))])

@@ -11,7 +11,7 @@ from pccl.types import Result
 from tests.protocol.master.rig import TAG, Rig, flush_of
 
 
-def test_lost_link_between_peers_that_are_in_no_ring() -> None:
+def test_lost_link_outside_rings_is_ignored() -> None:
     rig = Rig(0)
     for _ in range(2):
         rig.hello(7)
@@ -20,7 +20,7 @@ def test_lost_link_between_peers_that_are_in_no_ring() -> None:
 
 
 @pytest.mark.parametrize("reporter", [1, 3])
-def test_whoever_reports_a_pair_the_newcomer_goes(reporter: int) -> None:
+def test_newcomer_is_evicted_for_failed_pair(reporter: int) -> None:
     rig = Rig(0, 0)
     rig.hello()
     for peer in (1, 2):
@@ -37,7 +37,7 @@ def test_whoever_reports_a_pair_the_newcomer_goes(reporter: int) -> None:
 
 
 @pytest.mark.parametrize(("reporter", "other"), [(3, 1), (1, 3)])
-def test_the_word_of_the_peer_that_dials_is_enough(reporter: int, other: int) -> None:
+def test_dialer_report_suffices(reporter: int, other: int) -> None:
     """The newcomer dials, and has given up. Peer 1 may wait to be dialed for much longer; peer 3, if it is peer 1 that
     has given up, may still do so."""
     rig = Rig(0, 0)
@@ -49,7 +49,7 @@ def test_the_word_of_the_peer_that_dials_is_enough(reporter: int, other: int) ->
     assert rig.peers == ([1, 2] if reporter == 3 else [1, 2, 3])
 
 
-def test_the_reason_is_the_word_of_the_peer_that_dials() -> None:
+def test_dialer_reason_is_used() -> None:
     """It has tried, where the other one has only waited, and may have said so before."""
     rig = Rig(0, 0)
     rig.hello()
@@ -63,7 +63,7 @@ def test_the_reason_is_the_word_of_the_peer_that_dials() -> None:
 
 
 @pytest.mark.parametrize("other", [3, 4, 99])
-def test_pairs_that_need_no_link_cost_nobody_its_place(other: int) -> None:
+def test_unneeded_links_evict_no_peer(other: int) -> None:
     rig = Rig(0, 0, 1)
     rig.hello()
     for peer in (1, 2, 3):
@@ -103,7 +103,7 @@ def break_link(rig: Rig, by: int, other: int, committed_by: int = 0) -> None:
 
 
 @pytest.mark.parametrize("committed_by", [1, 2, 3])
-def test_links_that_ops_go_through_may_break_any_number_of_times(committed_by: int) -> None:
+def test_links_with_commits_may_break_repeatedly(committed_by: int) -> None:
     """An op is not committed at all peers at the same time: neither the end that reports first may have it yet, nor the
     other one, whose report may come when the link has been made anew."""
     rig = Rig(0, 0, 0)
@@ -113,7 +113,7 @@ def test_links_that_ops_go_through_may_break_any_number_of_times(committed_by: i
 
 
 @pytest.mark.parametrize("committed_by", [1, 2, 3])
-def test_a_link_that_has_often_broken_is_sound_again_once_an_op_went_through(committed_by: int) -> None:
+def test_commit_resets_relink_count(committed_by: int) -> None:
     rig = Rig(0, 0, 0)
     for _ in range(RELINKS_MAX):
         break_link(rig, 1, 2)
@@ -130,7 +130,7 @@ def test_a_link_that_has_often_broken_is_sound_again_once_an_op_went_through(com
     assert len(rig.master.accepted) == 2
 
 
-def test_a_group_goes_without_a_link_that_does_not_last_and_that_it_does_not_need() -> None:
+def test_unreliable_unneeded_link_is_dropped() -> None:
     rig = Rig(0, 0, 0, 0)
     for _ in range(RELINKS_MAX + 1):
         break_link(rig, 4, 2)
@@ -138,7 +138,7 @@ def test_a_group_goes_without_a_link_that_does_not_last_and_that_it_does_not_nee
     assert rig.master.state.groups[0].unreliable == {(2, 4)}
 
 
-def test_a_doubted_link_has_not_broken() -> None:
+def test_doubted_link_is_not_a_relink() -> None:
     """A state sync that fails has the links of its receiver tried; what the flush for that tells of went through
     them."""
     rig = Rig(0, 0, 0)
@@ -160,15 +160,7 @@ def test_a_doubted_link_has_not_broken() -> None:
     assert len(rig.master.accepted) == 2
 
 
-def test_an_op_is_committed_when_all_who_are_left_are_done_with_it() -> None:
-    rig = Rig(0, 0)
-    for _ in range(3 * RELINKS_MAX):
-        rig.hear(1, m.LinkLost(rig.master.state.view, 2, "reset"))
-        rig.answer({1: [OpRef(TAG, 0)], 2: [OpRef(TAG, 0)]})
-    assert rig.master.accepted == [1, 2]
-
-
-def test_ops_of_the_last_epoch_say_nothing_of_links_that_break_before_the_next() -> None:
+def test_old_epoch_commits_do_not_reset_relinks() -> None:
     """The view that they are made for never comes into force, and nothing goes through them."""
     rig = Rig(0, 0, 0)
     break_link(rig, 1, 2, committed_by=2)
@@ -181,7 +173,7 @@ def test_ops_of_the_last_epoch_say_nothing_of_links_that_break_before_the_next()
     assert len(rig.master.accepted) == 2
 
 
-def test_nothing_is_due_while_an_absent_peer_is_waited_for() -> None:
+def test_no_deadline_while_waiting_for_absent_peer() -> None:
     """Two say that they cannot be linked, and one of them loses its control connection before more is known."""
     rig = Rig(0, 0, 0, 0)
     rig.hear(1, m.LinkLost(rig.master.state.view, 2, "reset"))
@@ -204,7 +196,7 @@ def test_nothing_is_due_while_an_absent_peer_is_waited_for() -> None:
     assert 2 not in rig.master.accepted
 
 
-def test_nothing_is_due_while_another_group_stops_its_ops() -> None:
+def test_no_deadline_while_other_group_flushes() -> None:
     """Two say that they cannot be linked, and somebody of another group dies before more is known. The rest of that
     group is slow to stop its ops, and the time passes at which one of the two would have been evicted."""
     rig = Rig(0, 0, 0, 0, 1, 1)
@@ -225,7 +217,7 @@ def test_nothing_is_due_while_another_group_stops_its_ops() -> None:
     assert due is None or due > rig.now
 
 
-def test_links_that_end_with_a_goodbye_are_not_reported_as_lost() -> None:
+def test_links_of_leaving_peer_are_not_logged() -> None:
     """The others notice that it closes its links before the master reads its goodbye."""
     rig = Rig(0, 0, 0)
     rig.hear(2, m.LinkLost(rig.master.state.view, 1, "closed by the other side"))
@@ -238,7 +230,7 @@ def test_links_that_end_with_a_goodbye_are_not_reported_as_lost() -> None:
     assert not [text for text in rig.logged if "lost its link" in text]
 
 
-def test_lost_links_of_peers_that_stay_are_reported() -> None:
+def test_lost_links_are_logged() -> None:
     rig = Rig(0, 0, 0)
     rig.hear(2, m.LinkLost(rig.master.state.view, 1, "reset"))
     rig.answer()

@@ -11,7 +11,7 @@ from pccl.types import Result
 from tests.protocol.master.rig import HEARTBEATS_FROM, Rig
 
 
-def test_silence_is_told_to_the_silent_and_to_the_others() -> None:
+def test_silent_peer_is_evicted() -> None:
     rig = Rig(0, 0, 0)
     rig.effects = rig.master.silent(HEARTBEATS_FROM + 3, 5.04, 7.0)
     evicted = "evicted: silent for 5.0 s"
@@ -23,7 +23,7 @@ def test_silence_is_told_to_the_silent_and_to_the_others() -> None:
     assert rig.master.ring(0) == [1, 2]
 
 
-def test_nothing_is_due_at_a_deposed_master() -> None:
+def test_deposed_master_has_no_deadline() -> None:
     rig = Rig(0, 0, options=MasterOptions(peer_timeout_s=3.0))
     rig.tick(100.0)
     rig.lose(HEARTBEATS_FROM + 1)
@@ -33,7 +33,7 @@ def test_nothing_is_due_at_a_deposed_master() -> None:
     assert rig.master.deadline() is None
 
 
-def test_loss_closes_the_connection_for_heartbeats() -> None:
+def test_loss_closes_heartbeat_connection() -> None:
     rig = Rig(0, 0)
     rig.lose(2)
     assert Close(HEARTBEATS_FROM + 2) in rig.effects
@@ -41,7 +41,7 @@ def test_loss_closes_the_connection_for_heartbeats() -> None:
     assert rig.effects == []
 
 
-def test_heartbeats_that_break_off_are_waited_for() -> None:
+def test_broken_heartbeats_get_a_timeout() -> None:
     rig = Rig(0, 0, options=MasterOptions(peer_timeout_s=3.0))
     rig.tick(100.0)
     rig.lose(HEARTBEATS_FROM + 2)
@@ -56,7 +56,7 @@ def test_heartbeats_that_break_off_are_waited_for() -> None:
     assert rig.told(2) == [m.Goodbye(Result.MASTER_CONNECTION_FAILED, "evicted: silent for 3.0 s")]
 
 
-def test_new_connection_for_heartbeats_replaces_one_that_stands() -> None:
+def test_new_heartbeat_connection_replaces_old() -> None:
     rig = Rig(0)
     rig.effects = []
     rig.heartbeat(1, HEARTBEATS_FROM + 11)
@@ -74,7 +74,7 @@ def test_new_connection_for_heartbeats_replaces_one_that_stands() -> None:
         m.HeartbeatHello(m.PROTOCOL_VERSION + 1, "run", 1),
     ],
 )
-def test_heartbeats_of_nobody_known_are_refused(hello: m.HeartbeatHello) -> None:
+def test_unknown_heartbeats_are_refused(hello: m.HeartbeatHello) -> None:
     rig = Rig(0)
     rig.master.connected(77, "10.0.0.1", rig.now)
     rig.hear(77, hello)
@@ -93,7 +93,7 @@ def test_heartbeats_of_nobody_known_are_refused(hello: m.HeartbeatHello) -> None
     ],
 )
 @pytest.mark.parametrize("orderly", [True, False])
-def test_two_who_die_at_once_are_missed_at_once(peers: int, places: tuple[int, int], orderly: bool) -> None:
+def test_two_peers_die_at_once(peers: int, places: tuple[int, int], orderly: bool) -> None:
     """Whoever comes to be a neighbour by the first one's loss has no link with the other, and knows nothing of it."""
     rig = Rig(*[0] * peers)
     ring = list(rig.master.ring(0))

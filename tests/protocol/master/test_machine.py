@@ -10,7 +10,7 @@ from pccl.types import Result
 from tests.protocol.master.rig import HELLO, TAG, Rig, flush_of
 
 
-def test_the_time_is_wanted_only_where_somebody_is_waited_for() -> None:
+def test_deadline_only_while_waiting() -> None:
     options = MasterOptions(hello_timeout_s=3.0, answer_timeout_s=30.0)
     rig = Rig(options=options)
     assert rig.master.deadline() is None
@@ -34,7 +34,7 @@ def test_the_time_is_wanted_only_where_somebody_is_waited_for() -> None:
     assert "did not answer the master within 30 s" in str(rig.told(2))
 
 
-def test_every_question_has_its_own_time() -> None:
+def test_answer_timeouts_are_per_request() -> None:
     rig = Rig(0, 0, 0, options=MasterOptions(answer_timeout_s=30.0))
     rig.lose(3)
     rig.now = 29.0
@@ -43,7 +43,7 @@ def test_every_question_has_its_own_time() -> None:
     assert rig.master.deadline() == 59.0
 
 
-def test_long_wait_is_logged_once_with_whom_it_waits_for() -> None:
+def test_long_wait_is_logged_once() -> None:
     rig = Rig(0, 0, 1)
     rig.hear(1, m.GroupCall(1, Kind.ARE_PEERS_PENDING))
     rig.tick(LONG_WAIT_S)
@@ -55,7 +55,7 @@ def test_long_wait_is_logged_once_with_whom_it_waits_for() -> None:
     assert rig.logged == ["peer 2 (n2) has waited 10 s in sync_shared_state for peer 1 (n1)"]
 
 
-def test_stall_is_logged_with_who_is_not_done() -> None:
+def test_stall_is_logged() -> None:
     rig = Rig(0, 0, 0)
     rig.hear(1, m.OpsDone(2, [OpRef(TAG, 0)]), m.OpsStalled(2, [OpRef(TAG, 0)]))
     assert rig.logged == ["peer 1 (n1) waits in the op with tag 7; not done yet: peers [2, 3]"]
@@ -75,7 +75,7 @@ def test_arrivals_losses_and_views_are_logged() -> None:
     assert rig.logged[0] == "peer 1 (n1) lost: reset"
 
 
-def test_nothing_is_kept_of_those_who_are_gone() -> None:
+def test_lost_peers_leave_no_state() -> None:
     rig = Rig(0, 0, 1, 1, 0)
     rig.hear(1, m.LinkLost(2, 2, "reset"))
     rig.answer()
@@ -97,7 +97,7 @@ def test_nothing_is_kept_of_those_who_are_gone() -> None:
     assert rig.master.accepted == [6]
 
 
-def test_a_master_of_a_higher_term_says_so() -> None:
+def test_welcome_has_term() -> None:
     master = Master(RunState("run", term=4))
     master.connected(1, "10.0.0.1", 0.0)
     welcome = master.received(1, HELLO, 0.0)[0]
@@ -105,7 +105,7 @@ def test_a_master_of_a_higher_term_says_so() -> None:
     assert welcome.message == m.Welcome(1, "run", 4, 0)
 
 
-def test_last_words_of_the_evicted_are_not_heard() -> None:
+def test_messages_of_evicted_peer_are_ignored() -> None:
     rig = Rig(0, 0)
     rig.hear(2, HELLO)
     assert Close(2) in rig.effects
@@ -115,7 +115,3 @@ def test_last_words_of_the_evicted_are_not_heard() -> None:
         assert rig.effects == []
     rig.lose(2)
     assert rig.effects == []
-
-
-def test_groups_that_nobody_is_in_have_no_ring() -> None:
-    assert Rig(0).master.ring(5) == []

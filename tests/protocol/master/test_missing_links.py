@@ -65,7 +65,7 @@ def told_in(effects: list[object], peer: int) -> list[object]:
 
 
 @pytest.mark.parametrize("kind", [Kind.UPDATE_TOPOLOGY, Kind.SYNC])
-def test_the_group_becomes_a_mesh_with_the_next_group_call_once_they_can_connect(kind: str) -> None:
+def test_group_becomes_mesh_after_trial_and_group_call(kind: str) -> None:
     rig = rig_without_a_link()
     assert tried(rig) == [2]
     assert rig.now == RETRY_S
@@ -79,7 +79,7 @@ def test_the_group_becomes_a_mesh_with_the_next_group_call_once_they_can_connect
     assert rig.master.deadline() is None
 
 
-def test_nothing_comes_of_a_try_that_fails_but_later_ones() -> None:
+def test_failed_trial_is_repeated() -> None:
     rig = rig_without_a_link()
     delays = []
     for _ in range(9):
@@ -94,7 +94,7 @@ def test_nothing_comes_of_a_try_that_fails_but_later_ones() -> None:
     assert rig.master.state.view == view
 
 
-def test_nobody_waits_for_the_answer() -> None:
+def test_trial_delays_no_group_call() -> None:
     rig = rig_without_a_link()
     assert tried(rig) == [2]
     view = rig.master.state.view
@@ -105,7 +105,7 @@ def test_nobody_waits_for_the_answer() -> None:
     assert rig.master.accepted == [1, 2, 3, 4]
 
 
-def test_what_the_last_try_has_found_counts() -> None:
+def test_last_trial_counts() -> None:
     rig = rig_without_a_link()
     for failed in ([], [(2, "refused")]):
         assert tried(rig) == [2]
@@ -115,7 +115,7 @@ def test_what_the_last_try_has_found_counts() -> None:
     assert rig.master.state.view == view
 
 
-def test_a_link_that_cannot_be_made_even_so_is_tried_ever_more_rarely() -> None:
+def test_trial_delay_doubles() -> None:
     rig = rig_without_a_link()
     for at in range(4):
         before = rig.now
@@ -133,7 +133,7 @@ def test_a_link_that_cannot_be_made_even_so_is_tried_ever_more_rarely() -> None:
         assert not rig.master.is_changing, "the next answer has to come first"
 
 
-def test_a_peer_that_is_gone_is_tried_no_more() -> None:
+def test_lost_peer_is_not_tried() -> None:
     rig = rig_without_a_link()
     rig.hear(2, m.Leave(""))
     rig.answer()
@@ -141,7 +141,7 @@ def test_a_peer_that_is_gone_is_tried_no_more() -> None:
     assert rig.master.deadline() is None
 
 
-def test_links_that_do_not_last_are_not_tried() -> None:
+def test_unreliable_links_are_not_tried() -> None:
     rig = Rig(0, 0, 0, 0)
     for _ in range(RELINKS_MAX + 1):
         rig.hear(4, m.LinkLost(rig.master.state.view, 2, "reset"))
@@ -150,7 +150,7 @@ def test_links_that_do_not_last_are_not_tried() -> None:
     assert rig.master.deadline() is None
 
 
-def test_an_answer_that_nobody_asked_for_changes_nothing() -> None:
+def test_unasked_trial_answer_is_ignored() -> None:
     rig = rig_without_a_link()
     rig.hear(4, m.Tried([]))
     view = rig.master.state.view

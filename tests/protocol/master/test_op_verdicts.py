@@ -11,7 +11,7 @@ from pccl.types import Result
 from tests.protocol.master.rig import TAG, Rig, flush_of
 
 
-def test_commit_comes_before_what_follows_from_it() -> None:
+def test_commit_precedes_consequences() -> None:
     """A peer says done and dies: the verdict must reach the others before the flush."""
     rig = Rig(0, 0)
     rig.hear(1, m.OpsDone(2, [OpRef(TAG, 0)]))
@@ -20,7 +20,7 @@ def test_commit_comes_before_what_follows_from_it() -> None:
     assert [type(message) for message in rig.told(1)] == [m.OpsCommit, m.Flush]
 
 
-def test_done_that_decides_during_the_flush_of_another_loss() -> None:
+def test_done_during_flush_commits() -> None:
     rig = Rig(0, 0, 0)
     for peer in (1, 2):
         rig.hear(peer, m.OpsDone(2, [OpRef(TAG, 0)]))
@@ -34,7 +34,7 @@ def test_done_that_decides_during_the_flush_of_another_loss() -> None:
     assert prepare.commits == [OpRef(TAG, 0)]
 
 
-def test_one_verdict_an_op() -> None:
+def test_one_verdict_per_op() -> None:
     rig = Rig(0, 0)
     failed = m.OpFailed(2, TAG, 0, Result.TIMEOUT, "late")
     rig.hear(1, failed)
@@ -44,7 +44,7 @@ def test_one_verdict_an_op() -> None:
     assert rig.effects == []
 
 
-def test_failure_after_the_commit_is_too_late() -> None:
+def test_failure_after_commit_is_ignored() -> None:
     rig = Rig(0, 0)
     for peer in (1, 2):
         rig.hear(peer, m.OpsDone(2, [OpRef(TAG, 0)]))
@@ -53,7 +53,7 @@ def test_failure_after_the_commit_is_too_late() -> None:
     assert rig.effects == []
 
 
-def test_ops_of_one_message_are_committed_by_one() -> None:
+def test_batched_commits() -> None:
     rig = Rig(0, 0)
     ops = [OpRef(tag, 0) for tag in range(5)]
     rig.hear(1, m.OpsDone(2, ops))
@@ -61,7 +61,7 @@ def test_ops_of_one_message_are_committed_by_one() -> None:
     assert rig.told(1) == [m.OpsCommit(2, ops[::-1])]
 
 
-def test_verdicts_of_a_flush_are_told_again_with_every_preparation() -> None:
+def test_flush_verdicts_repeat_in_prepare() -> None:
     """A peer that has not heard of the first preparation has heard no verdict."""
     rig = Rig(0, 0, 0, 0)
     for peer in (1, 2, 3):
@@ -89,7 +89,7 @@ def give_up(rig: Rig, peer: int, may_be_done: bool = True) -> None:
     rig.hear(peer, m.OpFailed(2, TAG, 0, Result.TIMEOUT, "late", may_be_done))
 
 
-def test_all_are_asked_before_what_may_be_done_is_aborted() -> None:
+def test_abort_vote_asks_all() -> None:
     rig = Rig(0, 0, 0)
     give_up(rig, 1)
     assert rig.told(1) == []
@@ -100,7 +100,7 @@ def test_all_are_asked_before_what_may_be_done_is_aborted() -> None:
     assert rig.told(1) == rig.told(2) == rig.told(3) == [m.OpAbort(2, TAG, 0, Result.TIMEOUT, "late")]
 
 
-def test_what_one_has_committed_is_committed_by_all() -> None:
+def test_commit_vote_commits() -> None:
     rig = Rig(0, 0, 0)
     give_up(rig, 1)
     rig.hear(2, m.AbortVote(2, TAG, 0, False))
@@ -110,14 +110,14 @@ def test_what_one_has_committed_is_committed_by_all() -> None:
     assert rig.effects == []
 
 
-def test_who_gives_up_too_need_not_be_asked() -> None:
+def test_second_give_up_is_a_vote() -> None:
     rig = Rig(0, 0)
     give_up(rig, 1)
     give_up(rig, 2)
     assert rig.told(1) == [m.OpAbort(2, TAG, 0, Result.TIMEOUT, "late")]
 
 
-def test_what_cannot_be_done_any_more_is_aborted_at_once() -> None:
+def test_impossible_op_aborts_at_once() -> None:
     rig = Rig(0, 0, 0)
     give_up(rig, 1)
     give_up(rig, 2, may_be_done=False)
@@ -126,7 +126,7 @@ def test_what_cannot_be_done_any_more_is_aborted_at_once() -> None:
     assert rig.effects == []
 
 
-def test_who_does_not_answer_is_evicted() -> None:
+def test_vote_timeout_evicts() -> None:
     rig = Rig(0, 0, 0)
     give_up(rig, 1)
     rig.hear(2, m.AbortVote(2, TAG, 0, False))
@@ -141,7 +141,7 @@ def test_who_does_not_answer_is_evicted() -> None:
     assert (prepare.commits, prepare.aborts) == ([], [m.Aborted(TAG, 0, Result.TIMEOUT, "late")])
 
 
-def test_what_a_survivor_has_committed_is_not_aborted_for_the_vote_that_was_open() -> None:
+def test_survivor_commit_beats_open_vote() -> None:
     rig = Rig(0, 0, 0)
     give_up(rig, 1)
     rig.lose(3)
@@ -152,7 +152,7 @@ def test_what_a_survivor_has_committed_is_not_aborted_for_the_vote_that_was_open
     assert (prepare.commits, prepare.aborts) == ([OpRef(TAG, 0)], [])
 
 
-def test_what_all_have_committed_is_not_aborted_for_the_vote_that_was_open() -> None:
+def test_done_by_all_beats_open_vote() -> None:
     """It is over for everybody, and nobody has to be told; who leads next would hear both verdicts."""
     rig = Rig(0, 0, 0)
     give_up(rig, 1)
@@ -164,7 +164,7 @@ def test_what_all_have_committed_is_not_aborted_for_the_vote_that_was_open() -> 
     assert (prepare.commits, prepare.aborts) == ([], [])
 
 
-def test_a_vote_ends_with_its_epoch_when_newcomers_are_admitted() -> None:
+def test_vote_ends_with_epoch() -> None:
     """All wait in update_topology, so the op is over for them; one of the next epoch has the same tag and count."""
     rig = Rig(0, 0)
     give_up(rig, 1)
@@ -179,7 +179,7 @@ def test_a_vote_ends_with_its_epoch_when_newcomers_are_admitted() -> None:
     assert [op.reason for op in prepares[0].aborts] == ["late again"]
 
 
-def test_what_a_survivor_has_committed_is_told_to_those_who_have_not() -> None:
+def test_survivor_commit_is_sent_to_others() -> None:
     """Nothing else of the many ops that it has committed is told."""
     rig = Rig(0, 0, 0)
     rig.lose(3)
@@ -190,7 +190,7 @@ def test_what_a_survivor_has_committed_is_told_to_those_who_have_not() -> None:
     assert prepare.commits == [OpRef(TAG, 4)]
 
 
-def test_an_abort_that_a_survivor_has_heard_stands_though_all_are_done() -> None:
+def test_survivor_abort_stands() -> None:
     rig = Rig(0, 0, 0)
     for peer in (1, 2):
         rig.hear(peer, m.OpsDone(2, [OpRef(TAG, 0)]))
@@ -202,7 +202,7 @@ def test_an_abort_that_a_survivor_has_heard_stands_though_all_are_done() -> None
     assert (prepare.commits, [op.reason for op in prepare.aborts]) == ([], ["late"])
 
 
-def test_who_has_used_very_many_tags_is_given_a_new_epoch() -> None:
+def test_tags_used_starts_epoch() -> None:
     rig = Rig(0, 0)
     rig.hear(1, m.TagsUsed(2, 40_000))
     assert [type(message) for message in rig.told(2)] == [m.Flush]
@@ -214,7 +214,7 @@ def test_who_has_used_very_many_tags_is_given_a_new_epoch() -> None:
     assert rig.told(1)[-1] == m.Install(3, True)
 
 
-def test_who_makes_up_ops_is_put_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invented_ops_evict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdicts, "OPEN_OPS_MAX", 10)
     rig = Rig(0, 0, 0)
     epoch = rig.master.state.groups[0].epoch

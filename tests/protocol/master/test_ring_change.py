@@ -11,7 +11,7 @@ from pccl.types import Result
 from tests.protocol.master.rig import Rig, flush_of, measure
 
 
-def test_measurements_of_an_earlier_call_do_not_count() -> None:
+def test_stale_measurements_are_ignored() -> None:
     rig = Rig(0, 0)
     for call in (1, 2):
         for peer in (1, 2):
@@ -30,7 +30,7 @@ def test_measurements_of_an_earlier_call_do_not_count() -> None:
         rig.now += FAILURE_FRESH_S
 
 
-def test_rings_found_for_an_earlier_call_do_not_count() -> None:
+def test_stale_rings_are_ignored() -> None:
     rig = Rig(0, 0, 0)
     for peer in (1, 2, 3):
         rig.hear(peer, m.GroupCall(1, Kind.OPTIMIZE_TOPOLOGY))
@@ -44,7 +44,7 @@ def test_rings_found_for_an_earlier_call_do_not_count() -> None:
     assert rig.master.ring(0) == [1, 2, 3]
 
 
-def test_a_pair_that_goes_without_a_link_is_not_put_next_to_each_other() -> None:
+def test_linkless_pairs_are_not_neighbours() -> None:
     """What was measured while they had one is still known, and is not measured again so soon."""
     rig = Rig(0, 0, 0, 0)
     for call in (1, 2):
@@ -66,7 +66,7 @@ def test_a_pair_that_goes_without_a_link_is_not_put_next_to_each_other() -> None
     assert rig.master.accepted == [1, 2, 3, 4]
 
 
-def test_a_ring_is_made_anew_where_its_links_favour_another_algorithm() -> None:
+def test_changed_direct_limit_renews_ring() -> None:
     rig = Rig(0, 0, 0)
     for call, limits in ((1, [0]), (2, [])):
         for peer in (1, 2, 3):
@@ -79,7 +79,7 @@ def test_a_ring_is_made_anew_where_its_links_favour_another_algorithm() -> None:
         assert rig.master.ring(0) == [1, 2, 3]
 
 
-def test_peers_hear_whether_all_of_their_ring_are_on_one_host() -> None:
+def test_install_has_is_local() -> None:
     rig = Rig()
     for hosts in (["10.1.0.1"], ["10.1.0.1"], ["10.1.0.2"]):
         connection = rig.master.state.next_peer
@@ -92,7 +92,7 @@ def test_peers_hear_whether_all_of_their_ring_are_on_one_host() -> None:
         assert installed.is_local == (hosts == ["10.1.0.1"])
 
 
-def test_nobody_measures_while_a_ring_is_changed() -> None:
+def test_no_probes_during_view_change() -> None:
     rig = Rig(0, 0, 0)
     rig.lose(3)
     for peer in (1, 2):
@@ -104,7 +104,7 @@ def test_nobody_measures_while_a_ring_is_changed() -> None:
     assert [type(message) for message in rig.told(2)][-2:] == [m.Install, m.Probe]
 
 
-def test_ring_avoids_the_slow_direction_of_a_link() -> None:
+def test_ring_avoids_slow_direction() -> None:
     rig = Rig(0, 0, 0, 0)
     for peer in (1, 2, 3, 4):
         rig.hear(peer, m.GroupCall(1, Kind.OPTIMIZE_TOPOLOGY))
@@ -115,7 +115,7 @@ def test_ring_avoids_the_slow_direction_of_a_link() -> None:
     assert any("slowest link" in line and "0.8 Mbit/s" in line and "80 Mbit/s" in line for line in rig.logged)
 
 
-def test_only_measuring_takes_time_for_which_a_deadline_stands() -> None:
+def test_deadline_only_while_measuring() -> None:
     rig = Rig(0, 0)
     for peer in (1, 2):
         rig.hear(peer, m.GroupCall(1, Kind.OPTIMIZE_TOPOLOGY))

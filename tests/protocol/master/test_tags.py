@@ -20,7 +20,7 @@ def reduce(rig: Rig, tag: int, epoch: int, sequence: int = 0) -> None:
     rig.effects = effects
 
 
-def test_a_group_that_has_used_many_tags_begins_a_new_epoch_when_it_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_tags_renew_idle_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completion, "TAGS_MAX", 20)
     rig = Rig(0, 0)
     for tag in range(10):
@@ -41,7 +41,7 @@ def test_a_group_that_has_used_many_tags_begins_a_new_epoch_when_it_is_quiet(mon
     assert rig.told(1) == [m.OpsCommit(3, [OpRef(10, 0)])]
 
 
-def test_a_group_that_is_never_quiet_begins_a_new_epoch_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_tags_renew_busy_group(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completion, "TAGS_MAX", 20)
     rig = Rig(0, 0)
     rig.hear(1, m.OpsDone(2, [OpRef(99, 0)]))
@@ -53,7 +53,7 @@ def test_a_group_that_is_never_quiet_begins_a_new_epoch_all_the_same(monkeypatch
 
 
 @pytest.mark.parametrize("kind", [Kind.UPDATE_TOPOLOGY, Kind.OPTIMIZE_TOPOLOGY, Kind.SYNC])
-def test_a_group_call_that_excludes_ops_is_a_quiet_moment(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_exclusive_call_counts_as_idle(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     rig = Rig(0, 0)
     for tag in range(11):
         reduce(rig, tag, 2)

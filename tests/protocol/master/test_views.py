@@ -8,7 +8,7 @@ from pccl.types import Result
 from tests.protocol.master.rig import TAG, Rig, flush_of
 
 
-def test_losses_are_named_until_they_are_installed() -> None:
+def test_losses_repeat_until_install() -> None:
     rig = Rig(0, 0, 0)
     rig.lose(2, "reset")
     for peer in (1, 3):
@@ -22,7 +22,7 @@ def test_losses_are_named_until_they_are_installed() -> None:
     assert all(not message.lost for message in rig.told(1) if isinstance(message, m.Prepare))
 
 
-def test_install_waits_for_all_who_must_make_links() -> None:
+def test_install_waits_for_links() -> None:
     rig = Rig(0)
     rig.hello()
     rig.hear(1, m.GroupCall(1, Kind.UPDATE_TOPOLOGY))
@@ -33,7 +33,7 @@ def test_install_waits_for_all_who_must_make_links() -> None:
     assert rig.told(1) == [m.Install(2, True), m.GroupCallResult(1, Result.SUCCESS)], "in this order"
 
 
-def test_readiness_for_an_earlier_preparation_does_not_count() -> None:
+def test_stale_links_ready_is_ignored() -> None:
     rig = Rig(0)
     rig.hello()
     rig.hello()
@@ -47,7 +47,7 @@ def test_readiness_for_an_earlier_preparation_does_not_count() -> None:
     assert m.Install(3, True) in rig.told(1)
 
 
-def test_an_answer_counts_once_and_only_to_its_question() -> None:
+def test_answers_count_once() -> None:
     rig = Rig(0, 0, 0)
     rig.lose(3)
     flush = flush_of(rig)
@@ -65,7 +65,7 @@ def test_an_answer_counts_once_and_only_to_its_question() -> None:
     assert rig.told(1) == [m.Install(3, True)]
 
 
-def test_done_in_a_ring_that_is_not_in_force_yet_does_not_count() -> None:
+def test_done_before_install_is_ignored() -> None:
     rig = Rig(0, 0, 0)
     rig.lose(3)
     for peer in (1, 2):
@@ -75,7 +75,7 @@ def test_done_in_a_ring_that_is_not_in_force_yet_does_not_count() -> None:
         assert rig.effects == []
 
 
-def test_report_of_one_who_fetches_nothing_does_not_count() -> None:
+def test_sync_report_of_non_receiver_is_ignored() -> None:
     rig = Rig(0, 0)
     for peer, root in ((1, b"a"), (2, b"b")):
         rig.hear(peer, m.GroupCall(1, Kind.SYNC, m.SyncOffer("enforce_popular", 0, root, [])))
@@ -88,7 +88,7 @@ def test_report_of_one_who_fetches_nothing_does_not_count() -> None:
     assert rig.told(1) == [m.GroupCallResult(1, Result.SUCCESS)]
 
 
-def test_update_topology_during_a_change_returns_in_the_new_view() -> None:
+def test_update_topology_during_view_change() -> None:
     rig = Rig(0, 0, 0)
     rig.lose(3)
     for peer in (1, 2):

@@ -19,14 +19,14 @@ COMMITTED = [ps.ForgetOp(1), ps.OpResult(1, Result.SUCCESS, "", 3, 1, 2)]
 ABORT_VOTE_REQUEST = m.AbortVoteRequest(1, TAG, 0, Result.TIMEOUT, "late")
 
 
-def test_what_all_are_done_with_is_committed_without_a_word(mesh: Rig) -> None:
+def test_mutual_commit_without_master(mesh: Rig) -> None:
     (submitted,) = of(ps.SubmitOp, mesh.launch(1))
     assert submitted.is_mutual
     assert mesh.done(1) == []
     assert completed(mesh, 1) == COMMITTED
 
 
-def test_own_commits_are_told_at_a_flush(mesh: Rig) -> None:
+def test_flush_reply_has_own_commits(mesh: Rig) -> None:
     for op in (1, 2, 3):
         mesh.launch(op)
         mesh.done(op)
@@ -39,7 +39,7 @@ def test_own_commits_are_told_at_a_flush(mesh: Rig) -> None:
 
 
 @pytest.mark.parametrize("has_answered", [False, True])
-def test_what_all_are_done_with_is_committed_while_ops_are_stopped(mesh: Rig, has_answered: bool) -> None:
+def test_mutual_commit_after_flush_reply(mesh: Rig, has_answered: bool) -> None:
     """The others may have committed it and left, and no master may come any more: nobody else will say so."""
     mesh.launch(1)
     mesh.done(1)
@@ -55,7 +55,7 @@ def test_what_all_are_done_with_is_committed_while_ops_are_stopped(mesh: Rig, ha
     assert of(ps.OpResult, mesh.effects()) == []
 
 
-def test_a_promise_is_kept_while_ops_are_stopped(mesh: Rig) -> None:
+def test_promise_holds_after_flush(mesh: Rig) -> None:
     mesh.launch(1)
     mesh.done(1)
     mesh.hear(ABORT_VOTE_REQUEST)
@@ -63,7 +63,7 @@ def test_a_promise_is_kept_while_ops_are_stopped(mesh: Rig) -> None:
     assert completed(mesh, 1) == []
 
 
-def test_what_a_master_has_committed_is_committed_though_the_session_ends(mesh: Rig) -> None:
+def test_master_commit_holds_at_session_end(mesh: Rig) -> None:
     """Its engine was done while ops were stopped, and the master is lost before the next view."""
     mesh.launch(1)
     mesh.hear(ABORT_VOTE_REQUEST)
@@ -75,7 +75,7 @@ def test_what_a_master_has_committed_is_committed_though_the_session_ends(mesh: 
     assert [result.code for result in of(ps.OpResult, mesh.ended(1))] == [Result.SUCCESS]
 
 
-def test_a_promise_not_to_commit_is_kept(mesh: Rig) -> None:
+def test_promise_prevents_commit(mesh: Rig) -> None:
     mesh.launch(1)
     mesh.done(1)
     assert said(mesh.hear(ABORT_VOTE_REQUEST)) == [m.AbortVote(1, TAG, 0, False)]
@@ -83,7 +83,7 @@ def test_a_promise_not_to_commit_is_kept(mesh: Rig) -> None:
     assert mesh.hear(m.OpsCommit(1, [OpRef(TAG, 0)])) == COMMITTED
 
 
-def test_a_promise_is_kept_of_what_is_launched_later(mesh: Rig) -> None:
+def test_promise_holds_for_later_launch(mesh: Rig) -> None:
     assert said(mesh.hear(ABORT_VOTE_REQUEST)) == [m.AbortVote(1, TAG, 0, False)]
     mesh.launch(1)
     mesh.done(1)
@@ -91,7 +91,7 @@ def test_a_promise_is_kept_of_what_is_launched_later(mesh: Rig) -> None:
     assert of(ps.EndOp, mesh.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))) == [ps.EndOp(1, False)]
 
 
-def test_who_is_asked_too_late_says_that_it_has_committed(mesh: Rig) -> None:
+def test_vote_after_commit_says_committed(mesh: Rig) -> None:
     mesh.launch(1)
     mesh.done(1)
     completed(mesh, 1)
@@ -99,7 +99,7 @@ def test_who_is_asked_too_late_says_that_it_has_committed(mesh: Rig) -> None:
     assert mesh.hear(m.OpsCommit(1, [OpRef(TAG, 0)])) == [], "it knows"
 
 
-def test_a_commit_may_be_here_before_the_engine_has_said_that_it_is_done(mesh: Rig) -> None:
+def test_commit_before_engine_done(mesh: Rig) -> None:
     """Another one has heard that ours is."""
     mesh.launch(1)
     mesh.hear(ABORT_VOTE_REQUEST)
@@ -109,7 +109,7 @@ def test_a_commit_may_be_here_before_the_engine_has_said_that_it_is_done(mesh: R
 
 
 @pytest.mark.parametrize("is_done", [False, True])
-def test_who_gives_up_says_whether_others_may_have_committed(mesh: Rig, is_done: bool) -> None:
+def test_op_failed_says_may_be_done(mesh: Rig, is_done: bool) -> None:
     mesh.launch(1)
     if is_done:
         mesh.done(1)
@@ -120,7 +120,7 @@ def test_who_gives_up_says_whether_others_may_have_committed(mesh: Rig, is_done:
     assert completed(mesh, 1) == []
 
 
-def test_what_all_are_done_with_before_it_is_frozen_is_committed(mesh: Rig) -> None:
+def test_completed_before_frozen_commits(mesh: Rig) -> None:
     mesh.launch(1)
     mesh.done(1)
     mesh.machine.cancel(1, Result.TIMEOUT, "late")
@@ -129,7 +129,7 @@ def test_what_all_are_done_with_before_it_is_frozen_is_committed(mesh: Rig) -> N
     assert mesh.effects() == []
 
 
-def test_a_plain_start_is_what_a_launch_would_be(mesh: Rig) -> None:
+def test_plain_start_equals_launch(mesh: Rig) -> None:
     commit(mesh, 1)
     start = mesh.machine.plain_start()
     assert start is not None
@@ -137,7 +137,7 @@ def test_a_plain_start_is_what_a_launch_would_be(mesh: Rig) -> None:
     assert mesh.launch(2) == [replace(start, op=2, tag=TAG, sequence=1)]
 
 
-def test_there_is_none_where_anything_else_may_come_of_it(mesh: Rig) -> None:
+def test_no_plain_start_if_uncertain(mesh: Rig) -> None:
     def is_plain(rig: Rig) -> bool:
         return rig.machine.plain_start() is not None
 
@@ -158,7 +158,7 @@ def test_there_is_none_where_anything_else_may_come_of_it(mesh: Rig) -> None:
         assert not is_plain(rig)
 
 
-def test_what_runs_elsewhere_is_told_as_if_it_had_been_launched(mesh: Rig) -> None:
+def test_handed_over_op_equals_launch(mesh: Rig) -> None:
     commit(mesh, 1)
     mesh.machine.op_handed_over(2, TAG, 1, 0.0)
     assert mesh.launch(3, tag=TAG + 1)
@@ -167,7 +167,7 @@ def test_what_runs_elsewhere_is_told_as_if_it_had_been_launched(mesh: Rig) -> No
     assert of(ps.SubmitOp, mesh.launch(4))[0].sequence == 2
 
 
-def test_what_ran_elsewhere_is_reported(mesh: Rig) -> None:
+def test_fast_completed_op_is_reported(mesh: Rig) -> None:
     commit(mesh, 1)
     mesh.machine.op_fast_completed(TAG, 1)
     assert said(mesh.hear(m.AbortVoteRequest(1, TAG, 1, Result.TIMEOUT, "late"))) == [m.AbortVote(1, TAG, 1, True)]
@@ -179,7 +179,7 @@ def test_what_ran_elsewhere_is_reported(mesh: Rig) -> None:
     assert said(mesh.effects()) == [m.FlushReply(8, [], [OpRef(TAG, 1)])]
 
 
-def test_what_takes_long_is_told_until_it_is_over(mesh: Rig) -> None:
+def test_stalled_mutual_op_is_reported_until_over(mesh: Rig) -> None:
     mesh.launch(1)
     mesh.machine.tick(STALL_AFTER_S)
     assert said(mesh.effects()) == [m.OpsStalled(1, [OpRef(TAG, 0)])]
@@ -187,7 +187,7 @@ def test_what_takes_long_is_told_until_it_is_over(mesh: Rig) -> None:
     assert said(completed(mesh, 1)) == [m.OpsOver(1, [OpRef(TAG, 0)])]
 
 
-def test_a_pair_starts_as_a_launch_would(mesh: Rig) -> None:
+def test_pair_start_equals_launch(mesh: Rig) -> None:
     pair = 3, True
     assert of(ps.SubmitOp, mesh.launch(1, pair=pair))
     mesh.done(1)

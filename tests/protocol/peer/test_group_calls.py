@@ -42,7 +42,7 @@ class Rig:
 OFFER = m.SyncOffer("enforce_popular", 3, b"mine", [])
 
 
-def test_one_is_made_at_a_time() -> None:
+def test_one_call_at_a_time() -> None:
     rig = Rig()
     assert rig.enter(1, Kind.UPDATE_TOPOLOGY) == [ToMaster(m.GroupCall(1, Kind.UPDATE_TOPOLOGY))]
     assert rig.calls.is_exclusive
@@ -55,14 +55,14 @@ def test_one_is_made_at_a_time() -> None:
     assert [outcome.kind for outcome in rig.calls.outcomes] == [Kind.UPDATE_TOPOLOGY]
 
 
-def test_an_exclusive_one_fails_while_ops_are_in_flight() -> None:
+def test_exclusive_call_fails_with_open_ops() -> None:
     rig = Rig(ops=Ops(tags=[7]))
     (effect,) = rig.enter(1, Kind.SYNC, OFFER)
     assert isinstance(effect, CallResult)
     assert (effect.code, rig.calls.kind) == (Result.PENDING_ASYNC_OPS, "")
 
 
-def test_what_was_cancelled_is_cancelled_with_the_next_master_too() -> None:
+def test_cancel_repeats_at_next_master() -> None:
     rig = Rig()
     rig.enter(1, Kind.UPDATE_TOPOLOGY)
     rig.calls.cancel(1)
@@ -83,7 +83,7 @@ def offered_again(rig: Rig) -> tuple[int, bytes]:
 
 
 @pytest.mark.parametrize("is_fetched", [True, False])
-def test_an_offer_that_is_stated_again_says_what_is_there(is_fetched: bool) -> None:
+def test_repeated_offer_has_present_state(is_fetched: bool) -> None:
     rig = Rig()
     rig.enter(1, Kind.SYNC, OFFER)
     rig.calls.on_plan(m.SyncPlan(5, 9, b"theirs", [3], True, False))
@@ -92,7 +92,7 @@ def test_an_offer_that_is_stated_again_says_what_is_there(is_fetched: bool) -> N
     assert offered_again(rig) == ((9, b"theirs") if is_fetched else (3, b"")), "half of it is overwritten"
 
 
-def test_who_was_brought_up_and_then_a_donor_offers_what_it_has() -> None:
+def test_updated_donor_offers_new_state() -> None:
     rig = Rig()
     rig.enter(1, Kind.SYNC, OFFER)
     rig.calls.on_plan(m.SyncPlan(5, 9, b"theirs", [3], True, False))
@@ -103,7 +103,7 @@ def test_who_was_brought_up_and_then_a_donor_offers_what_it_has() -> None:
     assert offered_again(rig) == (9, b"theirs")
 
 
-def test_an_admission_that_is_in_force_ends_without_the_master() -> None:
+def test_installed_admission_ends_without_master() -> None:
     rig = Rig()
     rig.calls.end_admission()
     rig.enter(1, Kind.UPDATE_TOPOLOGY)
@@ -114,7 +114,7 @@ def test_an_admission_that_is_in_force_ends_without_the_master() -> None:
     assert rig.outbox.drain() == [CallResult(1, Result.SUCCESS, "", 0)]
 
 
-def test_a_result_of_no_call_is_a_lie() -> None:
+def test_result_without_call_is_error() -> None:
     rig = Rig()
     with pytest.raises(ProtocolError, match="not under way"):
         rig.result(1)
@@ -125,7 +125,7 @@ def test_a_result_of_no_call_is_a_lie() -> None:
     assert rig.calls.synced == (8, 9)
 
 
-def test_all_end_with_the_session() -> None:
+def test_calls_end_with_session() -> None:
     rig = Rig()
     rig.enter(1, Kind.SYNC, OFFER)
     rig.enter(2, Kind.UPDATE_TOPOLOGY)

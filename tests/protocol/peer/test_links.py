@@ -10,7 +10,7 @@ from pccl.protocol.peer.links import GROWN_CONNECTIONS_MAX, LINK_CONNECTIONS_MAX
 from tests.protocol.peer.rig import ME, Rig, member, of, prepare, said
 
 
-def test_offer_from_the_future_is_asked_for_again() -> None:
+def test_future_offer_is_retried() -> None:
     rig = Rig()
     assert rig.machine.link_offered(3, 1) is None
     rig.hear(prepare([1, 2, 3], 1))
@@ -19,19 +19,19 @@ def test_offer_from_the_future_is_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize("peer", [ME, 99])
-def test_offer_of_one_who_is_not_in_the_view_is_refused(rig: Rig, peer: int) -> None:
+def test_offer_from_outside_view_is_refused(rig: Rig, peer: int) -> None:
     answer = rig.machine.link_offered(peer, 1)
     assert answer == f"peer {peer} is not in view 1"
 
 
-def test_link_that_stands_takes_more_connections_up_to_a_bound(rig: Rig) -> None:
+def test_connections_per_link_limit(rig: Rig) -> None:
     assert rig.machine.link_offered(3, 1) == rig.links[3]
     while rig.machine.link_connected(rig.links[3]):
         pass
     assert rig.machine.link_offered(3, 1) == f"the link with peer 3 has {LINK_CONNECTIONS_MAX} connections already"
 
 
-def test_lost_connection_is_made_anew_by_its_dialer(rig: Rig) -> None:
+def test_dialer_replaces_lost_connection(rig: Rig) -> None:
     rig.machine.connection_lost(rig.links[1], "reset")
     effects = rig.effects()
     (told,) = of(ps.PeerLog, effects)
@@ -46,7 +46,7 @@ def test_lost_connection_is_made_anew_by_its_dialer(rig: Rig) -> None:
     assert rig.effects() == []
 
 
-def test_connection_lost_while_its_link_is_made_is_replaced_once_that_stands() -> None:
+def test_early_lost_connection_is_replaced_later() -> None:
     rig = Rig(connections=2)
     rig.hear(prepare([1, 2, 3], 1))
     assert rig.machine.link_connected(rig.links[1])
@@ -57,7 +57,7 @@ def test_connection_lost_while_its_link_is_made_is_replaced_once_that_stands() -
     assert said(rig.connect(3)) == [m.LinksReady(1)]
 
 
-def test_limited_link_doubles_its_connections_where_it_may_grow(rig: Rig) -> None:
+def test_limited_link_doubles_connections(rig: Rig) -> None:
     rig.machine.link_limited(rig.links[3])
     assert rig.effects() == []
     rig.machine.links.may_grow = True
@@ -74,7 +74,7 @@ def test_limited_link_doubles_its_connections_where_it_may_grow(rig: Rig) -> Non
 
 
 @pytest.mark.parametrize(("peers", "most"), [(2, 64), (3, 64), (5, 32), (9, 16), (12, 16)])
-def test_link_that_losses_hold_back_grows_to_its_share_of_connections(peers: int, most: int) -> None:
+def test_lossy_link_grows_to_its_share(peers: int, most: int) -> None:
     rig = Rig(may_grow=True)
     rig.join([1, ME, *range(3, peers + 1)])
     counts = [1]
@@ -88,7 +88,7 @@ def test_link_that_losses_hold_back_grows_to_its_share_of_connections(peers: int
     assert sum(counts) == most
 
 
-def test_links_have_connections_to_each_engine_thread() -> None:
+def test_links_have_a_connection_per_engine_thread() -> None:
     """A link has them to begin with, where one is lost, and where a thread is held back."""
     rig = Rig(may_grow=True, engine_threads=3)
     rig.hear(prepare([1, 2, 3], 1))
@@ -111,7 +111,7 @@ def test_links_have_connections_to_each_engine_thread() -> None:
     assert list(grown.indices) == [7, 10]
 
 
-def test_links_with_more_connections_than_engine_threads_continue_their_numbers() -> None:
+def test_added_connections_continue_indices() -> None:
     rig = Rig(connections=4, engine_threads=3)
     rig.join([1, 2, 3])
     added = []
@@ -121,12 +121,12 @@ def test_links_with_more_connections_than_engine_threads_continue_their_numbers(
     assert added == [[6], [4], [5], [7]]
 
 
-def test_offer_for_a_link_that_was_replaced_is_refused(rig: Rig) -> None:
+def test_offer_for_replaced_link_is_refused(rig: Rig) -> None:
     rig.hear(m.Flush(1, 1), prepare([1, 2, 3], 2, relink=[(2, 3)]))
     assert rig.machine.link_offered(3, 1) == "the link with peer 3 was made again in view 2"
 
 
-def test_offer_for_a_link_that_was_replaced_in_vain_is_refused(rig: Rig) -> None:
+def test_offer_for_failed_replacement_is_refused(rig: Rig) -> None:
     """Its dialer stood still while the link was lost here, made anew, and could not be."""
     rig.machine.link_lost(rig.links[3], "reset")
     rig.hear(m.Flush(1, 1), prepare([1, 2, 3], 2, relink=[(2, 3)]))
@@ -134,7 +134,7 @@ def test_offer_for_a_link_that_was_replaced_in_vain_is_refused(rig: Rig) -> None
     assert rig.machine.link_offered(3, 1) == "the link with peer 3 was made again in view 2"
 
 
-def test_dialer_that_begins_anew_is_believed(rig: Rig) -> None:
+def test_dialer_may_restart_link(rig: Rig) -> None:
     """The dialer has lost a link that still seems to stand here."""
     rig.hear(m.Flush(1, 1), prepare([1, 2, 3], 2))
     offered = rig.machine.link_offered(3, 2)
@@ -144,12 +144,12 @@ def test_dialer_that_begins_anew_is_believed(rig: Rig) -> None:
     assert (made.link, made.made_in, made.dial) == (offered, 2, False)
 
 
-def test_offer_after_the_end_is_refused(rig: Rig) -> None:
+def test_offer_after_end_is_refused(rig: Rig) -> None:
     rig.machine.master_lost("gone")
     assert rig.machine.link_offered(3, 1) == "the session is over"
 
 
-def test_failed_link_is_reported_with_the_others_up() -> None:
+def test_failed_link_is_reported() -> None:
     rig = Rig()
     rig.hear(prepare([1, 2, 3], 1))
     rig.machine.link_failed(rig.links[1], "connection refused")
@@ -159,14 +159,14 @@ def test_failed_link_is_reported_with_the_others_up() -> None:
     assert said(rig.connect(3)) == [m.LinksReady(1, [(1, "connection refused")])]
 
 
-def test_failure_of_a_link_that_stands_or_is_gone_means_nothing(rig: Rig) -> None:
+def test_stale_link_failure_is_ignored(rig: Rig) -> None:
     rig.machine.link_failed(rig.links[1], "too late")
     rig.machine.link_failed(77, "which?")
     assert rig.effects() == []
     assert not rig.machine.link_connected(77)
 
 
-def test_attempt_of_an_earlier_preparation_is_made_once_more() -> None:
+def test_old_attempt_is_repeated() -> None:
     rig = Rig()
     rig.hear(prepare([1, 2, 3], 1))
     rig.hear(prepare([1, 2, 3], 2))
@@ -180,7 +180,7 @@ def test_attempt_of_an_earlier_preparation_is_made_once_more() -> None:
     assert said(rig.connect(3)) == [m.LinksReady(2, [(1, "connection refused")])]
 
 
-def test_link_that_stood_and_is_lost_before_the_answer_is_reported_as_missing() -> None:
+def test_link_lost_before_answer_is_missing() -> None:
     """The master may have given the pair up, and then nothing else would ever end the wait for it."""
     rig = Rig()
     rig.hear(prepare([1, 2, 3, 4, 5], 1))
@@ -191,7 +191,7 @@ def test_link_that_stood_and_is_lost_before_the_answer_is_reported_as_missing() 
     assert said(rig.connect(4)) == [m.LinksReady(1, [], [(5, "reset")])]
 
 
-def test_lost_link_is_reported_and_let_go(rig: Rig) -> None:
+def test_lost_link_is_reported_and_closed(rig: Rig) -> None:
     rig.machine.link_lost(rig.links[3], "reset")
     effects = rig.effects()
     assert of(ps.CloseLink, effects) == [ps.CloseLink(rig.links[3])]
@@ -200,7 +200,7 @@ def test_lost_link_is_reported_and_let_go(rig: Rig) -> None:
     assert rig.effects() == []
 
 
-def test_link_that_was_lost_here_is_not_taken_up_again_by_a_dialer_that_has_lost_connections_only(rig: Rig) -> None:
+def test_lost_link_takes_no_replacements(rig: Rig) -> None:
     """What was on its way is gone on this side alone, and the master has been told that the link is."""
     rig.machine.link_lost(rig.links[3], "reset")
     assert said(rig.effects()) == [m.LinkLost(1, 3, "reset")]
@@ -210,7 +210,7 @@ def test_link_that_was_lost_here_is_not_taken_up_again_by_a_dialer_that_has_lost
 
 
 @pytest.mark.usefixtures("no_mesh")
-def test_loss_of_a_link_that_is_not_needed_is_not_reported() -> None:
+def test_unneeded_link_loss_is_not_reported() -> None:
     rig = Rig()
     rig.join([1, 2, 3, 4])
     rig.hear(m.Flush(1, 1), prepare([1, 3, 2, 4], 2))
@@ -220,7 +220,7 @@ def test_loss_of_a_link_that_is_not_needed_is_not_reported() -> None:
     assert said(rig.effects()) == []
 
 
-def test_link_lost_before_it_was_complete_is_not_waited_for() -> None:
+def test_incomplete_lost_link_is_not_awaited() -> None:
     rig = Rig(connections=2)
     rig.hear(prepare([1, 2], 1))
     assert rig.machine.link_connected(rig.links[1])
@@ -228,14 +228,14 @@ def test_link_lost_before_it_was_complete_is_not_waited_for() -> None:
     assert m.LinksReady(1, [(1, "reset")]) in said(rig.effects())
 
 
-def test_op_whose_link_has_just_been_lost_has_none(rig: Rig) -> None:
+def test_op_without_link(rig: Rig) -> None:
     rig.machine.link_lost(rig.links[3], "reset")
     rig.effects()
     (submitted,) = of(ps.SubmitOp, rig.launch(1))
     assert (submitted.link_prev, submitted.link_next) == (rig.links[1], 0)
 
 
-def test_accepted_peer_tries_the_links_that_it_lacks_when_it_is_asked() -> None:
+def test_trial_tries_links() -> None:
     rig = Rig()
     rig.join([1, 2, 3])
     (trial,) = of(ps.TryLinks, rig.hear(m.Trial([member(3)])))
@@ -245,7 +245,7 @@ def test_accepted_peer_tries_the_links_that_it_lacks_when_it_is_asked() -> None:
     assert rig.machine.obstacle == "", "nothing holds it up"
 
 
-def test_newcomer_that_is_being_admitted_tries_no_links() -> None:
+def test_no_trial_during_admission() -> None:
     rig = Rig()
     rig.hear(prepare([1, 2, 3], 1))
     assert of(ps.TryLinks, rig.hear(m.Trial([member(3)]))) == []

@@ -12,14 +12,14 @@ from pccl.types import Result
 from tests.protocol.peer.rig import ME, TAG, Rig, member, of, prepare, said
 
 
-def test_question_for_pending_peers_says_which_ops_are_in_flight(rig: Rig) -> None:
+def test_are_peers_pending_names_open_ops(rig: Rig) -> None:
     rig.launch(1)
     assert said(rig.group_call(5, Kind.ARE_PEERS_PENDING)) == [
         m.GroupCall(5, Kind.ARE_PEERS_PENDING, None, [OpRef(TAG, 0)])
     ]
 
 
-def test_only_what_was_told_to_the_master_is_cancelled_there(rig: Rig) -> None:
+def test_cancel_reaches_master_for_current_call_only(rig: Rig) -> None:
     rig.group_call(5)
     rig.group_call(6)
     rig.machine.cancel_group_call(6)
@@ -30,14 +30,14 @@ def test_only_what_was_told_to_the_master_is_cancelled_there(rig: Rig) -> None:
     assert rig.effects() == []
 
 
-def test_a_sync_plan_names_the_donors_to_ask(rig: Rig) -> None:
+def test_sync_plan_names_donors(rig: Rig) -> None:
     plan = m.SyncPlan(4, 1, b"root", [3, ME, 99, 1], True, False)
     assert rig.hear(plan) == [ps.RunSync(plan, [member(3), member(1)])]
     rig.machine.sync_ended(4, False, "why", [(3, "how")])
     assert said(rig.effects()) == [m.SyncReport(4, False, "why", [(3, "how")])]
 
 
-def test_probe_names_the_links_to_measure(rig: Rig) -> None:
+def test_probe_names_links(rig: Rig) -> None:
     connections = rig.machine.connections
     links = [ps.ProbedLink(member(1), False, connections), ps.ProbedLink(member(1), True, connections)]
     assert rig.hear(m.Probe(4, [(1, False), (99, True), (1, True)])) == [ps.RunProbe(4, links)]
@@ -46,7 +46,7 @@ def test_probe_names_the_links_to_measure(rig: Rig) -> None:
     assert said(rig.effects()) == [m.Probes(4, found)]
 
 
-def test_all_that_is_open_ends_with_the_session(rig: Rig) -> None:
+def test_session_end_ends_everything(rig: Rig) -> None:
     rig.group_call(5, Kind.ARE_PEERS_PENDING)
     rig.group_call(6)
     rig.launch(1)
@@ -60,7 +60,7 @@ def test_all_that_is_open_ends_with_the_session(rig: Rig) -> None:
     assert rig.ended(1) == [ps.OpResult(1, *failure, 3, 1, 2)]
 
 
-def test_nothing_happens_after_the_end(rig: Rig) -> None:
+def test_no_effects_after_end(rig: Rig) -> None:
     rig.machine.leave("bye")
     assert said(rig.effects()) == [m.Leave("bye")]
     assert rig.hear(m.Install(99), m.Goodbye(5, "?")) == []
@@ -76,7 +76,7 @@ def test_nothing_happens_after_the_end(rig: Rig) -> None:
     assert of(ps.CallResult, rig.group_call(2))[0].code is Result.NOT_INITIALIZED
 
 
-def test_verdict_stands_when_the_session_ends_before_the_install(rig: Rig) -> None:
+def test_verdict_holds_at_session_end(rig: Rig) -> None:
     rig.launch(1)
     rig.done(1)
     rig.hear(m.Flush(9, 1))
@@ -88,7 +88,7 @@ def test_verdict_stands_when_the_session_ends_before_the_install(rig: Rig) -> No
 
 
 @pytest.mark.parametrize("code", [Result.SUCCESS, 999, -1])
-def test_farewell_with_a_senseless_code(rig: Rig, code: int) -> None:
+def test_goodbye_with_invalid_code(rig: Rig, code: int) -> None:
     rig.launch(1)
     assert rig.hear(m.Goodbye(code, "why"))[-1] == ps.Ended(Result.MASTER_CONNECTION_FAILED, "why")
 
@@ -143,7 +143,7 @@ def _nothing(rig: Rig) -> None:
         (_calling, m.GroupCallResult(5, 999)),
     ],
 )
-def test_what_the_master_cannot_say(rig: Rig, before: object, lie: m.FromMaster) -> None:
+def test_invalid_messages_raise(rig: Rig, before: object, lie: m.FromMaster) -> None:
     assert callable(before)
     before(rig)
     rig.effects()
@@ -161,7 +161,7 @@ def test_what_the_master_cannot_say(rig: Rig, before: object, lie: m.FromMaster)
     "lie",
     [m.Flush(1, 0), m.Install(1), m.OpsCommit(0, []), m.OpAbort(0, 1, 0, Result.TIMEOUT, ""), m.GroupCallResult(1, 0)],
 )
-def test_what_the_master_cannot_say_before_the_first_view(lie: m.FromMaster) -> None:
+def test_invalid_messages_before_first_view_raise(lie: m.FromMaster) -> None:
     with pytest.raises(ProtocolError):
         Rig().machine.received(lie)
 
@@ -174,18 +174,18 @@ def test_welcome_starts_heartbeats() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e9])
-def test_impossible_timeout_is_no_welcome(seconds: float) -> None:
+def test_invalid_peer_timeout_raises(seconds: float) -> None:
     with pytest.raises(ProtocolError, match="timeout"):
         ps.Peer(0, 1).received(m.Welcome(1, "run", 1, 0, peer_timeout_s=seconds))
 
 
 @pytest.mark.parametrize("threads", [0, -1, 17])
-def test_impossible_number_of_engine_threads_is_no_welcome(threads: int) -> None:
+def test_invalid_engine_threads_raise(threads: int) -> None:
     with pytest.raises(ProtocolError, match="threads"):
         ps.Peer(0, 1).received(m.Welcome(1, "run", 1, 0, engine_threads=threads))
 
 
-def test_peer_that_cannot_go_on_leaves_and_says_why(rig: Rig) -> None:
+def test_fail_sends_leave(rig: Rig) -> None:
     rig.launch(1)
     rig.machine.fail("no threads")
     effects = rig.effects()

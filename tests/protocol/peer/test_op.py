@@ -7,7 +7,7 @@ import pytest
 from pccl.protocol.peer.ops import IS_DONE, MAY_BE_DONE, TRANSITIONS, UNDECIDED, Op, OpState
 
 
-def test_every_state_is_reached_and_every_op_can_end() -> None:
+def test_every_state_reachable_and_ends() -> None:
     assert set(TRANSITIONS) == set(OpState)
     reached, ending = {OpState.QUEUED}, {OpState.ENDED}
     for _ in OpState:
@@ -16,7 +16,7 @@ def test_every_state_is_reached_and_every_op_can_end() -> None:
     assert reached == ending == set(OpState)
 
 
-def test_nothing_comes_back() -> None:
+def test_transitions_have_no_cycles() -> None:
     """No op is in one state twice: the table has no circle."""
     order: list[OpState] = []
     while len(order) < len(OpState):
@@ -24,7 +24,7 @@ def test_nothing_comes_back() -> None:
     assert order[-1] is OpState.QUEUED
 
 
-def test_who_is_decided_is_never_undecided_again() -> None:
+def test_decided_stays_decided() -> None:
     for state in set(OpState) - UNDECIDED - {OpState.QUEUED}:
         assert not TRANSITIONS[state] & UNDECIDED
     assert IS_DONE < MAY_BE_DONE < UNDECIDED
@@ -33,7 +33,7 @@ def test_who_is_decided_is_never_undecided_again() -> None:
 
 
 @pytest.mark.parametrize("state", [OpState.DONE, OpState.HELD])
-def test_what_the_table_has_not_is_our_mistake(state: OpState) -> None:
+def test_illegal_transition_asserts(state: OpState) -> None:
     op = Op(1, 7, 0.0)
     with pytest.raises(AssertionError, match=f"op 1 with tag 7: OpState.QUEUED to {state}"):
         op.move(state)

@@ -13,7 +13,7 @@ from pccl.types import Result
 from tests.protocol.peer.rig import TAG, Rig, of, prepare, said
 
 
-def test_op_is_submitted_by_rank_and_use(rig: Rig) -> None:
+def test_submission_has_rank_and_sequence(rig: Rig) -> None:
     (first,) = of(ps.SubmitOp, rig.launch(1))
     assert first == ps.SubmitOp(1, 1, TAG, 0, 1, 3, (rig.links[1], 0, rig.links[3]), False, False)
     rig.done(1)
@@ -23,7 +23,7 @@ def test_op_is_submitted_by_rank_and_use(rig: Rig) -> None:
     assert second.sequence == 1
 
 
-def test_committed_op_is_not_in_flight_any_more(rig: Rig) -> None:
+def test_committed_op_is_not_open(rig: Rig) -> None:
     rig.launch(1)
     rig.done(1)
     rig.hear(m.OpsCommit(1, [OpRef(TAG, 0)]))
@@ -31,13 +31,13 @@ def test_committed_op_is_not_in_flight_any_more(rig: Rig) -> None:
     assert of(ps.ToMaster, rig.group_call(5))
 
 
-def test_ops_that_are_done_together_share_a_message(rig: Rig) -> None:
+def test_done_ops_share_a_message(rig: Rig) -> None:
     for op in range(3):
         rig.launch(op, tag=op)
     assert said(rig.done(2, 0, 1)) == [m.OpsDone(1, [OpRef(2, 0), OpRef(0, 0), OpRef(1, 0)])]
 
 
-def test_result_waits_until_the_engine_gives_the_buffers_back(rig: Rig) -> None:
+def test_result_waits_for_buffers(rig: Rig) -> None:
     rig.launch(1)
     effects = rig.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))
     assert effects == [ps.EndOp(1, False)]
@@ -45,7 +45,7 @@ def test_result_waits_until_the_engine_gives_the_buffers_back(rig: Rig) -> None:
     assert rig.machine.open_ops == 0
 
 
-def test_flush_reply_tells_what_is_done_and_undecided(rig: Rig) -> None:
+def test_flush_reply_has_done_ops(rig: Rig) -> None:
     for op in range(4):
         rig.launch(op, tag=op)
     rig.done(0, 1)
@@ -60,7 +60,7 @@ def test_flush_reply_tells_what_is_done_and_undecided(rig: Rig) -> None:
     assert rig.effects() == []
 
 
-def test_flush_ends_ops_and_install_returns_them(rig: Rig) -> None:
+def test_flush_aborts_ops_and_install_returns_them(rig: Rig) -> None:
     rig.launch(1)
     rig.launch(2, tag=8)
     rig.done(1)
@@ -74,7 +74,7 @@ def test_flush_ends_ops_and_install_returns_them(rig: Rig) -> None:
     assert results[1].reason == "aborted on all peers: peer 3 was lost (reset)"
 
 
-def test_buffers_that_come_back_after_install(rig: Rig) -> None:
+def test_buffers_return_after_install(rig: Rig) -> None:
     rig.launch(1)
     rig.hear(m.Flush(9, 1))
     rig.machine.frozen(1)
@@ -83,13 +83,13 @@ def test_buffers_that_come_back_after_install(rig: Rig) -> None:
     assert len(of(ps.OpResult, rig.ended(1))) == 1
 
 
-def test_verdict_on_an_op_that_is_not_launched_here_yet(rig: Rig) -> None:
+def test_early_abort_fails_later_launch(rig: Rig) -> None:
     rig.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))
     assert rig.launch(1) == [ps.OpResult(1, Result.TIMEOUT, "late", 3)]
     assert of(ps.SubmitOp, rig.launch(2))[0].sequence == 1
 
 
-def test_verdict_on_an_op_that_counts_as_made(rig: Rig) -> None:
+def test_early_abort_counts_as_made(rig: Rig) -> None:
     """The group call that fails with it has told the caller."""
     rig.group_call(5)
     abort = m.OpAbort(1, TAG, 0, Result.INVALID_USAGE, "never", counts_as_made=True)
@@ -97,7 +97,7 @@ def test_verdict_on_an_op_that_counts_as_made(rig: Rig) -> None:
     assert of(ps.SubmitOp, rig.launch(1))[0].sequence == 1
 
 
-def test_who_waits_to_launch_an_op_that_counts_as_made_is_told(rig: Rig) -> None:
+def test_queued_op_gets_early_abort(rig: Rig) -> None:
     rig.group_call(5)
     rig.launch(1)
     rig.hear(m.OpAbort(1, TAG, 0, Result.INVALID_USAGE, "never", counts_as_made=True))
@@ -111,9 +111,7 @@ def test_who_waits_to_launch_an_op_that_counts_as_made_is_told(rig: Rig) -> None
     (Kind.UPDATE_TOPOLOGY, Result.INVALID_USAGE, None),
     (Kind.ARE_PEERS_PENDING, Result.SUCCESS, None),
 ])  # fmt: skip
-def test_verdicts_on_ops_that_are_not_launched_end_with_the_next_barrier(
-    rig: Rig, kind: str, code: Result, sequence: int | None
-) -> None:
+def test_early_aborts_end_at_barrier(rig: Rig, kind: str, code: Result, sequence: int | None) -> None:
     """All others have come past these ops. Who would take the verdicts on them for verdicts on later ones counts
     otherwise than the others from there on."""
     rig.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))
@@ -124,7 +122,7 @@ def test_verdicts_on_ops_that_are_not_launched_end_with_the_next_barrier(
     assert [op.sequence for op in submitted] == ([] if sequence is None else [sequence])
 
 
-def test_verdict_that_comes_twice_is_no_verdict_on_the_next_use(rig: Rig) -> None:
+def test_repeated_abort_spares_next_use(rig: Rig) -> None:
     abort = m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late")
     rig.launch(1)
     rig.hear(abort, abort)
@@ -132,14 +130,14 @@ def test_verdict_that_comes_twice_is_no_verdict_on_the_next_use(rig: Rig) -> Non
     assert of(ps.SubmitOp, rig.launch(2))
 
 
-def test_early_verdict_ends_with_its_ring(rig: Rig) -> None:
+def test_early_abort_ends_with_ring(rig: Rig) -> None:
     rig.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"), m.Flush(9, 1))
     rig.machine.frozen(1)
     rig.hear(prepare([1, 2], 2), m.Install(2))
     assert of(ps.SubmitOp, rig.launch(1))[0].epoch == 2
 
 
-def test_refusal_of_an_op_that_has_its_verdict(rig: Rig) -> None:
+def test_refusal_after_verdict(rig: Rig) -> None:
     """A launch that had to wait and its abort may come of one batch."""
     rig.group_call(5)
     rig.launch(1)
@@ -149,7 +147,7 @@ def test_refusal_of_an_op_that_has_its_verdict(rig: Rig) -> None:
     assert rig.effects() == [ps.OpResult(1, Result.TIMEOUT, "late", 3)]
 
 
-def test_refused_op_fails_as_the_master_says(rig: Rig) -> None:
+def test_refused_op_fails_with_verdict(rig: Rig) -> None:
     rig.launch(1)
     rig.machine.op_refused(1, Result.INVALID_ARGUMENT, "bad")
     assert said(rig.effects()) == [m.OpFailed(1, TAG, 0, Result.INVALID_ARGUMENT, "bad")]
@@ -157,7 +155,7 @@ def test_refused_op_fails_as_the_master_says(rig: Rig) -> None:
     assert results == [ps.OpResult(1, Result.INVALID_ARGUMENT, "bad", 3)]
 
 
-def test_done_is_told_before_a_cancel(rig: Rig) -> None:
+def test_done_precedes_cancel(rig: Rig) -> None:
     """The master may then still commit the op."""
     rig.launch(1)
     rig.machine.op_done(1)
@@ -165,7 +163,7 @@ def test_done_is_told_before_a_cancel(rig: Rig) -> None:
     assert [type(message) for message in said(rig.effects())] == [m.OpsDone, m.OpFailed]
 
 
-def test_cancel_of_what_has_ended_is_ignored(rig: Rig) -> None:
+def test_cancel_after_end_is_ignored(rig: Rig) -> None:
     rig.launch(1)
     rig.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))
     rig.machine.cancel(1, Result.TIMEOUT, "late")
@@ -193,7 +191,7 @@ def test_stalled_op_is_reported_once(rig: Rig) -> None:
     assert rig.effects() == []
 
 
-def test_nothing_stalls_while_the_ring_is_changed(rig: Rig) -> None:
+def test_no_stalls_during_flush(rig: Rig) -> None:
     rig.launch(1)
     rig.hear(m.Flush(9, 1))
     assert rig.machine.deadline() is None, "or the clock would be asked again and again"
@@ -201,7 +199,7 @@ def test_nothing_stalls_while_the_ring_is_changed(rig: Rig) -> None:
     assert rig.effects() == []
 
 
-def test_an_op_of_two_has_a_name_and_a_use_of_its_own(rig: Rig) -> None:
+def test_pair_op_has_own_tag_and_sequence(rig: Rig) -> None:
     (sent,) = of(ps.SubmitOp, rig.launch(1, pair=(3, True)))
     (received,) = of(ps.SubmitOp, rig.launch(2, pair=(3, False)))
     (of_all,) = of(ps.SubmitOp, rig.launch(3))
@@ -213,14 +211,14 @@ def test_an_op_of_two_has_a_name_and_a_use_of_its_own(rig: Rig) -> None:
     assert of(ps.SubmitOp, rig.launch(4, pair=(3, True)))[0].sequence == 1
 
 
-def test_who_is_named_and_has_left_is_lost(rig: Rig) -> None:
+def test_pair_op_with_left_peer_fails(rig: Rig) -> None:
     assert rig.launch(1, pair=(7, True)) == [
         ps.OpResult(1, Result.RANK_CONNECTION_LOST, "peer 7 has left; call again with a rank of the present group", 3)
     ]
 
 
 @pytest.mark.usefixtures("no_mesh")
-def test_without_a_link_two_cannot_meet() -> None:
+def test_pair_op_without_link_fails() -> None:
     rig = Rig()
     rig.join([1, 2, 3, 4])
     assert of(ps.SubmitOp, rig.launch(1, pair=(3, True)))

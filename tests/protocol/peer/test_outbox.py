@@ -9,7 +9,7 @@ from pccl.protocol.peer.effects import Effect, Outbox, PeerLog, ToMaster
 A, B = OpRef(7, 0), OpRef(8, 0)
 
 
-def test_effects_keep_their_order_and_reports_come_last() -> None:
+def test_reports_come_last() -> None:
     outbox = Outbox()
     outbox.report_ops_of(3)
     for op in (A, B):
@@ -21,7 +21,7 @@ def test_effects_keep_their_order_and_reports_come_last() -> None:
     assert outbox.drain() == []
 
 
-def test_reports_go_ahead_of_what_must_come_after_them() -> None:
+def test_send_reports_keeps_order() -> None:
     outbox = Outbox()
     outbox.report_ops_of(3)
     outbox.report_done(A)
@@ -33,7 +33,7 @@ def test_reports_go_ahead_of_what_must_come_after_them() -> None:
     assert outbox.drain() == [ToMaster(message) for message in said]
 
 
-def test_without_a_master_nothing_is_said_but_answers() -> None:
+def test_no_messages_without_master() -> None:
     outbox = Outbox()
     outbox.report_ops_of(3)
     outbox.is_led = False
@@ -45,7 +45,7 @@ def test_without_a_master_nothing_is_said_but_answers() -> None:
     assert outbox.drain() == [], "nothing is kept for the next one"
 
 
-def test_nothing_is_reported_of_ops_that_do_not_run() -> None:
+def test_no_reports_without_epoch() -> None:
     outbox = Outbox()
     outbox.report_ops_of(3)
     outbox.report_done(A)
@@ -54,7 +54,7 @@ def test_nothing_is_reported_of_ops_that_do_not_run() -> None:
     assert outbox.drain() == []
 
 
-def test_nothing_is_said_after_the_end() -> None:
+def test_no_messages_after_end() -> None:
     outbox = Outbox()
     outbox.is_closed = True
     outbox.send(m.Leave())

@@ -12,7 +12,7 @@ from pccl.types import Result
 from tests.protocol.peer.rig import ME, TAG, Rig, completed, meshed, prepare, said
 
 
-def test_what_a_flush_has_aborted_for_a_reason_is_reported() -> None:
+def test_report_has_aborts_of_flush() -> None:
     """Another peer might not hear of it before the master dies."""
     rig = meshed(outlives_masters=True)
     rig.launch(1, TAG)
@@ -27,7 +27,7 @@ def test_what_a_flush_has_aborted_for_a_reason_is_reported() -> None:
     assert follow.report.aborts == [aborted]
 
 
-def test_what_was_answered_to_masters_before_the_last_one_is_reported() -> None:
+def test_report_has_answered_views() -> None:
     """Such a view may be in force elsewhere, until a newer one is here. The same master would have said so."""
 
     def report(term: int, *in_force: int) -> m.RecoveryReport:
@@ -56,7 +56,7 @@ def test_what_was_answered_to_masters_before_the_last_one_is_reported() -> None:
     assert report(6, 40).answered == []
 
 
-def test_an_answer_to_a_view_that_was_ruled_out_is_told_no_more() -> None:
+def test_excluded_view_is_not_reported() -> None:
     """It would need a majority of its own under the next master, though it is in force nowhere."""
     rig = Rig()
     rig.machine.outlives_masters = True
@@ -71,7 +71,7 @@ def test_an_answer_to_a_view_that_was_ruled_out_is_told_no_more() -> None:
     assert not summary.prepared.answered
 
 
-def test_ops_of_a_ring_that_a_prepared_view_keeps_are_not_settled() -> None:
+def test_kept_ring_decides_no_ops() -> None:
     """They run on, and the next master has to flush them if its view changes the ring."""
     rig = Rig()
     rig.machine.outlives_masters = True
@@ -83,7 +83,7 @@ def test_ops_of_a_ring_that_a_prepared_view_keeps_are_not_settled() -> None:
     assert (summary.prepared is not None, summary.has_decided) == (True, False)
 
 
-def test_who_says_where_it_stands_follows_nobody_yet() -> None:
+def test_pre_vote_promises_nothing() -> None:
     rig = Rig()
     rig.machine.outlives_masters = True
     rig.join([1, 2, 3])
@@ -100,7 +100,7 @@ def test_who_says_where_it_stands_follows_nobody_yet() -> None:
 
 
 @pytest.mark.parametrize("before", [0, 1])
-def test_it_follows_nobody_in_a_term_that_has_had_its_master(before: int) -> None:
+def test_one_vote_per_term(before: int) -> None:
     rig = Rig()
     rig.machine.outlives_masters = True
     rig.join([1, 2, 3])
@@ -110,7 +110,7 @@ def test_it_follows_nobody_in_a_term_that_has_had_its_master(before: int) -> Non
         rig.hear(m.VoteRequest(rig.machine.term - before))
 
 
-def test_only_who_knows_the_run_can_put_it_out() -> None:
+def test_goodbye_needs_secret() -> None:
     rig = Rig(secret=b"of the run")
     rig.machine.outlives_masters = True
     rig.join([1, 2, 3])
@@ -126,7 +126,7 @@ def test_only_who_knows_the_run_can_put_it_out() -> None:
     assert rig.machine.is_over
 
 
-def test_what_was_promised_is_told_to_the_next_master() -> None:
+def test_promises_repeat_at_next_master() -> None:
     rig = meshed(outlives_masters=True)
     for op, tag in ((1, TAG), (2, TAG + 1), (3, TAG + 2)):
         rig.launch(op, tag)
@@ -148,7 +148,7 @@ def test_what_was_promised_is_told_to_the_next_master() -> None:
     ]
 
 
-def test_what_it_has_measured_is_remembered_for_the_next_master(rig: Rig) -> None:
+def test_report_has_link_metrics(rig: Rig) -> None:
     def reported() -> list[tuple[m.LinkMetric, int]]:
         term = rig.machine.term + 1
         rig.machine.master_lost("gone")

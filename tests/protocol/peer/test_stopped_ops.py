@@ -24,34 +24,34 @@ def committed_before_it_was_done(rig: Rig) -> None:
     rig.hear(m.Flush(8, 1))
 
 
-def test_a_commit_that_the_engine_lags_behind_is_told_at_a_flush(mesh: Rig) -> None:
+def test_flush_reply_has_commit_before_done(mesh: Rig) -> None:
     committed_before_it_was_done(mesh)
     assert mesh.done(1) == [], "its caller hears of it with the next view"
     mesh.machine.frozen(1)
     assert said(mesh.effects()) == [m.FlushReply(8, [REF], [REF])]
 
 
-def test_a_commit_that_the_engine_lags_behind_stands_whatever_the_next_view_says(mesh: Rig) -> None:
+def test_commit_before_done_stands(mesh: Rig) -> None:
     committed_before_it_was_done(mesh)
     mesh.done(1)
     mesh.machine.frozen(1)
     assert of(ps.EndOp, mesh.hear(prepare([1, 2, 3], 2))) == [ps.EndOp(1, True)]
 
 
-def test_what_was_aborted_here_is_not_called_committed(mesh: Rig) -> None:
+def test_vote_after_abort_says_not_committed(mesh: Rig) -> None:
     """A master that does not know of the abort asks once more."""
     mesh.launch(1)
     mesh.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))
     assert said(mesh.hear(ABORT_VOTE_REQUEST)) == [m.AbortVote(1, TAG, 0, False)]
 
 
-def test_nothing_starts_once_a_prepared_view_has_settled_the_ops(mesh: Rig) -> None:
+def test_no_starts_after_prepare(mesh: Rig) -> None:
     mesh.hear(prepare([1, 2, 3], 2))
     assert of(ps.SubmitOp, mesh.launch(1)) == []
     assert mesh.machine.plain_start() is None
 
 
-def test_a_commit_of_the_fast_path_is_one_of_its_own(mesh: Rig) -> None:
+def test_fast_path_commit_is_reported(mesh: Rig) -> None:
     mesh.machine.op_fast_completed(TAG, 0)
     mesh.machine.link_lost(mesh.links[3], "reset")
     (lost,) = said(mesh.effects())
@@ -61,7 +61,7 @@ def test_a_commit_of_the_fast_path_is_one_of_its_own(mesh: Rig) -> None:
     assert said(mesh.effects()) == [m.FlushReply(8, [], [REF])]
 
 
-def test_commits_of_a_prepared_view_are_told_to_the_next_master(rig: Rig) -> None:
+def test_report_has_commits_of_prepared_view(rig: Rig) -> None:
     rig.machine.outlives_masters = True
     rig.launch(1)
     rig.done(1)
@@ -74,7 +74,7 @@ def test_commits_of_a_prepared_view_are_told_to_the_next_master(rig: Rig) -> Non
     assert vote.report.commits == [REF]
 
 
-def test_ops_that_wait_for_a_new_epoch_start_when_the_master_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_master_loss_starts_waiting_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(completion, "TAGS_MAX", 2)
     rig = meshed(outlives_masters=True)
     for op in (1, 2):
@@ -86,6 +86,6 @@ def test_ops_that_wait_for_a_new_epoch_start_when_the_master_is_gone(monkeypatch
     assert [submitted.op for submitted in of(ps.SubmitOp, rig.effects())] == [3]
 
 
-def test_the_ends_of_a_send_complete_it_without_a_mesh(rig: Rig) -> None:
+def test_send_completes_without_mesh(rig: Rig) -> None:
     assert [submitted.is_mutual for submitted in of(ps.SubmitOp, rig.launch(1))] == [False]
     assert [submitted.is_mutual for submitted in of(ps.SubmitOp, rig.launch(2, pair=(3, True)))] == [True]

@@ -15,7 +15,7 @@ TAG = 7
 LATE = Result.TIMEOUT, "late"
 
 
-def test_the_last_commit_stands_for_all_before_it() -> None:
+def test_commit_replaces_earlier_verdicts() -> None:
     heard = KnownVerdicts()
     heard.abort(OpRef(TAG, 0), LATE)
     heard.commit(OpRef(TAG, 1))
@@ -28,7 +28,7 @@ def test_the_last_commit_stands_for_all_before_it() -> None:
     assert not heard.was_aborted(OpRef(TAG, 0)), "that was forgotten"
 
 
-def test_aborts_of_one_tag_are_bounded_and_share_their_text() -> None:
+def test_aborts_per_tag_are_bounded() -> None:
     heard = KnownVerdicts()
     for use in range(ABORTS_KEPT_MAX + 5):
         heard.abort(OpRef(TAG, use), (Result.TIMEOUT, "".join(["la", "te"])))
@@ -45,7 +45,7 @@ def test_aborts_of_all_tags_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None
     assert [abort.tag for abort in heard.newest()[1]] == list(range(80, 100))
 
 
-def test_success_is_no_failure() -> None:
+def test_success_code_raises() -> None:
     assert failure_of(Result.TIMEOUT, "late") == LATE
     for code in (Result.SUCCESS, 4711):
         with pytest.raises(ProtocolError, match="a failure with code"):

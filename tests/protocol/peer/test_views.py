@@ -11,21 +11,21 @@ from pccl.protocol.messages import OpRef
 from tests.protocol.peer.rig import TAG, Rig, member, of, prepare, said
 
 
-def test_view_says_who_is_where(rig: Rig) -> None:
+def test_view_has_ranks(rig: Rig) -> None:
     view = rig.machine.view
     assert view is not None
     assert (view.view, view.epoch, view.peer, view.group, view.ring) == (1, 1, 2, 0, (1, 2, 3))
     assert (view.world_size, view.global_world_size, view.group_sizes) == (3, 5, {0: 3, 9: 2})
 
 
-def test_alone_there_is_nothing_to_link() -> None:
+def test_alone_needs_no_links() -> None:
     rig = Rig()
     effects = rig.hear(prepare([2], 1))
     assert said(effects) == [m.LinksReady(1)]
     assert not of(ps.MakeLink, effects)
 
 
-def test_small_group_links_all_pairs_but_needs_only_neighbours() -> None:
+def test_small_group_links_all_pairs() -> None:
     rig = Rig()
     made = of(ps.MakeLink, rig.hear(prepare([1, 2, 3, 4], 1)))
     assert [link.member.peer for link in made] == [1, 3, 4]
@@ -35,7 +35,7 @@ def test_small_group_links_all_pairs_but_needs_only_neighbours() -> None:
     assert said(rig.connect(3)) == [m.LinksReady(1, [], [(4, "connection refused")])]
 
 
-def test_link_that_had_stood_is_made_anew_without_much_patience() -> None:
+def test_relink_has_short_timeout() -> None:
     """The end that dials has little patience. The other end has more where the link is needed, for it cannot tell why
     nothing comes; where the link is not needed it need not have."""
     rig = Rig()
@@ -52,7 +52,7 @@ def test_link_that_had_stood_is_made_anew_without_much_patience() -> None:
 
 
 @pytest.mark.usefixtures("no_mesh")
-def test_ready_once_every_link_stands() -> None:
+def test_links_ready_after_all_links() -> None:
     rig = Rig()
     made = of(ps.MakeLink, rig.hear(prepare([1, 2, 3, 4], 1)))
     assert [(link.member.peer, link.made_in) for link in made] == [(1, 1), (3, 1)]
@@ -60,13 +60,13 @@ def test_ready_once_every_link_stands() -> None:
     assert said(rig.connect(3)) == [m.LinksReady(1)]
 
 
-def test_who_was_accepted_later_dials() -> None:
+def test_later_peer_dials() -> None:
     rig = Rig()
     made = of(ps.MakeLink, rig.hear(prepare([1, 2, 3], 1)))
     assert [(link.member.peer, link.dial) for link in made] == [(1, True), (3, False)]
 
 
-def test_a_link_has_as_many_connections_as_either_end_wants() -> None:
+def test_link_has_larger_connection_wish() -> None:
     rig = Rig(connections=3)
     members = [member(1, connections=5), member(2), member(3, connections=2)]
     made = of(ps.MakeLink, rig.hear(m.Prepare(1, members, [m.Ring(0, 1, [1, 2, 3])])))
@@ -78,7 +78,7 @@ def test_a_link_has_as_many_connections_as_either_end_wants() -> None:
     assert said(rig.effects()) == [m.LinksReady(1)]
 
 
-def test_view_that_leaves_the_own_ring_alone_stops_nothing(rig: Rig) -> None:
+def test_unchanged_ring_keeps_ops_running(rig: Rig) -> None:
     rig.launch(1)
     effects = rig.hear(prepare([1, 2, 3], 2, epoch=1, lost=[(90, "reset")]))
     assert effects == [ps.ToMaster(m.LinksReady(2))]
@@ -89,7 +89,7 @@ def test_view_that_leaves_the_own_ring_alone_stops_nothing(rig: Rig) -> None:
     assert said(rig.done(1)) == [m.OpsDone(1, [OpRef(TAG, 0)])]
 
 
-def test_who_keeps_its_ring_keeps_what_all_choose_algorithm_and_segments_by() -> None:
+def test_unchanged_ring_keeps_hints() -> None:
     rig = Rig()
     rig.hear(prepare([1, 2, 3], 1))
     for peer in (1, 3):
@@ -102,7 +102,7 @@ def test_who_keeps_its_ring_keeps_what_all_choose_algorithm_and_segments_by() ->
     assert (submitted.direct_limit, submitted.is_local) == (4096, True)
 
 
-def test_links_that_stay_are_kept_and_those_to_the_lost_are_closed(rig: Rig) -> None:
+def test_links_to_lost_peers_are_closed(rig: Rig) -> None:
     rig.hear(m.Flush(1, 1))
     effects = rig.hear(prepare([1, 2, 4], 2))
     assert of(ps.CloseLink, effects) == [ps.CloseLink(2)]
@@ -110,7 +110,7 @@ def test_links_that_stay_are_kept_and_those_to_the_lost_are_closed(rig: Rig) -> 
     assert said(rig.connect(4)) == [m.LinksReady(2)]
 
 
-def test_relink_closes_the_link_and_makes_it_anew(rig: Rig) -> None:
+def test_relink_closes_and_makes_link(rig: Rig) -> None:
     rig.hear(m.Flush(1, 1))
     effects = rig.hear(prepare([1, 2, 3], 2, relink=[(2, 3), (5, 6)]))
     assert of(ps.CloseLink, effects) == [ps.CloseLink(2)]
@@ -118,7 +118,7 @@ def test_relink_closes_the_link_and_makes_it_anew(rig: Rig) -> None:
     assert (made.member.peer, made.made_in, made.dial) == (3, 2, False)
 
 
-def test_peers_that_were_told_of_once_are_known_until_they_are_gone(rig: Rig) -> None:
+def test_members_are_remembered(rig: Rig) -> None:
     effects = rig.hear(m.Flush(1, 1), m.Prepare(2, [member(4)], [m.Ring(0, 2, [1, 2, 3, 4])]))
     assert [made.member.peer for made in of(ps.MakeLink, effects)] == [4]
     rig.hear(m.Prepare(3, [], [m.Ring(0, 3, [1, 2, 4])]))
