@@ -52,9 +52,9 @@ def is_full(tags: int, is_idle: bool) -> bool:
     return tags > (TAGS_MAX // 2 if is_idle else TAGS_MAX)
 
 
-# Tags of point-to-point ops. A send and its recv are one op of two peers. Its tag contains the pair and the direction, as
-# ranks, which do not change within an epoch: bit 63 is 1, then 14 bits of the sender's rank, 14 bits of the receiver's
-# rank, and 35 bits of the caller's tag.
+# Tags of point-to-point ops. A send and its recv are one op of two peers. Its tag contains the pair and the direction,
+# as ranks, which do not change within an epoch: bit 63 is 1, then 14 bits of the sender's rank, 14 bits of the
+# receiver's rank, and 35 bits of the caller's tag.
 
 PAIR_BIT = 1 << 63
 RANK_BITS = 14

@@ -1,6 +1,6 @@
 """All messages of the wire protocol, for readers and other implementations.
 
-`codec` frames messages, `auth` authenticates connections, `control_session` keeps a session over several connections.
+`codec` frames messages and keeps control sessions, `auth` authenticates connections.
 
 Format. A message is a msgpack array `[name, field, ...]`: its class name, then its fields in order. A `Part` of a
 message is an array without a name.
@@ -10,7 +10,7 @@ Compatibility. New fields go to the end and have defaults: older readers ignore 
 
 Conventions. Peers, views, terms and groups are numbers; peer and view numbers are unique in a run. A result code is a
 number of `pccl.types.Result`. Units are at the end of names (`_s`, `_ms`, `_us`, `_bytes`, `_per_s`). The `auth` of an
-opening is the dialer's share of a handshake, empty without a token; `auth` of `Welcome` and `Accepted` is reserved.
+opening is the dialer's share of a handshake, empty without a token.
 """
 
 # Annotations are not put off here: msgspec would compile the text of each, 4 ms when the first message comes.
@@ -478,8 +478,6 @@ class Welcome(Message, frozen=True):
     peer: int
     run: str
     term: int
-    accepted_peers: int
-    auth: bytes = b""
     peer_timeout_s: float = 5.0
     engine_threads: int = 1
     """Number of engine threads of each peer. A connection of a link belongs to the thread `LinkHello.index` modulo this
@@ -881,7 +879,6 @@ class ProbeHello(Message, frozen=True):
 
 
 class Accepted(Message, frozen=True):
-    auth: bytes = b""
     padding_bytes: Padding = 0
 
 

@@ -131,8 +131,7 @@ class SecondImplementation:
         hello: tuple[Any, ...] = ("Hello", PROTOCOL_VERSION, "second", 0, [], port, 1, "second", "AUTH")
         welcome = self.control.open(*hello)
         assert welcome[0] == "Welcome"
-        _, self.peer, self.run, _, accepted, _, self.peer_timeout_s, engine_threads = welcome[:8]
-        assert accepted == 1
+        _, self.peer, self.run, _, self.peer_timeout_s, engine_threads = welcome[:6]
         assert engine_threads == 1
         self.is_over = threading.Event()
         self.beating = Background(self._beat)
@@ -160,7 +159,7 @@ class SecondImplementation:
             hello = (PROTOCOL_VERSION, self.run, self.peer, number, view, index, len(self.links), "AUTH", False, 0)
             answer = link.open("LinkHello", *hello)
             assert answer[0] == "Accepted"
-            link.read(answer[2])  # padding
+            link.read(answer[1])  # padding
         for index, link in enumerate(self.links):
             link.send_frame(FRAME_HELLO, body=struct.pack("<I", index + 1))
             assert link.receive_frame()[0] == FRAME_HELLO

@@ -75,7 +75,7 @@ FROM_PEER: tuple[m.Message, ...] = (
     m.Report([(1, 2, 3)], 4, 5, 6, 7, [m.LinkReport(2, 4)]),
 )
 FROM_MASTER: tuple[m.Message, ...] = (
-    *(m.Welcome(1, "run", 1, 0), m.Goodbye(3, "?"), m.Flush(1, 1), m.Install(2, True)),
+    *(m.Welcome(1, "run", 1), m.Goodbye(3, "?"), m.Flush(1, 1), m.Install(2, True)),
     m.Prepare(2, MEMBERS, [m.Ring(0, 2, list(HONEST))], OPS, [(1, 2)], [(4, "?")]),
     *(m.OpsCommit(1, OPS), m.OpAbort(1, 0, 0, 3, "?"), m.GroupCallResult(1, 0, "", 1)),
     *(m.SyncPlan(1, 1, b"r" * 32, [1, 2], True, False), m.Probe(1, [(2, False), (3, True)])),
@@ -245,7 +245,7 @@ class AgainstPeer:
                     elif isinstance(effect, ps.CallResult):
                         ended.add(("call", effect.call))
 
-        for message in (m.Welcome(1, "run", 1, 0), m.Prepare(1, MEMBERS, [m.Ring(0, 1, list(HONEST))]), m.Install(1)):
+        for message in (m.Welcome(1, "run", 1), m.Prepare(1, MEMBERS, [m.Ring(0, 1, list(HONEST))]), m.Install(1)):
             machine.received(message)
             carry_out()
         machine.launch(1, 7, 0.0)

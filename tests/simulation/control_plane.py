@@ -151,8 +151,6 @@ class ControlPlane:
                 node.heard(message)
                 self._scene.checks.heard(node, message)
                 node.machine.received(message)
-                if isinstance(message, m.OpAbort) and node.machine.ops.uses.is_overtaken(message.tag):
-                    node.uses[message.epoch, message.tag] = node.machine.uses_of(message.tag)
                 node.leaves_at = self._leaves_at(node, message)
                 if isinstance(message, m.StartOver):
                     node.asked = 0

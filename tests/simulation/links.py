@@ -93,7 +93,12 @@ class Links:
             return False
         open_ops = [effect for key, effect in node.submitted.items() if key not in node.held]
         return any(
-            link.effect.link in (effect.links if effect.is_meshed else (effect.link_prev, effect.link_next))
+            link.effect.link
+            in (
+                effect.links
+                if effect.is_meshed
+                else (effect.links[effect.rank - 1], effect.links[(effect.rank + 1) % effect.world_size])
+            )
             for effect in open_ops
         )
 

@@ -164,7 +164,6 @@ class Admission:
             peer,
             state.run,
             state.term,
-            state.accepted_count,
             peer_timeout_s=state.options.peer_timeout_s,
             engine_threads=state.options.engine_threads,
             secret=state.secret,

@@ -112,7 +112,7 @@ class GroupCalls:
             if is_over:
                 self._finish_all(kind)
             return is_over is not None
-        return self._state_sync.step()
+        return self._state_sync.advance()
 
     def view_installed(self) -> None:
         if self.is_updating:
@@ -365,13 +365,13 @@ class StateSync:
             if message.suspects:
                 self._link_failures.doubt_links(member)
 
-    def step(self) -> bool:
+    def advance(self) -> bool:
         progress = False
         for group in self._state.groups.values():
-            progress = self._step(group) or progress
+            progress = self._advance_group(group) or progress
         return progress
 
-    def _step(self, group: Group) -> bool:
+    def _advance_group(self, group: Group) -> bool:
         sync = group.sync
         if group.changed or (sync is not None and sync.failures and not group.running):
             return False  # a peer that could not fetch it may be about to go

@@ -268,9 +268,6 @@ class Master:
     def is_accepted(self, peer: int) -> bool:
         return self.state.is_accepted(peer)
 
-    def is_member(self, connection: int) -> bool:
-        return connection in self.state.peer_of
-
     def connection_of(self, peer: int) -> int | None:
         return self.state.members[peer].connection if peer in self.state.members else None
 

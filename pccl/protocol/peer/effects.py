@@ -36,14 +36,6 @@ class SubmitOp:
     direct_limit: int = UNKNOWN
     is_local: bool = False
 
-    @property
-    def link_prev(self) -> int:
-        return self.links[self.rank - 1]
-
-    @property
-    def link_next(self) -> int:
-        return self.links[(self.rank + 1) % self.world_size]
-
 
 @dataclass(frozen=True)
 class FreezeOps:

@@ -320,10 +320,7 @@ class Ops:
         view = self._view
         assert view is not None
         is_queued = any(would_have_tag(view, queued, ref.tag) for queued in self._queued)
-        given_up = self.uses.abort(ref, failure, counts_as_made and not is_queued)
-        if given_up:
-            text = f"others gave up {given_up} ops with tag {ref.tag} that were not called here; they count as made"
-            self._outbox.emit(PeerLog("info", text, {"tag": ref.tag}))
+        self.uses.abort(ref, failure, counts_as_made and not is_queued)
         self._outbox.emit(ForgetUnlaunched(view.epoch, ref.tag, self.uses.unmade_until(ref)))
 
     def on_abort_vote_request(self, message: m.AbortVoteRequest) -> None:
@@ -666,19 +663,22 @@ class Op:
         self.state = state
 
 
-EARLY_KEPT_MAX = 8
-"""Aborted future uses of a tag that are kept. Beyond that they count as made, and this peer's next call is paired with
-the next one of the other peers."""
 FORGOTTEN_AT_ONCE = 64
 """Uses of a tag by which a late message of an op may follow its verdict and still be found."""
 
 
 class Uses:
+    """Use counts of the tags of one epoch, and what is known of future uses.
+
+    All peers count alike, because all make the same calls, but at different times: other peers may abort an op, or the
+    master may ask for an abort vote, before this peer has launched it. Both are kept until the launch. After an
+    exclusive group call no op is in flight, so an abort that is still kept belongs to a call that this peer skipped. It
+    counts as made; otherwise later calls with the tag would be paired wrongly.
+    """
+
     def __init__(self) -> None:
         self._made: dict[int, int] = {}
         self._aborted: dict[OpRef, Failure] = {}
-        self._overtaken: dict[int, int] = {}
-        """First of more than EARLY_KEPT_MAX aborted uses since this peer last used the tag, by tag."""
         self._promised: dict[OpRef, Failure] = {}
 
     @property
@@ -694,7 +694,6 @@ class Uses:
     def make(self, tag: int) -> OpRef:
         sequence = self._made.get(tag, 0)
         self._made[tag] = sequence + 1
-        self._overtaken.pop(tag, None)
         return OpRef(tag, sequence)
 
     def take_abort(self, op: OpRef) -> Failure | None:
@@ -714,29 +713,12 @@ class Uses:
     def promises(self) -> Mapping[OpRef, Failure]:
         return self._promised
 
-    def abort(self, op: OpRef, failure: Failure, counts_as_made: bool) -> int:
-        """Keep the abort of a future use, unless it counts as made.
-
-        Return how many kept aborts of the tag count as made from now on because they exceed the limit; else 0.
-        """
+    def abort(self, op: OpRef, failure: Failure, counts_as_made: bool) -> None:
+        """Keep the abort of a future use, unless it counts as made."""
         if counts_as_made and op.sequence == self.made(op.tag):
             self._made[op.tag] = op.sequence + 1
-            return 0
-        self._aborted[op] = failure
-        return self._bound_aborted(op.tag)
-
-    def _bound_aborted(self, tag: int) -> int:
-        first = end = self.made(tag)
-        while OpRef(tag, end) in self._aborted:
-            end += 1
-        if end == first or (end - first <= EARLY_KEPT_MAX and tag not in self._overtaken):
-            return 0
-        given_up = 0 if tag in self._overtaken else end - first
-        self._overtaken.setdefault(tag, first)
-        for sequence in range(first, end):
-            del self._aborted[OpRef(tag, sequence)]
-        self._made[tag] = end
-        return given_up
+        else:
+            self._aborted[op] = failure
 
     def make_aborted(self) -> None:
         """Count aborted future uses as made: all peers are past these calls."""
@@ -745,13 +727,9 @@ class Uses:
                 self._made[op.tag] = op.sequence + 1
                 del self._aborted[op]
 
-    def is_overtaken(self, tag: int) -> bool:
-        return tag in self._overtaken
-
     def unmade_until(self, op: OpRef) -> range:
         """Return this use and the last few before it that were not made here; late messages may concern them."""
-        unmade_since = self._overtaken.get(op.tag, self.made(op.tag))
-        first = min(op.sequence, max(unmade_since, op.sequence + 1 - FORGOTTEN_AT_ONCE))
+        first = min(op.sequence, max(self.made(op.tag), op.sequence + 1 - FORGOTTEN_AT_ONCE))
         return range(first, op.sequence + 1)
 
 
@@ -769,6 +747,12 @@ def failure_of(code: int, reason: str) -> Failure:
 
 
 class KnownVerdicts:
+    """The verdicts of an epoch that other peers may lack, for the next master.
+
+    A peer has one op per tag in flight, so a commit decides all earlier uses of the tag: the last commit and the aborts
+    since suffice.
+    """
+
     def __init__(self) -> None:
         self._by_tag: dict[int, list[tuple[int, Failure | None]]] = {}
         self._aborts: deque[OpRef] = deque()

@@ -19,9 +19,9 @@ def test_first_hello_is_welcomed() -> None:
     rig = Rig()
     rig.hello()
     (welcome,) = [message for message in rig.told(1) if isinstance(message, m.Welcome)]
-    assert welcome == m.Welcome(1, "run", 1, 0)
+    assert welcome == m.Welcome(1, "run", 1)
     rig.hello()
-    assert rig.told(2) == [m.Welcome(2, "run", 1, 1)]
+    assert rig.told(2) == [m.Welcome(2, "run", 1)]
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_no_admission_before_heartbeat() -> None:
     rig = Rig()
     rig.master.connected(1, "10.0.0.1", 0.0)
     rig.hear(1, HELLO)
-    assert rig.told(1) == [m.Welcome(1, "run", 1, 0, peer_timeout_s=5.0)]
+    assert rig.told(1) == [m.Welcome(1, "run", 1, peer_timeout_s=5.0)]
     assert (rig.master.pending, rig.master.admissible) == ([1], [])
     rig.tick(9.9)
     assert rig.peers == [1]

@@ -102,7 +102,7 @@ def test_welcome_has_term() -> None:
     master.connected(1, "10.0.0.1", 0.0)
     welcome = master.received(1, HELLO, 0.0)[0]
     assert isinstance(welcome, Send)
-    assert welcome.message == m.Welcome(1, "run", 4, 0)
+    assert welcome.message == m.Welcome(1, "run", 4)
 
 
 def test_messages_of_evicted_peer_are_ignored() -> None:

@@ -28,7 +28,7 @@ class Rig:
         """Link numbers by peer."""
         self.missing: dict[int, int] = {}
         """Connections that links lack before they stand."""
-        self.hear(m.Welcome(ME, "run", 1, 0, engine_threads=engine_threads, secret=secret))
+        self.hear(m.Welcome(ME, "run", 1, engine_threads=engine_threads, secret=secret))
 
     def hear(self, *messages: m.FromMaster) -> list[ps.Effect]:
         for message in messages:

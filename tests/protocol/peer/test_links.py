@@ -232,7 +232,7 @@ def test_op_without_link(rig: Rig) -> None:
     rig.machine.link_lost(rig.links[3], "reset")
     rig.effects()
     (submitted,) = of(ps.SubmitOp, rig.launch(1))
-    assert (submitted.link_prev, submitted.link_next) == (rig.links[1], 0)
+    assert submitted.links == (rig.links[1], 0, 0)
 
 
 def test_trial_tries_links() -> None:

@@ -119,7 +119,7 @@ def _nothing(rig: Rig) -> None:
 @pytest.mark.parametrize(
     ("before", "lie"),
     [
-        (_nothing, m.Welcome(3, "run", 1, 0)),
+        (_nothing, m.Welcome(3, "run", 1)),
         (_nothing, m.Flush(9, 2)),
         (_frozen, m.Flush(10, 1)),
         (_nothing, prepare([1, 2], 1)),
@@ -168,7 +168,7 @@ def test_invalid_messages_before_first_view_raise(lie: m.FromMaster) -> None:
 
 def test_welcome_starts_heartbeats() -> None:
     machine = ps.Peer(0, 1)
-    machine.received(m.Welcome(1, "run", 1, 0, peer_timeout_s=2.5))
+    machine.received(m.Welcome(1, "run", 1, peer_timeout_s=2.5))
     assert machine.drain() == [ps.StartEngine(1), ps.KeepHeartbeats(2.5)]
     assert machine.peer_timeout_s == 2.5
 
@@ -176,13 +176,13 @@ def test_welcome_starts_heartbeats() -> None:
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e9])
 def test_invalid_peer_timeout_raises(seconds: float) -> None:
     with pytest.raises(ProtocolError, match="timeout"):
-        ps.Peer(0, 1).received(m.Welcome(1, "run", 1, 0, peer_timeout_s=seconds))
+        ps.Peer(0, 1).received(m.Welcome(1, "run", 1, peer_timeout_s=seconds))
 
 
 @pytest.mark.parametrize("threads", [0, -1, 17])
 def test_invalid_engine_threads_raise(threads: int) -> None:
     with pytest.raises(ProtocolError, match="threads"):
-        ps.Peer(0, 1).received(m.Welcome(1, "run", 1, 0, engine_threads=threads))
+        ps.Peer(0, 1).received(m.Welcome(1, "run", 1, engine_threads=threads))
 
 
 def test_fail_sends_leave(rig: Rig) -> None:

@@ -168,7 +168,7 @@ def test_a_false_master_is_not_believed() -> None:
         def welcome() -> None:
             with listener.accept()[0] as sock:
                 read_frame(sock)
-                sock.sendall(encode(m.Welcome(1, "run", 1, 0)))
+                sock.sendall(encode(m.Welcome(1, "run", 1)))
                 sock.recv(1)
 
         threading.Thread(target=welcome, daemon=True).start()
