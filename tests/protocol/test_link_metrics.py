@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.protocol import link_metrics as module
 from pccl.protocol.link_metrics import FAILURE_FRESH_S, FRESH_S, LinkMetrics
 from pccl.protocol.master.ring import with_newcomers
 
@@ -98,19 +97,6 @@ def test_op_rate_counts_as_measured() -> None:
     assert found is not None
     assert (found.bytes_per_s, found.round_trip_s, found.source) == (FAST, 0.05, "op")
     assert not metrics.is_due((1, 2), FRESH_S)
-
-
-def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HOST_PAIRS_MAX", 8)
-    metrics = LinkMetrics()
-    for peer in range(1, 40):
-        metrics.arrived(peer, [f"10.0.0.{peer}"])
-        metrics.measured((peer, 1), FAST, 0.05, 0.0)
-        if peer > 1:
-            metrics.gone(peer)
-    assert len(metrics._between_hosts) <= 8
-    assert len(metrics._known_hosts) <= 16
-    assert not metrics._of_pairs.keys() - {(1, 1)}
 
 
 # Newcomers.

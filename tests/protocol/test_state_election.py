@@ -44,10 +44,6 @@ def test_newest_incumbent_wins() -> None:
     assert result.content_receivers == result.loose_receivers == {2, 3}
 
 
-def test_revision_may_skip() -> None:
-    assert elected(elect({1: offer(100), 2: offer(100)}, {1, 2}, 3)).revision == 100
-
-
 def test_revision_never_decreases() -> None:
     result = refused(elect({1: offer(4), 2: offer(4)}, {1, 2}, 5))
     assert result.code is Result.NO_SHARED_STATE_AVAILABLE
@@ -80,14 +76,6 @@ def test_receivers_never_vote_or_send() -> None:
     result = elected(elect(offers, set(), None))
     assert (result.revision, result.root, result.donors) == (1, b"a", [1])
     assert result.content_receivers == {2, 3}
-
-
-def test_receiver_is_no_donor() -> None:
-    assert elected(elect({1: offer(1), 2: offer(1, strategy=RECEIVE)}, set(), None)).donors == [1]
-
-
-def test_only_receivers_is_an_error() -> None:
-    assert refused(elect({1: offer(1, strategy=RECEIVE)}, set(), None)).code is Result.NO_SHARED_STATE_AVAILABLE
 
 
 def test_sender_beats_majority() -> None:

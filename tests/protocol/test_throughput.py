@@ -37,12 +37,3 @@ def test_failover_starts_over() -> None:
     throughput.inherit([1])
     assert throughput.reported(1, report(LinkReport(2, 1, 9000, 9_000_000))) == []
     assert throughput.reported(1, report(LinkReport(2, 1, 10000, 14_000_000))) == [(2, 5e6)]
-
-
-def test_lost_peer_is_forgotten() -> None:
-    throughput = Throughput()
-    throughput.inherit([1])
-    throughput.forget(1)
-    throughput.reported(1, report(LinkReport(2, 1, 1000, 2_500_000)))
-    throughput.forget(1)
-    assert not throughput._used

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pccl.protocol.messages import Kind
-from pccl.protocol.names import NAMED_MAX, label, peers_named
 from pccl.protocol.status import Course, Finding, GroupStatus, MemberStatus, RunStatus, Totals, Waiting
 from pccl.protocol.wait_reasons import FIRST_S, LinkWait, LongWait, explain_op, explain_pair, explain_wait
 
@@ -19,21 +18,6 @@ def test_late_look_gives_one_warning() -> None:
     wait = LongWait("connect", 0.0)
     assert wait.is_due(100 * FIRST_S)
     assert not wait.is_due(100 * FIRST_S + 1)
-
-
-def test_wording() -> None:
-    wait = LongWait("update_topology", 5.0)
-    assert wait.warning(15.2, "peer 2 (vm:8141)", "look there") == (
-        "update_topology has waited 10 s for peer 2 (vm:8141); look there"
-    )
-    assert wait.ending(39.25) == "update_topology has ended after 34.2 s"
-
-
-def test_process_name() -> None:
-    assert label(2, "vm:8141") == "2 (vm:8141)"
-    assert peers_named([2], lambda _: "vm:8141") == "peer 2 (vm:8141)"
-    assert peers_named([2, 3], {2: "a", 3: ""}.__getitem__) == "peers 2 (a), 3"
-    assert peers_named(range(20), lambda _: "").endswith(f"{NAMED_MAX - 1} and {20 - NAMED_MAX} more")
 
 
 def member(peer: int, call: str = "", missing: tuple[int, ...] = (), due_s: float | None = None) -> MemberStatus:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from pccl.protocol import messages as m
-from pccl.protocol.master.machine import Master
-from pccl.protocol.master.run_state import LONG_WAIT_S, Close, MasterOptions, RunState, Send
+from pccl.protocol.master.run_state import LONG_WAIT_S, Close, MasterOptions
 from pccl.protocol.messages import Kind, OpRef
 from pccl.types import Result
 from tests.protocol.master.rig import HELLO, TAG, Rig, flush_of
@@ -95,14 +94,6 @@ def test_lost_peers_leave_no_state() -> None:
     assert left == {}
     rig.hello()
     assert rig.master.accepted == [6]
-
-
-def test_welcome_has_term() -> None:
-    master = Master(RunState("run", term=4))
-    master.connected(1, "10.0.0.1", 0.0)
-    welcome = master.received(1, HELLO, 0.0)[0]
-    assert isinstance(welcome, Send)
-    assert welcome.message == m.Welcome(1, "run", 4)
 
 
 def test_messages_of_evicted_peer_are_ignored() -> None:

@@ -44,23 +44,6 @@ def test_one_verdict_per_op() -> None:
     assert rig.effects == []
 
 
-def test_failure_after_commit_is_ignored() -> None:
-    rig = Rig(0, 0)
-    for peer in (1, 2):
-        rig.hear(peer, m.OpsDone(2, [OpRef(TAG, 0)]))
-    assert rig.told(2) == [m.OpsCommit(2, [OpRef(TAG, 0)])]
-    rig.hear(1, m.OpFailed(2, TAG, 0, Result.TIMEOUT, "late"))
-    assert rig.effects == []
-
-
-def test_batched_commits() -> None:
-    rig = Rig(0, 0)
-    ops = [OpRef(tag, 0) for tag in range(5)]
-    rig.hear(1, m.OpsDone(2, ops))
-    rig.hear(2, m.OpsDone(2, ops[::-1]))
-    assert rig.told(1) == [m.OpsCommit(2, ops[::-1])]
-
-
 def test_flush_verdicts_repeat_in_prepare() -> None:
     """A peer that has not heard of the first preparation has heard no verdict."""
     rig = Rig(0, 0, 0, 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pccl.protocol import messages as m
 from pccl.protocol.link_metrics import FAILURE_FRESH_S
-from pccl.protocol.master.ring import ROUND_S_MAX
 from pccl.protocol.messages import Kind
 from pccl.protocol.topology import ring_pairs
 from pccl.types import Result
@@ -113,15 +112,3 @@ def test_ring_avoids_slow_direction() -> None:
     rig.answer()
     assert rig.master.ring(0) == [1, 4, 3, 2]
     assert any("slowest link" in line and "0.8 Mbit/s" in line and "80 Mbit/s" in line for line in rig.logged)
-
-
-def test_deadline_only_while_measuring() -> None:
-    rig = Rig(0, 0)
-    for peer in (1, 2):
-        rig.hear(peer, m.GroupCall(1, Kind.OPTIMIZE_TOPOLOGY))
-    rig.tick(ROUND_S_MAX - 0.1)
-    assert rig.effects == []
-    rig.tick(ROUND_S_MAX)
-    assert any("1->2 could not be measured" in line for line in rig.logged)
-    rig.answer()
-    assert rig.told(1) == [m.GroupCallResult(1, Result.SUCCESS)], "the one that did not answer is not asked again"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pccl.protocol import messages as m
-from pccl.protocol.messages import Kind, OpRef
+from pccl.protocol.messages import Kind
 from pccl.types import Result
-from tests.protocol.master.rig import TAG, Rig, flush_of
+from tests.protocol.master.rig import Rig, flush_of
 
 
 def test_losses_repeat_until_install() -> None:
@@ -31,61 +31,6 @@ def test_install_waits_for_links() -> None:
     rig.hear(1, m.LinksReady(2))
     assert rig.told(2) == [m.Install(2, True)]
     assert rig.told(1) == [m.Install(2, True), m.GroupCallResult(1, Result.SUCCESS)], "in this order"
-
-
-def test_stale_links_ready_is_ignored() -> None:
-    rig = Rig(0)
-    rig.hello()
-    rig.hello()
-    rig.hear(1, m.GroupCall(1, Kind.UPDATE_TOPOLOGY))
-    rig.lose(3)
-    for peer in (1, 2):
-        rig.hear(peer, m.LinksReady(2))
-        assert rig.effects == []
-    for peer in (1, 2):
-        rig.hear(peer, m.LinksReady(3))
-    assert m.Install(3, True) in rig.told(1)
-
-
-def test_answers_count_once() -> None:
-    rig = Rig(0, 0, 0)
-    rig.lose(3)
-    flush = flush_of(rig)
-    for words in (m.FlushReply(flush - 1, []), m.FlushReply(flush + 1, [])):
-        rig.hear(1, words)
-        rig.hear(2, words)
-        assert rig.effects == []
-    rig.hear(1, m.FlushReply(flush, []), m.FlushReply(flush, [OpRef(TAG, 0)]))
-    rig.hear(2, m.FlushReply(flush, [OpRef(TAG, 0)]))
-    (prepare,) = rig.told(1)
-    assert isinstance(prepare, m.Prepare)
-    assert prepare.commits == [], "the first answer stands"
-    rig.hear(1, m.LinksReady(3), m.LinksReady(3, [(2, "refused")]))
-    rig.hear(2, m.LinksReady(3))
-    assert rig.told(1) == [m.Install(3, True)]
-
-
-def test_done_before_install_is_ignored() -> None:
-    rig = Rig(0, 0, 0)
-    rig.lose(3)
-    for peer in (1, 2):
-        rig.hear(peer, m.FlushReply(flush_of(rig), []))
-    for peer in (1, 2):
-        rig.hear(peer, m.OpsDone(3, [OpRef(TAG, 0)]))
-        assert rig.effects == []
-
-
-def test_sync_report_of_non_receiver_is_ignored() -> None:
-    rig = Rig(0, 0)
-    for peer, root in ((1, b"a"), (2, b"b")):
-        rig.hear(peer, m.GroupCall(1, Kind.SYNC, m.SyncOffer("enforce_popular", 0, root, [])))
-    (plan,) = rig.told(1)
-    assert isinstance(plan, m.SyncPlan)
-    assert not plan.fetch_content
-    rig.hear(1, m.SyncReport(plan.sync, False, "out of malice"))
-    assert rig.effects == []
-    rig.hear(2, m.SyncReport(plan.sync, True))
-    assert rig.told(1) == [m.GroupCallResult(1, Result.SUCCESS)]
 
 
 def test_update_topology_during_view_change() -> None:

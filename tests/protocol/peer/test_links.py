@@ -144,11 +144,6 @@ def test_dialer_may_restart_link(rig: Rig) -> None:
     assert (made.link, made.made_in, made.dial) == (offered, 2, False)
 
 
-def test_offer_after_end_is_refused(rig: Rig) -> None:
-    rig.machine.master_lost("gone")
-    assert rig.machine.link_offered(3, 1) == "the session is over"
-
-
 def test_failed_link_is_reported() -> None:
     rig = Rig()
     rig.hear(prepare([1, 2, 3], 1))
@@ -207,25 +202,6 @@ def test_lost_link_takes_no_replacements(rig: Rig) -> None:
     assert rig.machine.link_offered(3, 1) == "the link with peer 3 of view 1 was lost here"
     rig.hear(prepare([1, 2, 3], 2, relink=[(2, 3)]))
     assert rig.machine.link_offered(3, 2) == rig.links[3]
-
-
-@pytest.mark.usefixtures("no_mesh")
-def test_unneeded_link_loss_is_not_reported() -> None:
-    rig = Rig()
-    rig.join([1, 2, 3, 4])
-    rig.hear(m.Flush(1, 1), prepare([1, 3, 2, 4], 2))
-    rig.connect(4)
-    rig.hear(m.Install(2))
-    rig.machine.link_lost(rig.links[1], "reset")
-    assert said(rig.effects()) == []
-
-
-def test_incomplete_lost_link_is_not_awaited() -> None:
-    rig = Rig(connections=2)
-    rig.hear(prepare([1, 2], 1))
-    assert rig.machine.link_connected(rig.links[1])
-    rig.machine.link_lost(rig.links[1], "reset")
-    assert m.LinksReady(1, [(1, "reset")]) in said(rig.effects())
 
 
 def test_op_without_link(rig: Rig) -> None:

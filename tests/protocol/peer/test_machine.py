@@ -9,32 +9,7 @@ from pccl.protocol import peer as ps
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import Kind, OpRef
 from pccl.types import Result
-from tests.protocol.peer.rig import ME, TAG, Rig, member, of, prepare, said
-
-
-def test_are_peers_pending_names_open_ops(rig: Rig) -> None:
-    rig.launch(1)
-    assert said(rig.group_call(5, Kind.ARE_PEERS_PENDING)) == [
-        m.GroupCall(5, Kind.ARE_PEERS_PENDING, None, [OpRef(TAG, 0)])
-    ]
-
-
-def test_cancel_reaches_master_for_current_call_only(rig: Rig) -> None:
-    rig.group_call(5)
-    rig.group_call(6)
-    rig.machine.cancel_group_call(6)
-    assert rig.effects() == [ps.CallResult(6, Result.TIMEOUT, "cancelled by its caller", 0)]
-    rig.machine.cancel_group_call(5)
-    assert said(rig.effects()) == [m.GroupCallCancel(5)]
-    rig.machine.cancel_group_call(99)
-    assert rig.effects() == []
-
-
-def test_sync_plan_names_donors(rig: Rig) -> None:
-    plan = m.SyncPlan(4, 1, b"root", [3, ME, 99, 1], True, False)
-    assert rig.hear(plan) == [ps.RunSync(plan, [member(3), member(1)])]
-    rig.machine.sync_ended(4, False, "why", [(3, "how")])
-    assert said(rig.effects()) == [m.SyncReport(4, False, "why", [(3, "how")])]
+from tests.protocol.peer.rig import TAG, Rig, member, of, prepare, said
 
 
 def test_probe_names_links(rig: Rig) -> None:
@@ -155,22 +130,6 @@ def test_invalid_messages_raise(rig: Rig, before: object, lie: m.FromMaster) -> 
     if rig.machine.open_ops:
         rig.ended(1)
     assert rig.machine.open_ops == 0
-
-
-@pytest.mark.parametrize(
-    "lie",
-    [m.Flush(1, 0), m.Install(1), m.OpsCommit(0, []), m.OpAbort(0, 1, 0, Result.TIMEOUT, ""), m.GroupCallResult(1, 0)],
-)
-def test_invalid_messages_before_first_view_raise(lie: m.FromMaster) -> None:
-    with pytest.raises(ProtocolError):
-        Rig().machine.received(lie)
-
-
-def test_welcome_starts_heartbeats() -> None:
-    machine = ps.Peer(0, 1)
-    machine.received(m.Welcome(1, "run", 1, peer_timeout_s=2.5))
-    assert machine.drain() == [ps.StartEngine(1), ps.KeepHeartbeats(2.5)]
-    assert machine.peer_timeout_s == 2.5
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf"), 1e9])

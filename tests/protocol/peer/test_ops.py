@@ -13,24 +13,6 @@ from pccl.types import Result
 from tests.protocol.peer.rig import TAG, Rig, of, prepare, said
 
 
-def test_submission_has_rank_and_sequence(rig: Rig) -> None:
-    (first,) = of(ps.SubmitOp, rig.launch(1))
-    assert first == ps.SubmitOp(1, 1, TAG, 0, 1, 3, (rig.links[1], 0, rig.links[3]), False, False)
-    rig.done(1)
-    effects = rig.hear(m.OpsCommit(1, [OpRef(TAG, 0)]))
-    assert effects == [ps.ForgetOp(1), ps.OpResult(1, Result.SUCCESS, "", 3, 1, 2)]
-    (second,) = of(ps.SubmitOp, rig.launch(2))
-    assert second.sequence == 1
-
-
-def test_committed_op_is_not_open(rig: Rig) -> None:
-    rig.launch(1)
-    rig.done(1)
-    rig.hear(m.OpsCommit(1, [OpRef(TAG, 0)]))
-    assert rig.machine.open_ops == 0
-    assert of(ps.ToMaster, rig.group_call(5))
-
-
 def test_done_ops_share_a_message(rig: Rig) -> None:
     for op in range(3):
         rig.launch(op, tag=op)
@@ -163,14 +145,6 @@ def test_done_precedes_cancel(rig: Rig) -> None:
     assert [type(message) for message in said(rig.effects())] == [m.OpsDone, m.OpFailed]
 
 
-def test_cancel_after_end_is_ignored(rig: Rig) -> None:
-    rig.launch(1)
-    rig.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))
-    rig.machine.cancel(1, Result.TIMEOUT, "late")
-    rig.machine.cancel(99, Result.TIMEOUT, "late")
-    assert rig.effects() == []
-
-
 def test_stalled_op_is_reported_once(rig: Rig) -> None:
     assert rig.machine.deadline() is None
     rig.launch(1, now=10.0)
@@ -188,14 +162,6 @@ def test_stalled_op_is_reported_once(rig: Rig) -> None:
     assert "data of its neighbours" in of(ps.PeerLog, effects)[0].text
     assert rig.machine.deadline() is None
     rig.machine.tick(30.0)
-    assert rig.effects() == []
-
-
-def test_no_stalls_during_flush(rig: Rig) -> None:
-    rig.launch(1)
-    rig.hear(m.Flush(9, 1))
-    assert rig.machine.deadline() is None, "or the clock would be asked again and again"
-    rig.machine.tick(100.0)
     assert rig.effects() == []
 
 
