@@ -147,7 +147,7 @@ class ControlSession:
         self.kept_bytes = 0
         self._kept: deque[bytes] = deque()
         self._acknowledged = 0
-        self._told = 0
+        self._acknowledged_here = 0
 
     def keep(self, frame: bytes) -> None:
         self._kept.append(frame)
@@ -168,16 +168,16 @@ class ControlSession:
     def receive(self) -> m.Ack | None:
         """Count a message that was received. Return the Ack that is due by now, if one is."""
         self.received += 1
-        if self.received < self._told + ACK_EVERY:
+        if self.received < self._acknowledged_here + ACK_EVERY:
             return None
-        self._told = self.received
+        self._acknowledged_here = self.received
         return m.Ack(self.received)
 
     def reattach(self, received: int) -> list[bytes]:
         """Return the frames to send first over a new connection, whose other end has received `received` messages.
         ProtocolError."""
         self.acknowledge(received)
-        self._told = self.received
+        self._acknowledged_here = self.received
         return list(self._kept)
 
     @property

@@ -434,14 +434,14 @@ class LinkReport(Part, frozen=True):
     peer: int
     tx_bytes: Count
     full_ms: Count = 0
-    """Milliseconds for which this link limited the ops: see `traffic.Throughput`."""
+    """Milliseconds in which this link limited the ops: see `statistics.Throughput`."""
     full_bytes: Count = 0
     busy_ms: Count = 0
-    """Milliseconds for which data was unacknowledged."""
+    """Milliseconds with unacknowledged data."""
     sender_ms: Count = 0
-    """The part of `busy_ms` for which the send buffer was the limit."""
+    """The part of `busy_ms` limited by the send buffer."""
     receiver_ms: Count = 0
-    """The part of `busy_ms` for which the other end's receive window was the limit."""
+    """The part of `busy_ms` limited by the other end's receive window."""
     delivered: Count = 0
     resent: Count = 0
     unacked_bytes: Count = 0
@@ -459,12 +459,12 @@ class Report(Message, frozen=True):
     rx_bytes: Count
     state_rx_bytes: Count = 0
     reconnects: Count = 0
-    """Number of connections to other peers that broke and that this peer has dialled anew."""
+    """Number of broken connections to other peers that this peer has dialled again."""
     links: Annotated[list[LinkReport], msgspec.Meta(max_length=PEERS_MAX)] = []
     in_ops_ms: Count = 0
-    """Milliseconds for which ops of the whole group were in flight, however many at once."""
+    """Milliseconds with ops of the whole group in flight."""
     op_wait_ms: Count = 0
-    """Milliseconds for which such ops have been in flight now, and none has ended. This may fall."""
+    """Milliseconds since such ops are in flight without an end. This may fall."""
     at_ms: Count = 0
     """The moment of the report, by the peer's own clock."""
 

@@ -168,7 +168,7 @@ class RunStatus(_Facts, frozen=True):
     losses: list[Loss]
     events: list[Event]
     role: str = "leading"
-    """"leading"; "vacant": there are no peers yet; "standby": it waits to take over a run."""
+    """"leading"; "vacant": it has no peers yet; "standby": it waits to take over a run."""
     findings: list[Finding] = []
     """Peers that the others wait for now, the longest first."""
     held: int = 0

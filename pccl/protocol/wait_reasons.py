@@ -187,4 +187,4 @@ def explain_pair(peer: int, is_sender: bool, waits: Mapping[int, LinkWait], name
 
 
 def _stuck(peer: int, wait: LinkWait, name_of: NameOf) -> str:
-    return f"{peer_named(peer, name_of(peer))} has acknowledged nothing for {wait.stuck_ms / 1e3:.1f} s"
+    return f"{peer_named(peer, name_of(peer))} has not acknowledged data for {wait.stuck_ms / 1e3:.1f} s"

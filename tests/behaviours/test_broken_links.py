@@ -140,7 +140,7 @@ def test_link_attempt_of_an_earlier_view_is_repeated(world: World) -> None:
     c = world.add()
     world.run()
     calls = [world.group_call(node, Kind.UPDATE_TOPOLOGY) for node in (a, b)]
-    world.run_until(lambda: world.master.is_changing)
+    world.run_until(lambda: world.master.state.is_changing)
     world.hang(c)
     world.run()  # n1 gives up waiting for n3 to dial
     assert isinstance(world.from_peers[-1][1], m.LinksReady)

@@ -251,7 +251,7 @@ def test_peer_lost_during_a_sync_gets_no_success() -> None:
     world.run_until(lambda: behind.plans)
     world.sever(behind)
     world.freeze(behind)
-    world.run_until(lambda: world.master.absent_until)
+    world.run_until(lambda: world.master.liveness.absent_until)
     world.wait(5.0)
     world.run_until(lambda: calls[0] in nodes[0].calls)
     world.kill_master(lost=5)

@@ -113,7 +113,7 @@ def test_groups_are_independent(world: World) -> None:
 def test_launch_during_a_change_waits_for_the_new_view(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     world.kill(c)
-    world.run_until(lambda: world.master.is_changing)
+    world.run_until(lambda: world.master.state.is_changing)
     world.run_until(lambda: a.frozen)
     op = world.launch(a, TAG)
     assert op not in a.keys

@@ -103,7 +103,7 @@ def test_silent_newcomer_delays_no_peer(world: World, fault: Fault) -> None:
     c = world.add()
     world.run()
     calls = [world.group_call(node, Kind.UPDATE_TOPOLOGY) for node in (a, b)]
-    world.run_until(lambda: world.master.is_changing)
+    world.run_until(lambda: world.master.state.is_changing)
     fault(world, c)
     world.run()
     world.wait(TIMEOUT_S + 0.1)

@@ -45,7 +45,7 @@ class Rig:
 
     def say(self, connection: int, message: m.FromPeer) -> None:
         self.effects = []
-        if self.machine.master.host_of(connection) is None and isinstance(
+        if self.machine.master.admission.host_of(connection) is None and isinstance(
             message, m.Hello | m.Resume | m.HeartbeatHello
         ):
             self.effects += self.machine.connected(connection, "10.0.0.1", self.now)

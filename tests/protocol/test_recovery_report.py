@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pccl.protocol import messages as m
 from pccl.protocol.failover.durable_state import RecordedView, RunRecord, majority
-from pccl.protocol.failover.recovery import quorum_of, rebuild, unheard
+from pccl.protocol.failover.recovery import missed_end, quorum_of, rebuild
 from pccl.protocol.messages import Kind, OpRef
 from pccl.types import Result
 
@@ -233,7 +233,7 @@ def test_known_call_end_reaches_waiters() -> None:
     }
     found = rebuild(here)
     assert found.call_number == 9
-    assert [unheard(here[peer], found) for peer in here] == [None, outcome, None, None]
+    assert [missed_end(here[peer], found) for peer in here] == [None, outcome, None, None]
 
 
 def test_incumbents_of_last_sync() -> None:

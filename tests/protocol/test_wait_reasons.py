@@ -84,12 +84,12 @@ def test_op_names_the_peers_whose_data_is_missing() -> None:
     waits = {1: LinkWait(0, 1, 0, 0), 2: LinkWait(0, 1, 0, 2400)}
     assert explain_op(waits, name_of) == (
         "peers 1 (vm:1), 2 (vm:2), which have yet to send data, or to pass it on; "
-        "peer 2 (vm:2) has acknowledged nothing for 2.4 s"
+        "peer 2 (vm:2) has not acknowledged data for 2.4 s"
     )
     assert "peer 5 (vm:5), which has not said that it is done" in explain_op({5: LinkWait(0, 0, 1, 0)}, name_of)
 
 
 def test_send_names_its_receiver() -> None:
-    assert "peer 3 (vm:3) has acknowledged nothing for 1.0 s" in explain_pair(
+    assert "peer 3 (vm:3) has not acknowledged data for 1.0 s" in explain_pair(
         3, True, {3: LinkWait(0, 0, 0, 1000)}, name_of
     )

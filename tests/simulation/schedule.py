@@ -124,7 +124,7 @@ class Schedule(Faults):
         world.cancel_all()
         world.check_rest()
         self._nobody_waits()
-        while world.master.admissible:
+        while world.master.admission.admissible:
             self._all_succeed(lambda node: world.group_call(node, Kind.UPDATE_TOPOLOGY))
         assert all(node.site for node in world.alive if not node.views)
         for tag in CLOSING_TAGS:

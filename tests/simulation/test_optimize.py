@@ -158,7 +158,7 @@ def test_peer_that_does_not_answer_is_not_waited_for_twice(world: World) -> None
     begun_at = world.now
     while not all(call in node.calls for node, call in zip(nodes[:3], calls, strict=False)):
         world.run()
-        if world.master.is_changing:  # the present links of the mute peer are avoided: its answer to that is due
+        if world.master.state.is_changing:  # the present links of the mute peer are avoided: its answer to that is due
             world.thaw(nodes[3])
         world.wait(0.5)
         assert world.now < begun_at + 60

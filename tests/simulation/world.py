@@ -187,7 +187,7 @@ class World(Scene):
     def admit_all(self) -> None:
         """Have all accepted peers call update_topology until no peer waits any more except for others of its site."""
         self.run()
-        while self.master.admissible and self.accepted:
+        while self.master.admission.admissible and self.accepted:
             calls = [(node, self.group_call(node, m.Kind.UPDATE_TOPOLOGY)) for node in self.accepted]
             self.run()
             assert all(node.call(call) is Result.SUCCESS for node, call in calls if node.is_reachable)
@@ -224,7 +224,7 @@ class World(Scene):
                 for host in self.hosts:
                     if not host.is_away:
                         master = host.machine.master
-                        late = [*master.absent_until.values(), master.evidence_due_at]
+                        late = [*master.liveness.absent_until.values(), master.links.evidence_due_at]
                         due += [at if host.rate == 1.0 else at / host.rate + TICK_S for at in late if at is not None]
                 if not due:
                     return

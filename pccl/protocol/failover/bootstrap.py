@@ -84,7 +84,7 @@ class Bootstrap:
         self._back_by = 0.0
         self._held: dict[int, tuple[str, m.Hello, float]] = {}
         """The newcomers that wait, by connection, longest first: host, Hello, and the time when it came."""
-        self._is_told = False
+        self._has_warned = False
 
     def __len__(self) -> int:
         return len(self._held)
@@ -154,8 +154,8 @@ class Bootstrap:
         """Hold a newcomer. Return the log line, a warning for the first one."""
         self._held[connection] = host, hello, now
         text = f"a newcomer from {host} is held: this master waits for {peers}"
-        was_told, self._is_told = self._is_told, True
-        return MasterLog("info" if was_told else "warning", text, was_told)
+        had_warned, self._has_warned = self._has_warned, True
+        return MasterLog("info" if had_warned else "warning", text, had_warned)
 
     def discard(self, connection: int) -> bool:
         return self._held.pop(connection, None) is not None
@@ -170,7 +170,7 @@ class Bootstrap:
 
     def take_all(self) -> dict[int, tuple[str, m.Hello]]:
         held, self._held = self._held, {}
-        self._is_told = False
+        self._has_warned = False
         return {connection: (host, hello) for connection, (host, hello, _) in held.items()}
 
     def take_those_with_others(self) -> list[int]:

@@ -28,7 +28,7 @@ GATHER_TIMEOUTS = 3.0
 """Number of peer timeouts until a waiting peer is sent away. It may come again."""
 DOUBT_TIMEOUTS = 2.0
 """Peer timeouts that a master with a record waits for a majority."""
-TELL_S = 1.0
+LOG_DELAY_S = 1.0
 
 
 class Gathering:
@@ -49,7 +49,7 @@ class Gathering:
         self.known_term = 0
         self.record: RunRecord | None = None
         """The record of this run, if no other master can have led it since."""
-        self.tells_at: float | None = None
+        self.logs_at: float | None = None
         self._to_ask: dict[int, RecoveringPeer] = {}
         self._with_rivals = 0
         self._timeout_s = peer_timeout_s
@@ -66,7 +66,7 @@ class Gathering:
         self.following.discard(survivor.peer)
         self._to_ask.pop(survivor.peer, None)
 
-    def said(self, survivor: RecoveringPeer, summary: Summary, is_following: bool, now: float) -> None:
+    def report(self, survivor: RecoveringPeer, summary: Summary, is_following: bool, now: float) -> None:
         if survivor.peer not in (self.following if is_following else self.here).peers:
             self.last_arrival_at = now
         self.here.add(survivor.peer, summary)
@@ -74,8 +74,8 @@ class Gathering:
             self.following.add(survivor.peer, summary)
         else:
             self.following.discard(survivor.peer)
-        if self.tells_at is None:
-            self.tells_at = now + TELL_S  # most come at once
+        if self.logs_at is None:
+            self.logs_at = now + LOG_DELAY_S  # most come at once
         if survivor.asked < self.term:
             self._to_ask[survivor.peer] = survivor
 
@@ -146,13 +146,13 @@ class Gathering:
             times.append(self.unaccepted_since + self._timeout_s)
         elif self.majority_at is not None and self.may_lead(needs_majority):
             times.append(self.leads_at(self.majority_at))
-        if self.tells_at is not None:
-            times.append(self.tells_at)
+        if self.logs_at is not None:
+            times.append(self.logs_at)
         if self.record is not None and needs_majority:
             times.append(self.doubts_until())
         return times
 
-    def account(self, here: Quorum, now: float) -> str:
+    def describe(self, here: Quorum, now: float) -> str:
         absent = sorted(frozenset().union(*here.quorum_views.values()) - self.here.peers)
         text = f"run {self.run}: {here}"
         if absent:

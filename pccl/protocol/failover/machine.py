@@ -8,9 +8,9 @@ replaces it when leadership starts or ends.
 How a run continues:
 
     1  A peer without a master sends Resume and answers PreVoteRequest with the views that it knows.
-    2  When a majority of the last view is here, its peers are asked for votes in a higher term (VoteRequest). A peer
-       follows one master per term, so at most one master leads in a term. If the majority breaks up where there are
-       several masters, the asked peers get PreVoteRequest again, and the next majority votes in a higher term.
+    2  A majority of the last view is asked for votes in a higher term (VoteRequest). A peer follows one master per
+       term, so at most one master leads in a term. If the majority breaks up and there are other masters, the asked
+       peers get PreVoteRequest again, and the next majority votes in a higher term.
     3  The run is rebuilt and led (`recovery`) when all peers of the view have voted, or a `peer_timeout` after the last
        arrival, GATHER_TIMEOUTS at most. No peer is evicted before that.
     4  With one master address, evicted peers could otherwise outvote the ones that continued. With a record of the run,
@@ -85,7 +85,7 @@ class Failover:
         self._now = 0.0
         self._effects: list[Effect] = []
         self._depositions = 0
-        self._unheard: set[tuple[str, int]] = set()
+        self._without_resumed: set[tuple[str, int]] = set()
 
     # Events.
 
@@ -106,7 +106,7 @@ class Failover:
 
     def received(self, connection: int, message: m.FromPeer, now: float) -> list[Effect]:
         self._now = now
-        host = self.master.host_of(connection)
+        host = self.master.admission.host_of(connection)
         if connection in self._survivors:
             self._on_survivor(self._survivors[connection], message)
         elif connection in self._bootstrap:
@@ -218,10 +218,10 @@ class Failover:
         if (ended := self._bootstrap.refusal(message)) is not None:
             self._dismiss(connection, ended)
             return
-        if self.is_leading and self._heard_while_leading(connection, message, name):
+        if self.is_leading and self._resume_while_leading(connection, message, name):
             return
-        if (farewell := left_out(self.master, message)) is not None:
-            self._dismiss(connection, farewell)
+        if (rejection := left_out(self.master, message)) is not None:
+            self._dismiss(connection, rejection)
             return
         if (refusal := self._known.refusal(message, is_waiting=self._bootstrap.is_waiting(self._now))) is not None:
             self._dismiss(connection, refusal)
@@ -229,7 +229,7 @@ class Failover:
         self._log("info", f"{name} ({host}) has lost its master")
         self._wait_with_others(connection, host, message)
 
-    def _heard_while_leading(self, connection: int, message: m.Resume, name: str) -> bool:
+    def _resume_while_leading(self, connection: int, message: m.Resume, name: str) -> bool:
         """Handle Resume while leading. Return False if this master stopped leading and the peer may wait here."""
         if message.run != self.run:
             if message.is_accepted and self.master.waits_for_founders:
@@ -239,10 +239,10 @@ class Failover:
             return self.is_leading
         if message.term > self.master.term and self.master.is_accepted(message.peer):
             self._depose(f"{name} has followed another master, in term {message.term}")
-        elif self._is_missed_by(message) and self.master.has_lost_sight(but_of=message.peer):
+        elif self._is_missed_by(message) and self.master.liveness.has_lost_sight(but_of=message.peer):
             self._depose(f"{name} has lost this master, and most of the others send no heartbeat either")
-        elif self._is_missed_by(message) and self._is_unheard(message):
-            self._unheard.add((message.run, message.peer))
+        elif self._is_missed_by(message) and self._is_without_resumed(message):
+            self._without_resumed.add((message.run, message.peer))
             self._depose(f"{name} lost its connection before it received Resumed")
         old = self.master.connection_of(message.peer)
         if self.is_leading and old is not None:
@@ -279,9 +279,11 @@ class Failover:
     def _is_missed_by(self, message: m.Resume) -> bool:
         return self.is_leading and message.term == self.master.term and self.master.is_accepted(message.peer)
 
-    def _is_unheard(self, message: m.Resume) -> bool:
+    def _is_without_resumed(self, message: m.Resume) -> bool:
         """Whether the peer voted for this master and may not have received Resumed."""
-        return self.master.is_returning(message.peer) and (message.run, message.peer) not in self._unheard
+        return (
+            self.master.liveness.is_returning(message.peer) and (message.run, message.peer) not in self._without_resumed
+        )
 
     def _on_survivor(self, survivor: RecoveringPeer, message: m.FromPeer) -> None:
         if isinstance(message, m.Leave):
@@ -302,7 +304,7 @@ class Failover:
                 self._known.forget(gathering.run)
                 gathering.unaccepted_since = self._now
             is_following = isinstance(message, m.Vote) and message.term == gathering.term
-            gathering.said(survivor, summary, is_following, self._now)
+            gathering.report(survivor, summary, is_following, self._now)
             if isinstance(message, m.Vote):
                 self._consider(survivor.run)
             else:
@@ -330,9 +332,9 @@ class Failover:
             for survivor in gathering.to_ask():
                 survivor.asked = gathering.term
                 self._send(survivor.connection, m.VoteRequest(survivor.asked))
-        if gathering.tells_at is not None and self._now >= gathering.tells_at:
-            gathering.tells_at = None
-            self._log("info", gathering.account(here, self._now))
+        if gathering.logs_at is not None and self._now >= gathering.logs_at:
+            gathering.logs_at = None
+            self._log("info", gathering.describe(here, self._now))
 
     def _lose_majority(self, gathering: Gathering) -> None:
         if gathering.majority_at is not None and gathering.has_rivals:
@@ -343,7 +345,7 @@ class Failover:
         gathering.majority_at = None
 
     def _start_over(self, run: str, gathering: Gathering) -> None:
-        gathering.tells_at = None
+        gathering.logs_at = None
         record = gathering.record
         if record is not None and record.installed is None and record.newest.peers <= gathering.here.peers:
             self._remember(msgspec.structs.replace(record, prepared=[], is_over=True))
@@ -378,7 +380,7 @@ class Failover:
         needs_majority = gathering.needs_majority(self._now)
         recovered = rebuild(gathering.following, gathering.has_rivals, gathering.record, needs_majority)
         survivors = {peer: survivor for peer, survivor in gathering.survivors.items() if peer in recovered.members}
-        unidentified, name = self.master.unidentified, f"{self._names}-{self._depositions}"
+        unidentified, name = self.master.admission.unidentified, f"{self._names}-{self._depositions}"
         self.master = take_over(run, gathering.term, self.options, recovered, survivors, self._now, name)
         self._gatherings.clear()
         self._known.forget(run)
@@ -401,8 +403,12 @@ class Failover:
 
     def _check_leadership(self) -> None:
         """Stop leading where rules 5 to 7 say so, and send away founders that wait at a standby."""
-        if self._unheard and self.is_leading:
-            self._unheard = {each for each in self._unheard if each[0] != self.run or self.master.is_returning(each[1])}
+        if self._without_resumed and self.is_leading:
+            self._without_resumed = {
+                each
+                for each in self._without_resumed
+                if each[0] != self.run or self.master.liveness.is_returning(each[1])
+            }
         if self.master.deposed:
             self._depose(self.master.deposed)
         elif self.is_standby and self.is_leading and self.master.waits_for_founders:
@@ -414,7 +420,7 @@ class Failover:
         self._log("warning", f"this master leads run {old.run} no further: {reason}")
         self._effects += old.abdicate(f"it leads no further: {reason}")
         self._depositions += 1
-        self._known.record = old.record()
+        self._known.record = old.leadership.record()
         if old.leadership.has_rivals:  # it may be led elsewhere
             hold_s = DEPOSED_TIMEOUTS * self.options.peer_timeout_s
         elif old.is_deserted:
@@ -425,7 +431,7 @@ class Failover:
         self._bootstrap.wait(self._now, hold_s)
         name = f"{self._names}-{self._depositions}"
         self.master = Master(RunState(name, self.options, secret=self._secret))
-        for connection, host in old.unidentified.items():
+        for connection, host in old.admission.unidentified.items():
             self._effects += self.master.connected(connection, host, self._now)
 
     def _send_away(self) -> bool:
@@ -535,8 +541,8 @@ def other_version(message: m.Resume) -> m.Goodbye:
 
 
 def of_another_run(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver:
-    farewell = m.Elsewhere if message.is_accepted else m.StartOver
-    return farewell(f"it leads run {master.run!r} and not {message.run!r}")
+    rejection = m.Elsewhere if message.is_accepted else m.StartOver
+    return rejection(f"it leads run {master.run!r} and not {message.run!r}")
 
 
 def lost(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver | m.Goodbye:
@@ -561,4 +567,4 @@ def left_out(master: Master, message: m.Resume) -> m.StartOver | m.Goodbye | Non
 
 
 def put_out(master: Master, reason: str) -> m.Goodbye:
-    return m.Goodbye(Result.MASTER_CONNECTION_FAILED, f"evicted: {reason}", master.secret)
+    return m.Goodbye(Result.MASTER_CONNECTION_FAILED, f"evicted: {reason}", master.state.secret)

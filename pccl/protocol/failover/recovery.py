@@ -313,7 +313,7 @@ def _note_group_calls(group: RecoveredGroup, ours: Mapping[int, m.RecoveryReport
             }
 
 
-def unheard(report: m.RecoveryReport, recovered: Recovered) -> m.GroupCallOutcome | None:
+def missed_end(report: m.RecoveryReport, recovered: Recovered) -> m.GroupCallOutcome | None:
     """Return the end of the group call that this peer waits in, if another peer received it (rule 12)."""
     kind = report.waits_in
     heard = [outcome.call_number for outcome in report.outcomes if outcome.kind == kind]
@@ -387,7 +387,7 @@ def take_over(
         [QuorumView(len(peers), peers & recovered.members.keys()) for peers in recovered.quorum_views.values()],
         has_rivals=any(survivor.masters > 1 for survivor in survivors.values()),
     )
-    ends = {peer: unheard(report, recovered) for peer, report in recovered.members.items()}
+    ends = {peer: missed_end(report, recovered) for peer, report in recovered.members.items()}
     master = Master(
         state,
         leadership,
@@ -400,7 +400,7 @@ def take_over(
         state.send(survivor.connection, m.Resumed(term, options.peer_timeout_s, list(recovered.quorum_views)))
     for group in recovered.groups:
         if group.is_steady:
-            _tell_verdicts(state, group)
+            _send_verdicts(state, group)
         else:
             _flush(state, group)
     how = "as it stands" if recovered.is_unchanged else "in a new view"
@@ -510,7 +510,7 @@ def _add_group(state: RunState, found: RecoveredGroup) -> None:
         group.aborts = dict(found.aborts)
 
 
-def _tell_verdicts(state: RunState, found: RecoveredGroup) -> None:
+def _send_verdicts(state: RunState, found: RecoveredGroup) -> None:
     for peer in found.ring:
         commits = [op for op in sorted(found.commits) if peer in participants(op.tag, found.former)]
         if commits:
@@ -529,13 +529,10 @@ def _flush(state: RunState, found: RecoveredGroup) -> None:
         state.request(peer, m.Flush(group.flush, epoch))
 
 
-# Summaries of views, counted as each comes, so that judging them costs the same however many peers have come.
-
 Summary = m.PreVote | m.RecoveryReport
 VIEWS_MAX = 64
 COUNTS_MAX = 64
-"""Bounds of what is remembered of views, and of what is asked about them. Only peers that make views up tell of more,
-and what is not remembered is looked into anew."""
+"""Bounds of the remembered views and counts. Only invented views exceed them; a forgotten count is computed again."""
 
 S = TypeVar("S", bound=Summary)
 View = TypeVar("View", m.InstalledView, m.PreparedView)
@@ -559,11 +556,11 @@ class Views:
 
     def __init__(self) -> None:
         self._known: dict[int, list[Rings]] = {}
-        """Rings by the number of their view. There is more than one of a number only if somebody makes them up."""
+        """Rings by the number of their view. Only invented views share a number."""
         self._order: deque[int] = deque()
 
     def of(self, view: m.InstalledView | m.PreparedView) -> Rings:
-        """Return the rings of a view, kept once for all who tell of them."""
+        """Return the rings of a view. Equal rings of several peers are one object."""
         known = self._known.setdefault(view.view, [])
         for rings in known:
             if rings.rings is view.rings:
@@ -582,7 +579,7 @@ class Views:
         return found
 
     def shared(self, summary: S) -> S:
-        """Return the same summary with rings of its own only where nobody else has told of them."""
+        """Return the same summary with shared rings."""
         installed, prepared = summary.installed, summary.prepared
         return msgspec.structs.replace(
             summary,
@@ -597,7 +594,7 @@ class Views:
 
 @dataclass
 class _Count:
-    """Numbers of peers that have come, and that have answered a view."""
+    """Numbers of peers that are here, and that have answered a view."""
 
     here: int = 0
     answered: int = 0
@@ -605,13 +602,14 @@ class _Count:
 
 @dataclass
 class SummaryTally(Generic[S]):
-    """The last summary of each peer, and counts over all of them. `views` may be shared with other tallies."""
+    """The last summary of each peer, and counts that are kept up to date, so that a judgement costs the same for any
+    number of peers. `views` may be shared with other tallies. Of two views with one number the first counts."""
 
     views: Views = field(default_factory=Views)
     summaries: dict[int, S] = field(default_factory=dict)
     _installed: dict[int, dict[int, m.InstalledView]] = field(default_factory=dict)
-    """Views that peers tell of, by view and peer; so are `_told` and `_settled`."""
-    _told: dict[int, dict[int, m.PreparedView]] = field(default_factory=dict)
+    """Views that peers tell of, by view and peer; so are `_reported` and `_settled`."""
+    _reported: dict[int, dict[int, m.PreparedView]] = field(default_factory=dict)
     _settled: dict[int, dict[int, m.PreparedView]] = field(default_factory=dict)
     _counts: dict[tuple[int, frozenset[int]], _Count] = field(default_factory=dict)
     _common: dict[tuple[frozenset[int], ...], frozenset[int]] = field(default_factory=dict)
@@ -624,15 +622,15 @@ class SummaryTally(Generic[S]):
         return tally
 
     def add(self, peer: int, summary: S) -> None:
-        """Count this summary in the place of what the peer has said before."""
+        """Count this summary instead of the peer's last one."""
         self.discard(peer)
         self.summaries[peer] = summary
         if summary.installed is not None:
             self._installed.setdefault(summary.installed.view, {})[peer] = summary.installed
-        for view in _told(summary):
-            if view.view not in self._told:
+        for view in _prepared_views(summary):
+            if view.view not in self._reported:
                 self._forget_counts(view.view)
-            self._told.setdefault(view.view, {})[peer] = view
+            self._reported.setdefault(view.view, {})[peer] = view
         if summary.has_decided and summary.prepared is not None:
             self._settled.setdefault(summary.prepared.view, {})[peer] = summary.prepared
         self._count(peer, summary, 1)
@@ -644,9 +642,9 @@ class SummaryTally(Generic[S]):
         self._count(peer, summary, -1)
         if summary.installed is not None:
             _forget(self._installed, summary.installed.view, peer)
-        for view in _told(summary):
-            _forget(self._told, view.view, peer)
-            if view.view not in self._told:
+        for view in _prepared_views(summary):
+            _forget(self._reported, view.view, peer)
+            if view.view not in self._reported:
                 self._forget_counts(view.view)
         if summary.has_decided and summary.prepared is not None:
             _forget(self._settled, summary.prepared.view, peer)
@@ -658,20 +656,20 @@ class SummaryTally(Generic[S]):
                 count.answered += by if self._leaves_open(peer, summary, view) else 0
 
     def _forget_counts(self, view: int) -> None:
-        """Count anew what is asked of a view: its rings have become known, or nobody tells of them any more."""
+        """Forget counts of a view: its rings have become known or unknown."""
         for key in [key for key in self._counts if key[0] == view]:
             del self._counts[key]
 
     def _leaves_open(self, peer: int, summary: S, view: int) -> bool:
-        """Whether a view may be in force for all that this peer of it says: the peer has answered it, or needed not,
-        since the view keeps its ring and no word of a newer one has come to it."""
-        told = _told(summary)
+        """Whether this peer's summary lets a view be in force: the peer has answered it, or had no need to, because the
+        view keeps its ring and the peer knows no newer one."""
+        told = _prepared_views(summary)
         if any(each.view >= view for each in told):
             return any(each.view == view and each.answered for each in told)
-        if summary.installed is None or view not in self._told:
+        if summary.installed is None or view not in self._reported:
             return False
         before = self.views.of(summary.installed)
-        after = self.views.of(next(iter(self._told[view].values())))
+        after = self.views.of(next(iter(self._reported[view].values())))
         groups = before.groups_of.get(peer, [])
         return bool(groups) and all(
             group in after.groups_of.get(peer, []) and after.epochs[group] == before.epochs[group] for group in groups
@@ -685,12 +683,11 @@ class SummaryTally(Generic[S]):
         return next(iter(self._installed[max(self._installed)].values())) if self._installed else None
 
     def prepared(self, after: int) -> list[m.PreparedView]:
-        """Return the prepared views newer than view `after`, each as one peer tells of it."""
-        return [next(iter(told.values())) for view, told in self._told.items() if view > after]
+        """Return the prepared views newer than `after`, each as one peer reports it."""
+        return [next(iter(told.values())) for view, told in self._reported.items() if view > after]
 
     def settled(self, after: int, by: frozenset[int]) -> m.PreparedView | None:
-        """Return the newest view, newer than `after`, by which one of these peers has settled its ops; None if there is
-        none."""
+        """Return the newest view after `after` that has decided the ops of one of these peers, or None."""
         for view in sorted((view for view in self._settled if view > after), reverse=True):
             for peer, prepared in self._settled[view].items():
                 if peer in by:
@@ -701,8 +698,7 @@ class SummaryTally(Generic[S]):
         return self._counted(0, peers).here
 
     def have_answered(self, view: int, peers: frozenset[int]) -> bool:
-        """Whether this view may be in force for all that these peers of it have said: none that had to answer it has
-        not, and none knows of a word that rules it out."""
+        """Whether the summaries of these peers let a view be in force."""
         count = self._counted(view, peers)
         return count.answered == count.here
 
@@ -728,7 +724,7 @@ class SummaryTally(Generic[S]):
         return found
 
 
-def _told(summary: Summary) -> list[m.PreparedView]:
+def _prepared_views(summary: Summary) -> list[m.PreparedView]:
     return summary.answered if summary.prepared is None else [summary.prepared, *summary.answered]
 
 

@@ -109,7 +109,7 @@ class Admission:
     def disconnected(self, connection: int) -> None:
         self._unidentified.pop(connection, None)
 
-    def said(self, connection: int, message: m.FromPeer) -> Member | None:
+    def first_message(self, connection: int, message: m.FromPeer) -> Member | None:
         """Hear the first message of a connection. Return the newcomer, if it makes one."""
         host, _ = self._unidentified.pop(connection)
         if isinstance(message, m.HeartbeatHello):

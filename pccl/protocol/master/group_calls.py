@@ -37,9 +37,9 @@ class GroupCalls:
         state_sync: StateSync,
         ring_change: RingChange,
         evict: Callable[[int, str, Result], None],
-        unheard: Mapping[int, m.GroupCallOutcome] | None = None,
+        missed_ends: Mapping[int, m.GroupCallOutcome] | None = None,
     ) -> None:
-        """`unheard` are peers that wait in a group call which has ended under a master before this one, with that
+        """`missed_ends` are peers that wait in a group call which has ended under a master before this one, with that
         end."""
         self._state = state
         self._waits = waits
@@ -48,7 +48,7 @@ class GroupCalls:
         self._state_sync = state_sync
         self._ring_change = ring_change
         self._evict = evict
-        self._unheard = dict(unheard or {})
+        self._missed_ends = dict(missed_ends or {})
         self.is_updating = False
 
     # What peers say.
@@ -69,13 +69,13 @@ class GroupCalls:
             (wait.kind == Kind.UPDATE_TOPOLOGY and self.is_updating)
             or (wait.kind == Kind.OPTIMIZE_TOPOLOGY and self._ring_change.is_under_way)
             or (wait.kind == Kind.SYNC and self._state.group_of(member).sync is not None)
-            or member.peer in self._unheard
+            or member.peer in self._missed_ends
         )
         if not begun:
             self._waits.answer(member, Result.TIMEOUT, "cancelled by its caller")
 
     def forget(self, member: Member) -> None:
-        self._unheard.pop(member.peer, None)
+        self._missed_ends.pop(member.peer, None)
         self._waits.forget(member)
 
     # Complete calls.
@@ -88,11 +88,11 @@ class GroupCalls:
         if state.accepted_count < sum(len(group.ring) for group in state.groups.values()):
             # Accepted, but their view is not installed yet: they take part in the next call.
             return False
-        if any(state.members[peer].wait is not None for peer in self._unheard):
+        if any(state.members[peer].wait is not None for peer in self._missed_ends):
             # Such a call must not be taken for one that begins now, so all others wait, too.
             if state.is_changing:
                 return False
-            if self._tell_unheard():
+            if self._send_missed_ends():
                 return True
         waiting = self._waits.waiting
         kind = next((kind for kind, number in waiting.items() if number == state.accepted_count), None)
@@ -119,12 +119,12 @@ class GroupCalls:
             self.is_updating = False
             self._finish_all(Kind.UPDATE_TOPOLOGY)
 
-    def _tell_unheard(self) -> bool:
+    def _send_missed_ends(self) -> bool:
         progress = False
-        for peer, end in list(self._unheard.items()):
+        for peer, end in list(self._missed_ends.items()):
             member = self._state.members[peer]
             if member.wait is not None:
-                del self._unheard[peer]
+                del self._missed_ends[peer]
                 if member.wait.kind == end.kind:
                     self._waits.answer(member, Result(end.code), end.reason, end.value, end.call_number)
                     progress = True
@@ -161,7 +161,7 @@ class GroupCalls:
             return True
         return False
 
-    def _account(self, waits: Mapping[int, Wait]) -> str:
+    def _listing(self, waits: Mapping[int, Wait]) -> str:
         members = self._state.members
         return ", ".join(f"{members[peer]} in {wait.kind}" for peer, wait in sorted(waits.items()))
 
@@ -169,7 +169,7 @@ class GroupCalls:
         waits = self._waits.of(peers)
         others = {wait.kind for wait in waits.values()} - {Kind.ARE_PEERS_PENDING}
         answer = PendingAnswer.ADMITTING if others == {Kind.UPDATE_TOPOLOGY} else PendingAnswer.ELSEWHERE
-        self._end(waits, f"these calls can never meet: {self._account(waits)}", answer)
+        self._end(waits, f"these calls can never meet: {self._listing(waits)}", answer)
 
     def _end_behind(self, group: Group, op: OpRef, stuck: set[int]) -> bool:
         """End the group calls of peers that would have to launch `op` first, which `stuck` peers wait in. Return False
@@ -179,7 +179,7 @@ class GroupCalls:
             return False
         reason = (
             f"peers {sorted(stuck)} wait in the op with tag {callers_tag(op.tag)}, which these never launched: "
-            f"{self._account(waits)}"
+            f"{self._listing(waits)}"
         )
         if all(wait.kind in Kind.EXCLUSIVE for wait in waits.values()):
             if completion.is_mutual(op.tag, group.is_mutual):

@@ -50,7 +50,7 @@ class LinkFailures:
         self._relink: set[Pair] = set()
         self._doubted: set[Pair] = set()
         """Pairs whose link stands as far as is known, and is to be tried by the next Prepare."""
-        self._untold: dict[Pair, tuple[str, dict[str, int]]] = {}
+        self._unlogged: dict[Pair, tuple[str, dict[str, int]]] = {}
         """Lines for the log about lost links, and what these are about, by pair (rule 6)."""
         self._relinks: dict[Pair, int] = {}
         self._worn: dict[Pair, str] = {}
@@ -68,7 +68,7 @@ class LinkFailures:
         tried, where the other end has only waited."""
         group = self._state.group_of(member)
         pair = topology.pair(member.peer, other)
-        self._tell_lost([pair])
+        self._log_lost([pair])
         if pair in topology.linked_pairs(group.ring):
             self._liveness.link_cut(member.peer, other)
         if pair in topology.ring_pairs(group.ring):
@@ -104,7 +104,7 @@ class LinkFailures:
         if pair in group.linkless and pair not in topology.ring_pairs(group.ring):
             return
         text = f"{member} lost its link to {other}: {message.reason}"
-        self._untold[pair] = text, {**member.about, "other": message.peer}
+        self._unlogged[pair] = text, {**member.about, "other": message.peer}
         self._relinks[pair] = self._relinks.get(pair, 0) + 1
         if self._relinks[pair] > RELINKS_MAX:
             self._worn[pair] = message.reason
@@ -169,11 +169,11 @@ class LinkFailures:
         return sorted(pairs.union(others))
 
     def installed(self) -> None:
-        self._tell_lost(self._untold)
+        self._log_lost(self._unlogged)
 
-    def _tell_lost(self, pairs: Iterable[Pair]) -> None:
-        for pair in [pair for pair in pairs if pair in self._untold]:
-            self._state.log("warning", *self._untold.pop(pair))
+    def _log_lost(self, pairs: Iterable[Pair]) -> None:
+        for pair in [pair for pair in pairs if pair in self._unlogged]:
+            self._state.log("warning", *self._unlogged.pop(pair))
 
     def waits_for_absent(self) -> bool:
         if any(self._liveness.is_absent(peer) for pair in self._failed for peer in pair):
@@ -242,7 +242,7 @@ class LinkFailures:
     def forget(self, peer: int) -> None:
         self._relink = {pair for pair in self._relink if peer not in pair}
         self._doubted = {pair for pair in self._doubted if peer not in pair}
-        self._untold = {pair: line for pair, line in self._untold.items() if peer not in pair}
+        self._unlogged = {pair: line for pair, line in self._unlogged.items() if peer not in pair}
         self._worn = {pair: why for pair, why in self._worn.items() if peer not in pair}
         self._failed = {pair: why for pair, why in self._failed.items() if peer not in pair}
         for pair in [pair for pair in self._relinks if peer in pair]:

@@ -20,7 +20,6 @@ from typing import Any
 
 from pccl.protocol import messages as m
 from pccl.protocol.completion import callers_tag
-from pccl.protocol.failover.durable_state import RecordedView, RunRecord
 from pccl.protocol.master.admission import Admission, Probation
 from pccl.protocol.master.group_calls import GroupCalls, StateSync
 from pccl.protocol.master.link_failures import LinkFailures
@@ -53,41 +52,41 @@ class Master:
         state: RunState,
         leadership: Leadership | None = None,
         returning: Returning | None = None,
-        unheard: Mapping[int, m.GroupCallOutcome] | None = None,
+        missed_ends: Mapping[int, m.GroupCallOutcome] | None = None,
         sites_broken_by: str = "",
     ) -> None:
-        """Lead a run, from its founding if only `state` is given. All else is for a run that is taken over from another
-        master (`recovery.take_over`): `unheard` has the ends of group calls that peers wait in and have not heard, and
-        `sites_broken_by` says why peers of sites may be missing."""
+        """Lead a run from its start if only `state` is given. All else is for a takeover (`recovery.take_over`):
+        `missed_ends` are the ends of group calls that peers wait in and have not received, `sites_broken_by` says why
+        peers of sites may be missing."""
         self.state = state
         """The run's state. It may be looked at and not be changed from outside."""
         self.leadership = leadership or Leadership(state)
         probation = Probation(state.options.peer_timeout_s)
-        self._liveness = Liveness(state, returning)
-        self._admission = Admission(state, self._liveness, probation)
+        self.liveness = Liveness(state, returning)
+        self.admission = Admission(state, self.liveness, probation)
         if sites_broken_by:
-            self._admission.break_incomplete_sites(sites_broken_by)
-        self._links = LinkFailures(state, self._liveness, probation, self._evict)
+            self.admission.break_incomplete_sites(sites_broken_by)
+        self.links = LinkFailures(state, self.liveness, probation, self._evict)
         self._missing = MissingLinks(state)
         self._verdicts = OpVerdicts(
-            state, self._evict, self._links.ops_committed, self._abort_deadlocked, self._missing.may_stand
+            state, self._evict, self.links.ops_committed, self._abort_deadlocked, self._missing.may_stand
         )
         waits = Waits(state)
-        state_sync = StateSync(state, waits, self._verdicts, self._links)
+        state_sync = StateSync(state, waits, self._verdicts, self.links)
         self._waits = waits
         self._ring_change = RingChange(state)
         self._calls = GroupCalls(
-            state, waits, self._admission, self._verdicts, state_sync, self._ring_change, self._evict, unheard
+            state, waits, self.admission, self._verdicts, state_sync, self._ring_change, self._evict, missed_ends
         )
-        self._stages = ViewStages(state, self.leadership, self._liveness, self._links, self._missing, self._calls)
+        self._stages = ViewStages(state, self.leadership, self.liveness, self.links, self._missing, self._calls)
         self._handlers: dict[type[m.Message], Callable[[Member, Any], None]] = {
             m.Leave: self._on_leave,
             m.GroupCall: self._calls.enter,
             m.GroupCallCancel: self._calls.cancel,
             m.LinksReady: self._stages.links_ready,
-            m.LinkFailed: self._links.link_failed,
+            m.LinkFailed: self.links.link_failed,
             m.Tried: self._on_tried,
-            m.LinkLost: self._links.link_lost,
+            m.LinkLost: self.links.link_lost,
             m.OpsDone: self._verdicts.ops_done,
             m.OpFailed: self._verdicts.op_failed,
             m.AbortVote: self._verdicts.voted,
@@ -104,14 +103,14 @@ class Master:
 
     def connected(self, connection: int, host: str, now: float) -> list[Effect]:
         self.state.now = now
-        self._admission.connected(connection, host, len(self.state.members) + len(self._liveness.heartbeats))
+        self.admission.connected(connection, host, len(self.state.members) + len(self.liveness.heartbeats))
         return self.state.drain()
 
     def received(self, connection: int, message: m.FromPeer, now: float) -> list[Effect]:
         state = self.state
         state.now = now
-        if connection in self._admission:
-            newcomer = self._admission.said(connection, message)
+        if connection in self.admission:
+            newcomer = self.admission.first_message(connection, message)
             if newcomer is not None and newcomer.hello.masters > 1:
                 self.leadership.has_rivals = True
         elif connection in state.peer_of:
@@ -132,10 +131,10 @@ class Master:
     def disconnected(self, connection: int, reason: str, now: float) -> list[Effect]:
         state = self.state
         state.now = now
-        self._admission.disconnected(connection)
+        self.admission.disconnected(connection)
         if connection in state.peer_of:
             self._remove(state.peer_of[connection], reason)
-        elif not self._liveness.heartbeat_broke(connection, reason):
+        elif not self.liveness.heartbeat_broke(connection, reason):
             return state.drain()
         return self._advance()
 
@@ -145,32 +144,31 @@ class Master:
         if connection not in state.peer_of:
             state.close(connection)
             return self.disconnected(connection, reason, now)
-        self._liveness.detached(state.members[state.peer_of[connection]], reason)
+        self.liveness.detached(state.members[state.peer_of[connection]], reason)
         return self._advance()
 
     def reattached(self, connection: int, now: float) -> list[Effect]:
         self.state.now = now
-        self._liveness.reattached(self.state.members[self.state.peer_of[connection]])
+        self.liveness.reattached(self.state.members[self.state.peer_of[connection]])
         return self._advance()
 
     def note_quiet(self, connections: Iterable[int]) -> None:
         """Note the connections over which no heartbeat has come for `liveness.QUIET_SHARE` of the peer timeout. It is
         called before any event that may mean a loss."""
-        self._liveness.note_quiet(connections)
+        self.liveness.note_quiet(connections)
 
     def silent(self, connection: int, silent_s: float, now: float) -> list[Effect]:
         self.state.now = now
-        peer = self._liveness.heartbeat_silent(connection)
+        peer = self.liveness.heartbeat_silent(connection)
         if peer is None:
             return self.state.drain()
         self._evict_silent(peer, silent_s)
         return self._advance()
 
     def name_stragglers(self, silent: Mapping[int, float], now: float) -> list[Effect]:
-        """Log peers for which the others wait. `silent` are connections without heartbeats, and for how many seconds.
-        It decides nothing."""
+        """Log stragglers. `silent` are connections without heartbeats, each with the seconds of silence."""
         self.state.now = now
-        heartbeats = self._liveness.heartbeats
+        heartbeats = self.liveness.heartbeats
         name_stragglers(
             self.state, {heartbeats[each]: silent_s for each, silent_s in silent.items() if each in heartbeats}
         )
@@ -183,21 +181,21 @@ class Master:
     def tick(self, now: float) -> list[Effect]:
         state = self.state
         state.now = now
-        self._admission.expire()
+        self.admission.expire()
         limit_s = state.options.answer_limit_s
         for peer in list(state.asked_at):
             # Looked up one by one: an eviction may ask others again.
             if now >= state.asked_at[peer] + limit_s:
                 self._evict(peer, f"did not answer the master within {limit_s:g} s")
-        for peer, silent_s in self._liveness.silent():
+        for peer, silent_s in self.liveness.silent():
             self._evict_silent(peer, silent_s)
             if self.deposed:
                 return state.drain()
-        while (late := self._liveness.next_late()) is not None:
+        while (late := self.liveness.next_late()) is not None:
             self._lose_late(late, f"not back within {state.options.peer_timeout_s:g} s")
             if self.deposed:
                 return state.drain()
-        self._admission.begin_trials()
+        self.admission.begin_trials()
         self._missing.try_again()
         self._ring_change.expire()
         self._waits.log_long()
@@ -208,9 +206,9 @@ class Master:
             return None
         answer_limit_s = self.state.options.answer_limit_s
         times = [asked_at + answer_limit_s for asked_at in islice(self.state.asked_at.values(), 1)]
-        for part in (self._admission, self._liveness, self._missing, self._waits, self._ring_change):
+        for part in (self.admission, self.liveness, self._missing, self._waits, self._ring_change):
             times += part.deadlines()
-        times += [self.evidence_due_at] if self.evidence_due_at is not None else []
+        times += [self.links.evidence_due_at] if self.links.evidence_due_at is not None else []
         return min(times, default=None)
 
     def dismiss_founders(self, reason: str) -> list[Effect]:
@@ -228,7 +226,7 @@ class Master:
         for member in state.members.values():
             state.send(member.connection, m.Elsewhere(reason))
             state.close(member.connection)
-        for connection in self._liveness.heartbeats:
+        for connection in self.liveness.heartbeats:
             state.close(connection)
         return state.drain()
 
@@ -243,27 +241,12 @@ class Master:
         return self.state.term
 
     @property
-    def secret(self) -> bytes:
-        return self.state.secret
-
-    @property
     def accepted(self) -> list[int]:
         return self.state.accepted
 
     @property
     def pending(self) -> list[int]:
         return self.state.pending
-
-    @property
-    def admissible(self) -> list[int]:
-        return self._admission.admissible
-
-    @property
-    def unidentified(self) -> dict[int, str]:
-        return self._admission.unidentified
-
-    def host_of(self, connection: int) -> str | None:
-        return self._admission.host_of(connection)
 
     def is_accepted(self, peer: int) -> bool:
         return self.state.is_accepted(peer)
@@ -280,21 +263,6 @@ class Master:
         return self.leadership.deposed
 
     @property
-    def absent_until(self) -> Mapping[int, float]:
-        return self._liveness.absent_until
-
-    def has_lost_sight(self, but_of: int) -> bool:
-        return self._liveness.has_lost_sight(but_of)
-
-    def is_returning(self, peer: int) -> bool:
-        """Whether this peer was led by another master, and has not yet connected to this one for heartbeats."""
-        return self._liveness.is_returning(peer)
-
-    @property
-    def evidence_due_at(self) -> float | None:
-        return self._links.evidence_due_at
-
-    @property
     def is_vacant(self) -> bool:
         return not self.state.members
 
@@ -303,13 +271,6 @@ class Master:
         """Whether all connections of all accepted peers were closed, as when their processes end together."""
         members = self.state.members.values()
         return all(member.absence and member.heartbeat is None for member in members if member.accepted)
-
-    @property
-    def is_changing(self) -> bool:
-        return self.state.is_changing
-
-    def record(self, prepared: Sequence[RecordedView] = (), is_over: bool = False) -> RunRecord:
-        return self.leadership.record(prepared, is_over)
 
     # Departures.
 
@@ -339,14 +300,14 @@ class Master:
 
     def _lose_dead(self) -> bool:
         lost = False
-        while (dead := self._liveness.next_dead()) is not None:
+        while (dead := self.liveness.next_dead()) is not None:
             self._lose(dead)
             lost = True
         return lost
 
     def _is_own_outage(self, peer: int) -> bool:
         count = self.state.accepted_count
-        if self.state.is_accepted(peer) and count > 1 and self._liveness.has_lost_sight(but_of=peer):
+        if self.state.is_accepted(peer) and count > 1 and self.liveness.has_lost_sight(but_of=peer):
             self.leadership.deposed = (
                 f"most of its {count} peers have lost their connections to it or sent no heartbeat since about the "
                 f"same time, as if its own network were out"
@@ -358,9 +319,9 @@ class Master:
         member = state.members[peer]
         self._calls.forget(member)
         state.remove(peer)
-        self._liveness.forget(member)
-        self._admission.forget(member, reason, is_leaving)
-        self._links.forget(peer)
+        self.liveness.forget(member)
+        self.admission.forget(member, reason, is_leaving)
+        self.links.forget(peer)
         self._missing.forget(peer)
         self._ring_change.forget(peer)
         how = "lost" if member.accepted else "gone before it was accepted"
@@ -387,7 +348,7 @@ class Master:
     def _advance(self) -> list[Effect]:
         progress = True
         while progress and not self.deposed:
-            for peer, reason in self._admission.to_evict():
+            for peer, reason in self.admission.to_evict():
                 self._evict(peer, reason)
             progress = (
                 self._lose_dead()
@@ -405,7 +366,7 @@ class Master:
         announced are accepted by the view under way."""
         if not self._has_nobody:
             return False
-        waiting = self.admissible
+        waiting = self.admission.admissible
         if len(waiting) < self.state.options.founders:
             return False
         self.state.change.admitting = set(waiting)
@@ -432,7 +393,7 @@ class Master:
         if member.accepted:
             self._missing.tried(member, message)
         else:
-            self._admission.tried(member, message)
+            self.admission.tried(member, message)
 
     def _on_report(self, member: Member, message: m.Report) -> None:
         state = self.state

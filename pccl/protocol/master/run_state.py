@@ -405,7 +405,7 @@ class Waits:
 
 def name_stragglers(state: RunState, silent_s: Mapping[int, float]) -> None:
     if state.accepted_count > 1 and len(silent_s) >= majority(state.accepted_count):
-        silent_s = {}  # more likely, this master receives nothing
+        silent_s = {}  # more likely, this master is cut off
     groups = [_group_scene(state, group) for group in state.groups.values() if len(group.ring) > 1]
     scene = Scene(groups, silent_s, lambda peer: str(state.members.get(peer, f"peer {peer}")))
     for change in state.stragglers.judge(scene, state.now):

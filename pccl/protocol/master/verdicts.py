@@ -189,13 +189,13 @@ class OpVerdicts:
             return
         group.awaiting_flush.discard(member.peer)
         self._state.asked_at.pop(member.peer, None)
-        self._heard_verdicts(group, message.commits, message.aborts)
+        self._note_verdicts(group, message.commits, message.aborts)
         group.open_ops.update(message.ops)
         # All survivors being done is what settle() looks for, so an op that is committed by this very call would
         # have been by it too; it must only not be lost.
         group.commits += group.ledger.done(member.peer, message.ops) if group.ledger.ring else []
 
-    def _heard_verdicts(self, group: Group, commits: Iterable[OpRef], aborts: Iterable[m.Aborted]) -> None:
+    def _note_verdicts(self, group: Group, commits: Iterable[OpRef], aborts: Iterable[m.Aborted]) -> None:
         known = set(group.commits)
         group.commits += [op for op in commits if op not in known]
         group.aborts.update({OpRef(op.tag, op.sequence): op for op in aborts})

@@ -35,10 +35,10 @@ LINK_TIMEOUTS = 2.0
 LINK_TIMEOUT_S_MIN = 2.0
 LINK_CONNECTIONS_MAX = 64
 GROWN_CONNECTIONS_MAX = 16
-"""Connections up to which a link grows while windows limit it."""
+"""Largest number of connections of a link that windows limit."""
 LOSSY_CONNECTIONS_MAX = 128
-"""Connections up to which all links together grow while losses limit them. Each link may have `GROWN_CONNECTIONS_MAX`
-in any case, and `LINK_CONNECTIONS_MAX` at most."""
+"""Largest number of connections of all links that losses limit. Each link may have `GROWN_CONNECTIONS_MAX` in any case,
+and `LINK_CONNECTIONS_MAX` at most."""
 LOSSY_GROWTH = 3
 """Connections added for each that losses limit."""
 PROBE_CONNECTIONS_MIN = 4

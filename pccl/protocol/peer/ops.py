@@ -97,7 +97,7 @@ class Ops:
             if entry.is_mutual:
                 self._outbox.emit(FreezeOp(op))
             else:
-                self._tell_failure(entry)
+                self._report_failure(entry)
 
     def expedite(self, op: int) -> bool:
         """Report a known verdict before the next view is installed. Return False if none is known."""
@@ -279,7 +279,7 @@ class Ops:
         del self._ops[op.op]
         self._outbox.emit(OpResult(op.op, code, reason, op.world_size, *op.traffic))
 
-    def _tell_failure(self, op: Op) -> None:
+    def _report_failure(self, op: Op) -> None:
         assert self._view is not None
         assert op.ref is not None
         assert op.failure is not None
@@ -383,7 +383,7 @@ class Ops:
             entry.move(OpState.STOPPED)
         entry.has_voted_abort = True
         if self.is_running:
-            self._tell_failure(entry)
+            self._report_failure(entry)
 
     def refused(self, op: int, code: Result, reason: str) -> None:
         entry = self._ops[op]
@@ -392,7 +392,7 @@ class Ops:
         elif not self._outbox.is_closed:
             entry.move(OpState.REFUSED)
             entry.failure = code, reason
-            self._tell_failure(entry)
+            self._report_failure(entry)
 
     def mismatched(self, op: int, reason: str, is_other_call: bool = False) -> None:
         """Abort an op that other peers call with other arguments, or replace by another call."""
@@ -477,7 +477,7 @@ class Ops:
         for op in self._undecided.values():
             op.stall_reported = False
             if op.failure is not None and (op.has_voted_abort or op.state is OpState.REFUSED or not op.is_mutual):
-                self._tell_failure(op)
+                self._report_failure(op)
         for ref, failure in self.uses.promises.items():
             self._outbox.send(m.OpFailed(view.epoch, *ref, *failure, may_be_done=True))
 
@@ -625,7 +625,7 @@ UNDECIDED = frozenset({_S.RUNNING, _S.DONE, _S.STOPPED, _S.REFUSED, _S.COMMITTED
 """States of a submitted op without a verdict carried out."""
 IS_DONE = frozenset({_S.DONE, _S.SETTLED})
 MAY_BE_DONE = frozenset({_S.RUNNING, _S.DONE, _S.COMMITTED, _S.SETTLED})
-"""Undecided states in which all result bytes have arrived or may still arrive."""
+"""Undecided states with complete result bytes, now or possibly later."""
 
 
 class OpWait(NamedTuple):
@@ -664,7 +664,7 @@ class Op:
 
 
 FORGOTTEN_AT_ONCE = 64
-"""Uses of a tag by which a late message of an op may follow its verdict and still be found."""
+"""Number of later uses of a tag after which late messages of an op are no longer dropped."""
 
 
 class Uses:
@@ -762,32 +762,32 @@ class KnownVerdicts:
         return sum(map(len, self._by_tag.values()))
 
     def commit(self, op: OpRef) -> None:
-        heard = self._by_tag.setdefault(op.tag, [])
-        if (op.sequence, None) not in heard:
+        known = self._by_tag.setdefault(op.tag, [])
+        if (op.sequence, None) not in known:
             # Later uses may have been aborted before they were made here.
-            heard[:] = [verdict for verdict in heard if verdict[0] > op.sequence]
-            heard.append((op.sequence, None))
+            known[:] = [verdict for verdict in known if verdict[0] > op.sequence]
+            known.append((op.sequence, None))
 
     def abort(self, op: OpRef, failure: Failure) -> None:
-        heard = self._by_tag.setdefault(op.tag, [])
-        if (op.sequence, failure) in heard:
+        known = self._by_tag.setdefault(op.tag, [])
+        if (op.sequence, failure) in known:
             return
-        if heard and heard[-1][1] == failure:
-            failure = heard[-1][1]  # share the text
-        if len(heard) >= ABORTS_KEPT_MAX:
-            del heard[0]
+        if known and known[-1][1] == failure:
+            failure = known[-1][1]  # share the text
+        if len(known) >= ABORTS_KEPT_MAX:
+            del known[0]
         self._aborts.append(op)
         if len(self._aborts) > ABORTS_KEPT_IN_ALL_MAX:
             self._forget(self._aborts.popleft())
-        heard.append((op.sequence, failure))
+        known.append((op.sequence, failure))
 
     def _forget(self, abort: OpRef) -> None:
-        heard = self._by_tag[abort.tag]
-        heard[:] = [verdict for verdict in heard if verdict[0] != abort.sequence or verdict[1] is None]
+        known = self._by_tag[abort.tag]
+        known[:] = [verdict for verdict in known if verdict[0] != abort.sequence or verdict[1] is None]
 
     def was_aborted(self, op: OpRef) -> bool:
-        heard = self._by_tag.get(op.tag, ())
-        return any(sequence == op.sequence and failure is not None for sequence, failure in heard)
+        known = self._by_tag.get(op.tag, ())
+        return any(sequence == op.sequence and failure is not None for sequence, failure in known)
 
     def newest(self) -> tuple[list[OpRef], list[m.Aborted]]:
         commits, aborts = [], []

@@ -126,7 +126,7 @@ def test_evicted_peer_tries_links_before_admission() -> None:
     assert [member.peer for member in trial.members] == [1, 2]
     assert _are_peers_pending(rig) == 0
     rig.hear(10, m.Tried())
-    assert rig.master.admissible == [peer]
+    assert rig.master.admission.admissible == [peer]
     assert _are_peers_pending(rig) == 1
 
 
@@ -155,7 +155,7 @@ def test_no_admission_before_heartbeat() -> None:
     rig.master.connected(1, "10.0.0.1", 0.0)
     rig.hear(1, HELLO)
     assert rig.told(1) == [m.Welcome(1, "run", 1, peer_timeout_s=5.0)]
-    assert (rig.master.pending, rig.master.admissible) == ([1], [])
+    assert (rig.master.pending, rig.master.admission.admissible) == ([1], [])
     rig.tick(9.9)
     assert rig.peers == [1]
     rig.tick(10.0)
@@ -165,11 +165,11 @@ def test_no_admission_before_heartbeat() -> None:
 def test_absent_newcomer_is_not_admitted() -> None:
     rig = Rig(0)
     peer = rig.hello()
-    assert rig.master.admissible == [peer]
+    assert rig.master.admission.admissible == [peer]
     rig.effects = rig.master.detached(peer, "reset", 0.0)
-    assert rig.master.admissible == []
+    assert rig.master.admission.admissible == []
     rig.effects = rig.master.reattached(peer, 0.0)
-    assert rig.master.admissible == [peer]
+    assert rig.master.admission.admissible == [peer]
 
 
 def _of_site(rig: Rig, size: int) -> int:

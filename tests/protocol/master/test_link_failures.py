@@ -184,9 +184,9 @@ def test_no_deadline_while_waiting_for_absent_peer() -> None:
             rig.hear(peer, m.FlushReply(flush.flush, []))
             rig.effects = effects + rig.effects
     rig.hear(2, m.LinkFailed(rig.master.state.view, 1, "no answer"))
-    assert rig.master.evidence_due_at is not None
+    assert rig.master.links.evidence_due_at is not None
     rig.effects = rig.master.detached(2, "reset", rig.now)
-    assert rig.master.evidence_due_at is None
+    assert rig.master.links.evidence_due_at is None
     until = rig.now + rig.master.state.options.peer_timeout_s
     while (due := rig.master.deadline()) is not None and due < until:
         assert due > rig.now
@@ -207,7 +207,7 @@ def test_no_deadline_while_other_group_flushes() -> None:
             rig.hear(peer, m.FlushReply(flush.flush, []))
             rig.effects = effects + rig.effects
     rig.hear(2, m.LinkFailed(rig.master.state.view, 1, "no answer"))
-    due_at = rig.master.evidence_due_at
+    due_at = rig.master.links.evidence_due_at
     assert due_at is not None
     rig.lose(6)
     assert any(isinstance(message, m.Flush) for message in rig.told(5))
@@ -226,7 +226,7 @@ def test_links_of_leaving_peer_are_not_logged() -> None:
     rig.effects = asked + rig.effects
     rig.answer()
     assert rig.master.ring(0) == [2, 3]
-    assert not rig.master.is_changing
+    assert not rig.master.state.is_changing
     assert not [text for text in rig.logged if "lost its link" in text]
 
 

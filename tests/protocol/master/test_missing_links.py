@@ -51,7 +51,7 @@ def meet(rig: Rig, kind: str = Kind.UPDATE_TOPOLOGY) -> list[m.FromMaster]:
     for peer in (1, 2, 3, 4):
         for flush in [message for message in told_in(effects, peer) if isinstance(message, m.Flush)]:
             rig.hear(peer, m.FlushReply(flush.flush, []))
-    if rig.master.is_changing:
+    if rig.master.state.is_changing:
         before = effects + rig.effects
         ready(rig, missing=False)
         rig.effects = before + rig.effects
@@ -70,7 +70,7 @@ def test_group_becomes_mesh_after_trial_and_group_call(kind: str) -> None:
     assert tried(rig) == [2]
     assert rig.now == RETRY_S
     rig.hear(4, m.Tried([]))
-    assert not rig.master.is_changing, "it waits for a call without ops in flight"
+    assert not rig.master.state.is_changing, "it waits for a call without ops in flight"
     told = meet(rig, kind)
     assert m.GroupCallResult(2, Result.SUCCESS) in told
     assert any(isinstance(message, m.Install) and message.is_meshed for message in told)
@@ -130,7 +130,7 @@ def test_trial_delay_doubles() -> None:
         assert not rig.master.state.groups[0].is_meshed
         for peer in (1, 2, 3, 4):
             rig.hear(peer, m.GroupCall(9 + at, Kind.UPDATE_TOPOLOGY))
-        assert not rig.master.is_changing, "the next answer has to come first"
+        assert not rig.master.state.is_changing, "the next answer has to come first"
 
 
 def test_lost_peer_is_not_tried() -> None:
