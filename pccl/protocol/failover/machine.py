@@ -309,7 +309,7 @@ class Failover:
                 self._consider(survivor.run)
             else:
                 self._ask(survivor.run)
-        # else: said before it heard that its master was lost
+        # else: sent before the peer noticed the loss of its master
 
     def _consider_all(self) -> None:
         for run in list(self._gatherings):

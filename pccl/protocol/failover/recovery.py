@@ -278,7 +278,7 @@ def _group(ring: m.Ring, members: Mapping[int, m.RecoveryReport]) -> RecoveredGr
             group.is_decided = group.is_decided or each.has_decided
             group.commits.update(each.commits)
             group.aborts.update({OpRef(op.tag, op.sequence): op for op in each.aborts})
-        # else: what it has heard was settled by the last view itself, as everybody's was.
+        # else: the last view itself has decided these ops on all peers.
     _note_links(group, ring, ours)
     _note_group_calls(group, ours)
     return group

@@ -98,7 +98,7 @@ class Admission:
         return self._unidentified[connection][0] if connection in self._unidentified else None
 
     def connected(self, connection: int, host: str, others: int) -> None:
-        """Note a new connection. `others` is the number of this master's connections that have said something."""
+        """Note a new connection. `others` is the number of identified connections."""
         state = self._state
         if len(self._unidentified) + others >= state.options.connections_max:
             state.send(connection, m.Goodbye(Result.MASTER_CONNECTION_FAILED, "the master has too many connections"))
@@ -273,7 +273,7 @@ class Admission:
             site, reason = self._broken_sites.popitem()
             for peer in [peer for peer, member in self._state.members.items() if member.hello.site == site]:
                 yield peer, reason
-            self._broken_sites.pop(site, None)  # they have said the same of it
+            self._broken_sites.pop(site, None)  # their loss breaks the same site
 
     # Time.
 

@@ -45,7 +45,7 @@ class LinkFailures:
         self._failed: dict[Pair, str] = {}
         """Needed pairs that cannot connect in the view that is prepared, and why."""
         self._given_up: set[Pair] = set()
-        """Pairs of the prepared view, needed or not, whose dialer has said that they cannot connect."""
+        """Pairs of the prepared view, needed or not, that cannot connect by the report of their dialer."""
         self._evidence_due_at: float | None = None
         self._relink: set[Pair] = set()
         self._doubted: set[Pair] = set()

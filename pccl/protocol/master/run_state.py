@@ -135,7 +135,7 @@ class Group:
     votes: dict[OpRef, OpenAbortVote] = field(default_factory=dict)
     open_ops: set[OpRef] = field(default_factory=set)
     is_mutual: bool = False
-    """Whether its peers have been told that it is a mesh, so that they complete ops by themselves."""
+    """Whether its peers know that it is a mesh, and so complete ops by themselves."""
     missing: set[Pair] = field(default_factory=set)
     unreliable: set[Pair] = field(default_factory=set)
     """Pairs, not neighbours, whose link broke repeatedly. They count as missing."""
@@ -184,7 +184,7 @@ class ViewChange:
     awaiting_ready: set[int] = field(default_factory=set)
     """Peers that make links for the view that was prepared last."""
     unaware: set[int] = field(default_factory=set)
-    """Peers that keep their ring in the view that was prepared last, and have not said that they have heard of it."""
+    """Peers that keep their ring in the last prepared view and have not answered its Prepare."""
 
     def forget(self, peer: int) -> None:
         for peers in (self.admitting, self.awaiting_ready, self.unaware):
@@ -290,7 +290,7 @@ class RunState:
         self.next_number += 1
         return number
 
-    # What is said.
+    # Messages.
 
     def send(self, connection: int, message: m.FromMaster) -> None:
         self.outbox.append(Send(connection, message))

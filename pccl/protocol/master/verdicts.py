@@ -56,7 +56,7 @@ class OpVerdicts:
         commits = group.ledger.done(member.peer, message.ops)
         self._bound_ledger(group)
         if commits and not group.running:
-            # Decided during the flush, told with the next Prepare.
+            # Decided during the flush, sent with the next Prepare.
             group.commits += commits
             group.open_ops.update(commits)
         elif commits:
@@ -210,7 +210,7 @@ class OpVerdicts:
                 if group.commits or decided:
                     self._committed(group)
                 committed = {*group.commits, *decided}
-                # Of what was heard to be committed, the rest is over for everybody.
+                # Other reported commits have ended on all peers.
                 group.commits = [op for op in group.commits if op in group.open_ops] + decided
                 for op, vote in group.votes.items():
                     if op not in committed:

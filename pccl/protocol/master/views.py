@@ -94,7 +94,7 @@ class Leadership:
         self._quorum_views = [QuorumView(len(accepted), frozenset(accepted))] if accepted else []
 
     def is_known_to_enough(self, unaware: Collection[int]) -> bool:
-        """Whether rule 4 lets a view come into force. `unaware` are the peers that have not heard of it."""
+        """Whether rule 4 lets a view come into force. `unaware` are the peers that have not answered it."""
         return not unaware or all(
             view.lost + len(view.here.intersection(unaware)) < majority(view.size) for view in self._quorum_views
         )
