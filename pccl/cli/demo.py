@@ -84,9 +84,8 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from pccl.tools.demo.display import Display
     from pccl.tools.demo.plan import Plan
-    from pccl.tools.demo.report import Report, draw_plot, to_json
+    from pccl.tools.demo.report import Display, Report, draw_plot, to_json
     from pccl.tools.demo.supervisor import Supervisor
     from pccl.tools.report import check_plot
 

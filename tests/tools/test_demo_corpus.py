@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pccl.tools.demo import corpus
-from pccl.tools.demo.corpus import SourceFile
+from pccl.tools.demo import model as corpus
+from pccl.tools.demo.model import SourceFile
 from pccl.tools.report import ToolError
 
 FILES = st.builds(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pccl.tools.demo.corpus import Bytes
-from pccl.tools.demo.model import WARM_UP_STEPS, AdamW, ByteModel, ModelShape, cosine_scale
+from pccl.tools.demo.model import WARM_UP_STEPS, AdamW, ByteModel, Bytes, ModelShape, cosine_scale
 
 SMALL = ModelShape(context=3, embedding=4, hidden=5)
 STEP = 1e-5

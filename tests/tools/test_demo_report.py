@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from pccl.tools.demo.display import Display
 from pccl.tools.demo.plan import Plan
 from pccl.tools.demo.report import (
+    Display,
     Event,
     Joined,
     Killed,

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pccl.tools.bench.local import slowest, survivor
-from pccl.tools.bench.raw_ring import RawRing, chunk_bounds, join_ring
-from pccl.tools.bench.report import Survivor, timing
-from pccl.tools.bench.units import (
+from pccl.tools.bench.plan import (
     format_bytes,
     format_bytes_about,
     format_megabytes_per_second,
     format_seconds,
     parse_bytes,
 )
+from pccl.tools.bench.raw_ring import RawRing, chunk_bounds, join_ring
+from pccl.tools.bench.report import Survivor, timing
 from pccl.tools.bench.worker import Step
 
 

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from pccl.tools.bench.units import format_bytes, parse_bytes
+from pccl.tools.bench.plan import format_bytes, parse_bytes
 from pccl.tools.harness import module_command
 from tests.wan import probe
 from tests.wan.lab import Host, Lab, Link, Path, Site, unavailable

@@ -14,7 +14,7 @@ import time
 import numpy as np
 
 from pccl import Communicator
-from pccl.tools.bench.units import parse_bytes
+from pccl.tools.bench.plan import parse_bytes
 
 WARM_OPS = 3
 """Number of ops between two pauses."""

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from pccl import Communicator, PCCLError, ReduceOp
-from pccl.tools.bench.cases import Memory, Rank, Ruler, join
+from pccl.tools.bench.cases import Memory, Rank, Ruler
 from pccl.tools.bench.plan import GLOO, RAW_RING, Plan, cases
 from pccl.tools.bench.raw_ring import join_ring
 from pccl.tools.bench.report import Row, row
@@ -39,7 +39,7 @@ def measure_as_one_peer(plan: Plan, master: str) -> Iterator[Row]:
             for connections in plan.connections:
                 encrypt = True if plan.encrypt else None
                 with Communicator(master, p2p_connection_pool_size=connections, encrypt=encrypt) as communicator:
-                    join(communicator, world_size)
+                    communicator.wait_for_peers(world_size)
                     _check_agreement(communicator, plan)
                     if rulers is None:
                         number = communicator.membership.rank

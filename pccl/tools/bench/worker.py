@@ -11,7 +11,7 @@ import numpy as np
 
 from pccl import Attribute, Communicator, PCCLError, ReduceOp
 from pccl.tools import harness
-from pccl.tools.bench.cases import Rank, Ruler, Samples, join
+from pccl.tools.bench.cases import Rank, Ruler, Samples
 from pccl.tools.bench.plan import GLOO, RAW_RING, Case
 from pccl.tools.bench.raw_ring import join_ring
 
@@ -102,7 +102,7 @@ def main() -> None:
                     communicator = run.enter_context(
                         Communicator(master, p2p_connection_pool_size=connections, token=token, encrypt=encrypt)
                     )
-                    join(communicator, world_size)
+                    communicator.wait_for_peers(world_size)
                     harness.send(Ready())
                 case Case():
                     assert communicator is not None
