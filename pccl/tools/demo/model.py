@@ -16,10 +16,8 @@ its bytes are embedded once and windows are a strided view; the backward pass ad
 
 from __future__ import annotations
 
-import os
 import sysconfig
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import cos, log, pi, prod
 from pathlib import Path
@@ -216,7 +214,7 @@ def cosine_scale(done: float, floor: float = 0.05) -> float:
     return floor + (1 - floor) * 0.5 * (1 + cos(pi * min(max(done, 0.0), 1.0)))
 
 
-# The text of the demo: the sources of the running Python's standard library, without a download.
+# The text: the sources of the running Python's standard library, without tests and what is installed beside it.
 
 Bytes = NDArray[np.uint8]
 
@@ -224,61 +222,26 @@ VALIDATION_ONE_IN = 25
 _SKIPPED_FOLDERS = frozenset({"__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests"})
 
 
-@dataclass(frozen=True, order=True)
-class SourceFile:
-    """One source file; `name` is its path below the root, the sort key."""
+def split(shards: int, root: Path | None = None) -> tuple[list[list[Path]], list[Path]]:
+    """Return the files of each training shard, and those that are held out for validation.
 
-    name: str
-    size_bytes: int
-    path: Path
-
-
-@dataclass(frozen=True)
-class Split:
-    """Disjoint lists of files."""
-
-    shards: tuple[tuple[SourceFile, ...], ...]
-    validation: tuple[SourceFile, ...]
-
-
-def standard_library_files(root: Path | None = None) -> list[SourceFile]:
-    """Return all `*.py` files below `root` (default: this interpreter's standard library), sorted."""
+    Of the files below `root` (default: this interpreter's standard library) in the order of their paths, every 25th is
+    held out, and the shards take turns with the others. All processes of a run compute the same split.
+    """
     root = Path(sysconfig.get_path("stdlib")) if root is None else root
-    found = []
-    for folder, subfolders, names in os.walk(root):
-        subfolders[:] = [name for name in subfolders if name not in _SKIPPED_FOLDERS]
-        for name in names:
-            if name.endswith(".py"):
-                path = Path(folder, name)
-                found.append(SourceFile(path.relative_to(root).as_posix(), path.stat().st_size, path))
+    found = [path for path in root.rglob("*.py") if not _SKIPPED_FOLDERS & set(path.relative_to(root).parts)]
     if not found:
         raise ToolError(f"no Python source files below {root}: is the standard library installed as sources?")
-    return sorted(found)
+    files = sorted(found)
+    training = [file for index, file in enumerate(files) if index % VALIDATION_ONE_IN]
+    if len(training) < shards:
+        raise ToolError(f"{len(training)} files are too few for {shards} shards")
+    return [training[shard::shards] for shard in range(shards)], files[::VALIDATION_ONE_IN]
 
 
-def split(files: Iterable[SourceFile], shards: int) -> Split:
-    """Divide files into training shards and the held-out files."""
-    training: list[SourceFile] = []
-    validation: list[SourceFile] = []
-    for file in sorted(files):
-        held_out = zlib.crc32(file.name.encode()) % VALIDATION_ONE_IN == 0
-        (validation if held_out else training).append(file)
-    if len(training) < shards or not validation:
-        raise ToolError(
-            f"{len(training)} training and {len(validation)} validation files are too few for {shards} shards"
-        )
-    assigned: list[list[SourceFile]] = [[] for _ in range(shards)]
-    filled_bytes = [0] * shards
-    for file in sorted(training, key=lambda file: (-file.size_bytes, file.name)):
-        smallest = min(range(shards), key=filled_bytes.__getitem__)
-        assigned[smallest].append(file)
-        filled_bytes[smallest] += file.size_bytes
-    return Split(tuple(tuple(sorted(shard)) for shard in assigned), tuple(validation))
-
-
-def read(files: Sequence[SourceFile]) -> Bytes:
+def read(files: Iterable[Path]) -> Bytes:
     """Return the concatenated bytes of files, read-only."""
-    return np.frombuffer(b"".join(file.path.read_bytes() for file in files), np.uint8)
+    return np.frombuffer(b"".join(file.read_bytes() for file in files), np.uint8)
 
 
 def unigram_entropy_bits(text: Bytes) -> float:

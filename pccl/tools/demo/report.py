@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import textwrap
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
 from rich.console import Console
@@ -14,9 +15,6 @@ from rich.text import Text
 from pccl.tools.demo.plan import At, Plan
 from pccl.tools.harness import Closing
 from pccl.tools.report import check_plot
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 CLEARLY_BELOW_BITS = 0.5
 """The final loss must be this far below the unigram entropy, after STEPS_TO_LEARN inner steps or more. In a shorter run
@@ -218,51 +216,33 @@ def to_json(report: Report) -> str:
     return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
 
 
-_EVENT_COLOURS: dict[Kind, str] = {"lost": "tab:red", "joined": "tab:green"}
-
-
 def draw_plot(report: Report, path: Path) -> None:
     """Draw the loss against steps and against bytes sent, with losses and joins marked."""
     check_plot(path)
     from matplotlib.figure import Figure
 
     rows = [row for row in report.rows if row.bits_per_byte is not None]
-    losses = [row.bits_per_byte for row in rows]
-    sent_megabytes, total_bytes = {}, 0
-    for row in report.rows:
-        total_bytes += row.sent_bytes
-        sent_megabytes[row.step] = total_bytes / 1e6
-
+    sent_bytes = dict(zip([row.step for row in report.rows], accumulate(row.sent_bytes for row in report.rows)))
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     by_step, by_bytes = figure.subplots(1, 2, sharey=True)
-    _draw(by_step, report, {row.step: float(row.step) for row in report.rows}, [row.step for row in rows], losses)
-    _draw(by_bytes, report, sent_megabytes, [sent_megabytes[row.step] for row in rows], losses)
+    for axes, position in (
+        (by_step, {row.step: float(row.step) for row in report.rows}),
+        (by_bytes, {step: count / 1e6 for step, count in sent_bytes.items()}),
+    ):
+        axes.axhline(report.unigram_bits, color="grey", linestyle="--", label="unigram entropy of the text")
+        losses = [row.bits_per_byte for row in rows]
+        axes.plot([position[row.step] for row in rows], losses, marker=".", label="validation loss")
+        axes.grid(alpha=0.3)
+        for kind, colour in (("lost", "tab:red"), ("joined", "tab:green")):
+            for row in report.rows:
+                if kind in {event.kind for event in row.events}:
+                    axes.axvline(position[row.step], color=colour, linewidth=1, label=f"peer {kind}")
     by_step.set(xlabel="outer step", ylabel="validation loss, bits per byte")
     by_bytes.set(xlabel="sent by all peers since the start, MB")
-    by_step.xaxis.get_major_locator().set_params(integer=True)
-    by_step.legend(loc="center right", bbox_to_anchor=(1.0, 0.32))
+    by_step.legend()
     plan = report.plan
     figure.suptitle(f"DiLoCo over pccl: {plan.peers} peers, {plan.inner_steps} inner steps, quantize {plan.quantize}")
     figure.savefig(path, dpi=150)
-
-
-def _draw(axes: Axes, report: Report, position: dict[int, float], x: list[Any], losses: list[Any]) -> None:
-    axes.axhline(report.unigram_bits, color="grey", linestyle="--", label="unigram entropy of the text")
-    axes.plot(x, losses, marker=".", label="validation loss")
-    axes.grid(alpha=0.3)
-    for row in report.rows:
-        for event in row.events:
-            if colour := _EVENT_COLOURS.get(event.kind):
-                axes.axvline(position[row.step], color=colour, linewidth=1)
-                axes.annotate(
-                    f"{event.kind} {event.peer if event.peer is not None else ''}",
-                    (position[row.step], 0.98),
-                    xycoords=("data", "axes fraction"),
-                    rotation=90,
-                    ha="right",
-                    va="top",
-                    color=colour,
-                )
 
 
 # The demo on a terminal of 80 columns: a row per outer step, a live bar below, the verdict at the end.

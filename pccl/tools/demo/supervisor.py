@@ -230,7 +230,7 @@ class Supervisor(Closing):
     def run(self) -> Report:
         """Run to the end, or until the conductor gives up."""
         started_s = time.monotonic()
-        validation = model.split(model.standard_library_files(), self._plan.shards).validation
+        _, validation = model.split(self._plan.shards)
         unigram_bits = model.unigram_entropy_bits(model.read(validation))
         conductor = self._conductor
         shown = ["--http", self._http] if self._http is not None else []

@@ -73,11 +73,11 @@ class Worker:
         self._joins = options.peer == plan.newcomer
         self._communicator = Communicator(options.master, connections=plan.connections)
 
-        split = corpus.split(corpus.standard_library_files(), plan.shards)
-        self._text = corpus.read(split.shards[options.peer])
+        shards, validation = corpus.split(plan.shards)
+        self._text = corpus.read(shards[options.peer])
         if self._evaluates:
             length_bytes = plan.context + plan.positions
-            self._validation = corpus.spread(corpus.read(split.validation), VALIDATION_SEQUENCES, length_bytes)
+            self._validation = corpus.spread(corpus.read(validation), VALIDATION_SEQUENCES, length_bytes)
 
         self._shape = ModelShape(plan.context, plan.embedding, plan.hidden)
         # The newcomer's zeros show that its parameters come from the sync.
