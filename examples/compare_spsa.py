@@ -66,7 +66,7 @@ class Run:
         self.files.append(path)
         numbers = {"--peers": peers, "--index": index, "--steps": self.options.steps, "--show-every": SHOW_EVERY}
         arguments = [text for name, number in numbers.items() for text in (name, str(number))]
-        # Who was killed starts a log anew: it may not have written the last step.
+        # Who was killed starts a new log: it may not have written the last step.
         arguments += ["--json", str(path), "--log", str(self.folder / f"logs-{len(self.files)}")]
         with (self.folder / "output.txt").open("ab") as output:
             environment = {**os.environ, "PCCL_MASTER": master}

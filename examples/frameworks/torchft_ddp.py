@@ -1,4 +1,4 @@
-"""torchft's fault-tolerant DDP with pccl between the replicas: torchft says who is there, pccl reduces.
+"""torchft's fault-tolerant DDP with pccl between the replicas: torchft manages the members, pccl reduces.
 
     pip install torchft                                # torch 2.7 or newer
     python examples/frameworks/torchft_ddp.py          # three replicas; one is killed, and started again

@@ -143,7 +143,7 @@ class Found:
 def watch(when: str, peer_timeout_s: float, seconds: float, bytes_max: int = BYTES_MAX, sick: int = HEALTHY) -> Found:
     """`when` the hole is there: "always", "later" or "at first" (until the sick one was sent away once, and then
     mended). `sick`: which of the four it is; the last joins last."""
-    with Lab(HEALTHY + 2, Link(delay_ms=1), backend="relay") as lab, ExitStack() as stack:
+    with Lab(HEALTHY + 2, Link(delay_ms=1)) as lab, ExitStack() as stack:
         worker = Worker(lab.hosts[0].namespace.command([]))
         stack.callback(worker.discard)
         address = lab.hosts[0].address

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 @contextmanager
 def lab_with_master(delay_ms: float) -> Iterator[tuple[Lab, str]]:
     """Two hosts, the first one with a master at this address."""
-    with Lab(2, Link(delay_ms=delay_ms), backend="relay") as lab:
+    with Lab(2, Link(delay_ms=delay_ms)) as lab:
         address = f"{lab.hosts[0].address}:48148"
         command = [sys.executable, "-P", "-m", "pccl", "master", "--found", "--state", "none", "--listen", address]
         master = lab.hosts[0].popen(command, stdout=subprocess.PIPE, text=True)

@@ -38,7 +38,7 @@ def measure_as_one_peer(plan: Plan, master: str) -> Iterator[Row]:
         with ExitStack() as resources:
             for connections in plan.connections:
                 encrypt = True if plan.encrypt else None
-                with Communicator(master, p2p_connection_pool_size=connections, encrypt=encrypt) as communicator:
+                with Communicator(master, connections=connections, encrypt=encrypt) as communicator:
                     communicator.wait_for_peers(world_size)
                     _check_agreement(communicator, plan)
                     if rulers is None:

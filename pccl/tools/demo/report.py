@@ -222,7 +222,8 @@ def draw_plot(report: Report, path: Path) -> None:
     from matplotlib.figure import Figure
 
     rows = [row for row in report.rows if row.bits_per_byte is not None]
-    sent_bytes = dict(zip([row.step for row in report.rows], accumulate(row.sent_bytes for row in report.rows)))
+    totals = accumulate(row.sent_bytes for row in report.rows)
+    sent_bytes = dict(zip([row.step for row in report.rows], totals, strict=True))
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     by_step, by_bytes = figure.subplots(1, 2, sharey=True)
     for axes, position in (

@@ -124,7 +124,7 @@ class Stage:
     def __enter__(self) -> Stage:
         setting = self.setting
         with ExitStack() as resources:
-            self._lab = resources.enter_context(Lab(setting.hosts, setting.link, seed=self.seed, backend="relay"))
+            self._lab = resources.enter_context(Lab(setting.hosts, setting.link, seed=self.seed))
             # Leaves before the lab does, so that no process waits for a holder whose pipe is open.
             guard = resources.enter_context(Guard())
             resources.callback(self._close_pipes)
