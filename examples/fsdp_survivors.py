@@ -33,7 +33,7 @@ from pccl.torch import BackendError
 
 
 def meet(members: list[int], number: int, options: argparse.Namespace) -> None:
-    """Make the default group of these ranks, all of which call it."""
+    """Make the default group of these ranks. All of them call it."""
     file = options.folder / f"group-{'-'.join(map(str, members))}"
     dist.init_process_group(
         "pccl",

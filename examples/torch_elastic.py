@@ -324,9 +324,7 @@ def main() -> int:
     parser.add_argument("--peers", type=int, default=4, help="workers to begin with")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--pace", type=float, default=0.05, metavar="SECONDS", help="how much longer a step takes")
-    parser.add_argument(
-        "--kill", default="2@50", metavar="WORKER@STEP", help="the worker to kill, and when; '' for none"
-    )
+    parser.add_argument("--kill", default="2@50", metavar="WORKER@STEP", help="a worker and its last step; '' for none")
     parser.add_argument("--join", type=int, default=70, metavar="STEP", help="when one more joins; 0 for never")
     parser.add_argument("--folder", type=Path, help="of checkpoints; default: one that is removed again")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)

@@ -16,7 +16,7 @@ from pccl import MasterNode
 
 FOLDER = Path(__file__).resolve().parent.parent
 STALL_S = 300
-"""A run without progress for so long has failed."""
+"""A run without progress for this long has failed."""
 
 
 @dataclass(frozen=True)

@@ -110,15 +110,6 @@ def test_whole_run() -> None:
     assert [survivor.peer for survivor in conductor.survivors] == [0, 1, 3]
 
 
-def test_disagreement() -> None:
-    conductor = _conductor(Plan(peers=2, steps=6, kill=False, join=False))
-    conductor.receive(_done(0, 0, 2), 0.0)
-    conductor.receive(_done(1, 0, 1), 0.0)
-    conductor.receive(_done(0, 1, 2), 0.0)
-    conductor.receive(_done(1, 1, 2), 0.0)
-    assert [row.agreed for row in conductor.rows] == [False, True]
-
-
 def test_unplanned_loss() -> None:
     conductor = _conductor(Plan(peers=3, steps=6, kill=False, join=False))
     _all_done(conductor, [0, 1, 2], 0)
@@ -129,13 +120,6 @@ def test_unplanned_loss() -> None:
     _all_done(conductor, [0, 2], 1, aborted=1)
     row = conductor.rows[1]
     assert [(event.kind, event.peer) for event in row.events] == [("lost", None), ("retried", None)]
-
-
-def test_victim_that_ends_early() -> None:
-    conductor = _conductor()
-    _all_done(conductor, [0, 1, 2], 0)
-    conductor.exited(2, -SIGKILL, "")
-    assert conductor.problems == ["peer 2 ended by itself with signal 9"]
 
 
 def test_loss_before_training_gives_up() -> None:

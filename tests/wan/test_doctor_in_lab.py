@@ -43,7 +43,7 @@ def examined(host: Host, address: str) -> tuple[int, dict[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(("way", "says"), [("out", "from this host to the master"), ("back", "to this host")])
-def test_packets_of_full_size_that_vanish_are_found(way: str, says: str) -> None:
+def test_mtu_black_hole(way: str, says: str) -> None:
     with lab_with_master(1.0) as (lab, address):
         master, host = lab.hosts
         status, found = examined(host, address)
@@ -59,7 +59,7 @@ def test_packets_of_full_size_that_vanish_are_found(way: str, says: str) -> None
     assert says in found["mtu"]["text"]
 
 
-def test_a_long_way_and_a_dead_one() -> None:
+def test_long_path_and_blocked_path() -> None:
     with lab_with_master(40.0) as (lab, address):
         master, host = lab.hosts
         status, found = examined(host, address)

@@ -1,8 +1,8 @@
 """`pccl bench --master`: one peer of a benchmark whose other peers run the same command on other hosts.
 
-There is no coordinator. Peers agree by collectives of the run that is measured: a barrier before each timed part, and
+Peers agree by collectives of the run that is measured: a barrier before each timed part, and
 an all-reduce that makes each iteration's time that of its slowest rank, so all hosts print the same numbers. Raw ring
-and Gloo open ports of their own, at the address from which the host reaches the master, or another host if the master
+and Gloo open ports of their own, at the local address of connections to the master, or another host if the master
 is on the same host.
 """
 
@@ -129,7 +129,7 @@ def _own_address(communicator: Communicator, master: str) -> str:
 
 
 def _address_towards(host: str) -> str:
-    """Return the local address of packets to `host`. Sends nothing."""
+    """Return the local address of packets to `host`. Without traffic."""
     family, kind, protocol, _, destination = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as one:
         one.connect(destination)

@@ -121,7 +121,7 @@ def judge(report: Report) -> list[Check]:
         checks.append(_join(report))
     checks.append(_agreement(report))
     found = "; ".join(first_and_last_line(problem) for problem in report.problems)
-    checks.append(Check("nothing else", not report.problems, found or "no other failure"))
+    checks.append(Check("other failures", not report.problems, found or "none"))
     return checks
 
 
