@@ -6,9 +6,9 @@
     sudo python -m tests.wan --hosts 3 --delay-ms 25 -- python examples/churn.py
 
 `bench ...` runs `pccl bench --master MASTER --peers HOSTS ...` on every host and prints the report of host 0.
-`probe SIZE` sends that many bytes from host 0 to host 1 over one plain TCP connection, several times. In `sync` the last
-host fetches shared state from all others; every host prints what it moved. Any other command is run on every host, with
-PCCL_MASTER and PCCL_HOST (the host's number) set.
+`probe SIZE` sends that many bytes from host 0 to host 1 over one plain TCP connection, several times. In `sync` the
+last host fetches shared state from all others; every host prints the bytes it moved. Any other command is run on every
+host, with PCCL_MASTER and PCCL_HOST (the host's number) set.
 
 The master is a process of its own on host 0: host 0's peer reaches it without delay, all others over the lab's links.
 """

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from pccl import Attribute, Communicator, PCCLError, ReduceOp, Result, SharedState
+from pccl import Communicator, PCCLError, ReduceOp, Result, SharedState
 from tests.processes.harness import Worker
 from tests.wan.lab import Host, Lab, Link
 
@@ -51,18 +51,12 @@ def take_steps(master: str, name: str) -> None:
         try:
             peer.connect()
             say("joined")
-            is_synced = False
             while True:
-                if peer.are_peers_pending():
-                    peer.update_topology()
-                    is_synced = False
-                if peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < 2:
-                    time.sleep(PAUSE_S)
-                    continue
                 try:
-                    if not is_synced:
-                        peer.sync_shared_state(state)
-                        is_synced = True
+                    peer.admit_peers(state)
+                    if peer.world_size < 2:
+                        time.sleep(PAUSE_S)
+                        continue
                     gradient[:] = 1
                     info = peer.all_reduce(gradient, op=ReduceOp.AVG)
                 except PCCLError as error:

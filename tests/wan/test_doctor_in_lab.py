@@ -43,7 +43,7 @@ def examined(host: Host, address: str) -> tuple[int, dict[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(("way", "says"), [("out", "from this host to the master"), ("back", "to this host")])
-def test_mtu_black_hole(way: str, says: str) -> None:
+def test_mtu_of_path(way: str, says: str) -> None:
     with lab_with_master(1.0) as (lab, address):
         master, host = lab.hosts
         status, found = examined(host, address)

@@ -34,8 +34,7 @@ from pccl import (
     SharedState,
 )
 from tests.wan.nemesis import values
-from tests.wan.nemesis.script import OwnEndError, Script, main
-from tests.wan.nemesis.settings import Settings
+from tests.wan.nemesis.script import OwnEndError, Script, Settings, main
 from tests.wan.nemesis.values import Array, Op, State
 
 SYNC_EVERY = 20
@@ -96,7 +95,7 @@ class Attempt:
             return method(send, op=HOW[op.how], **more)
         options = QUANTIZATION if op.is_quantized else None
         recv = None if self.in_place else self.recv
-        return method(send, recv, op=HOW[op.how], quantization_options=options, **more)
+        return method(send, recv, op=HOW[op.how], quantization=options, **more)
 
     def output(self, info: Info) -> Array:
         if self.op.kind == values.ALL_REDUCE:

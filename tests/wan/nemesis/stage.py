@@ -29,7 +29,7 @@ from tests.wan.nemesis.clock import Clock
 from tests.wan.nemesis.disk import Disk
 from tests.wan.nemesis.history import Reader
 from tests.wan.nemesis.progress import Life
-from tests.wan.nemesis.settings import Settings
+from tests.wan.nemesis.script import Settings
 from tests.wan.nemesis.values import Load
 
 MASTER_PORT = 48148
