@@ -1,9 +1,9 @@
-"""The cost of a host whose packets of more than 1000 bytes vanish without a word, as where an MTU is wrong.
+"""The cost of a host whose packets of more than 1000 bytes vanish without notice, as with a wrong MTU.
 
 python -m tests.wan.black_hole [--peer-timeout 5] [--seconds 100] [--bytes-max 1000]
 
 Three peers on hosts of their own take steps: a usual loop, which admits a peer that waits, brings them up to date, and
-reduces 400 kB. A fourth peer connects again whenever it is sent away. On its host large packets vanish, in both
+reduces 400 kB. A fourth peer connects again after each eviction. On its host large packets vanish, in both
 directions: from the beginning, or once it has taken part for a while, or for the first seconds only.
 """
 
@@ -39,7 +39,7 @@ PAUSE_S = 0.01
 
 
 def take_steps(master: str, name: str) -> None:
-    """A peer of the run, for ever. Every event is a line of JSON with the time; the clock is the same for all."""
+    """Run a peer forever. Every event is a line of JSON with the time of the common clock."""
 
     def say(event: str, **what: Any) -> None:
         os.write(1, (json.dumps({"event": event, "at_s": time.monotonic(), **what}) + "\n").encode())

@@ -1,4 +1,4 @@
-"""Measurements of what a lab promises: delays, rates, losses, cuts, and that no trace is left behind.
+"""The delays, rates, losses and cuts of a lab, and its cleanup.
 
 Bounds that follow from the lab's arithmetic are tight; those that a busy machine can miss are wide.
 """

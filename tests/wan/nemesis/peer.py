@@ -69,7 +69,7 @@ class Attempt:
         self.renew()
 
     def renew(self) -> None:
-        """Take other arrays than those that an error has given back."""
+        """Allocate new arrays after an error."""
         self.send = self.original.copy()
         self.recv = np.full_like(self.send, 7)
 
@@ -291,7 +291,7 @@ class Peer(Script):
             applied.append((op.tag, found))
 
     def _keep(self, attempt: Attempt) -> None:
-        """Keep arrays that an error has given back, which no peer is to write any more, and look at those kept long."""
+        """Mark arrays that an error has given back, and check the oldest ones for later writes."""
         for array in (attempt.send, attempt.recv):
             array.view(np.uint8)[:] = MARK
             self._given_back.append(array)
