@@ -30,7 +30,7 @@ with Communicator() as communicator:
     )
 
     def show(steps: list[OuterStep], loss: float) -> None:
-        # What the model holds is where this peer goes on from; validate what all have in common.
+        # The model holds this peer's own parameters; validate the common ones.
         validation_loss = None
         if progress.is_shown:
             here = [parameter.detach().clone() for parameter in model.parameters()]

@@ -6,8 +6,8 @@ Every process prints its pid and the command that adds another peer. Kill some w
 all remaining peers print the same digest of their weights. `examples/churn.py 1000` runs for 1000 steps.
 
 In the order of the loop:
-- the state is synchronized whenever peers were admitted, so newcomers start from the others' weights;
-- a reduce that loses a peer fails on all survivors alike and leaves the gradient as it was: they reduce it again;
+- admit_peers admits newcomers and synchronizes the state after that, so newcomers start from the others' weights;
+- a reduce that loses a peer fails on all survivors alike and leaves the gradient unchanged: they repeat the step;
 - the update depends on the reduced gradient only, so the weights stay bit-identical.
 """
 
@@ -18,7 +18,7 @@ import time
 
 import numpy as np
 
-from pccl import Attribute, Communicator, PCCLError, ReduceOp, SharedState
+from pccl import Communicator, PCCLError, ReduceOp, SharedState
 
 STEPS = int(sys.argv[1]) if len(sys.argv) > 1 else 400
 FEATURES = 4096
@@ -28,7 +28,7 @@ LEARNING_RATE = 0.3 / FEATURES
 master = os.environ["PCCL_MASTER"]
 print(f"pid {os.getpid()}; PCCL_MASTER={master} python {sys.argv[0]} {STEPS} adds a peer")
 
-# What is to be learned is common, the samples are each peer's own.
+# All peers learn the same function, each from samples of its own.
 truth = np.random.default_rng(0).standard_normal(FEATURES).astype(np.float32)
 samples = np.random.default_rng(os.getpid())
 weights = np.zeros(FEATURES, np.float32)
@@ -38,33 +38,25 @@ state = SharedState.from_numpy({"weights": weights})
 def gradient_of_own_batch() -> tuple[np.ndarray, float]:
     inputs = samples.standard_normal((BATCH, FEATURES)).astype(np.float32)
     errors = inputs @ (weights - truth)
-    time.sleep(0.02)  # a larger model would take its time
+    time.sleep(0.02)  # stands for the computing of a larger model
     return inputs.T @ errors / BATCH, float(np.mean(errors**2))
 
 
 with Communicator(master) as communicator:
-    synchronized = False
     while state.revision < STEPS:
-        # A newcomer comes here from the `with`, the others from update_topology().
-        if not synchronized and communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE) > 1:
-            communicator.sync_shared_state(state)
-            synchronized = True
-
+        communicator.admit_peers(state)
+        if communicator.world_size < 2:
+            time.sleep(0.02)
+            continue
         gradient, loss = gradient_of_own_batch()
-        while (world_size := communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE)) > 1:
-            try:
-                communicator.all_reduce(gradient, op=ReduceOp.AVG)
-            except PCCLError as error:
-                print(f"step {state.revision}: {error.result.name}, reducing again")
-                continue
-            weights -= LEARNING_RATE * gradient
-            state.revision += 1
-            if state.revision % 20 == 0:
-                print(f"step {state.revision}: {world_size} peers, loss {loss:.4f}")
-            break
-
-        if communicator.are_peers_pending():
-            communicator.update_topology()
-            synchronized = False
+        try:
+            info = communicator.all_reduce(gradient, op=ReduceOp.AVG)
+        except PCCLError as error:
+            print(f"step {state.revision}: {error.result.name}, repeating it")
+            continue
+        weights -= LEARNING_RATE * gradient
+        state.revision += 1
+        if state.revision % 20 == 0:
+            print(f"step {state.revision}: {info.world_size} peers, loss {loss:.4f}")
 
 print(f"digest {hashlib.sha256(weights.tobytes()).hexdigest()[:16]} after {state.revision} steps")

@@ -32,7 +32,7 @@ FOLDER = Path(__file__).resolve().parent
 NAMES = ("one", "peers", "churn")
 SHOW_EVERY = 10
 STALL_S = 300
-"""A run without progress for so long has failed."""
+"""A run without progress for this long has failed."""
 PAUSE_S = 0.15
 """The least time of a step with churn: else it is over before a killed peer is there again."""
 
@@ -66,7 +66,7 @@ class Run:
         self.files.append(path)
         numbers = {"--peers": peers, "--index": index, "--steps": self.options.steps, "--show-every": SHOW_EVERY}
         arguments = [text for name, number in numbers.items() for text in (name, str(number))]
-        # Who was killed starts a log anew: it may not have written the last step.
+        # A restarted peer starts a new log: it may not have written the last step.
         arguments += ["--json", str(path), "--log", str(self.folder / f"logs-{len(self.files)}")]
         with (self.folder / "output.txt").open("ab") as output:
             environment = {**os.environ, "PCCL_MASTER": master}

@@ -69,5 +69,5 @@ with Communicator() as communicator:
             )
             train_loss, sent_bytes, waited_s = 0.0, 0, 0.0
 
-print(f"{accuracy:.1%} of the digits that nobody has trained on are told right")
+print(f"{accuracy:.1%} of the held-out digits are recognized")
 progress.finish(ddp.digest())

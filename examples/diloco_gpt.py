@@ -2,8 +2,8 @@
 
     pccl launch -n 4 examples/diloco_gpt.py
 
-Peer 0 prints the table. Kill any process with `kill -9`, and add others while it runs with what they print at the
-start: the rest go on, newcomers get the state from them. With `--quantize 8` a quarter of the bytes is sent.
+Peer 0 prints the table. Kill any process with `kill -9`, and add others during the run by the command that they print
+at the start: the rest continue, newcomers receive the state. With `--quantize 8` a quarter of the bytes is sent.
 With `--steps-by-speed` a slow machine makes fewer steps, so that peers need not wait for it.
 `--checkpoint run` keeps the last two steps of each peer in a folder below `run`; the same command once more resumes.
 `--plot loss.png` draws the losses (pip install 'pccl-collectives[torch,plot]').

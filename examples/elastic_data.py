@@ -27,7 +27,7 @@ master = os.environ["PCCL_MASTER"]
 print(f"pid {os.getpid()}; PCCL_MASTER={master} python {sys.argv[0]} {EPOCHS} {LOGS} adds a peer")
 LOGS.mkdir(exist_ok=True)
 
-# The same data on all peers; who has which of it in a step is the sampler's affair.
+# The same data on all peers; the sampler assigns samples to peers.
 random = np.random.default_rng(0)
 truth = random.standard_normal(FEATURES)
 inputs = random.standard_normal((SAMPLES, FEATURES))
@@ -41,8 +41,8 @@ with Communicator(master) as communicator:
     while sampler.epoch < EPOCHS:  # the same on all peers after each outer step
         for batch in islice(sampler.batches(), INNER_STEPS):  # any number, of each peer's own
             weights -= 0.01 * inputs[batch].T @ (inputs[batch] @ weights - targets[batch]) / BATCH
-            time.sleep(0.001)  # a larger model would take its time
-        step = diloco.outer_step(weight=sampler.drawn)  # who has used more counts for more
+            time.sleep(0.001)  # stands for the computing of a larger model
+        step = diloco.outer_step(weight=sampler.drawn)  # a peer counts by the samples that it used
         if step.revision % 25 == 0:
             loss = np.mean((inputs @ weights - targets) ** 2)
             print(f"step {step.revision}: {step.world_size} peers, epoch {sampler.epoch}, loss {loss:.2e}")

@@ -33,7 +33,7 @@ from pccl.torch import BackendError
 
 
 def meet(members: list[int], number: int, options: argparse.Namespace) -> None:
-    """Make the default group of these ranks, who call it together."""
+    """Make the default group of these ranks. All of them call it."""
     file = options.folder / f"group-{'-'.join(map(str, members))}"
     dist.init_process_group(
         "pccl",
@@ -114,7 +114,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=30, help="default: %(default)s")
     parser.add_argument("--every", type=int, default=5, help="steps between two checkpoints (default: %(default)s)")
     parser.add_argument("--kill", type=int, help="the rank that dies by SIGKILL")
-    parser.add_argument("--at", type=int, default=12, help="the step in which it dies (default: %(default)s)")
+    parser.add_argument("--at", type=int, default=12, help="its last step (default: %(default)s)")
     parser.add_argument("--folder", type=Path, help="where checkpoints are (default: a temporary folder)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:

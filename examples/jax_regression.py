@@ -51,19 +51,13 @@ def main() -> None:
     compute, update = jax.jit(gradients_of), jax.jit(updated)
     with Communicator(os.environ["PCCL_MASTER"]) as comm:
         state = SharedState.from_pytree(parameters)
-        synced = False
         while state.revision < STEPS:
-            if comm.are_peers_pending():
-                comm.update_topology()
-                synced = False
+            state.tree = parameters
+            if comm.admit_peers(state):
+                parameters = state.tree
             if comm.world_size < 2:
                 time.sleep(0.05)
                 continue
-            if not synced:
-                state.tree = parameters
-                comm.sync_shared_state(state)
-                parameters = state.tree
-                synced = True
             loss, gradients = compute(parameters, jax.random.fold_in(own_key, state.revision))
             try:
                 info = comm.all_reduce(gradients, op=ReduceOp.AVG)

@@ -1,4 +1,4 @@
-"""Actors of Ray that reduce with pccl, lose one of them, and go on.
+"""Actors of Ray that reduce with pccl, lose one of them, and continue.
 
     pip install ray
     python examples/ray_collective.py

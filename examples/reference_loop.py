@@ -3,7 +3,7 @@
     pccl launch -n 2 examples/reference_loop.py
 
 It uses positional arguments, descriptors and handles throughout, NumPy always and torch where it is installed. The
-shorter ways that pccl has for the same things are in `examples/hello.py` and `examples/churn.py`.
+shorter forms in pccl are shown in `examples/hello.py` and `examples/churn.py`.
 """
 
 import importlib.util

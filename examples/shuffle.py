@@ -1,9 +1,9 @@
-"""Samples change hands, so that no peer keeps those that it began with:
+"""A random exchange of samples between all peers:
 
     pccl launch -n 4 examples/shuffle.py
 
-Each peer deals its samples out at random. It tells every other one how many it has for it, and then gives it these: two
-calls of `all_to_all`, the first with a number for each peer, the second with parts of these lengths.
+Each peer assigns its samples to random peers. A first `all_to_all` exchanges the number of samples for each peer, a
+second one the samples in parts of these lengths.
 """
 
 import os

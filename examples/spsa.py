@@ -1,4 +1,4 @@
-"""Training by forward passes alone: a small GPT that has learnt Python's source code is tuned to its bytecode.
+"""Training by forward passes alone: a small GPT that has learned Python's source code is tuned to its bytecode.
 
     pccl launch -n 4 examples/spsa.py
 
@@ -40,7 +40,7 @@ parser.add_argument("--show-every", type=int, default=20, metavar="STEPS", help=
 parser.add_argument("--pretrain", type=int, default=500, help="steps before the first (default: %(default)s)")
 parser.add_argument("--start", type=Path, metavar="FILE", help="the pretrained model; made if it is not there")
 parser.add_argument("--log", type=Path, metavar="FOLDER", help="keep the log of all steps there")
-parser.add_argument("--replay", type=Path, metavar="FILE", help="play a log, and nothing else")
+parser.add_argument("--replay", type=Path, metavar="FILE", help="play a log, without data and network")
 parser.add_argument("--pause", type=float, default=0.0, metavar="SECONDS", help="in each step, as if it took longer")
 options = parser.parse_args()
 

@@ -5,7 +5,7 @@
     torchrun --nproc-per-node 2 examples/torch_backend.py gloo
 
 It trains a small model with torch's own DistributedDataParallel and compares the replicas. With `--lose`, rank 1 ends
-in the middle, and the others are told which rank was lost.
+in the middle, and the others get an error that names the lost rank.
 """
 
 import sys
@@ -28,7 +28,7 @@ def main(backend: str, loses: bool) -> None:
     loss = torch.zeros(())
     for step in range(STEPS):
         if loses and rank == 1 and step == STEPS // 2:
-            return  # without a word to the others
+            return  # without notice to the others
         samples = torch.randn(64, 16)
         loss = (model(samples).squeeze(1) - samples.sum(1)).square().mean()
         optimizer.zero_grad()

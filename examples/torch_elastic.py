@@ -46,19 +46,19 @@ BATCH = 32
 SAVE_EVERY = 5
 LIMIT = timedelta(seconds=60)
 PROCESS = f"{socket.gethostname()}:{os.getpid()}"
-"""What errors call this process."""
+"""The name of this process in errors."""
 RETRY_S = 3.0
 """Seconds after which there is another world of the same workers, where they cannot go on in the last one."""
 
 
 def say(event: str, **facts: Any) -> None:
-    """Tell the parent, and whoever watches, in one line."""
+    """Print an event as one line of JSON."""
     line = json.dumps({"event": event, "at": round(time.time(), 3), **facts})
     print(f"{line}\n", end="", flush=True)  # whole, though several processes write
 
 
 class Members:
-    """The worlds that a worker is told of, one after the other."""
+    """The consecutive worlds of a worker."""
 
     def __init__(self, store: dist.Store, worker: int) -> None:
         self._store = store
@@ -73,7 +73,7 @@ class Members:
         self._store.set(f"step/{self._worker}", str(step))
 
     def is_broken(self) -> None:
-        """Tell that this worker can do nothing more in its world."""
+        """Report that this worker cannot continue in its world."""
         self._store.set(f"broken/{self._worker}", str(self.uuid))
 
     def newest(self) -> int:
@@ -83,14 +83,14 @@ class Members:
         """Wait for a newer world than the last that has this worker in it, and return the handles of its ranks."""
         while True:
             self._store.wait([f"world/{self.uuid + 1}"], LIMIT)
-            self.uuid = max(self.uuid + 1, self.newest())  # which is told after the world itself
+            self.uuid = max(self.uuid + 1, self.newest())  # published after the world itself
             handles: list[str] = json.loads(self._store.get(f"world/{self.uuid}"))
             if self._handle in handles:
                 return handles
 
 
 def reconfigure(uuid: int, handles: list[str]) -> None:
-    """Have the default group be those whose handles these are."""
+    """Form the default group from the processes with these handles."""
     timeout = timedelta(seconds=20)
     if hasattr(dist, "_reconfigure"):
         dist._reconfigure(uuid, handles, timeout=timeout).wait()
@@ -112,7 +112,7 @@ def batch(step: int, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class DDPLoop:
-    """Every rank has everything; newcomers get it from rank 0, which was there before."""
+    """Every rank holds the whole model; newcomers receive it from rank 0, an earlier member."""
 
     def __init__(self) -> None:
         self.step = 0
@@ -141,7 +141,7 @@ class DDPLoop:
         return found.hexdigest()[:16]
 
     survivor_digest = digest
-    """What survivors of a loss must have in common, before they have spoken to each other."""
+    """What survivors of a loss must have in common, before they have communicated again."""
 
 
 class FSDPLoop:
@@ -208,7 +208,7 @@ def work(arguments: argparse.Namespace) -> None:
     dist.init_process_group("pccl", store=dist.HashStore(), rank=0, world_size=1, timeout=LIMIT)
     members = Members(store, arguments.worker)
     loop = DDPLoop() if arguments.loop == "ddp" else FSDPLoop(arguments.folder)
-    # When nothing is left to be done that the others would wait for.
+    # After all slow preparations: the others wait for an announced worker.
     members.announce(dist.distributed_c10d._get_default_group().get_reconfigure_handle())
     while loop.step < arguments.steps:
         handles = members.next_world()
@@ -242,7 +242,7 @@ def run_steps(loop: DDPLoop | FSDPLoop, members: Members, arguments: argparse.Na
 
 
 class Conductor:
-    """The parent: starts workers, kills one, tells all who is there."""
+    """The parent: starts workers, kills one, publishes the members."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
@@ -250,7 +250,7 @@ class Conductor:
         self._store.set("newest", "0")
         self._workers: dict[int, subprocess.Popen[bytes]] = {}
         self._handles: dict[int, str] = {}
-        """The handles of those who have announced themselves and are alive."""
+        """The handles of the announced workers that are alive."""
         self._uuid = 0
 
     def run(self) -> int:
@@ -297,10 +297,9 @@ class Conductor:
         self._workers[worker] = subprocess.Popen(command)
 
     def _greet(self, but: int | None) -> bool:
-        """Take in those who have announced themselves, but for the one that is to join later. Return whether there are
-        any."""
-        strangers = [each for each in self._workers if each not in self._handles and each != but]
-        news = [each for each in strangers if self._store.check([f"handle/{each}"])]
+        """Register announced workers except the one that joins later. Return whether there are any."""
+        unknown = [each for each in self._workers if each not in self._handles and each != but]
+        news = [each for each in unknown if self._store.check([f"handle/{each}"])]
         for worker in news:
             self._handles[worker] = self._store.get(f"handle/{worker}").decode()
         return bool(news)
@@ -313,7 +312,7 @@ class Conductor:
         return self._value("step", worker)
 
     def _tell(self) -> None:
-        """Tell all of the next world. Newcomers have the highest numbers, so rank 0 is never one of them."""
+        """Publish the next world. Newcomers have the highest numbers, so rank 0 is never one of them."""
         self._uuid += 1
         self._store.set(f"world/{self._uuid}", json.dumps([handle for _, handle in sorted(self._handles.items())]))
         self._store.set("newest", str(self._uuid))
@@ -325,7 +324,7 @@ def main() -> int:
     parser.add_argument("--peers", type=int, default=4, help="workers to begin with")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--pace", type=float, default=0.05, metavar="SECONDS", help="how much longer a step takes")
-    parser.add_argument("--kill", default="2@50", metavar="WORKER@STEP", help="whom to kill when; '' for nobody")
+    parser.add_argument("--kill", default="2@50", metavar="WORKER@STEP", help="a worker and its last step; '' for none")
     parser.add_argument("--join", type=int, default=70, metavar="STEP", help="when one more joins; 0 for never")
     parser.add_argument("--folder", type=Path, help="of checkpoints; default: one that is removed again")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)

@@ -1,1 +1,1 @@
-"""Parts that the GPT examples share, and no part of training with pccl: the model, the text, the table of losses."""
+"""Parts of the GPT examples apart from training with pccl: the model, the text, the table of losses."""

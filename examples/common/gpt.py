@@ -83,7 +83,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.95), weight_decay=0.1)
 
     def backward(self, step: int) -> float:
-        """Loss and gradients of the batch of step `step`, which depends on nothing but the step and the peer."""
+        """Loss and gradients of the batch of step `step`, which depends on the step and the peer only."""
         self._schedule(step)
         self.optimizer.zero_grad()
         loss = self.model.loss(self.corpus.batch(self.index, step, self.batch, CONTEXT + 1))
@@ -106,8 +106,8 @@ class Trainer:
             group["lr"] = LEARNING_RATE * fresh * cosine
 
     def warm_start(self, steps: int, path: Path | None = None) -> None:
-        """Pretrains by as many steps on text of all shards, the same on every peer: DiLoCo's authors too begin with a
-        model that has learnt something. `path` keeps the result for the next who asks for it."""
+        """Pretrain by that many steps on text of all shards, the same on every peer, as DiLoCo's authors do.
+        `path` keeps the result for other runs."""
         if steps == 0:
             return
         if path is not None and path.exists():
@@ -121,6 +121,6 @@ class Trainer:
             self.model.loss(self.corpus.batch_of_all(step, self.batch, CONTEXT + 1)).backward()
             self.optimizer.step()
         if path is not None:
-            whole = path.with_name(f"{path.name}.{os.getpid()}")  # others look for it meanwhile
+            whole = path.with_name(f"{path.name}.{os.getpid()}")  # other processes may read `path` at any time
             torch.save({"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}, whole)
             whole.replace(path)

@@ -27,7 +27,7 @@ def arguments(description: str) -> argparse.ArgumentParser:
         "--peers",
         type=int,
         default=int(environment.get("PCCL_LAUNCH_COUNT", 1)),
-        help="start when so many are there (default: PCCL_LAUNCH_COUNT, else 1)",
+        help="start when this many are connected (default: PCCL_LAUNCH_COUNT, else 1)",
     )
     parser.add_argument("--plot", type=Path, metavar="FILE", help="peer 0 draws its losses: .png, .svg (matplotlib)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a line of JSON for each row of the table")
@@ -45,13 +45,13 @@ def gpt_arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the weights and the order of the text")
     parser.add_argument("--outer-learning-rate", type=float, default=0.7, help="of DiLoCo (default: %(default)s)")
     parser.add_argument("--batch", type=int, default=8, help="sequences in a step of a peer (default: %(default)s)")
-    parser.add_argument("--step-ms", type=float, default=0, help="an inner step takes at least so long")
+    parser.add_argument("--step-ms", type=float, default=0, help="least duration of an inner step")
     parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="save every outer step there, and resume")
     return parser
 
 
 def announce(options: argparse.Namespace) -> None:
-    """Print which process to kill, and how to put another in its place."""
+    """Print this process's number and the command that replaces it."""
     where = f"PCCL_MASTER={os.environ['PCCL_MASTER']}"
     who = f"--peers {options.peers} --index {options.index}"
     print(f"pid {os.getpid()}; {where} python {' '.join(sys.argv)} {who} starts it again", flush=True)
@@ -86,7 +86,7 @@ class Progress:
         self._rows: list[Row] = []
 
     def begin(self) -> None:
-        """Time counts from here on."""
+        """Start the clock."""
         self._started_s = time.monotonic()
 
     @property

@@ -16,7 +16,7 @@ from pccl import MasterNode
 
 FOLDER = Path(__file__).resolve().parent.parent
 STALL_S = 300
-"""A run without progress for so long has failed."""
+"""A run without progress for this long has failed."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Run:
         return self.outcome
 
     def dismiss_latecomers(self, peers: dict[int, subprocess.Popen[bytes]]) -> None:
-        """The run is over: who was started again and has not been let in would wait for another."""
+        """End restarted peers that were not admitted before the end of the run."""
         for index, path in list(self.latest.items()):
             if peers[index].poll() is None and not rows_of(path):
                 peers[index].kill()
@@ -133,7 +133,7 @@ class Run:
                 del self.latest[index]
 
     def churn(self, step: int, peers: dict[int, subprocess.Popen[bytes]], master: str) -> None:
-        """A kill, `kill_every` outer steps after the last one, once everybody is there again."""
+        """A kill, `kill_every` outer steps after the last one, once all peers are connected again."""
         every, rows = self.kind.kill_every, rows_of(self.files[0])
         is_due = every and step >= self.killed_at + every and step + every <= self.settings.steps
         if not is_due or rows[-1]["peers"] < self.settings.peers:
@@ -159,4 +159,4 @@ class Run:
             if len(set(found)) > 1:
                 self.outcome.problems.append(f"digests differ after step {step}")
         if not everybody[0] or everybody[0][-1]["step"] != self.settings.steps * self.settings.inner:
-            self.outcome.problems.append("peer 0 has not come to the end")
+            self.outcome.problems.append("peer 0 has not reached the end")

@@ -1,6 +1,6 @@
 """Real text that every machine has: the sources of Python's standard library, as bytes, in shards.
 
-The files are listed in one order and dealt by rules that depend on nothing else, so all peers compute the same split.
+The split depends on the names and sizes of the files only, so all peers compute the same.
 One file in 25 is held out for validation, as a whole. Peers must run the same Python version to have the same text.
 """
 

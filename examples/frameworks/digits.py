@@ -54,5 +54,5 @@ def loss_of(logits: Any, labels: Any) -> Any:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def accuracy(model: Any) -> float:
-    """Return the accuracy on digits that nobody has trained on."""
+    """Return the accuracy on held-out digits."""
     return float((model(_images[_is_held_out]).argmax(1) == _labels[_is_held_out]).float().mean())

@@ -1,9 +1,9 @@
-"""torchft's fault-tolerant DDP with pccl between the replicas: torchft says who is there, pccl reduces.
+"""torchft's fault-tolerant DDP with pccl between the replicas: torchft manages the members, pccl reduces.
 
     pip install torchft                                # torch 2.7 or newer
     python examples/frameworks/torchft_ddp.py          # three replicas; one is killed, and started again
 
-Each replica is a process with a torchft Manager. Beside the usual loop, two lines are pccl's: the import and the
+Each replica is a process with a torchft Manager. Compared with the usual loop, two lines are pccl's: the import and the
 process group. The parent runs torchft's lighthouse, kills replica 1 with SIGKILL once all have made `--kill` steps
 together, and starts it again: it fetches the model from another one and goes on with the others. At the end all have
 the same weights.
@@ -87,7 +87,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--kill", type=int, default=10, metavar="N", help="after so many steps together; 0: never")
+    parser.add_argument("--kill", type=int, default=10, metavar="N", help="after that many common steps; 0: never")
     parser.add_argument("--lighthouse", help="the address of one that runs already")
     parser.add_argument("--replica", type=int, help="be this replica, and no parent")
     arguments = parser.parse_args()

@@ -37,5 +37,5 @@ with Communicator() as communicator:
                 break
     optimizer.finish()
 
-print(f"{accuracy(model):.1%} of the digits that nobody has trained on are told right")
+print(f"{accuracy(model):.1%} of the held-out digits are recognized")
 print("digest", diloco.digest()[:16])

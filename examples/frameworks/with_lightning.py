@@ -47,5 +47,5 @@ with Communicator() as communicator:
     trainer.fit(module, batches())
     module.optimizer.finish()
 
-print(f"{accuracy(module.network):.1%} of the digits that nobody has trained on are told right")
+print(f"{accuracy(module.network):.1%} of the held-out digits are recognized")
 print("digest", module.optimizer.diloco.digest()[:16])

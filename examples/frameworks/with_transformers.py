@@ -57,5 +57,5 @@ with Communicator() as communicator, tempfile.TemporaryDirectory() as folder:
     trainer.train()
     optimizer.finish()
 
-print(f"{accuracy(model.network):.1%} of the digits that nobody has trained on are told right")
+print(f"{accuracy(model.network):.1%} of the held-out digits are recognized")
 print("digest", diloco.digest()[:16])

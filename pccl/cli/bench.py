@@ -15,9 +15,9 @@ from pccl.tools.bench.plan import (
     DTYPES,
     GLOO,
     RAW_RING,
+    parse_bytes,
     parse_quantization,
 )
-from pccl.tools.bench.units import parse_bytes
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]

@@ -64,6 +64,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     option(
         "--step-timeout",
+        dest="step_timeout_s",
         type=float,
         default=60.0,
         metavar="SECONDS",
@@ -84,25 +85,12 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from pccl.tools.demo.display import Display
     from pccl.tools.demo.plan import Plan
-    from pccl.tools.demo.report import Report, draw_plot, to_json
+    from pccl.tools.demo.report import Display, Report, draw_plot, to_json
     from pccl.tools.demo.supervisor import Supervisor
     from pccl.tools.report import check_plot
 
-    plan = Plan(
-        peers=arguments.peers,
-        steps=arguments.steps,
-        inner_steps=arguments.inner_steps,
-        seed=arguments.seed,
-        kill=arguments.kill,
-        join=arguments.join,
-        quantize=arguments.quantize,
-        connections=arguments.connections,
-        context=arguments.context,
-        hidden=arguments.hidden,
-        step_timeout_s=arguments.step_timeout,
-    )
+    plan = Plan(**{name: value for name, value in vars(arguments).items() if name in Plan.__struct_fields__})
 
     def run_demo() -> Report:
         plan.check()

@@ -116,8 +116,7 @@ def script_of(arguments: argparse.Namespace) -> list[str]:
 def run(arguments: argparse.Namespace) -> int:
     import os
 
-    from pccl.tools.launch import LaunchOptions, launch
-    from pccl.tools.ranks import NodesError, masters_address, nodes
+    from pccl.tools.launch import LaunchOptions, NodesError, launch, masters_address, nodes
 
     try:
         these = nodes(arguments.nnodes, arguments.node_rank, os.environ)

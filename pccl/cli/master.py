@@ -69,7 +69,7 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="a name by which browsers and Prometheus may ask for the page of --http, in addition to its address and "
+        help="a name that browsers and Prometheus may ask for the page of --http, in addition to its address and "
         "this machine's name, such as a proxy's. Repeatable. Other names are refused, because a foreign page could "
         "make a browser request them; /healthz answers to all",
     )

@@ -23,13 +23,6 @@ Exit code 0 if every promise was kept and no call lasted too long; 1 if not, wit
 """
 
 
-_PLAN_OPTIONS = (
-    *("minutes", "peers", "peers_max", "groups", "kill", "join", "leave", "freeze", "freeze_for", "cut", "partition"),
-    *("partition_for", "standbys", "state", "timeouts", "threads", "interrupts", "token", "encrypt"),
-)
-"""Options with the names of the plan's fields."""
-
-
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "stress",
@@ -45,6 +38,7 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--groups", type=int, default=1, metavar="N", help="peer groups (default: %(default)s)")
     option(
         "--kill-every",
+        dest="disturb_every",
         type=_interval,
         default="0.5..3",
         metavar="A..B",
@@ -80,6 +74,7 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     option(
         "--kill-master-every",
+        dest="kill_master",
         type=_interval,
         metavar="A..B",
         help="seconds between kills of the master that leads; another is started at its address (default: none)",
@@ -89,8 +84,7 @@ def add_parser(subparsers: Subparsers) -> None:
         type=int,
         default=0,
         metavar="N",
-        help="standby masters, at addresses that all peers know too. A master that was killed comes back as a "
-        "standby, or as a master without the state of the run (default: %(default)s)",
+        help="standby masters, at addresses that all peers know too (default: %(default)s)",
     )
     option(
         "--state",
@@ -117,7 +111,12 @@ def add_parser(subparsers: Subparsers) -> None:
     option("--token", action=switch, default=False, help="give the run a token (default: do not)")
     option("--encrypt", action=switch, default=False, help="encrypt between peers, with a token (default: do not)")
     option(
-        "--hang", type=float, default=30.0, metavar="SECONDS", help="fail if a call takes longer (default: %(default)g)"
+        "--hang",
+        dest="hang_s",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="fail if a call takes longer (default: %(default)g)",
     )
     option("--seed", type=int, metavar="S", help="seed of everything that is random (default: a new one)")
     add_json_option(parser)
@@ -142,14 +141,9 @@ def run(arguments: argparse.Namespace) -> int:
     from pccl.tools.stress.report import Display, Report, to_json
     from pccl.tools.stress.supervisor import Supervisor
 
-    options = vars(arguments)
-    plan = Plan(
-        seed=secrets.randbelow(1 << 31) if arguments.seed is None else arguments.seed,
-        disturb_every=arguments.kill_every,
-        kill_master=arguments.kill_master_every,
-        hang_s=arguments.hang,
-        **{name: options[name] for name in _PLAN_OPTIONS},
-    )
+    if arguments.seed is None:
+        arguments.seed = secrets.randbelow(1 << 31)
+    plan = Plan(**{name: value for name, value in vars(arguments).items() if name in Plan.__struct_fields__})
 
     def run_stress() -> Report:
         plan.check()

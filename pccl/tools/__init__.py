@@ -3,7 +3,6 @@
 harness     child processes: guard, JSON lines, environment
 report      console, JSON, plot checks and exit codes of the commands
 launch      a master and N copies of a script
-ranks       torchrun's environment variables for these copies
 audit       proof from samplers' logs that each sample was used once
 demo/       training across processes that die and join
 bench/      throughput and latency next to a raw ring and Gloo

@@ -11,7 +11,7 @@ rolled back, for example by a resume from a checkpoint. It checks for each step 
 3. the drawn samples are those that the seed puts at these positions;
 4. no position was used before.
 
-It needs the logs of all peers, also of killed ones. Exit code 0 if there is no problem, 1 if there is, 2 for bad logs.
+It needs the logs of all peers, also of killed ones. Exit code 0 without problems, 1 with some, 2 for bad logs.
 """
 
 from __future__ import annotations

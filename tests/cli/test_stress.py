@@ -46,7 +46,7 @@ def test_short_run(tmp_path: Path) -> None:
     assert report["plan"]["seed"] == 1
     assert report["counts"]["participants_max"] >= 2
     assert report["disturbances"]["started"] >= 3
-    assert (report["disturbances"]["split"] > 0) == bool(partition)
+    assert (report["disturbances"]["partitions"] > 0) == bool(partition)
     assert "passed" in printed
 
 

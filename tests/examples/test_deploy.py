@@ -1,5 +1,5 @@
 """The contents of `examples/deploy/`, run as far as one machine goes: with the tools of their own ecosystems if these
-are here, else with a stand-in for the scheduler and nothing else. CI runs the linters besides."""
+are here, else with a stand-in for the scheduler only. CI runs the linters too."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_async_diloco_gpt_with_torch(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     command = ["-n", "2", "examples/async_diloco_gpt.py", *SHORT, "--start", str(tmp_path / "start.pt")]
     lines = _run(*command, "--fragments", "1")
-    # The first outer step updates nothing, and the last update comes after the last of them.
+    # The first outer step has no update, and the last update follows the last step.
     assert [row[:2] for row in _table(lines)] == [["2", "0"], ["4", "2"], ["6", "2"], ["6", "2"]]
     assert len(set(_digests(lines))) == 1
     lines = _run(*command)
@@ -110,7 +110,7 @@ def test_fsdp_diloco_with_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_fsdp_diloco_with_torch_resumes_from_the_step_that_all_ranks_have(tmp_path: Path) -> None:
+def test_fsdp_diloco_with_torch_resumes(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     command = ["-n", "1", "examples/fsdp_diloco.py", "--inner", "2", "--steps", "2", "--checkpoint", str(tmp_path)]
     assert [row[0] for row in _table(_run(*command))] == ["2", "4"]
@@ -120,7 +120,7 @@ def test_fsdp_diloco_with_torch_resumes_from_the_step_that_all_ranks_have(tmp_pa
 
 
 @pytest.mark.slow
-def test_fsdp_diloco_with_torch_survives_the_loss_of_a_site_and_of_a_rank() -> None:
+def test_fsdp_diloco_with_torch_survives_losses() -> None:
     pytest.importorskip("torch")
     arguments = ["examples/fsdp_diloco.py", "--steps", "5000", "--inner", "2"]
     with ExitStack() as resources:
@@ -229,9 +229,9 @@ def test_ddp_digits_with_torch(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_churn_survives_a_kill_and_admits_a_newcomer() -> None:
+def test_churn_with_kill_and_join() -> None:
     with ExitStack() as resources:
-        # So many steps that a busy machine has a newcomer ready before they are over.
+        # Enough steps for a newcomer to start on a busy machine before they are over.
         process = resources.enter_context(_popen(_launch("-n", "3", "examples/churn.py", "240")))
         assert process.stdout is not None
         assert process.stderr is not None

@@ -38,6 +38,6 @@ def test_example(name: str) -> None:
     digests = [line.split()[-1] for line in lines if "] digest " in line]
     assert len(digests) == 2
     assert len(set(digests)) == 1
-    shares = [float(line.split()[1].rstrip("%")) for line in lines if "% of the digits" in line]
+    shares = [float(line.split()[1].rstrip("%")) for line in lines if "% of the held-out digits" in line]
     assert len(shares) == 2
     assert min(shares) > 85

@@ -1,4 +1,4 @@
-"""The notebook runs from top to bottom, and interrupted cells leave a kernel in which everything goes on."""
+"""The notebook runs from top to bottom, and interrupted cells leave a kernel that continues."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_the_notebook_runs_from_top_to_bottom() -> None:
 
 
 class Kernel:
-    """A kernel of Jupyter's, in which cells can be run and interrupted."""
+    """A Jupyter kernel that runs cells and can be interrupted."""
 
     def __init__(self) -> None:
         from jupyter_client.manager import start_new_kernel

@@ -43,7 +43,7 @@ Groups = Callable[[int], list[PCCLGroup]]
 
 @pytest.fixture
 def made() -> Iterator[Groups]:
-    """Makes groups of so many actors, which leave in the end."""
+    """Make groups of that many actors, which leave in the end."""
     actors: list[PCCLGroup] = []
 
     def make(world_size: int) -> list[PCCLGroup]:

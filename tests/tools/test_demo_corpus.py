@@ -6,74 +6,45 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from pccl.tools.demo import corpus
-from pccl.tools.demo.corpus import SourceFile
+from pccl.tools.demo import model as corpus
 from pccl.tools.report import ToolError
-
-FILES = st.builds(
-    lambda prefix, sizes: {f"{prefix}{number}": size for number, size in enumerate(sizes)},
-    st.text(max_size=20),
-    st.lists(st.integers(0, 10**6), min_size=60, max_size=120),
-)
 
 
 def test_standard_library() -> None:
-    files = corpus.standard_library_files()
-    assert sum(file.size_bytes for file in files) > 3_000_000
-    names = [file.name for file in files]
-    assert names == sorted(names)
-    assert {"abc.py", "json/decoder.py"} <= set(names)
-    assert not [name for name in names if {"site-packages", "test", "__pycache__"} & set(name.split("/"))]
-    text = corpus.read(corpus.split(files, 4).validation)
+    shards, validation = corpus.split(4)
+    files = sorted(file for part in (*shards, validation) for file in part)
+    assert len(set(files)) == len(files)
+    assert {"abc.py", "decoder.py"} <= {file.name for file in files}
+    assert not [file for file in files if {"site-packages", "test", "__pycache__"} & set(file.parts)]
+    sizes = [corpus.read(shard).size for shard in shards]
+    assert min(sizes) > 500_000
+    text = corpus.read(validation)
     assert text.size > 100_000
     assert 4 < corpus.unigram_entropy_bits(text) < 6
+    assert corpus.split(9)[1] == validation
 
 
 def test_files_are_sorted_and_filtered(tmp_path: Path) -> None:
-    wanted = ["a/z.py", "a.py", "b/c/d.py"]
+    wanted = ["a.py", "a/z.py", "b/c/d.py"]
     unwanted = ["site-packages/x.py", "b/__pycache__/y.py", "test/t.py", "b/readme.txt"]
     for name in [*unwanted, *wanted]:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(name)
-    files = corpus.standard_library_files(tmp_path)
-    assert [file.name for file in files] == sorted(wanted)
-    assert [file.size_bytes for file in files] == [len(name) for name in sorted(wanted)]
-    assert corpus.read(files).tobytes().decode() == "".join(sorted(wanted))
+    (training,), validation = corpus.split(1, tmp_path)
+    assert [*validation, *training] == sorted(tmp_path / name for name in wanted)
+    assert corpus.read(validation).tobytes().decode() in wanted
 
 
 def test_no_sources(tmp_path: Path) -> None:
     with pytest.raises(ToolError, match=str(tmp_path)):
-        corpus.standard_library_files(tmp_path)
-
-
-@given(FILES, st.integers(1, 6), st.randoms())
-def test_split_is_a_partition(sizes: dict[str, int], shards: int, random: object) -> None:
-    files = [SourceFile(name, size, Path(name)) for name, size in sizes.items()]
-    try:
-        split = corpus.split(files, shards)
-    except ToolError:
-        return
-    parts = [*split.shards, split.validation]
-    assert sorted(file for part in parts for file in part) == sorted(files)
-    filled = [sum(file.size_bytes for file in shard) for shard in split.shards]
-    assert max(filled) - min(filled) <= max(file.size_bytes for file in files)
-    random.shuffle(files)  # type: ignore[attr-defined]
-    assert corpus.split(files, shards) == split
-
-
-def test_validation_is_independent_of_shards() -> None:
-    files = corpus.standard_library_files()
-    assert corpus.split(files, 2).validation == corpus.split(files, 9).validation
+        corpus.split(2, tmp_path)
 
 
 def test_too_many_shards() -> None:
-    files = corpus.standard_library_files()
     with pytest.raises(ToolError, match="too few for 100000 shards"):
-        corpus.split(files, 100_000)
+        corpus.split(100_000)
 
 
 def test_unigram_entropy() -> None:

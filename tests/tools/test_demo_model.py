@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pccl.tools.demo.corpus import Bytes
-from pccl.tools.demo.model import WARM_UP_STEPS, AdamW, ByteModel, ModelShape, cosine_scale
+from pccl.tools.demo.model import WARM_UP_STEPS, AdamW, ByteModel, Bytes, ModelShape
 
 SMALL = ModelShape(context=3, embedding=4, hidden=5)
 STEP = 1e-5
@@ -47,25 +46,10 @@ def test_gradient() -> None:
     assert not gradient[: 256 * SMALL.embedding].reshape(256, -1)[unused].any()
 
 
-def test_float32_gradient() -> None:
-    batch, parameters = _batch(), _parameters()
-    double, single = np.empty(SMALL.size), np.empty(SMALL.size, np.float32)
-    ByteModel(SMALL, parameters).loss_and_gradient(batch, double)
-    ByteModel(SMALL, parameters.astype(np.float32)).loss_and_gradient(batch, single)
-    np.testing.assert_allclose(single, double, rtol=1e-3, atol=1e-6)
-
-
 def test_untrained_loss() -> None:
     shape = ModelShape()
     bits = ByteModel(shape, shape.initial(0)).bits_per_byte(_batch(40, 5, shape.context))
     assert bits == pytest.approx(8, abs=1e-5)
-
-
-def test_both_losses_agree() -> None:
-    batch = _batch(sequences=40)
-    model = ByteModel(SMALL, _parameters())
-    nats = model.loss_and_gradient(batch, np.empty(SMALL.size))
-    assert model.bits_per_byte(batch) == pytest.approx(nats / np.log(2), rel=1e-12)
 
 
 def test_prediction_depends_on_the_window() -> None:
@@ -78,14 +62,6 @@ def test_prediction_depends_on_the_window() -> None:
         changed = batch.copy()
         changed[0, position] ^= 1
         assert model.bits_per_byte(changed) != loss
-
-
-def test_model_keeps_views() -> None:
-    parameters = _parameters()
-    model, batch = ByteModel(SMALL, parameters), _batch()
-    before = model.bits_per_byte(batch)
-    parameters *= 0.5
-    assert model.bits_per_byte(batch) != before
 
 
 def test_parts_cover_the_vector() -> None:
@@ -106,11 +82,6 @@ def test_initial_parameters_depend_on_the_seed() -> None:
     assert SMALL.initial(1).dtype == np.float32
 
 
-def test_wrong_size() -> None:
-    with pytest.raises(ValueError, match=rf"\({SMALL.size},\)"):
-        ByteModel(SMALL, np.zeros(SMALL.size + 1))
-
-
 def test_adamw() -> None:
     random = np.random.default_rng(0)
     parameters = random.normal(size=50)
@@ -126,11 +97,3 @@ def test_adamw() -> None:
         expected -= rate * unbiased[0] / (np.sqrt(unbiased[1]) + o.epsilon)
         optimizer.step(parameters, gradient.copy(), scale=0.5)
         np.testing.assert_allclose(parameters, expected, rtol=1e-12)
-
-
-def test_cosine_schedule() -> None:
-    assert cosine_scale(0) == 1
-    assert cosine_scale(0.5, floor=0.1) == pytest.approx(0.55)
-    assert cosine_scale(1, floor=0.1) == cosine_scale(2, floor=0.1) == pytest.approx(0.1)
-    scales = [cosine_scale(done / 10) for done in range(11)]
-    assert scales == sorted(scales, reverse=True)

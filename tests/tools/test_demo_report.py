@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from pccl.tools.demo.display import Display
 from pccl.tools.demo.plan import Plan
 from pccl.tools.demo.report import (
+    Display,
     Event,
     Joined,
     Killed,
@@ -23,8 +22,6 @@ from pccl.tools.demo.report import (
     Row,
     Survivor,
     draw_plot,
-    first_and_last_line,
-    name_peers,
     to_json,
 )
 from pccl.tools.report import PlanError, ToolError
@@ -61,11 +58,11 @@ def _replace_row(facts: dict[str, Any], step: int, **changes: Any) -> None:
     facts["rows"][step] = msgspec.structs.replace(facts["rows"][step], **changes)
 
 
-def test_a_good_run_passes() -> None:
+def test_good_run() -> None:
     report = Report(**_good())
     assert report.passed
     assert (report.start_bits, report.end_bits) == (8, pytest.approx(3.2))
-    assert {check.name for check in report.checks} == {"loss", "parity", "kill", "join", "agreement", "nothing else"}
+    assert {check.name for check in report.checks} == {"loss", "parity", "kill", "join", "agreement", "other failures"}
 
 
 FLAWS: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
@@ -74,52 +71,44 @@ FLAWS: dict[str, tuple[str, Callable[[dict[str, Any]], None]]] = {
     "a digest differs": ("parity", lambda facts: facts["survivors"].append(Survivor(1, 6, 6, "cd" * 32))),
     "a revision differs": ("parity", lambda facts: facts["survivors"].append(Survivor(1, 6, 5, "ab" * 32))),
     "a survivor is missing": ("parity", lambda facts: facts["survivors"].pop()),
-    "nobody was killed": ("kill", lambda facts: facts.update(killed=None)),
+    "no kill": ("kill", lambda facts: facts.update(killed=None)),
     "the victim was not missed": ("kill", lambda facts: _replace_row(facts, 2, world_size=3)),
-    "nothing was aborted": (
+    "no abort": (
         "kill",
         lambda facts: facts.update(killed=msgspec.structs.replace(facts["killed"], aborted={0: 0, 1: 0})),
     ),
-    "nobody joined": ("join", lambda facts: facts.update(joined=None)),
+    "no join": ("join", lambda facts: facts.update(joined=None)),
     "the newcomer brought everything along": (
         "join",
         lambda facts: facts.update(joined=msgspec.structs.replace(facts["joined"], received_bytes=0)),
     ),
     "the newcomer was not seen": ("join", lambda facts: _replace_row(facts, 4, events=[])),
     "world sizes differ": ("agreement", lambda facts: _replace_row(facts, 3, agreed=False)),
-    "somebody else died": ("nothing else", lambda facts: facts["problems"].append("peer 1 ended by itself")),
+    "another loss": ("other failures", lambda facts: facts["problems"].append("peer 1 ended by itself")),
 }
 
 
 @pytest.mark.parametrize("flaw", FLAWS)
-def test_each_flaw_fails_its_check(flaw: str) -> None:
+def test_flaws(flaw: str) -> None:
     name, spoil = FLAWS[flaw]
     facts = _good()
     spoil(facts)
     assert _failed(Report(**facts)) == [name]
 
 
-def test_a_run_that_never_began_fails_everything() -> None:
+def test_run_that_never_began() -> None:
     facts = _good() | {"rows": [], "killed": None, "joined": None, "survivors": [], "problems": ["no master"]}
-    assert _failed(Report(**facts)) == ["loss", "parity", "kill", "join", "agreement", "nothing else"]
-
-
-def test_one_interrupted_survivor_shows_that_the_kill_hit() -> None:
-    facts = _good()
-    facts["killed"] = msgspec.structs.replace(facts["killed"], aborted={0: 0, 1: 2})
-    report = Report(**facts)
-    assert report.passed
-    assert "peer 1 retried 2" in next(check.found for check in report.checks if check.name == "kill")
+    assert _failed(Report(**facts)) == ["loss", "parity", "kill", "join", "agreement", "other failures"]
 
 
 @pytest.mark.parametrize(("inner_steps", "end_bits", "passes"), [(10, 7.9, True), (10, 8.1, False), (17, 4.5, False)])
-def test_a_short_run_needs_to_have_learned_less(inner_steps: int, end_bits: float, passes: bool) -> None:
+def test_threshold_of_short_runs(inner_steps: int, end_bits: float, passes: bool) -> None:
     facts = _good() | {"plan": Plan(peers=3, steps=6, inner_steps=inner_steps)}
     _replace_row(facts, 6, bits_per_byte=end_bits)
     assert Report(**facts).passed == passes
 
 
-def test_a_run_fits_a_terminal_of_80_columns() -> None:
+def test_display_of_80_columns() -> None:
     facts = _good()
     lost = Event("lost", "peer 2 lost: killed with 5 of 5 all-reduces begun", 2)
     joined = Event("joined", "peer 3 joined, synced 11.4 MB in 1234 ms", 3)
@@ -148,14 +137,14 @@ def test_a_run_fits_a_terminal_of_80_columns() -> None:
         assert check.found in text
 
 
-def test_only_what_was_asked_for_is_judged() -> None:
+def test_run_without_kill_and_join() -> None:
     plan = Plan(peers=3, steps=6, kill=False, join=False)
     facts = _good() | {"plan": plan, "killed": None, "joined": None}
     facts["survivors"] = [Survivor(peer, 6, 6, "ab" * 32) for peer in range(3)]
     assert Report(**facts).passed
 
 
-def test_json_has_the_facts_and_can_be_judged_again() -> None:
+def test_json() -> None:
     report = Report(**_good())
     facts = json.loads(to_json(report))
     assert facts["passed"] is True
@@ -168,7 +157,7 @@ def test_json_has_the_facts_and_can_be_judged_again() -> None:
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
-def test_plot_is_drawn(kind: str, tmp_path: Path) -> None:
+def test_plot(kind: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / f"curve.{kind}"
     facts = _good()
@@ -180,24 +169,11 @@ def test_plot_is_drawn(kind: str, tmp_path: Path) -> None:
             assert text in path.read_text()
 
 
-def test_plot_without_matplotlib_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
-    with pytest.raises(ToolError, match=r"pip install 'pccl-collectives\[plot\]'"):
-        draw_plot(Report(**_good()), Path("curve.png"))
-
-
 @pytest.mark.parametrize("name", ["curve", "curve.docx", "no/such/folder/curve.png"])
-def test_plot_that_cannot_be_written_is_refused(name: str, tmp_path: Path) -> None:
+def test_invalid_plot_files(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     with pytest.raises(ToolError, match="curve"):
         draw_plot(Report(**_good()), tmp_path / name)
-
-
-@pytest.mark.parametrize("steps", range(2, 40))
-def test_plan_kills_then_joins_then_ends(steps: int) -> None:
-    plan = Plan(steps=steps)
-    plan.check()
-    assert 1 <= plan.kill_step < plan.join_step <= steps
 
 
 @pytest.mark.parametrize(
@@ -214,16 +190,3 @@ def test_plan_kills_then_joins_then_ends(steps: int) -> None:
 def test_invalid_plans(options: dict[str, Any], text: str) -> None:
     with pytest.raises(PlanError, match=text):
         Plan(**options).check()
-
-
-def test_words() -> None:
-    assert [name_peers(peers) for peers in ([], [3], [1, 3], [0, 1, 3])] == [
-        "no peer",
-        "peer 3",
-        "peers 1 and 3",
-        "peers 0, 1 and 3",
-    ]
-    assert (
-        first_and_last_line("peer 1 ended: Traceback\n  File\nValueError: x")
-        == "peer 1 ended: Traceback ... ValueError: x"
-    )

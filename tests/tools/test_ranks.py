@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pccl.tools import ranks
-from pccl.tools.ranks import Nodes, NodesError, masters_address, nodes
+from pccl.tools import launch as ranks
+from pccl.tools.launch import Nodes, NodesError, masters_address, nodes
 
 
 def test_ranks_of_several_nodes() -> None:
@@ -65,11 +65,11 @@ def test_masters_address() -> None:
 
 
 def test_torch_store() -> None:
-    host, port = ranks.store(Nodes(), None, {})
+    host, port = ranks.store_address(Nodes(), None, {})
     assert (host, 0 < int(port) < 65536) == ("127.0.0.1", True)
-    assert ranks.store(Nodes(), "far:48148", {})[0] == "127.0.0.1", "rank 0 is on this machine"
-    assert ranks.store(Nodes(2, 1), "a:48148,b:48148", {}) == ("a", "29500")
-    assert ranks.store(Nodes(2, 1), "[fe80::1]:48148", {}) == ("fe80::1", "29500")
-    assert ranks.store(Nodes(2, 1), "a:48148", {"MASTER_ADDR": "c", "MASTER_PORT": "1"}) == ("c", "1")
-    assert ranks.store(Nodes(), None, {"MASTER_ADDR": "c", "MASTER_PORT": "1"}) == ("c", "1")
-    assert ranks.store(Nodes(2, 0), None, {})[1] == "29500"
+    assert ranks.store_address(Nodes(), "far:48148", {})[0] == "127.0.0.1", "rank 0 is on this machine"
+    assert ranks.store_address(Nodes(2, 1), "a:48148,b:48148", {}) == ("a", "29500")
+    assert ranks.store_address(Nodes(2, 1), "[fe80::1]:48148", {}) == ("fe80::1", "29500")
+    assert ranks.store_address(Nodes(2, 1), "a:48148", {"MASTER_ADDR": "c", "MASTER_PORT": "1"}) == ("c", "1")
+    assert ranks.store_address(Nodes(), None, {"MASTER_ADDR": "c", "MASTER_PORT": "1"}) == ("c", "1")
+    assert ranks.store_address(Nodes(2, 0), None, {})[1] == "29500"

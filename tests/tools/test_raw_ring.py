@@ -15,15 +15,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pccl.tools.bench.local import slowest, survivor
-from pccl.tools.bench.raw_ring import RawRing, chunk_bounds, join_ring
-from pccl.tools.bench.report import Survivor, timing
-from pccl.tools.bench.units import (
+from pccl.tools.bench.plan import (
     format_bytes,
-    format_bytes_about,
-    format_megabytes_per_second,
-    format_seconds,
     parse_bytes,
 )
+from pccl.tools.bench.raw_ring import RawRing, join_ring
+from pccl.tools.bench.report import Survivor, timing
 from pccl.tools.bench.worker import Step
 
 
@@ -107,22 +104,6 @@ def test_tcp() -> None:
     np.testing.assert_array_equal(arrays[0], np.arange(1000.0) + 1)
 
 
-def test_lost_rank() -> None:
-    with _rings(2, 64) as rings:
-        rings[0].close()
-        with pytest.raises(ConnectionError):
-            rings[1].all_reduce(np.ones(10))()
-
-
-@given(st.integers(0, 10**6), st.integers(1, 100))
-def test_chunk_bounds(count: int, world_size: int) -> None:
-    bounds = chunk_bounds(count, world_size)
-    sizes = np.diff(bounds)
-    assert bounds[0] == 0
-    assert bounds[-1] == count
-    assert sizes.max() - sizes.min() <= 1
-
-
 def test_bandwidths() -> None:
     # Two iterations of two ranks: the slower rank counts.
     result = timing(slowest([[1.0, 3.0], [2.0, 2.0]]), 1000, 4)
@@ -156,18 +137,3 @@ def test_parse_bytes_refuses(text: str) -> None:
 @given(st.integers(1, 1 << 40))
 def test_format_bytes(count: int) -> None:
     assert parse_bytes(format_bytes(count)) == count
-
-
-def test_formats() -> None:
-    assert [format_seconds(value) for value in (2e-5, 0.0123, 0.12345, 4.5)] == [
-        *("20 us", "12.30 ms", "123.5 ms", "4.500 s")
-    ]
-    assert [format_megabytes_per_second(value) for value in (4e4, 25e6, 99.96e6, 3.14e9)] == [
-        *("0.04", "25.0", "100", "3140")
-    ]
-    assert [format_bytes_about(value) for value in (0, 1000, 10 << 10, 3 << 19)] == [
-        "0 B",
-        "1000 B",
-        "10 KiB",
-        "1.5 MiB",
-    ]

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pccl.tools.stress.checker import EXCUSED_S, SETTLE_S, Checker
-from pccl.tools.stress.plan import Joined, Message, Outcome, SessionOver, Stepped, Synced, SyncFailed, Trouble
+from pccl.tools.stress.plan import Joined, Message, Outcome, SessionOver, Stepped, Synced, Trouble
 from pccl.tools.stress.values import TAGS
 
 SLOT = {1: 4, 2: 0, 3: 9}
@@ -37,7 +37,7 @@ class Log:
 
 
 def faithful() -> Log:
-    """Three peers, one of which is killed in its third step."""
+    """Three peers; peer 3 is killed in its third step."""
     log = Log([(peer, Joined(1, 3)) for peer in SLOT])
     log.step(0, [1, 2, 3])
     log.step(1, [1, 2, 3])
@@ -68,12 +68,6 @@ def test_correct_log() -> None:
     counts = checker.counts
     assert (counts.steps, counts.ops_committed, counts.results_checked) == (8, 3 * TAGS, 8 * TAGS)
     assert (counts.syncs, counts.sessions, counts.participants_max) == (9, 3, 3)
-
-
-def test_reports_in_any_order() -> None:
-    log = faithful()
-    log.entries.sort(key=lambda entry: -entry[0])
-    assert not judge(log).problems
 
 
 def altered(outcomes: list[Outcome], number: int, **changes: object) -> list[Outcome]:
@@ -131,12 +125,6 @@ def test_revision_goes_back() -> None:
     assert any("went from revision 2 of lineage 100 to revision 1" in problem for problem in judge(log).problems)
 
 
-def test_outvoted_incumbent() -> None:
-    log = faithful()
-    log.entries.append((1, Synced(300, 9, "a newcomer's", 100, 3, 1 << 20)))
-    assert any("to revision 9 of lineage 300" in problem for problem in judge(log).problems)
-
-
 def test_peer_left_alone() -> None:
     log = faithful()
     log.entries.append((1, Synced(100, 3, "state 3", 100, 3, 0)))
@@ -169,12 +157,6 @@ def test_unknown_outcome() -> None:
         checker = judge(log)
         assert not checker.problems
         assert (checker.counts.evictions, checker.counts.sessions_left) == (0, 1)
-
-
-def test_spoiled_incumbent() -> None:
-    log = faithful()
-    log.entries.append((2, SyncFailed("no donor is left", True)))
-    assert any("was overwritten by one that failed" in problem for problem in judge(log).problems)
 
 
 def test_eviction_in_a_partition() -> None:

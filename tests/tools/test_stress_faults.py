@@ -19,7 +19,6 @@ from pccl.tools.stress.faults import (
     Losses,
     Partition,
     Partitions,
-    Schedule,
     Start,
     disturbances,
     may_be_lost,
@@ -86,14 +85,6 @@ def test_partitions_of_masters() -> None:
     assert sides == {0, 1, 2, 3}
 
 
-def test_partition_of_one_peer() -> None:
-    for seed in range(20):
-        partition = Partitions(PLAN, Random(seed)).begin(1.0, [3])
-        assert partition is not None
-        assert partition.blocked <= {(3, MASTER), (MASTER, 3)}
-    assert Partitions(PLAN, Random(1)).begin(1.0, []) is None
-
-
 def _cut(kind: str, island: set[int], others: set[int]) -> Partition:
     blocked = frozenset((a, b) for a in island for b in others)
     return Partition(kind, frozenset(island), blocked, 1.0)  # type: ignore[arg-type]
@@ -153,17 +144,6 @@ def test_two_peers_stay_without_joins() -> None:
     assert len(actions) == 3
     assert sizes[-1] == 2
     assert _churn(Plan(kill=False, join=False, leave=False, freeze=False), 20)[0] == []
-
-
-def test_schedule() -> None:
-    schedule = Schedule(Interval(1.0, 3.0), Random(1), 10.0)
-    now = 10.0
-    for _ in range(100):
-        assert now + 1.0 <= schedule.next_at <= now + 3.0
-        assert not schedule.is_due(now)
-        now = schedule.next_at
-        assert schedule.is_due(now)
-    assert Schedule(None, Random(1), 10.0).next_at == float("inf")
 
 
 def test_run_may_end_after_losses() -> None:

@@ -46,7 +46,7 @@ def _ops() -> Iterator[Op]:
 
 
 @pytest.mark.parametrize("slots", [{0}, {15}, {3, 7}, {0, 1, 5, 9, 14}, set(range(SLOTS))])
-def test_participants_are_read_off_the_result(slots: set[int]) -> None:
+def test_participants(slots: set[int]) -> None:
     for op in _ops():
         assert op.participants(_reduced(op, slots)) == slots, op
 
@@ -59,7 +59,7 @@ def test_all_kinds_occur() -> None:
     assert {op.positions for op in ops} == {1, 8, SLOTS}
 
 
-def test_all_peers_agree_on_a_step_and_steps_differ() -> None:
+def test_ops_of_step() -> None:
     step = ops_of_step(1, 2, 3, 1 << 20)
     assert [op.tag for op in step] == list(range(TAGS))
     assert step == ops_of_step(1, 2, 3, 1 << 20)
@@ -68,7 +68,7 @@ def test_all_peers_agree_on_a_step_and_steps_differ() -> None:
     assert all(op.count <= COUNT_MAX for revision in range(50) for op in ops_of_step(1, 0, revision, 1 << 26))
 
 
-def test_chains_reuse_a_tag_and_number_their_ops_on() -> None:
+def test_chains_of_step() -> None:
     chains = chains_of_step(1, 2, 3)
     assert chains == chains_of_step(1, 2, 3)
     assert chains != chains_of_step(1, 2, 4)
@@ -78,12 +78,12 @@ def test_chains_reuse_a_tag_and_number_their_ops_on() -> None:
     assert op_count(threads=0) == TAGS
 
 
-def test_wrong_results_are_found() -> None:
+def test_wrong_results() -> None:
     for op in _ops():
         right = _reduced(op, {2, 3, 11})
         wrong = {}
         if op.op is not ReduceOp.MIN:
-            wrong["nobody's"] = np.zeros_like(right)
+            wrong["zeros"] = np.zeros_like(right)
         if op.count >= SLOTS:  # a few elements alone could also be others'; then the peers' reports differ
             wrong["one element of more peers"] = one = right.copy()
             one[-1] = op.contribution(8)[-1] + one[-1] + one[-1].dtype.type(1)
@@ -95,7 +95,7 @@ def test_wrong_results_are_found() -> None:
                 raise AssertionError(f"{what}: {op} passes as {op.participants(result)}")
 
 
-def test_not_a_number_is_no_result() -> None:
+def test_nan() -> None:
     op = next(op for op in _ops() if op.quantization is not None and op.dtype == "float32")
     result = _reduced(op, {1, 2})
     result[-1] = np.nan

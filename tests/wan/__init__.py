@@ -3,8 +3,7 @@
     shape       what a lab is made of: `Link`, and what differs for a `Site` or a `Path`
     namespace   a network namespace that lives as long as a process of ours
     lab         `Lab`: hosts, what runs on them, links that are cut and mended
-    relay       the network in user space, over TUN devices (relay.c); works wherever namespaces and TUN do
-    netem       the network by `tc netem`, where the kernel has it
+    relay       the network in user space, over TUN devices (relay.c)
     probe       one plain TCP stream between two hosts: what the link alone does
     __main__    `python -m tests.wan`: a command on every host of a lab
 

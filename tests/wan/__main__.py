@@ -3,14 +3,12 @@
     sudo python -m tests.wan --hosts 4 --delay-ms 25 --rate-mbit 200 --loss 0.1% -- bench --sizes 16MiB
     sudo python -m tests.wan --hosts 2 --delay-ms 50 --rate-mbit 1000 -- probe 64MiB
     sudo python -m tests.wan --hosts 5 --delay-ms 25 --rate-mbit 100 --site 4:1000/1000 -- sync --megabytes 200
-    sudo python -m tests.wan --hosts 2 --delay-ms 50 --rate-mbit 500 --loss 0.1% --congestion-control cubic -- steps
     sudo python -m tests.wan --hosts 3 --delay-ms 25 -- python examples/churn.py
 
-`bench ...` is `pccl bench --master MASTER --peers HOSTS ...` on every host, of which host 0's report is shown.
-`probe SIZE` sends that much from host 0 to host 1 over one plain TCP connection, several times: what the link alone
-can do. `sync` has the last host fetch shared state from all others; every host prints what it moved. `steps` reduces
-after pauses and back to back. Anything else is run on every host as it stands, with PCCL_MASTER and PCCL_HOST (the
-host's number) set.
+`bench ...` runs `pccl bench --master MASTER --peers HOSTS ...` on every host and prints the report of host 0.
+`probe SIZE` sends that many bytes from host 0 to host 1 over one plain TCP connection, several times. In `sync` the
+last host fetches shared state from all others; every host prints the bytes it moved. Any other command is run on every
+host, with PCCL_MASTER and PCCL_HOST (the host's number) set.
 
 The master is a process of its own on host 0: host 0's peer reaches it without delay, all others over the lab's links.
 """
@@ -29,7 +27,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
-from pccl.tools.bench.units import format_bytes, parse_bytes
+from pccl.tools.bench.plan import format_bytes, parse_bytes
 from pccl.tools.harness import module_command
 from tests.wan import probe
 from tests.wan.lab import Host, Lab, Link, Path, Site, unavailable
@@ -81,7 +79,7 @@ def _terminate(*_: object) -> NoReturn:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tests.wan",
-        usage="%(prog)s [options] -- (bench ... | probe SIZE | sync ... | steps ... | COMMAND ...)",
+        usage="%(prog)s [options] -- (bench ... | probe SIZE | sync ... | COMMAND ...)",
         description=(__doc__ or "").partition("\n\n")[2],
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -110,7 +108,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, default=0, help="of the losses (default: 0)")
     parser.add_argument("--mtu", type=int, default=1500, metavar="BYTES", help="(default: 1500)")
-    parser.add_argument("--backend", choices=("netem", "relay"), help="(default: netem if the kernel has it)")
     parser.add_argument(
         "--sysctl",
         type=_setting,
@@ -132,7 +129,6 @@ def _lab(options: argparse.Namespace) -> Lab:
         paths=dict(options.path),
         mtu_bytes=options.mtu,
         seed=options.seed,
-        backend=options.backend,
     )
 
 
@@ -170,8 +166,8 @@ def _run_everywhere(lab: Lab, master: str, command: list[str]) -> int:
 
 def _here(host: Host, lab: Lab, master: str, command: list[str]) -> tuple[list[str], int | None]:
     """A host's command, and the file that it prints to."""
-    if command[0] in ("sync", "steps"):
-        return module_command(f"tests.wan.{command[0]}", "--hosts", str(len(lab.hosts)), *command[1:]), None
+    if command[0] == "sync":
+        return module_command("tests.wan.sync", "--hosts", str(len(lab.hosts)), *command[1:]), None
     if command[0] != "bench":
         return command, None
     command = module_command("pccl", *command, "--master", master, "--peers", str(len(lab.hosts)))
@@ -195,7 +191,7 @@ def _probe(lab: Lab, arguments: list[str]) -> int:
     with near, far:
         congestion_control = near.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
         round_trip_ms = 1e3 * min(probe.round_trip_s(near, far) for _ in range(TRANSFERS))
-        print(f"{lab.backend}, {congestion_control}, round trip {round_trip_ms:.2f} ms")
+        print(f"{congestion_control}, round trip {round_trip_ms:.2f} ms")
         transfers = [probe.transfer(near, far, count) for _ in range(TRANSFERS)]
         rest_s = [one.seconds for one in transfers[1:]]
         print(

@@ -1,9 +1,9 @@
-"""The cost of a host whose packets of more than 1000 bytes vanish without a word, as where an MTU is wrong.
+"""The cost of a host whose packets of more than 1000 bytes vanish without notice, as with a wrong MTU.
 
 python -m tests.wan.black_hole [--peer-timeout 5] [--seconds 100] [--bytes-max 1000]
 
 Three peers on hosts of their own take steps: a usual loop, which admits a peer that waits, brings them up to date, and
-reduces 400 kB. A fourth peer connects again whenever it is sent away. On its host large packets vanish, in both
+reduces 400 kB. A fourth peer connects again after each eviction. On its host large packets vanish, in both
 directions: from the beginning, or once it has taken part for a while, or for the first seconds only.
 """
 
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from pccl import Attribute, Communicator, PCCLError, ReduceOp, Result, SharedState
+from pccl import Communicator, PCCLError, ReduceOp, Result, SharedState
 from tests.processes.harness import Worker
 from tests.wan.lab import Host, Lab, Link
 
@@ -39,7 +39,7 @@ PAUSE_S = 0.01
 
 
 def take_steps(master: str, name: str) -> None:
-    """A peer of the run, for ever. Every event is a line of JSON with the time; the clock is the same for all."""
+    """Run a peer forever. Every event is a line of JSON with the time of the common clock."""
 
     def say(event: str, **what: Any) -> None:
         os.write(1, (json.dumps({"event": event, "at_s": time.monotonic(), **what}) + "\n").encode())
@@ -51,18 +51,12 @@ def take_steps(master: str, name: str) -> None:
         try:
             peer.connect()
             say("joined")
-            is_synced = False
             while True:
-                if peer.are_peers_pending():
-                    peer.update_topology()
-                    is_synced = False
-                if peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < 2:
-                    time.sleep(PAUSE_S)
-                    continue
                 try:
-                    if not is_synced:
-                        peer.sync_shared_state(state)
-                        is_synced = True
+                    peer.admit_peers(state)
+                    if peer.world_size < 2:
+                        time.sleep(PAUSE_S)
+                        continue
                     gradient[:] = 1
                     info = peer.all_reduce(gradient, op=ReduceOp.AVG)
                 except PCCLError as error:
@@ -143,7 +137,7 @@ class Found:
 def watch(when: str, peer_timeout_s: float, seconds: float, bytes_max: int = BYTES_MAX, sick: int = HEALTHY) -> Found:
     """`when` the hole is there: "always", "later" or "at first" (until the sick one was sent away once, and then
     mended). `sick`: which of the four it is; the last joins last."""
-    with Lab(HEALTHY + 2, Link(delay_ms=1), backend="relay") as lab, ExitStack() as stack:
+    with Lab(HEALTHY + 2, Link(delay_ms=1)) as lab, ExitStack() as stack:
         worker = Worker(lab.hosts[0].namespace.command([]))
         stack.callback(worker.discard)
         address = lab.hosts[0].address

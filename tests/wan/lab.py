@@ -7,8 +7,7 @@
         lab.block(lab.hosts[0], lab.hosts[1])   # packets from host 0 to host 1 vanish
 
 Each host is a network namespace with one address, 198.18.0.(n + 1) (a range that is set aside for measurements), and
-the kernel's own TCP with the settings of the machine. What joins them is `tc netem` where the kernel has it, else a
-user-space relay; `Lab.backend` says which.
+the kernel's own TCP with the settings of the machine. A relay in user space joins them.
 
 Whatever ends the `with` block ends what runs on the hosts and takes the namespaces and devices away; so does SIGKILL of
 this process. Labs have no names, so they do not meet.
@@ -24,26 +23,15 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from ipaddress import ip_address
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from pccl.tools.harness import Guard
-from tests.wan import netem, relay
 from tests.wan.namespace import Namespace
+from tests.wan.relay import Relay
+from tests.wan.relay import unavailable as relay_unavailable
 from tests.wan.shape import DEVICE, MTU_BYTES, NETWORK, NETWORK_BITS, Link, Path, Shape, Site
 
 __all__ = ["Host", "Lab", "Link", "Path", "Site", "unavailable"]
-
-Backend = Literal["netem", "relay"]
-
-
-class Network(Protocol):
-    """A backend that has joined the hosts: it changes the network, and tells what that has carried."""
-
-    def block(self, sender: int, receiver: int, yes: bool) -> None: ...
-    def limit(self, sender: int, receiver: int, bytes_max: int) -> None: ...
-    def reshape(self, sender: int, receiver: int, path: Path) -> None: ...
-    def stats(self) -> dict[str, Any]: ...
-    def close(self) -> None: ...
 
 
 def unavailable() -> str | None:
@@ -57,8 +45,8 @@ def unavailable() -> str | None:
         Namespace().close()
     except OSError as error:
         return f"a WAN lab needs network namespaces: {error}"
-    if netem.unavailable() and (reason := relay.unavailable()):
-        return f"a WAN lab needs tc netem or a relay over TUN: {reason}"
+    if reason := relay_unavailable():
+        return f"a WAN lab needs a relay over TUN: {reason}"
     return None
 
 
@@ -124,13 +112,11 @@ class Lab:
         paths: Mapping[tuple[int, int], Path] | None = None,
         mtu_bytes: int = MTU_BYTES,
         seed: int = 0,
-        backend: Backend | None = None,
     ) -> None:
         self.shape = Shape(hosts, link, sites or {}, paths or {}, mtu_bytes, seed)
-        self.backend: Backend = backend or ("relay" if netem.unavailable() else "netem")
         self.hosts = []
         self._resources = ExitStack()
-        self._network: Network | None = None
+        self._network: Relay | None = None
 
     def __enter__(self) -> Lab:
         with ExitStack() as resources:
@@ -141,8 +127,7 @@ class Lab:
                 self.hosts.append(Host(self, number, Namespace(group), group))
             namespaces = [host.namespace for host in self.hosts]
             addresses = [host.address for host in self.hosts]
-            backend = relay.Relay if self.backend == "relay" else netem.Netem
-            self._network = backend(self.shape, namespaces, addresses, group)
+            self._network = Relay(self.shape, namespaces, addresses, group)
             self._resources = resources.pop_all()
         return self
 
@@ -165,13 +150,13 @@ class Lab:
         self._network.block(sender.number, receiver.number, yes)
 
     def limit(self, sender: Host, receiver: Host, bytes_max: int = 0) -> None:
-        """Larger packets in that direction vanish without notice; 0: none does. OSError with netem."""
+        """Larger packets in that direction vanish without notice; 0: none does."""
         assert self._network is not None
         self._network.limit(sender.number, receiver.number, bytes_max)
 
     def reshape(self, sender: Host, receiver: Host, path: Path | None = None) -> None:
         """Packets in that direction fare like this from now on; None: as at the beginning. What it leaves open is as at
-        the beginning, too. OSError with netem."""
+        the beginning, too."""
         assert self._network is not None
         usual = self.shape.path(sender.number, receiver.number)
         given = path or usual
@@ -184,6 +169,6 @@ class Lab:
         self._network.reshape(sender.number, receiver.number, changed)
 
     def stats(self) -> dict[str, Any]:
-        """Return what the network has carried, in the backend's words."""
+        """Return what the network has carried and dropped."""
         assert self._network is not None
         return self._network.stats()

@@ -3,8 +3,8 @@
     python -m tests.wan.model                    # with the constants below
     python -m tests.wan.model bench.json         # how well they fit what the lab measured, and which would fit best
 
-The model: each site has an uplink and a downlink of one rate, any two are one delay apart, and inside a site nothing
-takes time. An op moves bytes at EFFICIENCY of the rate (headers, slow starts, streams that crowd each other), and has
+The model: each site has an uplink and a downlink of one rate, any two are one delay apart, and a site has no delay
+inside. An op moves bytes at EFFICIENCY of the rate (headers, slow starts, streams that crowd each other), and has
 OVERHEAD_S also; the verdict takes a round trip to the master. Where a step's bytes take longer than the delay, steps
 of the ring follow each other without a pause; where they take less, each step takes the delay.
 

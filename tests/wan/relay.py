@@ -1,6 +1,6 @@
 """The network in user space: builds and drives `relay.c`, which says how it works.
 
-The program holds a TUN device in every host's namespace and disappears with its standard input, so nothing can be left
+The program holds a TUN device in every host's namespace and disappears with its standard input, so no device is left
 behind. It is compiled with `cc` when first needed, kept in memory, and a file only until it runs.
 """
 

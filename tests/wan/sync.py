@@ -15,7 +15,7 @@ import time
 import numpy as np
 from blake3 import blake3
 
-from pccl import Attribute, Communicator, ReduceOp, SharedState
+from pccl import Communicator, ReduceOp, SharedState
 from pccl.status import run_status
 
 TENSORS = 8
@@ -38,8 +38,7 @@ def main() -> None:
     state = SharedState.from_numpy(arrays)
     state.revision = 0 if is_joiner else REVISION
     with Communicator(os.environ["PCCL_MASTER"]) as peer:
-        while peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < options.hosts:
-            peer.update_topology()
+        peer.wait_for_peers(options.hosts)
         peer.all_reduce(np.zeros(1, np.float32), op=ReduceOp.SUM)
         while is_joiner and _waiting() < options.hosts - 1:
             time.sleep(0.05)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(("when", "sick"), [("later", 1), ("later", 3), ("always", 3)])
-def test_the_others_go_on_without_it(when: str, sick: int) -> None:
+def test_black_hole_is_evicted(when: str, sick: int) -> None:
     found = watch(when, peer_timeout_s=1.0, seconds=10.0, sick=sick)
     assert found.evicted_healthy == []
     assert found.evicted_sick
@@ -20,7 +20,7 @@ def test_the_others_go_on_without_it(when: str, sick: int) -> None:
     assert found.steps > 0
 
 
-def test_it_is_let_in_once_its_packets_get_through() -> None:
+def test_black_hole_is_readmitted() -> None:
     found = watch("at first", peer_timeout_s=1.0, seconds=30.0)
     assert found.evicted_healthy == []
     assert found.joins_of_sick == 1

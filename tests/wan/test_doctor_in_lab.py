@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 @contextmanager
 def lab_with_master(delay_ms: float) -> Iterator[tuple[Lab, str]]:
     """Two hosts, the first one with a master at this address."""
-    with Lab(2, Link(delay_ms=delay_ms), backend="relay") as lab:
+    with Lab(2, Link(delay_ms=delay_ms)) as lab:
         address = f"{lab.hosts[0].address}:48148"
         command = [sys.executable, "-P", "-m", "pccl", "master", "--found", "--state", "none", "--listen", address]
         master = lab.hosts[0].popen(command, stdout=subprocess.PIPE, text=True)
@@ -43,7 +43,7 @@ def examined(host: Host, address: str) -> tuple[int, dict[str, dict[str, Any]]]:
 
 
 @pytest.mark.parametrize(("way", "says"), [("out", "from this host to the master"), ("back", "to this host")])
-def test_packets_of_full_size_that_vanish_are_found(way: str, says: str) -> None:
+def test_mtu_of_path(way: str, says: str) -> None:
     with lab_with_master(1.0) as (lab, address):
         master, host = lab.hosts
         status, found = examined(host, address)
@@ -59,7 +59,7 @@ def test_packets_of_full_size_that_vanish_are_found(way: str, says: str) -> None
     assert says in found["mtu"]["text"]
 
 
-def test_a_long_way_and_a_dead_one() -> None:
+def test_long_path_and_blocked_path() -> None:
     with lab_with_master(40.0) as (lab, address):
         master, host = lab.hosts
         status, found = examined(host, address)

@@ -67,7 +67,7 @@ def two_peers(lab: Lab) -> Iterator[tuple[list[Lines], list[subprocess.Popen[str
             peer.kill()
 
 
-def test_links_grow_where_cubic_loses_packets_on_a_path_that_is_not_full() -> None:
+def test_links_grow_under_loss() -> None:
     with Lab(2, Link(delay_ms=10.0, rate_mbit=1000.0, loss=0.01)) as lab:
         for host in lab.hosts:
             host.set_congestion_control("cubic")
@@ -82,7 +82,7 @@ def test_links_grow_where_cubic_loses_packets_on_a_path_that_is_not_full() -> No
 
 
 @pytest.mark.parametrize("is_locked", [False, True])
-def test_long_links_take_bbr_where_the_system_lets_them(is_locked: bool) -> None:
+def test_bbr_on_long_links(is_locked: bool) -> None:
     known = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
     if not {"bbr", "cubic"} <= set(known):
         pytest.skip("this kernel has no BBR")

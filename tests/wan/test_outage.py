@@ -14,7 +14,7 @@ OFTEN = ["peer 2 to peer 3 blocked"]
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow) for name in FAULTS]
 )
-def test_two_of_three_go_on(name: str) -> None:
+def test_outage(name: str) -> None:
     found = outage(FAULTS[name], peer_timeout_s=1.0, link=Link(delay_ms=1))
     assert found.lost == 1
     assert found.seconds < 30

@@ -8,7 +8,7 @@ from tests.wan.topology import Net, measure
 
 
 @pytest.mark.slow
-def test_the_ring_with_the_fastest_slowest_link_is_found() -> None:
+def test_best_ring_is_found() -> None:
     net = Net.of_seed(hosts=4, seed=1, slow=20, fast=200, delay_ms=5)
     fast = [ring for ring in net.rings() if net.slowest_mbit(ring) == 200]
     assert len(fast) == 1, "of the six rings one is fast"

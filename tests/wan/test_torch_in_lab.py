@@ -38,7 +38,7 @@ dist.destroy_process_group()
 """
 
 
-def test_ranks_on_other_hosts_find_a_first_rank_that_has_the_store_at_localhost() -> None:
+def test_store_at_localhost() -> None:
     pytest.importorskip("torch")
     with Lab(2, Link(delay_ms=1.0)) as lab, ExitStack() as pipes:
         first, second = lab.hosts

@@ -170,12 +170,11 @@ def run_master(addresses: list[str], orders: list[list[int]]) -> None:
 def run_peer(addresses: list[str]) -> None:
     import numpy as np
 
-    from pccl import Attribute, Communicator, ReduceAlgorithm, ReduceOp
+    from pccl import Communicator, ReduceAlgorithm, ReduceOp
 
     data = np.ones(int(float(os.environ["MEGABYTES"]) * 2**20) // 4, np.float32)
     with Communicator(os.environ["PCCL_MASTER"]) as peer:
-        while peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < len(addresses):
-            peer.update_topology()
+        peer.wait_for_peers(len(addresses))
         for phase in PHASES:
             begun_s = time.perf_counter()
             if phase != PHASES[0]:

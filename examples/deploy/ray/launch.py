@@ -24,11 +24,11 @@ from pccl import MasterNode
 
 
 class PeerFailedError(Exception):
-    """The script ended otherwise than well."""
+    """The script ended with an error."""
 
 
 def run_peer(index: int, count: int, master: str, token: str, command: list[str]) -> None:
-    """One peer, on whatever node. PeerFailedError."""
+    """Run one peer. Raises PeerFailedError."""
     environment = {"PCCL_MASTER": master, "PCCL_TOKEN": token, "PYTHONUNBUFFERED": "1"}
     environment |= {"PCCL_LAUNCH_INDEX": str(index), "PCCL_LAUNCH_COUNT": str(count)}
     with subprocess.Popen([sys.executable, *command], env={**os.environ, **environment}) as process:

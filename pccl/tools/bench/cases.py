@@ -1,12 +1,11 @@
 """One case of a benchmark on one rank: its arrays, its timed calls and the check of the result.
 
 Each rank contributes small integers that depend on its number, so results are exact in every type. The contenders take
-turns on the same arrays, each turn starting with another one, so that none always finds the caches of the same other.
-Filling the arrays, the barrier and the check are not timed. Ranks that share a machine check after a second barrier:
-the first to end must not take cores from the last.
+turns on the same arrays, each turn starting with another one. Filling the arrays, the barrier and the check are not
+timed. Ranks that share a machine check after a second barrier: the first to end must not take cores from the last.
 
-The size of a case is that of the larger array, as in nccl-tests: the gathered one, or the one to be scattered. Rank
-numbers of pccl may differ from the numbers of the benchmark: `order` lists the numbers by rank.
+The size of a case is that of the larger array, as in nccl-tests. Rank numbers of pccl may differ from the numbers of
+the benchmark: `order` lists the numbers by rank.
 """
 
 from __future__ import annotations
@@ -14,15 +13,16 @@ from __future__ import annotations
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl import Attribute, Communicator, ReduceOp
+from pccl import Communicator, QuantizationOptions, ReduceAlgorithm, ReduceOp
 from pccl.tools.bench.plan import (
     ALGORITHMS,
     ALL_GATHER,
@@ -41,14 +41,11 @@ from pccl.tools.bench.plan import (
     parse_quantization,
 )
 
-JOIN_POLL_S = 0.01
 WATCHED_ITERATIONS = 3
 WATCH_S = 0.0005
 
 Array = NDArray[Any]
 Call = Callable[[], object]
-Timed = Callable[[Call], float]
-"""Makes a call and returns the seconds that it took."""
 Ruler = Any
 """Another implementation. Its methods have the names of collectives and return a call; a collective without a method
 is not measured with it."""
@@ -71,15 +68,6 @@ class Samples(msgspec.Struct, tag=True, frozen=True):
     memory: Memory | None
 
 
-def join(communicator: Communicator, world_size: int) -> None:
-    """Return once `world_size` peers are accepted."""
-    while communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < world_size:
-        if communicator.are_peers_pending():
-            communicator.update_topology()
-        else:
-            time.sleep(JOIN_POLL_S)
-
-
 class Rank:
     """A rank of the benchmark and the rulers that pccl is measured against."""
 
@@ -94,7 +82,7 @@ class Rank:
 
     def run(self, communicator: Communicator, case: Case) -> Samples:
         order = communicator.all_gather(np.array(self._number)).array.tolist()
-        work = _WORKS[case.collective](case, self._number, order, communicator)
+        work = Work(case, self._number, order, communicator)
         contenders = {PCCL: None, **{name: one for name, one in self._rulers.items() if hasattr(one, case.collective)}}
         names = list(contenders)
         seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -102,19 +90,22 @@ class Rank:
             for iteration in range(case.warmup + case.iterations):
                 first = iteration % len(names)
                 for name in names[first:] + names[:first]:
-                    one_s = work.turn(self._timed, contenders[name])
+                    one_s = self._turn(work, contenders[name])
                     if iteration >= case.warmup:
                         seconds[name].append(one_s)
-        memory = watched_memory(lambda: communicator.stats, lambda: work.turn(self._timed)) if case.memory else None
+        memory = watched_memory(lambda: communicator.stats, lambda: self._turn(work, None)) if case.memory else None
         return Samples(seconds, memory)
 
-    def _timed(self, call: Call) -> float:
+    def _turn(self, work: Work, ruler: Ruler | None) -> float:
+        """Run pccl or a ruler once, check the result, and return the seconds that it took."""
+        call, check = work.prepared(ruler)
         self._barrier()
         start_s = time.perf_counter()
         call()
         elapsed_s = time.perf_counter() - start_s
         if self._shares_machine:
             self._barrier()
+        check()
         return elapsed_s
 
 
@@ -152,257 +143,145 @@ def watched_memory(stats: Callable[[], Mapping[str, int]], turn: Call) -> Memory
     return Memory(max(scratch), max(held))
 
 
-class _Work:
-    """The arrays of a case. Subclasses fill them and return the call to be timed, and check the result."""
+class Work:
+    """The arrays of a case, the calls on them and the expected results.
+
+    A row from one number to another holds a pattern plus a mark of both, a contribution to a sum the pattern plus the
+    number of its rank. The root of a collective, and the sender of `send`, is number 0; its receiver is number 1.
+    """
 
     def __init__(self, case: Case, number: int, order: list[int], communicator: Communicator) -> None:
         self._case = case
         self._dtype = np.dtype(case.dtype)
-        self._count = case.bytes // self._dtype.itemsize
         self._number = number
         self._order = order
         self._communicator = communicator
-        self._algorithm = ALGORITHMS[case.algorithm]
-        self._allocate()
+        self._options = parse_quantization(case.quantization)
+        self._whole = (np.arange(case.bytes // self._dtype.itemsize) % 13).astype(self._dtype)
+        self._row = self._whole[: self._whole.size // len(order)]
+        self._data = {tuple(each): self._given_and_expected(each) for each in (order, sorted(order))}
+        given, _ = self._data[tuple(order)]
+        self._send = np.empty_like(given)
+        self._recv = self._send
+        if case.collective in (ALL_GATHER, GATHER, ALL_TO_ALL):
+            self._recv = np.empty((len(order), self._row.size), self._dtype)
+        elif case.collective in (SCATTER, REDUCE_SCATTER):
+            self._recv = np.empty_like(self._row)
+        elif case.collective in (ALL_REDUCE, REDUCE) and not case.in_place:
+            self._recv = np.empty_like(given)
 
-    def turn(self, timed: Timed, ruler: Ruler | None = None) -> float:
-        """Run pccl or a ruler once, check the result, and return the seconds that it took."""
+    def _given_and_expected(self, order: list[int]) -> tuple[Array, Array | None]:
+        """Return the input, and the result unless this rank has none, for ranks with these numbers."""
+        own, row, whole, world = self._number, self._row, self._whole, len(order)
+        match self._case.collective:
+            case "all_reduce" | "reduce" | "reduce_scatter" as collective:
+                whole = whole if collective != REDUCE_SCATTER else whole[: row.size * world]
+                total = whole * self._dtype.type(world) + self._dtype.type(sum(order))
+                if collective == REDUCE_SCATTER:
+                    total = total.reshape(world, -1)[order.index(own)]
+                return self._marked(whole, own), total if collective != REDUCE or own == 0 else None
+            case "all_gather":
+                return self._marked(row, own), self._rows(order)
+            case "gather":
+                return self._marked(row, own), self._rows(order) if own == 0 else None
+            case "scatter":
+                return self._rows(order), self._marked(row, own)
+            case "all_to_all":
+                return self._rows([own * world + each for each in order]), self._rows(
+                    [each * world + own for each in order]
+                )
+            case "broadcast" | "send" as collective:
+                is_receiver = collective == BROADCAST or own < 2
+                return whole if own == 0 else np.zeros_like(whole), whole if is_receiver else None
+        return np.empty(0, self._dtype), None  # a barrier
+
+    def _marked(self, pattern: Array, mark: int) -> Array:
+        marked: Array = pattern + self._dtype.type(mark)
+        return marked
+
+    def _rows(self, marks: list[int]) -> Array:
+        return np.stack([self._marked(self._row, mark) for mark in marks])
+
+    def prepared(self, ruler: Ruler | None) -> tuple[Call, Callable[[], None]]:
+        """Fill the arrays. Return the call of pccl or a ruler, and the check of its result. Rulers work in place."""
         order = self._order if ruler is None else sorted(self._order)
-        call = self._call_of(ruler, order)
-        elapsed_s = timed(call)
-        self._check(ruler, order)
-        return elapsed_s
+        given, expected = self._data[tuple(order)]
+        is_in_place = ruler is not None or self._case.in_place
+        send, recv = self._send, self._recv
+        if self._case.collective == ALL_GATHER and is_in_place:
+            send = recv[order.index(self._number)]
+        elif self._case.collective in (ALL_REDUCE, REDUCE) and is_in_place:
+            recv = send
+        recv.fill(0)
+        np.copyto(send, given)
+        if ruler is None:
+            call, result = self._own_call(send, recv), recv
+        else:
+            call, result = self._call_of(ruler, send, recv)
 
-    def _allocate(self) -> None: ...
+        def check() -> None:
+            if expected is not None:
+                self._check(result, expected, None if ruler is not None else self._options)
+            if not is_in_place and self._case.collective == ALL_REDUCE and not np.array_equal(send, given):
+                raise RuntimeError("the reduce has changed its input")
 
-    def _call_of(self, ruler: Ruler | None, order: list[int]) -> Call:
-        raise NotImplementedError
+        return call, check
 
-    def _check(self, ruler: Ruler | None, order: list[int]) -> None: ...
+    def _own_call(self, send: Array, recv: Array) -> Call:
+        peer, root, collective = self._communicator, self._order.index(0), self._case.collective
+        algorithm = ALGORITHMS[self._case.algorithm]
+        if collective == ALL_REDUCE:
+            return partial(self._reduce_parts, send, recv, algorithm)
+        if collective == SEND:
+            if self._number == 0:
+                return partial(peer.send, send, dst=self._order.index(1))
+            return partial(peer.recv, recv, src=root) if self._number == 1 else lambda: None
+        calls: dict[str, Call] = {
+            ALL_GATHER: partial(peer.all_gather, send, recv, algorithm=algorithm),
+            REDUCE_SCATTER: partial(peer.reduce_scatter, send, recv, op=ReduceOp.SUM, algorithm=algorithm),
+            ALL_TO_ALL: partial(peer.all_to_all, send, recv),
+            GATHER: partial(peer.gather, send, recv, root=root),
+            SCATTER: partial(peer.scatter, send, recv, root=root),
+            REDUCE: partial(peer.reduce, send, recv, op=ReduceOp.SUM, root=root, algorithm=algorithm),
+            BROADCAST: partial(peer.broadcast, send, root=root, algorithm=algorithm),
+            BARRIER: peer.barrier,
+        }
+        return calls[collective]
 
-    @property
-    def _root(self) -> int:
-        """pccl's rank of number 0."""
-        return self._order.index(0)
-
-    def _pattern(self, count: int) -> Array:
-        pattern: Array = (np.arange(count) % 13).astype(self._dtype)
-        return pattern
-
-    def _sum_of(self, pattern: Array) -> Array:
-        """Return the sum over all ranks, each of which gives the pattern plus its number."""
-        total: Array = pattern * self._dtype.type(len(self._order)) + self._dtype.type(sum(self._order))
-        return total
-
-
-class _AllReduce(_Work):
-    def _allocate(self) -> None:
-        pattern = self._pattern(self._count)
-        self._options = parse_quantization(self._case.quantization)
-        self._contribution = pattern + self._dtype.type(self._number)
-        self._expected = self._sum_of(pattern)
-        self._send = np.empty_like(pattern)
-        self._recv = self._send if self._case.in_place else np.empty_like(pattern)
-
-    def _call_of(self, ruler: Ruler | None, order: list[int]) -> Call:
-        if ruler is not None:
-            np.copyto(self._recv, self._contribution)
-            call: Call = ruler.all_reduce(self._recv, self._case.tensors)
-            return call
-        if self._recv is not self._send:
-            self._recv.fill(0)
-        np.copyto(self._send, self._contribution)
-        return self._reduce_whole if self._case.tensors == 1 else self._reduce_parts
-
-    def _reduce_whole(self) -> None:
-        self._communicator.all_reduce(
-            self._send, self._recv, op=ReduceOp.SUM, quantization_options=self._options, algorithm=self._algorithm
-        )
-
-    def _reduce_parts(self) -> None:
+    def _reduce_parts(self, send: Array, recv: Array, algorithm: ReduceAlgorithm | None) -> None:
+        options: dict[str, Any] = {"op": ReduceOp.SUM, "quantization": self._options, "algorithm": algorithm}
         tensors = self._case.tensors
-        parts = zip(np.array_split(self._send, tensors), np.array_split(self._recv, tensors), strict=True)
-        handles = [
-            self._communicator.all_reduce_async(
-                *(send, recv),
-                op=ReduceOp.SUM,
-                tag=tag,
-                quantization_options=self._options,
-                algorithm=self._algorithm,
-            )
-            for tag, (send, recv) in enumerate(parts)
-        ]
+        if tensors == 1:
+            self._communicator.all_reduce(send, recv, **options)
+            return
+        parts = zip(np.array_split(send, tensors), np.array_split(recv, tensors), strict=True)
+        handles = [self._communicator.all_reduce_async(*part, tag=tag, **options) for tag, part in enumerate(parts)]
         for handle in handles:
             handle.result()
 
-    def _check(self, ruler: Ruler | None, order: list[int]) -> None:
-        if ruler is None and self._recv is not self._send and not np.array_equal(self._send, self._contribution):
-            raise RuntimeError("the reduce has changed its input")
-        if ruler is not None or self._options is None:
-            _require(np.array_equal(self._recv, self._expected))
+    def _call_of(self, ruler: Ruler, send: Array, recv: Array) -> tuple[Call, Array]:
+        """Return the call of a ruler, and the array that has its result."""
+        collective = self._case.collective
+        method = getattr(ruler, collective)
+        if collective == BARRIER:
+            return method, recv
+        if collective == ALL_REDUCE:
+            return method(send, self._case.tensors), recv
+        if send is recv:
+            return method(send), recv
+        if collective == REDUCE_SCATTER:
+            call, part = method(send, recv)
+            return call, part
+        return method(send, recv), recv
+
+    def _check(self, result: Array, expected: Array, quantization: QuantizationOptions | None) -> None:
+        """Raise RuntimeError for a wrong result: its time would be worthless."""
+        if quantization is None:
+            if not np.array_equal(result, expected):
+                raise RuntimeError("wrong result")
             return
-        largest, epsilon = float(self._expected.max()), float(np.finfo(self._dtype).eps)
-        bound = error_max(self._options, len(order), largest, epsilon)
-        error = float(np.abs(self._recv - self._expected).max())
+        largest, epsilon = float(expected.max()), float(np.finfo(self._dtype).eps)
+        bound = error_max(quantization, len(self._order), largest, epsilon)
+        error = float(np.abs(result - expected).max())
         if not error <= bound:  # also for NaN
             raise RuntimeError(f"a quantized result is off by {error:g}, more than the bound of {bound:g}")
-
-
-class _AllGather(_Work):
-    def _allocate(self) -> None:
-        self._row = self._pattern(self._count // len(self._order))
-        self._recv = np.empty((len(self._order), self._row.size), self._dtype)
-        self._send = np.empty_like(self._row)
-
-    def _call_of(self, ruler: Ruler | None, order: list[int]) -> Call:
-        is_in_place = ruler is not None or self._case.in_place
-        send = self._recv[order.index(self._number)] if is_in_place else self._send
-        self._recv.fill(0)
-        np.add(self._row, self._dtype.type(self._number), out=send)
-        if ruler is not None:
-            call: Call = ruler.all_gather(send, self._recv)
-            return call
-        return lambda: self._communicator.all_gather(send, self._recv, algorithm=self._algorithm)
-
-    def _check(self, ruler: Ruler | None, order: list[int]) -> None:
-        for row, number in zip(self._recv, order, strict=True):
-            _require(np.array_equal(row - self._dtype.type(number), self._row))
-
-
-class _ReduceScatter(_Work):
-    def _allocate(self) -> None:
-        world = len(self._order)
-        self._given = self._pattern(self._count // world * world)
-        self._send = np.empty_like(self._given)
-        self._recv = np.empty(self._given.size // world, self._dtype)
-        self._sum = self._sum_of(self._given)
-        self._part = self._recv
-
-    def _call_of(self, ruler: Ruler | None, order: list[int]) -> Call:
-        np.add(self._given, self._dtype.type(self._number), out=self._send)
-        self._recv.fill(0)
-        if ruler is not None:
-            call: Call
-            call, self._part = ruler.reduce_scatter(self._send, self._recv)
-            return call
-        self._part = self._recv
-        return lambda: self._communicator.reduce_scatter(
-            self._send, self._recv, op=ReduceOp.SUM, algorithm=self._algorithm
-        )
-
-    def _check(self, ruler: Ruler | None, order: list[int]) -> None:
-        first = order.index(self._number) * self._recv.size
-        _require(np.array_equal(self._part, self._sum[first : first + self._recv.size]))
-
-
-class _Exchange(_Work):
-    """all_to_all, gather and scatter: arrays with a row per rank. A row from one rank to another holds a pattern plus
-    a mark of both numbers."""
-
-    def _allocate(self) -> None:
-        self._row = self._pattern(self._count // len(self._order))
-        self._send = np.empty((len(self._order), self._row.size), self._dtype)
-        self._recv = np.empty_like(self._send)
-
-    def _call_of(self, ruler: Ruler | None, order: list[int]) -> Call:
-        self._recv.fill(0)
-        for row, receiver in zip(self._send, order, strict=True):
-            np.add(self._row, self._dtype.type(self._number * len(order) + receiver), out=row)
-        root, arrays = order.index(0), (self._send, self._recv)
-        if self._case.collective == GATHER:
-            arrays = self._send[root], self._recv
-        elif self._case.collective == SCATTER:
-            arrays = self._send, self._recv[0]
-        if ruler is not None:
-            call: Call = getattr(ruler, self._case.collective)(*arrays)
-            return call
-        if self._case.collective == ALL_TO_ALL:
-            return lambda: self._communicator.all_to_all(*arrays)
-        collective = self._communicator.gather if self._case.collective == GATHER else self._communicator.scatter
-        return lambda: collective(*arrays, root=root)
-
-    def _check(self, ruler: Ruler | None, order: list[int]) -> None:
-        senders: Sequence[int] = order
-        if self._case.collective == SCATTER:
-            senders = [0]
-        elif self._case.collective == GATHER and self._number != 0:
-            senders = []
-        for row, sender in zip(self._recv, senders, strict=False):
-            _require(np.array_equal(row - self._dtype.type(sender * len(order) + self._number), self._row))
-
-
-class _Reduce(_Work):
-    """A sum for number 0."""
-
-    def _allocate(self) -> None:
-        self._given = self._pattern(self._count)
-        self._send = np.empty_like(self._given)
-        self._recv = self._send if self._case.in_place else np.empty_like(self._given)
-        self._sum = self._sum_of(self._given)
-
-    def _call_of(self, ruler: Ruler | None, order: list[int]) -> Call:
-        np.add(self._given, self._dtype.type(self._number), out=self._send)
-        if ruler is not None:
-            call: Call = ruler.reduce(self._send)
-            return call
-        return lambda: self._communicator.reduce(
-            self._send, self._recv, op=ReduceOp.SUM, root=self._root, algorithm=self._algorithm
-        )
-
-    def _check(self, ruler: Ruler | None, order: list[int]) -> None:
-        result = self._recv if ruler is None else self._send
-        _require(self._number != 0 or np.array_equal(result, self._sum))
-
-
-class _Broadcast(_Work):
-    """A broadcast from number 0, or a send from number 0 to number 1."""
-
-    def _allocate(self) -> None:
-        self._given = self._pattern(self._count)
-        self._array = np.empty_like(self._given)
-
-    def _call_of(self, ruler: Ruler | None, order: list[int]) -> Call:
-        if self._number == 0:
-            np.copyto(self._array, self._given)
-        else:
-            self._array.fill(0)
-        if ruler is not None:
-            call: Call = getattr(ruler, self._case.collective)(self._array)
-            return call
-        if self._case.collective == BROADCAST:
-            return lambda: self._communicator.broadcast(self._array, root=self._root, algorithm=self._algorithm)
-        if self._number == 0:
-            return lambda: self._communicator.send(self._array, dst=order.index(1))
-        if self._number == 1:
-            return lambda: self._communicator.recv(self._array, src=order.index(0))
-        return lambda: None
-
-    def _check(self, ruler: Ruler | None, order: list[int]) -> None:
-        is_receiver = self._case.collective == BROADCAST or self._number < 2
-        _require(not is_receiver or np.array_equal(self._array, self._given))
-
-
-class _Barrier(_Work):
-    def _call_of(self, ruler: Ruler | None, order: list[int]) -> Call:
-        call: Call = self._communicator.barrier if ruler is None else ruler.barrier
-        return call
-
-
-def _require(is_right: bool) -> None:
-    """Raise RuntimeError for a wrong result: its time would be worthless."""
-    if not is_right:
-        raise RuntimeError("wrong result")
-
-
-_WORKS: dict[str, type[_Work]] = {
-    ALL_REDUCE: _AllReduce,
-    ALL_GATHER: _AllGather,
-    REDUCE_SCATTER: _ReduceScatter,
-    ALL_TO_ALL: _Exchange,
-    GATHER: _Exchange,
-    SCATTER: _Exchange,
-    REDUCE: _Reduce,
-    BROADCAST: _Broadcast,
-    SEND: _Broadcast,
-    BARRIER: _Barrier,
-}

@@ -1,8 +1,8 @@
 """`pccl bench --master`: one peer of a benchmark whose other peers run the same command on other hosts.
 
-There is no coordinator. Peers agree by collectives of the run that is measured: a barrier before each timed part, and
+Peers agree by collectives of the run that is measured: a barrier before each timed part, and
 an all-reduce that makes each iteration's time that of its slowest rank, so all hosts print the same numbers. Raw ring
-and Gloo open ports of their own, at the address from which the host reaches the master, or another host if the master
+and Gloo open ports of their own, at the local address of connections to the master, or another host if the master
 is on the same host.
 """
 
@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 
 from pccl import Communicator, PCCLError, ReduceOp
-from pccl.tools.bench.cases import Memory, Rank, Ruler, join
+from pccl.tools.bench.cases import Memory, Rank, Ruler
 from pccl.tools.bench.plan import GLOO, RAW_RING, Plan, cases
 from pccl.tools.bench.raw_ring import join_ring
 from pccl.tools.bench.report import Row, row
@@ -38,8 +38,8 @@ def measure_as_one_peer(plan: Plan, master: str) -> Iterator[Row]:
         with ExitStack() as resources:
             for connections in plan.connections:
                 encrypt = True if plan.encrypt else None
-                with Communicator(master, p2p_connection_pool_size=connections, encrypt=encrypt) as communicator:
-                    join(communicator, world_size)
+                with Communicator(master, connections=connections, encrypt=encrypt) as communicator:
+                    communicator.wait_for_peers(world_size)
                     _check_agreement(communicator, plan)
                     if rulers is None:
                         number = communicator.membership.rank
@@ -129,7 +129,7 @@ def _own_address(communicator: Communicator, master: str) -> str:
 
 
 def _address_towards(host: str) -> str:
-    """Return the local address of packets to `host`. Sends nothing."""
+    """Return the local address of packets to `host`. Without traffic."""
     family, kind, protocol, _, destination = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind, protocol) as one:
         one.connect(destination)

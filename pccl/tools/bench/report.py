@@ -1,7 +1,7 @@
 """Results of a benchmark: rows, tables, JSON and plots.
 
-A dimension of the plan that differs between rows is a column of the table and a part of a line's name in the plot. One
-that is the same in all rows is named in the title, unless it has its default.
+A dimension of the plan that differs between rows is a column of the table and a part of the names of lines in the plot.
+One that is the same in all rows is named in the title, unless it has its default.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import platform
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from rich import box
@@ -34,18 +34,12 @@ from pccl.tools.bench.plan import (
     SCATTER,
     Case,
     Plan,
+    format_bytes,
+    format_bytes_about,
+    format_megabytes_per_second,
+    format_seconds,
 )
-from pccl.tools.bench.units import format_bytes, format_bytes_about, format_megabytes_per_second, format_seconds
 from pccl.tools.report import check_plot
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-PANEL_INCHES = 5.0
-LEGEND_CHARACTERS = 150
-"""The characters of a legend that fit into the width of the plot."""
-MARKERS = "osD^vPX*"
-COLOURS = ("blue", "orange", "green", "red", "purple", "brown", "pink", "olive", "cyan")
 
 
 class Timing(msgspec.Struct, frozen=True):
@@ -297,70 +291,29 @@ def draw_plot(plan: Plan, rows: Sequence[Row], path: Path) -> None:
     """Draw time and bus bandwidth against size: solid lines for pccl, dashed ones for the raw ring and Gloo."""
     check_plot(path)
     from matplotlib.figure import Figure
-    from matplotlib.ticker import LogLocator, NullLocator
 
-    figure = Figure(figsize=(11, PANEL_INCHES), layout="constrained")
-    times, rates = figure.subplots(1, 2, sharex=True)
-    _draw(times, rows, lambda timing: timing.median_s * 1e3)
-    _draw(rates, rows, lambda timing: timing.bus_bytes_per_s / 1e9)
-    times.set(ylabel="median time, ms", yscale="log")
-    times.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    times.yaxis.set_major_formatter("{x:g}")
-    times.yaxis.set_minor_locator(NullLocator())
-    rates.set(ylabel="bus bandwidth, GB/s", ylim=(0, None))
+    figure = Figure(figsize=(11, 6), layout="constrained")
+    panels = figure.subplots(1, 2, sharex=True)
+    lines: dict[str, dict[int, Timing]] = {}
+    for row in rows:
+        named = varying(rows)
+        for name, timing in (("pccl", row.pccl), ("raw ring", row.raw_ring), ("Gloo", row.gloo)):
+            parts = [one.phrase(one.of(row)) for one in named if name == "pccl" or one.field == "peers"]
+            if timing is not None:
+                lines.setdefault(", ".join([name, *parts]), {})[row.bytes] = timing
+    for label, timings in sorted(lines.items()):
+        style = "-" if label.startswith("pccl") else "--"
+        panels[0].plot([*timings], [each.median_s * 1e3 for each in timings.values()], style, marker=".", label=label)
+        panels[1].plot([*timings], [each.bus_bytes_per_s / 1e9 for each in timings.values()], style, marker=".")
+    panels[0].set(ylabel="median time, ms", yscale="log")
+    panels[1].set(ylabel="bus bandwidth, GB/s", ylim=(0, None))
     sizes = sorted({row.bytes for row in rows})
-    for axes in (times, rates):
+    for axes in panels:
         axes.set_xscale("log", base=2)
         axes.set_xticks(sizes, [format_bytes(size) for size in sizes], rotation=45)
-        axes.xaxis.set_minor_locator(NullLocator())
+        axes.minorticks_off()
         axes.set(xlabel="bytes per rank")
         axes.grid(alpha=0.3)
-    handles, labels = times.get_legend_handles_labels()
-    columns = max(1, LEGEND_CHARACTERS // (max(map(len, labels)) + 10))
-    figure.set_figheight(PANEL_INCHES + 0.25 * -(-len(labels) // columns))
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, frameon=False)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
     figure.suptitle(_title(plan, rows), fontsize="medium")
     figure.savefig(path, dpi=150)
-
-
-def _draw(axes: Axes, rows: Sequence[Row], value: Callable[[Timing], float]) -> None:
-    """Draw a line for each configuration; its marker shows the number of peers."""
-    named = varying(rows)
-    world_sizes = sorted({row.peers for row in rows})
-
-    def marker(members: Sequence[Row], turn: int = 0) -> str:
-        return MARKERS[(world_sizes.index(members[0].peers) + turn) % len(MARKERS)]
-
-    for number, (label, members) in enumerate(_lines(rows, named).items()):
-        points = _points(members, lambda row: row.pccl, value)
-        turn, index = divmod(number, len(COLOURS))  # colours repeat with other markers
-        axes.plot(*points, color=f"tab:{COLOURS[index]}", marker=marker(members, turn), label=f"pccl{label}")
-    rulers: list[tuple[str, str, tuple[str, ...], Callable[[Row], Timing | None]]] = [
-        ("raw ring", "0.45", ("peers",), lambda row: row.raw_ring),
-        ("Gloo", "black", ("peers", "tensors"), lambda row: row.gloo),
-    ]
-    for name, colour, fields, timing_of in rulers:
-        measured = [row for row in rows if timing_of(row) is not None]
-        for label, members in _lines(measured, [one for one in named if one.field in fields]).items():
-            points = _points(members, timing_of, value)
-            axes.plot(*points, "--", color=colour, marker=marker(members), markersize=4, label=f"{name}{label}")
-
-
-def _points(
-    rows: Sequence[Row], timing_of: Callable[[Row], Timing | None], value: Callable[[Timing], float]
-) -> tuple[list[int], list[float]]:
-    """Return the sizes, and the median value of each."""
-    by_size: dict[int, list[float]] = {}
-    for row in rows:
-        if (timing := timing_of(row)) is not None:
-            by_size.setdefault(row.bytes, []).append(value(timing))
-    sizes = sorted(by_size)
-    return sizes, [statistics.median(by_size[size]) for size in sizes]
-
-
-def _lines(rows: Sequence[Row], named: Sequence[Dimension]) -> dict[str, list[Row]]:
-    """Return the rows of each line, by the text that distinguishes it."""
-    found: dict[str, list[Row]] = {}
-    for row in rows:
-        found.setdefault("".join(f", {one.phrase(one.of(row))}" for one in named), []).append(row)
-    return found

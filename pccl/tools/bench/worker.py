@@ -9,9 +9,9 @@ from contextlib import ExitStack
 import msgspec
 import numpy as np
 
-from pccl import Attribute, Communicator, PCCLError, ReduceOp
+from pccl import Communicator, PCCLError, ReduceOp
 from pccl.tools import harness
-from pccl.tools.bench.cases import Rank, Ruler, Samples, join
+from pccl.tools.bench.cases import Rank, Ruler, Samples
 from pccl.tools.bench.plan import GLOO, RAW_RING, Case
 from pccl.tools.bench.raw_ring import join_ring
 
@@ -100,9 +100,9 @@ def main() -> None:
                     run.close()
                     ring.barrier()  # all have left, so a new run begins
                     communicator = run.enter_context(
-                        Communicator(master, p2p_connection_pool_size=connections, token=token, encrypt=encrypt)
+                        Communicator(master, connections=connections, token=token, encrypt=encrypt)
                     )
-                    join(communicator, world_size)
+                    communicator.wait_for_peers(world_size)
                     harness.send(Ready())
                 case Case():
                     assert communicator is not None
@@ -115,7 +115,7 @@ def main() -> None:
 def _run_loop(loop: Loop, communicator: Communicator) -> Steps:
     template = np.random.default_rng().standard_normal(loop.bytes // 4, dtype=np.float32)
     values = np.empty_like(template)
-    full_world_size = world_size = communicator.get_attribute(Attribute.LOCAL_WORLD_SIZE)
+    full_world_size = world_size = communicator.world_size
     steps: list[Step] = []
     committed_after_loss = 0
     while committed_after_loss < loop.steps_after_loss:
@@ -125,7 +125,7 @@ def _run_loop(loop: Loop, communicator: Communicator) -> Steps:
             world_size = communicator.all_reduce(values, op=ReduceOp.AVG).world_size
             verdict = COMMIT
         except PCCLError as error:
-            world_size = communicator.get_attribute(Attribute.LOCAL_WORLD_SIZE)
+            world_size = communicator.world_size
             verdict = error.result.name
         steps.append(Step(start_s, time.monotonic(), verdict, world_size))
         committed_after_loss += verdict == COMMIT and world_size < full_world_size

@@ -1,4 +1,4 @@
-"""A byte-level language model in NumPy with a hand-written backward pass, and AdamW.
+"""The demo's text, its byte-level language model in NumPy with a hand-written backward pass, and AdamW.
 
 The model maps a window of the last `K` bytes to a distribution over the next one:
 
@@ -16,14 +16,17 @@ its bytes are embedded once and windows are a strided view; the backward pass ad
 
 from __future__ import annotations
 
+import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import cos, log, pi, prod
+from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pccl.tools.demo.corpus import Bytes
+from pccl.tools.report import ToolError
 
 Floats: TypeAlias = NDArray[np.floating]
 
@@ -209,3 +212,54 @@ class AdamW:
 def cosine_scale(done: float, floor: float = 0.05) -> float:
     """Return the factor on the learning rate after the fraction `done` (0 to 1) of the run: from 1 to `floor`."""
     return floor + (1 - floor) * 0.5 * (1 + cos(pi * min(max(done, 0.0), 1.0)))
+
+
+# The text: the sources of the running Python's standard library, without tests and what is installed beside it.
+
+Bytes = NDArray[np.uint8]
+
+VALIDATION_ONE_IN = 25
+_SKIPPED_FOLDERS = frozenset({"__pycache__", "dist-packages", "idle_test", "site-packages", "test", "tests"})
+
+
+def split(shards: int, root: Path | None = None) -> tuple[list[list[Path]], list[Path]]:
+    """Return the files of each training shard, and those that are held out for validation.
+
+    Of the files below `root` (default: this interpreter's standard library) in the order of their paths, every 25th is
+    held out, and the shards take turns with the others. All processes of a run compute the same split.
+    """
+    root = Path(sysconfig.get_path("stdlib")) if root is None else root
+    found = [path for path in root.rglob("*.py") if not _SKIPPED_FOLDERS & set(path.relative_to(root).parts)]
+    if not found:
+        raise ToolError(f"no Python source files below {root}: is the standard library installed as sources?")
+    files = sorted(found)
+    training = [file for index, file in enumerate(files) if index % VALIDATION_ONE_IN]
+    if len(training) < shards:
+        raise ToolError(f"{len(training)} files are too few for {shards} shards")
+    return [training[shard::shards] for shard in range(shards)], files[::VALIDATION_ONE_IN]
+
+
+def read(files: Iterable[Path]) -> Bytes:
+    """Return the concatenated bytes of files, read-only."""
+    return np.frombuffer(b"".join(file.read_bytes() for file in files), np.uint8)
+
+
+def unigram_entropy_bits(text: Bytes) -> float:
+    """Return the entropy of the byte frequencies in bits per byte: the least loss of a model that ignores context."""
+    counts = np.bincount(text, minlength=256)
+    frequencies = counts[counts > 0] / text.size
+    return float(-(frequencies * np.log2(frequencies)).sum())
+
+
+def sample(text: Bytes, random: np.random.Generator, sequences: int, length_bytes: int) -> Bytes:
+    """Return sequences of text from random places: shape `(sequences, length_bytes)`."""
+    starts = random.integers(0, text.size - length_bytes + 1, sequences)
+    found: Bytes = text[starts[:, None] + np.arange(length_bytes)]
+    return found
+
+
+def spread(text: Bytes, sequences: int, length_bytes: int) -> Bytes:
+    """Return sequences at even distances over all of the text."""
+    starts = np.linspace(0, text.size - length_bytes, sequences).astype(np.int64)
+    found: Bytes = text[starts[:, None] + np.arange(length_bytes)]
+    return found

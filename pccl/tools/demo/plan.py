@@ -92,16 +92,8 @@ class WorkerOptions(msgspec.Struct, frozen=True):
     plan: Plan
 
 
-class Connect(msgspec.Struct, tag=True, frozen=True):
-    """The supervisor's command to the newcomer."""
-
-
 class _Message(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     peer: int
-
-
-class Ready(_Message, frozen=True):
-    """The newcomer has loaded its text and waits for Connect."""
 
 
 class At(_Message, frozen=True):
@@ -151,4 +143,4 @@ class Finished(_Message, frozen=True):
     digest: str
 
 
-Message: TypeAlias = Ready | At | Synced | StepDone | Finished
+Message: TypeAlias = At | Synced | StepDone | Finished

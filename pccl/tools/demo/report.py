@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import textwrap
+from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
-from pccl.tools.demo.plan import Plan
+from pccl.tools.demo.plan import At, Plan
+from pccl.tools.harness import Closing
 from pccl.tools.report import check_plot
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 CLEARLY_BELOW_BITS = 0.5
 """The final loss must be this far below the unigram entropy, after STEPS_TO_LEARN inner steps or more. In a shorter run
@@ -118,7 +121,7 @@ def judge(report: Report) -> list[Check]:
         checks.append(_join(report))
     checks.append(_agreement(report))
     found = "; ".join(first_and_last_line(problem) for problem in report.problems)
-    checks.append(Check("nothing else", not report.problems, found or "no other failure"))
+    checks.append(Check("other failures", not report.problems, found or "none"))
     return checks
 
 
@@ -213,48 +216,136 @@ def to_json(report: Report) -> str:
     return msgspec.json.format(msgspec.json.encode(report), indent=2).decode()
 
 
-_EVENT_COLOURS: dict[Kind, str] = {"lost": "tab:red", "joined": "tab:green"}
-
-
 def draw_plot(report: Report, path: Path) -> None:
     """Draw the loss against steps and against bytes sent, with losses and joins marked."""
     check_plot(path)
     from matplotlib.figure import Figure
 
     rows = [row for row in report.rows if row.bits_per_byte is not None]
-    losses = [row.bits_per_byte for row in rows]
-    sent_megabytes, total_bytes = {}, 0
-    for row in report.rows:
-        total_bytes += row.sent_bytes
-        sent_megabytes[row.step] = total_bytes / 1e6
-
+    totals = accumulate(row.sent_bytes for row in report.rows)
+    sent_bytes = dict(zip([row.step for row in report.rows], totals, strict=True))
     figure = Figure(figsize=(11, 4.5), layout="constrained")
     by_step, by_bytes = figure.subplots(1, 2, sharey=True)
-    _draw(by_step, report, {row.step: float(row.step) for row in report.rows}, [row.step for row in rows], losses)
-    _draw(by_bytes, report, sent_megabytes, [sent_megabytes[row.step] for row in rows], losses)
+    for axes, position in (
+        (by_step, {row.step: float(row.step) for row in report.rows}),
+        (by_bytes, {step: count / 1e6 for step, count in sent_bytes.items()}),
+    ):
+        axes.axhline(report.unigram_bits, color="grey", linestyle="--", label="unigram entropy of the text")
+        losses = [row.bits_per_byte for row in rows]
+        axes.plot([position[row.step] for row in rows], losses, marker=".", label="validation loss")
+        axes.grid(alpha=0.3)
+        for kind, colour in (("lost", "tab:red"), ("joined", "tab:green")):
+            for row in report.rows:
+                if kind in {event.kind for event in row.events}:
+                    axes.axvline(position[row.step], color=colour, linewidth=1, label=f"peer {kind}")
     by_step.set(xlabel="outer step", ylabel="validation loss, bits per byte")
     by_bytes.set(xlabel="sent by all peers since the start, MB")
-    by_step.xaxis.get_major_locator().set_params(integer=True)
-    by_step.legend(loc="center right", bbox_to_anchor=(1.0, 0.32))
+    by_step.legend()
     plan = report.plan
     figure.suptitle(f"DiLoCo over pccl: {plan.peers} peers, {plan.inner_steps} inner steps, quantize {plan.quantize}")
     figure.savefig(path, dpi=150)
 
 
-def _draw(axes: Axes, report: Report, position: dict[int, float], x: list[Any], losses: list[Any]) -> None:
-    axes.axhline(report.unigram_bits, color="grey", linestyle="--", label="unigram entropy of the text")
-    axes.plot(x, losses, marker=".", label="validation loss")
-    axes.grid(alpha=0.3)
-    for row in report.rows:
-        for event in row.events:
-            if colour := _EVENT_COLOURS.get(event.kind):
-                axes.axvline(position[row.step], color=colour, linewidth=1)
-                axes.annotate(
-                    f"{event.kind} {event.peer if event.peer is not None else ''}",
-                    (position[row.step], 0.98),
-                    xycoords=("data", "axes fraction"),
-                    rotation=90,
-                    ha="right",
-                    va="top",
-                    color=colour,
-                )
+# The demo on a terminal of 80 columns: a row per outer step, a live bar below, the verdict at the end.
+
+_STYLES: dict[Kind, str] = {"lost": "bold red", "joined": "bold green", "retried": "yellow"}
+_HEADER = f"{'step':>4} {'bits/byte':>9} {'peers':>5} {'sent MB':>7} {'recv MB':>7} {'time':>7}  events"
+_EVENTS_AT = 46
+_FINDINGS_AT = 19
+_COLUMNS = 80
+
+
+class Display(Closing):
+    """Writes to one console, with a live bar until `close`."""
+
+    def __init__(self, console: Console, plan: Plan) -> None:
+        self._console = console
+        self._steps_shown = 0
+        self._progress = Progress(
+            BarColumn(bar_width=16),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[peers]}"),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=plan.steps, peers="starting the master")
+        what = [
+            f"{plan.peers} peer{'s' * (plan.peers > 1)}",
+            f"{plan.steps} outer steps of {plan.inner_steps} inner steps",
+        ]
+        if plan.kill:
+            what.append(f"peer {plan.victim} is killed in step {plan.kill_step}")
+        if plan.join:
+            what.append(f"peer {plan.newcomer} joins in step {plan.join_step}")
+        self._print(Text(_wrapped("pccl demo: " + ", ".join(what), 2)))
+        self._print(Text(_HEADER, style="bold"))
+        self._progress.start()
+
+    def close(self) -> None:
+        self._progress.stop()
+
+    def moved(self, peers: dict[int, At]) -> None:
+        """Update the bar: whole steps from the rows, the fraction from the slowest peer of the current step."""
+        done = min((at.done for at in peers.values() if at.step == self._steps_shown + 1), default=0.0)
+        doing: dict[str, list[str]] = {}
+        for peer, at in sorted(peers.items()):
+            doing.setdefault(at.doing, []).append(str(peer))
+        positions = "  ".join(f"[dim]{' '.join(these)}[/] {what}" for what, these in doing.items())
+        self._progress.update(self._task, completed=self._steps_shown + min(done, 0.99), peers=positions)
+
+    def row(self, row: Row) -> None:
+        """Print one row above the bar."""
+        self._steps_shown = row.step
+        bits = "" if row.bits_per_byte is None else f"{row.bits_per_byte:.3f}"
+        line = Text(
+            f"{row.step:>4} {bits:>9} {row.world_size:>5} {row.sent_bytes / 1e6:>7.2f} "
+            f"{row.received_bytes / 1e6:>7.2f} {row.seconds:>5.2f} s  "
+        )
+        for index, event in enumerate(row.events):
+            line.append("\n" + " " * _EVENTS_AT if index else "")
+            line.append(_wrapped(event.text, _EVENTS_AT, _EVENTS_AT), style=_STYLES[event.kind])
+        if row.step == 0:
+            line.append("the untrained model")
+        self._print(line)
+
+    def page(self, url: str) -> None:
+        """Print the address of the run's page."""
+        self._print(Text(f"the run is shown at {url}"))
+
+    def verdict(self, report: Report) -> None:
+        """Print the checks and every survivor's digest."""
+        self._print(Text())
+        states: dict[tuple[int, str], list[int]] = {}
+        for survivor in report.survivors:
+            states.setdefault((survivor.step, survivor.digest), []).append(survivor.peer)
+        for (step, digest), peers in states.items():
+            self._print(Text(f"{name_peers(peers)}: shared state after step {step}\n  {digest}"))
+        self._print(Text())
+        for check in report.checks:
+            mark = Text("ok   ", style="green") if check.passed else Text("FAIL ", style="bold red")
+            found = _wrapped(check.found, _FINDINGS_AT, _FINDINGS_AT)
+            self._print(mark.append(f"{check.name:<13} ", style="default").append(found, style="default"))
+        for problem in report.problems:
+            if "\n" in problem:
+                self._print(Text(f"\n{problem}\n", style="dim"))
+        word, style = ("passed", "bold green") if report.passed else ("FAILED", "bold red")
+        self._print(Text(f"{word} in {report.seconds:.1f} s", style=style))
+
+    def _print(self, text: Text) -> None:
+        # soft_wrap: rich must not break digests, which users copy.
+        self._console.print(text, soft_wrap=True, highlight=False)
+
+
+def _wrapped(text: str, indent: int, column: int = 0) -> str:
+    """Return a text that begins at a column, wrapped, with an indent on its further lines."""
+    lines = textwrap.wrap(
+        " " * column + text,
+        _COLUMNS,
+        drop_whitespace=True,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join(lines)[column:]

@@ -4,7 +4,6 @@
 
 Kill      when all peers have begun their all-reduces: each survivor then has ops that cannot end.
 Start     the newcomer once the kill step is over, so that it has a few steps' time to load.
-Connect   once some peer has ended the step before the join step: all peers have polled for the last time before it.
 Show      a row of the table. A row is complete when as many peers have reported the step as took part in it. A lost
           peer leaves a gap, which is closed when a later row is complete.
 
@@ -21,10 +20,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from pccl.tools.demo import corpus, plan
-from pccl.tools.demo.display import Display
-from pccl.tools.demo.plan import At, Finished, Message, Plan, Ready, StepDone, Synced, WorkerOptions
-from pccl.tools.demo.report import Event, Joined, Killed, Report, Row, Survivor, megabytes
+from pccl.tools.demo import model
+from pccl.tools.demo.plan import At, Finished, Message, Plan, StepDone, Synced, WorkerOptions
+from pccl.tools.demo.report import Display, Event, Joined, Killed, Report, Row, Survivor, megabytes
 from pccl.tools.harness import MASTER_READY, MASTER_SHOWS, ONE_THREAD, Child, Closing, Processes, decoded
 
 
@@ -39,22 +37,17 @@ class Kill:
 
 
 @dataclass(frozen=True)
-class Connect:
-    peer: int
-
-
-@dataclass(frozen=True)
 class Show:
     row: Row
 
 
-Action: TypeAlias = Start | Kill | Connect | Show
+Action: TypeAlias = Start | Kill | Show
 
 _POSITIONS = {
     "starting": "is still starting",
     "connecting": "waits for the master to admit it",
     "gathering": "waits for the initial peers",
-    "admitting": "is in are_peers_pending or update_topology before step {step}",
+    "admitting": "waits for the newcomer before step {step}",
     "syncing": "is in sync_shared_state before step {step}",
     "training": "trains in step {step}",
     "reducing": "is in the all-reduce of step {step}",
@@ -78,9 +71,6 @@ class Conductor:
         self.given_up = False
         self._reports: dict[int, dict[int, StepDone]] = defaultdict(dict)
         self._newcomer_started = False
-        self._newcomer_ready = False
-        self._connect_sent = False
-        self._unexplained: list[int] = []  # exits that no row names yet
 
     @property
     def over(self) -> bool:
@@ -97,9 +87,6 @@ class Conductor:
                 if peer in self.peers:
                     self.peers[peer] = message
                 return self._kill_if_due()
-            case Ready():
-                self._newcomer_ready = True
-                return self._connect_if_due()
             case Synced(peer=peer):
                 self._progress_s = now_s
                 if peer == plan.newcomer:
@@ -107,7 +94,7 @@ class Conductor:
             case StepDone(peer=peer, step=step):
                 self._progress_s = now_s
                 self._reports[step][peer] = message
-                return [*self._start_newcomer_if_due(step), *self._connect_if_due(), *self._complete_rows()]
+                return [*self._start_newcomer_if_due(step), *self._complete_rows()]
             case Finished(peer=peer):
                 self._progress_s = now_s
                 self.survivors.append(Survivor(peer, message.step, message.revision, message.digest))
@@ -118,8 +105,6 @@ class Conductor:
         """Take the exit of a worker with the end of its standard error, and return what to do."""
         self.peers.pop(peer, None)
         planned = peer == self._plan.victim and self.killed is not None and returncode == -SIGKILL
-        if returncode != 0:
-            self._unexplained.append(peer)
         if returncode != 0 and not planned:
             how = f"exit code {returncode}" if returncode > 0 else f"signal {-returncode}"
             self.problems.append(f"peer {peer} ended by itself with {how}" + (f": {errors}" if errors else ""))
@@ -173,14 +158,6 @@ class Conductor:
         self.killed = Killed(plan.victim, victim.step, victim.launched, max(in_flight))
         return [Kill(plan.victim)]
 
-    def _connect_if_due(self) -> list[Action]:
-        newcomer = self._plan.newcomer
-        due = self._newcomer_ready and self._reports.get(self._plan.join_step - 1) and not self._connect_sent
-        if newcomer is None or not due:
-            return []
-        self._connect_sent = True
-        return [Connect(newcomer)]
-
     def _complete_rows(self, everything: bool = False) -> list[Action]:
         """Return the rows that have become complete, in order; with `everything` also the others."""
         complete = [
@@ -233,14 +210,7 @@ class Conductor:
             killed = self.killed
             text = f"peer {killed.peer} lost: killed with {killed.launched} of {killed.of} all-reduces begun"
             events.append(Event("lost", text, killed.peer))
-            lost -= 1
-        for _ in range(lost):
-            others = [peer for peer in self._unexplained if peer != self._plan.victim or not self.killed]
-            peer = others[0] if others else None  # None: survivors noticed the loss before the exit was seen here
-            if peer is not None:
-                self._unexplained.remove(peer)
-            events.append(Event("lost", "a peer was lost" if peer is None else f"peer {peer} lost", peer))
-        return events
+        return events + [Event("lost", "a peer was lost")] * (lost - len(events))
 
 
 class Supervisor(Closing):
@@ -260,8 +230,8 @@ class Supervisor(Closing):
     def run(self) -> Report:
         """Run to the end, or until the conductor gives up."""
         started_s = time.monotonic()
-        validation = corpus.split(corpus.standard_library_files(), self._plan.shards).validation
-        unigram_bits = corpus.unigram_entropy_bits(corpus.read(validation))
+        _, validation = model.split(self._plan.shards)
+        unigram_bits = model.unigram_entropy_bits(model.read(validation))
         conductor = self._conductor
         shown = ["--http", self._http] if self._http is not None else []
         self._master = self._processes.start("master", "pccl", "master", "--listen", "127.0.0.1:0", *shown)
@@ -315,7 +285,5 @@ class Supervisor(Closing):
                 case Start(peer):
                     options = msgspec.json.encode(WorkerOptions(self._address, peer, self._plan)).decode()
                     self._workers[peer] = self._processes.start(f"peer {peer}", "pccl.tools.demo.worker", options)
-                case Connect(peer):
-                    self._workers[peer].send(plan.Connect())
                 case Show(row):
                     self._display.row(row)

@@ -1,18 +1,13 @@
 """One peer of the demo: `python -m pccl.tools.demo.worker JSON`. An outer step of its loop is
 
-    admit    if are_peers_pending(): update_topology(), then sync_shared_state()
-    train    inner AdamW steps from the shared parameters on this peer's shard
-    reduce   the pseudo-gradient, one all-reduce per part of the model, all in flight at once
-    apply    the outer Nesterov step; revision += 1
+    admit    in the step of the join wait for the newcomer, then sync_shared_state
+    train    inner AdamW steps on the own shard, from the shared parameters
+    reduce   average what the steps changed, each part of the parameters in an all-reduce of its own
+    apply    the outer Nesterov step, on the shared parameters and momentum; revision += 1
 
-The shared state is the outer parameters, the outer momentum and the step counter. It is synced when all peers know
-that the membership grew: at the start and after update_topology. A loss needs no sync: survivors got the same verdict
-for every op and hold equal bytes. Aborted ops leave the pseudo-gradient unchanged and are launched again.
-
-The victim launches half of its step's all-reduces, reports it, and waits to be killed, so that every survivor has ops
-that must abort. The newcomer connects when its step is the next one to poll, and in that step only the others poll for
-it, at most a fixed number of times: are_peers_pending is a group call, and peers that counted seconds would leave the
-loop at different polls.
+A reduce that a loss aborts is launched again among the peers that are left. The victim launches half of its all-reduces
+and waits for its death, so each survivor has ops that must abort. The newcomer connects as soon as it has loaded its
+text; the others admit it in its step only.
 """
 
 from __future__ import annotations
@@ -31,7 +26,6 @@ from numpy.typing import NDArray
 
 from pccl import (
     AsyncReduceHandle,
-    Attribute,
     Communicator,
     DataType,
     PCCLError,
@@ -42,13 +36,13 @@ from pccl import (
     SharedState,
 )
 from pccl.tools import harness
-from pccl.tools.demo import corpus
+from pccl.tools.demo import model as corpus
 from pccl.tools.demo.model import AdamW, ByteModel, ModelShape, cosine_scale
-from pccl.tools.demo.plan import At, Connect, Doing, Finished, Ready, StepDone, Synced, WorkerOptions
+from pccl.tools.demo.plan import At, Doing, Finished, StepDone, Synced, WorkerOptions
 from pccl.training import OuterNesterov
 
 POLL_INTERVAL_S = 0.05
-ADMISSION_POLLS_MAX = 400
+ADMISSION_POLLS_MAX = 1000
 VALIDATION_SEQUENCES = 512
 REPORTS_PER_STEP = 10
 
@@ -79,13 +73,13 @@ class Worker:
         self._plan = plan = options.plan
         self._evaluates = options.peer == 0
         self._joins = options.peer == plan.newcomer
-        self._communicator = Communicator(options.master, p2p_connection_pool_size=plan.connections)
+        self._communicator = Communicator(options.master, connections=plan.connections)
 
-        split = corpus.split(corpus.standard_library_files(), plan.shards)
-        self._text = corpus.read(split.shards[options.peer])
+        shards, validation = corpus.split(plan.shards)
+        self._text = corpus.read(shards[options.peer])
         if self._evaluates:
             length_bytes = plan.context + plan.positions
-            self._validation = corpus.spread(corpus.read(split.validation), VALIDATION_SEQUENCES, length_bytes)
+            self._validation = corpus.spread(corpus.read(validation), VALIDATION_SEQUENCES, length_bytes)
 
         self._shape = ModelShape(plan.context, plan.embedding, plan.hidden)
         # The newcomer's zeros show that its parameters come from the sync.
@@ -103,9 +97,6 @@ class Worker:
         self._quantization = QuantizationOptions(DataType.UINT8, _QUANTIZATION[plan.quantize])
 
     def run(self) -> None:
-        if self._joins:
-            harness.send(Ready(peer=self._peer))
-            next(harness.received(Connect))
         self._at("connecting")
         with self._communicator:
             entered: _Traffic | None = self._enter()
@@ -127,8 +118,9 @@ class Worker:
     def _enter(self) -> _Traffic:
         """Sync for the first time. Return the traffic that counts for the next step."""
         if not self._joins:
-            self._gather()
-        traffic = _Traffic(self._world_size())
+            self._at("gathering")
+            self._communicator.wait_for_peers(self._plan.peers)
+        traffic = _Traffic(self._communicator.world_size)
         started = time.monotonic()
         self._sync(traffic)
         if self._joins:
@@ -136,27 +128,18 @@ class Worker:
         self._step_done(traffic, admitted=0, seconds=time.monotonic() - started)
         return _Traffic(traffic.world_size)
 
-    def _gather(self) -> None:
-        """Wait until all initial peers are in the run."""
-        self._at("gathering")
-        while self._world_size() < self._plan.peers:
-            if self._communicator.are_peers_pending():
-                self._communicator.update_topology()
-            else:
-                time.sleep(POLL_INTERVAL_S)
-
     def _admit(self) -> int:
-        """Admit pending peers and return their number."""
+        """Wait for the newcomer if this is its step, and return the number of admitted peers."""
+        if not self._plan.join or self._step[0] + 1 != self._plan.join_step:
+            return 0
         self._at("admitting")
-        expected = self._plan.join and self._step[0] + 1 == self._plan.join_step
-        for _ in range(ADMISSION_POLLS_MAX if expected else 1):
+        before = self._communicator.world_size
+        for _ in range(ADMISSION_POLLS_MAX):  # a group call: peers that counted seconds would stop at different polls
             if self._communicator.are_peers_pending():
-                before = self._world_size()
                 self._communicator.update_topology()
-                return self._world_size() - before
-            if expected:
-                time.sleep(POLL_INTERVAL_S)
-        return 0
+                break
+            time.sleep(POLL_INTERVAL_S)
+        return self._communicator.world_size - before
 
     def _sync(self, traffic: _Traffic) -> None:
         self._at("syncing")
@@ -174,9 +157,6 @@ class Worker:
             )
         )
 
-    def _world_size(self) -> int:
-        return int(self._communicator.get_attribute(Attribute.GLOBAL_WORLD_SIZE))
-
     # One outer step
 
     def _outer_step(self, entered: _Traffic | None) -> None:
@@ -184,7 +164,7 @@ class Worker:
         admitted, traffic = 0, entered
         if traffic is None:
             admitted = self._admit()
-            traffic = _Traffic(self._world_size())
+            traffic = _Traffic(self._communicator.world_size)
             if admitted:
                 self._sync(traffic)
         self._train()
@@ -216,7 +196,7 @@ class Worker:
         if self._peer == self._plan.victim and self._step[0] + 1 == self._plan.kill_step:
             self._wait_for_death(list(waiting.values()))
         while waiting:
-            if self._world_size() < 2:
+            if self._communicator.world_size < 2:
                 traffic.world_size = 1
                 return
             handles = {}
@@ -242,9 +222,7 @@ class Worker:
                 traffic.received_bytes += info.rx_bytes
 
     def _launch(self, tag: int, part: Part) -> AsyncReduceHandle:
-        return self._communicator.all_reduce_async(
-            part, op=ReduceOp.AVG, tag=tag, quantization_options=self._quantization
-        )
+        return self._communicator.all_reduce_async(part, op=ReduceOp.AVG, tag=tag, quantization=self._quantization)
 
     def _wait_for_death(self, parts: list[Part]) -> NoReturn:
         handles = [self._launch(tag, part) for tag, part in enumerate(parts[: len(parts) // 2])]

@@ -68,11 +68,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     reduce_bytes_max: int = 6 << 20
 
     @property
-    def asks(self) -> bool:
-        """Peers call are_peers_pending before update_topology, instead of update_topology in every step."""
-        return self.seed % 4 != 3
-
-    @property
     def keeps_state(self) -> bool:
         return self.kill_master is not None and self.standbys == 0 if self.state is None else self.state
 

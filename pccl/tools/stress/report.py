@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,8 +19,8 @@ LINE_EVERY_S = 10.0
 """The interval of lines without a terminal."""
 
 
-class Disturbances(msgspec.Struct, rename={"partitions": "split", "failover_s": "succession_s"}):
-    """The faults of a run. The JSON keeps the names that scripts read."""
+class Disturbances(msgspec.Struct):
+    """The faults of a run."""
 
     started: int = 0
     killed: int = 0
@@ -29,8 +28,6 @@ class Disturbances(msgspec.Struct, rename={"partitions": "split", "failover_s": 
     dismissed: int = 0
     partitions: int = 0
     masters_killed: int = 0
-    masters_stood_by: int = 0
-    """Killed masters that came back as standbys."""
     failover_s: float = 0.0
     """The longest time from a new master's start to the end of the first step begun after it."""
     interrupted: int = 0
@@ -53,8 +50,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 def to_json(report: Report) -> str:
-    facts: dict[str, Any] = msgspec.to_builtins(report)
-    facts = {"passed": report.passed, **facts, "counts": dataclasses.asdict(report.counts)}
+    facts: dict[str, Any] = {"passed": report.passed, **msgspec.to_builtins(report)}
     return msgspec.json.format(msgspec.json.encode(facts)).decode()
 
 
@@ -108,33 +104,12 @@ class Display(Closing):
 
 
 def _table(report: Report) -> Table:
-    counts, done = report.counts, report.disturbances
-    rows = [
-        ("peers started", f"{done.started}, at most {done.peers_most} at once"),
-        ("killed", str(done.killed)),
-        ("frozen", str(done.frozen)),
-        ("masters killed", f"{done.masters_killed}, {done.masters_stood_by} came back as standbys"),
-        ("longest wait for steps after that", f"{done.failover_s:.2f} s"),
-        ("peers that left", str(done.dismissed)),
-        ("connections cut", str(counts.cuts)),
-        ("partitions", str(done.partitions)),
-        ("interrupts", f"{done.interrupted}; {counts.sessions_left} sessions left after interrupts or timeouts"),
-        ("joins and reconnections accepted", str(counts.sessions)),
-        ("evictions reported by peers", str(counts.evictions)),
-        ("steps of a peer, all ops committed", str(counts.steps)),
-        ("steps that ended alone", str(counts.steps_cut_short)),
-        ("ops committed", str(counts.ops_committed)),
-        ("results read and compared", str(counts.results_checked)),
-        ("aborts retried by hand", str(counts.ops_aborted)),
-        ("most participants of an op", str(counts.participants_max)),
-        ("syncs of a peer", f"{counts.syncs}, {counts.sync_bytes / 1e6:.1f} MB received"),
-        ("syncs that failed without a donor", str(counts.sync_failures)),
-        ("longest step", f"{counts.longest_step_s:.2f} s"),
-        ("problems", str(len(report.problems))),
-    ]
     result = Table(title=f"seed {report.plan.seed}, {report.seconds:.0f} s", show_header=False, title_justify="left")
     result.add_column()
     result.add_column(justify="right")
-    for row in rows:
-        result.add_row(*row)
+    for facts in (report.disturbances, report.counts):
+        for name, count in msgspec.to_builtins(facts).items():
+            text = f"{count:.2f} s" if name.endswith("_s") else str(count)
+            result.add_row(name.removesuffix("_s").replace("_", " "), text)
+    result.add_row("problems", str(len(report.problems)))
     return result

@@ -66,8 +66,6 @@ STATUS_S = 2.0
 STARTS_WITHIN = 3
 """A starting process may take this many times longer than a call."""
 STACKS_S = 3.0
-FRESH_CHANCE = 0.3
-"""The chance that a master restarts without the run's state though it could be a standby."""
 LOGS_KEPT = 40
 
 
@@ -115,7 +113,6 @@ class Master:
     number: int
     process: Child
     address: str = ""
-    is_standby: bool = False
     is_listening: bool = False
     starts: int = 1
 
@@ -343,20 +340,19 @@ class Supervisor(Closing):
     def _start_masters(self) -> None:
         limit_s = self._start_s + STARTS_WITHIN * self._plan.hang_s
         for number in range(1 + self._plan.standbys):
-            standby_of = ",".join(master.address for master in self._masters)
-            process = self._start_master(number, 1, f"{host_of(MASTER - number)}:0", standby_of)
-            master = Master(number, process, is_standby=number > 0)
+            master = Master(number, self._start_master(number, 1, f"{host_of(MASTER - number)}:0"))
             self._masters.append(master)
             while not master.is_listening and not self._problems:
                 self._wait(limit_s)
 
-    def _start_master(self, number: int, starts: int, address: str, standby_of: str) -> Child:
+    def _start_master(self, number: int, starts: int, address: str) -> Child:
         state = str(self._logs / f"state-{number}") if self._plan.keeps_state else "none"
         arguments = ["--listen", address, "--peer-timeout", str(PEER_TIMEOUT_S), "--state", state]
-        if standby_of:
-            arguments += ["--standby-of", standby_of]
+        if number > 0:
+            others = [master.address for master in self._masters if master.number != number]
+            arguments += ["--standby-of", ",".join(others)]
         elif starts == 1:
-            arguments.append("--found")
+            arguments += ["--start", "new"]
         name = f"{f'standby {number}' if number else 'master'} {starts}"
         return self._processes.start(name, "pccl.tools.stress.network", host_of(MASTER - number), *arguments)
 
@@ -371,23 +367,15 @@ class Supervisor(Closing):
         return found
 
     def _replace_master(self) -> None:
-        """Kill the master that leads, or any one, and start another at its address.
-
-        Runs begin at masters that are not standbys, so one of these remains.
-        """
+        """Kill the master that leads, or any one, and start another in its role at its address."""
         leading = self._leading()
         self._members_of(status for _, status in leading)
         if leading:
             master, _ = max(leading, key=lambda each: (len(each[1].members), each[1].term))
         else:
             master = self._random.choice(self._masters)
-        others = [other for other in self._masters if other is not master]
-        is_founder_left = any(not other.is_standby for other in others)
-        master.is_standby = is_founder_left and self._random.random() >= FRESH_CHANCE
-        role = "a standby" if master.is_standby else "a master without the run's state"
-        self._note(f"kill {master}, which {'leads' if leading else 'does not lead'} and restarts as {role}")
+        self._note(f"kill {master}, which {'leads' if leading else 'does not lead'}")
         self._done.masters_killed += 1
-        self._done.masters_stood_by += master.is_standby
         master.process.popen.kill()
         master.process.popen.wait()
         self._reap(master.process)
@@ -395,8 +383,7 @@ class Supervisor(Closing):
         self._losses.master_killed(now)
         master.starts += 1
         master.is_listening = False
-        standby_of = ",".join(other.address for other in others) if master.is_standby else ""
-        master.process = self._start_master(master.number, master.starts, master.address, standby_of)
+        master.process = self._start_master(master.number, master.starts, master.address)
         self._block()
         for peer in self._peers.values():
             if not peer.is_joined:

@@ -4,7 +4,7 @@ Every running peer has a slot, a number below SLOTS. Element i of an op has a ke
 contributes 2**p with p = s xor k if p is below the op's number of positions, else 0. A sum over a set of peers is then
 a number whose bits are the peers, and SLOTS elements with all keys show every peer even if the type or the quantization
 has room for one position only. Keys differ between ops, so a result with another op's bytes, or with its own bytes in
-the wrong place, is as wrong as one in which a peer is missing or doubled.
+the wrong place, is as wrong as a result that lacks a peer or has it twice.
 
 Sums of powers of two below 2**SLOTS are exact in all types that have the positions. With one position every element is
 0 or 1: quantized sums, AVG, MAX, and (shifted) MIN and PROD.

@@ -1,13 +1,12 @@
 """One peer of a stress run: `python -m pccl.tools.stress.worker JSON`. A step is
 
-    admit    are_peers_pending and, if so, update_topology; or update_topology in every step (`Plan.asks`)
+    admit    are_peers_pending and, if so, update_topology
     sync     sync_shared_state, in every step
     reduce   the ops of `values.ops_of_step`, and at the same time the chains of `values.chains_of_step`
     apply    the state becomes a function of itself and of the results; revision += 1
 
-Aborted ops are retried in one of three ways that mix freely between peers: by all_reduce_multiple_with_retry, by hand
-over handles, or by several threads with blocking calls. They mix because each peer keeps its lowest uncommitted tag in
-flight. A peer that is left alone ends the step with what was committed.
+Aborted ops are retried by all_reduce_multiple_with_retry on some peers and over handles on others. Both mix because
+each peer keeps its lowest uncommitted tag in flight. A peer that is left alone ends the step with what was committed.
 
 A SIGINT (`Plan.interrupts`) raises KeyboardInterrupt in a call of the main thread. After an interrupted wait for a
 handle the wait is repeated. After any other interrupted call, or OUTCOME_UNKNOWN, the op may have been committed on the
@@ -47,7 +46,6 @@ from pccl import (
     ReduceOpDescriptor,
     Result,
     SharedState,
-    SharedStateSyncStrategy,
     TensorInfo,
 )
 from pccl.tools import harness
@@ -82,8 +80,6 @@ REST_CHANCE = 0.05
 REST_S_MAX = 0.3
 ALONE_S = 0.02
 CONNECT_ATTEMPTS = 5
-THREADS = 3
-"""Threads that reduce at once."""
 IMPATIENT_CHANCE = 0.004
 IMPATIENT_S_MAX = 0.005
 """The longest timeout of an impatient op, which is often aborted by it on all peers."""
@@ -182,7 +178,7 @@ class Buffers:
     @property
     def _options(self) -> dict[str, Any]:
         op = self.op
-        options = {"op": op.op, "tag": op.tag, "quantization_options": op.quantization, "algorithm": op.algorithm}
+        options = {"op": op.op, "tag": op.tag, "quantization": op.quantization, "algorithm": op.algorithm}
         return {**options, "step": self._step}
 
     def descriptor(self) -> ReduceOpDescriptor:
@@ -268,20 +264,18 @@ class Worker:
         self._filter = PacketFilter(self._host) if options.plan.partition is not None else None
         self._leave = threading.Event()
         self._session = 0
-        self._is_newcomer = True
         self._send_lock = threading.Lock()
         self._marked = Marked()
         self._may_be_interrupted = False
         self._has_left = False
         """This session was left after a call with an unknown outcome."""
         self._communicator = self._new_communicator()
-        self._reduce_all = self._random.choice((self._by_library, self._by_hand, self._by_threads))
+        self._reduce_all = self._random.choice((self._by_library, self._by_hand))
         threading.Thread(target=self._obey, name="commands", daemon=True).start()
 
     def run(self) -> None:
         while not self._leave.is_set():
             self._session += 1
-            self._is_newcomer = True
             self._has_left = False
             try:
                 self._run_session()
@@ -371,7 +365,7 @@ class Worker:
         self._group_call(partial(self._communicator.connect, CONNECT_ATTEMPTS), "connect")
         self._send(Joined(self._session, self._communicator.world_size))
         # A newcomer may continue where the others return from update_topology, or enter the loop at its top.
-        enters_at_sync = not self._plan.asks or self._random.random() < 0.5
+        enters_at_sync = self._random.random() < 0.5
         while not self._leave.is_set():
             if not enters_at_sync:
                 self._admit()
@@ -379,22 +373,18 @@ class Worker:
             self._step()
 
     def _admit(self) -> None:
-        if self._plan.asks:
-            self._at("asking")
-            if not self._group_call(self._communicator.are_peers_pending, "are_peers_pending"):
-                return
+        self._at("asking")
+        if not self._group_call(self._communicator.are_peers_pending, "are_peers_pending"):
+            return
         self._at("updating")
         self._group_call(self._communicator.update_topology, "update_topology")
 
     def _sync(self) -> None:
         state, shared = self._state, self._state.shared
-        strategy = SharedStateSyncStrategy.ENFORCE_POPULAR
-        if self._is_newcomer and self._random.random() < 0.2:
-            strategy = SharedStateSyncStrategy.RECEIVE_ONLY
         for _ in range(SYNC_FAILURES_MAX):
             self._at("syncing")
             offered = state.lineage, shared.revision
-            sync = partial(self._communicator.sync_shared_state, shared, strategy)
+            sync = partial(self._communicator.sync_shared_state, shared)
             try:
                 info = self._group_call(sync, "sync_shared_state", spoils=True)
             except PCCLError as error:
@@ -404,9 +394,7 @@ class Worker:
                 self._send(SyncFailed(str(error), is_spoiled))
                 if is_spoiled:
                     state.begin_lineage(is_spoiled=True)
-                strategy = SharedStateSyncStrategy.ENFORCE_POPULAR
                 continue
-            self._is_newcomer = False
             self._send(Synced(state.lineage, shared.revision, state.digest(), *offered, info.rx_bytes))
             return
         raise BrokenPromiseError(f"{SYNC_FAILURES_MAX} consecutive syncs have failed")
@@ -435,9 +423,6 @@ class Worker:
         in_place = self._reduce_all == self._by_library
         buffers = [self._buffers(op, revision, in_place or random.random() < 0.5) for op in ops]
         self._at("reducing")
-        if self._leave.is_set() and random.random() < 0.5:
-            self._leave_reducing(buffers)
-            return
         if plan.cut and random.random() < CUT_CHANCE:
             threading.Timer(random.random() * CUT_S_MAX, self._cut).start()
         chains = chains_of_step(plan.seed, self._options.group, revision) if plan.threads else []
@@ -458,26 +443,6 @@ class Worker:
     def _cut(self) -> None:
         if cut_one(self._random, self._options.masters):
             self._send(Cut())
-
-    def _leave_reducing(self, todo: list[Buffers]) -> None:
-        """Close the communicator with some ops in flight."""
-        handles = []
-        for each in todo[: self._random.randint(1, len(todo))]:
-            try:
-                handles.append(each.launch(self._communicator))
-            except PCCLError as error:
-                if error.result is not Result.TOO_FEW_PEERS:
-                    raise
-                break  # the others have left already
-        self._at("leaving")
-        self._communicator.close()
-        for handle, buffers in zip(handles, todo, strict=False):
-            try:
-                buffers.outcome(handle.result().world_size)
-            except PCCLError as error:
-                buffers.take_back()
-                if error.result not in (Result.NOT_INITIALIZED, Result.TOO_FEW_PEERS, Result.OUTCOME_UNKNOWN, *RETRIED):
-                    raise
 
     # Reduces
 
@@ -562,43 +527,13 @@ class Worker:
         buffers.aborts += 1
         return True
 
-    def _by_threads(self, todo: list[Buffers]) -> list[Outcome]:
-        outcomes: list[Outcome] = []
-        errors: list[Exception] = []
-
-        def reduce_all(mine: list[Buffers]) -> None:
-            try:
-                for buffers in mine:
-                    outcome = self._until_committed(buffers, blocks=True)
-                    if outcome is not None:
-                        outcomes.append(outcome)
-            except Exception as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=reduce_all, args=(todo[index::THREADS],)) for index in range(1, THREADS)]
-        for thread in threads:
-            thread.start()
-        reduce_all(todo[::THREADS])  # on the main thread, which can be interrupted
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise _worst(errors)
-        return outcomes
-
     def _until_committed(self, buffers: Buffers, blocks: bool) -> Outcome | None:
-        """Reduce until the op is committed; None if this peer is left alone."""
+        """Reduce until the op is committed; None if this peer is left alone. Not for the main thread."""
         if not blocks:
             return self._followed(buffers, self._launched(buffers))
         while True:
             try:
-                with self._interruptible():
-                    world_size = buffers.reduce(self._communicator, self._timeout_s())
-                return buffers.outcome(world_size)
-            except KeyboardInterrupt:
-                if buffers.is_committed:
-                    return buffers.outcome(0)
-                buffers.take_back()
-                self._leave_session("interrupted in all_reduce")
+                return buffers.outcome(buffers.reduce(self._communicator, self._timeout_s()))
             except PCCLError as error:
                 if not self._continues_after(error, buffers):
                     return None

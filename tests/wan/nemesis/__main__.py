@@ -30,7 +30,6 @@ from tests.wan.nemesis import clock, timeline
 from tests.wan.nemesis.mixtures import mixture
 from tests.wan.nemesis.scenarios import SCENARIOS, Scenario
 from tests.wan.nemesis.supervisor import NotReadyError, Outcome, Supervisor
-from tests.wan.relay import unavailable as relay_unavailable
 
 MIXTURE_S = 60.0
 
@@ -41,7 +40,7 @@ def main() -> int:
         for each in SCENARIOS.values():
             print(f"{each.name:26} {each.text}")
         return 0
-    if reason := unavailable() or relay_unavailable() or clock.unavailable():
+    if reason := unavailable() or clock.unavailable():
         print(f"no nemesis here: {reason}", file=sys.stderr)
         return 2
     for number in (signal.SIGTERM, signal.SIGINT):

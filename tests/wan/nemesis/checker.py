@@ -11,8 +11,8 @@ ended. These must hold, whatever was done to the network, the processes and the 
    that did not launch it. An attempt that was aborted is not a launch.
 3. *The right numbers.* The result is what the contributions of the participants give, which are computed here again
    from seeds; of quantized ops and averages, as near as documented.
-4. *Inputs* are as they were after every error, and after a commit wherever the result went elsewhere; and nothing
-   writes later into arrays that an error has given back.
+4. *Inputs* are as they were after every error, and after a commit wherever the result went elsewhere; and
+   arrays that an error has given back stay unchanged.
 5. *In order.* A peer's ops with one tag are committed at growing steps, as long as its state has one label. All that
    it has launched in a step have ended when it goes on to the next.
 6. *One state.* All that have a revision of a label have the same chain of digests, and the chain follows from the ops

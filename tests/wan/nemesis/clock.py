@@ -1,4 +1,4 @@
-"""The wall clock of one host's processes, which jumps: a library that is preloaded (clock.c) reads how far from a file.
+"""Jumps of the wall clock of one host's processes: a preloaded library (clock.c) reads the offset from a file.
 
 A time namespace cannot do it, as it moves the clocks that count from the machine's start, at the start of a process
 only, and never the time of day.
@@ -30,7 +30,7 @@ def library(folder: Path) -> Path:
 
 
 class Clock:
-    """One host's clock, ahead by as many seconds as it was last told."""
+    """One host's clock, ahead by the sum of its jumps."""
 
     def __init__(self, path: Path, library: Path) -> None:
         path.write_bytes(bytes(8))

@@ -34,8 +34,7 @@ from pccl import (
     SharedState,
 )
 from tests.wan.nemesis import values
-from tests.wan.nemesis.script import OwnEndError, Script, main
-from tests.wan.nemesis.settings import Settings
+from tests.wan.nemesis.script import OwnEndError, Script, Settings, main
 from tests.wan.nemesis.values import Array, Op, State
 
 SYNC_EVERY = 20
@@ -70,7 +69,7 @@ class Attempt:
         self.renew()
 
     def renew(self) -> None:
-        """Take other arrays than those that an error has given back."""
+        """Allocate new arrays after an error."""
         self.send = self.original.copy()
         self.recv = np.full_like(self.send, 7)
 
@@ -96,7 +95,7 @@ class Attempt:
             return method(send, op=HOW[op.how], **more)
         options = QUANTIZATION if op.is_quantized else None
         recv = None if self.in_place else self.recv
-        return method(send, recv, op=HOW[op.how], quantization_options=options, **more)
+        return method(send, recv, op=HOW[op.how], quantization=options, **more)
 
     def output(self, info: Info) -> Array:
         if self.op.kind == values.ALL_REDUCE:
@@ -292,7 +291,7 @@ class Peer(Script):
             applied.append((op.tag, found))
 
     def _keep(self, attempt: Attempt) -> None:
-        """Keep arrays that an error has given back, which no peer is to write any more, and look at those kept long."""
+        """Mark arrays that an error has given back, and check the oldest ones for later writes."""
         for array in (attempt.send, attempt.recv):
             array.view(np.uint8)[:] = MARK
             self._given_back.append(array)

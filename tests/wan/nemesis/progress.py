@@ -184,6 +184,6 @@ def _hangs(world: World, histories: Mapping[str, Sequence[Event]]) -> Iterator[V
             frozen = any(life.host in s.frozen and s.begin_s <= before < s.end_s for s in world.spans)
             if after - before > world.hang_s and not frozen:
                 last = [event for event in history if event.at_s <= before]
-                doing = last[-1].kind if last else "nothing yet"
-                text = f"said nothing for {after - before:.1f} s after {doing} (limit {world.hang_s:.1f} s)"
+                doing = last[-1].kind if last else "its start"
+                text = f"no event for {after - before:.1f} s after {doing} (limit {world.hang_s:.1f} s)"
                 yield Violation(before + world.hang_s, "hang", name, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import resource
 import signal
@@ -11,10 +12,11 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 
 from pccl import Communicator, PCCLError, Result
 from tests.wan.nemesis.history import Reporter
-from tests.wan.nemesis.settings import Settings
+from tests.wan.nemesis.values import Load
 
 LEFT_OUT = (Result.MASTER_CONNECTION_FAILED, Result.RANK_CONNECTION_FAILED)
 """The peer was evicted or refused, or has lost the master for long: it connects again."""
@@ -101,3 +103,26 @@ def main(script: type[Script]) -> None:
     signal.signal(signal.SIGTERM, running.leave)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C at the terminal is for the supervisor
     sys.exit(running.run())
+
+
+@dataclass(frozen=True)
+class Settings:
+    masters: str
+    peer: str
+    """The process, such as 3.2: the second one on host 3."""
+    history: str
+    """The file for its events."""
+    seed: int
+    load: Load
+    workload: str = "steps"
+    master_timeout_s: float = 20.0
+    folder: str = ""
+    """The folder for checkpoints; empty: there are none."""
+
+    def encode(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def decode(cls, text: str) -> Settings:
+        values = json.loads(text)
+        return cls(**{**values, "load": Load(**values["load"])})

@@ -29,7 +29,7 @@ from tests.wan.nemesis.clock import Clock
 from tests.wan.nemesis.disk import Disk
 from tests.wan.nemesis.history import Reader
 from tests.wan.nemesis.progress import Life
-from tests.wan.nemesis.settings import Settings
+from tests.wan.nemesis.script import Settings
 from tests.wan.nemesis.values import Load
 
 MASTER_PORT = 48148
@@ -124,7 +124,7 @@ class Stage:
     def __enter__(self) -> Stage:
         setting = self.setting
         with ExitStack() as resources:
-            self._lab = resources.enter_context(Lab(setting.hosts, setting.link, seed=self.seed, backend="relay"))
+            self._lab = resources.enter_context(Lab(setting.hosts, setting.link, seed=self.seed))
             # Leaves before the lab does, so that no process waits for a holder whose pipe is open.
             guard = resources.enter_context(Guard())
             resources.callback(self._close_pipes)

@@ -1,4 +1,4 @@
-"""Plays a scenario: everybody comes together, the faults happen, everybody comes together again and leaves.
+"""Runs a scenario: all peers connect, the faults happen, all peers take part in one op again and leave.
 
 Theory of operation. One thread decides; it sleeps a moment at a time and looks at what is due, which have ended and
 what was reported. What must hold at the two ends of the faults is part of the judgement:
@@ -51,7 +51,7 @@ class Timed:
 
 @dataclass
 class Outcome:
-    """What became of a run."""
+    """The result of a run."""
 
     setting: Setting
     world: World

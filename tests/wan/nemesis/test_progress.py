@@ -50,11 +50,11 @@ def rules(given: World, histories: dict[str, list[Event]]) -> set[str]:
         ([cut(frozen=frozenset({0, 1}))], set()),
     ],
 )
-def test_who_must_go_on(spans: list[Span], able: set[int]) -> None:
+def test_able_hosts(spans: list[Span], able: set[int]) -> None:
     assert progress.able_hosts(world(*spans), 0.0, END_S) == able
 
 
-def test_a_process_counts_from_its_first_word_on() -> None:
+def test_slow_start_is_excused() -> None:
     lives = [*world().lives[:3], Life("3.1", 3, 0.0, END_S, ready_s=150.0), Life("4.1", 4, 0.0, END_S, ready_s=150.0)]
     given = world(lives=lives)
     assert progress.able_hosts(given, 0.0, 150.0) == set()
@@ -63,12 +63,12 @@ def test_a_process_counts_from_its_first_word_on() -> None:
     assert rules(given, {**histories, "2.1": steps(2)["2.1"]}) == set()
 
 
-def test_a_run_that_goes_on_passes() -> None:
+def test_progress() -> None:
     assert rules(world(), steps(*PEERS)) == set()
     assert rules(world(cut(both_ways([2], [0, 1, 3, 4]))), steps(3, 4)) == {"hang"}  # of the one that is cut off
 
 
-def test_a_standstill_of_a_connected_majority() -> None:
+def test_standstill() -> None:
     histories = steps(*PEERS, until_s=100)
     for host in PEERS:  # that report to be alive
         histories[f"{host}.1"] += [Event(100.0 + at, f"{host}.1", "alone", {}) for at in range(100)]
@@ -76,14 +76,14 @@ def test_a_standstill_of_a_connected_majority() -> None:
     assert rules(world(cut(among(PEERS))), histories) == set()
 
 
-def test_a_call_that_never_returns() -> None:
+def test_hang() -> None:
     histories = steps(2, 3)
     histories["4.1"] = steps(4, until_s=60)["4.1"]
     assert rules(world(), histories) == {"hang"}
     assert rules(world(cut(frozen=frozenset({4}))), histories) == set()
 
 
-def test_the_picture_and_the_text_show_what_happened() -> None:
+def test_timeline() -> None:
     violation = Violation(50.0, "verdict", "2.1", "op <3> was committed by peer 3.1")
     given = world(cut(both_ways([2], [3])))
     histories = {**steps(2, 3), "4.1": [Event(49.0, "4.1", "left", {"verdict": "X", "text": "evicted & gone"})]}

@@ -13,7 +13,7 @@ from tests.wan.nemesis.stage import Setting
 from tests.wan.nemesis.supervisor import Supervisor, Timed
 
 
-def test_there_are_twenty_scenarios_at_least_and_a_seed_decides_each() -> None:
+def test_scenarios_follow_from_seed() -> None:
     assert len(SCENARIOS) >= 20
     for each in [*SCENARIOS.values(), mixture(3, 60), mixture(4, 60)]:
         timed = each.timed(7)
@@ -35,7 +35,7 @@ def test_there_are_twenty_scenarios_at_least_and_a_seed_decides_each() -> None:
         pytest.param(Timed(0.5, 1.0, Vanish(2)), id="vanish"),
     ],
 )
-def test_a_short_one_keeps_every_promise(timed: Timed, tmp_path: Path) -> None:
+def test_short_scenario(timed: Timed, tmp_path: Path) -> None:
     setting = Setting(peers=3, peer_timeout_s=2.0)
     outcome = Supervisor(setting, [timed], 5.0, seed=1, folder=tmp_path, say=print).run()
     assert [str(each) for each in outcome.violations] == []

@@ -1,18 +1,18 @@
-"""What happened, as text and as a picture: a lane for each host, faults as bars, ops as ticks, violations marked."""
+"""The events of a run, as text and as a picture: a lane for each host, faults as bars, steps as ticks, violations."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 
 from tests.wan.nemesis.checker import COMMITTED, Violation
 from tests.wan.nemesis.history import Event
-from tests.wan.nemesis.progress import Span, World
+from tests.wan.nemesis.progress import World
 
 AROUND_S = 15.0
 """The time before and after a violation that the text names."""
 LINES_MAX = 400
-WIDTH, LEFT, LANE, ROW, TOP = 1600.0, 150.0, 26.0, 12.0, 60.0
+WIDTH, LEFT, LANE, TOP = 1600, 90, 28, 30
 COLOURS = {"cut": "#c0392b", "freeze": "#2980b9", "clock": "#8e44ad", "disk": "#7f8c8d", "kill": "#2c3e50"}
 OTHER_COLOUR = "#d35400"
 TELLING = {"joined", "left", "unsynced", "crash", "lineage", "leaving", "start", "alone", "unsaved"}
@@ -63,95 +63,56 @@ def _told(peer: str, events: Sequence[Event]) -> Iterator[tuple[float, str]]:
 def svg(
     title: str, world: World, histories: Mapping[str, Sequence[Event]], violations: Sequence[Violation], hosts: int
 ) -> str:
-    """The whole run as a picture that any browser shows."""
+    """Return the whole run as a picture for browsers."""
     begin_s = min([world.begin_s, *(life.begin_s for life in world.lives)])
     end_s = max([world.end_s, *(life.end_s for life in world.lives), *(each.at_s for each in violations)])
     scale = (WIDTH - LEFT - 20) / max(1e-9, end_s - begin_s)
+    bottom = TOP + LANE * hosts
+    height = bottom + 20 + 14 * min(len(violations), 20)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" '
+        f'font-size="11">\n<rect width="100%" height="100%" fill="white"/>',
+        f'<text x="8" y="18" font-size="14">{escape(title)}, {end_s - begin_s:.0f} s</text>',
+    ]
 
     def x(at_s: float) -> float:
         return round(LEFT + (min(max(at_s, begin_s), end_s) - begin_s) * scale, 1)
 
-    rows = {host: _rows([span for span in world.spans if host in span.hosts]) for host in range(hosts)}
-    tops, y = {}, TOP
-    for host in range(hosts):
-        tops[host] = y
-        y += LANE + ROW * (1 + max(rows[host].values(), default=0))
-    height = y + 20 + 14 * min(len(violations), 20)
-    parts = [_begin(title, height), *_axis(begin_s, end_s, world.begin_s, x, y)]
+    def bar(host: int, offset: float, from_s: float, to_s: float, colour: str, label: str) -> None:
+        box = f'x="{x(from_s)}" y="{TOP + LANE * host + offset}" width="{max(2.0, x(to_s) - x(from_s)):.1f}"'
+        parts.append(f'<rect {box} height="9" fill="{colour}"><title>{escape(label)}</title></rect>')
+
     masters = {life.host for life in world.lives if life.is_master}
     for host in range(hosts):
-        top = tops[host]
-        name = f"{'master' if host in masters else 'peer'} on {host}"
-        parts.append(f'<text x="8" y="{top + 14}">{name}</text>')
-        for life in world.lives:
-            if life.host == host:
-                width = max(1.0, x(life.end_s) - x(life.begin_s))
-                box = f'x="{x(life.begin_s)}" y="{top}" width="{width:.1f}" height="{LANE - 8}"'
-                parts.append(f'<rect {box} fill="#ecf0f1" stroke="#bdc3c7"><title>{escape(life.name)}</title></rect>')
-        for index, span in enumerate(each for each in world.spans if host in each.hosts):
-            width = max(2.0, x(span.end_s) - x(span.begin_s))
-            box = f'x="{x(span.begin_s)}" y="{top + LANE - 6 + ROW * rows[host][index]}" width="{width:.1f}"'
+        parts.append(
+            f'<text x="8" y="{TOP + LANE * host + 12}">{"master" if host in masters else "peer"} {host}</text>'
+        )
+    for life in world.lives:
+        bar(life.host, 2, life.begin_s, life.end_s, "#ecf0f1", life.name)
+    for span in world.spans:
+        for host in span.hosts:
             colour = COLOURS.get(span.label.partition(" ")[0], OTHER_COLOUR)
-            label = f"{span.label}, {span.end_s - span.begin_s:.1f} s"
-            parts.append(f'<rect {box} height="{ROW - 3}" fill="{colour}"><title>{escape(label)}</title></rect>')
+            bar(host, 14, span.begin_s, span.end_s, colour, f"{span.label}, {span.end_s - span.begin_s:.1f} s")
     for peer, events in histories.items():
-        parts += _ticks(events, tops[int(peer.partition(".")[0])], x)
+        for event in events:
+            colour = _colour(event)
+            if colour:
+                y = TOP + LANE * int(peer.partition(".")[0])
+                label = escape(f"{event.kind} {event.what.get('text', '')}")
+                line = f'x1="{x(event.at_s)}" y1="{y + 2}" x2="{x(event.at_s)}" y2="{y + 11}" stroke="{colour}"'
+                parts.append(f"<line {line}><title>{label}</title></line>")
     for number, violation in enumerate(violations[:20]):
         place = x(violation.at_s)
-        parts.append(f'<line x1="{place}" y1="{TOP - 12}" x2="{place}" y2="{y}" stroke="#e74c3c" stroke-width="2"/>')
-        parts.append(f'<text x="{place + 3}" y="{TOP - 4}" fill="#e74c3c">{number + 1}</text>')
+        parts.append(f'<line x1="{place}" y1="{TOP}" x2="{place}" y2="{bottom}" stroke="#e74c3c" stroke-width="2"/>')
         words = escape(f"{number + 1}. {violation}".splitlines()[0][:240])
-        parts.append(f'<text x="8" y="{y + 16 + 14 * number}" fill="#e74c3c">{words}</text>')
+        parts.append(f'<text x="8" y="{bottom + 16 + 14 * number}" fill="#e74c3c">{words}</text>')
     return "\n".join([*parts, "</svg>"])
 
 
-def _begin(title: str, height: float) -> str:
-    size = f'width="{WIDTH:.0f}" height="{height:.0f}" viewBox="0 0 {WIDTH:.0f} {height:.0f}"'
-    style = 'font-family="sans-serif" font-size="11"'
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>\n<rect width="100%" height="100%" fill="white"/>'
-    return f'{head}\n<text x="8" y="18" font-size="14">{escape(title)}</text>'
-
-
-def _axis(begin_s: float, end_s: float, zero_s: float, x: Callable[[float], float], bottom: float) -> Iterator[str]:
-    every_s = next(each for each in (1, 2, 5, 10, 20, 60, 300, 1200, 10**9) if (end_s - begin_s) / each <= 40)
-    number = int((begin_s - zero_s) // every_s) + 1
-    while zero_s + number * every_s < end_s:
-        place = x(zero_s + number * every_s)
-        yield f'<line x1="{place}" y1="{TOP - 12}" x2="{place}" y2="{bottom}" stroke="#f0f0f0"/>'
-        yield f'<text x="{place}" y="{TOP - 18}" fill="#7f8c8d">{number * every_s} s</text>'
-        number += 1
-
-
-def _rows(spans: Sequence[Span]) -> dict[int, int]:
-    """The row of each span, so that those that overlap do not hide each other."""
-    rows: dict[int, int] = {}
-    ends: list[float] = []
-    order = sorted(range(len(spans)), key=lambda index: spans[index].begin_s)
-    for index in order:
-        span = spans[index]
-        free = next((row for row, end_s in enumerate(ends) if end_s <= span.begin_s), None)
-        if free is None:
-            free = len(ends)
-            ends.append(0.0)
-        ends[free] = span.end_s
-        rows[index] = free
-    return rows
-
-
-def _ticks(events: Sequence[Event], top: float, x: Callable[[float], float]) -> Iterator[str]:
-    """Steps in green and aborts in orange, at most one of a kind to a pixel; joins and ends of sessions as letters."""
-    drawn: set[tuple[str, int]] = set()
-    for event in events:
-        colour = ""
-        if event.kind in ("state", "trained"):
-            colour = "#27ae60"
-        elif event.kind == "end" and event.what["verdict"] != COMMITTED:
-            colour = "#e67e22"
-        place = x(event.at_s)
-        if colour and (colour, int(place)) not in drawn:
-            drawn.add((colour, int(place)))
-            yield f'<line x1="{place}" y1="{top + 2}" x2="{place}" y2="{top + LANE - 10}" stroke="{colour}"/>'
-        if event.kind in ("joined", "left", "crash"):
-            letter = {"joined": "J", "left": "L", "crash": "X"}[event.kind]
-            said = escape(str(event.what.get("text", event.what.get("number", ""))))
-            yield f'<text x="{place}" y="{top + 13}" font-weight="bold">{letter}<title>{said}</title></text>'
+def _colour(event: Event) -> str:
+    """Steps are green, aborts orange, joins blue and ends of sessions black."""
+    if event.kind == "end":
+        return "" if event.what["verdict"] == COMMITTED else "#e67e22"
+    return {"state": "#27ae60", "trained": "#27ae60", "joined": "#2980b9"}.get(
+        event.kind, "#000" if event.kind in ("left", "crash") else ""
+    )

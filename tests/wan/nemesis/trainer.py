@@ -16,8 +16,7 @@ import numpy as np
 
 from pccl import Communicator, PCCLError, Result
 from pccl.training import SPSA, AsyncDiLoCo, DiLoCo, SPSAOptions
-from tests.wan.nemesis.script import OwnEndError, Script, main
-from tests.wan.nemesis.settings import Settings
+from tests.wan.nemesis.script import OwnEndError, Script, Settings, main
 
 SIZE = 20_000
 INNER_STEPS = 3

@@ -1,4 +1,4 @@
-"""`python -m tests.wan -- bench ...`: the command that the figures of long links come from."""
+"""`python -m tests.wan`: the commands behind the figures of the documentation."""
 
 from __future__ import annotations
 
@@ -70,3 +70,28 @@ def test_probe() -> None:
     assert done.returncode == 0, done.stderr
     assert "round trip" in done.stdout
     assert "median" in done.stdout
+
+
+@pytest.mark.slow
+def test_sync_has_all_donors() -> None:
+    lab = ["--hosts", "4", "--delay-ms", "5", "--rate-mbit", "100", "--site", "3:1000/1000"]
+    done = _wan(*lab, "--", "sync", "--megabytes", "8")
+    assert done.returncode == 0, done.stderr
+    *donors, joiner = sorted(map(json.loads, done.stdout.splitlines()), key=lambda found: found["host"])
+    assert [donor["host"] for donor in donors] == [0, 1, 2]
+    assert {donor["digest"] for donor in donors} == {joiner["digest"]}
+    assert joiner["rx_bytes"] == 8_000_000
+    assert all(donor["tx_bytes"] > 0 for donor in donors)
+    assert sum(donor["tx_bytes"] for donor in donors) >= 8_000_000
+
+
+@pytest.mark.slow
+def test_async_diloco_waits_less() -> None:
+    """An all-reduce of 0.5 s is hidden behind inner steps of 1 s."""
+    lab = ["--hosts", "3", "--delay-ms", "5", "--rate-mbit", "50"]
+    overlap = [sys.executable, "-m", "tests.wan.overlap", "--hosts", "3", "--parameters", "600000", "--inner-s", "1"]
+    done = _wan(*lab, "--", *overlap, "--steps", "4")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["DiLoCo waited_s"] > 0.5
+    assert found["AsyncDiLoCo waited_s"] < found["DiLoCo waited_s"] / 2
