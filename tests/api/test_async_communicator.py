@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import inspect
 import signal
-import socket
-import sys
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -175,17 +170,6 @@ async def test_many_ops_at_once(peers: Peers) -> None:
     assert all(np.all(x == 2) for mine in arrays for x in mine)
 
 
-@in_run(3)
-async def test_many_ops_notice_that_one_is_given_up_although_an_older_one_was_never_launched(peers: Peers) -> None:
-    x = [ones() for _ in range(3)]
-    ops = [ReduceOpDescriptor.from_numpy(each, each, ReduceDescriptor(8, SUM, tag)) for tag, each in enumerate(x)]
-    found = await all_of(
-        partial(peers[0].all_reduce_multiple_with_retry, ops),
-        partial(peers[1].all_reduce, ones(), op=SUM, tag=2, timeout=0.1),
-    )
-    assert [error.result for error in found] == [Result.TIMEOUT] * 2
-
-
 @in_run(2)
 async def test_a_cancelled_reduce_gives_its_buffer_back_and_all_go_on(peers: Peers) -> None:
     x = ones()
@@ -233,60 +217,6 @@ async def test_ctrl_c_in_the_main_task_withdraws_its_calls(peers: Peers) -> None
 
 
 @in_run(2)
-async def test_ctrl_c_in_a_task_of_pccl_comes_to_the_main_task_and_the_communicator_lives(peers: Peers) -> None:
-    async def press() -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    x = ones()
-    session = peers[0]._inner._session
-    assert session is not None
-    session._lifetime.spawn(press)
-    with pytest.raises(KeyboardInterrupt):
-        await peers[0].all_reduce(x, op=SUM, tag=5)
-    assert not session._table.ops
-    assert np.all(x == 1)
-    found = await all_of(*(partial(peer.all_reduce, ones(), op=SUM, tag=9) for peer in peers))
-    assert [info.world_size for info in found] == [2, 2]
-
-
-WITHOUT_EFFECT = {
-    *("parse_masters", "parse_masters.<locals>.<listcomp>", "parse", "_require_text", "is_loopback", "is_name"),
-    *("View.global_world_size", "View.world_size", "PeerSession.failure"),
-}
-
-
-def test_ctrl_c_is_raised_nowhere_in_the_middle_of_pccl(master: MasterNode) -> None:
-    """Neither in its own tasks nor in calls, unless they wait."""
-    exposed, tasks = set[str](), set[str]()
-    parts = tuple(str(Path(pccl.__file__).with_name(name)) for name in ("runtime", "protocol"))
-
-    def profile(frame: FrameType, event: str, _: Any) -> None:
-        if event != "call" or not frame.f_code.co_filename.startswith(parts):
-            return
-        with suppress(RuntimeError):  # between tasks
-            tasks.add(trio.lowlevel.current_task().name)
-            if not trio.lowlevel.currently_ki_protected():
-                exposed.add(frame.f_code.co_qualname)
-
-    @in_run(3)
-    async def everything(peers: Peers) -> None:
-        handles = [peer.all_reduce_async(ones(), op=SUM) for peer in peers]
-        await all_of(*(partial(awaited, handle) for handle in handles))
-        states = [SharedState.from_numpy({"x": np.full(9, i)}) for i in range(3)]
-        await all_of(*(partial(peer.sync_shared_state, state) for peer, state in zip(peers, states, strict=True)))
-        await all_of(*(peer.optimize_topology for peer in peers))
-        await all_of(*(partial(peer.broadcast, ones(), root=1) for peer in peers))
-
-    sys.setprofile(profile)
-    try:
-        everything(master)
-    finally:
-        sys.setprofile(None)
-    assert len(tasks) > 10, tasks
-    assert exposed <= WITHOUT_EFFECT
-
-
-@in_run(2)
 async def test_cancelled_joint_calls_are_withdrawn(peers: Peers) -> None:
     state = SharedState.from_numpy({"x": ones()})
     calls: list[Callable[[], Awaitable[Any]]] = [
@@ -312,25 +242,6 @@ async def test_a_cancelled_connect_is_withdrawn(peers: Peers) -> None:
     await all_of(partial(gather, peers[0], 2), newcomer.connect)
     assert newcomer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) == 2
     await newcomer.close()
-
-
-@in_run(2)
-async def test_timeouts_and_wrong_use_are_as_in_the_blocking_face(peers: Peers) -> None:
-    calls: list[Callable[[], Awaitable[Any]]] = [
-        partial(peers[0].update_topology, timeout=0.02),
-        partial(peers[0].connect),
-        partial(peers[0].all_reduce, [1], op=SUM),
-        partial(peers[0].all_reduce, ones(), op=SUM, tag=8, timeout=0.02),
-        AsyncCommunicator(peers[0]._inner.address).update_topology,
-    ]
-    found = [(await all_of(call))[0].result for call in calls]
-    assert found == [
-        Result.TIMEOUT,
-        Result.INVALID_USAGE,
-        Result.INVALID_ARGUMENT,
-        Result.TIMEOUT,
-        Result.NOT_INITIALIZED,
-    ]
 
 
 @in_run(2)
@@ -376,53 +287,3 @@ def test_a_trio_run_that_ends_takes_its_peer_along(cluster: Cluster, has_op: boo
     other.result()
     until(lambda: cluster[0].world_size == 1, "it is gone")
     assert np.all(x == 1)
-
-
-def test_who_connects_again_waits_for_the_end_of_the_former_session() -> None:
-    """Which listens at the same port."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        listen = f"127.0.0.1:{probe.getsockname()[1]}"
-
-    async def main(address: str) -> None:
-        async with AsyncCommunicator(address, listen=listen) as peer, trio.open_nursery() as nursery:
-            session = peer._inner.session("test")
-            may_end, is_again = trio.Event(), trio.Event()
-
-            async def linger() -> None:
-                with trio.CancelScope(shield=True):
-                    await may_end.wait()
-
-            async def connect_again() -> None:
-                try:
-                    await peer.connect()
-                    is_again.set()
-                finally:
-                    may_end.set()
-
-            session._lifetime.spawn(linger)
-            with session._driver.taking_over as machine:
-                machine.give_up("as if it were evicted")
-            assert not peer.is_connected
-            nursery.start_soon(connect_again)
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            assert not session.over.is_set()
-            assert not peer.is_connected
-            may_end.set()
-            with trio.fail_after(WAIT_S):
-                await is_again.wait()
-            assert peer.is_connected
-
-    with MasterNode("127.0.0.1:0") as master:
-        trio.run(main, master.address)
-
-
-def test_the_timeout_of_all_calls_may_be_set() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        comm = AsyncCommunicator(f"127.0.0.1:{silent.getsockname()[1]}", timeout=60)
-        assert comm.timeout == 60
-        comm.timeout = 0.01
-        with pytest.raises(PCCLError) as caught:
-            trio.run(comm.connect)
-    assert caught.value.result is Result.TIMEOUT
-    with pytest.raises(PCCLError, match="soon"):
-        comm.timeout = "soon"  # type: ignore[assignment]

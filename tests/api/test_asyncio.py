@@ -113,45 +113,6 @@ async def test_errors_are_those_of_the_blocking_communicator(peers: Peers) -> No
         await peers[0].broadcast(ones())  # type: ignore[call-arg]
 
 
-def test_before_connect_and_after_close(master: MasterNode) -> None:
-    async def main() -> None:
-        peer = AsyncCommunicator(master.address)
-        with pytest.raises(PCCLError, match="NOT_INITIALIZED"):
-            await peer.barrier()
-        await AsyncCommunicator(master.address).close()
-        async with peer:
-            assert peer.world_size == 1
-        await peer.close()
-        assert repr(peer).endswith(": closed>")
-        with pytest.raises(PCCLError, match="NOT_INITIALIZED"):
-            await peer.connect()
-
-    asyncio.run(main())
-
-
-def test_what_is_to_be_done_before_leaving_may_be_awaited(master: MasterNode) -> None:
-    done: list[str] = []
-
-    async def awaited() -> None:
-        await asyncio.sleep(0)
-        done.append("awaited")
-
-    async def main() -> None:
-        async with AsyncCommunicator(master.address) as peer:
-            peer._before_leaving[1] = lambda: done.append("called")
-            peer._before_leaving[2] = awaited
-
-    async def failing() -> None:
-        async with AsyncCommunicator(master.address) as peer:
-            peer._before_leaving[1] = lambda: done.append("not after an error")
-            raise ZeroDivisionError
-
-    asyncio.run(main())
-    with pytest.raises(ZeroDivisionError):
-        asyncio.run(failing())
-    assert done == ["called", "awaited"]
-
-
 # Cancellation.
 
 
@@ -351,13 +312,6 @@ def test_the_blocking_communicator_works_in_a_running_loop(cluster: Cluster) -> 
     assert other.result() == (2, 2)
 
 
-def test_it_outlives_an_event_loop_and_serves_the_next_one(master: MasterNode) -> None:
-    peer = AsyncCommunicator(master.address)
-    asyncio.run(peer.connect())
-    assert asyncio.run(peer.are_peers_pending()) is False
-    asyncio.run(peer.close())
-
-
 def test_who_calls_it_from_another_library_is_told_so(master: MasterNode) -> None:
     def refused(run: Callable[[], Any], text: str) -> None:
         with pytest.raises(PCCLError, match=text) as caught:
@@ -381,14 +335,6 @@ def test_who_calls_it_from_another_library_is_told_so(master: MasterNode) -> Non
     asyncio.run(peer.close())
 
 
-def test_it_may_move_once_nothing_is_left_of_its_session(cluster: Cluster) -> None:
-    cluster.join(1)
-    peer = AsyncCommunicator(cluster.address, timeout=0.05)
-    for run in (asyncio.run, trio.run, asyncio.run):
-        with pytest.raises(PCCLError, match="TIMEOUT"):
-            run(peer.connect() if run is asyncio.run else peer.connect)  # type: ignore[operator]
-
-
 def test_a_forgotten_one_leaves_the_run(cluster: Cluster) -> None:
     cluster.join(1)
 
@@ -400,20 +346,6 @@ def test_a_forgotten_one_leaves_the_run(cluster: Cluster) -> None:
     asyncio.run(main())
     gc.collect()
     until(lambda: cluster[0].world_size == 1, "it has left")
-
-
-def test_programs_that_end_without_close_end(master: MasterNode) -> None:
-    program = f"""
-        import asyncio
-        from pccl import AsyncCommunicator
-
-        peer = AsyncCommunicator({master.address!r})
-        asyncio.run(peer.connect())
-        print(peer.world_size)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert (done.stdout, done.stderr, done.returncode) == ("1\n", "", 0)
 
 
 def test_pccl_does_not_import_asyncio() -> None:

@@ -26,7 +26,7 @@ from pccl import (
     ReduceOp,
     Result,
 )
-from tests.support.cluster import Background, Cluster, outcomes, refusal, results, run_of, together, until
+from tests.support.cluster import Background, Cluster, outcomes, refusal, results, run_of, until
 
 Array = npt.NDArray[Any]
 ClusterOf = Callable[[int, int], Cluster]
@@ -220,26 +220,6 @@ def test_large_arrays_go_over_several_engine_threads(algorithm: ReduceAlgorithm)
         cluster.close_all()
 
 
-@loops
-def test_encrypted(algorithm: ReduceAlgorithm) -> None:
-    with MasterNode("127.0.0.1:0", token="a token") as master:
-        cluster = Cluster(master.address, token="a token", encrypt=True)
-        cluster.join(3)
-        arrays = [np.random.default_rng(i).integers(0, 99, 300_001) for i in range(3)]
-        total = np.sum(arrays, axis=0)
-        rows = cluster.each(lambda peer, i: peer.all_gather(arrays[i], algorithm=algorithm).array)
-        assert all(np.array_equal(row, arrays) for row in rows)
-        infos = cluster.each(lambda peer, i: peer.reduce_scatter(arrays[i], op=ReduceOp.SUM, algorithm=algorithm))
-        assert np.array_equal(np.concatenate([info.array for info in infos]), total)
-        received = np.zeros_like(arrays[0])
-        together([lambda: cluster[0].send(arrays[0], dst=2), lambda: cluster[2].recv(received, src=0)])
-        assert np.array_equal(received, arrays[0])
-        cluster.each(lambda peer, i: peer.broadcast(arrays[i], root=1, algorithm=algorithm))
-        assert np.array_equal(arrays[0], arrays[1])
-        assert np.array_equal(arrays[2], arrays[1])
-        cluster.close_all()
-
-
 def test_bytes_are_gathered(cluster_of: ClusterOf) -> None:
     cluster = cluster_of(3, 0)
     sends = [b"\x01", bytearray(b"\x02"), memoryview(b"\x03")]
@@ -292,46 +272,6 @@ def test_many_in_flight_with_all_reduce_among_them(cluster_of: ClusterOf) -> Non
                 assert np.all(sums[tag] == (3 if tag % 4 == 0 else 1))
 
     cluster.each(call)
-
-
-def test_one_tag_serves_all_kinds_in_turn(cluster_of: ClusterOf) -> None:
-    cluster = cluster_of(2, 0)
-
-    def call(peer: Communicator, i: int) -> list[Any]:
-        x = np.array([i, 5])
-        return [
-            peer.all_gather(x).array.tolist(),
-            peer.all_reduce(x, op=ReduceOp.SUM).world_size,
-            peer.barrier().world_size,
-            peer.broadcast(x, root=0).array.tolist(),
-        ]
-
-    assert cluster.each(call) == [[[[0, 5], [1, 5]], 2, 2, [1, 10]]] * 2
-
-
-def test_coroutines() -> None:
-    with run_of(1) as cluster:
-
-        async def main() -> list[Any]:
-            async with AsyncCommunicator(cluster.address) as peer:
-                assert peer.membership == Membership(1, (1, 2))
-                gathered = await peer.all_gather(np.array([7]))
-                x = np.array([3])
-                handle = peer.launch.broadcast(x, root=0, tag=4)
-                await handle
-                await peer.barrier()
-                return [gathered.array.tolist(), x.tolist(), handle.result().rank]
-
-        def other() -> None:
-            while cluster[0].world_size < 2:
-                cluster[0].update_topology()
-            cluster[0].all_gather(np.array([6]))
-            cluster[0].broadcast(np.array([8]), root=0, tag=4)
-            cluster[0].barrier()
-
-        threads = [Background(lambda: trio.run(main)), Background(other)]
-        assert threads[0].result() == [[[6], [7]], [8], 1]
-        threads[1].result()
 
 
 def test_alone_there_is_nobody_to_meet() -> None:
@@ -518,30 +458,6 @@ def test_a_loss_gives_all_survivors_one_outcome_and_the_next_call_succeeds(kind:
         assert infos[0].world_size == 3
         if kind == "all_gather":
             assert all(np.array_equal(info.array[:, 0], [0, 1, 2]) for info in infos)
-
-
-def test_a_root_that_has_left_is_lost_for_all() -> None:
-    """One has named it before the loss was known; what it named as a rank is another peer by then."""
-    with run_of(3) as cluster:
-        old = cluster[1].membership
-        assert old == Membership(1, (1, 2, 3))
-        cluster.close(cluster[0])
-        from pccl import _collectives
-        from pccl.protocol.peer import View
-
-        seen = View(0, 0, 2, 0, old.peers, {0: 3})
-        arrays = [np.array([i]) for i in range(2)]
-
-        def late(peer: Communicator) -> CollectiveInfo:
-            call = _collectives.broadcast(arrays[0], 0, 0, None, None)
-            return peer._collective(lambda _, name: call(seen, name), None, "broadcast")
-
-        found = outcomes([lambda: late(cluster[0]), lambda: cluster[1].broadcast(arrays[1], root=0)])
-        assert results(found) == [Result.RANK_CONNECTION_LOST] * 2
-        assert "peer 1, the root, has left" in str(found[1])
-        assert [x.tolist() for x in arrays] == [[0], [1]]
-        together([lambda i=i: cluster[i].broadcast(arrays[i], root=1) for i in range(2)])  # type: ignore[misc]
-        assert [x.tolist() for x in arrays] == [[1], [1]]
 
 
 def test_after_the_end_calls_fail(cluster_of: ClusterOf) -> None:

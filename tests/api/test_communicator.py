@@ -37,7 +37,6 @@ from pccl.status import run_status
 from tests.api.descriptors import descriptors
 from tests.support.cluster import (
     SUM,
-    WAIT_S,
     Background,
     Cluster,
     ones,
@@ -45,7 +44,6 @@ from tests.support.cluster import (
     reduce_once,
     refusal,
     results,
-    run_of,
     together,
     until,
     waits_at_master,
@@ -100,19 +98,6 @@ def test_a_run_goes_on_when_a_peer_closes_and_another_one_joins(cluster: Cluster
     assert cluster.each(reduce_once) == [3] * 3
     cluster.close(cluster[0])  # the longest accepted
     assert cluster.each(reduce_once) == [2, 2]
-
-
-def test_a_run_that_all_have_left_begins_anew(cluster: Cluster) -> None:
-    for _ in range(2):
-        cluster.join(2)
-        assert cluster.each(reduce_once) == [2, 2]
-        cluster.close_all()
-
-
-def test_two_runs_in_one_process_do_not_meet() -> None:
-    with run_of(2) as one, run_of(3) as other:
-        found = together([partial(reduce_once, peer) for peer in one.peers + other.peers])
-    assert found == [2, 2, 3, 3, 3]
 
 
 def test_all_groups_are_told_apart_and_joined_together(cluster: Cluster) -> None:
@@ -268,17 +253,6 @@ def test_calls_that_can_never_meet_fail_and_say_who_waits_in_what(cluster: Clust
     assert cluster.each(reduce_once) == [3] * 3
 
 
-def test_who_asks_for_pending_peers_while_the_others_are_past_that_is_told_no(cluster: Cluster) -> None:
-    """So a newcomer may enter the usual loop at its top while the others go on from update_topology."""
-    cluster.join(3)
-    states = [SharedState.from_numpy({"x": ones()}) for _ in cluster.peers]
-    syncing = [Background(partial(cluster[i].sync_shared_state, states[i])) for i in range(2)]
-    assert cluster[2].are_peers_pending() is False
-    cluster[2].sync_shared_state(states[2])
-    for call in syncing:
-        call.result()
-
-
 def test_an_op_and_a_joint_call_that_wait_for_each_other_fail(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,17 +266,6 @@ def test_an_op_and_a_joint_call_that_wait_for_each_other_fail(
     assert np.all(x == 1)
     both = cluster.each(lambda peer, _: peer.all_reduce(ones(), op=SUM, tag=6).world_size)
     assert both == [2, 2], "each has heard once what was wrong"
-
-
-def test_a_group_waits_for_another_one_that_is_busy(cluster: Cluster) -> None:
-    cluster.join(2)
-    cluster.join(1, peer_group=1)
-    waiting = Background(cluster[2].update_topology)
-    for _ in range(3):
-        assert together([partial(reduce_once, peer) for peer in cluster.peers[:2]]) == [2, 2]
-    assert not waiting.is_over
-    together([peer.update_topology for peer in cluster.peers[:2]])
-    waiting.result()
 
 
 # Timeouts.
@@ -322,33 +285,6 @@ def test_a_joint_call_that_times_out_is_withdrawn(cluster: Cluster, name: str) -
     assert cluster.each(reduce_once) == [2, 2]
 
 
-def test_a_joint_call_that_times_out_has_not_taken_effect_for_anybody(cluster: Cluster) -> None:
-    """Whenever the time passes: either it returns for all, or it can be made again by the one that gave up."""
-    cluster.join(2)
-    for i in range(150):
-        waiting = Background(cluster[1].update_topology)
-        (found,) = outcomes([partial(cluster[0].update_topology, timeout=i * 1e-5)])
-        if found is not None:
-            assert found.result is Result.TIMEOUT
-            cluster[0].update_topology(timeout=WAIT_S)
-        waiting.result()
-
-
-def test_a_reduce_that_times_out_does_so_for_all_whenever_that_is(cluster: Cluster) -> None:
-    cluster.join(2)
-    x = [np.zeros(1000, np.float32) for _ in cluster.peers]
-    for i in range(150):
-        x[0][:] = x[1][:] = i
-        calls = [
-            partial(cluster[0].all_reduce, x[0], op=SUM, timeout=i * 1e-5),
-            partial(cluster[1].all_reduce, x[1], op=SUM),
-        ]
-        found = results(outcomes(calls))
-        assert found in ([Result.SUCCESS] * 2, [Result.TIMEOUT] * 2)
-        assert np.all(x[0] == x[1])
-        assert x[0][0] == (2 * i if found[0] is Result.SUCCESS else i)
-
-
 def test_a_connect_that_times_out_is_withdrawn(cluster: Cluster) -> None:
     cluster.join(1)
     newcomer = cluster.new()
@@ -357,19 +293,6 @@ def test_a_connect_that_times_out_is_withdrawn(cluster: Cluster) -> None:
     until(lambda: not cluster[0].are_peers_pending(), "it has withdrawn")
     cluster.admit([newcomer])
     assert cluster.each(reduce_once) == [2, 2]
-
-
-def test_a_connect_that_times_out_says_what_was_in_the_way(cluster: Cluster) -> None:
-    def says(peer: Communicator, text: str) -> bool:
-        error = refusal(partial(peer.connect, timeout=0.2))
-        return error.result is Result.TIMEOUT and text in str(error)
-
-    cluster.join(1)
-    newcomer = cluster.new()
-    until(lambda: says(newcomer, "have yet to let this one in; they do so by calling update_topology"), "it is there")
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        address = f"127.0.0.1:{other.getsockname()[1]}"
-    until(lambda: says(Communicator(address), f"cannot reach a master at {address}"), "there is none")
 
 
 def test_a_reduce_that_times_out_is_aborted_for_all_and_all_go_on(cluster: Cluster) -> None:

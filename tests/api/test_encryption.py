@@ -6,11 +6,10 @@ import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import nullcontext, suppress
 
 import numpy as np
 import pytest
-import trio
 from numpy.typing import NDArray
 
 from pccl import (
@@ -29,9 +28,8 @@ from pccl.protocol.auth import ACCEPTOR, DIALER, NONCE_BYTES, Keys, Schedule, ru
 from pccl.protocol.codec import LENGTH_BYTES, decode_body
 from pccl.runtime.extension import ffi, lib
 from pccl.runtime.network import handshake
-from pccl.runtime.network.handshake import UNREADABLE, EncryptedStream, Exchange
-from pccl.runtime.network.wire import ConnectionLost, receive_exactly
-from tests.support.cluster import WAIT_S, Background, Cluster
+from pccl.runtime.network.handshake import UNREADABLE, Exchange
+from tests.support.cluster import Background, Cluster
 
 TOKEN = "a token of these tests"
 PATTERN = b"\x5a\xa5\x3c\xc3pccl!"
@@ -101,13 +99,6 @@ def spy() -> Iterator[Spy]:
     spy = Spy()
     yield spy
     spy.close()
-
-
-def port_of(peer: Communicator) -> int:
-    session = peer._inner._session
-    assert session is not None
-    port: int = session._listener.getsockname()[1]
-    return port
 
 
 def free_port() -> int:
@@ -232,78 +223,6 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     Communicator("127.0.0.1", token=TOKEN, encrypt=False)
 
 
-KEYS = b"a" * 32, b"b" * 32
-
-
-async def _carry_with_a_cancelled_receive() -> None:
-    near, far = trio.socket.socketpair()
-    ours, theirs = EncryptedStream(near, KEYS), EncryptedStream(far, (KEYS[1], KEYS[0]))
-    said = np.random.default_rng(1).bytes(500_000)
-
-    async def say() -> None:
-        rest = memoryview(said)
-        while rest:
-            rest = rest[await ours.send(rest) :]
-
-    heard = bytearray(len(said))
-    with trio.fail_after(WAIT_S):
-        with trio.move_on_after(0):
-            await theirs.recv_into(bytearray(1))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(say)
-            await receive_exactly(theirs, memoryview(heard)[:1])
-            await receive_exactly(theirs, memoryview(heard)[1:])
-        ours.close()
-        assert heard == said
-        assert await theirs.recv_into(bytearray(1)) == 0
-    theirs.close()
-
-
-def test_a_sealed_stream_carries_what_is_sent_and_survives_a_cancelled_receive() -> None:
-    trio.run(_carry_with_a_cancelled_receive)
-
-
-async def _change_on_the_way() -> None:
-    with ExitStack() as streams:
-        near, middle = trio.socket.socketpair()
-        other, far = trio.socket.socketpair()
-        streams.enter_context(middle)
-        streams.enter_context(other)
-        ours, theirs = EncryptedStream(near, KEYS), EncryptedStream(far, (KEYS[1], KEYS[0]))
-        streams.callback(ours.close)
-        streams.callback(theirs.close)
-        with trio.fail_after(WAIT_S):
-            await ours.send(b"first")
-            await ours.send(b"second")
-            box = len("first") + 20
-            stream = bytearray(await middle.recv(1000))
-            stream[box + 6] ^= 0x40
-            await other.send(stream)
-            heard = bytearray(100)
-            assert await theirs.recv_into(heard) == 5
-            assert heard.startswith(b"first\0")
-            for _ in range(2):
-                with pytest.raises(ConnectionLost, match="cannot be decrypted"):
-                    await theirs.recv_into(heard)
-            assert heard.startswith(b"first\0")
-
-
-def test_a_sealed_stream_gives_out_nothing_that_was_changed() -> None:
-    trio.run(_change_on_the_way)
-
-
-def test_several_engine_threads_encrypt_alike(spy: Spy) -> None:
-    with MasterNode("127.0.0.1:0", token=TOKEN, engine_threads=2) as node:
-        cluster = Cluster(node.address, token=TOKEN)
-        join_through(cluster, spy, encrypt=True)
-        values = [patterned(1_000_000) for _ in range(2)]
-        cluster.each(lambda peer, i: peer.all_reduce(values[i], op=ReduceOp.MAX))
-        assert bytes(values[1]) == PATTERN * 1_000_000
-        assert len([log for log in spy.seen if len(log) > 1_000_000]) > 2
-        assert not spy.saw_the_pattern
-        cluster.close_all()
-
-
 def test_a_run_goes_on_when_a_peer_is_replaced(node: MasterNode) -> None:
     """Links made later are encrypted like the first ones."""
     cluster = Cluster(node.address, token=TOKEN, encrypt=True)
@@ -374,18 +293,6 @@ def test_a_recording_cannot_be_read_by_who_learns_the_token_later(
     readable = [read_recording(forth, back, [PRIVATE_KEY]) for forth, back in recorded if len(forth) > 50_000]
     assert readable
     assert all(readable) if is_leaked else not any(readable)
-    cluster.close_all()
-
-
-def test_without_x25519_a_token_is_still_of_use(node: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handshake, "shared", nullcontext)
-    cluster = Cluster(node.address, token=TOKEN)
-    cluster.join(2)
-    values = [np.ones(1000, np.float32) for _ in range(2)]
-    cluster.each(lambda peer, i: peer.all_reduce(values[i], op=ReduceOp.SUM))
-    assert (values[0] == 2).all()
-    with pytest.raises(PCCLError, match="another token"):
-        Communicator(node.address, token="another").connect()
     cluster.close_all()
 
 

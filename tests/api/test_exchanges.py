@@ -361,20 +361,6 @@ def test_what_is_wrong_by_itself_is_told_at_once(cluster_of: ClusterOf) -> None:
         assert says in str(error)
 
 
-def test_alone_there_is_nobody_to_meet() -> None:
-    x = np.arange(3)
-    with run_of(1) as cluster:
-        for call in calls(x).values():
-            assert refusal(partial(call, cluster[0], 0)).result is Result.TOO_FEW_PEERS
-        launches: list[Callable[[], Any]] = [
-            lambda: cluster[0].launch.all_to_all(x),
-            lambda: cluster[0].launch.gather(x, root=0),
-            lambda: cluster[0].launch.scatter(x, x[:1].copy(), root=0),
-            lambda: cluster[0].launch.reduce(x, op=ReduceOp.SUM, root=0),
-        ]
-        assert [refusal(launch).result for launch in launches] == [Result.TOO_FEW_PEERS] * 4
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_timeout_aborts_for_all(cluster_of: ClusterOf, kind: str) -> None:
     peers = by_rank(cluster_of(3, 0))

@@ -6,14 +6,10 @@ import gc
 import itertools
 import math
 import os
-import random
 import re
-import signal
 import threading
-import time
 import weakref
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,29 +21,25 @@ import trio
 from pccl import (
     Communicator,
     MasterNode,
-    PCCLError,
     ReduceDescriptor,
     ReduceOpDescriptor,
     Result,
     SharedState,
 )
-from pccl.runtime.session.launches import Launches
 from pccl.runtime.threads import portal
-from tests.support import stacks
 from tests.support.cluster import (
     SUM,
     WAIT_S,
     Background,
     Cluster,
     ones,
-    outcomes,
     reduce_once,
     refusal,
     results,
     until,
     waits_at_master,
 )
-from tests.support.interrupts import KINDS, Interrupt, at_step, interrupted_at
+from tests.support.interrupts import KINDS, interrupted_at
 
 # Many in one process.
 
@@ -204,29 +196,6 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pccl.runtime.threads.portal.INTERRUPT_GRACE_S", 0.05)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_interrupt_anywhere_in_a_launch_leaves_nothing_in_flight(
-    cluster: Cluster, impatient: None, kind: str
-) -> None:
-    cluster.join(2)
-    session = cluster[0]._inner._session
-    assert session is not None
-    handle: Any = None
-
-    def call() -> None:
-        nonlocal handle
-        handle = cluster[0].all_reduce_async(ones(), op=SUM)
-
-    for step in itertools.count():
-        if interrupted_at(step, call, KINDS[kind]):
-            assert step > 20
-            break
-        until(lambda: not session._table, f"nothing is in flight after step {step}")
-    # The other side hears late of each that was given up, and then meets the one that was not.
-    until(lambda: results(outcomes([partial(reduce_once, cluster[1])])) == [Result.SUCCESS], "they meet")
-    assert handle.wait(WAIT_S)[0]
-
-
 def is_in_no_call(peer: Communicator) -> bool:
     session = peer._inner._session
     assert session is not None
@@ -249,128 +218,6 @@ def test_an_interrupt_anywhere_in_a_joint_call_withdraws_from_it(
             assert step > 10
             break
     assert cluster.each(reduce_once) == [2, 2]
-
-
-def gives_up(peer: Communicator) -> bool:
-    return not peer._inner._is_connecting
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_interrupt_anywhere_in_connect_withdraws_from_it(cluster: Cluster, impatient: None, kind: str) -> None:
-    cluster.join(1)
-    for step in itertools.count():
-        newcomer = cluster.new()
-        has_slept = interrupted_at(step, newcomer.connect, KINDS[kind])
-        until(partial(gives_up, newcomer), "it has given up")
-        until(lambda: not cluster[0].are_peers_pending(), "it has withdrawn")
-        if has_slept:
-            assert step > 10
-            break
-    cluster.admit([newcomer])
-    assert cluster.each(reduce_once) == [2, 2]
-
-
-def test_random_numbers_of_the_program_are_its_own() -> None:
-    """Also where a peer looks for another master, again and again at moments that nobody can foresee."""
-    with MasterNode("127.0.0.1:0") as master:
-        cluster = Cluster(master.address)
-        cluster.join(2)
-        random.seed(1)
-        before = random.getstate()
-        assert cluster.each(reduce_once) == [2, 2]
-    found = cluster.outcomes(lambda peer, _: peer.update_topology())
-    assert results(found) == [Result.MASTER_CONNECTION_FAILED] * 2
-    assert random.getstate() == before
-    cluster.close_all()
-
-
-@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="needs signals to threads")
-def test_a_second_signal_ends_the_wait_for_the_first_one_to_be_settled(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pccl.handle.INTERRUPT_GRACE_S", WAIT_S)
-    cluster.join(2)
-    session = cluster[0]._inner._session
-    assert session is not None
-    cancelled = list[tuple[Any, ...]]()
-    # As if nobody answered.
-    monkeypatch.setattr(Launches, "cancel", lambda _, *arguments: cancelled.append(arguments))
-    main_thread = threading.get_ident()
-
-    def sleeps_in(function: str) -> bool:
-        frame = stacks.frames()[main_thread]
-        names = set()
-        while frame is not None:
-            names.add(frame.f_code.co_name)
-            frame = frame.f_back  # type: ignore[assignment]
-        return {"wait_any", function} <= names
-
-    def signals() -> None:
-        until(lambda: sleeps_in("all_reduce"), "it waits")
-        signal.pthread_kill(main_thread, signal.SIGUSR1)
-        until(lambda: cancelled and sleeps_in("all_reduce"), "it waits for the end of the op")
-        signal.pthread_kill(main_thread, signal.SIGUSR1)
-
-    def handle(*_: object) -> None:
-        raise Interrupt
-
-    before = signal.signal(signal.SIGUSR1, handle)
-    try:
-        signalling = Background(signals)
-        start_s = time.monotonic()
-        with pytest.raises(Interrupt):
-            cluster[0].all_reduce(ones(), op=SUM, tag=5)
-        signalling.result()
-        assert time.monotonic() - start_s < WAIT_S / 2
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-        monkeypatch.undo()
-    session.ops.cancel(*cancelled[0])
-    until(lambda: not session._table.ops, "it is given up")
-    assert cluster.each(reduce_once) == [2, 2]
-
-
-@pytest.mark.parametrize("name", ["all_reduce", pytest.param("all_reduce_async", marks=pytest.mark.slow)])
-def test_a_signal_handler_may_close_the_communicator_in_the_middle_of_anything(cluster: Cluster, name: str) -> None:
-    """It waits for the trio thread, which must not wait for what the interrupted call holds."""
-    cluster.join(1)
-    for step in itertools.count():
-        (peer,) = cluster.join(1)
-        cluster.peers.pop()
-
-        def call(peer: Communicator = peer) -> None:
-            with suppress(PCCLError):  # NOT_INITIALIZED, unless it had ended
-                getattr(peer, name)(ones(), op=SUM)
-
-        was_last = Background(partial(at_step, step, call, peer.close)).result()
-        peer.close()
-        until(lambda: cluster[0].world_size == 1, "it has left")
-        if was_last:
-            assert step > 20
-            break
-
-
-def test_a_signal_handler_may_close_the_communicator_in_the_middle_of_an_op_that_goes_past_the_session(
-    cluster: Cluster,
-) -> None:
-    cluster.join(1)
-    for step in itertools.count():
-        (peer,) = cluster.join(1)
-        cluster.each(reduce_once)
-        cluster.peers.pop()
-        x = ones()
-
-        def call(peer: Communicator = peer, x: Any = x) -> None:
-            with suppress(PCCLError):  # NOT_INITIALIZED
-                peer.all_reduce(x, op=SUM)
-
-        was_last = Background(partial(at_step, step, call, peer.close)).result()
-        assert np.all(x == 1)
-        peer.close()
-        until(lambda: cluster[0].world_size == 1, "it has left")
-        if was_last:
-            assert step > 20
-            break
 
 
 # Timeouts.
@@ -438,15 +285,3 @@ def test_closing_may_take_no_longer_than_asked(cluster: Cluster) -> None:
     peer.close(timeout=WAIT_S)
     until(lambda: cluster[0].world_size == 1, "it has left all the same")
     assert refusal(peer.update_topology).result is Result.NOT_INITIALIZED
-
-
-def test_times_of_other_calls() -> None:
-    with MasterNode("127.0.0.1:0") as master:
-        start_s = time.monotonic()
-        assert [master.wait(timeout) for timeout in (0, -1, 0.001)] == [False] * 3
-        newcomer = Communicator(master.address)
-        assert refusal(partial(newcomer.connect, timeout=-1)).result is Result.TIMEOUT
-        newcomer.connect(timeout=10**400)
-        newcomer.close()
-        assert time.monotonic() - start_s < WAIT_S
-    assert master.wait(0)

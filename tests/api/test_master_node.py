@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 import threading
-import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,9 @@ import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
 from pccl.protocol.failover.durable_state import RecordedView, RunRecord
-from pccl.protocol.failover.machine import Failover
 from pccl.protocol.stragglers import Change, Stragglers, Suspect
 from pccl.runtime.master import server
 from pccl.runtime.master.durable_state import StateDirectory
-from pccl.runtime.threads import portal
-from pccl.runtime.threads.latch import Latch
 from pccl.status import run_status
 from tests.support.cluster import WAIT_S, Background, Cluster, outcomes, results, until
 
@@ -64,20 +59,6 @@ def test_the_peer_timeout_is_told_to_the_peers(
         session = peer._inner._session
         assert session is not None
         assert session._machine.peer_timeout_s == told
-
-
-def test_it_can_run_again_at_the_same_address() -> None:
-    with MasterNode("127.0.0.1:0") as first:
-        address = first.address
-        with Communicator(address):
-            pass
-    master = MasterNode(address, start="new")
-    for _ in range(2):
-        with master:
-            assert master.address == address
-            cluster = Cluster(address)
-            cluster.join(2)
-            cluster.close_all()
 
 
 def test_a_run_goes_on_under_the_next_master_at_its_address() -> None:
@@ -177,76 +158,6 @@ def test_any_address_can_be_listened_on(host: str) -> None:
     with MasterNode(f"{host}:0") as master:
         assert master.address.startswith(f"{host}:")
         with Communicator(f"localhost:{master.address.rpartition(':')[2]}") as peer:
-            assert peer.world_size == 1
-
-
-def test_before_it_runs_there_is_nothing_to_stop() -> None:
-    master = MasterNode()
-    assert master.address == "0.0.0.0:48148"
-    master.interrupt()
-    assert master.wait(0)
-
-
-def test_a_forgotten_master_goes_on() -> None:
-    master = MasterNode("127.0.0.1:0")
-    master.run()
-    service, address = weakref.ref(master._service), master.address
-    del master
-    gc.collect()
-    try:
-        with Communicator(address) as peer:
-            assert peer.are_peers_pending() is False
-    finally:
-        serving = service()
-        assert serving is not None
-        serving.interrupt()
-        assert serving.stopped.wait(WAIT_S)
-
-
-def test_once_interrupted_its_ports_are_free() -> None:
-    with MasterNode("127.0.0.1:0", http="127.0.0.1:0") as first:
-        address, http = first.address, first.http_address
-    for _ in range(5):
-        master = MasterNode(address, http=http, start="new")
-        master.run()
-        try:
-            peer = Communicator(address)
-            peer.connect()
-        finally:
-            master.interrupt()
-        peer.close()
-        assert master.wait(0)
-
-
-def test_a_master_that_does_not_stop_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl.master_node.STOP_TIMEOUT_S", 0.01)
-    with MasterNode("127.0.0.1:0") as master:
-        held, goes_on = Latch(), Latch()
-
-        def hold() -> None:
-            held.set()
-            goes_on.wait(WAIT_S)
-
-        portal.current().post(hold)
-        assert held.wait(WAIT_S)
-        error = refusal(master.interrupt)
-        goes_on.set()
-        assert error.result is Result.TIMEOUT
-        assert f"the master at {master.address} has not stopped within 0.01 s" in str(error)
-        assert master.wait(WAIT_S)
-
-
-def test_bug_in_the_search_for_stragglers_does_not_end_the_run(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*_: object) -> None:
-        raise KeyError((2, 1))
-
-    monkeypatch.setattr(server, "STRAGGLERS_S", 0.01)
-    monkeypatch.setattr(Failover, "name_stragglers", fail)
-    with MasterNode("127.0.0.1:0") as node:
-        until(lambda: "has ended the search for stragglers; the run goes on" in caplog.text, "it is logged")
-        with Communicator(node.address) as peer:
             assert peer.world_size == 1
 
 

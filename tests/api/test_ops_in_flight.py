@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 from functools import partial
 
 import numpy as np
@@ -45,16 +44,6 @@ def test_tags_launched_in_any_order_from_several_threads(cluster: Cluster) -> No
     until(lambda: cluster[0].stats["ops_open"] == 0, "its engine has let go of all ops")
 
 
-def test_a_tag_is_free_again_when_its_op_has_ended(cluster: Cluster) -> None:
-    cluster.join(2)
-
-    def many(peer: Communicator, _: int) -> None:
-        for _ in range(200):
-            reduce_once(peer)
-
-    cluster.each(many)
-
-
 def test_a_large_op_does_not_hold_up_small_ones(cluster: Cluster) -> None:
     cluster.join(2)
     large = [np.ones(2**20, np.float32) for _ in cluster.peers]
@@ -73,19 +62,6 @@ def test_peers_pending_may_be_asked_while_ops_are_in_flight(cluster: Cluster) ->
     assert not handle.done()
     reduce_once(cluster[1])
     assert handle.wait(WAIT_S)[0]
-
-
-def test_a_handle_can_be_waited_for_again_and_from_other_threads(cluster: Cluster) -> None:
-    cluster.join(2)
-    x = ones()
-    handle = cluster[0].all_reduce_async(x, op=SUM, tag=4)
-    waiting = [Background(handle.wait) for _ in range(3)]
-    assert handle.wait(0.01) == (False, Result.TIMEOUT, None)
-    assert (handle.done(), handle.tag) == (False, 4)
-    cluster[1].all_reduce(ones(), op=SUM, tag=4)
-    found = [thread.result() for thread in waiting]
-    assert found == [handle.wait()] * 3 == [(True, Result.SUCCESS, handle.result())] * 3
-    assert np.all(x == 2)
 
 
 def test_a_failed_handle_says_why_as_often_as_it_is_asked(cluster: Cluster) -> None:
@@ -149,17 +125,6 @@ def test_many_ops_do_not_wait_for_what_others_never_launch(cluster: Cluster) -> 
     assert [x[0] for x in arrays] == [0, 1, 2]
     late = refusal(partial(cluster[1].all_reduce, np.zeros(50), op=SUM, tag=1))
     assert (late.result, late.message) == (Result.INVALID_ARGUMENT, differing.message)
-
-
-def test_many_ops_notice_that_one_is_given_up_although_an_older_one_was_never_launched(cluster: Cluster) -> None:
-    cluster.join(3)
-    arrays, ops = descriptors(50, [0, 1, 2])
-    call = Background(partial(cluster[0].all_reduce_multiple_with_retry, ops))
-    until(lambda: cluster[0].stats["ops_open"] == 3, "they are in flight")
-    given_up = refusal(partial(cluster[1].all_reduce, np.zeros(50), op=SUM, tag=2, timeout=0.05))
-    assert call.outcome().result is given_up.result is Result.TIMEOUT
-    assert re.search(r"peer 2 \(.*\) gave up the op with tag|peer 2 \(.*\) gave up after", str(call.outcome()))
-    assert [x[0] for x in arrays] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(("tags", "max_in_flight"), [([], 4), ([1, 2, 1], 4), ([1, 2], 0)])
