@@ -10,6 +10,9 @@ import itertools
 import pickle
 import re
 import socket
+import subprocess
+import sys
+import textwrap
 import weakref
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +33,7 @@ from pccl import (
     ReduceDescriptor,
     ReduceOp,
     ReduceOpDescriptor,
+    ReduceOperandDescriptor,
     Result,
     SharedState,
 )
@@ -37,6 +41,7 @@ from pccl.status import run_status
 from tests.api.descriptors import descriptors
 from tests.support.cluster import (
     SUM,
+    WAIT_S,
     Background,
     Cluster,
     ones,
@@ -44,6 +49,7 @@ from tests.support.cluster import (
     reduce_once,
     refusal,
     results,
+    run_of,
     together,
     until,
     waits_at_master,
@@ -407,3 +413,162 @@ def test_an_error_survives_pickling() -> None:
         "too late",
         "all_reduce: TIMEOUT: too late",
     )
+
+
+def _losses(peer: Communicator) -> dict[int, str]:
+    return peer.losses
+
+
+def test_who_leaves_says_why() -> None:
+    with run_of(3) as cluster:
+        going = cluster.peers.pop()
+        number = going.membership.peers[going.membership.rank]
+        ops = [Background(partial(peer.all_reduce, ones(), op=SUM)) for peer in cluster.peers]
+        until(lambda: all(peer.stats["ops_open"] for peer in cluster.peers), "both are in the op")
+        going.close(reason="its disk is full")
+        for op, peer in zip(ops, cluster.peers, strict=True):
+            error = op.outcome()
+            assert isinstance(error, PCCLError)
+            assert error.result is Result.RANK_CONNECTION_LOST
+            assert "its disk is full" in str(error)
+            assert until(partial(_losses, peer), "the loss is known") == {number: "left: its disk is full"}
+
+
+def test_founders_begin_in_one_view() -> None:
+    with MasterNode("127.0.0.1:0", founders=3) as master:
+        peers = [Communicator(master.address) for _ in range(3)]
+        connecting = [Background(peer.connect) for peer in peers[:2]]
+        for peer in peers[:2]:
+            until(partial(waits_at_master, peer), "it waits")
+        assert not any(each.is_over for each in connecting)
+        peers[2].connect()
+        for each in connecting:
+            each.result()
+        assert [peer.world_size for peer in peers] == [3, 3, 3]
+        for peer in peers:
+            peer.close()
+
+
+@pytest.mark.parametrize("founders", [0, -1, 10**6, 1.5])
+def test_founders_are_a_number(founders: int) -> None:
+    error = refusal(lambda: MasterNode("127.0.0.1:0", founders=founders))
+    assert error.result is Result.INVALID_ARGUMENT
+    assert "founders" in str(error)
+
+
+def test_the_end_of_a_program_does_not_wait_for_a_daemon() -> None:
+    program = """
+        from pccl import Communicator, MasterNode
+        master = MasterNode("127.0.0.1:0", daemon=True)
+        master.run()
+        Communicator(master.address).connect()
+        print("ended")
+    """
+    command = [sys.executable, "-c", textwrap.dedent(program)]
+    ended = subprocess.run(command, timeout=WAIT_S, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "ended\n", "")
+
+
+READ_ONLY = np.zeros(8, np.float32)
+READ_ONLY.flags.writeable = False
+LONG = np.zeros(16, np.float32)
+
+
+WRONG: list[tuple[Any, Any, dict[str, Any], str]] = [
+    (np.zeros(8, complex), None, {}, "complex128"),
+    (np.zeros(8, bool), None, {}, "bool"),
+    (np.zeros(8, object), None, {}, "object"),
+    (np.array(["a"]), None, {}, "cannot be reduced"),
+    (np.zeros(8, ">f4"), None, {}, "byte-swapped"),
+    ([1.0, 2.0], None, {}, "not list"),
+    (None, None, {}, "not NoneType"),
+    (np.zeros((4, 4), np.float32)[:, ::2], None, {}, "numpy.ascontiguousarray(send)"),
+    (np.zeros((4, 6), np.float32).T, None, {}, "not contiguous"),
+    (ones(), np.zeros((4, 4), np.float32)[:, ::2], {}, "numpy.ascontiguousarray(recv)"),
+    (ones(8), ones(9), {}, "send has 8 elements but recv has 9"),
+    (ones(), np.zeros(8, np.float64), {}, "send is FLOAT but recv is DOUBLE"),
+    (READ_ONLY, None, {}, "send is read-only"),
+    (ones(), READ_ONLY, {}, "recv is read-only"),
+    (LONG[:8], LONG[4:12], {}, "overlap"),
+    (ones(), None, {"op": "SUM"}, "ReduceOp"),
+    (ones(), None, {"op": 0}, "ReduceOp"),
+    (ones(), None, {"tag": -1}, "tag -1"),
+    (ones(), None, {"tag": 2**63}, "tag"),
+    (ones(), None, {"tag": 1.5}, "tag 1.5"),
+    (ones(), None, {"tag": True}, "tag True"),
+    (
+        ones(),
+        None,
+        {"operand_descriptor": ReduceOperandDescriptor(DataType.DOUBLE)},
+        "operand_descriptor says DOUBLE but the arrays are FLOAT",
+    ),
+    (np.zeros(8, np.int32), None, {"quantization_options": QuantizationOptions()}, "only float tensors"),
+]
+
+
+def test_wrong_arrays_of_a_reduce_are_refused(cluster: Cluster) -> None:
+    (peer,) = cluster.join()
+    for method in ("all_reduce", "all_reduce_async"):
+        for send, recv, arguments, words in WRONG:
+            with pytest.raises(PCCLError) as caught:
+                getattr(peer, method)(send, recv, **{"op": SUM, **arguments})
+            assert (caught.value.result, caught.value.func_name) == (Result.INVALID_ARGUMENT, method)
+            assert words in str(caught.value)
+
+
+def test_a_count_below_the_size_leaves_the_rest_alone(cluster: Cluster) -> None:
+    cluster.join(2)
+    arrays = [ones(8) for _ in cluster.peers]
+    cluster.each(
+        lambda peer, i: peer.all_reduce_multiple_with_retry(
+            [ReduceOpDescriptor.from_numpy(arrays[i], arrays[i], ReduceDescriptor(5, SUM))]
+        )
+    )
+    assert [x.tolist() for x in arrays] == [[2.0] * 5 + [1.0] * 3] * 2
+
+
+CALLS: dict[str, Callable[[Communicator], Any]] = {
+    "get_attribute": lambda peer: peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE),
+    "are_peers_pending": lambda peer: peer.are_peers_pending(),
+    "update_topology": lambda peer: peer.update_topology(),
+    "optimize_topology": lambda peer: peer.optimize_topology(),
+    "sync_shared_state": lambda peer: peer.sync_shared_state(SharedState.from_numpy({"x": ones()})),
+    "all_reduce": lambda peer: peer.all_reduce(ones(), op=SUM),
+    "all_reduce_async": lambda peer: peer.all_reduce_async(ones(), op=SUM),
+    "all_reduce_multiple_with_retry": lambda peer: peer.all_reduce_multiple_with_retry(descriptors(3, [0])[1]),
+    "stats": lambda peer: peer.stats,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_before_connect_and_after_close(master: MasterNode, name: str) -> None:
+    peer = Communicator(master.address)
+    error = refusal(partial(CALLS[name], peer))
+    assert (error.result, error.func_name, error.message) == (Result.NOT_INITIALIZED, name, "call connect() first")
+    peer.connect()
+    peer.close()
+    error = refusal(partial(CALLS[name], peer))
+    assert (error.result, error.func_name, "closed" in error.message) == (Result.NOT_INITIALIZED, name, True)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_calls_after_the_master_is_lost(name: str) -> None:
+    with MasterNode("127.0.0.1:0") as master:
+        peer = Communicator(master.address)
+        peer.connect()
+    until(lambda: results(outcomes([partial(CALLS["get_attribute"], peer)])) != [Result.SUCCESS], "it is noticed")
+    error = refusal(partial(CALLS[name], peer))
+    assert (error.result, error.func_name) == (Result.MASTER_CONNECTION_FAILED, name)
+    peer.close()
+
+
+def test_connecting_twice_and_closing_twice(master: MasterNode) -> None:
+    peer = Communicator(master.address)
+    peer.connect()
+    assert refusal(peer.connect).result is Result.INVALID_USAGE
+    peer.close()
+    peer.close()
+    assert refusal(peer.connect).result is Result.NOT_INITIALIZED
+    never = Communicator(master.address)
+    never.close()
+    assert refusal(never.connect).result is Result.NOT_INITIALIZED

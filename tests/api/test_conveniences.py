@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import pydoc
 import typing
 from collections.abc import Callable
 from dataclasses import replace
@@ -93,14 +92,6 @@ def test_a_timeout_may_be_read_and_set() -> None:
 
 
 # Signatures and wrong calls.
-
-
-def test_help_is_readable() -> None:
-    text = pydoc.plain(pydoc.render_doc(Communicator.all_reduce))
-    head, signature = text.splitlines()[0], text.splitlines()[2]
-    assert head == "Python Library Documentation: function all_reduce in module pccl.communicator"
-    assert signature.startswith("all_reduce(self, send")
-    assert "async all_reduce(self" in pydoc.plain(pydoc.render_doc(AsyncCommunicator.all_reduce))
 
 
 @pytest.mark.parametrize(

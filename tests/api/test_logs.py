@@ -14,8 +14,7 @@ import pytest
 
 from pccl import MasterNode, PCCLError, ReduceOp
 from pccl.logs import FIELDS, AboutLogger, JsonFormatter, TextFormatter
-from pccl.runtime.session import outbound
-from tests.support.cluster import WAIT_S, Cluster, until
+from tests.support.cluster import Cluster, until
 
 RUN = """
 import numpy as np, pccl
@@ -75,22 +74,6 @@ def test_an_aborted_op_and_a_loss_are_found_by_their_fields(caplog: pytest.LogCa
     assert vars(left).items() >= {"group": 0, "peer": 2}.items()
 
 
-def test_an_orderly_leave_is_no_warning(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbound, "STANDS_S", 1000.0)
-    with MasterNode("127.0.0.1:0") as node, caplog.at_level(logging.WARNING, "pccl"):
-        cluster = Cluster(node.address, p2p_connection_pool_size=8)
-        cluster.join(3)
-        cluster.close(cluster[1])
-        sessions = [peer._inner._session for peer in cluster.peers]
-        assert [session._outbound.links_made for session in sessions if session] == [1, 1], (
-            "nobody will say anything of it"
-        )
-        # One by one: of two that leave at once, one may miss the other before the master has heard of either.
-        while cluster.peers:
-            cluster.close(cluster[-1])
-    assert caplog.messages == []
-
-
 def test_text_and_objects_of_one_record() -> None:
     lines: list[logging.LogRecord] = []
     logger = logging.Logger("pccl.test")
@@ -117,29 +100,3 @@ def test_warnings_are_seen_without_any_configuration() -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, env=clean)
     assert done.stderr == "seen\n"
-
-
-def test_no_call_waits_for_a_stderr_that_is_not_read_in_the_background(full_pipe: tuple[int, int]) -> None:
-    """As of `pccl master`."""
-    code = """
-import logging
-from pccl.logs import configure
-configure("WARN", in_background=True)
-for number in range(20_000):
-    logging.getLogger("pccl").warning("%s", f"record {number}")
-"""
-    done = subprocess.run([sys.executable, "-P", "-c", code], stderr=full_pipe[1], timeout=WAIT_S, check=False)
-    assert done.returncode == 0
-
-
-def test_what_was_logged_last_is_written_at_the_end() -> None:
-    code = "import logging, pccl\nfor i in range(3000): logging.getLogger('pccl').info('line %d', i)"
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        env={**os.environ, "PCCL_LOG_LEVEL": "INFO"},
-    )
-    assert len(done.stderr.splitlines()) == 3000
-    assert done.stderr.endswith(": line 2999\n")

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pytest
 
-from pccl import Communicator, MasterNode, Result
+from pccl import Communicator, MasterNode
 from pccl.runtime.threads import portal
-from tests.support.cluster import SUM, WAIT_S, Background, Cluster, ones, outcomes, reduce_once, results, until
+from tests.support.cluster import SUM, WAIT_S, Background, Cluster, ones, reduce_once
 
 ROUNDS = 1500
 """The rounds of the hammer; a use that is counted in the wrong order is met within some hundred."""
@@ -119,39 +117,3 @@ def test_turns_of_threads_that_wait_and_threads_that_do_not(cluster: Cluster) ->
     for player in players:
         player.result(10 * WAIT_S)
     assert cluster.each(reduce_once) == [2, 2]
-
-
-class WatchedQueue(deque[Any]):
-    """Whoever looks whether there is anything in it waits for `pause` first."""
-
-    pause: Pause | None = None
-
-    def __len__(self) -> int:
-        if self.pause is not None:
-            self.pause()
-        return super().__len__()
-
-
-def test_a_cancel_is_not_taken_before_the_launch_that_it_follows(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A call gives up as soon as it has launched, while the session is about to look for cancels: its tag stays taken
-    until the op is over, on all peers."""
-    cluster.join(2)
-    cluster.each(reduce_once)
-    session = cluster[0]._inner.session("")
-    cancels = WatchedQueue()
-    pause = cancels.pause = Pause(lambda: None)
-    monkeypatch.setattr(session.ops, "_cancelled", cancels)
-    pause.arm()
-    portal.current().post(session.ops._take)
-    assert pause.is_there.wait(WAIT_S)
-    x = ones()
-    call = Background(partial(cluster[0].all_reduce, x, op=SUM, tag=6, timeout=0.05))
-    until(lambda: deque.__len__(cancels), "it has given up")
-    pause.go_on.set()
-    assert results([call.outcome()]) == [Result.TIMEOUT]
-    found = outcomes([partial(cluster[1].all_reduce, ones(), op=SUM, tag=6)])
-    assert results(found) == [Result.TIMEOUT]
-    assert np.all(x == 1)
-    assert cluster.each(lambda peer, _: peer.all_reduce(ones(), op=SUM, tag=6).world_size) == [2, 2]

@@ -69,36 +69,6 @@ def test_a_site_is_lost_as_a_whole_in_one_view() -> None:
     assert rig.master.state.view == view + 1
 
 
-def test_a_site_that_is_not_admitted_yet_is_lost_as_a_whole_too() -> None:
-    rig = SiteRig(0)
-    rig.rank("a", 0, 3)
-    rig.rank("a", 1, 3)
-    rig.lose(2)
-    assert rig.master.pending == []
-
-
-def test_who_leaves_on_purpose_leaves_alone() -> None:
-    rig = SiteRig()
-    rig.rank("a", 0)
-    rig.rank("a", 1)
-    rig.hear(1, m.Leave("done"))
-    rig.answer()
-    assert rig.rings == {1: [2]}
-
-
-def test_silence_of_several_sites_at_once_deposes_the_master() -> None:
-    rig = SiteRig()
-    for site in ("a", "b"):
-        for group in (0, 1):
-            rig.rank(site, group)
-        rig.update()
-    rig.lose(1 + 1_000_000)
-    rig.lose(2 + 1_000_000)
-    rig.lose(3 + 1_000_000)
-    rig.tick(1000.0)
-    assert "own network" in rig.master.deposed, "most of all at once: it is the master that is out of sight"
-
-
 @pytest.mark.parametrize(
     ("site", "size", "says"),
     [

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from pccl import AsyncCommunicator, Communicator, MasterNode, PCCLError, Result, SharedState
+from pccl import AsyncCommunicator, Communicator, MasterNode, PCCLError, Result
 from tests.support.cluster import (
     SUM,
     WAIT_S,
@@ -51,20 +51,6 @@ def test_peers_that_come_one_after_the_other_begin_together(cluster: Cluster) ->
     together([peer.close for peer in peers])
 
 
-def test_a_peer_may_call_it_long_after_it_was_let_in(cluster: Cluster) -> None:
-    first, second, third = (cluster.new() for _ in range(3))
-    waiting = Background(partial(join_and_wait, first, 3))
-    until(lambda: first.is_connected, "the first has founded the run")
-    second.connect()  # the first lets it in, and asks whether there are more
-    newcomer = Background(partial(join_and_wait, third, 3))
-    until(partial(waits_at_master, third), "the third has come")
-    until(partial(is_calling, first), "the first asks")
-    assert not waiting.is_over
-    assert second.wait_for_peers(3, timeout=WAIT_S) == 3
-    assert (waiting.result(), newcomer.result()) == (3, 3)
-    together([peer.close for peer in (first, second, third)])
-
-
 def test_a_newcomer_does_not_hold_up_a_run_that_has_begun(cluster: Cluster) -> None:
     """Two of the four that began are left: who takes a lost one's place finds three, and the others in their steps."""
     cluster.join(2)
@@ -85,51 +71,6 @@ def test_a_newcomer_does_not_hold_up_a_run_that_has_begun(cluster: Cluster) -> N
     cluster.peers.append(newcomer)
 
 
-def test_a_newcomer_finds_the_others_in_their_sync(cluster: Cluster) -> None:
-    cluster.join(2)
-    states = [SharedState.from_numpy({"x": ones()}) for _ in range(3)]
-    newcomer = cluster.new()
-
-    def admit_and_sync(peer: Communicator, state: SharedState) -> None:
-        while peer.world_size < 3:
-            peer.update_topology()
-        peer.sync_shared_state(state)
-
-    others = [Background(partial(admit_and_sync, *each)) for each in zip(cluster.peers, states, strict=False)]
-    assert join_and_wait(newcomer, 4) == 3
-    newcomer.sync_shared_state(states[2])
-    for call in others:
-        call.result()
-    cluster.peers.append(newcomer)
-
-
-def test_who_has_missed_the_moment_in_which_there_were_enough_goes_on(cluster: Cluster) -> None:
-    """One has seen three peers and reduces; for the other there are two since the third was lost."""
-    cluster.join(3)
-    assert cluster[0].wait_for_peers(3) == 3
-    gone = cluster.peers.pop()
-    gone.close()
-    until(lambda: [peer.world_size for peer in cluster.peers] == [2, 2], "it has left")
-    reducing = Background(partial(reduce_once, cluster[0]))
-    assert cluster[1].wait_for_peers(3, timeout=WAIT_S) == 2
-    assert reduce_once(cluster[1]) == 2
-    assert reducing.result() == 2
-
-
-def test_who_comes_while_the_others_admit_joins_them(cluster: Cluster) -> None:
-    """As after a call that was interrupted when all knew that somebody waits."""
-    cluster.join(2)
-    newcomer = cluster.new()
-    connecting = Background(newcomer.connect)
-    until(partial(waits_at_master, newcomer), "the newcomer has come")
-    admitting = Background(cluster[0].update_topology)
-    until(partial(is_calling, cluster[0]), "the first admits")
-    assert cluster[1].wait_for_peers(3, timeout=WAIT_S) == 3
-    connecting.result()
-    assert admitting.result() is None
-    cluster.peers.append(newcomer)
-
-
 def test_a_timeout_says_how_many_are_there_and_the_call_can_be_made_again(cluster: Cluster) -> None:
     cluster.join(1)
     error = refusal(partial(cluster[0].wait_for_peers, 2, timeout=0.05))
@@ -142,12 +83,6 @@ def test_a_timeout_says_how_many_are_there_and_the_call_can_be_made_again(cluste
     assert cluster[0].wait_for_peers(2, timeout=WAIT_S) == 2
     assert joining.result() == 2
     cluster.peers.append(newcomer)
-
-
-def test_the_timeout_of_the_communicator_counts(cluster: Cluster) -> None:
-    (peer,) = cluster.join(1)
-    peer.timeout = 0.05
-    assert refusal(partial(cluster[0].wait_for_peers, 2)).result is Result.TIMEOUT
 
 
 def test_peers_of_the_own_group_are_counted(cluster: Cluster) -> None:
