@@ -37,7 +37,7 @@ def test_silent_unless_asked() -> None:
     assert run_with() == []
 
 
-def test_for_machines_each_line_is_an_object() -> None:
+def test_json_format() -> None:
     lines = [json.loads(line) for line in run_with(PCCL_LOG_LEVEL="INFO", PCCL_LOG_FORMAT="json")]
     assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
     (installed,) = (line for line in lines if line["message"].startswith("view 1: peer 1"))
@@ -48,18 +48,18 @@ def test_for_machines_each_line_is_an_object() -> None:
     assert wants["run"] == installed["run"]
 
 
-def test_for_people_it_stands_before_the_words() -> None:
+def test_text_format() -> None:
     lines = run_with(PCCL_LOG_LEVEL="INFO")
     assert any(" INFO pccl.peer [view 1, group 0, peer 1]: view 1: peer 1 of group 0" in line for line in lines)
 
 
-def test_an_unknown_format_or_level_is_named() -> None:
+def test_unknown_format_or_level() -> None:
     lines = run_with(PCCL_LOG_LEVEL="LOUD", PCCL_LOG_FORMAT="xml")
     assert any("PCCL_LOG_LEVEL='LOUD' is not one of" in line for line in lines)
     assert any("PCCL_LOG_FORMAT='xml' is not one of" in line for line in lines)
 
 
-def test_an_aborted_op_and_a_loss_are_found_by_their_fields(caplog: pytest.LogCaptureFixture) -> None:
+def test_fields_of_an_aborted_op_and_a_loss(caplog: pytest.LogCaptureFixture) -> None:
     with MasterNode("127.0.0.1:0") as node, caplog.at_level(logging.INFO, "pccl"):
         cluster = Cluster(node.address)
         cluster.join(2)
@@ -95,7 +95,7 @@ def test_text_and_objects_of_one_record() -> None:
     assert " ERROR pccl.test: broken" in TextFormatter().format(lines[1])
 
 
-def test_warnings_are_seen_without_any_configuration() -> None:
+def test_warnings_are_shown_by_default() -> None:
     code = "import logging, pccl; log = logging.getLogger('pccl.x'); log.warning('seen'); log.info('not seen')"
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=60, env=clean)

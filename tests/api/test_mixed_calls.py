@@ -13,7 +13,7 @@ from pccl import Communicator, MasterNode
 from pccl.runtime.threads import portal
 from tests.support.cluster import SUM, WAIT_S, Background, Cluster, ones, reduce_once
 
-ROUNDS = 1500
+ROUNDS = 600
 """The rounds of the hammer; a use that is counted in the wrong order is met within some hundred."""
 TAGS = 3
 
@@ -46,9 +46,7 @@ class Pause:
             self.go_on.wait(WAIT_S)
 
 
-def test_what_comes_between_hearing_and_taking_is_not_taken_yet(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fast_path_before_a_launch_of_the_same_tag(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """An op takes the fast path after the session has heard the engine, and the next of its tag is launched before
     the session looks at the queue: it has to hear again first."""
     monkeypatch.setattr("pccl.runtime.data_plane.fast_path.WAIT_MS", round(WAIT_S * 1000))
@@ -81,7 +79,7 @@ def test_what_comes_between_hearing_and_taking_is_not_taken_yet(
     cluster.each(reduce_once)
 
 
-def test_turns_of_threads_that_wait_and_threads_that_do_not(cluster: Cluster) -> None:
+def test_blocking_and_launched_ops_alternate(cluster: Cluster) -> None:
     """Two threads of each peer take turns on each tag, and others are busy with other tags meanwhile."""
     cluster.join(2)
 

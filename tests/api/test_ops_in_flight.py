@@ -44,7 +44,7 @@ def test_tags_launched_in_any_order_from_several_threads(cluster: Cluster) -> No
     until(lambda: cluster[0].stats["ops_open"] == 0, "its engine has let go of all ops")
 
 
-def test_a_large_op_does_not_hold_up_small_ones(cluster: Cluster) -> None:
+def test_large_op_does_not_delay_small_ones(cluster: Cluster) -> None:
     cluster.join(2)
     large = [np.ones(2**20, np.float32) for _ in cluster.peers]
     first = cluster[0].all_reduce_async(large[0], op=SUM, tag=1)  # its partner does not come for long
@@ -55,7 +55,7 @@ def test_a_large_op_does_not_hold_up_small_ones(cluster: Cluster) -> None:
     assert first.result(WAIT_S) == second.result(WAIT_S)
 
 
-def test_peers_pending_may_be_asked_while_ops_are_in_flight(cluster: Cluster) -> None:
+def test_are_peers_pending_with_ops_in_flight(cluster: Cluster) -> None:
     cluster.join(2)
     handle = cluster[0].all_reduce_async(ones(), op=SUM)
     assert cluster.each(lambda peer, _: peer.are_peers_pending()) == [False, False]
@@ -64,7 +64,7 @@ def test_peers_pending_may_be_asked_while_ops_are_in_flight(cluster: Cluster) ->
     assert handle.wait(WAIT_S)[0]
 
 
-def test_a_failed_handle_says_why_as_often_as_it_is_asked(cluster: Cluster) -> None:
+def test_failed_handle_raises_each_time(cluster: Cluster) -> None:
     cluster.join(2)
     handle = cluster[0].all_reduce_async(ones(), op=SUM)
     cluster.close(cluster[1])
@@ -74,7 +74,7 @@ def test_a_failed_handle_says_why_as_often_as_it_is_asked(cluster: Cluster) -> N
 
 
 @pytest.mark.parametrize("max_in_flight", [1, 4, 100])
-def test_many_ops_at_once_listed_in_different_orders(cluster: Cluster, max_in_flight: int) -> None:
+def test_many_ops_in_different_orders(cluster: Cluster, max_in_flight: int) -> None:
     cluster.join(3)
 
     def work(peer: Communicator, index: int) -> None:
@@ -89,7 +89,7 @@ def test_many_ops_at_once_listed_in_different_orders(cluster: Cluster, max_in_fl
     cluster.each(work)
 
 
-def test_ops_that_a_loss_aborts_are_tried_again(cluster: Cluster) -> None:
+def test_many_ops_retry_after_a_loss(cluster: Cluster) -> None:
     cluster.join(3)
     arrays = [descriptors(50, list(range(6))) for _ in range(2)]
     calls = [
@@ -114,7 +114,7 @@ def test_many_ops_end_with_too_few_peers(cluster: Cluster) -> None:
     assert [x[0] for x in arrays] == [0, 1]
 
 
-def test_many_ops_do_not_wait_for_what_others_never_launch(cluster: Cluster) -> None:
+def test_many_ops_fail_together(cluster: Cluster) -> None:
     """One of them fails for good: the others are given up, with the same reason for everybody."""
     cluster.join(2)
     arrays, ops = descriptors(50, [0, 1, 2])
@@ -134,7 +134,7 @@ def test_many_ops_with_wrong_arguments(cluster: Cluster, tags: list[int], max_in
     assert refusal(call).result is Result.INVALID_ARGUMENT
 
 
-def test_a_tag_in_flight_is_refused_at_once(cluster: Cluster) -> None:
+def test_tag_in_flight_is_refused(cluster: Cluster) -> None:
     cluster.join(2)
     handle = cluster[0].all_reduce_async(ones(), op=SUM, tag=3)
     for call in (cluster[0].all_reduce, cluster[0].all_reduce_async):
@@ -145,7 +145,7 @@ def test_a_tag_in_flight_is_refused_at_once(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("kind", ["update_topology", "optimize_topology", "sync_shared_state"])
-def test_own_ops_in_flight_exclude_some_joint_calls(cluster: Cluster, kind: str) -> None:
+def test_ops_in_flight_exclude_some_group_calls(cluster: Cluster, kind: str) -> None:
     cluster.join(2)
     handle = cluster[0].all_reduce_async(ones(), op=SUM, tag=9)
     arguments = [SharedState.from_numpy({"x": ones()})] if kind == "sync_shared_state" else []

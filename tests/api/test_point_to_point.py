@@ -4,66 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pccl import Result
-from pccl._collectives import TAG_MAX
-from pccl.protocol.master.ledger import Ledger
-from pccl.protocol.messages import OpRef
-from pccl.protocol.point_to_point import PAIR_TAG_MAX, RANK_BITS, callers_tag, pair_tag, participants, ranks_of
 from tests.support.cluster import Background, outcomes, refusal, results, run_of, until
-
-ranks = st.integers(0, 2**RANK_BITS - 1)
-
-
-@given(ranks, ranks, st.integers(0, PAIR_TAG_MAX))
-def test_names_tell_who_and_which_way(sender: int, receiver: int, tag: int) -> None:
-    if sender == receiver:
-        return
-    name = pair_tag(sender, receiver, tag)
-    assert TAG_MAX < name < 2**64
-    assert ranks_of(name) == (sender, receiver)
-    assert callers_tag(name) == tag
-
-
-@given(st.integers(0, TAG_MAX))
-def test_other_tags_are_everybodys(tag: int) -> None:
-    assert ranks_of(tag) is None
-    assert callers_tag(tag) == tag
-    assert participants(tag, [4, 2, 9]) == {2, 4, 9}
-
-
-def test_parties_are_peers_of_the_ring() -> None:
-    assert participants(pair_tag(0, 2, 7), [4, 2, 9]) == {4, 9}
-    assert participants(pair_tag(0, 3, 7), [4, 2, 9]) == frozenset()
-    assert participants((1 << 63) | 5, [4, 2, 9]) == frozenset()  # with itself
-
-
-def test_two_commit_what_is_theirs() -> None:
-    book = Ledger([4, 2, 9])
-    op = OpRef(pair_tag(0, 2, 7), 0)
-    assert book.done(2, [op]) == []
-    assert book.done(4, [op]) == []
-    assert book.done(9, [op]) == [op]
-    nobodys = OpRef(pair_tag(0, 3, 7), 0)
-    assert [book.done(peer, [nobodys]) for peer in (4, 2, 9)] == [[], [], []]
-    assert book.entries == 0
-
-
-@pytest.mark.parametrize(("survivors", "is_committed"), [([4, 9], False), ([2, 4], True), ([2, 9], False), ([2], True)])
-def test_of_two_who_live_must_be_done(survivors: list[int], is_committed: bool) -> None:
-    """Peer 4 has sent and is done, peer 9 was to receive and is not; peer 2 has nothing to do with it."""
-    book = Ledger([4, 2, 9])
-    op = OpRef(pair_tag(0, 2, 7), 0)
-    book.done(4, [op])
-    assert book.settle(survivors) == ([op] if is_committed else [])
-
 
 # Real peers.
 
 
-def test_what_is_sent_is_received() -> None:
+def test_send_and_recv() -> None:
     with run_of(3) as cluster:
         for count in (0, 1, 1000, 700_000):
             x = np.arange(count) * 3
@@ -79,7 +27,7 @@ def test_what_is_sent_is_received() -> None:
         until(lambda: not any(peer.stats["ops_open"] for peer in cluster.peers), "nothing is open")
 
 
-def test_what_differs_fails_both_and_nobody_else() -> None:
+def test_mismatch_fails_both_ends() -> None:
     with run_of(3) as cluster:
         found = outcomes(
             [lambda: cluster[0].send(np.arange(3), dst=1), lambda: cluster[1].recv(np.zeros(4, int), src=0)]
@@ -89,7 +37,7 @@ def test_what_differs_fails_both_and_nobody_else() -> None:
         assert cluster.each(lambda peer, _: peer.barrier().world_size) == [3] * 3
 
 
-def test_a_timeout_ends_both() -> None:
+def test_timeout_fails_both_ends() -> None:
     with run_of(3) as cluster:
         x = np.arange(100_000)
         error = refusal(lambda: cluster[0].send(x, dst=1, timeout=0.2))
@@ -105,7 +53,7 @@ def test_a_timeout_ends_both() -> None:
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_loss_ends_what_waits(lost: int) -> None:
+def test_loss_aborts_recv(lost: int) -> None:
     """Whoever is lost: the other, the peer waited for, or a third one."""
     with run_of(4) as cluster:
         x = np.arange(10)

@@ -4,7 +4,6 @@ are those of the engine; the sums over peers are simulated with them."""
 from __future__ import annotations
 
 import itertools
-import struct
 from collections.abc import Iterator
 
 import numpy as np
@@ -201,66 +200,6 @@ def test_golden_bytes() -> None:
     assert encode(half, values).tobytes().hex(" ") == "80 3f 00 c0 c0 7f 80 7f 80 7f 80 3f"
 
 
-def bfloat16_up(value: float) -> float:
-    """The least bfloat16 that is not below."""
-    bits = int(np.float32(value).view(np.uint32))
-    if value > 0:
-        bits += 0xFFFF
-    return float(np.uint32(bits & 0xFFFF0000).view(np.float32))
-
-
-def four_bit_block(options: QuantizationOptions, values: np.ndarray) -> bytes:
-    """One block of moderate values by the formulas of quant_format.h."""
-    low, high, base, zero = float(values.min()), float(values.max()), np.float32(0), 0
-    if options.algorithm is MIN_MAX:
-        base = np.float32(-bfloat16_up(-low))
-        low = float(base)
-    else:
-        low, high = min(low, 0.0), max(high, 0.0)
-    exact = (high - low) / 15
-    scale = np.float32(exact)
-    if float(scale) < exact:
-        scale = np.nextafter(scale, np.float32(np.inf))
-    scale = np.float32(bfloat16_up(float(scale)))
-    inverse = np.float32(1 / float(scale))
-    if options.algorithm is ZERO_POINT_SCALE:
-        zero = int(np.rint(np.float32(-low) * inverse))
-    steps = np.rint(np.minimum((values - base) * inverse, np.float32(15 - zero))).astype(int) + zero
-    first = -8 if options.quantized_datatype is DataType.INT8 else 0
-    codes = np.pad((steps + first) & 15, (0, len(steps) % 2))
-    second = base.tobytes()[2:] if options.algorithm is MIN_MAX else struct.pack("<h", zero + first)
-    return scale.tobytes()[2:] + second + (codes[::2] | codes[1::2] << 4).astype(np.uint8).tobytes()
-
-
-@pytest.mark.parametrize("options", [o for o in CODES if o.bits == 4], ids=name_of)
-@pytest.mark.parametrize("offset", [-3.0, 0.0, 0.1, 50.0])
-def test_four_bits_follow_the_documented_formulas(options: QuantizationOptions, offset: float) -> None:
-    values = np.random.default_rng(1).normal(offset, size=64 * 9 + 7).astype(np.float32)
-    blocks = [four_bit_block(options, values[at : at + 64]) for at in range(0, values.size, 64)]
-    assert encode(options, values).tobytes() == b"".join(blocks)
-
-
-def dither_unit(stream: int, indices: np.ndarray) -> np.ndarray:
-    """dither.h, in NumPy."""
-    x = (indices + (stream & 0xFFFFFFFF)).astype(np.uint64) & np.uint64(0xFFFFFFFF)
-    x = (x ^ x >> np.uint64(16)) * np.uint64(0x7FEB352D) & np.uint64(0xFFFFFFFF)
-    x ^= np.uint64(stream >> 32)
-    x = (x ^ x >> np.uint64(15)) * np.uint64(0x846CA68B) & np.uint64(0xFFFFFFFF)
-    x ^= x >> np.uint64(16)
-    return (x >> np.uint64(8)).astype(np.float32) * np.float32(2**-24) - np.float32(0.5)
-
-
-def test_stochastic_codes_follow_the_documented_formulas() -> None:
-    values = np.random.default_rng(2).normal(size=256).astype(np.float32)
-    stream, first = 0xFEDCBA9876543210, 2**32 - 100
-    options = QuantizationOptions(stochastic=True)
-    wire = encode(options, values, stream, first).tobytes()
-    scale, base = (np.float32(x) for x in struct.unpack("<ff", wire[:8]))
-    steps = (values - base) * np.float32(1 / float(scale))
-    steps += dither_unit(stream, np.arange(first, first + 256, dtype=np.uint64))
-    assert wire[8:] == np.rint(np.clip(steps, np.float32(0), np.float32(255))).astype(np.uint8).tobytes()
-
-
 # Error of one quantization
 
 
@@ -306,7 +245,7 @@ def test_error_of_any_finite_values(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("options", CODES, ids=name_of)
-def test_nan_and_infinity_stay_in_their_block_and_are_seen(options: QuantizationOptions) -> None:
+def test_nan_and_infinity_stay_in_their_block(options: QuantizationOptions) -> None:
     for poison in (np.nan, np.inf, -np.inf):
         values = np.ones(options.block_size * 3, np.float32)
         values[options.block_size + 5] = poison
@@ -353,7 +292,7 @@ def test_direct_sum_of_normal_values(algorithm: QuantizationAlgorithm, peers: in
 
 
 @pytest.mark.parametrize("options", [*CODES, *CASTS], ids=name_of)
-def test_direct_sum_does_not_grow_with_the_world(options: QuantizationOptions) -> None:
+def test_direct_sum_error_is_independent_of_world(options: QuantizationOptions) -> None:
     once = relative_error(there_and_back(options, normal_parts(1)[0]), normal_parts(1))
     for peers in (2, 8, 32):
         parts = normal_parts(peers, 1 << 14)
@@ -362,22 +301,10 @@ def test_direct_sum_does_not_grow_with_the_world(options: QuantizationOptions) -
 
 @pytest.mark.parametrize("peers", [2, 4, 8])
 @pytest.mark.parametrize("options", [EIGHT_BITS, FOUR_BITS], ids=name_of)
-def test_ring_sum_grows_as_stated(options: QuantizationOptions, peers: int) -> None:
+def test_ring_sum_error_grows_with_world(options: QuantizationOptions, peers: int) -> None:
     once = relative_error(there_and_back(options, normal_parts(1)[0]), normal_parts(1))
     parts = normal_parts(peers)
     assert relative_error(ring_sum(options, parts), parts) == pytest.approx((peers + 1) / 2 * once, rel=0.1)
-
-
-def test_direct_sum_with_outliers() -> None:
-    """One value in 4096 is a hundred times larger."""
-    random = np.random.default_rng(5)
-    parts = normal_parts(4)
-    for part in parts:
-        part[random.random(part.size) < 1 / 4096] *= 100
-    assert relative_error(direct_sum(EIGHT_BITS, parts), parts) < 6e-4
-    # With 4 bits nothing else in an outlier's block survives; where 0 is a code, it at least becomes no noise.
-    assert relative_error(direct_sum(FOUR_BITS, parts), parts) < 6e-2
-    assert relative_error(direct_sum(QuantizationOptions(algorithm=ZERO_POINT_SCALE, bits=4), parts), parts) < 2e-2
 
 
 # Stochastic rounding
@@ -401,18 +328,6 @@ def test_stochastic_rounding_is_unbiased(options: QuantizationOptions) -> None:
     assert 1.5 * nearest_square < (errors**2).mean() < 2.7 * nearest_square
 
 
-def test_zeros_stay_exact_under_zero_point_scale() -> None:
-    values = np.random.default_rng(11).normal(size=4096).astype(np.float32)
-    values[::3] = 0
-    for options in CODES:
-        if options.algorithm is ZERO_POINT_SCALE:
-            for stochastic in (False, True):
-                options = QuantizationOptions(
-                    options.quantized_datatype, ZERO_POINT_SCALE, bits=options.bits, stochastic=stochastic
-                )
-                assert (there_and_back(options, values)[::3] == 0).all()
-
-
 # Between peers
 
 
@@ -424,9 +339,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.mark.parametrize("options", [*CODES, *CASTS], ids=name_of)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_all_peers_hold_the_same_bits_whatever_their_rounding(
-    cluster: Cluster, options: QuantizationOptions, dtype: type[np.floating]
-) -> None:
+def test_all_peers_have_the_same_bits(cluster: Cluster, options: QuantizationOptions, dtype: type[np.floating]) -> None:
     """Seeds, and whether one rounds stochastically at all, are everyone's own affair."""
     inputs = [np.random.default_rng(i).normal(size=5003).astype(dtype) for i in range(3)]
     tensors = [x.copy() for x in inputs]
@@ -442,19 +355,7 @@ def test_all_peers_hold_the_same_bits_whatever_their_rounding(
     assert relative_error(tensors[0], parts) < {4: 6e-2, 8: 3e-4, 16: 4e-5}[options.bits]
 
 
-@pytest.mark.parametrize("options", CODES, ids=name_of)
-@pytest.mark.parametrize("greatest", [1e39, 1e300, 1e-60, 1e-290])
-def test_float64_of_any_magnitude(cluster: Cluster, options: QuantizationOptions, greatest: float) -> None:
-    inputs = [np.random.default_rng(i).uniform(-greatest, greatest, size=3001) for i in range(3)]
-    tensors = [x.copy() for x in inputs]
-    cluster.each(lambda peer, i: peer.all_reduce(tensors[i], op=ReduceOp.SUM, quantization_options=options))
-    assert all(tensor.tobytes() == tensors[0].tobytes() for tensor in tensors)
-    parts = [x / greatest for x in inputs]
-    error = np.mean((tensors[0] / greatest - np.sum(parts, axis=0)) ** 2) / np.mean(np.sum(parts, axis=0) ** 2)
-    assert error < {4: 6e-2, 8: 3e-4, 16: 4e-5}[options.bits]
-
-
-def test_refusals_tell_why(cluster: Cluster) -> None:
+def test_unquantizable_dtypes_are_refused(cluster: Cluster) -> None:
     cast = QuantizationOptions(DataType.FLOAT16, CAST)
     for tensor, reason in [
         (np.zeros(9, np.float16), "does not make it smaller"),
@@ -465,7 +366,7 @@ def test_refusals_tell_why(cluster: Cluster) -> None:
         assert caught.value.result is Result.INVALID_ARGUMENT
 
 
-def test_peers_that_differ_are_told_how(cluster: Cluster) -> None:
+def test_mismatched_quantization_is_named(cluster: Cluster) -> None:
     options = [EIGHT_BITS, FOUR_BITS, FOUR_BITS]
     tensors = [np.ones(999, np.float32) for _ in range(3)]
     outcomes = cluster.outcomes(

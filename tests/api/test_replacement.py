@@ -13,7 +13,7 @@ from pccl import _replacement
 from pccl._replacement import Replacement
 
 
-def test_a_file_is_replaced_when_all_is_written(tmp_path: Path) -> None:
+def test_file_is_replaced_at_once(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"former")
     path.chmod(0o640)
@@ -25,7 +25,7 @@ def test_a_file_is_replaced_when_all_is_written(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_what_fails_meanwhile_leaves_the_former_file(tmp_path: Path) -> None:
+def test_failure_keeps_the_former_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"former")
     with pytest.raises(KeyboardInterrupt), Replacement(path):
@@ -34,7 +34,7 @@ def test_what_fails_meanwhile_leaves_the_former_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_disk_that_is_full_leaves_the_former_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_keeps_the_former_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def is_full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -48,7 +48,7 @@ def test_a_disk_that_is_full_leaves_the_former_file(tmp_path: Path, monkeypatch:
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_place_that_cannot_be_written_is_named_before_anything_is(tmp_path: Path) -> None:
+def test_unwritable_path_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for wrong in (tmp_path, tmp_path / "missing" / "file", tmp_path / "file" / "file"):
         with pytest.raises(OSError, match=r".") as caught:

@@ -221,7 +221,7 @@ class SecondImplementation:
             connection.sock.close()
 
 
-def test_a_peer_written_from_the_specification_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_written_from_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PCCL_ENGINE_THREADS", raising=False)
     with MasterNode("127.0.0.1:0", token=TOKEN) as node, Communicator(node.address, token=TOKEN) as first:
         second = SecondImplementation(int(node.address.rpartition(":")[2]))

@@ -41,7 +41,7 @@ def is_calling(peer: Communicator) -> bool:
     return session is not None and len(session._calls) > 0
 
 
-def test_peers_that_come_one_after_the_other_begin_together(cluster: Cluster) -> None:
+def test_peers_begin_together(cluster: Cluster) -> None:
     peers, calls = [cluster.new() for _ in range(4)], []
     for peer in peers:
         calls.append(Background(partial(join_and_wait, peer, 4)))
@@ -51,7 +51,7 @@ def test_peers_that_come_one_after_the_other_begin_together(cluster: Cluster) ->
     together([peer.close for peer in peers])
 
 
-def test_a_newcomer_does_not_hold_up_a_run_that_has_begun(cluster: Cluster) -> None:
+def test_newcomer_does_not_delay_a_run(cluster: Cluster) -> None:
     """Two of the four that began are left: who takes a lost one's place finds three, and the others in their steps."""
     cluster.join(2)
 
@@ -71,7 +71,7 @@ def test_a_newcomer_does_not_hold_up_a_run_that_has_begun(cluster: Cluster) -> N
     cluster.peers.append(newcomer)
 
 
-def test_a_timeout_says_how_many_are_there_and_the_call_can_be_made_again(cluster: Cluster) -> None:
+def test_timeout_names_the_number_of_peers(cluster: Cluster) -> None:
     cluster.join(1)
     error = refusal(partial(cluster[0].wait_for_peers, 2, timeout=0.05))
     assert (error.result, error.func_name) == (Result.TIMEOUT, "wait_for_peers")
@@ -85,30 +85,14 @@ def test_a_timeout_says_how_many_are_there_and_the_call_can_be_made_again(cluste
     cluster.peers.append(newcomer)
 
 
-def test_peers_of_the_own_group_are_counted(cluster: Cluster) -> None:
-    """A group that is complete goes on. Newcomers of another one come in when its peers call update_topology."""
-    one, other, last, last_other = peers = [cluster.new(peer_group=group) for group in (0, 1, 0, 1)]
-    calls = []
-    for peer in (one, other):
-        calls.append(Background(partial(join_and_wait, peer, 2)))
-        until(lambda peer=peer: peer.is_connected, "it is in the run")  # type: ignore[misc]
-    assert join_and_wait(last, 2) == calls[0].result() == 2
-    assert not calls[1].is_over
-    newcomer = Background(partial(join_and_wait, last_other, 2))
-    until(partial(waits_at_master, last_other), "it waits for all who are in the run")
-    together([one.update_topology, last.update_topology])
-    assert newcomer.result() == calls[1].result() == 2
-    together([peer.close for peer in peers])
-
-
 @pytest.mark.parametrize("count", [0, -1, "2", 1.5, None])
-def test_a_wrong_count_is_refused(cluster: Cluster, count: Any) -> None:
+def test_wrong_count_is_refused(cluster: Cluster, count: Any) -> None:
     cluster.join(1)
     error = refusal(partial(cluster[0].wait_for_peers, count))
     assert (error.result, error.func_name) == (Result.INVALID_ARGUMENT, "wait_for_peers")
 
 
-def test_before_connect_and_with_ops_in_flight_it_is_refused(cluster: Cluster) -> None:
+def test_wait_for_peers_with_ops_in_flight_is_refused(cluster: Cluster) -> None:
     assert refusal(partial(cluster.new().wait_for_peers, 2)).result is Result.NOT_INITIALIZED
     cluster.join(2)
     handle = cluster[0].all_reduce_async(ones(), op=SUM)
@@ -124,7 +108,7 @@ def test_before_connect_and_with_ops_in_flight_it_is_refused(cluster: Cluster) -
     cluster.peers.append(newcomer)
 
 
-def test_it_does_not_wait_in_silence(
+def test_long_wait_for_peers_is_logged(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("pccl.protocol.long_wait.FIRST_S", 0.02)
@@ -138,7 +122,7 @@ def test_it_does_not_wait_in_silence(
     assert 2 <= len(said) < 8
 
 
-def test_trio_programs_have_it_too(master: MasterNode) -> None:
+def test_wait_for_peers_in_trio(master: MasterNode) -> None:
     found: list[int | PCCLError] = []
 
     async def peer() -> None:

@@ -32,17 +32,6 @@ def test_newcomer_that_cannot_reach_a_peer_is_evicted(world: World) -> None:
     assert world.reduce([a, b]) == [Result.SUCCESS] * 2
 
 
-def test_newcomer_without_links_delays_no_other_newcomer(world: World) -> None:
-    (a,) = world.join(0)
-    nodes = [world.add() for _ in range(3)]
-    world.run()
-    middle = next(node for node in nodes if node.number == 3)
-    world.network.unreachable = {frozenset((middle.name, other.name)) for other in (a, *nodes)}
-    assert world.call_all([a], Kind.UPDATE_TOPOLOGY) == [Result.SUCCESS]
-    assert a.view.ring == (1, 2, 4)
-    assert middle.ended is not None
-
-
 def test_pair_that_need_not_connect_may_be_unreachable(world: World) -> None:
     world.network.unreachable = {frozenset(("n1", "n3"))}
     nodes = world.join(0, 0, 0, 0)
@@ -109,50 +98,6 @@ def test_link_that_cannot_be_replaced_evicts_the_later_peer(world: World) -> Non
     assert c.ended.code is Result.RANK_CONNECTION_FAILED
 
 
-def test_report_of_a_link_that_has_been_replaced_is_ignored(world: World) -> None:
-    a, b = world.join(0, 0)
-    world.break_link(a, b)
-    world.run()
-    view = world.master.state.view
-    world.send(b, m.LinkLost(2, 1, "old news"))
-    world.run()
-    assert world.master.state.view == view
-    world.send(b, m.LinkLost(view, 1, "news"))
-    world.run()
-    assert world.master.state.view == view + 1
-
-
-def test_report_of_a_link_that_is_not_needed_is_ignored(world: World) -> None:
-    a, b, c, _ = world.join(0, 0, 1, 0)
-    view = world.master.state.view
-    for other in (c.number, a.number, 99):
-        world.send(a, m.LinkLost(view, other, "what link?"))
-    world.run()
-    assert world.master.state.view == view
-    assert len(world.master.accepted) == 4
-    assert b.ended is None
-
-
-def test_link_attempt_of_an_earlier_view_is_repeated(world: World) -> None:
-    """A slow newcomer misses the time of its neighbour; a loss elsewhere starts the preparation again, and both ends
-    must then come together, although one of them has restarted and the other has not."""
-    a, b = world.join(0, 1)
-    c = world.add()
-    world.run()
-    calls = [world.joint(node, Kind.UPDATE_TOPOLOGY) for node in (a, b)]
-    world.run_until(lambda: world.master.is_changing)
-    world.hang(c)
-    world.run()  # n1 gives up waiting for n3 to dial
-    assert isinstance(world.from_peers[-1][1], m.LinksReady)
-    assert world.from_peers[-1][1].failed
-    world.leave(b)
-    world.run_until(lambda: a.links)
-    world.thaw(c)
-    world.run()
-    assert a.call(calls[0]) is Result.SUCCESS
-    assert rings([a, c]) == {(1, 3)}
-
-
 def test_missing_link_outside_the_ring_costs_only_the_mesh(world: World) -> None:
     world.network.unreachable = {frozenset(("n1", "n3")), frozenset(("n2", "n4"))}
     nodes = world.join(0, 0)
@@ -209,21 +154,6 @@ def test_link_that_broke_often_is_retried_when_needed(world: World) -> None:
     world.run()
     assert a.result(op) is Result.RANK_CONNECTION_LOST
     assert world.reduce([a, c, d]) == [Result.SUCCESS] * 3
-
-
-def test_unstable_link_outside_the_ring_costs_only_the_mesh(world: World) -> None:
-    nodes = world.join(0, 0, 0, 0)
-    assert all(node.view.is_meshed for node in nodes)
-    ring = nodes[0].view.ring
-    a, b = world.node_of(ring[0]), world.node_of(ring[2])
-    for _ in range(RELINKS_MAX + 1):
-        world.break_link(a, b)
-        world.run()
-    assert world.master.accepted == [1, 2, 3, 4]
-    assert not any(node.view.is_meshed for node in nodes)
-    world.break_link(a, b)
-    world.run()
-    assert world.reduce(nodes) == [Result.SUCCESS] * 4
 
 
 # Links that carry no bytes any more, between peers that the master hears.
@@ -308,16 +238,6 @@ def test_idle_blocked_link_has_no_effect(world: World, block: Block) -> None:
     world.heal()
     assert world.reduce([a, b]) == [Result.SUCCESS] * 2
     assert world.master.state.view == view
-
-
-def test_dialer_decides_which_peer_of_a_pair_is_evicted(world: World) -> None:
-    """The other end would wait to be dialed for much longer."""
-    _, b, c = world.join(0, 0, 0)
-    world.network.unreachable = {frozenset(("n2", "n3"))}
-    world.break_link(b, c)
-    _pass(world, 0.1)
-    assert len(world.accepted) == 2
-    assert world.reduce(world.accepted) == [Result.SUCCESS] * 2
 
 
 # Paths that carry small packets only.

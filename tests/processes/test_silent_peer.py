@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from pccl import MasterNode
+from pccl.flight_recorder import collect
+from pccl.runtime.master import requests
 from tests.processes.conftest import Run, Start
 from tests.processes.harness import Worker
 from tests.support.cluster import WAIT_S, until
@@ -127,3 +129,14 @@ def _rejoin_all(address: str, workers: list[Worker]) -> None:
         for other in workers[: world - 1]:
             other.begin("gather", world=world)
         assert [each.answer().error for each in workers[:world]] == [""] * world
+
+
+def test_stopped_peer_is_named_in_a_trace(run: Run, master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "ANSWER_S", 0.2)
+    one, stopped = run(2)
+    stopped.stop()
+    trace = collect(master.address)
+    (lacking,) = (peer for peer in trace.peers if peer.recording is None)
+    assert lacking.lack == "it did not answer within 0.2 s"
+    assert str(stopped.process.pid) in lacking.name
+    assert one.is_running
