@@ -6,8 +6,7 @@ exact result. Quantized ones are bit-identical too, and off by no more than the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -26,10 +25,10 @@ from pccl import (
     ReduceOp,
     ReduceOperandDescriptor,
 )
-from tests.support.cluster import Cluster, run_of
+from tests.api.conftest import ClusterOf
+from tests.support.cluster import Cluster
 
 Array = npt.NDArray[Any]
-ClusterOf = Callable[[int, int], Cluster]
 
 INTEGERS = [d for d in DataType if not d.is_float]
 FLOATS = [DataType.FLOAT16, DataType.FLOAT, DataType.DOUBLE]
@@ -54,23 +53,6 @@ worlds = st.integers(2, 4)
 segments = st.sampled_from([8, 1000, 0])
 counts = st.one_of(st.integers(0, 9), st.integers(10, 300), st.sampled_from([1023, 1024, 1025, 4099]))
 seeds = st.integers(0, 2**32 - 1)
-
-
-@pytest.fixture(scope="module")
-def cluster_of() -> Iterator[ClusterOf]:
-    """Runs that are kept, by world and segment size: making one takes longer than a reduce."""
-    clusters: dict[tuple[int, int], Cluster] = {}
-    with ExitStack() as stack:
-
-        def get(world: int, segment_bytes: int) -> Cluster:
-            key = world, segment_bytes
-            if key not in clusters:
-                connections = 1 + segment_bytes % 3  # some number, so that there are runs with one and with more
-                options = {"segment_bytes": segment_bytes, "p2p_connection_pool_size": connections}
-                clusters[key] = stack.enter_context(run_of(world, **options))
-            return clusters[key]
-
-        yield get
 
 
 def reduced(

@@ -1,5 +1,5 @@
-"""Wrong values for every parameter of the public calls: each is a PCCLError that names the parameter, and changes
-nothing."""
+"""Wrong values for every parameter of the public calls: each is a PCCLError that names the
+parameter, and no op is launched."""
 
 from __future__ import annotations
 

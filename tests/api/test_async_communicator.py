@@ -79,7 +79,7 @@ async def all_of(*calls: Callable[[], Awaitable[Any]]) -> list[Any]:
 
 
 def in_run(world: int) -> Callable[[Callable[[Peers], Awaitable[None]]], Callable[[MasterNode], None]]:
-    """Makes a test of a coroutine that takes so many accepted peers."""
+    """Make a test of a coroutine that takes this number of accepted peers."""
 
     def decorate(test: Callable[[Peers], Awaitable[None]]) -> Callable[[MasterNode], None]:
         async def main(address: str) -> None:

@@ -33,7 +33,7 @@ Peers = list[AsyncCommunicator]
 
 
 def in_run(world: int) -> Callable[[Callable[[Peers], Awaitable[None]]], Callable[[MasterNode], None]]:
-    """Makes a test of a coroutine that takes so many peers of an asyncio program."""
+    """Make a test of a coroutine that takes this number of peers of an asyncio program."""
 
     def decorate(test: Callable[[Peers], Awaitable[None]]) -> Callable[[MasterNode], None]:
         async def main(address: str) -> None:

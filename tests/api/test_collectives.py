@@ -1,11 +1,10 @@
-"""The collectives besides all_reduce, against NumPy: any dtype, shape, world and segment size, both algorithms; and
+"""The collectives other than all_reduce, against NumPy: any dtype, shape, world and segment size, both algorithms; and
 what they share with all_reduce: one outcome for all, inputs kept, timeouts, handles."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,10 +25,10 @@ from pccl import (
     ReduceOp,
     Result,
 )
+from tests.api.conftest import ClusterOf
 from tests.support.cluster import Background, Cluster, refusal, results, run_of, together, until
 
 Array = npt.NDArray[Any]
-ClusterOf = Callable[[int, int], Cluster]
 
 worlds = st.sampled_from([2, 3, 5])
 segments = st.sampled_from([8, 1000, 0])
@@ -42,23 +41,6 @@ dtypes = st.sampled_from(
     + [np.dtype(d) for d in ("bool", "complex64", "S5", "M8[s]", ">f4", "i4,f8")]
 )
 loops = pytest.mark.parametrize("algorithm", list(ReduceAlgorithm))
-
-
-@pytest.fixture(scope="module")
-def cluster_of() -> Iterator[ClusterOf]:
-    """Runs that are kept, by world and segment size: making one takes longer than an op."""
-    clusters: dict[tuple[int, int], Cluster] = {}
-    with ExitStack() as stack:
-
-        def get(world: int, segment_bytes: int) -> Cluster:
-            key = world, segment_bytes
-            if key not in clusters:
-                connections = 1 + segment_bytes % 3
-                options = {"segment_bytes": segment_bytes, "p2p_connection_pool_size": connections}
-                clusters[key] = stack.enter_context(run_of(world, **options))
-            return clusters[key]
-
-        yield get
 
 
 def inputs_of(world: int, shape: tuple[int, ...], dtype: np.dtype[Any], seed: int) -> list[Array]:
@@ -279,7 +261,7 @@ def launches(peer: Communicator | AsyncCommunicator, x: Any) -> list[Callable[[]
 
 def test_launch_alone_is_refused() -> None:
     with run_of(1) as cluster:
-        for _ in range(2):  # nothing is left in flight
+        for _ in range(2):  # the first round leaves no op in flight
             for launch in launches(cluster[0], np.array([1])):
                 error = refusal(launch)
                 assert error.result is Result.TOO_FEW_PEERS
@@ -304,7 +286,7 @@ def fails_for_all(cluster: Cluster, call: Callable[[Communicator, int], Any], re
     assert results(found) == [result] * len(cluster.peers)
     for error in found:
         assert all(text in str(error) for text in says), str(error)
-    cluster.each(lambda peer, _: peer.barrier())  # and nothing else has happened
+    cluster.each(lambda peer, _: peer.barrier())  # the run is intact
 
 
 @loops

@@ -77,7 +77,7 @@ def test_newcomers_wait_for_update_topology(cluster: Cluster) -> None:
     cluster.join(2)
     newcomers = [cluster.new() for _ in range(2)]
     connecting = [Background(newcomer.connect) for newcomer in newcomers]
-    until(lambda: any(cluster.each(lambda peer, _: peer.are_peers_pending())), "somebody waits")
+    until(lambda: any(cluster.each(lambda peer, _: peer.are_peers_pending())), "a newcomer waits")
     assert cluster.each(lambda peer, _: peer.are_peers_pending()) == [True, True]
     assert not any(thread.is_over for thread in connecting)
     # Both must be waiting before the update that shall admit both.
@@ -343,7 +343,7 @@ def test_ctrl_c_anywhere_in_all_reduce(
 
     for step in itertools.count():
         has_slept = interrupted_at(step, call, KINDS[kind])
-        until(lambda: cluster[0].stats["ops_open"] == 0, f"nothing is in flight after step {step}")
+        until(lambda: cluster[0].stats["ops_open"] == 0, f"no op is in flight after step {step}")
         assert np.all(x == 1)
         if has_slept:
             assert step > 50

@@ -261,7 +261,7 @@ def _free_address() -> str:
         return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-# Nobody listens yet.
+# Peers that start before their master.
 
 
 def test_connect_searches_for_five_minutes(nobody: str) -> None:

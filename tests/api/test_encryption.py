@@ -1,4 +1,4 @@
-"""Traffic between peers under `encrypt=True`: the same results, nothing to be read on the way, nothing changed."""
+"""Traffic between peers under `encrypt=True`: the same results, unreadable and protected against changes."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def patterned(count: int) -> NDArray[np.uint8]:
 
 
 def join_through(cluster: Cluster, spy: Spy, encrypt: bool) -> None:
-    """Two peers, the first of which can only be dialled through the spy."""
+    """Join two peers; links to the first pass through the spy."""
     spy.target = free_port()
     cluster.join(1, listen=f"127.0.0.1:{spy.target}", advertise=f"127.0.0.1:{spy.port}", encrypt=encrypt)
     cluster.join(1, encrypt=encrypt)

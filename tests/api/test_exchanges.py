@@ -4,7 +4,6 @@ with the other collectives: one outcome for all, inputs kept, timeouts, handles.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
@@ -16,10 +15,10 @@ from hypothesis import strategies as st
 
 from pccl import Communicator, DataType, ReduceAlgorithm, ReduceOp, Result
 from pccl.protocol import topology
+from tests.api.conftest import ClusterOf, clusters
 from tests.support.cluster import Cluster, outcomes, refusal, results, run_of, together
 
 Array = npt.NDArray[Any]
-ClusterOf = Callable[[int, int], Cluster]
 
 worlds = st.sampled_from([2, 4])
 segments = st.sampled_from([40, 0])
@@ -38,21 +37,7 @@ def cluster_of(request: pytest.FixtureRequest) -> Iterator[ClusterOf]:
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "ring":
             patch.setattr(topology, "MESH_PEERS_MAX", 2)
-        yield from _clusters()
-
-
-def _clusters() -> Iterator[ClusterOf]:
-    clusters: dict[tuple[int, int], Cluster] = {}
-    with ExitStack() as stack:
-
-        def get(world: int, segment_bytes: int) -> Cluster:
-            key = world, segment_bytes
-            if key not in clusters:
-                options = {"segment_bytes": segment_bytes, "p2p_connection_pool_size": 1 + segment_bytes % 3}
-                clusters[key] = stack.enter_context(run_of(world, **options))
-            return clusters[key]
-
-        yield get
+        yield from clusters()
 
 
 def random_array(random: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -227,7 +212,7 @@ def fails_for_all(cluster: Cluster, call: Callable[[Communicator, int], Any], re
     assert results(found) == [result] * len(peers)
     for error in found:
         assert all(text in str(error) for text in says), str(error)
-    cluster.each(lambda peer, _: peer.barrier())  # and nothing else has happened
+    cluster.each(lambda peer, _: peer.barrier())  # the run is intact
 
 
 def test_mismatch_is_reported_to_all(cluster_of: ClusterOf) -> None:

@@ -1,4 +1,4 @@
-"""Living in somebody else's process: many communicators, what they leave behind, garbage, signals and timeouts."""
+"""Communicators in a larger program: many in one process, closing, garbage collection and timeouts."""
 
 from __future__ import annotations
 

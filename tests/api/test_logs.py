@@ -33,10 +33,6 @@ def run_with(**environment: str) -> list[str]:
     return done.stderr.splitlines()
 
 
-def test_silent_unless_asked() -> None:
-    assert run_with() == []
-
-
 def test_json_format() -> None:
     lines = [json.loads(line) for line in run_with(PCCL_LOG_LEVEL="INFO", PCCL_LOG_FORMAT="json")]
     assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
@@ -46,11 +42,6 @@ def test_json_format() -> None:
     (wants,) = (line for line in lines if "wants to join" in line["message"])
     assert (wants["logger"], wants["group"], wants["peer"]) == ("pccl.master", 0, 1)
     assert wants["run"] == installed["run"]
-
-
-def test_text_format() -> None:
-    lines = run_with(PCCL_LOG_LEVEL="INFO")
-    assert any(" INFO pccl.peer [view 1, group 0, peer 1]: view 1: peer 1 of group 0" in line for line in lines)
 
 
 def test_unknown_format_or_level() -> None:

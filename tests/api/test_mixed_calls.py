@@ -80,7 +80,7 @@ def test_fast_path_before_a_launch_of_the_same_tag(cluster: Cluster, monkeypatch
 
 
 def test_blocking_and_launched_ops_alternate(cluster: Cluster) -> None:
-    """Two threads of each peer take turns on each tag, and others are busy with other tags meanwhile."""
+    """Two threads of each peer alternate on each tag while others use other tags."""
     cluster.join(2)
 
     def play(peer: Communicator, tag: int) -> None:

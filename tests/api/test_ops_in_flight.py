@@ -1,4 +1,4 @@
-"""Ops in flight together: tags in any order, handles, many ops at once, and joint calls beside them."""
+"""Ops in flight together: tags in any order, handles, many ops at once, and group calls at the same time."""
 
 from __future__ import annotations
 

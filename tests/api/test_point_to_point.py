@@ -24,7 +24,7 @@ def test_send_and_recv() -> None:
             assert sent.membership == cluster[0].membership
             assert received.membership == cluster[2].membership
             assert received.array is y
-        until(lambda: not any(peer.stats["ops_open"] for peer in cluster.peers), "nothing is open")
+        until(lambda: not any(peer.stats["ops_open"] for peer in cluster.peers), "no op is open")
 
 
 def test_mismatch_fails_both_ends() -> None:
@@ -54,7 +54,7 @@ def test_timeout_fails_both_ends() -> None:
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_loss_aborts_recv(lost: int) -> None:
-    """Whoever is lost: the other, the peer waited for, or a third one."""
+    """The lost peer is the sender or a third one."""
     with run_of(4) as cluster:
         x = np.arange(10)
         thread = Background(lambda: cluster[3].recv(x, src=0))

@@ -4,6 +4,7 @@ are those of the engine; the sums over peers are simulated with them."""
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Iterator
 
 import numpy as np
@@ -198,6 +199,66 @@ def test_golden_bytes() -> None:
     half = QuantizationOptions(DataType.BFLOAT16, CAST)
     values = np.array([1, -2, np.nan, np.inf, 3.4e38, 1.00390625], np.float32)
     assert encode(half, values).tobytes().hex(" ") == "80 3f 00 c0 c0 7f 80 7f 80 7f 80 3f"
+
+
+def bfloat16_up(value: float) -> float:
+    """Return the least bfloat16 that is not less."""
+    bits = int(np.float32(value).view(np.uint32))
+    if value > 0:
+        bits += 0xFFFF
+    return float(np.uint32(bits & 0xFFFF0000).view(np.float32))
+
+
+def four_bit_block(options: QuantizationOptions, values: np.ndarray) -> bytes:
+    """One block of moderate values by the formulas of quant_format.h."""
+    low, high, base, zero = float(values.min()), float(values.max()), np.float32(0), 0
+    if options.algorithm is MIN_MAX:
+        base = np.float32(-bfloat16_up(-low))
+        low = float(base)
+    else:
+        low, high = min(low, 0.0), max(high, 0.0)
+    exact = (high - low) / 15
+    scale = np.float32(exact)
+    if float(scale) < exact:
+        scale = np.nextafter(scale, np.float32(np.inf))
+    scale = np.float32(bfloat16_up(float(scale)))
+    inverse = np.float32(1 / float(scale))
+    if options.algorithm is ZERO_POINT_SCALE:
+        zero = int(np.rint(np.float32(-low) * inverse))
+    steps = np.rint(np.minimum((values - base) * inverse, np.float32(15 - zero))).astype(int) + zero
+    first = -8 if options.quantized_datatype is DataType.INT8 else 0
+    codes = np.pad((steps + first) & 15, (0, len(steps) % 2))
+    second = base.tobytes()[2:] if options.algorithm is MIN_MAX else struct.pack("<h", zero + first)
+    return scale.tobytes()[2:] + second + (codes[::2] | codes[1::2] << 4).astype(np.uint8).tobytes()
+
+
+@pytest.mark.parametrize("options", [o for o in CODES if o.bits == 4], ids=name_of)
+@pytest.mark.parametrize("offset", [-3.0, 0.0, 0.1, 50.0])
+def test_four_bit_codes_follow_the_documentation(options: QuantizationOptions, offset: float) -> None:
+    values = np.random.default_rng(1).normal(offset, size=64 * 9 + 7).astype(np.float32)
+    blocks = [four_bit_block(options, values[at : at + 64]) for at in range(0, values.size, 64)]
+    assert encode(options, values).tobytes() == b"".join(blocks)
+
+
+def dither_unit(stream: int, indices: np.ndarray) -> np.ndarray:
+    """dither.h, in NumPy."""
+    x = (indices + (stream & 0xFFFFFFFF)).astype(np.uint64) & np.uint64(0xFFFFFFFF)
+    x = (x ^ x >> np.uint64(16)) * np.uint64(0x7FEB352D) & np.uint64(0xFFFFFFFF)
+    x ^= np.uint64(stream >> 32)
+    x = (x ^ x >> np.uint64(15)) * np.uint64(0x846CA68B) & np.uint64(0xFFFFFFFF)
+    x ^= x >> np.uint64(16)
+    return (x >> np.uint64(8)).astype(np.float32) * np.float32(2**-24) - np.float32(0.5)
+
+
+def test_stochastic_codes_follow_the_documentation() -> None:
+    values = np.random.default_rng(2).normal(size=256).astype(np.float32)
+    stream, first = 0xFEDCBA9876543210, 2**32 - 100
+    options = QuantizationOptions(stochastic=True)
+    wire = encode(options, values, stream, first).tobytes()
+    scale, base = (np.float32(x) for x in struct.unpack("<ff", wire[:8]))
+    steps = (values - base) * np.float32(1 / float(scale))
+    steps += dither_unit(stream, np.arange(first, first + 256, dtype=np.uint64))
+    assert wire[8:] == np.rint(np.clip(steps, np.float32(0), np.float32(255))).astype(np.uint8).tobytes()
 
 
 # Error of one quantization

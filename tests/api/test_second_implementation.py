@@ -1,6 +1,6 @@
 """A peer that was written from docs/design/wire.md alone joins a run and takes part in an all-reduce.
 
-It uses nothing of pccl but a master and a peer to talk to: if this fails, the specification is wrong, or the wire has
+Of pccl it uses only a master and a peer to connect to: if this fails, the specification is wrong, or the wire has
 changed without it.
 """
 

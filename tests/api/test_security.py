@@ -1,4 +1,4 @@
-"""Warnings to a user who opens a run to the world, and what counts as the world."""
+"""Warnings about runs at public addresses, and the addresses that count as public."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""sync_shared_state as a user sees it: who gets whose content, what moves, and who is refused."""
+"""sync_shared_state as a user sees it: elections, transfers and refusals."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def sync(
 def refused(
     cluster: Cluster, holders: Sequence[Holder], strategies: Sequence[SharedStateSyncStrategy] = (POPULAR,) * 9
 ) -> tuple[Result, str]:
-    """The error that all get alike; nothing may have changed."""
+    """Return the error that all peers get; the states must be unchanged."""
     before = [holder.held for holder in holders]
     errors = cluster.outcomes(lambda peer, i: peer.sync_shared_state(holders[i].state, strategies[i]))
     assert results(errors) == [errors[0].result] * len(errors)
@@ -58,7 +58,7 @@ def refused(
     return errors[0].result, str(errors[0])
 
 
-# Who gets whose content.
+# Elections.
 
 
 def test_single_peer_syncs_with_itself(cluster: Cluster) -> None:

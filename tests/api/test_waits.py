@@ -1,4 +1,4 @@
-"""No call waits in silence: each says for whom it waits, again and again, and when that is over; so do timeouts."""
+"""Long waits are logged with the peers they wait for, repeatedly and at their end; timeouts name these peers, too."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def test_long_group_call_names_missing_peers(
     early = Background(partial(call, cluster[0]))
     where = re.escape(f"look at `pccl status {cluster.address}`")
     pattern = rf"^{name} has waited \d+ s for peer 2 \({NAME}\), which has not called {name}; {where}"
-    until(lambda: warned(pattern), "it is said for whom it waits")
-    until(lambda: sum(bool(re.match(pattern, text)) for text in caplog.messages) > 1, "it is said again")
+    until(lambda: warned(pattern), "the wait is logged")
+    until(lambda: sum(bool(re.match(pattern, text)) for text in caplog.messages) > 1, "it is logged again")
     call(cluster[1])
     early.result()
-    until(lambda: warned(rf"^{name} has ended after "), "it is said that it is over")
+    until(lambda: warned(rf"^{name} has ended after "), "the end is logged")
 
 
 @pytest.mark.parametrize(
@@ -105,10 +105,10 @@ def test_long_op_names_missing_peers(
 ) -> None:
     cluster.join(2)
     waiting = Background(partial(early, cluster[0]))
-    until(lambda: warned(says), "it is said for whom it waits")
+    until(lambda: warned(says), "the wait is logged")
     late(cluster[1])
     waiting.result()
-    until(lambda: warned(r"with tag \d.* has ended after "), "it is said that it is over")
+    until(lambda: warned(r"with tag \d.* has ended after "), "the end is logged")
 
 
 def test_long_connect_names_the_peers_to_call(cluster: Cluster, warned: Warned) -> None:
@@ -117,11 +117,11 @@ def test_long_connect_names_the_peers_to_call(cluster: Cluster, warned: Warned) 
     pattern = (
         rf"^connect has waited \d+ s for the peers of the run, .* calling update_topology: peer 1 \({NAME}\); look at"
     )
-    until(lambda: warned(pattern), "it is said who has to let it in")
+    until(lambda: warned(pattern), "the wait is logged")
     until(lambda: waits_at_master(newcomer), "it waits")
     cluster[0].update_topology()
     joining.result()
-    until(lambda: warned("^connect has ended after "), "it is said that it is over")
+    until(lambda: warned("^connect has ended after "), "the end is logged")
     newcomer.close()
 
 
@@ -131,7 +131,7 @@ def test_long_call_without_master_is_logged(monkeypatch: pytest.MonkeyPatch, war
         cluster = Cluster(node.address)
         cluster.join(2)
     waiting = Background(cluster[0].update_topology)
-    until(lambda: warned("^update_topology has waited . s for a master, for the last one is lost"), "it is said")
+    until(lambda: warned("^update_topology has waited . s for a master, for the last one is lost"), "it is logged")
     assert isinstance(waiting.outcome(), PCCLError)
     cluster.close_all()
 
@@ -140,7 +140,7 @@ def test_long_join_is_logged(cluster: Cluster, warned: Warned) -> None:
     cluster.join(1)
     joining = Background(lambda: DiLoCo(cluster[0], {"w": ones()}).join(peers_min=2))
     until(
-        lambda: warned(r"^join has waited \d+ s for more peers: 1 of 2 are there; look at `pccl status"), "it is said"
+        lambda: warned(r"^join has waited \d+ s for more peers: 1 of 2 are there; look at `pccl status"), "it is logged"
     )
     cluster[0].close()
     assert isinstance(joining.outcome(), PCCLError)
@@ -163,7 +163,7 @@ def test_timeout_of_a_group_call_names_missing_peers() -> None:
 
 @pytest.mark.parametrize("elements", [8, 1 << 20])
 def test_timeout_names_tag_and_missing_peers(elements: int) -> None:
-    """Those who have called hear who gave up and whom it waited for, and so does who calls late."""
+    """The error of each peer names the one that gave up, and the missing peer."""
     with run_of(3) as cluster:
         x = [np.ones(elements, np.float32) for _ in range(3)]
         early = Background(partial(cluster[0].all_reduce, x[0], op=SUM, tag=9))
@@ -214,7 +214,7 @@ with pccl.MasterNode("127.0.0.1:0") as node, pccl.Communicator(node.address):
         pytest.param("", "WARN", True, marks=pytest.mark.slow),
         ("import logging; logging.basicConfig(level='CRITICAL')", "", False),
     ],
-    ids=["nothing set up", "errors only", "warnings", "the program's own"],
+    ids=["defaults", "errors only", "warnings", "the program's own"],
 )
 def test_long_waits_are_logged_by_default(setup: str, level: str, is_shown: bool) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PCCL_")}

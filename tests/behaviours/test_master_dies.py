@@ -241,57 +241,6 @@ def test_peer_lost_during_a_sync_gets_no_success() -> None:
     assert behind.root != b"new"
 
 
-def test_lost_peer_continues_a_run_whose_others_are_dead() -> None:
-    """It stands where it was lost. What was numbered without it is numbered no second time, in the same term too."""
-    world = World(masters=1)
-    (alone,) = world.join(0)
-    world.freeze(alone)
-    world.break_heartbeats(alone)
-    world.reset(alone)
-    world.run()
-    world.wait(6.0)
-    world.cut(alone, world.hosts[0].name)
-    world.thaw(alone)
-    other = world.add()
-    world.run()
-    assert other.view.ring == (other.number,)
-    world.kill_master()
-    world.restart_master()
-    world.run()
-    led = world.master
-    assert led.accepted == [other.number]
-    world.kill(other)
-    world.kill_master()
-    world.restart_master()
-    world.heal()
-    for _ in range(4):
-        world.run()
-        world.wait(2.5)
-    assert world.master.accepted == [alone.number]
-    assert (world.master.run, world.master.term) == (led.run, led.term)
-    assert world.master.state.view != led.state.view
-    newcomer = world.add()
-    world.admit_all()
-    assert abs(newcomer.number - led.state.next_peer) > 1000
-    assert world.reduce([alone, newcomer]) == [Result.SUCCESS] * 2
-
-
-@pytest.mark.parametrize("memory", [Memory.DISK])
-def test_master_and_peer_die_together(memory: Memory) -> None:
-    world = World(masters=1, memory=memory)
-    nodes = [*world.join(0), *world.join(0, 0)]
-    world.kill_master()
-    world.kill(nodes[2])
-    world.wait(4.0)
-    world.restart_master()
-    while world.now < 2 * MASTER_TIMEOUT_S and not world.hosts[0].is_leading:
-        world.run()
-        world.wait(0.5)
-    world.run()
-    assert {node.view.ring for node in nodes[:2]} == {(1, 2)}
-    assert world.reduce(nodes[:2]) == [Result.SUCCESS] * 2
-
-
 def test_newcomer_waits_for_peers_of_an_earlier_run() -> None:
     """They come as late as a silence takes to be noticed."""
     world = World(masters=1)

@@ -74,8 +74,6 @@ def test_without_an_extension_the_error_says_what_to_run(tmp_path: Path) -> None
     )
 
 
-
-
 @pytest.mark.parametrize("interface", [extension.ABI - 1, extension.ABI + 1])
 def test_an_extension_of_another_interface_is_named(tmp_path: Path, interface: int) -> None:
     tree, site = _tree(tmp_path / "clone"), _installed(tmp_path / "site", interface=interface)
@@ -86,10 +84,8 @@ def test_an_extension_of_another_interface_is_named(tmp_path: Path, interface: i
     )
 
 
-
-
 def test_what_is_missing_is_told_before_any_other_package_is_looked_for(tmp_path: Path) -> None:
-    """`python3 -c 'import pccl'` in a fresh clone, with a Python in which nothing is installed."""
+    """`python3 -c 'import pccl'` in a fresh clone, with a Python without installed packages."""
     tree = _tree(tmp_path / "clone")
     shutil.copy(ROOT / "pccl" / "__init__.py", tree / "pccl")
     done = subprocess.run(

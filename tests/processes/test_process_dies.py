@@ -1,4 +1,4 @@
-"""A process is killed in the middle of ops and calls: survivors have one verdict, lose nothing, and continue."""
+"""A process is killed in the middle of ops and calls: survivors have one verdict and equal arrays, and continue."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def master() -> Iterator[MasterNode]:
 
 
 def attempts_of(worker: Worker) -> list[dict[str, Any]]:
-    """Return what a reduce loop says of each attempt, until it ends."""
+    """Return a reduce loop's report of each attempt, until it ends."""
     found = []
     while "seconds" not in (message := worker.hear()):
         if "verdict" in message:
@@ -36,13 +36,13 @@ def attempts_of(worker: Worker) -> list[dict[str, Any]]:
 
 
 def start_loops(workers: list[Worker], rest_in: dict[Worker, int] | None = None) -> None:
-    """`rest_in` says who goes no further, and in which iteration."""
+    """Start the loops; `rest_in` maps a worker to the iteration of its stop."""
     for seed, worker in enumerate(workers):
         worker.begin("reduce_loop", count=COUNT, seed=seed, tail=2, rest_in=(rest_in or {}).get(worker))
 
 
 def hear_iteration(worker: Worker, iteration: int) -> list[dict[str, Any]]:
-    """Waits until it begins with this one; returns the attempts before."""
+    """Wait until the iteration begins; return the attempts before it."""
     found = []
     while (message := worker.hear()) != {"iteration": iteration}:
         found.append(message)

@@ -43,7 +43,7 @@ from pccl import (
 from pccl.runtime.state import tensor_blocks
 
 VERDICT_WAIT_S = 0.3
-"""The time for which a caller that gives up waits for a verdict here; users have five times that."""
+"""Seconds a caller that gives up waits for a verdict; the default is longer."""
 
 
 def say(**message: Any) -> None:
@@ -53,7 +53,7 @@ def say(**message: Any) -> None:
 
 @contextlib.contextmanager
 def stopped_after(blocks: int) -> Iterator[None]:
-    """Stops the process (SIGSTOP) with so many blocks of shared state in their places; never with 0."""
+    """Stop the process (SIGSTOP) after this number of received blocks of shared state; never with 0."""
     landed = itertools.count(1)
 
     def land(_: tensor_blocks.InPlace) -> None:
@@ -98,7 +98,7 @@ class Member:
         self.peer.connect(attempts, timeout=timeout)
 
     def gather(self, world: int) -> None:
-        """Calls update_topology until the run has so many peers."""
+        """Call update_topology until the run has this number of peers."""
         while self._peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < world:
             self._peer.update_topology()
 
@@ -143,8 +143,8 @@ class Member:
         self.states[name].revision = revision
 
     def sync(self, name: str, strategy: str = "enforce_popular", stop_after: int = 0) -> list[int]:
-        """Bytes sent, bytes received, revision. With `stop_after` the process stops itself (SIGSTOP) as soon as so many
-        blocks have arrived."""
+        """Bytes sent, bytes received, revision. With `stop_after` the process stops itself (SIGSTOP) after
+        this number of received blocks."""
         with stopped_after(stop_after):
             info = self._peer.sync_shared_state(self.states[name], SharedStateSyncStrategy(strategy))
         return [info.tx_bytes, info.rx_bytes, self.states[name].revision]
@@ -251,8 +251,8 @@ class Member:
                 say(iteration=iteration, verdict=error.result.name, restored=is_restored, world=self.world())
 
     def exchange_loop(self, kind: str, count: int, tail: int) -> None:
-        """Calls a collective in which peers have parts for each other, or a reduce, again and again, as `reduce_loop`
-        reduces. Each says whether what it got, or got back, is right. The root is rank 0."""
+        """Call an exchange or a reduce repeatedly, as `reduce_loop` does, and report whether the result, or the
+        restored input, is right. The root is rank 0."""
         before = self.world()
         number = self._peer.membership.peers[self._peer.membership.rank]
         iteration = 0
@@ -282,7 +282,7 @@ class Member:
         return self._peer.reduce(x, root=0)
 
     def reduce_many(self, count: int, seed: int, iterations: int) -> list[list[Any]]:
-        """So many reduces, one after the other; says when each begins. Of each the verdict, the world and the sum."""
+        """Make this number of reduces and report when each begins. Return verdict, world and sum of each."""
         ends: list[list[Any]] = []
         x, y = np.empty(count, np.float32), np.empty(count, np.float32)
         for iteration in range(iterations):
@@ -384,7 +384,7 @@ class Member:
         self.node.wait()
 
     def hold_python(self, seconds: int) -> None:
-        """Lets no other thread run Python code meanwhile."""
+        """Hold the GIL."""
         ctypes.PyDLL(None).sleep(seconds)
 
     def on_terminate(self, how: str) -> None:
