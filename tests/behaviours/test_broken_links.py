@@ -98,6 +98,26 @@ def test_link_that_cannot_be_replaced_evicts_the_later_peer(world: World) -> Non
     assert c.ended.code is Result.RANK_CONNECTION_FAILED
 
 
+def test_link_attempt_of_an_earlier_view_is_repeated(world: World) -> None:
+    """A slow newcomer misses the time of its neighbour; a loss elsewhere starts the preparation again, and both ends
+    must then come together, although one of them has restarted and the other has not."""
+    a, b = world.join(0, 1)
+    c = world.add()
+    world.run()
+    calls = [world.joint(node, Kind.UPDATE_TOPOLOGY) for node in (a, b)]
+    world.run_until(lambda: world.master.is_changing)
+    world.hang(c)
+    world.run()  # n1 gives up waiting for n3 to dial
+    assert isinstance(world.from_peers[-1][1], m.LinksReady)
+    assert world.from_peers[-1][1].failed
+    world.leave(b)
+    world.run_until(lambda: a.links)
+    world.thaw(c)
+    world.run()
+    assert a.call(calls[0]) is Result.SUCCESS
+    assert rings([a, c]) == {(1, 3)}
+
+
 def test_missing_link_outside_the_ring_costs_only_the_mesh(world: World) -> None:
     world.network.unreachable = {frozenset(("n1", "n3")), frozenset(("n2", "n4"))}
     nodes = world.join(0, 0)
@@ -238,6 +258,16 @@ def test_idle_blocked_link_has_no_effect(world: World, block: Block) -> None:
     world.heal()
     assert world.reduce([a, b]) == [Result.SUCCESS] * 2
     assert world.master.state.view == view
+
+
+def test_dialer_decides_which_peer_of_a_pair_is_evicted(world: World) -> None:
+    """The other end would wait to be dialed for much longer."""
+    _, b, c = world.join(0, 0, 0)
+    world.network.unreachable = {frozenset(("n2", "n3"))}
+    world.break_link(b, c)
+    _pass(world, 0.1)
+    assert len(world.accepted) == 2
+    assert world.reduce(world.accepted) == [Result.SUCCESS] * 2
 
 
 # Paths that carry small packets only.
