@@ -19,22 +19,22 @@ from tests.support import fake_device
 from tests.support.cluster import Cluster, run_of
 from tests.support.fake_device import FakeDevice
 
-# Examples talk over real sockets, so their time says nothing; a failure prints the blob that reproduces it. CI has the
-# same ones each time, so that a change is not blamed for what others have left to be found.
+# Examples use real sockets, so their times vary; a failure prints the blob that reproduces it. CI has the same
+# examples each time.
 settings.register_profile("pccl", deadline=None, print_blob=True, derandomize="CI" in os.environ)
 settings.load_profile("pccl")
 
-# Processes that tests start keep their bytecode: to compile all of pccl takes each longer than to import it.
+# Processes that tests start use cached bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# What a script runs in its background ignores Ctrl-C, and so would all processes that tests start and interrupt.
+# A background job of a shell ignores SIGINT, and so would the processes that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Masters at a fixed port keep no record in the home directory of whoever runs the tests.
+# Masters at a fixed port keep no record in the home directory.
 os.environ["PCCL_STATE"] = ""
 
-# A test that stops its master as a rule wants to see what becomes of peers that find no other.
+# Peers of a stopped master fail soon.
 os.environ.setdefault("PCCL_MASTER_TIMEOUT", "0.2")
 
 
@@ -45,7 +45,7 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.fixture
 def nobody() -> Iterator[str]:
-    """An address that refuses connections. Its port is taken, so no other test gets it meanwhile."""
+    """An address that refuses connections. Its port is bound, so that no other test gets it."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"
@@ -89,7 +89,7 @@ def reported_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def full_pipe() -> Iterator[tuple[int, int]]:
-    """Both ends of a pipe that takes nothing more until somebody reads."""
+    """Both ends of a pipe that is full."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     with suppress(BlockingIOError):

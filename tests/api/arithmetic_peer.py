@@ -18,14 +18,12 @@ import blake3
 import numpy as np
 
 from pccl import Communicator, DataType, QuantizationAlgorithm, QuantizationOptions, ReduceAlgorithm, ReduceOp
-from pccl.training import DDP, SPSA, AsyncDiLoCo, DiLoCo, SPSAOptions
+from pccl.training import DDP, DiLoCo
 from tests.api import odd_arithmetic
 from tests.support.cluster import until
 
 TINY_BITS = 1 << 14
 """The bits of a subnormal float32, 2**-135; hundreds of it are subnormal, too."""
-ALMOST_BITS = 0x00500000
-"""Five eighths of the least normal float32."""
 COUNT = 40_000
 """Elements; more than torch gives to one thread."""
 STEPS = 4
@@ -119,30 +117,6 @@ def diloco(address: str, peers: int, enter: Enter) -> list[str]:
     return train(address, peers, enter, DiLoCo)
 
 
-def quantized_diloco(address: str, peers: int, enter: Enter) -> list[str]:
-    return train(address, peers, enter, lambda *args: DiLoCo(*args, quantization=QuantizationOptions()))
-
-
-def async_diloco(address: str, peers: int, enter: Enter) -> list[str]:
-    return train(address, peers, enter, lambda *args: AsyncDiLoCo(*args, fragments=2))
-
-
-def spsa(address: str, peers: int, enter: Enter) -> list[str]:
-    """Train a model whose grid is as fine as grids are, so that elements and their changes are next to subnormal."""
-    communicator = connected(address, enter)
-    model = {"b": np.full(300, ALMOST_BITS, np.uint32).view(np.float32)}
-    loop = SPSA(communicator, model, SPSAOptions(learning_rate=2.0**-121, epsilon=2.0**-120, decay_steps=7.0))
-    loop.join(peers)
-    digests = [loop.digest()]
-    seat = communicator.membership.rank
-    for _ in range(STEPS):
-        loop.step(lambda direction: (seat + 1) * 2.0**-118 * (1 if model["b"][direction] > 0 else -1))
-        digests.append(loop.digest())
-    assert odd_arithmetic.current() == enter.environment
-    communicator.close()
-    return digests
-
-
 def ddp(address: str, peers: int, enter: Enter) -> list[str]:
     """Train with torch, in more than one thread."""
     import torch
@@ -190,10 +164,7 @@ def torch_diloco(address: str, peers: int, enter: Enter) -> list[str]:
     return digests
 
 
-KINDS = {
-    function.__name__: function
-    for function in (reduce_all, diloco, quantized_diloco, async_diloco, spsa, ddp, torch_diloco)
-}
+KINDS = {function.__name__: function for function in (reduce_all, diloco, ddp, torch_diloco)}
 
 
 def main() -> None:

@@ -1,15 +1,31 @@
-"""admit_peers: newcomers, the shared state, and both together."""
+"""admit_peers and wait_for_peers: newcomers join, and peers begin together."""
 
 from __future__ import annotations
 
+import logging
+import re
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
+import trio
 
-from pccl import AsyncCommunicator, Communicator, PCCLError, SharedState, UsageError
+from pccl import AsyncCommunicator, Communicator, MasterNode, PCCLError, Result, SharedState, UsageError
 from tests.api.test_async_communicator import Peers, all_of, in_run
-from tests.support.cluster import SUM, Background, Cluster, ones, refusal, until, waits_at_master
+from tests.support.cluster import (
+    SUM,
+    WAIT_S,
+    Background,
+    Cluster,
+    ones,
+    reduce_once,
+    refusal,
+    results,
+    together,
+    until,
+    waits_at_master,
+)
 
 STEPS = 6
 
@@ -84,3 +100,118 @@ async def test_admit_peers_as_coroutine(peers: Peers) -> None:
     assert await all_of(*(partial(admit, *pair) for pair in zip(peers, held, strict=True))) == [True, True]
     with pytest.raises(PCCLError, match="TIMEOUT"):
         await peers[0].admit_peers(held[0], timeout=0.05)
+
+
+@pytest.fixture(autouse=True)
+def stalls_are_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.protocol.peer.ops.STALL_AFTER_S", 0.1)
+
+
+def join_and_wait(peer: Communicator, count: int) -> int:
+    peer.connect()
+    return peer.wait_for_peers(count, timeout=WAIT_S)
+
+
+def is_calling(peer: Communicator) -> bool:
+    session = peer._inner._session
+    return session is not None and len(session._calls) > 0
+
+
+def test_peers_begin_together(cluster: Cluster) -> None:
+    peers, calls = [cluster.new() for _ in range(4)], []
+    for peer in peers:
+        calls.append(Background(partial(join_and_wait, peer, 4)))
+        until(lambda peer=peer: is_calling(peer) or waits_at_master(peer), "it has come")  # type: ignore[misc]
+    assert [call.result() for call in calls] == [4] * 4
+    assert together([partial(reduce_once, peer) for peer in peers]) == [4] * 4
+    together([peer.close for peer in peers])
+
+
+def test_newcomer_does_not_delay_a_run(cluster: Cluster) -> None:
+    """Two of the four that began are left: who takes a lost one's place finds three, and the others in their steps."""
+    cluster.join(2)
+
+    def steps(peer: Communicator, world: int) -> list[int]:
+        found = []
+        while not found or found[-1] < world:
+            if peer.are_peers_pending():
+                peer.update_topology()
+            found.append(reduce_once(peer))
+        return found
+
+    newcomer = cluster.new()
+    training = [Background(partial(steps, peer, 3)) for peer in cluster.peers]
+    assert join_and_wait(newcomer, 4) == 3
+    assert steps(newcomer, 3) == [3]
+    assert [call.result()[-1] for call in training] == [3, 3]
+    cluster.peers.append(newcomer)
+
+
+def test_timeout_names_the_number_of_peers(cluster: Cluster) -> None:
+    cluster.join(1)
+    error = refusal(partial(cluster[0].wait_for_peers, 2, timeout=0.05))
+    assert (error.result, error.func_name) == (Result.TIMEOUT, "wait_for_peers")
+    assert "it waited for more peers to connect to" in str(error)
+    assert "1 of 2 are in group 0 so far" in str(error)
+    assert cluster.address in str(error)
+    newcomer = cluster.new()
+    joining = Background(partial(join_and_wait, newcomer, 2))
+    assert cluster[0].wait_for_peers(2, timeout=WAIT_S) == 2
+    assert joining.result() == 2
+    cluster.peers.append(newcomer)
+
+
+@pytest.mark.parametrize("count", [0, -1, "2", 1.5, None])
+def test_wrong_count_is_refused(cluster: Cluster, count: Any) -> None:
+    cluster.join(1)
+    error = refusal(partial(cluster[0].wait_for_peers, count))
+    assert (error.result, error.func_name) == (Result.INVALID_ARGUMENT, "wait_for_peers")
+
+
+def test_wait_for_peers_with_ops_in_flight_is_refused(cluster: Cluster) -> None:
+    assert refusal(partial(cluster.new().wait_for_peers, 2)).result is Result.NOT_INITIALIZED
+    cluster.join(2)
+    handle = cluster[0].all_reduce_async(ones(), op=SUM)
+    newcomer = cluster.new()
+    joining = Background(partial(join_and_wait, newcomer, 3))
+    until(partial(waits_at_master, newcomer), "the newcomer has come")
+    error = refusal(partial(cluster[0].wait_for_peers, 3))
+    assert (error.result, "tags [0]" in str(error)) == (Result.PENDING_ASYNC_OPS, True)
+    assert reduce_once(cluster[1]) == 2, "the other was not drawn into anything"
+    assert handle.wait()[0]
+    assert cluster.each(lambda peer, _: peer.wait_for_peers(3, timeout=WAIT_S)) == [3, 3]
+    assert joining.result() == 3
+    cluster.peers.append(newcomer)
+
+
+def test_long_wait_for_peers_is_logged(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pccl.protocol.long_wait.FIRST_S", 0.02)
+    monkeypatch.setattr("pccl.runtime.threads.waits.LOOK_S", 0.02)
+    cluster.join(1)
+    with caplog.at_level(logging.WARNING, "pccl"):
+        assert refusal(partial(cluster[0].wait_for_peers, 5, timeout=1)).result is Result.TIMEOUT
+    said = [record.getMessage() for record in caplog.records if "wait_for_peers" in record.getMessage()]
+    assert re.match(r"wait_for_peers has waited \d s for more peers to connect to", said[0])
+    assert "1 of 5 are in group 0 so far; look at `pccl status" in said[0]
+    assert 2 <= len(said) < 8
+
+
+def test_wait_for_peers_in_trio(master: MasterNode) -> None:
+    found: list[int | PCCLError] = []
+
+    async def peer() -> None:
+        async with AsyncCommunicator(master.address) as communicator:
+            found.append(await communicator.wait_for_peers(3))
+            await communicator.barrier()
+
+    async def main() -> None:
+        with trio.fail_after(WAIT_S):
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(peer)
+
+    trio.run(main)
+    assert found == [3, 3, 3]
+    assert results(found) == [Result.SUCCESS] * 3

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import inspect
 import signal
-import socket
-import sys
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -44,14 +39,14 @@ WAITING = ("connect", "are_peers_pending", "update_topology", "optimize_topology
 
 
 @pytest.mark.parametrize("name", [*WAITING, "all_reduce_multiple_with_retry", "all_gather", "barrier", "close"])
-def test_methods_that_wait_are_coroutine_functions(name: str) -> None:
+def test_methods_are_coroutine_functions(name: str) -> None:
     """Libraries that retry, wrap or mock calls ask whether a method is one."""
     assert inspect.iscoroutinefunction(getattr(AsyncCommunicator, name))
     assert inspect.iscoroutinefunction(getattr(AsyncCommunicator("127.0.0.1:9"), name))
     assert not inspect.iscoroutinefunction(getattr(pccl.Communicator, name))
 
 
-def test_wrong_arguments_are_told_where_a_call_is_awaited() -> None:
+def test_wrong_argument_is_raised_by_await() -> None:
     peer = AsyncCommunicator("127.0.0.1:9")
 
     async def main() -> None:
@@ -84,7 +79,7 @@ async def all_of(*calls: Callable[[], Awaitable[Any]]) -> list[Any]:
 
 
 def in_run(world: int) -> Callable[[Callable[[Peers], Awaitable[None]]], Callable[[MasterNode], None]]:
-    """Makes a test of a coroutine that takes so many accepted peers."""
+    """Make a test of a coroutine that takes this number of accepted peers."""
 
     def decorate(test: Callable[[Peers], Awaitable[None]]) -> Callable[[MasterNode], None]:
         async def main(address: str) -> None:
@@ -108,10 +103,6 @@ def in_run(world: int) -> Callable[[Callable[[Peers], Awaitable[None]]], Callabl
     return decorate
 
 
-async def awaited(handle: Any) -> Any:
-    return await handle
-
-
 @in_run(3)
 async def test_reduces_and_group_calls(peers: Peers) -> None:
     arrays = [ones() for _ in peers]
@@ -126,18 +117,7 @@ async def test_reduces_and_group_calls(peers: Peers) -> None:
 
 
 @in_run(2)
-async def test_handles_are_awaited_by_any_number_of_tasks(peers: Peers) -> None:
-    arrays = [ones(), ones()]
-    handles = [peer.all_reduce_async(x, op=SUM, tag=1) for peer, x in zip(peers, arrays, strict=True)]
-    found = await all_of(*(partial(awaited, handle) for handle in handles * 2))
-    assert [info.world_size for info in found] == [2] * 4
-    assert await handles[0] == found[0]
-    assert handles[0].done()
-    assert np.all(arrays[0] == 2)
-
-
-@in_run(2)
-async def test_await_that_is_cancelled_leaves_op_in_flight(peers: Peers) -> None:
+async def test_cancelled_await_leaves_op_in_flight(peers: Peers) -> None:
     x = ones()
     handle = peers[0].all_reduce_async(x, op=SUM, tag=1)
     with trio.move_on_after(0.02) as scope:
@@ -164,30 +144,7 @@ async def test_async_cancel_aborts_op_and_returns_arrays(peers: Peers) -> None:
 
 
 @in_run(2)
-async def test_many_ops_at_once(peers: Peers) -> None:
-    arrays = [[ones() for _ in range(9)] for _ in peers]
-
-    async def reduce(peer: AsyncCommunicator, mine: list[Any]) -> int:
-        ops = [ReduceOpDescriptor.from_numpy(x, x, ReduceDescriptor(8, SUM, tag)) for tag, x in enumerate(mine)]
-        return (await peer.all_reduce_multiple_with_retry(ops)).world_size
-
-    assert await all_of(*(partial(reduce, *pair) for pair in zip(peers, arrays, strict=True))) == [2, 2]
-    assert all(np.all(x == 2) for mine in arrays for x in mine)
-
-
-@in_run(3)
-async def test_many_ops_notice_that_one_is_given_up_although_an_older_one_was_never_launched(peers: Peers) -> None:
-    x = [ones() for _ in range(3)]
-    ops = [ReduceOpDescriptor.from_numpy(each, each, ReduceDescriptor(8, SUM, tag)) for tag, each in enumerate(x)]
-    found = await all_of(
-        partial(peers[0].all_reduce_multiple_with_retry, ops),
-        partial(peers[1].all_reduce, ones(), op=SUM, tag=2, timeout=0.1),
-    )
-    assert [error.result for error in found] == [Result.TIMEOUT] * 2
-
-
-@in_run(2)
-async def test_a_cancelled_reduce_gives_its_buffer_back_and_all_go_on(peers: Peers) -> None:
+async def test_cancel_scope_aborts_op_on_all_peers(peers: Peers) -> None:
     x = ones()
     with trio.move_on_after(0.02) as scope:
         await peers[0].all_reduce(x, op=SUM)
@@ -200,7 +157,7 @@ async def test_a_cancelled_reduce_gives_its_buffer_back_and_all_go_on(peers: Pee
 
 
 @in_run(2)
-async def test_ctrl_c_in_the_main_task_withdraws_its_calls(peers: Peers) -> None:
+async def test_ctrl_c_withdraws_async_calls(peers: Peers) -> None:
     x = ones()
     state = SharedState.from_numpy({"x": ones()})
     ops = [ReduceOpDescriptor.from_numpy(x, x, ReduceDescriptor(8, SUM, tag)) for tag in (1, 2)]
@@ -233,61 +190,7 @@ async def test_ctrl_c_in_the_main_task_withdraws_its_calls(peers: Peers) -> None
 
 
 @in_run(2)
-async def test_ctrl_c_in_a_task_of_pccl_comes_to_the_main_task_and_the_communicator_lives(peers: Peers) -> None:
-    async def press() -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    x = ones()
-    session = peers[0]._inner._session
-    assert session is not None
-    session._lifetime.spawn(press)
-    with pytest.raises(KeyboardInterrupt):
-        await peers[0].all_reduce(x, op=SUM, tag=5)
-    assert not session._table.ops
-    assert np.all(x == 1)
-    found = await all_of(*(partial(peer.all_reduce, ones(), op=SUM, tag=9) for peer in peers))
-    assert [info.world_size for info in found] == [2, 2]
-
-
-WITHOUT_EFFECT = {
-    *("parse_masters", "parse_masters.<locals>.<listcomp>", "parse", "_require_text", "is_loopback", "is_name"),
-    *("View.global_world_size", "View.world_size", "PeerSession.failure"),
-}
-
-
-def test_ctrl_c_is_raised_nowhere_in_the_middle_of_pccl(master: MasterNode) -> None:
-    """Neither in its own tasks nor in calls, unless they wait."""
-    exposed, tasks = set[str](), set[str]()
-    parts = tuple(str(Path(pccl.__file__).with_name(name)) for name in ("runtime", "protocol"))
-
-    def profile(frame: FrameType, event: str, _: Any) -> None:
-        if event != "call" or not frame.f_code.co_filename.startswith(parts):
-            return
-        with suppress(RuntimeError):  # between tasks
-            tasks.add(trio.lowlevel.current_task().name)
-            if not trio.lowlevel.currently_ki_protected():
-                exposed.add(frame.f_code.co_qualname)
-
-    @in_run(3)
-    async def everything(peers: Peers) -> None:
-        handles = [peer.all_reduce_async(ones(), op=SUM) for peer in peers]
-        await all_of(*(partial(awaited, handle) for handle in handles))
-        states = [SharedState.from_numpy({"x": np.full(9, i)}) for i in range(3)]
-        await all_of(*(partial(peer.sync_shared_state, state) for peer, state in zip(peers, states, strict=True)))
-        await all_of(*(peer.optimize_topology for peer in peers))
-        await all_of(*(partial(peer.broadcast, ones(), root=1) for peer in peers))
-
-    sys.setprofile(profile)
-    try:
-        everything(master)
-    finally:
-        sys.setprofile(None)
-    assert len(tasks) > 10, tasks
-    assert exposed <= WITHOUT_EFFECT
-
-
-@in_run(2)
-async def test_cancelled_group_calls_are_withdrawn(peers: Peers) -> None:
+async def test_cancel_withdraws_group_calls(peers: Peers) -> None:
     state = SharedState.from_numpy({"x": ones()})
     calls: list[Callable[[], Awaitable[Any]]] = [
         peers[0].update_topology,
@@ -302,7 +205,7 @@ async def test_cancelled_group_calls_are_withdrawn(peers: Peers) -> None:
 
 
 @in_run(1)
-async def test_a_cancelled_connect_is_withdrawn(peers: Peers) -> None:
+async def test_cancel_withdraws_connect(peers: Peers) -> None:
     newcomer = AsyncCommunicator(peers[0]._inner.address)
     with trio.move_on_after(0.02) as scope:
         await newcomer.connect()
@@ -314,36 +217,7 @@ async def test_a_cancelled_connect_is_withdrawn(peers: Peers) -> None:
     await newcomer.close()
 
 
-@in_run(2)
-async def test_timeouts_and_wrong_use_are_as_in_the_blocking_face(peers: Peers) -> None:
-    calls: list[Callable[[], Awaitable[Any]]] = [
-        partial(peers[0].update_topology, timeout=0.02),
-        partial(peers[0].connect),
-        partial(peers[0].all_reduce, [1], op=SUM),
-        partial(peers[0].all_reduce, ones(), op=SUM, tag=8, timeout=0.02),
-        AsyncCommunicator(peers[0]._inner.address).update_topology,
-    ]
-    found = [(await all_of(call))[0].result for call in calls]
-    assert found == [
-        Result.TIMEOUT,
-        Result.INVALID_USAGE,
-        Result.INVALID_ARGUMENT,
-        Result.TIMEOUT,
-        Result.NOT_INITIALIZED,
-    ]
-
-
-@in_run(2)
-async def test_a_peer_that_closes_fails_the_ops_of_the_others(peers: Peers) -> None:
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(peers[1].close)
-        (found,) = await all_of(partial(peers[0].all_reduce, ones(), op=SUM))
-    assert found.result in (Result.RANK_CONNECTION_LOST, Result.TOO_FEW_PEERS)
-    (found,) = await all_of(peers[1].update_topology)
-    assert found.result is Result.NOT_INITIALIZED
-
-
-def test_blocking_and_async_peers_are_in_one_run(cluster: Cluster) -> None:
+def test_blocking_and_async_peers_in_one_run(cluster: Cluster) -> None:
     cluster.join(1)
     x, y = ones(), ones()
 
@@ -360,7 +234,7 @@ def test_blocking_and_async_peers_are_in_one_run(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("has_op", [False, True])
-def test_a_trio_run_that_ends_takes_its_peer_along(cluster: Cluster, has_op: bool) -> None:
+def test_peer_leaves_when_its_trio_run_ends(cluster: Cluster, has_op: bool) -> None:
     cluster.join(1)
     x = ones()
 
@@ -376,53 +250,3 @@ def test_a_trio_run_that_ends_takes_its_peer_along(cluster: Cluster, has_op: boo
     other.result()
     until(lambda: cluster[0].world_size == 1, "it is gone")
     assert np.all(x == 1)
-
-
-def test_who_connects_again_waits_for_the_end_of_the_former_session() -> None:
-    """Which listens at the same port."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        listen = f"127.0.0.1:{probe.getsockname()[1]}"
-
-    async def main(address: str) -> None:
-        async with AsyncCommunicator(address, listen=listen) as peer, trio.open_nursery() as nursery:
-            session = peer._inner.session("test")
-            may_end, is_again = trio.Event(), trio.Event()
-
-            async def linger() -> None:
-                with trio.CancelScope(shield=True):
-                    await may_end.wait()
-
-            async def connect_again() -> None:
-                try:
-                    await peer.connect()
-                    is_again.set()
-                finally:
-                    may_end.set()
-
-            session._lifetime.spawn(linger)
-            with session._driver.taking_over as machine:
-                machine.give_up("as if it were evicted")
-            assert not peer.is_connected
-            nursery.start_soon(connect_again)
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            assert not session.over.is_set()
-            assert not peer.is_connected
-            may_end.set()
-            with trio.fail_after(WAIT_S):
-                await is_again.wait()
-            assert peer.is_connected
-
-    with MasterNode("127.0.0.1:0") as master:
-        trio.run(main, master.address)
-
-
-def test_the_timeout_of_all_calls_may_be_set() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        comm = AsyncCommunicator(f"127.0.0.1:{silent.getsockname()[1]}", timeout=60)
-        assert comm.timeout == 60
-        comm.timeout = 0.01
-        with pytest.raises(PCCLError) as caught:
-            trio.run(comm.connect)
-    assert caught.value.result is Result.TIMEOUT
-    with pytest.raises(PCCLError, match="soon"):
-        comm.timeout = "soon"  # type: ignore[assignment]

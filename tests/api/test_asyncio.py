@@ -33,7 +33,7 @@ Peers = list[AsyncCommunicator]
 
 
 def in_run(world: int) -> Callable[[Callable[[Peers], Awaitable[None]]], Callable[[MasterNode], None]]:
-    """Makes a test of a coroutine that takes so many peers of an asyncio program."""
+    """Make a test of a coroutine that takes this number of peers of an asyncio program."""
 
     def decorate(test: Callable[[Peers], Awaitable[None]]) -> Callable[[MasterNode], None]:
         async def main(address: str) -> None:
@@ -68,7 +68,7 @@ async def waits_in(peer: AsyncCommunicator) -> None:
 
 
 @in_run(3)
-async def test_every_kind_of_call(peers: Peers) -> None:
+async def test_each_kind_of_call(peers: Peers) -> None:
     arrays = [ones() for _ in peers]
     infos = await asyncio.gather(*(peer.all_reduce(x) for peer, x in zip(peers, arrays, strict=True)))
     assert [info.world_size for info in infos] == [3] * 3
@@ -91,7 +91,7 @@ async def test_every_kind_of_call(peers: Peers) -> None:
 
 
 @in_run(2)
-async def test_the_loop_goes_on_while_a_call_waits(peers: Peers) -> None:
+async def test_event_loop_is_not_blocked(peers: Peers) -> None:
     reducing = asyncio.ensure_future(peers[0].all_reduce(ones()))
     await waits_in(peers[0])
     assert not reducing.done()
@@ -100,7 +100,7 @@ async def test_the_loop_goes_on_while_a_call_waits(peers: Peers) -> None:
 
 
 @in_run(2)
-async def test_errors_are_those_of_the_blocking_communicator(peers: Peers) -> None:
+async def test_timeout_and_other_errors(peers: Peers) -> None:
     with pytest.raises(PCCLError, match="TIMEOUT"):
         await peers[0].all_reduce(ones(), timeout=0.05)
     with pytest.raises(PCCLError, match=r"barrier: TIMEOUT"):
@@ -113,50 +113,11 @@ async def test_errors_are_those_of_the_blocking_communicator(peers: Peers) -> No
         await peers[0].broadcast(ones())  # type: ignore[call-arg]
 
 
-def test_before_connect_and_after_close(master: MasterNode) -> None:
-    async def main() -> None:
-        peer = AsyncCommunicator(master.address)
-        with pytest.raises(PCCLError, match="NOT_INITIALIZED"):
-            await peer.barrier()
-        await AsyncCommunicator(master.address).close()
-        async with peer:
-            assert peer.world_size == 1
-        await peer.close()
-        assert repr(peer).endswith(": closed>")
-        with pytest.raises(PCCLError, match="NOT_INITIALIZED"):
-            await peer.connect()
-
-    asyncio.run(main())
-
-
-def test_what_is_to_be_done_before_leaving_may_be_awaited(master: MasterNode) -> None:
-    done: list[str] = []
-
-    async def awaited() -> None:
-        await asyncio.sleep(0)
-        done.append("awaited")
-
-    async def main() -> None:
-        async with AsyncCommunicator(master.address) as peer:
-            peer._before_leaving[1] = lambda: done.append("called")
-            peer._before_leaving[2] = awaited
-
-    async def failing() -> None:
-        async with AsyncCommunicator(master.address) as peer:
-            peer._before_leaving[1] = lambda: done.append("not after an error")
-            raise ZeroDivisionError
-
-    asyncio.run(main())
-    with pytest.raises(ZeroDivisionError):
-        asyncio.run(failing())
-    assert done == ["called", "awaited"]
-
-
 # Cancellation.
 
 
 @in_run(2)
-async def test_a_cancelled_reduce_gives_its_array_back_and_all_go_on(peers: Peers) -> None:
+async def test_cancel_aborts_op_on_all_peers(peers: Peers) -> None:
     x = ones()
     reducing = asyncio.ensure_future(peers[0].all_reduce(x))
     await waits_in(peers[0])
@@ -171,7 +132,7 @@ async def test_a_cancelled_reduce_gives_its_array_back_and_all_go_on(peers: Peer
 
 
 @in_run(2)
-async def test_calls_that_time_out_by_asyncio_are_withdrawn(peers: Peers) -> None:
+async def test_asyncio_timeout_withdraws_calls(peers: Peers) -> None:
     ops = [ReduceOpDescriptor.from_numpy(ones(), None, ReduceDescriptor(8, SUM, tag)) for tag in (1, 2)]
     calls: list[Callable[[], Awaitable[Any]]] = [
         peers[0].update_topology,
@@ -191,7 +152,7 @@ async def test_calls_that_time_out_by_asyncio_are_withdrawn(peers: Peers) -> Non
 
 
 @in_run(2)
-async def test_no_cancellation_is_lost_whenever_it_comes(peers: Peers) -> None:
+async def test_cancel_at_any_time(peers: Peers) -> None:
     """asyncio tells it once: a loop of reduces must end with it, also if the op was committed at that moment."""
     last = [np.zeros(1, np.int64), np.zeros(1, np.int64)]
 
@@ -216,7 +177,7 @@ async def _barriers(peers: Peers) -> list[Any]:
     return list(await asyncio.gather(*(peer.barrier(tag=1) for peer in peers), return_exceptions=True))
 
 
-def test_a_connect_that_is_cancelled_is_withdrawn(cluster: Cluster) -> None:
+def test_cancel_withdraws_a_connect(cluster: Cluster) -> None:
     cluster.join(1)
 
     async def main() -> None:
@@ -236,7 +197,7 @@ def test_a_connect_that_is_cancelled_is_withdrawn(cluster: Cluster) -> None:
     asyncio.run(main())
 
 
-def test_ctrl_c_ends_a_program_that_waits() -> None:
+def test_ctrl_c_ends_an_asyncio_program() -> None:
     program = """
         import asyncio, os, signal, threading
         from pccl import AsyncCommunicator, MasterNode
@@ -263,41 +224,8 @@ def test_ctrl_c_ends_a_program_that_waits() -> None:
 # Handles.
 
 
-@in_run(2)
-async def test_handles_are_awaited(peers: Peers) -> None:
-    arrays = [ones(), ones()]
-    handles = [peer.all_reduce_async(x, tag=1) for peer, x in zip(peers, arrays, strict=True)]
-    infos = await asyncio.gather(*handles, handles[0])
-    assert [info.world_size for info in infos] == [2] * 3
-    assert np.all(arrays[0] == 2)
-    (info, other) = await asyncio.gather(*(peer.launch.all_gather(ones(1)) for peer in peers))
-    assert info.array.shape == other.array.shape == (2, 1)
-
-
-@in_run(2)
-async def test_a_handle_that_has_failed_raises_where_it_is_awaited(peers: Peers) -> None:
-    handles = [peer.all_reduce_async(ones(8 + i)) for i, peer in enumerate(peers)]
-    for handle in handles:
-        with pytest.raises(PCCLError, match="INVALID_ARGUMENT") as caught:
-            await handle
-        assert caught.value.func_name == "AsyncReduceHandle"
-
-
-@in_run(2)
-async def test_an_op_goes_on_when_the_wait_for_its_handle_is_cancelled(peers: Peers) -> None:
-    x = ones()
-    handle = peers[0].all_reduce_async(x)
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.03):
-            await handle
-    assert np.all(x == 1)
-    await peers[1].all_reduce(ones())
-    assert (await handle).world_size == 2
-    assert np.all(x == 2)
-
-
 @pytest.mark.parametrize("library", ["asyncio", "trio"])
-def test_handles_of_a_blocking_communicator_are_awaited(cluster: Cluster, library: str) -> None:
+def test_await_a_handle_of_a_blocking_communicator(cluster: Cluster, library: str) -> None:
     """As in a notebook; also where the op ends in another thread while it is waited for."""
     cluster.join(2)
 
@@ -337,7 +265,7 @@ def test_handles_of_a_blocking_communicator_are_awaited(cluster: Cluster, librar
 # Where it lives.
 
 
-def test_the_blocking_communicator_works_in_a_running_loop(cluster: Cluster) -> None:
+def test_blocking_communicator_in_a_running_loop(cluster: Cluster) -> None:
     """As in a notebook, whose cells run in one."""
     cluster.join(1)
 
@@ -351,14 +279,7 @@ def test_the_blocking_communicator_works_in_a_running_loop(cluster: Cluster) -> 
     assert other.result() == (2, 2)
 
 
-def test_it_outlives_an_event_loop_and_serves_the_next_one(master: MasterNode) -> None:
-    peer = AsyncCommunicator(master.address)
-    asyncio.run(peer.connect())
-    assert asyncio.run(peer.are_peers_pending()) is False
-    asyncio.run(peer.close())
-
-
-def test_who_calls_it_from_another_library_is_told_so(master: MasterNode) -> None:
+def test_call_from_another_library_is_refused(master: MasterNode) -> None:
     def refused(run: Callable[[], Any], text: str) -> None:
         with pytest.raises(PCCLError, match=text) as caught:
             run()
@@ -381,15 +302,7 @@ def test_who_calls_it_from_another_library_is_told_so(master: MasterNode) -> Non
     asyncio.run(peer.close())
 
 
-def test_it_may_move_once_nothing_is_left_of_its_session(cluster: Cluster) -> None:
-    cluster.join(1)
-    peer = AsyncCommunicator(cluster.address, timeout=0.05)
-    for run in (asyncio.run, trio.run, asyncio.run):
-        with pytest.raises(PCCLError, match="TIMEOUT"):
-            run(peer.connect() if run is asyncio.run else peer.connect)  # type: ignore[operator]
-
-
-def test_a_forgotten_one_leaves_the_run(cluster: Cluster) -> None:
+def test_forgotten_async_communicator_leaves(cluster: Cluster) -> None:
     cluster.join(1)
 
     async def main() -> None:
@@ -400,20 +313,6 @@ def test_a_forgotten_one_leaves_the_run(cluster: Cluster) -> None:
     asyncio.run(main())
     gc.collect()
     until(lambda: cluster[0].world_size == 1, "it has left")
-
-
-def test_programs_that_end_without_close_end(master: MasterNode) -> None:
-    program = f"""
-        import asyncio
-        from pccl import AsyncCommunicator
-
-        peer = AsyncCommunicator({master.address!r})
-        asyncio.run(peer.connect())
-        print(peer.world_size)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
-    assert (done.stdout, done.stderr, done.returncode) == ("1\n", "", 0)
 
 
 def test_pccl_does_not_import_asyncio() -> None:

@@ -18,15 +18,13 @@ from tests.support.cluster import WAIT_S, Background, together
 MODULE = "tests.api.arithmetic_peer"
 ROOT = Path(__file__).resolve().parents[2]
 WITH_TORCH = ("ddp", "torch_diloco")
-OFTEN = ("reduce_all", "diloco")
-"""Those that are not tried by CI alone."""
-PEERS = [("usual", "before"), ("flush", "before"), ("flush", "after"), ("downward", "before")]
+PEERS = [("usual", "before"), ("flush", "after"), ("downward", "before")]
 
 pytestmark = pytest.mark.skipif(not odd_arithmetic.IS_KNOWN, reason="how this machine computes is not known here")
 
 
 @pytest.mark.parametrize("environment", odd_arithmetic.ENVIRONMENTS)
-def test_a_threads_environment_is_put_back(environment: str) -> None:
+def test_float_environment_of_a_thread_is_restored(environment: str) -> None:
     seen = []
 
     def in_a_thread() -> None:
@@ -46,17 +44,14 @@ def test_a_threads_environment_is_put_back(environment: str) -> None:
     assert odd_arithmetic.current() == "usual"
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [kind if kind in OFTEN else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind not in WITH_TORCH],
-)
-def test_peers_in_any_environment_get_the_same_bits(master: MasterNode, kind: str) -> None:
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in WITH_TORCH])
+def test_peers_in_any_float_environment_get_the_same_bits(master: MasterNode, kind: str) -> None:
     _get_the_same_bits(master, kind)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", WITH_TORCH)
-def test_peers_in_any_environment_get_the_same_bits_of_torch(master: MasterNode, kind: str) -> None:
+def test_torch_peers_in_any_float_environment_get_the_same_bits(master: MasterNode, kind: str) -> None:
     pytest.importorskip("torch")
     _get_the_same_bits(master, kind)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import socket
 import threading
-import weakref
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,9 @@ import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
 from pccl.protocol.failover.durable_state import RecordedView, RunRecord
-from pccl.protocol.failover.machine import Failover
 from pccl.protocol.stragglers import Change, Stragglers, Suspect
 from pccl.runtime.master import server
 from pccl.runtime.master.durable_state import StateDirectory
-from pccl.runtime.threads import portal
-from pccl.runtime.threads.latch import Latch
 from pccl.status import run_status
 from tests.support.cluster import WAIT_S, Background, Cluster, outcomes, results, until
 
@@ -30,7 +25,7 @@ def refusal(call: Any) -> PCCLError:
     return caught.value
 
 
-def test_run_returns_at_once_and_interrupt_stops_it() -> None:
+def test_run_and_interrupt() -> None:
     master = MasterNode("127.0.0.1:0")
     master.run()
     assert master.wait(0) is False
@@ -47,7 +42,7 @@ def test_run_returns_at_once_and_interrupt_stops_it() -> None:
 
 
 @pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf"), 1e6])
-def test_a_peer_timeout_is_a_number_of_seconds(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_timeout_must_be_a_number(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     error = refusal(lambda: MasterNode("127.0.0.1:0", peer_timeout=value))
     assert error.result is Result.INVALID_ARGUMENT
     assert f"peer_timeout '{value}'" in str(error)
@@ -56,7 +51,7 @@ def test_a_peer_timeout_is_a_number_of_seconds(value: float, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("argument", "variable", "told"), [(None, "", 5.0), (None, "7.5", 7.5), (3, "7.5", 3.0)])
-def test_the_peer_timeout_is_told_to_the_peers(
+def test_peer_timeout_reaches_the_peers(
     argument: float | None, variable: str, told: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PCCL_PEER_TIMEOUT", variable)
@@ -66,21 +61,7 @@ def test_the_peer_timeout_is_told_to_the_peers(
         assert session._machine.peer_timeout_s == told
 
 
-def test_it_can_run_again_at_the_same_address() -> None:
-    with MasterNode("127.0.0.1:0") as first:
-        address = first.address
-        with Communicator(address):
-            pass
-    master = MasterNode(address, start="new")
-    for _ in range(2):
-        with master:
-            assert master.address == address
-            cluster = Cluster(address)
-            cluster.join(2)
-            cluster.close_all()
-
-
-def test_a_run_goes_on_under_the_next_master_at_its_address() -> None:
+def test_next_master_at_the_address_continues_the_run() -> None:
     with MasterNode("127.0.0.1:0") as first:
         address = first.address
         peer = Communicator(address, master_timeout=30)
@@ -89,7 +70,7 @@ def test_a_run_goes_on_under_the_next_master_at_its_address() -> None:
         assert peer.are_peers_pending() is False
 
 
-def test_one_with_state_leads_the_recorded_run_on_and_founds_at_once_when_there_is_none(tmp_path: Path) -> None:
+def test_state_directory_continues_the_run(tmp_path: Path) -> None:
     state = tmp_path / "state"
     with MasterNode("127.0.0.1:0", state=state) as first:
         address = first.address
@@ -105,7 +86,7 @@ def test_one_with_state_leads_the_recorded_run_on_and_founds_at_once_when_there_
         assert founder.world_size == 1
 
 
-def test_nothing_is_announced_before_it_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_is_written_before_peers_are_admitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     is_written, write = threading.Event(), StateDirectory.write
     tried: list[RunRecord] = []
 
@@ -129,9 +110,7 @@ def test_nothing_is_announced_before_it_is_on_disk(tmp_path: Path, monkeypatch: 
         peer.close()
 
 
-def test_the_recorded_run_is_not_forgotten_for_a_newcomer_unless_told_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_recorded_run_holds_newcomers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pccl.protocol.failover.bootstrap.HOLD_S", 0.1)
     state = StateDirectory(str(tmp_path), "before")
     state.write(RunRecord("run", b"secret", 1, RecordedView.of(3, [1, 2])))
@@ -148,7 +127,7 @@ def test_unknown_start_is_refused() -> None:
     assert error.result is Result.INVALID_ARGUMENT
 
 
-def test_the_port_of_another_one_is_refused_by_name() -> None:
+def test_port_of_another_master_is_refused() -> None:
     with MasterNode("127.0.0.1:0") as master:
         error = refusal(MasterNode(master.address).run)
         assert (error.result, error.func_name) == (Result.INVALID_ARGUMENT, "MasterNode.run")
@@ -164,89 +143,19 @@ def test_wrong_addresses(address: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "host.invalid"])
-def test_addresses_that_are_not_here(host: str) -> None:
+def test_address_of_another_machine(host: str) -> None:
     error = refusal(MasterNode(f"{host}:0").run)
     assert error.result is Result.INVALID_ARGUMENT
     assert f"cannot listen on {host}:0" in str(error)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "localhost"])
-def test_any_address_can_be_listened_on(host: str) -> None:
+def test_listen_on_any_address(host: str) -> None:
     if host == "[::]" and not socket.has_ipv6:
         pytest.skip("no IPv6 here")
     with MasterNode(f"{host}:0") as master:
         assert master.address.startswith(f"{host}:")
         with Communicator(f"localhost:{master.address.rpartition(':')[2]}") as peer:
-            assert peer.world_size == 1
-
-
-def test_before_it_runs_there_is_nothing_to_stop() -> None:
-    master = MasterNode()
-    assert master.address == "0.0.0.0:48148"
-    master.interrupt()
-    assert master.wait(0)
-
-
-def test_a_forgotten_master_goes_on() -> None:
-    master = MasterNode("127.0.0.1:0")
-    master.run()
-    service, address = weakref.ref(master._service), master.address
-    del master
-    gc.collect()
-    try:
-        with Communicator(address) as peer:
-            assert peer.are_peers_pending() is False
-    finally:
-        serving = service()
-        assert serving is not None
-        serving.interrupt()
-        assert serving.stopped.wait(WAIT_S)
-
-
-def test_once_interrupted_its_ports_are_free() -> None:
-    with MasterNode("127.0.0.1:0", http="127.0.0.1:0") as first:
-        address, http = first.address, first.http_address
-    for _ in range(5):
-        master = MasterNode(address, http=http, start="new")
-        master.run()
-        try:
-            peer = Communicator(address)
-            peer.connect()
-        finally:
-            master.interrupt()
-        peer.close()
-        assert master.wait(0)
-
-
-def test_a_master_that_does_not_stop_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl.master_node.STOP_TIMEOUT_S", 0.01)
-    with MasterNode("127.0.0.1:0") as master:
-        held, goes_on = Latch(), Latch()
-
-        def hold() -> None:
-            held.set()
-            goes_on.wait(WAIT_S)
-
-        portal.current().post(hold)
-        assert held.wait(WAIT_S)
-        error = refusal(master.interrupt)
-        goes_on.set()
-        assert error.result is Result.TIMEOUT
-        assert f"the master at {master.address} has not stopped within 0.01 s" in str(error)
-        assert master.wait(WAIT_S)
-
-
-def test_bug_in_the_search_for_stragglers_does_not_end_the_run(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(*_: object) -> None:
-        raise KeyError((2, 1))
-
-    monkeypatch.setattr(server, "STRAGGLERS_S", 0.01)
-    monkeypatch.setattr(Failover, "name_stragglers", fail)
-    with MasterNode("127.0.0.1:0") as node:
-        until(lambda: "has ended the search for stragglers; the run goes on" in caplog.text, "it is logged")
-        with Communicator(node.address) as peer:
             assert peer.world_size == 1
 
 

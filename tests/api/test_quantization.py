@@ -119,16 +119,6 @@ def test_defaults() -> None:
     assert not QuantizationOptions().stochastic
 
 
-def test_numbers_are_those_of_the_engine() -> None:
-    assert [QuantizationAlgorithm.NONE, MIN_MAX, ZERO_POINT_SCALE, CAST] == [
-        lib.PCCL_QUANT_NONE,
-        lib.PCCL_QUANT_MIN_MAX,
-        lib.PCCL_QUANT_ZERO_POINT_SCALE,
-        lib.PCCL_QUANT_CAST,
-    ]
-    assert len(QuantizationAlgorithm) == lib.PCCL_QUANT_COUNT
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -212,7 +202,7 @@ def test_golden_bytes() -> None:
 
 
 def bfloat16_up(value: float) -> float:
-    """The least bfloat16 that is not below."""
+    """Return the least bfloat16 that is not less."""
     bits = int(np.float32(value).view(np.uint32))
     if value > 0:
         bits += 0xFFFF
@@ -244,7 +234,7 @@ def four_bit_block(options: QuantizationOptions, values: np.ndarray) -> bytes:
 
 @pytest.mark.parametrize("options", [o for o in CODES if o.bits == 4], ids=name_of)
 @pytest.mark.parametrize("offset", [-3.0, 0.0, 0.1, 50.0])
-def test_four_bits_follow_the_documented_formulas(options: QuantizationOptions, offset: float) -> None:
+def test_four_bit_codes_follow_the_documentation(options: QuantizationOptions, offset: float) -> None:
     values = np.random.default_rng(1).normal(offset, size=64 * 9 + 7).astype(np.float32)
     blocks = [four_bit_block(options, values[at : at + 64]) for at in range(0, values.size, 64)]
     assert encode(options, values).tobytes() == b"".join(blocks)
@@ -260,7 +250,7 @@ def dither_unit(stream: int, indices: np.ndarray) -> np.ndarray:
     return (x >> np.uint64(8)).astype(np.float32) * np.float32(2**-24) - np.float32(0.5)
 
 
-def test_stochastic_codes_follow_the_documented_formulas() -> None:
+def test_stochastic_codes_follow_the_documentation() -> None:
     values = np.random.default_rng(2).normal(size=256).astype(np.float32)
     stream, first = 0xFEDCBA9876543210, 2**32 - 100
     options = QuantizationOptions(stochastic=True)
@@ -316,7 +306,7 @@ def test_error_of_any_finite_values(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("options", CODES, ids=name_of)
-def test_nan_and_infinity_stay_in_their_block_and_are_seen(options: QuantizationOptions) -> None:
+def test_nan_and_infinity_stay_in_their_block(options: QuantizationOptions) -> None:
     for poison in (np.nan, np.inf, -np.inf):
         values = np.ones(options.block_size * 3, np.float32)
         values[options.block_size + 5] = poison
@@ -363,7 +353,7 @@ def test_direct_sum_of_normal_values(algorithm: QuantizationAlgorithm, peers: in
 
 
 @pytest.mark.parametrize("options", [*CODES, *CASTS], ids=name_of)
-def test_direct_sum_does_not_grow_with_the_world(options: QuantizationOptions) -> None:
+def test_direct_sum_error_is_independent_of_world(options: QuantizationOptions) -> None:
     once = relative_error(there_and_back(options, normal_parts(1)[0]), normal_parts(1))
     for peers in (2, 8, 32):
         parts = normal_parts(peers, 1 << 14)
@@ -372,22 +362,10 @@ def test_direct_sum_does_not_grow_with_the_world(options: QuantizationOptions) -
 
 @pytest.mark.parametrize("peers", [2, 4, 8])
 @pytest.mark.parametrize("options", [EIGHT_BITS, FOUR_BITS], ids=name_of)
-def test_ring_sum_grows_as_stated(options: QuantizationOptions, peers: int) -> None:
+def test_ring_sum_error_grows_with_world(options: QuantizationOptions, peers: int) -> None:
     once = relative_error(there_and_back(options, normal_parts(1)[0]), normal_parts(1))
     parts = normal_parts(peers)
     assert relative_error(ring_sum(options, parts), parts) == pytest.approx((peers + 1) / 2 * once, rel=0.1)
-
-
-def test_direct_sum_with_outliers() -> None:
-    """One value in 4096 is a hundred times larger."""
-    random = np.random.default_rng(5)
-    parts = normal_parts(4)
-    for part in parts:
-        part[random.random(part.size) < 1 / 4096] *= 100
-    assert relative_error(direct_sum(EIGHT_BITS, parts), parts) < 6e-4
-    # With 4 bits nothing else in an outlier's block survives; where 0 is a code, it at least becomes no noise.
-    assert relative_error(direct_sum(FOUR_BITS, parts), parts) < 6e-2
-    assert relative_error(direct_sum(QuantizationOptions(algorithm=ZERO_POINT_SCALE, bits=4), parts), parts) < 2e-2
 
 
 # Stochastic rounding
@@ -411,38 +389,6 @@ def test_stochastic_rounding_is_unbiased(options: QuantizationOptions) -> None:
     assert 1.5 * nearest_square < (errors**2).mean() < 2.7 * nearest_square
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_stochastic_direct_sum(bits: int) -> None:
-    for peers in (2, 4, 8):
-        parts = normal_parts(peers)
-        options = QuantizationOptions(bits=bits, stochastic=True)
-        assert relative_error(direct_sum(options, parts), parts) < {4: 3.2e-2, 8: 1.6e-4}[bits]
-
-
-def test_streams_are_independent() -> None:
-    """Neither two peers nor neighbouring elements have one in common."""
-    values = np.random.default_rng(9).normal(size=1 << 16).astype(np.float32)
-    options = QuantizationOptions(stochastic=True)
-    streams = [int(stream) for stream in np.random.default_rng(1).integers(0, 2**63, size=4)]
-    errors = [there_and_back(options, values, stream) - values for stream in streams]
-    for one, other in itertools.combinations(errors, 2):
-        assert abs(np.corrcoef(one, other)[0, 1]) < 0.02
-    for error in errors:
-        assert abs(np.corrcoef(error[1:], error[:-1])[0, 1]) < 0.02
-
-
-def test_zeros_stay_exact_under_zero_point_scale() -> None:
-    values = np.random.default_rng(11).normal(size=4096).astype(np.float32)
-    values[::3] = 0
-    for options in CODES:
-        if options.algorithm is ZERO_POINT_SCALE:
-            for stochastic in (False, True):
-                options = QuantizationOptions(
-                    options.quantized_datatype, ZERO_POINT_SCALE, bits=options.bits, stochastic=stochastic
-                )
-                assert (there_and_back(options, values)[::3] == 0).all()
-
-
 # Between peers
 
 
@@ -454,9 +400,7 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.mark.parametrize("options", [*CODES, *CASTS], ids=name_of)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_all_peers_hold_the_same_bits_whatever_their_rounding(
-    cluster: Cluster, options: QuantizationOptions, dtype: type[np.floating]
-) -> None:
+def test_all_peers_have_the_same_bits(cluster: Cluster, options: QuantizationOptions, dtype: type[np.floating]) -> None:
     """Seeds, and whether one rounds stochastically at all, are everyone's own affair."""
     inputs = [np.random.default_rng(i).normal(size=5003).astype(dtype) for i in range(3)]
     tensors = [x.copy() for x in inputs]
@@ -472,31 +416,7 @@ def test_all_peers_hold_the_same_bits_whatever_their_rounding(
     assert relative_error(tensors[0], parts) < {4: 6e-2, 8: 3e-4, 16: 4e-5}[options.bits]
 
 
-@pytest.mark.parametrize("options", CODES, ids=name_of)
-@pytest.mark.parametrize("greatest", [1e39, 1e300, 1e-60, 1e-290])
-def test_float64_of_any_magnitude(cluster: Cluster, options: QuantizationOptions, greatest: float) -> None:
-    inputs = [np.random.default_rng(i).uniform(-greatest, greatest, size=3001) for i in range(3)]
-    tensors = [x.copy() for x in inputs]
-    cluster.each(lambda peer, i: peer.all_reduce(tensors[i], op=ReduceOp.SUM, quantization_options=options))
-    assert all(tensor.tobytes() == tensors[0].tobytes() for tensor in tensors)
-    parts = [x / greatest for x in inputs]
-    error = np.mean((tensors[0] / greatest - np.sum(parts, axis=0)) ** 2) / np.mean(np.sum(parts, axis=0) ** 2)
-    assert error < {4: 6e-2, 8: 3e-4, 16: 4e-5}[options.bits]
-
-
-def test_the_seed_decides(cluster: Cluster) -> None:
-    inputs = [np.random.default_rng(i).normal(size=1000).astype(np.float32) for i in range(3)]
-
-    def total(seed: int) -> np.ndarray:
-        tensors = [x.copy() for x in inputs]
-        options = QuantizationOptions(stochastic=True, seed=seed)
-        cluster.each(lambda peer, i: peer.all_reduce(tensors[i], op=ReduceOp.SUM, quantization_options=options))
-        return tensors[0]
-
-    assert (total(1) != total(2)).any()
-
-
-def test_refusals_tell_why(cluster: Cluster) -> None:
+def test_unquantizable_dtypes_are_refused(cluster: Cluster) -> None:
     cast = QuantizationOptions(DataType.FLOAT16, CAST)
     for tensor, reason in [
         (np.zeros(9, np.float16), "does not make it smaller"),
@@ -507,7 +427,7 @@ def test_refusals_tell_why(cluster: Cluster) -> None:
         assert caught.value.result is Result.INVALID_ARGUMENT
 
 
-def test_peers_that_differ_are_told_how(cluster: Cluster) -> None:
+def test_mismatched_quantization_is_named(cluster: Cluster) -> None:
     options = [EIGHT_BITS, FOUR_BITS, FOUR_BITS]
     tensors = [np.ones(999, np.float32) for _ in range(3)]
     outcomes = cluster.outcomes(

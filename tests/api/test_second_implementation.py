@@ -1,6 +1,6 @@
 """A peer that was written from docs/design/wire.md alone joins a run and takes part in an all-reduce.
 
-It uses nothing of pccl but a master and a peer to talk to: if this fails, the specification is wrong, or the wire has
+Of pccl it uses only a master and a peer to connect to: if this fails, the specification is wrong, or the wire has
 changed without it.
 """
 
@@ -220,7 +220,7 @@ class SecondImplementation:
             connection.sock.close()
 
 
-def test_a_peer_written_from_the_specification_takes_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peer_written_from_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PCCL_ENGINE_THREADS", raising=False)
     with MasterNode("127.0.0.1:0", token=TOKEN) as node, Communicator(node.address, token=TOKEN) as first:
         second = SecondImplementation(int(node.address.rpartition(":")[2]))

@@ -1,4 +1,4 @@
-"""Warnings to a user who opens a run to the world, and what counts as the world."""
+"""Warnings about runs at public addresses, and the addresses that count as public."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def serve(token: str = "") -> None:
         pass
 
 
-def test_a_public_master_without_a_token_is_warned_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warning_for_a_public_master_without_token(monkeypatch: pytest.MonkeyPatch) -> None:
     has(monkeypatch, "10.0.0.1", "8.8.4.4")
     node = MasterNode("0.0.0.0:0")
     (text,) = heard(node.run)
@@ -46,7 +46,7 @@ def test_a_public_master_without_a_token_is_warned_of_once(monkeypatch: pytest.M
     assert heard(serve) == []
 
 
-def test_a_token_or_a_private_address_is_fine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_warning_with_token_or_private_address(monkeypatch: pytest.MonkeyPatch) -> None:
     has(monkeypatch, "8.8.4.4")
     assert heard(lambda: serve("secret")) == []
     with MasterNode("127.0.0.1:0"):
@@ -55,7 +55,7 @@ def test_a_token_or_a_private_address_is_fine(monkeypatch: pytest.MonkeyPatch) -
     assert heard(serve) == []
 
 
-def test_a_public_peer_is_warned_of_unless_its_master_is_local(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warning_for_a_public_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     has(monkeypatch, "8.8.4.4")
     assert heard(lambda: Communicator("127.0.0.1")) == []
     assert heard(lambda: Communicator("example.org", token="secret")) == []
@@ -82,5 +82,5 @@ def test_public_reach(monkeypatch: pytest.MonkeyPatch, host: str, found: str | N
     assert addresses.public_reach(host) == found
 
 
-def test_the_machines_own_addresses_are_addresses() -> None:
+def test_own_addresses_are_valid() -> None:
     addresses.public_reach("")

@@ -71,7 +71,7 @@ def fails_for_all(cluster: Cluster, call: Call, steps: list[int | None]) -> list
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_ops_of_different_steps_fail_on_all_and_say_which(three_peers: Cluster, name: str) -> None:
+def test_mismatched_steps_fail_on_all(three_peers: Cluster, name: str) -> None:
     call = EVERY[name]
     for _ in range(2):  # the second time a small op goes past the trio thread
         three_peers.each(lambda peer, i: call(peer, i, 7))
@@ -94,7 +94,7 @@ def test_a_step_or_none_is_part_of_what_is_compared(three_peers: Cluster) -> Non
     assert three_peers.each(reduce_once) == [3] * 3
 
 
-def test_both_of_a_pair_give_the_step(three_peers: Cluster) -> None:
+def test_step_of_send_and_recv(three_peers: Cluster) -> None:
     def calls(sent: int | None, received: int | None) -> list[Any]:
         x = ones()
         return outcomes(
@@ -111,7 +111,7 @@ def test_both_of_a_pair_give_the_step(three_peers: Cluster) -> None:
 
 
 @pytest.mark.parametrize("step", [-1, 2**63, True, 1.0, "7"])
-def test_what_is_no_step_is_refused(three_peers: Cluster, step: Any) -> None:
+def test_wrong_step_is_refused(three_peers: Cluster, step: Any) -> None:
     for call in EVERY.values():
         error = refusal(partial(call, three_peers[0], 0, step))
         assert error.result is Result.INVALID_ARGUMENT

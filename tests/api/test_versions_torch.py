@@ -7,26 +7,24 @@ from functools import partial
 from typing import Any
 
 import pytest
-import trio
 
 from pccl import (
-    AsyncCommunicator,
     Communicator,
-    MasterNode,
     PCCLError,
     ReduceDescriptor,
     ReduceOp,
     ReduceOpDescriptor,
     SharedState,
 )
-from tests.support.cluster import Background, Cluster, run_of, together, until
+from tests.support.cluster import Background, Cluster, run_of
 
 torch = pytest.importorskip("torch")
 
 WORLD = 2
 WIDTH = 4
 Tensors = tuple[list[Any], list[Any]]
-"""What a call writes on one peer, and what it only reads."""
+"""The tensors that a call writes on one peer, and those that it only reads."""
+Call = Callable[[Communicator, int], Tensors]
 
 
 @pytest.fixture(scope="module")
@@ -39,29 +37,32 @@ def new(width: int = WIDTH) -> Any:
     return torch.ones(width)
 
 
+def out_of_place(call: Callable[..., Any], sent: int = WIDTH, received: int = WIDTH) -> Call:
+    """Return a call that reads one tensor and writes another on each peer."""
+
+    def made(peer: Communicator, number: int) -> Tensors:
+        given, result = new(sent), new(received)
+        call(peer, given, result)
+        return [result], [given]
+
+    return made
+
+
+def to_root(call: Callable[..., Any], received: int = WIDTH) -> Call:
+    """Return a call that writes on the root alone."""
+
+    def made(peer: Communicator, number: int) -> Tensors:
+        given, result = new(), new(received)
+        call(peer, given, result)
+        return ([result], [given]) if number == 0 else ([], [given, result])
+
+    return made
+
+
 def all_reduce(peer: Communicator, _: int) -> Tensors:
     tensor = new()
     peer.all_reduce(tensor)
     return [tensor], []
-
-
-def all_reduce_out_of_place(peer: Communicator, _: int) -> Tensors:
-    given, result = new(), new()
-    peer.all_reduce(given, result)
-    return [result], [given]
-
-
-def all_reduce_async(peer: Communicator, _: int) -> Tensors:
-    given, result = new(), new()
-    handle = peer.all_reduce_async(given, result)
-    until(handle.done, "the op is over")
-    return [result], [given]
-
-
-def all_reduce_large(peer: Communicator, _: int) -> Tensors:
-    given, result = new(1 << 20), new(1 << 20)
-    peer.all_reduce(given, result)
-    return [result], [given]
 
 
 def all_reduce_multiple(peer: Communicator, _: int) -> Tensors:
@@ -75,51 +76,15 @@ def all_reduce_multiple(peer: Communicator, _: int) -> Tensors:
     return tensors, []
 
 
-def all_gather(peer: Communicator, _: int) -> Tensors:
-    given, result = new(), new(WORLD * WIDTH)
-    peer.all_gather(given, result)
-    return [result], [given]
-
-
-def all_gather_async(peer: Communicator, _: int) -> Tensors:
-    given, result = new(), new(WORLD * WIDTH)
-    peer.launch.all_gather(given, result).wait()
-    return [result], [given]
-
-
-def reduce_scatter(peer: Communicator, _: int) -> Tensors:
-    given, result = new(WORLD * WIDTH), new()
-    peer.reduce_scatter(given, result)
-    return [result], [given]
-
-
-def reduce(peer: Communicator, number: int) -> Tensors:
-    given, result = new(), new()
-    peer.reduce(given, result, root=0)
-    return ([result], [given]) if number == 0 else ([], [given, result])
-
-
 def broadcast(peer: Communicator, number: int) -> Tensors:
     tensor = new()
     peer.broadcast(tensor, root=0)
     return ([], [tensor]) if number == 0 else ([tensor], [])
 
 
-def gather(peer: Communicator, number: int) -> Tensors:
-    given, result = new(), new(WORLD * WIDTH)
-    peer.gather(given, result, root=0)
-    return ([result], [given]) if number == 0 else ([], [given, result])
-
-
 def scatter(peer: Communicator, number: int) -> Tensors:
     given, result = new(WORLD * WIDTH), new()
     peer.scatter(given if number == 0 else None, result, root=0)
-    return [result], [given]
-
-
-def all_to_all(peer: Communicator, _: int) -> Tensors:
-    given, result = new(WORLD * WIDTH), new(WORLD * WIDTH)
-    peer.all_to_all(given, result)
     return [result], [given]
 
 
@@ -140,22 +105,33 @@ def sync_shared_state(peer: Communicator, number: int) -> Tensors:
     return ([], [same, other]) if number == 0 else ([other], [same])
 
 
-CALLS = [
-    *(all_reduce, all_reduce_out_of_place, all_reduce_async, all_reduce_large, all_reduce_multiple, all_gather),
-    *(all_gather_async, reduce_scatter, reduce, broadcast, gather, scatter, all_to_all, send_recv, sync_shared_state),
-]
+WHOLE = WORLD * WIDTH
+CALLS: dict[str, Call] = {
+    "all_reduce": all_reduce,
+    "all_reduce out of place": out_of_place(lambda peer, x, y: peer.all_reduce(x, y)),
+    "all_reduce_async": out_of_place(lambda peer, x, y: peer.all_reduce_async(x, y).wait()),
+    "all_reduce large": out_of_place(lambda peer, x, y: peer.all_reduce(x, y), 1 << 20, 1 << 20),
+    "all_reduce_multiple": all_reduce_multiple,
+    "all_gather": out_of_place(lambda peer, x, y: peer.all_gather(x, y), WIDTH, WHOLE),
+    "reduce_scatter": out_of_place(lambda peer, x, y: peer.reduce_scatter(x, y), WHOLE, WIDTH),
+    "all_to_all": out_of_place(lambda peer, x, y: peer.all_to_all(x, y), WHOLE, WHOLE),
+    "reduce": to_root(lambda peer, x, y: peer.reduce(x, y, root=0)),
+    "gather": to_root(lambda peer, x, y: peer.gather(x, y, root=0), WHOLE),
+    "broadcast": broadcast,
+    "scatter": scatter,
+    "send and recv": send_recv,
+    "sync_shared_state": sync_shared_state,
+}
 
 
-@pytest.mark.parametrize("call", CALLS, ids=lambda call: call.__name__)
-def test_calls_count_up_the_versions_of_what_they_write_alone(
-    pair: Cluster, call: Callable[[Communicator, int], Tensors]
-) -> None:
-    for written, read in pair.each(call):
+@pytest.mark.parametrize("name", CALLS)
+def test_results_count_up_tensor_versions(pair: Cluster, name: str) -> None:
+    for written, read in pair.each(CALLS[name]):
         assert 0 not in [each._version for each in written]
         assert not any(each._version for each in read)
 
 
-def test_a_backward_pass_that_has_saved_what_is_overwritten_raises(pair: Cluster) -> None:
+def test_backward_through_an_overwritten_tensor_raises(pair: Cluster) -> None:
     def overwrite(peer: Communicator, _: int) -> None:
         weights, saved = torch.ones(WIDTH, requires_grad=True), new()
         product = (weights * saved).sum()
@@ -166,23 +142,7 @@ def test_a_backward_pass_that_has_saved_what_is_overwritten_raises(pair: Cluster
     pair.each(overwrite)
 
 
-def test_coroutines_count_up_versions(master: MasterNode) -> None:
-    assert 0 not in together([partial(coroutine_version, master.address) for _ in range(WORLD)])
-
-
-def coroutine_version(address: str) -> int:
-    async def call() -> int:
-        async with AsyncCommunicator(address) as peer:
-            while peer.world_size < WORLD:
-                await peer.update_topology()
-            tensor = new()
-            await peer.all_reduce(tensor)
-            return int(tensor._version)
-
-    return trio.run(call)
-
-
-def test_wait_timeout_leaves_the_version_and_the_result_counts_it_up(pair: Cluster) -> None:
+def test_wait_timeout_keeps_the_version(pair: Cluster) -> None:
     first, second = pair.peers
     tensor = new()
     handle = first.all_reduce_async(tensor, tag=77)
@@ -194,7 +154,7 @@ def test_wait_timeout_leaves_the_version_and_the_result_counts_it_up(pair: Clust
     assert tensor._version > 0
 
 
-def test_a_failed_op_leaves_the_version(pair: Cluster) -> None:
+def test_failed_op_keeps_the_version(pair: Cluster) -> None:
     first, _ = pair.peers
     tensor = new()
     with pytest.raises(PCCLError):

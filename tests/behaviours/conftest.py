@@ -1,5 +1,6 @@
-"""The simulated run that tests share."""
+"""The simulated run, and the worker processes, of the tests here."""
 
+from tests.processes.conftest import run, start
 from tests.simulation.conftest import world
 
-__all__ = ["world"]
+__all__ = ["run", "start", "world"]

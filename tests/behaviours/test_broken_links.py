@@ -32,17 +32,6 @@ def test_newcomer_that_cannot_reach_a_peer_is_evicted(world: World) -> None:
     assert world.reduce([a, b]) == [Result.SUCCESS] * 2
 
 
-def test_newcomer_without_links_delays_no_other_newcomer(world: World) -> None:
-    (a,) = world.join(0)
-    nodes = [world.add() for _ in range(3)]
-    world.run()
-    middle = next(node for node in nodes if node.number == 3)
-    world.network.unreachable = {frozenset((middle.name, other.name)) for other in (a, *nodes)}
-    assert world.call_all([a], Kind.UPDATE_TOPOLOGY) == [Result.SUCCESS]
-    assert a.view.ring == (1, 2, 4)
-    assert middle.ended is not None
-
-
 def test_pair_that_need_not_connect_may_be_unreachable(world: World) -> None:
     world.network.unreachable = {frozenset(("n1", "n3"))}
     nodes = world.join(0, 0, 0, 0)
@@ -107,30 +96,6 @@ def test_link_that_cannot_be_replaced_evicts_the_later_peer(world: World) -> Non
     assert rings([a, b]) == {(1, 2)}
     assert c.ended is not None
     assert c.ended.code is Result.RANK_CONNECTION_FAILED
-
-
-def test_report_of_a_link_that_has_been_replaced_is_ignored(world: World) -> None:
-    a, b = world.join(0, 0)
-    world.break_link(a, b)
-    world.run()
-    view = world.master.state.view
-    world.send(b, m.LinkLost(2, 1, "old news"))
-    world.run()
-    assert world.master.state.view == view
-    world.send(b, m.LinkLost(view, 1, "news"))
-    world.run()
-    assert world.master.state.view == view + 1
-
-
-def test_report_of_a_link_that_is_not_needed_is_ignored(world: World) -> None:
-    a, b, c, _ = world.join(0, 0, 1, 0)
-    view = world.master.state.view
-    for other in (c.number, a.number, 99):
-        world.send(a, m.LinkLost(view, other, "what link?"))
-    world.run()
-    assert world.master.state.view == view
-    assert len(world.master.accepted) == 4
-    assert b.ended is None
 
 
 def test_link_attempt_of_an_earlier_view_is_repeated(world: World) -> None:
@@ -209,21 +174,6 @@ def test_link_that_broke_often_is_retried_when_needed(world: World) -> None:
     world.run()
     assert a.result(op) is Result.RANK_CONNECTION_LOST
     assert world.reduce([a, c, d]) == [Result.SUCCESS] * 3
-
-
-def test_unstable_link_outside_the_ring_costs_only_the_mesh(world: World) -> None:
-    nodes = world.join(0, 0, 0, 0)
-    assert all(node.view.is_meshed for node in nodes)
-    ring = nodes[0].view.ring
-    a, b = world.node_of(ring[0]), world.node_of(ring[2])
-    for _ in range(RELINKS_MAX + 1):
-        world.break_link(a, b)
-        world.run()
-    assert world.master.accepted == [1, 2, 3, 4]
-    assert not any(node.view.is_meshed for node in nodes)
-    world.break_link(a, b)
-    world.run()
-    assert world.reduce(nodes) == [Result.SUCCESS] * 4
 
 
 # Links that carry no bytes any more, between peers that the master hears.

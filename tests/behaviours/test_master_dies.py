@@ -11,16 +11,12 @@ from itertools import count
 
 import pytest
 
-from pccl.protocol.master.run_state import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.master_host import Memory
-from tests.simulation.node import Node
 from tests.simulation.plan import Plan
 from tests.simulation.schedule import play
 from tests.simulation.world import MASTER, MASTER_TIMEOUT_S, World
-
-TIMEOUT_S = MasterOptions().peer_timeout_s
 
 LATER = 15
 """Deliveries until the next master begins, if not at once."""
@@ -220,26 +216,6 @@ def test_peers_fail_after_the_master_timeout() -> None:
     assert all(node.ended is not None for node in nodes)
 
 
-def test_late_peer_is_rejected() -> None:
-    world = World(masters=1, memory=Memory.DISK)
-    nodes = [*world.join(0), *world.join(0, 0)]
-    world.cut(nodes[2], world.hosts[0].name)
-    world.kill_master()
-    world.restart_master()
-    world.run()
-    assert not world.hosts[0].is_leading
-    world.wait(5.5)
-    world.run()
-    assert world.hosts[0].is_leading
-    assert {node.view.ring for node in nodes[:2]} == {(1, 2)}
-    assert nodes[0].lost == [(3, "did not come back after the loss of the master")]
-    world.heal()
-    world.wait(1.0)
-    world.run()
-    assert nodes[2].ended is not None
-    assert "has gone on without peer 3" in nodes[2].ended.reason
-
-
 def test_peer_lost_during_a_sync_gets_no_success() -> None:
     """Its connection breaks, the others go on, and the master dies before any view has left it out."""
     world = World(masters=1)
@@ -263,98 +239,6 @@ def test_peer_lost_during_a_sync_gets_no_success() -> None:
     assert [node.call(call) for node, call in zip(nodes[:2], calls[:2], strict=True)] == [Result.SUCCESS] * 2
     assert behind.call(calls[2]) is Result.MASTER_CONNECTION_FAILED
     assert behind.root != b"new"
-
-
-def test_lost_peer_continues_a_run_whose_others_are_dead() -> None:
-    """It stands where it was lost. What was numbered without it is numbered no second time, in the same term too."""
-    world = World(masters=1)
-    (alone,) = world.join(0)
-    world.freeze(alone)
-    world.break_heartbeats(alone)
-    world.reset(alone)
-    world.run()
-    world.wait(6.0)
-    world.cut(alone, world.hosts[0].name)
-    world.thaw(alone)
-    other = world.add()
-    world.run()
-    assert other.view.ring == (other.number,)
-    world.kill_master()
-    world.restart_master()
-    world.run()
-    led = world.master
-    assert led.accepted == [other.number]
-    world.kill(other)
-    world.kill_master()
-    world.restart_master()
-    world.heal()
-    for _ in range(4):
-        world.run()
-        world.wait(2.5)
-    assert world.master.accepted == [alone.number]
-    assert (world.master.run, world.master.term) == (led.run, led.term)
-    assert world.master.state.view != led.state.view
-    newcomer = world.add()
-    world.admit_all()
-    assert abs(newcomer.number - led.state.next_peer) > 1000
-    assert world.reduce([alone, newcomer]) == [Result.SUCCESS] * 2
-
-
-def _left_with_two(memory: Memory) -> tuple[World, list[Node], list[Node]]:
-    """The master evicts three of five peers, one after the other. The last two go on, and sync."""
-    world = World(masters=1, memory=memory)
-    nodes = [*world.join(0), *world.join(0, 0, 0, 0)]
-    kept, lost = nodes[:2], nodes[2:]
-    assert set(world.call_all(nodes, Kind.SYNC)) == {Result.SUCCESS}
-    for node in lost:
-        world.isolate(node)
-        for _ in range(3):
-            world.wait(2.0)
-            world.run()
-    assert {node.view.ring for node in kept} == {(1, 2)}
-    for node in kept:
-        node.revision, node.root = 7, b"later"
-    assert world.reduce(kept) == [Result.SUCCESS] * 2
-    assert set(world.call_all(kept, Kind.SYNC)) == {Result.SUCCESS}
-    return world, kept, lost
-
-
-@pytest.mark.parametrize("memory", [Memory.DISK])
-def test_master_and_peer_die_together(memory: Memory) -> None:
-    world = World(masters=1, memory=memory)
-    nodes = [*world.join(0), *world.join(0, 0)]
-    world.kill_master()
-    world.kill(nodes[2])
-    world.wait(4.0)
-    world.restart_master()
-    while world.now < 2 * MASTER_TIMEOUT_S and not world.hosts[0].is_leading:
-        world.run()
-        world.wait(0.5)
-    world.run()
-    assert {node.view.ring for node in nodes[:2]} == {(1, 2)}
-    assert world.reduce(nodes[:2]) == [Result.SUCCESS] * 2
-
-
-def _led_by(world: World, seconds: float) -> None:
-    end_at = world.now + seconds
-    while world.now < end_at:
-        world.run()
-        world.wait(0.5)
-    world.run()
-
-
-def test_report_of_a_later_view_counts_after_its_peer_died() -> None:
-    world, kept, lost = _left_with_two(Memory.NONE)
-    world.kill_master()
-    world.heal()
-    world.cut(kept[1], MASTER)
-    world.restart_master()
-    world.run()
-    world.kill(kept[0])
-    while any(node.ended is None for node in lost):
-        world.run()
-        world.wait(2.0)
-        assert not world.hosts[0].is_leading
 
 
 def test_newcomer_waits_for_peers_of_an_earlier_run() -> None:

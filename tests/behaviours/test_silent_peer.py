@@ -7,14 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from pccl.protocol import messages as m
-from pccl.protocol.failover.bootstrap import BIRTH_MARGIN_S
 from pccl.protocol.master.run_state import MasterOptions
 from pccl.protocol.messages import Kind
 from pccl.types import Result
 from tests.simulation.node import Node
-from tests.simulation.plan import Plan, Step
-from tests.simulation.schedule import play
 from tests.simulation.world import MASTER, TAG, World, rings
 
 TIMEOUT_S = MasterOptions().peer_timeout_s
@@ -71,18 +67,6 @@ def test_silent_peer_is_lost_during_a_flush(world: World, fault: Fault) -> None:
     world.run()
     assert a.result(op) is Result.RANK_CONNECTION_LOST
     assert rings([a, b]) == {(1, 2)}
-    _end(world, c)
-
-
-def test_silent_peer_is_lost_while_links_are_made(world: World, fault: Fault) -> None:
-    a, b, c = world.join(0, 0, 0)
-    world.kill(b)
-    world.run_until(lambda: isinstance(world.from_masters[-1][1], m.Prepare))
-    fault(world, c)
-    world.run()
-    world.wait(TIMEOUT_S + 0.1)
-    world.run()
-    assert a.view.ring == (1,)
     _end(world, c)
 
 
@@ -195,70 +179,3 @@ def test_silent_master_is_lost_to_its_peers(world: World) -> None:
     world.thaw_master()
     world.run()
     assert world.master.accepted == []
-
-
-def _led_through(world: World, seconds: float) -> None:
-    end_at = world.now + seconds
-    while world.now < end_at:
-        world.wait(0.25)
-        world.run()
-
-
-def test_silence_of_the_only_peer_is_no_outage(fault: Fault) -> None:
-    """A newcomer is not kept waiting for it."""
-    world = World(masters=1)
-    (a,) = world.join(0)
-    fault(world, a)
-    _led_through(world, TIMEOUT_S + 0.5)
-    assert a.number not in world.master.accepted
-    newcomer = world.add()
-    _led_through(world, 3.0)
-    assert newcomer.view.ring == (newcomer.number,)
-
-
-def test_silence_of_a_minority_is_no_outage() -> None:
-    world = World(masters=1)
-    nodes = [*world.join(0), *world.join(0, 0, 0)]
-    for node in nodes[2:]:
-        world.isolate(node)
-    _led_through(world, TIMEOUT_S + 0.5)
-    assert {node.view.ring for node in nodes[:2]} == {(1, 2)}
-
-
-def _reset_all(world: World, nodes: list[Node], are_heartbeats_reset: bool) -> None:
-    """Connections to the master, which hears of that. It and the peers reach each other no more."""
-    for node in nodes:
-        world.cut(node, MASTER)
-        control = node.control
-        assert control is not None
-        world.reset(node)
-        control.outbox.clear()
-        world.control_plane.lose(control)
-        if are_heartbeats_reset:
-            world.break_heartbeats(node)
-
-
-def test_newcomers_start_a_run_after_all_peers_died() -> None:
-    world = World(masters=1)
-    nodes = [*world.join(0), *world.join(0, 0)]
-    for node in nodes:
-        world.kill(node)
-    _led_through(world, 1.0)
-    newcomers = [world.add(), world.add()]
-    _led_through(world, 2 * TIMEOUT_S + BIRTH_MARGIN_S)
-    assert world.master.accepted
-    world.admit_all()
-    assert world.reduce(newcomers) == [Result.SUCCESS] * 2
-
-
-def test_links_of_an_absent_peer_are_judged_later() -> None:
-    """The master waits for it until then, and for no clock: `World.wait` checks that none is due."""
-    steps = (
-        Step("break_link", 20746, 1),
-        Step("launch_all", 32024, 40),
-        Step("break_link", 64801, 3),
-        Step("thaw", 3983, 10),
-        Step("restart_master", 63102, 40),
-        Step("kill", 60960, 0),
-    )
-    play(Plan(55732, 1, 5, True, steps, masters=2))

@@ -7,8 +7,6 @@ from itertools import permutations
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.protocol.messages import Kind
-from pccl.protocol.peer.ops import STALL_AFTER_S
 from pccl.types import Result
 from tests.simulation.node import Node
 from tests.simulation.world import TAG, World
@@ -110,23 +108,6 @@ def test_timeout_of_an_op_committed_elsewhere_commits(world: World, nodes: list[
     assert world.reduce(nodes) == [Result.SUCCESS] * 3
 
 
-def test_timeout_while_others_are_several_ops_ahead(world: World, nodes: list[Node]) -> None:
-    a, b, c = nodes
-    ops = until_all_but_the_first_have_committed(world, nodes)
-    later = [world.launch(node, TAG) for node in (b, c)]
-    world.run_until(lambda: all(len(node.submitted) == 1 for node in (b, c)))
-    world.cancel(b, later[0])
-    world.run()
-    assert results([b, c], later) == [Result.TIMEOUT] * 2
-    assert not a.results
-    world.cancel(a, ops[0])
-    world.run()
-    assert results(nodes, ops) == [Result.SUCCESS] * 3
-    assert a.result(world.launch(a, TAG)) is Result.TIMEOUT, "the use that b gave up"
-    world.heal()
-    assert world.reduce(nodes) == [Result.SUCCESS] * 3
-
-
 def test_timeout_on_all_peers(world: World, nodes: list[Node]) -> None:
     ops = until_all_are_done(world, nodes)
     for a, b in permutations(nodes, 2):
@@ -167,53 +148,3 @@ def test_loss_during_a_vote(world: World, nodes: list[Node], lost: int) -> None:
     world.run()
     left = [node for node in nodes if node is not nodes[lost]]
     assert {code for node in left for code in [node.result(ops[nodes.index(node)])]} == {Result.SUCCESS}
-
-
-def test_commit_reported_after_the_flush_stands(world: World, nodes: list[Node]) -> None:
-    """All are done, c has committed, a gives up and hears from the master that it is committed. So does b, but what
-    its own engine says comes only after c is lost."""
-    a, b, c = nodes
-    world.block(b, b)
-    ops = until_all_are_done(world, nodes)
-    world.block(c, a)
-    world.run()
-    assert c.result(ops[2]) is Result.SUCCESS
-    assert not a.results
-    world.cancel(a, ops[0])
-    world.run_until(lambda: a.results)
-    world.run()
-    assert a.result(ops[0]) is Result.SUCCESS
-    assert not b.results
-    world.kill(c)
-    world.heal()
-    world.run()
-    assert b.result(ops[1]) is Result.SUCCESS
-    assert a.view.ring == b.view.ring == (a.number, b.number)
-
-
-def test_long_wait_for_a_finished_op_fails_no_call(world: World, nodes: list[Node]) -> None:
-    a, b, c = nodes
-    ops = until_all_but_the_first_have_committed(world, nodes)
-    world.wait(STALL_AFTER_S)
-    world.run()
-    calls = [world.group_call(node, Kind.UPDATE_TOPOLOGY) for node in (b, c)]
-    world.run()
-    assert results(nodes, ops) == [Result.SUCCESS] * 3
-    assert not b.calls
-    own = world.group_call(a, Kind.UPDATE_TOPOLOGY)
-    world.run()
-    assert [a.call(own), b.call(calls[0]), c.call(calls[1])] == [Result.SUCCESS] * 3
-
-
-def test_master_learns_the_end_of_a_long_op(world: World, nodes: list[Node]) -> None:
-    world.engines.held_back = {node.name for node in nodes[1:]}
-    ops = [world.launch(node, TAG) for node in nodes]
-    world.run()
-    world.wait(STALL_AFTER_S)
-    world.run()
-    group = world.master.state.groups[0]
-    assert group.ledger.stalled
-    world.engines.release()
-    world.run()
-    assert results(nodes, ops) == [Result.SUCCESS] * 3
-    assert not group.ledger.entries

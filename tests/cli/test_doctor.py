@@ -16,8 +16,8 @@ from pccl.protocol import messages as m
 from pccl.runtime.master import requests
 from pccl.runtime.network import clients
 from pccl.runtime.network.clients import Way
+from tests.api.test_connect import a_free_port, black_hole
 from tests.conftest import Command
-from tests.processes.test_errors import a_free_port, black_hole
 from tests.runtime.network.test_no_master import server, ssh
 from tests.runtime.network.test_tls import CA, master_context
 from tests.support.cluster import WAIT_S

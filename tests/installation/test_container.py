@@ -1,4 +1,4 @@
-"""The images are made by the commands of the README, of all that a wheel needs and nothing else."""
+"""The images are made by the commands of the README, of all that a wheel needs, and no other files."""
 
 from __future__ import annotations
 

@@ -10,11 +10,12 @@ from pccl import MasterNode
 from tests.processes.harness import Worker
 
 Start = Callable[[int], list[Worker]]
+Run = Callable[..., list[Worker]]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts so many workers."""
+    """`start(n)` starts n workers."""
     workers: list[Worker] = []
 
     def start(count: int) -> list[Worker]:
@@ -28,8 +29,8 @@ def start() -> Iterator[Start]:
 
 
 @pytest.fixture
-def run(master: MasterNode, start: Start) -> Callable[..., list[Worker]]:
-    """Starts so many workers and has them all accepted into one run, in their order."""
+def run(master: MasterNode, start: Start) -> Run:
+    """`run(n)` starts n workers and connects them to one run, in their order."""
 
     def run(count: int, address: str = "", **options: object) -> list[Worker]:
         workers = start(count)

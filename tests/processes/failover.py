@@ -118,8 +118,8 @@ def followed_by_a_standby(kills: int) -> list[float]:
 def main() -> None:
     kills = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     gaps, after_listening = restarted(kills)
-    _show("a master started anew at once", gaps)
-    _show("  of which after it listens", after_listening)
+    _show("a restarted master", gaps)
+    _show("  after the new master listens", after_listening)
     _show("a standby", followed_by_a_standby(kills))
 
 

@@ -44,7 +44,7 @@ class Worker:
             fork_server(WORKER).fork(self._stderr.fileno()) if not within and is_available() else self._popen(within)
         )
         self.heard_at_s = 0.0
-        """The time at which the last answer came, by time.monotonic."""
+        """Arrival of the last answer, by time.monotonic."""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -75,7 +75,7 @@ class Worker:
             self.process.send_signal(signal.SIGUSR1)  # has it write the stacks of its threads
             with suppress(AssertionError):
                 until(lambda: self.stderr != before, "its stacks", limit_s=5.0)
-            raise AssertionError(f"nothing heard within {limit_s:g} s\n{self.stderr}") from None
+            raise AssertionError(f"no message within {limit_s:g} s\n{self.stderr}") from None
         assert message is not None, f"ended with {self.process.wait(WAIT_S)}\n{self.stderr}"
         return message
 

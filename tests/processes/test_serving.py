@@ -1,4 +1,4 @@
-"""Programs that end while their master runs: it goes on until it is interrupted, and ends in order."""
+"""A program whose main thread ends while its MasterNode runs serves until a signal."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Program:
             stderr=subprocess.PIPE,
             stdin=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            bufsize=0,  # `communicate` knows nothing of what a buffer has read
+            bufsize=0,  # `communicate` does not see bytes that a buffer has read
         )
         self.address = self.hear(self.process.stdout)
 
@@ -81,7 +81,7 @@ def running(text: str, folder: Path) -> Iterator[Program]:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("text", [DROPPED, EXITS], ids=["dropped", "exits"])
-def test_it_serves_on_until_a_signal(tmp_path: Path, text: str, number: signal.Signals) -> None:
+def test_master_node_serves_until_a_signal(tmp_path: Path, text: str, number: signal.Signals) -> None:
     with running(text, tmp_path) as program:
         program.until_it_says(f"the master at {program.address} {GOES_ON}")
         cluster = Cluster(program.address)
@@ -93,7 +93,7 @@ def test_it_serves_on_until_a_signal(tmp_path: Path, text: str, number: signal.S
         cluster.close_all()
 
 
-def test_a_handler_of_the_programs_own_interrupts_it(tmp_path: Path) -> None:
+def test_signal_handler_interrupts_a_master_node(tmp_path: Path) -> None:
     text = """
 import signal
 node = begin()
@@ -105,41 +105,18 @@ signal.signal(signal.SIGTERM, lambda *_: node.interrupt())
         assert program.end() == (0, "the last callback\n", "")
 
 
-def test_a_handler_that_exits_ends_it(tmp_path: Path) -> None:
-    text = "import signal\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nbegin()\n"
-    with running(text, tmp_path) as program:
-        program.until_it_says(GOES_ON)
-        program.process.terminate()
-        assert program.end() == (0, "the last callback\n", "")
-
-
-def test_another_thread_may_interrupt_it(tmp_path: Path) -> None:
-    text = """
-import threading
-node = begin()
-def end():
-    sys.stdin.readline()
-    node.interrupt()
-threading.Thread(target=end, daemon=True).start()
-"""
-    with running(text, tmp_path) as program:
-        program.until_it_says(GOES_ON)
-        assert program.end("now\n") == (0, "the last callback\n", "")
-
-
 @pytest.mark.parametrize(
     ("text", "code", "says"),
     [
         ("node = begin()\nnode.interrupt()\n", 0, ""),
-        ("with pccl.MasterNode('127.0.0.1:0') as node:\n    print(node.address, flush=True)\n", 0, ""),
         ("with pccl.MasterNode('127.0.0.1:0') as node:\n    print(node.address, flush=True)\n    sys.exit(3)\n", 3, ""),
         ("begin()\n1 / 0\n", 1, "ZeroDivisionError: division by zero"),
         ("begin()\nraise KeyboardInterrupt\n", -signal.SIGINT, "KeyboardInterrupt"),
         ("import os\nbegin()\nif os.fork():\n    1 / 0\n", 1, "ZeroDivisionError: division by zero"),
     ],
-    ids=["interrupted", "with", "with and an exit", "an exception", "Ctrl-C before the end", "a fork"],
+    ids=["interrupted", "with and an exit", "an exception", "Ctrl-C before the end", "a fork"],
 )
-def test_programs_that_end_as_usual(tmp_path: Path, text: str, code: int, says: str) -> None:
+def test_program_with_a_master_node_ends(tmp_path: Path, text: str, code: int, says: str) -> None:
     with running(text, tmp_path) as program:
         returned, out, err = program.end()
         assert (returned, GOES_ON in err) == (code, False)
@@ -149,7 +126,7 @@ def test_programs_that_end_as_usual(tmp_path: Path, text: str, code: int, says: 
         assert err.rstrip().endswith(says) if says else err == ""
 
 
-def test_peers_of_the_program_leave_when_it_has_ended(tmp_path: Path) -> None:
+def test_peer_of_a_program_that_ended_leaves(tmp_path: Path) -> None:
     text = """
 node = begin()
 comm = pccl.Communicator(node.address)
@@ -169,7 +146,7 @@ while comm.world_size < 2:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_process_of_multiprocessing_serves_on(tmp_path: Path, method: str) -> None:
+def test_multiprocessing_process_serves(tmp_path: Path, method: str) -> None:
     text = f"""
 import multiprocessing
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import gc
 import itertools
 import json
 import os
-import resource
 import signal
 import ssl
 import sys
@@ -43,8 +42,8 @@ from pccl import (
 )
 from pccl.runtime.state import tensor_blocks
 
-VERDICT_WAIT_S = 1.0
-"""The time for which a caller that gives up waits for a verdict here; users have five times that."""
+VERDICT_WAIT_S = 0.3
+"""Seconds a caller that gives up waits for a verdict; the default is longer."""
 
 
 def say(**message: Any) -> None:
@@ -54,7 +53,7 @@ def say(**message: Any) -> None:
 
 @contextlib.contextmanager
 def stopped_after(blocks: int) -> Iterator[None]:
-    """Stops the process (SIGSTOP) with so many blocks of shared state in their places; never with 0."""
+    """Stop the process (SIGSTOP) after this number of received blocks of shared state; never with 0."""
     landed = itertools.count(1)
 
     def land(_: tensor_blocks.InPlace) -> None:
@@ -99,7 +98,7 @@ class Member:
         self.peer.connect(attempts, timeout=timeout)
 
     def gather(self, world: int) -> None:
-        """Calls update_topology until the run has so many peers."""
+        """Call update_topology until the run has this number of peers."""
         while self._peer.get_attribute(Attribute.GLOBAL_WORLD_SIZE) < world:
             self._peer.update_topology()
 
@@ -124,10 +123,6 @@ class Member:
         del cycle
         gc.collect()
 
-    def leave_main(self) -> None:
-        """Ends the interpreter as a script does that never closes its communicator."""
-        raise EOFError
-
     # Group calls.
 
     def are_peers_pending(self, timeout: float | None = None) -> bool:
@@ -148,8 +143,8 @@ class Member:
         self.states[name].revision = revision
 
     def sync(self, name: str, strategy: str = "enforce_popular", stop_after: int = 0) -> list[int]:
-        """Bytes sent, bytes received, revision. With `stop_after` the process stops itself (SIGSTOP) as soon as so many
-        blocks have arrived."""
+        """Bytes sent, bytes received, revision. With `stop_after` the process stops itself (SIGSTOP) after
+        this number of received blocks."""
         with stopped_after(stop_after):
             info = self._peer.sync_shared_state(self.states[name], SharedStateSyncStrategy(strategy))
         return [info.tx_bytes, info.rx_bytes, self.states[name].revision]
@@ -174,7 +169,7 @@ class Member:
         recv = self.arrays[into] if into else None
         return self._peer.all_reduce(self.arrays[name], recv, op=ReduceOp[op], tag=tag, timeout=timeout).world_size
 
-    def give_up(self, how: str, name: str, value: float, tag: int = 0, timeout: float = 1.0) -> list[Any]:
+    def give_up(self, how: str, name: str, value: float, tag: int = 0, timeout: float = 0.3) -> list[Any]:
         """Makes a call that raises, or is interrupted: what it raised, and whether the array was as before right then.
         It is full of `value` from then on, as if its caller used it for something else."""
         array = self.arrays[name]
@@ -255,16 +250,14 @@ class Member:
                 is_restored = x.tobytes() == kept.tobytes()
                 say(iteration=iteration, verdict=error.result.name, restored=is_restored, world=self.world())
 
-    def exchange_loop(self, kind: str, count: int, tail: int, rest_in: int | None = None) -> None:
-        """Calls a collective in which peers have parts for each other, or a reduce, again and again, as `reduce_loop`
-        reduces. Each says whether what it got, or got back, is right. The root is rank 0."""
+    def exchange_loop(self, kind: str, count: int, tail: int) -> None:
+        """Call an exchange or a reduce repeatedly, as `reduce_loop` does, and report whether the result, or the
+        restored input, is right. The root is rank 0."""
         before = self.world()
         number = self._peer.membership.peers[self._peer.membership.rank]
         iteration = 0
         while tail:
             say(iteration=iteration)
-            if iteration == rest_in:
-                threading.Event().wait()
             x = np.arange(count) + 1000 * number + iteration
             try:
                 info = self._exchange(kind, x)
@@ -289,7 +282,7 @@ class Member:
         return self._peer.reduce(x, root=0)
 
     def reduce_many(self, count: int, seed: int, iterations: int) -> list[list[Any]]:
-        """So many reduces, one after the other; says when each begins. Of each the verdict, the world and the sum."""
+        """Make this number of reduces and report when each begins. Return verdict, world and sum of each."""
         ends: list[list[Any]] = []
         x, y = np.empty(count, np.float32), np.empty(count, np.float32)
         for iteration in range(iterations):
@@ -391,7 +384,7 @@ class Member:
         self.node.wait()
 
     def hold_python(self, seconds: int) -> None:
-        """Lets no other thread run Python code meanwhile."""
+        """Hold the GIL."""
         ctypes.PyDLL(None).sleep(seconds)
 
     def on_terminate(self, how: str) -> None:
@@ -408,10 +401,6 @@ class Member:
                 raise ZeroDivisionError
 
         signal.signal(signal.SIGTERM, handle)
-
-    def cpu_s(self) -> float:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        return usage.ru_utime + usage.ru_stime
 
     def background(self, command: str, **arguments: Any) -> None:
         """Carries out a command in another thread. Its answer comes when it comes, marked with its name."""

@@ -29,7 +29,7 @@ from pccl.protocol.auth import (
 from pccl.protocol.codec import LENGTH_BYTES, ProtocolError, decode_body, encode
 from pccl.runtime.network import handshake
 from pccl.runtime.network.handshake import Exchange
-from tests.api.test_fork import in_child
+from tests.support.forks import in_child
 
 TOKEN = "correct horse battery staple"
 HELLO = m.Hello(m.PROTOCOL_VERSION, "1.0", 0, [], 5000, 1)

@@ -19,6 +19,7 @@ from tests.support import stacks
 WAIT_S = 60.0
 """Far more than anything here takes; only a bug or a very busy machine reaches it."""
 POLL_S = 0.002
+PEER_TIMEOUT_S = 60.0
 
 SUM = ReduceOp.SUM
 
@@ -179,8 +180,8 @@ def _sees(peer: Communicator, world: int) -> bool:
 
 @contextmanager
 def run_of(world: int, **options: Any) -> Iterator[Cluster]:
-    """A master and that many peers."""
-    with MasterNode("127.0.0.1:0") as master:
+    """A master and that many peers, which stay in the run while the machine is busy."""
+    with MasterNode("127.0.0.1:0", peer_timeout=PEER_TIMEOUT_S) as master:
         cluster = Cluster(master.address, **options)
         cluster.join(world)
         try:

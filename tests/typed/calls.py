@@ -1,6 +1,6 @@
-"""Calls that type-check, and calls that must not: `mypy --strict` complains of an `ignore` that ignores nothing.
+"""Calls that type-check, and calls that must not: `mypy --strict` rejects an unused `ignore`.
 
-CI has mypy check this file; nothing here is run.
+CI has mypy check this file; this code is not run.
 """
 
 from __future__ import annotations

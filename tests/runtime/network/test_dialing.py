@@ -14,7 +14,7 @@ import trio.testing
 from pccl.runtime.network import dialing
 from pccl.runtime.network.addresses import listen
 from pccl.runtime.network.dialing import dial_tcp
-from tests.api.test_fork import in_child, needs_proc, sockets
+from tests.support.forks import in_child, needs_proc, sockets
 
 BOUND_S = 60
 Address = tuple[str, int]

@@ -1,24 +1,24 @@
-"""Processes that are stopped, and processes that are only busy. Times are lower bounds or generous."""
+"""Stopped processes are evicted after the peer timeout; busy ones are not."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from pccl import MasterNode
-from tests.processes.conftest import Start
+from pccl.flight_recorder import collect
+from pccl.runtime.master import requests
+from tests.processes.conftest import Run, Start
 from tests.processes.harness import Worker
 from tests.support.cluster import WAIT_S, until
 
 PEER_TIMEOUT_S = 2.0
 HOLD_S = 5
 COUNT = 2**20
-
-Run = Callable[..., list[Worker]]
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def master() -> Iterator[MasterNode]:
 
 
 def silent_s(text: str) -> float:
-    """Return how long somebody was silent, as an error says. On a busy machine it is noticed late."""
+    """Return the seconds of silence in an error's text."""
     found = re.search(r"silent for (\d+\.\d)", text)
     assert found is not None, text
     return float(found[1])
@@ -51,9 +51,7 @@ def _rejoin(worker: Worker, others: list[Worker], master: MasterNode) -> None:
 
 
 @pytest.mark.parametrize("call", ["all_reduce", "update_topology"])
-def test_others_go_on_without_a_stopped_peer_which_learns_of_it_and_returns(
-    run: Run, master: MasterNode, call: str
-) -> None:
+def test_stopped_peer_is_evicted_and_rejoins(run: Run, master: MasterNode, call: str) -> None:
     *others, victim = run(3)
     for worker in (*others, victim):
         worker.do("array", name="x", count=COUNT, value=1)
@@ -71,7 +69,6 @@ def test_others_go_on_without_a_stopped_peer_which_learns_of_it_and_returns(
     else:
         assert [answer.error for answer in answers] == ["", ""]
     assert _reduce(others) == [2, 2]
-    assert min(answer.seconds for answer in answers) < 30
 
     victim.resume()
     evicted = victim.answer()
@@ -83,7 +80,7 @@ def test_others_go_on_without_a_stopped_peer_which_learns_of_it_and_returns(
     assert _reduce([*others, victim]) == [3, 3, 3]
 
 
-def test_a_peer_that_lets_no_thread_into_python_stays_and_its_transfers_go_on(run: Run, tmp_path: Path) -> None:
+def test_peer_that_holds_the_gil_is_not_evicted(run: Run, tmp_path: Path) -> None:
     *others, busy = run(3)
     for number, worker in enumerate((*others, busy)):
         worker.do("array", name="x", count=COUNT, value=1 + number)
@@ -103,7 +100,7 @@ def test_a_peer_that_lets_no_thread_into_python_stays_and_its_transfers_go_on(ru
     assert [worker.do("world") for worker in (*others, busy)] == [3, 3, 3]
 
 
-def test_peers_give_up_a_stopped_master(start: Start, run: Run) -> None:
+def test_stopped_master_is_given_up(start: Start, run: Run) -> None:
     (host,) = start(1)
     address = host.do("listen", peer_timeout=PEER_TIMEOUT_S)
     one, other = run(2, address)
@@ -134,9 +131,12 @@ def _rejoin_all(address: str, workers: list[Worker]) -> None:
         assert [each.answer().error for each in workers[:world]] == [""] * world
 
 
-def test_a_master_that_lets_no_thread_into_python_is_waited_for(start: Start, run: Run) -> None:
-    (host,) = start(1)
-    workers = run(2, host.do("listen", peer_timeout=PEER_TIMEOUT_S))
-    host.begin("hold_python", seconds=HOLD_S)
-    assert _reduce(workers) == [2, 2]
-    assert not host.answer().error
+def test_stopped_peer_is_named_in_a_trace(run: Run, master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "ANSWER_S", 0.2)
+    one, stopped = run(2)
+    stopped.stop()
+    trace = collect(master.address)
+    (lacking,) = (peer for peer in trace.peers if peer.recording is None)
+    assert lacking.lack == "it did not answer within 0.2 s"
+    assert str(stopped.process.pid) in lacking.name
+    assert one.is_running

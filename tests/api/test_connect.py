@@ -1,8 +1,10 @@
-"""Wrong servers, strangers at the door, ports in use: errors that name the culprit, and nothing lost for the others."""
+"""connect: unreachable masters, foreign servers, ports in use, and peers that start before their master."""
 
 from __future__ import annotations
 
+import logging
 import random
+import re
 import socket
 import threading
 import time
@@ -12,21 +14,18 @@ from functools import partial
 
 import numpy as np
 import pytest
+import trio
+from trio.testing import MockClock
 
-from pccl import Communicator, MasterNode, PCCLError, ReduceOp, Result
+from pccl import AsyncCommunicator, Communicator, MasterNode, PCCLError, ReduceOp, Result
 from pccl.runtime.session import control
-from tests.support.cluster import WAIT_S, Background, Cluster, results, together, until, waits_at_master
-
-
-def refusal(call: Callable[[], object]) -> PCCLError:
-    with pytest.raises(PCCLError) as caught:
-        call()
-    return caught.value
+from pccl.status import run_status
+from tests.support.cluster import WAIT_S, Background, Cluster, refusal, results, together, until, waits_at_master
 
 
 @contextmanager
 def server_that(answers: Callable[[socket.socket], None]) -> Iterator[str]:
-    """A server that does this to everybody; its address."""
+    """Start a server that does this to each connection; yield its address."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:
@@ -52,17 +51,11 @@ def a_free_port() -> int:
 # The wrong master.
 
 
-def test_an_unreachable_master_is_named(nobody: str) -> None:
+def test_unreachable_master_is_named(nobody: str) -> None:
     error = refusal(partial(Communicator(nobody).connect, n_attempts=1))
     assert error.result is Result.MASTER_CONNECTION_FAILED
     assert nobody in str(error)
     assert "Connection refused" in str(error)
-
-
-def test_attempts_are_a_second_apart_and_counted(monkeypatch: pytest.MonkeyPatch, nobody: str) -> None:
-    monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.01)
-    peer = Communicator(nobody)
-    assert "(3 attempts)" in str(refusal(partial(peer.connect, n_attempts=3)))
 
 
 @contextmanager
@@ -79,7 +72,7 @@ def black_hole() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("attempts", [1, 3])
-def test_a_port_that_drops_packets_is_given_up(monkeypatch: pytest.MonkeyPatch, attempts: int) -> None:
+def test_connect_gives_up_at_a_black_hole(monkeypatch: pytest.MonkeyPatch, attempts: int) -> None:
     monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.1)
     monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.1)
     monkeypatch.setattr("pccl._session_holder.ATTEMPTS_REACH_S", 0.5)
@@ -95,7 +88,7 @@ def test_a_port_that_drops_packets_is_given_up(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("attempts", [1, 5])
-def test_a_short_timeout_at_such_a_port_says_where_what_was_tried_and_what_to_do(attempts: int) -> None:
+def test_timeout_at_a_black_hole(attempts: int) -> None:
     with black_hole() as address:
         error = refusal(partial(Communicator(address).connect, attempts, timeout=0.3))
     text = str(error)
@@ -108,60 +101,6 @@ def test_a_short_timeout_at_such_a_port_says_where_what_was_tried_and_what_to_do
     assert "no answer to a connection" in text
     assert "a firewall drops it, the host is down, or the address is wrong" in text
     assert f"`pccl doctor {address}` looks for the reason" in text
-
-
-def test_a_short_timeout_at_a_port_that_says_nothing_tells_that_it_takes_connections() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        address = f"127.0.0.1:{silent.getsockname()[1]}"
-        error = refusal(partial(Communicator(address).connect, timeout=0.3))
-    assert f"the master at {address}, attempt 1: the port accepts connections but does not answer" in str(error)
-    assert f"`pccl doctor {address}` looks for the reason" in str(error)
-
-
-def test_an_address_that_drops_packets_takes_no_time_from_the_next(
-    monkeypatch: pytest.MonkeyPatch, master: MasterNode
-) -> None:
-    monkeypatch.setattr("pccl._session_holder.DIAL_S", 0.1)
-    monkeypatch.setattr("pccl._session_holder.ATTEMPT_S", 1.0)
-    with black_hole() as address, Communicator(f"{address},{master.address}") as peer:
-        assert peer.world_size == 1
-
-
-def test_a_timeout_of_connect_says_what_was_tried(monkeypatch: pytest.MonkeyPatch, nobody: str) -> None:
-    monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.01)
-    error = refusal(partial(Communicator(nobody).connect, 1000, timeout=1))
-    assert error.result is Result.TIMEOUT
-    assert f"not finished within 1 s; it waited for the master at {nobody}, attempt " in str(error)
-    assert "of 1000: cannot reach a master" in str(error)
-    assert "Connection refused" in str(error)
-
-
-def test_who_asks_for_many_attempts_has_asked_for_the_time_too(monkeypatch: pytest.MonkeyPatch, nobody: str) -> None:
-    monkeypatch.setattr("pccl._session_holder.ATTEMPTS_REACH_S", 0.0)
-    monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.05)
-    monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.05)
-    error = refusal(partial(Communicator(nobody).connect, 8))
-    assert "(8 attempts)" in str(error)
-
-
-def test_a_master_that_comes_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.01)
-    address = f"127.0.0.1:{a_free_port()}"
-    peer = Communicator(address)
-    with pytest.raises(PCCLError):
-        peer.connect(n_attempts=1)
-    connecting = Background(partial(peer.connect, n_attempts=10_000))
-    with MasterNode(address, start="new"):
-        connecting.result()
-        assert peer.world_size == 1
-        peer.close()
-
-
-@pytest.mark.parametrize("host", ["host.invalid", "a..b", "x" * 70])
-def test_a_host_that_cannot_be_found_is_named(host: str) -> None:
-    error = refusal(partial(Communicator(f"{host}:1").connect, n_attempts=1))
-    assert error.result is Result.MASTER_CONNECTION_FAILED
-    assert host in str(error)
 
 
 def says_http(connection: socket.socket) -> None:
@@ -177,14 +116,14 @@ def says_nothing_and_closes(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("answers", [says_http, says_much, says_nothing_and_closes])
-def test_a_server_that_is_no_master_is_named(answers: Callable[[socket.socket], None]) -> None:
+def test_foreign_server_is_named(answers: Callable[[socket.socket], None]) -> None:
     with server_that(answers) as address:
         error = refusal(partial(Communicator(address).connect, n_attempts=2))
     assert error.result is Result.MASTER_CONNECTION_FAILED
     assert address in str(error)
 
 
-def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control, "WELCOME_TIMEOUT_S", 0.05)
     given_up = threading.Event()
 
@@ -202,18 +141,12 @@ def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 # Ports in use.
 
 
-def test_a_listening_port_in_use_is_named(master: MasterNode) -> None:
+def test_port_in_use_is_named(master: MasterNode) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         where = f"127.0.0.1:{taken.getsockname()[1]}"
         error = refusal(Communicator(master.address, listen=where).connect)
         assert error.result is Result.INVALID_ARGUMENT
         assert f"cannot listen on {where}: the port is in use" in str(error)
-
-
-def test_an_address_of_another_machine_cannot_be_listened_on(master: MasterNode) -> None:
-    error = refusal(Communicator(master.address, listen="192.0.2.1:0").connect)
-    assert error.result is Result.INVALID_ARGUMENT
-    assert "cannot listen on 192.0.2.1:0" in str(error)
 
 
 # Strangers.
@@ -229,7 +162,7 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("kind", GARBAGE)
-def test_unauthenticated_connections_at_every_port_disturb_nobody(cluster: Cluster, kind: str) -> None:
+def test_garbage_at_every_port_has_no_effect(cluster: Cluster, kind: str) -> None:
     ports = [a_free_port() for _ in range(2)]
     for port in ports:
         cluster.join(1, listen=f"127.0.0.1:{port}")
@@ -265,18 +198,7 @@ def test_unauthenticated_connections_at_every_port_disturb_nobody(cluster: Clust
     assert cluster.each(lambda peer, _: peer.are_peers_pending()) == [False, False]
 
 
-def test_an_unauthenticated_connection_that_stays_silent_keeps_nobody_out(master: MasterNode) -> None:
-    host, _, port = master.address.rpartition(":")
-    silent = [socket.create_connection((host, int(port))) for _ in range(20)]
-    cluster = Cluster(master.address)
-    cluster.join(2)
-    assert cluster.each(lambda peer, _: peer.world_size) == [2, 2]
-    cluster.close_all()
-    for stranger in silent:
-        stranger.close()
-
-
-def test_a_newcomer_that_cannot_reach_a_neighbour_is_turned_away_and_told_why(cluster: Cluster) -> None:
+def test_newcomer_that_cannot_reach_a_peer_is_rejected(cluster: Cluster) -> None:
     port = a_free_port()
     cluster.join(1, advertise=f"127.0.0.1:{port}")
     connecting = Background(cluster.new().connect)
@@ -289,7 +211,7 @@ def test_a_newcomer_that_cannot_reach_a_neighbour_is_turned_away_and_told_why(cl
     assert cluster[0].world_size == 1
 
 
-def test_a_master_that_stops_fails_the_calls_in_progress() -> None:
+def test_stopped_master_fails_calls() -> None:
     with MasterNode("127.0.0.1:0") as master:
         cluster = Cluster(master.address)
         cluster.join(3)
@@ -304,3 +226,140 @@ def test_a_master_that_stops_fails_the_calls_in_progress() -> None:
     assert results([call.outcome() for call in calls]) == [Result.MASTER_CONNECTION_FAILED] * 4
     assert np.all(x == 1)
     together([peer.close for peer in cluster.peers])
+
+
+Warned = Callable[[str], bool]
+
+
+class _Timed(logging.Handler):
+    """Warnings, each with the time of the trio run that logs it."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[tuple[float, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append((trio.current_time(), record.getMessage()))
+
+
+@pytest.fixture
+def warned(caplog: pytest.LogCaptureFixture) -> Iterator[Warned]:
+    """A function that returns whether a warning matches."""
+    with caplog.at_level(logging.WARNING, "pccl"):
+        yield lambda pattern: any(re.search(pattern, each.getMessage()) for each in list(caplog.records))
+
+
+@pytest.fixture
+def attempts_in_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.01)
+    monkeypatch.setattr("pccl._session_holder.ATTEMPT_INTERVAL_S", 0.01)
+    monkeypatch.setattr("pccl.runtime.threads.waits.LOOK_S", 0.02)
+
+
+def _free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+# Peers that start before their master.
+
+
+def test_connect_searches_for_five_minutes(nobody: str) -> None:
+    shown = _Timed()
+    logging.getLogger("pccl").addHandler(shown)
+    clock = MockClock(autojump_threshold=0.0)
+
+    async def search() -> tuple[float, PCCLError]:
+        began_at = trio.current_time()
+        peer = AsyncCommunicator(nobody)
+        with pytest.raises(PCCLError) as caught:
+            await peer.connect()
+        shown.lines = [(at - began_at, text) for at, text in shown.lines]
+        return trio.current_time() - began_at, caught.value
+
+    try:
+        took_s, error = trio.run(search, clock=clock)
+    finally:
+        logging.getLogger("pccl").removeHandler(shown)
+    assert error.result is Result.MASTER_CONNECTION_FAILED
+    assert f"cannot reach a master at {nobody}: Connection refused" in str(error)
+    assert took_s == pytest.approx(300, abs=1)
+    said = [(at, text) for at, text in shown.lines if "has waited" in text]
+    assert [at for at, _ in said] == pytest.approx(range(2, 300, 30), abs=1)
+    assert f"connect has waited 2 s for the master at {nobody}, attempt " in said[0][1]
+    assert "Connection refused" in said[0][1]
+
+
+@pytest.mark.usefixtures("attempts_in_a_row")
+def test_master_that_starts_later_is_found(monkeypatch: pytest.MonkeyPatch, warned: Warned) -> None:
+    monkeypatch.setattr("pccl._session_holder.FIRST_S", 0.1)
+    monkeypatch.setattr("pccl._session_holder.EVERY_S", 0.1)
+    address = _free_address()
+    peer = Communicator(address)
+    connecting = Background(peer.connect)
+    where = re.escape(address)
+    until(lambda: warned(rf"connect has waited \d+ s for the master at {where}, attempt \d\d:.*refused"), "it is told")
+    with MasterNode(address, start="new"):
+        connecting.result()
+        assert peer.world_size == 1
+        peer.close()
+    assert warned("connect has ended its search for a master after")
+
+
+@pytest.mark.usefixtures("attempts_in_a_row")
+@pytest.mark.parametrize("is_of_the_call", [True, False])
+def test_timeout_of_connect(nobody: str, is_of_the_call: bool) -> None:
+    """Five attempts take less than a tenth of it."""
+    own, call = (None, {"timeout": 0.8}) if is_of_the_call else (0.8, {})
+    error = refusal(partial(Communicator(nobody, timeout=own).connect, **call))
+    assert error.result is Result.TIMEOUT
+    attempts = re.search(r"attempt (\d+): cannot reach a master", str(error))
+    assert attempts is not None, str(error)
+    assert int(attempts[1]) > 5
+
+
+@pytest.mark.parametrize("is_refused_by", ["token", "service"])
+def test_wrong_token_or_service_fails_at_once(is_refused_by: str) -> None:
+    if is_refused_by == "token":
+        with MasterNode("127.0.0.1:0", token="one") as master:
+            assert "token" in str(refusal(Communicator(master.address, token="two").connect))
+        return
+    with MasterNode("127.0.0.1:0", http="127.0.0.1:0") as master:
+        assert master.http_address is not None
+        assert "the page of a pccl master" in str(refusal(Communicator(master.http_address).connect))
+
+
+# A master answers, and holds newcomers.
+
+
+def test_held_newcomer_is_reported(warned: Warned, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pccl.runtime.master.requests.REFRESH_S", 0.0)
+    with MasterNode(_free_address()) as master:
+        peer = Communicator(master.address)
+        connecting = Background(peer.connect)
+        where = re.escape(master.address)
+        why = r"peers of an earlier run, if any, for \d+ s more; `pccl master --start new` skips this"
+        until(lambda: warned(rf"connect is held at {where}: the master waits for {why}"), "the peer says so")
+        assert warned(rf"a newcomer from 127.0.0.1 is held: this master waits for {why}")
+        status = run_status(master.address)
+        assert (status.role, status.held) == ("vacant", 1)
+        assert re.fullmatch(why, status.held_for)
+        peer.close()
+        assert connecting.outcome().result is Result.NOT_INITIALIZED
+
+
+def test_master_timeout_below_peer_timeout() -> None:
+    with MasterNode("127.0.0.1:0", peer_timeout=5) as node:
+        lone = Communicator(node.address, master_timeout=0.1, timeout=WAIT_S)
+        lone.connect()
+    with pytest.raises(PCCLError, match=r"master_timeout is less than the run's peer_timeout of 5 s"):
+        lone.are_peers_pending()
+    lone.close()
+
+
+@pytest.mark.parametrize("text", ["nan", "soon"])
+def test_master_timeout_must_be_a_number(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("PCCL_MASTER_TIMEOUT", text)
+    error = refusal(lambda: Communicator("127.0.0.1:1"))
+    assert error.result is Result.INVALID_ARGUMENT
+    assert f"PCCL_MASTER_TIMEOUT '{text}' is not a number of seconds" in str(error)

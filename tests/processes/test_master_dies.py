@@ -1,25 +1,20 @@
-"""The master is killed in the middle of everything, and another one follows: at its address, or as a standby."""
+"""The master is killed while peers reduce: a restarted one, or a standby, continues the run."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from pccl.status import run_status
-from tests.processes.conftest import Start
+from tests.processes.conftest import Run, Start
 from tests.processes.harness import Worker
 from tests.support.cluster import until
-
-Run = Callable[..., list[Worker]]
 
 COUNT = 2**20
 ITERATIONS = 120
 MASTER_TIMEOUT_S = 30.0
 PEER_TIMEOUT_S = 2.0
-STANDSTILL_S = 2
 
 
 def _hear_iteration(worker: Worker, iteration: int) -> None:
@@ -38,14 +33,13 @@ def _sums(world: int) -> list[list[Any]]:
     return [["SUCCESS", world, float(sum(range(world)) + world * iteration)] for iteration in range(ITERATIONS)]
 
 
-@pytest.mark.parametrize("kills", [pytest.param(1, marks=pytest.mark.slow), 3])
-def test_a_master_that_is_begun_anew_at_its_address_goes_on_with_the_run(start: Start, run: Run, kills: int) -> None:
+def test_master_killed_and_restarted(start: Start, run: Run) -> None:
     (master,) = start(1)
     address = master.do("listen", peer_timeout=PEER_TIMEOUT_S)
     peers = run(3, address, master_timeout=MASTER_TIMEOUT_S)
     for seed, peer in enumerate(peers):
         peer.begin("reduce_many", count=COUNT, seed=seed, iterations=ITERATIONS)
-    for kill in range(kills):
+    for kill in range(3):
         _hear_iteration(peers[0], 3 + 2 * kill)
         master.kill()
         (master,) = start(1)
@@ -58,21 +52,7 @@ def test_a_master_that_is_begun_anew_at_its_address_goes_on_with_the_run(start: 
     assert [worker.answer().error for worker in (*peers, newcomer)] == [""] * 4
 
 
-def test_founders_meet_although_their_master_stands_still_while_they_wait(start: Start) -> None:
-    primary, standby, *founders = start(5)
-    first = primary.do("listen", peer_timeout=PEER_TIMEOUT_S, founders=3)
-    masters = f"{first},{standby.do('listen', peer_timeout=PEER_TIMEOUT_S, standby_of=first)}"
-    for founder in founders[:2]:
-        founder.begin("connect", master=masters, master_timeout=MASTER_TIMEOUT_S)
-    until(lambda: len(run_status(first).members) == 2, "two founders wait")
-    primary.do("hold_python", seconds=STANDSTILL_S)
-    founders[2].begin("connect", master=masters, master_timeout=MASTER_TIMEOUT_S)
-    answers = [founder.answer() for founder in founders]
-    assert [answer.error for answer in answers] == [""] * 3
-    assert max(answer.seconds for answer in answers) < MASTER_TIMEOUT_S / 2
-
-
-def test_a_standby_takes_the_run_over(start: Start, run: Run) -> None:
+def test_standby_takes_over(start: Start, run: Run) -> None:
     primary, standby = start(2)
     first = primary.do("listen", peer_timeout=PEER_TIMEOUT_S)
     second = standby.do("listen", peer_timeout=PEER_TIMEOUT_S, standby_of=first)
@@ -87,7 +67,7 @@ def test_a_standby_takes_the_run_over(start: Start, run: Run) -> None:
     for peer in peers:
         peer.begin("gather", world=4)
     assert [worker.answer().error for worker in (*peers, newcomer)] == [""] * 4
-    # The old one comes back, and leads nothing: whoever asks is told by the standby's run, first.
+    # The old master returns and leads no run.
     (again,) = start(1)
     again.do("listen", address=first, peer_timeout=PEER_TIMEOUT_S)
     (late,) = start(1)
@@ -98,7 +78,7 @@ def test_a_standby_takes_the_run_over(start: Start, run: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", ["update_topology", "sync"])
-def test_calls_wait_for_the_next_master(start: Start, run: Run, kind: str) -> None:
+def test_call_survives_a_killed_master(start: Start, run: Run, kind: str) -> None:
     (master,) = start(1)
     address = master.do("listen", peer_timeout=PEER_TIMEOUT_S)
     peers = run(2, address, master_timeout=MASTER_TIMEOUT_S)
@@ -117,27 +97,7 @@ def test_calls_wait_for_the_next_master(start: Start, run: Run, kind: str) -> No
         assert peers[0].do("digest", name="x") == peers[1].do("digest", name="x")
 
 
-def test_the_next_master_shows_the_speeds_of_links(start: Start, run: Run) -> None:
-    def speeds(address: str) -> dict[tuple[int, int], float]:
-        links = [link for group in run_status(address).groups for link in group.links]
-        return {(link.sender, link.receiver): link.bytes_per_s for link in links if link.source == "probe"}
-
-    (master,) = start(1)
-    address = master.do("listen", peer_timeout=PEER_TIMEOUT_S)
-    peers = run(2, address, master_timeout=MASTER_TIMEOUT_S)
-    for peer in peers:
-        peer.begin("optimize_topology")
-    assert [peer.answer().error for peer in peers] == [""] * 2
-    before = speeds(address)
-    master.kill()
-    (master,) = start(1)
-    master.do("listen", address=address, peer_timeout=PEER_TIMEOUT_S)
-    until(lambda: run_status(address).role == "leading", "it leads")
-    assert len(before) == 2
-    assert speeds(address) == before
-
-
-def test_a_master_that_was_stopped_for_long_goes_on(start: Start, run: Run) -> None:
+def test_stopped_master_continues(start: Start, run: Run) -> None:
     (master,) = start(1)
     address = master.do("listen", peer_timeout=1.0)
     peers = run(2, address, master_timeout=MASTER_TIMEOUT_S)
@@ -151,10 +111,10 @@ def test_a_master_that_was_stopped_for_long_goes_on(start: Start, run: Run) -> N
     assert [_ends(peer) for peer in peers] == [_sums(2)] * 2
 
 
-def test_those_who_find_no_master_name_the_peers_that_were_lost_with_it(start: Start, run: Run) -> None:
+def test_master_timeout_names_the_lost_peers(start: Start, run: Run) -> None:
     (master,) = start(1)
     address = master.do("listen", peer_timeout=PEER_TIMEOUT_S)
-    peers = run(4, address, master_timeout=2.0)
+    peers = run(4, address, master_timeout=0.5)
     for lost in (master, peers[0], peers[3]):
         lost.process.kill()
     for peer in peers[1:3]:
@@ -162,7 +122,7 @@ def test_those_who_find_no_master_name_the_peers_that_were_lost_with_it(start: S
     for peer in peers[1:3]:
         answer = peer.answer()
         assert answer.error == "MASTER_CONNECTION_FAILED"
-        assert "no master has taken over within 2 s" in answer.text
+        assert "no master has taken over within 0.5 s" in answer.text
         _, _, links = answer.text.partition("The links with peers ")
         for number, lost in ((1, peers[0]), (4, peers[3])):
             assert re.search(rf"\b{number} \(\S+:{lost.process.pid}\)", links), answer.text

@@ -1,15 +1,19 @@
-"""Wrong values for every parameter of the public calls: each is a PCCLError that names the parameter, and changes
-nothing."""
+"""Wrong values for every parameter of the public calls: each is a PCCLError that names the
+parameter, and no op is launched."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Callable, Iterator
+from enum import IntEnum
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pccl import (
     Communicator,
@@ -17,17 +21,18 @@ from pccl import (
     MasterNode,
     PCCLError,
     ReduceDescriptor,
-    ReduceOp,
     ReduceOpDescriptor,
     ReduceOperandDescriptor,
     Result,
     SharedState,
     TensorInfo,
 )
+from pccl._arrays import Operand, resolve
+from pccl._integers import as_int
 from pccl.flight_recorder import Trace, collect, cut, load, save
 from pccl.status import run_status
+from tests.support.cluster import SUM, Cluster, ones, refusal, run_of
 
-SUM = ReduceOp.SUM
 HUGE = 2**200
 THING = object()
 EMPTY = Trace("", "", [])
@@ -203,12 +208,6 @@ CALLS: dict[str, list[Case]] = {
         ("path", [None, 3, THING], lambda peer, v: save(peer.flight_recorder(), v)),
     ],
 }
-TABLE = [
-    pytest.param(name, value, call, id=f"{where}-{name}-{number}")
-    for where, cases in CALLS.items()
-    for name, values, call in cases
-    for number, value in enumerate(values)
-]
 
 
 def refused(call: Callable[[], object], name: str, value: Any) -> None:
@@ -220,16 +219,16 @@ def refused(call: Callable[[], object], name: str, value: Any) -> None:
     assert any(word in text for word in words), text
 
 
-@pytest.mark.parametrize(("name", "value", "call"), TABLE)
-def test_it_is_refused_by_name(
-    peer: Communicator, name: str, value: Any, call: Callable[[Communicator, Any], object]
-) -> None:
-    refused(lambda: call(peer, value), name, value)
+@pytest.mark.parametrize("where", CALLS)
+def test_wrong_argument_is_named(peer: Communicator, where: str) -> None:
+    for name, values, call in CALLS[where]:
+        for value in values:
+            refused(lambda: call(peer, value), name, value)  # noqa: B023 - called at once
     assert peer.stats["ops_open"] == 0
 
 
 @pytest.mark.parametrize("call", [run_status, collect])
-def test_requests_without_a_bound_and_with_one_that_has_passed(call: Callable[..., Any]) -> None:
+def test_timeout_of_requests(call: Callable[..., Any]) -> None:
     with MasterNode("127.0.0.1:0") as node, Communicator(node.address):
         assert call(node.address, timeout=None).run
         with pytest.raises(PCCLError, match=r"no answer from .* within 0 s") as caught:
@@ -238,7 +237,7 @@ def test_requests_without_a_bound_and_with_one_that_has_passed(call: Callable[..
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's, of what is to change in it
-def test_odd_torch_tensors(peer: Communicator) -> None:
+def test_unusual_torch_tensors_are_refused(peer: Communicator) -> None:
     torch = pytest.importorskip("torch")
     plain = torch.ones(4)
     tensors = {
@@ -263,3 +262,135 @@ def test_odd_torch_tensors(peer: Communicator) -> None:
         refused(lambda name=name: peer.all_gather(tensors[name]), "send", None)  # type: ignore[misc]
         refused(lambda name=name: peer.broadcast(tensors[name], root=0), "array", None)  # type: ignore[misc]
     assert peer.stats["ops_open"] == 0
+
+
+INT64 = np.int64
+
+
+class Seven(IntEnum):
+    SEVEN = 7
+
+
+class Indexed:
+    def __index__(self) -> int:
+        return 7
+
+
+class Broken:
+    def __index__(self) -> int:
+        raise ValueError("no value")
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Cluster]:
+    with run_of(2) as cluster:
+        yield cluster
+
+
+SEVENS = [7, INT64(7), np.uint8(7), np.array(7), Seven.SEVEN, Indexed()]
+NO_INTEGERS = [7.0, np.float64(7), "7", b"7", None, True, np.True_, np.array(True), np.array([7]), [7], Broken(), 7j]
+
+
+@pytest.mark.parametrize("seven", SEVENS, ids=lambda each: type(each).__name__)
+def test_index_is_taken_as_int(seven: Any) -> None:
+    found = as_int("tag", seven, 0, 7)
+    assert (found, type(found)) == (7, int)
+
+
+@pytest.mark.parametrize("given", NO_INTEGERS, ids=lambda each: type(each).__name__)
+def test_not_an_integer_is_named(given: Any) -> None:
+    with pytest.raises(ValueError, match="tag") as caught:
+        as_int("tag", given, 0, 2**63 - 1)
+    assert str(caught.value) == f"tag {given!r} is not an integer in [0, 2**63) but of type {type(given).__name__}"
+
+
+@pytest.mark.parametrize(
+    ("bounds", "text"),
+    [((0, 5), "in [0, 5]"), ((8, None), "of at least 8"), ((0, 6), "in [0, 6]"), ((2**40, 2**63 - 1), "2**63)")],
+)
+def test_bounds_are_in_the_error(bounds: tuple[int, int | None], text: str) -> None:
+    with pytest.raises(ValueError, match="tag 7 is not an integer") as caught:
+        as_int("tag", 7, *bounds)
+    assert text in str(caught.value)
+
+
+def retry(peer: Communicator, tag: Any, step: Any) -> Any:
+    x = ones()
+    descriptor = ReduceOpDescriptor.from_numpy(x, x, ReduceDescriptor(INT64(8), SUM, tag=tag, step=step))  # type: ignore[arg-type]
+    return peer.all_reduce_multiple_with_retry([descriptor], max_in_flight=INT64(1))  # type: ignore[arg-type]
+
+
+TAGGED: dict[str, Callable[[Communicator, Any, Any], Any]] = {
+    "all_reduce": lambda peer, tag, step: peer.all_reduce(ones(), op=SUM, tag=tag, step=step),
+    "all_reduce_async": lambda peer, tag, step: peer.all_reduce_async(ones(), op=SUM, tag=tag, step=step).result(),
+    "retry": retry,
+    "all_gather": lambda peer, tag, step: peer.all_gather(ones(), tag=tag, step=step),
+    "reduce_scatter": lambda peer, tag, step: peer.reduce_scatter(ones(), op=SUM, tag=tag, step=step),
+    "broadcast": lambda peer, tag, step: peer.broadcast(ones(), root=INT64(0), tag=tag, step=step),
+    "barrier": lambda peer, tag, step: peer.barrier(tag=tag, step=step),
+}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+@pytest.mark.parametrize("given", [7.0, "7", True], ids=repr)
+def test_tag_and_step_must_be_integers(pair: Cluster, name: str, given: Any) -> None:
+    for argument, arguments in (("tag", (given, 1)), ("step", (1, given))):
+        error = refusal(lambda arguments=arguments: TAGGED[name](pair[0], *arguments))  # type: ignore[misc]
+        assert error.result is Result.INVALID_ARGUMENT
+        text = f"{argument} {given!r} is not an integer in [0, 2**63) but of type {type(given).__name__}"
+        assert text in str(error)
+
+
+def resolved(array: Any) -> Operand:
+    return resolve(array, "send", "all_reduce")
+
+
+@given(st.lists(st.integers(0, 4), max_size=4), st.sampled_from([np.uint8, np.int16, np.float32, np.float64]))
+def test_array_is_taken_as_memory(shape: list[int], dtype: npt.DTypeLike) -> None:
+    array = np.arange(np.prod(shape, dtype=int)).astype(dtype).reshape(shape)
+    operand = resolved(array)
+    assert operand.address == array.ctypes.data
+    assert (operand.count, operand.shape, operand.size_bytes) == (array.size, array.shape, array.nbytes)
+    assert operand.dtype is DataType.from_numpy_dtype(dtype)
+    assert operand.memory() == array.tobytes()
+    assert operand.owner is array
+
+
+def test_memory_is_shared_with_the_array() -> None:
+    array = np.zeros(4, np.uint16)
+    resolved(array).memory()[2:4] = b"\x01\x02"
+    assert array.tolist() == [0, 0x0201, 0, 0]
+
+
+def test_read_only_array_is_noted() -> None:
+    array = np.zeros(3)
+    assert resolved(array).is_writable
+    array.flags.writeable = False
+    assert not resolved(array).is_writable
+    assert not resolved(np.frombuffer(b"abcd", np.uint8)).is_writable
+
+
+@pytest.mark.parametrize(
+    "view", [np.zeros(8)[::2], np.zeros(8)[::-1], np.zeros((3, 4)).T, np.broadcast_to(np.zeros(1), (3,))]
+)
+def test_view_with_gaps_is_refused(view: npt.NDArray[Any]) -> None:
+    with pytest.raises(PCCLError, match="send is not contiguous") as caught:
+        resolved(view)
+    assert caught.value.result is Result.INVALID_ARGUMENT
+
+
+def test_contiguous_slice_is_taken() -> None:
+    whole = np.arange(12.0).reshape(3, 4)
+    assert resolved(whole[1:]).address == whole.ctypes.data + 32
+
+
+def test_subclass_of_an_array_is_taken(tmp_path: Any) -> None:
+    mapped = np.memmap(tmp_path / "file", np.int32, "w+", shape=(5,))
+    assert resolved(mapped).count == 5
+
+
+@pytest.mark.parametrize("other", [1.0, [1.0], b"bytes", memoryview(b"bytes"), np.float32(1.0), None, "text"])
+def test_not_an_array_is_refused(other: Any) -> None:
+    with pytest.raises(PCCLError, match=r"send must be a NumPy array, a torch tensor or a jax\.Array, not") as caught:
+        resolved(other)
+    assert caught.value.func_name == "all_reduce"

@@ -1,0 +1,50 @@
+"""Forked children of the test's process."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs /proc to see what is open")
+
+
+def sockets() -> set[str]:
+    """Return the open sockets of this process."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.add(os.readlink(f"/proc/self/fd/{name}"))
+        except FileNotFoundError:
+            continue  # the listing's own
+    return {name for name in found if name.startswith("socket:")}
+
+
+@contextmanager
+def forking() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of processes with threads
+        yield
+
+
+def in_child(call: Callable[[], str]) -> str:
+    """Return what `call` returns in a forked child that ends at once."""
+    reading, writing = os.pipe()
+    with forking():
+        child = os.fork()
+    if child == 0:
+        try:
+            text = call()
+        except BaseException as error:
+            text = repr(error)
+        os.write(writing, text.encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as stream:
+        text = stream.read()
+    os.waitpid(child, 0)
+    return text
