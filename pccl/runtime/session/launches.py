@@ -62,6 +62,8 @@ class Launches:
         self._fast_path = fast_path
         self._engine = engine
         self._table = table
+        self._holders = table.holders
+        self.free_tag = table.release_tag
         self._bridge = bridge
         self._abandon = abandon
         self._leave = leave
@@ -78,7 +80,7 @@ class Launches:
     def new(self, spec: OpSpec) -> PendingOp:
         """Return an op to `launch`. Its caller can cancel it from now on, should a signal come in the middle of
         `launch`."""
-        return PendingOp(next(self._numbers), spec.launched(), self)
+        return PendingOp(next(self._numbers), spec if spec.new_source is None else spec.launched(), self)
 
     def launch(self, op: PendingOp) -> None:
         """Launch an op from any thread. SessionError at once for a tag in flight or a session that is over."""
@@ -88,22 +90,14 @@ class Launches:
     def launch_waiting(self, op: PendingOp) -> None:
         """Launch an op from a thread that only waits for it. It may be over already on return."""
         self._claim_tag(op)
-        if self._fast_path.run(op, waits=True):
-            self.let_go(op)
-        else:
+        if not self._fast_path.run(op, waits=True):
             self._enqueue(op)
 
     def start(self, op: PendingOp) -> None:
         """Launch an op from a thread that goes on and usually waits for it soon (`PendingOp.join_started`)."""
         self._claim_tag(op)
-        op.before_over = lambda: self._table.release_tag(op)
         if not self._fast_path.run(op, waits=False):
             self._enqueue(op)
-
-    def let_go(self, op: PendingOp) -> None:
-        """Free the tag of an op that is over. For the thread that has launched it by `launch_waiting`."""
-        if op.is_over:
-            self._table.release_tag(op)
 
     def cancel(self, op: PendingOp, code: Result, reason: str) -> None:
         """Ask for an op to be aborted on all peers, from any thread. It ends as the master says. Its `launch` may have
@@ -140,8 +134,9 @@ class Launches:
             has_left.wait(LEAVE_S)
 
     def _claim_tag(self, op: PendingOp) -> None:
-        self._require_alive_for(op)
-        holder = self._table.claim(op)
+        if self._lifetime.failure is not None:
+            self._require_alive_for(op)
+        holder = self._holders.setdefault(op.name, op)
         if holder is op:
             return
         text = f"an op with tag {op.tag} is in flight already; wait for it or use another tag"
@@ -253,7 +248,7 @@ class Launches:
             # Interrupted before it was in the queue, or on the fast path.
             self._fast_path.drop(op)
             text = "its caller was interrupted before it began"
-            self._table.finish(op, ps.OpResult(op.op, Result.TIMEOUT, text, 0))
+            op.finish(ps.OpResult(op.op, Result.TIMEOUT, text, 0))
             return
         if machine.hasten(op.op) or self._lifetime.failure is not None:
             return  # the engine returns the arrays

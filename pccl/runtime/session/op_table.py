@@ -13,26 +13,21 @@ class OpTable:
 
     def __init__(self) -> None:
         self.ops: dict[int, PendingOp] = {}
-        """Ops that the machine knows, or is about to."""
-        self._holders: dict[tuple[int, Pair | None], PendingOp] = {}
+        """Ops that the machine has, or is about to get."""
+        self.holders: dict[tuple[int, Pair | None], PendingOp] = {}
+        """The op in flight of each name."""
 
     def __bool__(self) -> bool:
-        return bool(self.ops or self._holders)
-
-    def claim(self, op: PendingOp) -> PendingOp:
-        """Return the op that has the name of this one, which is this one from now on if there was none."""
-        return self._holders.setdefault(op.name, op)
+        return bool(self.ops or self.holders)
 
     def holds_tag(self, op: PendingOp) -> bool:
-        return self._holders.get(op.name) is op
+        return self.holders.get(op.name) is op
 
     def release_tag(self, op: PendingOp) -> None:
-        if self._holders.get(op.name) is op:
-            # Its caller may do so at the same time.
-            self._holders.pop(op.name, None)
+        if self.holders.get(op.name) is op:
+            self.holders.pop(op.name, None)  # another thread may do so at the same time
 
     def finish(self, op: PendingOp, result: OpResult) -> None:
-        """End an op for its caller. Its tag is freed first: a waiting thread may launch the next one at once."""
-        self.release_tag(op)
+        """End an op for its caller."""
         op.finish(result)
         self.ops.pop(op.op, None)

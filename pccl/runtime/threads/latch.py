@@ -38,6 +38,9 @@ class Latch:
             with suppress(IndexError, RuntimeError):  # the waiter has left, or another latch has released it
                 self._waiters.pop().release()
 
+    def wake(self) -> None:
+        self.set()
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until it is set. Return False if the time passed first."""
         return self._is_set or wait_any((self,), timeout_s)
