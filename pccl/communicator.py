@@ -35,8 +35,8 @@ from pccl.protocol.messages import Kind
 from pccl.protocol.recording import Recording
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
-from pccl.runtime.session.options import SessionError
-from pccl.runtime.session.peer_session import PeerSession
+from pccl.runtime.session.driver import SessionError
+from pccl.runtime.session.session import PeerSession
 from pccl.runtime.threads import portal
 from pccl.shared_state import SharedState
 from pccl.types import (

@@ -26,8 +26,8 @@ from pccl.errors import PCCLError, integer_argument, op_error
 from pccl.protocol.peer import OpResult, alone_in
 from pccl.runtime.data_plane.op_spec import OpSpec, Source
 from pccl.runtime.data_plane.pending import PendingOp
-from pccl.runtime.session.options import SessionError
-from pccl.runtime.session.peer_session import PeerSession
+from pccl.runtime.session.driver import SessionError
+from pccl.runtime.session.session import PeerSession
 from pccl.types import (
     CollectiveInfo,
     Membership,

@@ -170,7 +170,7 @@ def test_a_failed_op_says_why(cluster: Cluster) -> None:
 
 def test_calls_in_each_step_leave_room_for_what_has_happened(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loop that asks `are_peers_pending` in each step makes thousands of calls between two views."""
-    monkeypatch.setattr("pccl.runtime.session.flight_recorder.EVENTS_KEPT", 16)
+    monkeypatch.setattr("pccl.runtime.session.recorder.EVENTS_KEPT", 16)
     cluster.join(2)
     for _ in range(20):
         cluster.each(lambda peer, _: peer.are_peers_pending())
@@ -283,7 +283,7 @@ def test_a_recording_that_cannot_be_read_is_missed_with_the_reason(
     def fail(_: Recording) -> bytes:
         raise MemoryError("all of it is in use")
 
-    monkeypatch.setattr("pccl.runtime.session.recording_parts.pack", fail)
+    monkeypatch.setattr("pccl.runtime.session.recorder.pack", fail)
     cluster.join(1)
     assert [peer.lack for peer in collect(cluster.address).peers] == [
         "its recording cannot be read: all of it is in use"
@@ -304,9 +304,9 @@ def test_a_save_that_fails_leaves_the_former_file(cluster: Cluster, tmp_path: Pa
 
 @pytest.fixture
 def dumped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr("pccl.runtime.session.dumps.LOOK_S", 0.02)
-    monkeypatch.setattr("pccl.runtime.session.dumps.PAUSE_S", 0.0)
-    monkeypatch.setattr("pccl.runtime.session.dumps.GATHER_S", 0.0)
+    monkeypatch.setattr("pccl.runtime.session.recorder.LOOK_S", 0.02)
+    monkeypatch.setattr("pccl.runtime.session.recorder.PAUSE_S", 0.0)
+    monkeypatch.setattr("pccl.runtime.session.recorder.GATHER_S", 0.0)
     monkeypatch.setenv("PCCL_TRACE_DIR", str(tmp_path / "traces"))
     return tmp_path / "traces"
 

@@ -10,7 +10,7 @@ from functools import partial
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
-from pccl.runtime.session import peer_session
+from pccl.runtime.session import session as peer_session
 from tests.support.cluster import SUM, WAIT_S, Background, ones, refusal, run_of, until, waits_at_master
 
 

@@ -31,7 +31,7 @@ from pccl import (
     Result,
     SharedState,
 )
-from pccl.runtime.session.launches import Launches
+from pccl.runtime.session.ops import Ops
 from pccl.runtime.threads import portal
 from tests.support import stacks
 from tests.support.cluster import (
@@ -144,7 +144,7 @@ def test_closing_ends_the_calls_of_other_threads(cluster: Cluster, name: str) ->
     waiting = [Background(calls.get(name) or getattr(cluster[0], name)) for _ in range(1)]
     session = cluster[0]._inner._session
     assert session is not None
-    until(lambda: session._table.ops or len(session._calls), "it waits")
+    until(lambda: session.ops.table or len(session._calls), "it waits")
     cluster.peers.pop(0).close()
     assert results([call.outcome() for call in waiting]) == [Result.NOT_INITIALIZED]
     assert np.all(x == 1)
@@ -221,7 +221,7 @@ def test_an_interrupt_anywhere_in_a_launch_leaves_nothing_in_flight(
         if interrupted_at(step, call, KINDS[kind]):
             assert step > 20
             break
-        until(lambda: not session._table, f"nothing is in flight after step {step}")
+        until(lambda: not (session.ops.table or session.ops.holders), f"nothing is in flight after step {step}")
     # The other side hears late of each that was given up, and then meets the one that was not.
     until(lambda: results(outcomes([partial(reduce_once, cluster[1])])) == [Result.SUCCESS], "they meet")
     assert handle.wait(WAIT_S)[0]
@@ -294,7 +294,7 @@ def test_a_second_signal_ends_the_wait_for_the_first_one_to_be_settled(
     assert session is not None
     cancelled = list[tuple[Any, ...]]()
     # As if nobody answered.
-    monkeypatch.setattr(Launches, "cancel", lambda _, *arguments: cancelled.append(arguments))
+    monkeypatch.setattr(Ops, "cancel", lambda _, *arguments: cancelled.append(arguments))
     main_thread = threading.get_ident()
 
     def sleeps_in(function: str) -> bool:
@@ -326,7 +326,7 @@ def test_a_second_signal_ends_the_wait_for_the_first_one_to_be_settled(
         signal.signal(signal.SIGUSR1, before)
         monkeypatch.undo()
     session.ops.cancel(*cancelled[0])
-    until(lambda: not session._table.ops, "it is given up")
+    until(lambda: not session.ops.table, "it is given up")
     assert cluster.each(reduce_once) == [2, 2]
 
 

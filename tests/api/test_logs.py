@@ -14,7 +14,7 @@ import pytest
 
 from pccl import MasterNode, PCCLError, ReduceOp
 from pccl.logs import FIELDS, AboutLogger, JsonFormatter, TextFormatter
-from pccl.runtime.session import outbound
+from pccl.runtime.session import links
 from tests.support.cluster import WAIT_S, Cluster, until
 
 RUN = """
@@ -76,7 +76,7 @@ def test_an_aborted_op_and_a_loss_are_found_by_their_fields(caplog: pytest.LogCa
 
 
 def test_an_orderly_leave_is_no_warning(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outbound, "STANDS_S", 1000.0)
+    monkeypatch.setattr(links, "STANDS_S", 1000.0)
     with MasterNode("127.0.0.1:0") as node, caplog.at_level(logging.WARNING, "pccl"):
         cluster = Cluster(node.address, p2p_connection_pool_size=8)
         cluster.join(3)

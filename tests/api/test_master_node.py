@@ -19,7 +19,7 @@ from pccl.protocol.stragglers import Change, Stragglers, Suspect
 from pccl.runtime.master import server
 from pccl.runtime.master.durable_state import StateDirectory
 from pccl.runtime.threads import portal
-from pccl.runtime.threads.latch import Latch
+from pccl.runtime.threads.waking import Latch
 from pccl.status import run_status
 from tests.support.cluster import WAIT_S, Background, Cluster, outcomes, results, until
 

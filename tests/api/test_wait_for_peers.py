@@ -193,7 +193,7 @@ def test_it_does_not_wait_in_silence(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("pccl.protocol.long_wait.FIRST_S", 0.02)
-    monkeypatch.setattr("pccl.runtime.threads.waits.LOOK_S", 0.02)
+    monkeypatch.setattr("pccl.runtime.threads.waking.LOOK_S", 0.02)
     cluster.join(1)
     with caplog.at_level(logging.WARNING, "pccl"):
         assert refusal(partial(cluster[0].wait_for_peers, 5, timeout=1)).result is Result.TIMEOUT

@@ -334,6 +334,7 @@ class Outbox:
 
     def drain(self) -> list[Effect]:
         """Return the effects of all events since the last call, in order."""
-        self.send_reports()
+        if self._done or self._stalled or self._over:
+            self.send_reports()
         effects, self._effects = self._effects, []
         return effects

@@ -35,7 +35,6 @@ from pccl.protocol.messages import (
 from pccl.protocol.names import peer_named
 from pccl.protocol.peer.effects import (
     CallResult,
-    Effect,
     Ended,
     Installed,
     KeepHeartbeats,
@@ -90,6 +89,7 @@ class Peer:
         """Flush to answer once the engine has stopped."""
         self._resumed_at = 0.0
         self._outbox = Outbox()
+        self.drain = self._outbox.drain
         self._measurements = Measurements()
         self.links = Links(self._outbox, connections, may_grow)
         self.ops = Ops(self._outbox, self.links.number_of, is_blocked=lambda: self._calls.is_exclusive)
@@ -104,10 +104,6 @@ class Peer:
         self.peer_at, self.link_limited = self.links.peer_at, self.links.limited
         self.connection_lost = self.links.connection_lost
         self.cancel_joint = self._calls.cancel
-
-    def drain(self) -> list[Effect]:
-        """Return the effects of all events since the last call, in order."""
-        return self._outbox.drain()
 
     @property
     def is_over(self) -> bool:

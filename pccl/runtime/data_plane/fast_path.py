@@ -79,6 +79,8 @@ class FastPath:
     def __init__(self, machine: Peer, engine: Engine) -> None:
         self._machine = machine
         self._engine = engine
+        self.has_threads = False
+        """Whether there are several engine threads, whose events are not ordered relative to each other."""
         self._paths: list[EngineFastPath] = []
         """The fast paths of the engine threads."""
         self._opening: _Opening | None = None
@@ -88,11 +90,7 @@ class FastPath:
     def attach(self) -> None:
         """Create the fast paths, after the number of engine threads is set."""
         self._paths = self._engine.new_fast_paths()
-
-    @property
-    def has_threads(self) -> bool:
-        """Whether there are several engine threads, whose events are not ordered relative to each other."""
-        return len(self._paths) > 1
+        self.has_threads = len(self._paths) > 1
 
     def is_as(self, start: SubmitOp | None) -> bool:
         """Return whether it is open with this start; None: whether it is closed."""

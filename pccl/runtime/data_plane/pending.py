@@ -15,8 +15,7 @@ from pccl.protocol.peer import OpResult
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair
 from pccl.runtime.data_plane.overlapped_waits import OverlappedWaits
 from pccl.runtime.threads import waking
-from pccl.runtime.threads.latch import Latch, wait_any
-from pccl.runtime.threads.waking import Waker
+from pccl.runtime.threads.waking import Latch, Waker, wait_any
 from pccl.types import Result
 
 OpName = tuple[int, Pair | None]

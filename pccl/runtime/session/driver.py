@@ -21,15 +21,26 @@ Who has no turn sees only facts (`Facts`), which nobody can tell anything. Turns
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import errno
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
+from pccl.protocol.messages import MASTER_TIMEOUT_S
+from pccl.runtime.data_plane.engine import Engine
+from pccl.runtime.data_plane.events import EngineFailedError
 from pccl.runtime.data_plane.fast_path import FastPath
-from pccl.runtime.session.lifetime import Lifetime
+from pccl.runtime.network.system import SYSTEM, System
+from pccl.runtime.threads.tasks import report, start_task
+from pccl.types import Result
 
 Handlers = Mapping[type, Callable[[ps.Peer, Any], None]]
 """Functions that carry effects out, by the effects' types. They get the machine, for what can be answered at once."""
@@ -64,13 +75,14 @@ class Turn:
 
     __slots__ = ("_begin", "_machine", "_pump")
 
-    def __init__(self, machine: ps.Peer, begin: Callable[[], None], pump: Callable[[], None]) -> None:
+    def __init__(self, machine: ps.Peer, begin: Callable[[], None] | None, pump: Callable[[], None]) -> None:
         self._machine = machine
         self._begin = begin
         self._pump = pump
 
     def __enter__(self) -> ps.Peer:
-        self._begin()
+        if self._begin is not None:
+            self._begin()
         return self._machine
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
@@ -93,14 +105,14 @@ class Driver:
         self.facts: Facts = machine
         self.drained = trio.Event()
         """Set when the session has ended, and the engine has given all buffers back."""
+        self.hear = partial(hear, machine)
         self.taking_over = Turn(machine, self._take_over, self._pump)
         self.hearing = Turn(machine, self.hear, self._pump)
-        self.after_hearing = Turn(machine, lambda: None, self._pump)
+        self.after_hearing = Turn(machine, None, self._pump)
         """A turn for callers that have heard the engine by themselves, or must not ask it any more."""
         self._machine = machine
         self._fast_path = fast_path
         self._lifetime = lifetime
-        self._hear = hear
         self._send = send
         self._handlers: dict[type, Callable[[ps.Peer, Any], None]] = {}
         self._timer_changed = trio.Event()
@@ -112,12 +124,9 @@ class Driver:
         assert not self._handlers.keys() & handlers.keys()
         self._handlers.update(handlers)
 
-    def hear(self) -> None:
-        self._hear(self._machine)
-
     def _take_over(self) -> None:
         if self._fast_path.close():
-            self._hear(self._machine)
+            self.hear()
 
     def _pump(self) -> None:
         if self._is_pumping or self._lifetime.is_broken:
@@ -158,3 +167,150 @@ class Driver:
             if trio.current_time() >= self._timer_deadline:
                 with self.hearing as machine:
                     machine.tick(trio.current_time())
+
+
+# The life of a session: which tasks run in it, what ends it, and how its faults are contained.
+
+NO_BUG = EngineFailedError, MemoryError
+"""Exceptions that end a session without being a bug."""
+
+CLOSED_NURSERY = "Nursery is closed to new arrivals"
+"""The words of trio for a task that comes too late."""
+
+
+def loop_has_ended(error: BaseException) -> str:
+    """Return the text for an event loop whose descriptors somebody else has closed."""
+    return f"the event loop has ended: {error}; something in this process closes descriptors that are not its own"
+
+
+class Containment:
+    """A context for all that others call: an exception that nobody expects ends the session. May be entered again
+    within itself."""
+
+    def __init__(self, end: Callable[[Exception], None]) -> None:
+        self._end = end
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._end(error)
+        return True
+
+
+class Lifetime:
+    """The life of a session: its tasks, and why it is over once it is."""
+
+    def __init__(self, logger: logging.LoggerAdapter[logging.Logger], last_words: Callable[[str], None]) -> None:
+        """`last_words` tells the master why this peer leaves, if it can still be told."""
+        self.failure: SessionError | None = None
+        """The reason why the session is over."""
+        self.is_broken = False
+        """Whether the session has a fault, so that its machine is not to be believed."""
+        self.ended = trio.Event()
+        """Set when the session has a failure."""
+        self.over = trio.Event()
+        """Set when nothing of this session runs any more."""
+        self.contain = Containment(self.break_off)
+        self.nursery: trio.Nursery | None = None
+        """Holds the tasks, while the session runs."""
+        self._logger = logger
+        self._last_words = last_words
+        self._endings: list[Callable[[SessionError], None]] = []
+
+    def at_end(self, ending: Callable[[SessionError], None]) -> None:
+        """Have `ending` called when the session fails, and perhaps again later."""
+        self._endings.append(ending)
+
+    def require_alive(self) -> None:
+        """Raise a SessionError with the reason if the session is over."""
+        if self.failure is not None:
+            raise SessionError(self.failure.result, self.failure.message)
+
+    def spawn(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Start a task that ends with the session. Nothing starts once the session's tasks have ended."""
+        if self.nursery is None or self.ended.is_set():
+            return
+        try:
+            start_task(self.nursery, self.contained, function, *args)
+        except RuntimeError as error:
+            # Where a trio run ends, the nursery is closed before the session knows: another thread may ask meanwhile.
+            if str(error) != CLOSED_NURSERY:
+                raise
+
+    async def contained(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
+        with self.contain:
+            await function(*args)
+
+    def fail(self, code: Result, reason: str) -> None:
+        """End the session: all calls and queued launches fail. May be called again; the first reason stays. If one of
+        the endings raises, as those of trio's do in another thread, the others are called all the same."""
+        if self.failure is None:
+            self.failure = SessionError(code, reason)
+        with ExitStack() as last:
+            last.callback(self.ended.set)
+            for ending in reversed(self._endings):
+                last.callback(ending, self.failure)
+
+    def break_off(self, error: Exception) -> None:
+        """End the session for a fault of pccl or of this machine. May be called again: one fault brings forth
+        others."""
+        if self.is_broken or self.over.is_set():
+            return
+        self.is_broken = True
+        text = str(error) if isinstance(error, NO_BUG) else report("this communicator", error)
+        if isinstance(error, MemoryError):
+            text = f"this process is out of memory: {text}" if text else "this process is out of memory"
+        elif isinstance(error, OSError) and error.errno == errno.EBADF:
+            text = loop_has_ended(error)
+        with suppress(Exception):
+            self._logger.error("%s", text, exc_info=error)
+        with suppress(Exception):
+            self._last_words(text)
+        self.fail(Result.INTERNAL_ERROR, text)
+
+
+class SessionError(Exception):
+    """A call that failed; becomes a PCCLError in the public layer."""
+
+    def __init__(self, result: Result, message: str) -> None:
+        super().__init__(message)
+        self.result = result
+        self.message = message
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    group: int
+    connections: int
+    """Connections of each link to begin with."""
+    may_grow: bool = False
+    """Links get more connections where they help."""
+    hosts: tuple[str, ...] = ()
+    """Addresses to advertise."""
+    port: int | None = None
+    """Port to advertise where it is not the one listened on (NAT)."""
+    listen_host: str = ""
+    listen_port: int = 0
+    name: str = ""
+    site: str = ""
+    """Name of the site, whose peers come and go together; empty: a peer on its own."""
+    site_size: int = 0
+    """Number of peers of the site; 0: a peer on its own."""
+    place: int = -1
+    """Place in the ring that this peer asks for, as a founder; -1: none."""
+    token: str = field(default="", repr=False)
+    """The run's shared secret; empty: none."""
+    encrypt: bool = False
+    """Peers send each other encrypted records. Needs a token."""
+    ssl_context: ssl.SSLContext | None = None
+    """TLS for the control connection; None: no TLS."""
+    master_timeout_s: float = MASTER_TIMEOUT_S
+    """Time that a lost master, or one after it, may take to be found."""
+    segment_bytes: int = 0
+    force_poll: bool = False
+    system: System = SYSTEM
+    new_engine: Callable[[int, int, bool], Engine] = Engine
+    """Makes the engine, with the arguments of `Engine`."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -13,15 +15,14 @@ from pccl.protocol import peer as ps
 from pccl.protocol.auth import Keys
 from pccl.protocol.codec import encode
 from pccl.runtime.network.handshake import EncryptedStream
-from pccl.runtime.session.driver import Driver, Handlers
-from pccl.runtime.session.joint_calls import JointCalls
-from pccl.runtime.session.lifetime import Lifetime
-from pccl.runtime.session.options import SessionError, SessionOptions
-from pccl.runtime.session.outbound import Outbound
+from pccl.runtime.session.driver import Driver, Handlers, Lifetime, SessionError, SessionOptions
 from pccl.runtime.session.reports import WorkCounters
 from pccl.runtime.state.tensor_blocks import StoreError
 from pccl.runtime.state.transfer import ClosableStream, Transfer, TransferError
 from pccl.types import Result
+
+if TYPE_CHECKING:
+    from pccl.runtime.session.links import Outbound
 
 
 @dataclass
@@ -185,3 +186,70 @@ class StateSync:
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
             self.store_failed(str(error))
+
+
+# Joint calls of a session: made here, answered by the machine.
+
+CANCEL_S = 5.0
+"""Time that a cancelled joint call waits for the master to say whether it has taken effect."""
+
+
+@dataclass
+class _PendingCall:
+    event: trio.Event = field(default_factory=trio.Event)
+    result: ps.CallResult | None = None
+
+
+class JointCalls:
+    """The joint calls under way. Only for the trio thread."""
+
+    def __init__(self, driver: Driver, lifetime: Lifetime) -> None:
+        self._driver = driver
+        self._lifetime = lifetime
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, _PendingCall] = {}
+        self.handlers: Handlers = {ps.CallResult: self._call_result}
+        lifetime.at_end(self._end)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    async def make(
+        self, kind: str, offer: m.SyncOffer | None = None, interrupted: Callable[[], None] = lambda: None
+    ) -> int:
+        """Make a joint call and return its value. SessionError. When cancelled, the peer is taken out of the call and
+        the cancellation goes on; if the call has taken effect by then, its value is returned as if in time.
+        `interrupted` is called when the call is cancelled, before the peer is taken out."""
+        self._lifetime.require_alive()
+        number = next(self._numbers)
+        call = self._calls[number] = _PendingCall()
+        with self._lifetime.contain, self._driver.taking_over as machine:
+            machine.joint(number, kind, offer)
+        try:
+            await call.event.wait()
+        except BaseException as error:  # cancelled, or trio's KeyboardInterrupt
+            interrupted()
+            with self._lifetime.contain, self._driver.taking_over as machine:
+                machine.cancel_joint(number)
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + CANCEL_S):
+                await call.event.wait()
+            if not isinstance(error, trio.Cancelled) or call.result is None or call.result.code is Result.TIMEOUT:
+                raise
+        finally:
+            self._calls.pop(number, None)
+        assert call.result is not None
+        if call.result.code is not Result.SUCCESS:
+            raise SessionError(call.result.code, call.result.reason)
+        return call.result.value
+
+    def _call_result(self, _: ps.Peer, effect: ps.CallResult) -> None:
+        call = self._calls.get(effect.call)
+        if call is not None:
+            call.result = effect
+            call.event.set()
+
+    def _end(self, failure: SessionError) -> None:
+        for number, call in self._calls.items():
+            if call.result is None:
+                call.result = ps.CallResult(number, failure.result, failure.message, 0)
+                call.event.set()

@@ -18,20 +18,23 @@ import atexit
 import logging
 import math
 import os
+import select
+import signal
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
+from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 import trio
 
 from pccl.protocol.long_wait import LongWait
 from pccl.runtime.extension import lib
-from pccl.runtime.threads import faults, serving, waking
-from pccl.runtime.threads.latch import Latch
-from pccl.runtime.threads.waking import Waker
+from pccl.runtime.threads import tasks, waking
+from pccl.runtime.threads.waking import Latch, Waker
 
 logger = logging.getLogger("pccl")
 
@@ -123,7 +126,7 @@ def _contained(function: Callable[..., object], args: tuple[Any, ...]) -> None:
         function(*args)
     except Exception as error:
         with suppress(Exception):
-            logger.error("%s", faults.report(f"a call of {function!r}", error), exc_info=error)
+            logger.error("%s", tasks.report(f"a call of {function!r}", error), exc_info=error)
 
 
 class Portal:
@@ -302,11 +305,11 @@ def on_exit_drain(caller: Any) -> None:
     _callers.add(caller)
 
 
-def outlasts(server: serving.Server) -> None:
+def outlasts(server: Server) -> None:
     """Have the program's end wait for a server, until it is interrupted; then it is closed as by `on_exit`."""
     _servers.add(server)
     _closers.add(server)
-    serving.at_the_end_of_a_child(_outlast)
+    at_the_end_of_a_child(_outlast)
 
 
 def _after_fork_in_child() -> None:
@@ -336,10 +339,10 @@ def _outlast() -> None:
     """Wait, at the end of the program, for the servers that nobody has interrupted."""
     portal = _portal
     servers = [server for server in list(_servers) if not (server.is_interrupted or server.stopped.is_set())]
-    if portal is None or not servers or serving.has_failed():
+    if portal is None or not servers or has_failed():
         return
     _close(portal, set(_closers) - set(servers))
-    serving.outlast(servers)
+    outlast(servers)
 
 
 def _drain() -> None:
@@ -361,3 +364,82 @@ def _at_exit() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 atexit.register(_at_exit)
+
+
+# Lets servers outlast the program that started them: its end waits until they are interrupted.
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_TIMEOUT_S = 5.0
+"""Time that an orderly stop may take."""
+SAY_S = 0.5
+"""Time for which a full stderr is waited for."""
+
+
+class Server(Protocol):
+    stopped: Latch
+    is_interrupted: bool
+    description: str
+    fault: str
+    """The reason why it has stopped by itself, if it has."""
+
+    def interrupt(self) -> None:
+        """Begin to stop. Never waits; also for signal handlers."""
+
+
+def has_failed() -> bool:
+    """Return whether the program is ending by an exception. An exit is none, nor does one count in the interactive
+    interpreter."""
+    ending_by = getattr(sys, "last_value", None) if not hasattr(sys, "ps1") else None
+    return any(error is not None and not isinstance(error, SystemExit) for error in (ending_by, sys.exc_info()[1]))
+
+
+def outlast(servers: Sequence[Server]) -> None:
+    """Wait until all servers have stopped. For the main thread, where the program has ended."""
+    ending_by: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        ending_by.append(number)
+        interrupt()
+
+    def interrupt() -> None:
+        for server in servers:
+            server.interrupt()
+
+    try:
+        with suppress(ValueError):  # not the main thread
+            for number in SIGNALS:
+                if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                    signal.signal(number, end)
+        names = " and ".join(server.description for server in servers)
+        _print(f"the program has ended, {names} goes on until Ctrl-C or SIGTERM")
+        for server in servers:
+            server.stopped.wait()
+    except KeyboardInterrupt:
+        ending_by.append(signal.SIGINT)
+    except SystemExit:
+        pass
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    interrupt()
+    for server in servers:
+        server.stopped.wait(STOP_TIMEOUT_S)
+        if server.fault:
+            _print(server.fault)
+    if ending_by:
+        lib.pccl_end_by_signal(ending_by[0])
+
+
+def _print(line: str) -> None:
+    with suppress(Exception):  # there may be no stderr
+        poll = select.poll()
+        poll.register(sys.stderr.fileno(), select.POLLOUT)
+        if poll.poll(SAY_S * 1000):  # so a line of this length does not wait, as on a pipe that nobody reads
+            os.write(sys.stderr.fileno(), f"pccl: {line}\n".encode(errors="backslashreplace"))
+
+
+def at_the_end_of_a_child(callback: Callable[[], object]) -> None:
+    """Have `callback` called at the end of a process of multiprocessing, which may end without the interpreter's
+    end."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        sys.modules["multiprocessing.util"].Finalize(None, callback, exitpriority=0)

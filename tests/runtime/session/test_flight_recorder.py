@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from pccl.protocol import peer as ps
 from pccl.protocol.recording import from_json, pack, to_json, unpack
-from pccl.runtime.session.flight_recorder import LINKS_KEPT, FlightRecorder
+from pccl.runtime.session.recorder import LINKS_KEPT, FlightRecorder
 
 NOBODY = cast(Any, None)
 

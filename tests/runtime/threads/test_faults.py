@@ -17,7 +17,7 @@ import trio
 
 from pccl import AsyncCommunicator, Communicator, MasterNode, PCCLError, Result
 from pccl.runtime.data_plane.pending import PendingOp
-from pccl.runtime.session.peer_session import PeerSession
+from pccl.runtime.session.session import PeerSession
 from pccl.runtime.threads import portal
 from tests.support.cluster import SUM, WAIT_S, Background, Cluster, ones, reduce_once, refusal, until
 

@@ -45,25 +45,13 @@ from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.network import addresses
 from pccl.runtime.network.addresses import Address, MasterAddresses
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control
-from pccl.runtime.session.control import Control
-from pccl.runtime.session.driver import Driver, Handlers
-from pccl.runtime.session.dumps import Dumps
-from pccl.runtime.session.engine_bridge import EngineBridge
-from pccl.runtime.session.flight_recorder import FlightRecorder
-from pccl.runtime.session.heartbeats import Heartbeats
-from pccl.runtime.session.inbound import Inbound
-from pccl.runtime.session.joint_calls import JointCalls
-from pccl.runtime.session.launches import Launches
-from pccl.runtime.session.lifetime import Lifetime, loop_has_ended
-from pccl.runtime.session.long_waits import CallReasons, LongWaits
-from pccl.runtime.session.master_connection import MasterConnection
-from pccl.runtime.session.measuring import Measuring
-from pccl.runtime.session.op_table import OpTable
-from pccl.runtime.session.options import SessionError, SessionOptions
-from pccl.runtime.session.outbound import Outbound
-from pccl.runtime.session.recording_parts import RecordingParts
-from pccl.runtime.session.reports import WorkCounters, interval_s
-from pccl.runtime.session.state_sync import StateSync
+from pccl.runtime.session.control import Control, Heartbeats, MasterConnection
+from pccl.runtime.session.driver import Driver, Handlers, Lifetime, SessionError, SessionOptions, loop_has_ended
+from pccl.runtime.session.links import Inbound, Measuring, Outbound
+from pccl.runtime.session.ops import Ops
+from pccl.runtime.session.recorder import Dumps, FlightRecorder, RecordingParts
+from pccl.runtime.session.reports import CallReasons, LongWaits, WorkCounters, interval_s
+from pccl.runtime.session.state_sync import JointCalls, StateSync
 from pccl.runtime.state.transfer import Transfer
 from pccl.runtime.threads.tasks import start_task
 from pccl.types import Result
@@ -112,11 +100,12 @@ class PeerSession:
         about = AboutLogger(logger, self._about)
         lifetime = Lifetime(about, lambda text: master.send([m.Leave(text)]))
         counters = WorkCounters()
-        table = OpTable()
+        table: dict[int, PendingOp] = {}
         fast_path = FastPath(machine, engine)
         recorder = FlightRecorder(options, machine, table, engine.records)
-        bridge = EngineBridge(engine, fast_path, table, counters, recorder)
-        driver = Driver(machine, fast_path, lifetime, bridge.hear, master.send)
+        self.ops = Ops(self, lifetime, engine, fast_path, counters, recorder, table)
+        """The ops of this session, for any thread."""
+        self.ops.driver = driver = Driver(machine, fast_path, lifetime, self.ops.hear, master.send)
         calls = JointCalls(driver, lifetime)
         outbound = Outbound(options, driver, lifetime, engine, counters, about, lambda: master.host)
         state_sync = StateSync(options, driver, lifetime, calls, outbound, counters)
@@ -127,7 +116,7 @@ class PeerSession:
         )
         inbound = Inbound(listener, options, driver, lifetime, outbound, state_sync, control.until_master_speaks, about)
         measuring = Measuring(driver, lifetime, outbound, about)
-        for part in (bridge, calls, outbound, state_sync, control, measuring):
+        for part in (self.ops, calls, outbound, state_sync, control, measuring):
             driver.carry_out(recorder.noting(part.handlers))
         own: Handlers = {
             ps.StartEngine: self._start_engine,
@@ -138,10 +127,6 @@ class PeerSession:
         driver.carry_out(recorder.noting(own))
         self._recorder = recorder
         self._dumps = Dumps(recorder, table, about)
-        self.ops = Launches(
-            driver, lifetime, fast_path, engine, table, bridge, self.abandon, self.store_failed, self.whom
-        )
-        """The ops of this session, for any thread."""
         self.over = lifetime.over
         self._options = options
         self._machine = machine
@@ -151,9 +136,7 @@ class PeerSession:
         self._lifetime = lifetime
         self._counters = counters
         self.overlapped_waits = OverlappedWaits(fast_path.in_ops_ns)
-        self._table = table
         self._fast_path = fast_path
-        self._bridge = bridge
         self._driver = driver
         self._calls = calls
         self._outbound = outbound
@@ -220,7 +203,7 @@ class PeerSession:
         self._heartbeats.forget_after_fork()
         self._master.connection.forget_after_fork()
         self._listener.close()
-        for op in [*self.ops.queued, *self._fast_path.running, *self._table.ops.values()]:
+        for op in self.ops.in_flight:
             op.forget_after_fork(ps.OpResult(op.op, failure.result, failure.message, 0))
 
     @property
@@ -348,7 +331,7 @@ class PeerSession:
             last.callback(self._end_all)
             last.callback(self._dumps.close)
             last.callback(self._engine.close)
-            last.callback(self._bridge.hear_last)
+            last.callback(self.ops.hear_last)
             last.callback(self._fast_path.close)
             last.callback(self._heartbeats.close)
             last.callback(self._listener.close)
@@ -359,12 +342,7 @@ class PeerSession:
         committed has its result, and waited for a view or for the engine, which is closed by now."""
         failure = self._lifetime.failure
         assert failure is not None
-        for op in [*self._table.ops.values(), *self._fast_path.running]:
-            failed = ps.OpResult(op.op, failure.result, failure.message, 0)
-            succeeded = ps.OpResult(op.op, Result.SUCCESS, "", len(op.ring))
-            self._table.finish(op, succeeded if op.is_committed else failed)
-        for op in self._bridge.detaching.values():
-            op.release()
+        self.ops.end_all(failure)
 
     def _start_engine(self, machine: ps.Peer, effect: ps.StartEngine) -> None:
         try:

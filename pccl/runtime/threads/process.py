@@ -8,6 +8,7 @@ that Python still has in its hands: half-made links, unauthenticated connections
 from __future__ import annotations
 
 import os
+import socket
 import weakref
 from typing import Any
 
@@ -29,3 +30,14 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def clock_name() -> str:
+    """Return the boot of this machine and the process's time namespace: within one of these there is one clock. Where
+    the system does not tell, return a name that no other process has."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/time')}"
+    except OSError:
+        return f"{socket.gethostname()}/{os.getpid()}"
