@@ -197,9 +197,7 @@ class PendingOp:
             if not self.is_given_up:
                 if self.written is not None:
                     self.note_written()
-                self.is_released = True
-                if self._release_wakers:
-                    _wake(self._release_wakers)
+                self.release()
             self.join = None
             self._over.set()
         if self._callbacks:

@@ -108,7 +108,7 @@ class PeerSession:
         self.ops.driver = driver = Driver(machine, fast_path, lifetime, self.ops.hear, master.send)
         calls = JointCalls(driver, lifetime)
         outbound = Outbound(options, driver, lifetime, engine, counters, about, lambda: master.host)
-        state_sync = StateSync(options, driver, lifetime, calls, outbound, counters)
+        state_sync = StateSync(options, driver, lifetime, calls, outbound.dial, counters)
         heartbeats = Heartbeats(options, driver, lifetime)
         parts = RecordingParts(lifetime, recorder.recording, master.send, about)
         control = Control(

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -21,8 +20,8 @@ from pccl.runtime.state.tensor_blocks import StoreError
 from pccl.runtime.state.transfer import ClosableStream, Transfer, TransferError
 from pccl.types import Result
 
-if TYPE_CHECKING:
-    from pccl.runtime.session.links import Outbound
+Dial = Callable[[m.PeerInfo, m.PeerOpening, float], Awaitable[tuple[trio.socket.SocketType, Keys | None]]]
+"""Connects to another peer. LinkError."""
 
 
 @dataclass
@@ -78,7 +77,7 @@ class StateSync:
         driver: Driver,
         lifetime: Lifetime,
         calls: JointCalls,
-        outbound: Outbound,
+        dial: Dial,
         counters: WorkCounters,
     ) -> None:
         self.current: Syncing | None = None
@@ -87,7 +86,7 @@ class StateSync:
         self._driver = driver
         self._lifetime = lifetime
         self._calls = calls
-        self._outbound = outbound
+        self._dial = dial
         self._counters = counters
         self.handlers: Handlers = {ps.RunSync: self._run_sync}
         lifetime.at_end(lambda _: self._interrupt())
@@ -154,7 +153,7 @@ class StateSync:
             hello = m.StateHello(
                 m.PROTOCOL_VERSION, facts.run, facts.peer, donor.peer, plan.sync, encrypt=encrypt, tells=tells
             )
-            return self._stream(*await self._outbound.dial(donor, hello, facts.peer_timeout_s))
+            return self._stream(*await self._dial(donor, hello, facts.peer_timeout_s))
 
         success, reason, suspects = False, "its caller gave the sync up", list[tuple[int, str]]()
         scope = syncing.fetching = syncing.scope()
