@@ -505,8 +505,7 @@ class SessionHolder:
         async def more() -> str:
             view = self.view(name)
             return (
-                f"more peers to connect to {self.address}: {view.world_size} of {count} are in group {view.group} so "
-                f"far"
+                f"more peers to connect to {self.address}: {view.world_size} of {count} are in group {view.group} now"
             )
 
         async def gather() -> int:

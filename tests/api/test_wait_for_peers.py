@@ -135,7 +135,7 @@ def test_a_timeout_says_how_many_are_there_and_the_call_can_be_made_again(cluste
     error = refusal(partial(cluster[0].wait_for_peers, 2, timeout=0.05))
     assert (error.result, error.func_name) == (Result.TIMEOUT, "wait_for_peers")
     assert "it waited for more peers to connect to" in str(error)
-    assert "1 of 2 are in group 0 so far" in str(error)
+    assert "1 of 2 are in group 0 now" in str(error)
     assert cluster.address in str(error)
     newcomer = cluster.new()
     joining = Background(partial(join_and_wait, newcomer, 2))
@@ -199,7 +199,7 @@ def test_it_does_not_wait_in_silence(
         assert refusal(partial(cluster[0].wait_for_peers, 5, timeout=1)).result is Result.TIMEOUT
     said = [record.getMessage() for record in caplog.records if "wait_for_peers" in record.getMessage()]
     assert re.match(r"wait_for_peers has waited \d s for more peers to connect to", said[0])
-    assert "1 of 5 are in group 0 so far; look at `pccl status" in said[0]
+    assert "1 of 5 are in group 0 now; look at `pccl status" in said[0]
     assert 2 <= len(said) < 8
 
 

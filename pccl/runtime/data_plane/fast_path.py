@@ -13,7 +13,7 @@ session learns of the op later. Rules:
    count the same tag, since two ops in flight have different tags. Point-to-point ops have tags of their own for each
    pair and direction.
 3. The machine launches a tag's first op in an epoch. A launch after an op on the fast path finds that op counted: see
-   the order of events in `engine_bridge`.
+   the order of events in `session.ops`.
 4. A caller may also start an op and wait later, or never (`start`). If a caller waits when the engine completes the op,
    the caller ends it; otherwise the session is notified and ends it. A caller that gives the op up asks the session,
    which closes the path first: then the op is the session's, if it is not over.
@@ -83,6 +83,8 @@ class FastPath:
         """Whether there are several engine threads, whose events are not ordered relative to each other."""
         self._paths: list[EngineFastPath] = []
         """The fast paths of the engine threads."""
+        self.open_with: SubmitOp | None = None
+        """The start of its ops while it is open."""
         self._opening: _Opening | None = None
         self._running: dict[int, PendingOp] = {}
         """Ops on the fast path, and those whose events the session has not handled yet."""
@@ -92,23 +94,17 @@ class FastPath:
         self._paths = self._engine.new_fast_paths()
         self.has_threads = len(self._paths) > 1
 
-    def is_as(self, start: SubmitOp | None) -> bool:
-        """Return whether it is open with this start; None: whether it is closed."""
-        opening = self._opening
-        if start is None or opening is None:
-            return start is None and opening is None
-        return opening.start is start or opening.start == start
-
     def open(self, start: SubmitOp) -> None:
         """Accept ops with this start."""
         assert self._opening is None, "the events of the last opening come first"
         self._opening = _Opening([path.open() for path in self._paths], start)
+        self.open_with = start
 
     def close(self) -> bool:
         """Accept no more ops. Return whether it was open: then the engine's events report all ops on it."""
         if self._opening is None:
             return False
-        self._opening = None
+        self._opening = self.open_with = None
         for path in self._paths:
             path.close()
         return True

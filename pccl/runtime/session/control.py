@@ -1,11 +1,11 @@
 """The control connection of a session, and the search for another master when there is none.
 
-A control connection that breaks is made anew, to the same master, and carries the session on (`control_session`); the
-machine does not hear of it. The master is lost
+A control connection that breaks is restored, to the same master, and carries the session on (`control_session`); the
+machine does not notice. The master is lost
 
 1. when it does not know the session;
 2. when no connection has come about for a peer timeout, or half of `master_timeout_s` if that is less;
-3. at once where there are other masters to ask, nothing listens at its port any more and its heartbeats have ended.
+3. at once where there are other masters to ask, its port is closed and its heartbeats have ended.
 
 Another master is then looked for, at all addresses in turn (`master_addresses`), while the engine goes on. A peer that
 finds none within `master_timeout_s` gives up.
@@ -38,9 +38,9 @@ from pccl.runtime.threads.tasks import start_task
 
 WELCOME_TIMEOUT_S = 10.0
 REATTACH_SHARE = 0.5
-"""A broken control connection may take this share of the master timeout to be made anew, at most."""
+"""A broken control connection may take this share of the master timeout to be restored, at most."""
 REATTACH_PAUSE_S_MIN = 0.02
-"""The first pause between two attempts to make a control connection anew."""
+"""The first pause between two attempts to mrestore a control connection."""
 REATTACH_PAUSE_S_MAX = 0.5
 GIVING_UP_S = 0.3
 """Seconds within which peers that have lost their master together give up."""
@@ -128,7 +128,7 @@ class Control:
         session = ControlSession(secrets.token_bytes(KEY_BYTES))
         with driver.taking_over as machine:
             resume = self._resume(machine, session.key)
-        if resume is not None:  # it may wait there for long, and nothing is said meanwhile
+        if resume is not None:  # a long wait without messages may follow
             self._master.connection.bound_silence(facts.peer_timeout_s)
         opening = resume or self._hello(session.key)
         patience_s = WELCOME_TIMEOUT_S
@@ -196,7 +196,7 @@ class Control:
         return ""
 
     def _lose(self, machine: ps.Peer, reason: str, is_breach: bool) -> None:
-        """Tell the machine that this master is none, or is no more."""
+        """Tell the machine that this master is lost or unusable."""
         if is_breach:
             reason = f"the master does not speak as a pccl master does: {reason}"
             if machine.is_led and machine.run:
@@ -242,8 +242,8 @@ class Control:
         )
 
     async def _open(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.SaidByMaster:
-        """Open the conversation and return the answer. A peer of a run lets itself be sent away by nobody who has not
-        proved that it knows the token."""
+        """Open the conversation and return the answer. A peer of a run accepts a refusal only from a master that
+        has proved that it knows the token."""
         options, connection = self._options, self._master.connection
         if options.ssl_context is not None:
             await connection.start_tls(TlsEnd(options.ssl_context, self._master.name))
@@ -268,7 +268,7 @@ class Control:
 
     async def _reattach(self, session: ControlSession, reason: str) -> str:
         """Have the session go on over another connection to the same master. Return "" once it does, else why not."""
-        self._logger.info("the control connection was lost: %s; making it anew", reason)
+        self._logger.info("the control connection was lost: %s; restoring it", reason)
         self.attached = trio.Event()
         self._master.connection.shutdown()
         self._master.connection.close()
@@ -282,7 +282,7 @@ class Control:
                     try:
                         self._master.connection = await self._dial_again(session)
                         self._start_sender()
-                        self._logger.info("the control connection has been made anew")
+                        self._logger.info("the control connection has been restored")
                         return ""
                     except ConnectionLost as error:
                         failure = f"no other connection within {limit_s:g} s: {error}"
@@ -356,8 +356,8 @@ class Control:
             self._gone.setdefault(peer, trio.current_time())
 
     def _others_lost(self, machine: ps.Peer) -> str:
-        """Return which peers this one has lost besides the master; empty: it has links with all. Links that have just
-        broken are rather those of others who give up as this one does."""
+        """Return the other peers that this one has lost, in words; empty: none. A link that has just broken may be that
+        of a peer that gives up like this one."""
         self._note_gone(machine)
         until = trio.current_time() - GIVING_UP_S
         gone = {peer: why for peer, why in machine.links.gone.items() if self._gone[peer] <= until}
@@ -412,7 +412,7 @@ class MasterConnection:
         self.connection.send(messages)
 
     async def end(self) -> None:
-        """Break the connection, wait until nothing uses it, and close it."""
+        """Break the connection, wait until its users have left, and close it."""
         self.connection.shutdown()
         await self.connection.flush()
         self.connection.close()
@@ -480,7 +480,7 @@ class Heartbeats:
                 machine.master_lost(f"the master at {addresses.join(*master)} {reason}")
 
     async def _dial(self, master: Address, hello: m.HeartbeatHello) -> trio.socket.SocketType:
-        """Return a connection to the master at this numeric address, on which it has accepted `hello`.
+        """Return a connection to the master at this numeric address, which has accepted `hello`.
         ConnectionLost."""
         system = self._options.system
         try:

@@ -1,22 +1,23 @@
-"""The one way to the protocol machine of a session: everything that tells it something does so in a *turn*.
+"""Turns: the one way to the protocol machine of a session. Also its options, its tasks, and how faults end it.
 
 A turn is a context that makes the machine ready, yields it, and carries out its effects in order when it ends:
 
     with driver.taking_over as machine:
         machine.received(message)
 
-Who has no turn sees only facts (`Facts`), which nobody can tell anything. Turns keep these rules:
+1. Before the machine gets input that bears on ops (a message, a call, a loss), the fast path is closed, and the machine
+   gets the results of the ops on it (`taking_over`). So it decides as if it had launched each of them.
+2. Launches, cancels and the clock leave the fast path open, but the engine's events come first (`hearing`), so that a
+   launch follows the op that had its tag before.
+3. Effects are carried out at the end of the outermost turn and never wait: longer work (making a link, moving state)
+   becomes a task that reports back in a turn of its own. A handler may answer the machine at once; the effects of that
+   answer come after those of the same batch.
+4. The fast path opens again when a turn ends, if small ops need no decision of the machine.
+5. A turn that raises carries out no effects: the exception ends the session.
 
-1. Before the machine is told anything that bears on ops, be it a message, a call or a loss, the fast path is closed,
-   and the machine is told what has come of the ops on it (`taking_over`). So it decides as if each had been launched by
-   it. A link that is made or fails counts as bearing on ops: it is rare, and closing costs little.
-2. Launches, cancels and the clock leave the fast path open, but the machine hears the engine before it is told of them
-   (`hearing`): what is done need not have been said, and a launch follows the op that had its tag before.
-3. Effects are carried out at the end of the outermost turn, in order, and never wait: what needs time (making a link,
-   moving state) becomes a task that reports back in a turn of its own. An effect that can be answered at once is
-   answered to the machine that its handler gets; that answer's effects come after those of the same batch.
-4. The fast path is opened again when a turn ends, if the machine has nothing to decide for a small op then.
-5. A turn that raises carries nothing out: the exception ends the session (`lifetime`).
+A session shares its thread with other sessions and masters. All its tasks, callbacks and methods are contained
+(`Lifetime.contain`): an unexpected exception ends this session alone. The engine is closed, which restores the buffers,
+and callers get INTERNAL_ERROR, except for ops that the engine was told to commit before.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
@@ -46,32 +47,8 @@ Handlers = Mapping[type, Callable[[ps.Peer, Any], None]]
 """Functions that carry effects out, by the effects' types. They get the machine, for what can be answered at once."""
 
 
-class Facts(Protocol):
-    """The state of the machine that anybody may read at any time."""
-
-    @property
-    def run(self) -> str: ...
-    @property
-    def peer(self) -> int: ...
-    @property
-    def term(self) -> int: ...
-    @property
-    def obstacle(self) -> str: ...
-    @property
-    def peer_timeout_s(self) -> float: ...
-    @property
-    def link_timeout_s(self) -> float: ...
-    @property
-    def is_led(self) -> bool: ...
-    @property
-    def is_over(self) -> bool: ...
-    @property
-    def is_optimizing(self) -> bool: ...
-    def name_of(self, peer: int) -> str: ...
-
-
 class Turn:
-    """A context in which the machine may be told things; the module says how."""
+    """A context that yields the machine."""
 
     __slots__ = ("_begin", "_machine", "_pump")
 
@@ -101,15 +78,16 @@ class Driver:
         hear: Callable[[ps.Peer], None],
         send: Callable[[list[m.Message]], None],
     ) -> None:
-        """`hear` tells the machine what the engine has to say. `send` sends to the master, and never waits."""
-        self.facts: Facts = machine
+        """`hear` passes the engine's events to the machine. `send` sends to the master, and never waits."""
+        self.facts = machine
+        """The machine, to read its properties at any time."""
         self.drained = trio.Event()
         """Set when the session has ended, and the engine has given all buffers back."""
         self.hear = partial(hear, machine)
         self.taking_over = Turn(machine, self._take_over, self._pump)
         self.hearing = Turn(machine, self.hear, self._pump)
         self.after_hearing = Turn(machine, None, self._pump)
-        """A turn for callers that have heard the engine by themselves, or must not ask it any more."""
+        """A turn for callers that have read the engine's events themselves, or must not read them any more."""
         self._machine = machine
         self._fast_path = fast_path
         self._lifetime = lifetime
@@ -120,7 +98,7 @@ class Driver:
         self._is_pumping = False
 
     def carry_out(self, handlers: Handlers) -> None:
-        """Have these effects carried out by these handlers."""
+        """Register handlers of effects."""
         assert not self._handlers.keys() & handlers.keys()
         self._handlers.update(handlers)
 
@@ -143,7 +121,7 @@ class Driver:
                         else:
                             handlers[type(effect)](machine, effect)
                 start = machine.plain_start()
-                if fast_path.is_as(start):
+                if start is fast_path.open_with or start == fast_path.open_with:
                     break
                 self._take_over()
                 if start is not None and machine.plain_start() == start:
@@ -158,7 +136,7 @@ class Driver:
             self.drained.set()
 
     async def watch_clock(self) -> None:
-        """Tell the machine the time whenever its deadline has come."""
+        """Call `tick` of the machine at its deadlines."""
         while True:
             self._timer_changed = trio.Event()
             self._timer_deadline = self._machine.deadline() or float("inf")
@@ -169,8 +147,6 @@ class Driver:
                     machine.tick(trio.current_time())
 
 
-# The life of a session: which tasks run in it, what ends it, and how its faults are contained.
-
 NO_BUG = EngineFailedError, MemoryError
 """Exceptions that end a session without being a bug."""
 
@@ -179,13 +155,12 @@ CLOSED_NURSERY = "Nursery is closed to new arrivals"
 
 
 def loop_has_ended(error: BaseException) -> str:
-    """Return the text for an event loop whose descriptors somebody else has closed."""
+    """Return the text for an event loop whose descriptors other code has closed."""
     return f"the event loop has ended: {error}; something in this process closes descriptors that are not its own"
 
 
 class Containment:
-    """A context for all that others call: an exception that nobody expects ends the session. May be entered again
-    within itself."""
+    """A context in which an unexpected exception ends the session. Reentrant."""
 
     def __init__(self, end: Callable[[Exception], None]) -> None:
         self._end = end
@@ -212,7 +187,7 @@ class Lifetime:
         self.ended = trio.Event()
         """Set when the session has a failure."""
         self.over = trio.Event()
-        """Set when nothing of this session runs any more."""
+        """Set when all tasks of this session have ended."""
         self.contain = Containment(self.break_off)
         self.nursery: trio.Nursery | None = None
         """Holds the tasks, while the session runs."""
@@ -230,13 +205,13 @@ class Lifetime:
             raise SessionError(self.failure.result, self.failure.message)
 
     def spawn(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Start a task that ends with the session. Nothing starts once the session's tasks have ended."""
+        """Start a task that ends with the session. None starts after the session's end."""
         if self.nursery is None or self.ended.is_set():
             return
         try:
             start_task(self.nursery, self.contained, function, *args)
         except RuntimeError as error:
-            # Where a trio run ends, the nursery is closed before the session knows: another thread may ask meanwhile.
+            # Where a trio run ends, the nursery is closed before the session knows: another thread may ask before that.
             if str(error) != CLOSED_NURSERY:
                 raise
 

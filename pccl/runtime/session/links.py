@@ -33,7 +33,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 STANDS_S = 1.0
 """Time after which a link that has lost a connection counts as having lost no more than that."""
 REDIAL_S = 1.0
-"""Pause before a lost connection that could not be made anew is tried once more; it doubles with each try."""
+"""Pause before a lost connection that could not be restored is tried once more; it doubles with each try."""
 REDIAL_S_MAX = 30.0
 
 
@@ -50,7 +50,7 @@ class Outbound:
         logger: logging.LoggerAdapter[logging.Logger],
         master_host: Callable[[], str],
     ) -> None:
-        """`master_host` returns the address at which to dial peers on the master's own host."""
+        """`master_host` returns the address of peers on the master's own host."""
         self._options = options
         self._driver = driver
         self._lifetime = lifetime
@@ -252,7 +252,7 @@ class Measuring:
             machine.probed(effect.probe, found, trio.current_time())
 
 
-# Connections that other peers make to this one's port, greeted and passed on to what they are for.
+# Connections that other peers make to this one's port.
 
 
 class Inbound:
@@ -281,7 +281,7 @@ class Inbound:
         self._limited_log = LogLimiter(logger, trio.current_time)
 
     async def accept(self) -> None:
-        """Greet whoever connects, until cancelled."""
+        """Accept connections until cancelled."""
         await accept_connections(self._listener, self.unauthenticated, self._begin, self._logger)
 
     def _begin(self, sock: socket.socket, address: tuple[str, int]) -> None:
@@ -313,7 +313,7 @@ class Inbound:
         except (ConnectionLost, ProtocolError, OSError) as error:
             self._limited_log.log(logging.INFO, f"connection from {where}: {error}")
         except trio.TooSlowError:
-            text = f"connection from {where}: nothing understandable came in time, or there were too many like it"
+            text = f"connection from {where}: no valid opening came in time, or there were too many like it"
             self._limited_log.log(logging.INFO, text)
         finally:
             sock.close()
@@ -336,7 +336,7 @@ class Inbound:
         return opening, keys
 
     async def _send_to_master(self, channel: SocketChannel) -> None:
-        """Tell somebody that has dialled this peer where it wants a master."""
+        """Refuse a caller that takes this peer for a master."""
         text = "this is the port of a peer of a run, and not of its master: give the master's address"
         await channel.send_frame(encode(m.Goodbye(Result.MASTER_CONNECTION_FAILED, text)))
 
@@ -385,7 +385,7 @@ class Inbound:
         if opening.receiver != facts.peer:
             return f"this is peer {facts.peer}, not {opening.receiver}"
         if isinstance(opening, m.ProbeHello) and opening.pulls and not facts.is_optimizing:
-            return "no optimize_topology is under way here"  # who asks is sent as much as the network takes
+            return "no optimize_topology is under way here"  # a probe gets as many bytes as the network takes
         if isinstance(opening, m.LinkHello | m.StateHello) and opening.encrypt != self._options.encrypt:
             plain, encrypting = facts.peer, opening.sender
             if self._options.encrypt:

@@ -1,13 +1,13 @@
-"""The flight recorder of a session: what its last ops, links and calls did when, for whoever looks for what is slow.
+"""The flight recorder of a session (what its last ops, links and calls did when), its dumps and its parts for traces.
 
-Theory of operation. The engines record the ops (native/src/recorder.h): those of the fast path never come to the
-session. What only the session knows it notes here: when a caller launched an op that took the way through the machine,
-how it ended and why, and everything that is no op. The recorder listens to effects and events on their way to whoever
-carries them out (`noting`), so that no other part knows of it. Each kind is kept in a ring of a fixed size.
+The engines record ops (native/src/recorder.h): ops of the fast path never reach the session. The session adds what only
+it knows: when a caller launched an op that went through the machine, how it ended, and everything else. The recorder
+listens to effects and events on their way to their handlers (`noting`). Each kind is kept in a ring of a fixed size.
+`recording` joins the two by the names of ops, in a thread of its own; it copies each ring in one step.
 
-Who reads (`recording`) joins the two by the names of ops. That takes milliseconds, and is done in any thread but the
-trio thread: so it copies each ring at once, which nothing else can interrupt. A note takes a microsecond, of an op that
-takes a hundred.
+With PCCL_TRACE_DIR in the environment, a session also writes its recording to one file there: when an op fails, when
+one has been in flight for PCCL_TRACE_HANG seconds, and when the session ends with a failure. The last FILES_KEPT files
+of each host stay.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from pccl.runtime.data_plane.engine import RECORDS
 from pccl.runtime.data_plane.op_records import Launch, Name, Row, joined, name_of
 from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.environment import number_of
-from pccl.runtime.session.driver import Facts, Lifetime, SessionOptions
+from pccl.runtime.session.driver import Lifetime, SessionOptions
 from pccl.runtime.threads.process import clock_name
 from pccl.runtime.threads.tasks import HelperThread
 from pccl.types import Result
@@ -60,7 +60,7 @@ class FlightRecorder:
     def __init__(
         self,
         options: SessionOptions,
-        facts: Facts,
+        facts: ps.Peer,
         table: dict[int, PendingOp],
         read_records: Callable[[int], list[Row]],
     ) -> None:
@@ -245,25 +245,25 @@ def _sample(at_ns: int, peer: int, event: events.LinkCounters) -> LinkSample:
     return LinkSample(at_ns, peer, event.link, event.thread, {name: getattr(event, name) for name in _COUNTED})
 
 
-# Dumps of the flight recorder to a file, for a look when nobody can be asked any more.
+# Dumps of the flight recorder to a file.
 
 GATHER_S = 0.2
-"""Time between a failure and its dump, in which others may come that follow from it."""
+"""Time between a failure and its dump, which then holds the failures that follow from it."""
 PAUSE_S = 5.0
-"""Time after a dump in which there is no other."""
+"""Time between dumps."""
 LAST_S = 2.0
 """Time that the last dump may take."""
 FILES_KEPT = 64
 """Number of files of one host in the directory, which other hosts may write to, too."""
 HANG_S = 30.0
 LOOK_S = 1.0
-"""Interval in which ops are looked at."""
+"""Interval between two looks for ops that hang."""
 _warned_of: set[Path] = set()
-"""Directories of which this process has warned that they cannot be written."""
+"""Directories that this process has warned cannot be written."""
 
 
 class Dumps:
-    """The dumps of one session. Only for the trio thread, but for `ask`."""
+    """The dumps of one session. Only for the trio thread, except `ask`."""
 
     def __init__(
         self, recorder: FlightRecorder, table: dict[int, PendingOp], logger: logging.LoggerAdapter[logging.Logger]
@@ -279,9 +279,9 @@ class Dumps:
         self._writing = trio.Lock()
         """Held while a dump is being written."""
         self._since: dict[int, float] = {}
-        """The time at which each op in flight was first seen."""
+        """When each op in flight was first seen."""
         self._told: set[int] = set()
-        """Ops of which a dump has told that they hang."""
+        """Ops that a dump has reported as hanging."""
         self._thread: HelperThread | None = None
         if directory:
             try:
@@ -326,7 +326,7 @@ class Dumps:
                 await self._dump()
 
     async def _dump(self) -> None:
-        """Make a dump, unless what was asked for has been written meanwhile."""
+        """Make a dump, unless it has been written already."""
         async with self._writing:
             if self._asked:
                 reason, self._asked = self._asked[0], []
@@ -374,7 +374,7 @@ class Dumps:
             self._thread.close()
 
 
-# A session's part in traces: gives the master its recording, part by part, when it is asked.
+# The recording, sent to the master in parts.
 
 TRACES_KEPT = 2
 LACK_CHARACTERS_MAX = 500

@@ -1,24 +1,7 @@
-"""Composes the parts of a connected peer's session, and runs them from Hello to the end.
+"""The session of a connected peer: composes its parts (listed in the package), and runs them from Hello to the end.
 
-A session drives a `protocol.Peer` with the master's messages, the engine's events and the user's calls:
-
-    driver          the one way to the machine, in turns; carries its effects out
-    engine_bridge   ops and verdicts down to the engine, its events up; notices that a link to a peer is lost
-    launches        ops as their callers' threads see them: launch, cancel, return their arrays
-    flight_recorder what ops, links and calls did when
-    joint_calls     joint calls, and what comes of them
-    state_sync      this peer's part in sync_shared_state
-    control         the control connection; notices that it breaks, and searches for another master
-    heartbeats      the heartbeats to the master and from it; notices that it falls silent
-    outbound        links that this peer makes
-    inbound         connections that others make
-    measuring       link metrics for optimize_topology
-    lifetime        tasks, their containment, and why the session is over
-
-Everything runs in the trio thread, except what `launches` says is for any thread.
-
-The session ends when the machine says so (`Ended`). It then lets the engine give back the buffers of open ops, so that
-no caller regains a buffer that is still in use.
+Everything runs in the trio thread, except methods for any thread. The session ends with the machine's `Ended`; the
+engine then returns the buffers of open ops, so that no caller regains a buffer that is still in use.
 """
 
 from __future__ import annotations
@@ -184,7 +167,7 @@ class PeerSession:
         return self._state_sync.store_failed(reason)
 
     async def close(self, reason: str = "") -> None:
-        """Leave the run, which others are told the `reason` of, and wait until nothing of the session is left."""
+        """Leave the run, which others are told the `reason` of, and wait until the session is over."""
         if self.is_forgotten or self.over.is_set():
             return
         with self._lifetime.contain:
@@ -227,7 +210,7 @@ class PeerSession:
 
     @property
     def obstacle(self) -> str:
-        """The reason why no master lets this peer in for a while; empty: nothing but the others holds it up."""
+        """The reason why no master lets this peer in for a while; empty: only other peers delay it."""
         machine = self._machine
         return machine.obstacle or ("" if machine.run else self._control.account())
 
@@ -236,7 +219,7 @@ class PeerSession:
         return peer_named(peer, self._options.name if peer == self._machine.peer else self._machine.name_of(peer))
 
     def whom(self, op: PendingOp) -> str:
-        """Return whom an op waits for, as last counted. Any thread."""
+        """Return the peers that an op waits for, by the last counters. Any thread."""
         pair, view = op.name[1], self.view
         others = op.ring or (view.ring if view is not None else ())
         return self._long_waits.whom(
@@ -247,7 +230,7 @@ class PeerSession:
         )
 
     async def counted_whom(self, op: PendingOp) -> str:
-        """Do as `whom`, and have it counted anew before."""
+        """Do as `whom`, after new counts."""
         if self._lifetime.failure is not None:
             return self.whom(op)
         with suppress(MemoryError):
@@ -269,7 +252,7 @@ class PeerSession:
         return self._engine.stats()
 
     def _about(self) -> dict[str, object]:
-        """Return what log lines of this session tell besides their text."""
+        """Return the attributes of this session's log lines."""
         view, machine = self.view, self._machine
         known = {"run": machine.run, "view": view.view if view is not None else 0, "group": self._options.group}
         return {**known, "peer": machine.peer} if machine.peer else {"group": self._options.group}
@@ -311,8 +294,8 @@ class PeerSession:
             senders.cancel_scope.cancel()
 
     def abandon(self, error: BaseException) -> None:
-        """End the session from any thread, and all calls and ops, because its trio run is no more or cannot be woken:
-        somebody has closed its descriptors. May be called again."""
+        """End the session, all calls and ops, because its trio run has ended or cannot be woken. Any thread, and more
+        than once."""
         with self._abandoning:
             with suppress(Exception):  # of trio's, whose run is not to be had
                 self._lifetime.fail(Result.INTERNAL_ERROR, loop_has_ended(error))
@@ -365,7 +348,7 @@ class PeerSession:
                 pass
 
     async def _keep_reporting(self) -> None:
-        """Tell the master what this peer has done, for whoever watches the run."""
+        """Tell the master what this peer has done, for its status."""
         await self.installed.wait()
         while self.view is not None and not self._lifetime.is_broken:
             self._report()

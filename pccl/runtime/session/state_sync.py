@@ -38,7 +38,7 @@ class Syncing:
     scopes: list[trio.CancelScope] = field(default_factory=list)
 
     def plan_with(self, plan: m.SyncPlan) -> None:
-        """Take a plan, or that of another master after it, which begins anew with what has come by then."""
+        """Take a plan, or that of another master after it, which continues with what has arrived by then."""
         self.plan = plan
         self.planned.set()
         self.planned = trio.Event()

@@ -4,12 +4,12 @@ All blocking communicators and master nodes of a process share one daemon thread
 runs as a task there while its caller waits on a `Latch`, which signal handlers can interrupt. Rules:
 
 1. On Ctrl-C the task is cancelled, given a moment to undo what it began, and KeyboardInterrupt goes on to the caller.
-2. Nothing that runs here may end the thread, which belongs to all: what a job raises goes to its caller, what a posted
+2. A job must not end the thread, which all communicators share: what a job raises goes to its caller, what a posted
    function raises is logged as the bug that it is.
 3. A fork copies the memory but not the thread. So the child starts with no portal, and what belonged to the parent's is
    asked to let go (`forget_after_fork`).
 4. At interpreter exit the registered closers run first, bounded in time. Where servers run, they are waited for before
-   that (`serving`); all else is closed first, for nobody can use it any more.
+   that (`serving`); all else is closed first.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ logger = logging.getLogger("pccl")
 INTERRUPT_GRACE_S = 0.5
 EXIT_GRACE_S = 3.0
 PULSE_S = 1.0
-"""Time in which a trio thread that runs calls a function."""
-STUCK = "pccl's own thread, which runs nothing: something holds it up, such as a logging handler that blocks"
+"""Time for a trio thread to call a function, unless it is blocked."""
+STUCK = "pccl's own thread, which makes no progress: something blocks it, such as a logging handler that blocks"
 
 T = TypeVar("T")
 
@@ -73,12 +73,12 @@ class _Job:
 
     def __init__(self, jobs: set[_Job]) -> None:
         self._jobs = jobs
-        """Those that somebody may wait for; it is one of them from its start to its end."""
+        """Jobs with a caller that may wait; it is one of them from its start to its end."""
         self.scope: trio.CancelScope | None = None
         self.is_cancelled = False
         self.done = Latch()
         self.waker: Waker | None = None
-        """Woken at its end, beside those who wait for `done`."""
+        """Woken at its end, as the waiters of `done` are."""
         self.value: Any = None
         self.error: BaseException | None = PortalClosedError("the interpreter is exiting")
 
@@ -98,7 +98,7 @@ class _Job:
             self.end()
 
     def end(self) -> None:
-        """Tell those who wait that it is over."""
+        """Wake all waiters."""
         self._jobs.discard(self)
         self.done.set()
         if self.waker is not None:
@@ -138,7 +138,7 @@ class Portal:
         self._stop = trio.Event()
         self._stopped = Latch()
         self._jobs = set[_Job]()
-        """Those that somebody may wait for."""
+        """Jobs with a caller that may wait."""
         self._thread = threading.Thread(target=self._run, name="pccl", daemon=True)
         self._thread.start()
         self._ready.wait()
@@ -159,7 +159,7 @@ class Portal:
 
     def _break(self, error: BaseException) -> None:
         """End all that belongs to a trio run that has ended by itself, as it does when its descriptors are closed. Its
-        tasks are gone, and nobody else would wake those who wait for them."""
+        tasks are gone, so their waiters are woken here."""
         global _portal
         with suppress(Exception):
             logger.error("%s", _broken(error), exc_info=error)
@@ -180,7 +180,7 @@ class Portal:
         return threading.current_thread() is self._thread
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
-        """Call a plain function in the trio thread, soon. Does nothing at exit."""
+        """Call a plain function in the trio thread, soon. Has no effect at exit."""
         assert self._token is not None
         with suppress(OSError, trio.RunFinishedError):
             self._token.run_sync_soon(_contained, function, args)
@@ -284,7 +284,7 @@ def current() -> Portal:
 
 
 def is_in() -> bool:
-    """Return whether this is the portal's thread, where nobody else's code runs."""
+    """Return whether this is the portal's thread, where only pccl's code runs."""
     return _portal is not None and _portal.is_this_thread
 
 
@@ -336,7 +336,7 @@ def _close(portal: Portal, things: Collection[Any]) -> None:
 
 
 def _outlast() -> None:
-    """Wait, at the end of the program, for the servers that nobody has interrupted."""
+    """Wait, at the end of the program, for the servers that have not been interrupted."""
     portal = _portal
     servers = [server for server in list(_servers) if not (server.is_interrupted or server.stopped.is_set())]
     if portal is None or not servers or has_failed():
@@ -366,13 +366,13 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 atexit.register(_at_exit)
 
 
-# Lets servers outlast the program that started them: its end waits until they are interrupted.
+# Servers that outlast the program: its end waits until they are interrupted.
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOP_TIMEOUT_S = 5.0
 """Time that an orderly stop may take."""
 SAY_S = 0.5
-"""Time for which a full stderr is waited for."""
+"""Time to wait for a full stderr."""
 
 
 class Server(Protocol):
@@ -433,7 +433,7 @@ def _print(line: str) -> None:
     with suppress(Exception):  # there may be no stderr
         poll = select.poll()
         poll.register(sys.stderr.fileno(), select.POLLOUT)
-        if poll.poll(SAY_S * 1000):  # so a line of this length does not wait, as on a pipe that nobody reads
+        if poll.poll(SAY_S * 1000):  # so a line of this length does not wait, as on a pipe without a reader
             os.write(sys.stderr.fileno(), f"pccl: {line}\n".encode(errors="backslashreplace"))
 
 

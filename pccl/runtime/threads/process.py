@@ -1,8 +1,8 @@
-"""Sockets that a forked child closes its copies of.
+"""Sockets that a forked child closes its copies of, and the name of the process's clock.
 
-A copy in a child that lives on (a dataloader's worker) keeps the connection open when the parent closes it or dies, so
-the other side would hear nothing of it. The engine and the heartbeat thread close what they hold; this is for sockets
-that Python still has in its hands: half-made links, unauthenticated connections, state transfers.
+A copy in a child that lives on (a dataloader's worker) keeps the connection open when the parent closes it or dies. The
+engine and the heartbeat thread close what they hold; this is for sockets that Python holds: half-made links,
+unauthenticated connections, state transfers.
 """
 
 from __future__ import annotations

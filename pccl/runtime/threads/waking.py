@@ -1,11 +1,12 @@
-"""Wakes a coroutine, of trio or asyncio, from any thread.
+"""Waits across threads: latches, wakers of coroutines (trio or asyncio), and warnings of long waits in a trio run.
 
-An op may end in the trio thread that its session lives in or in the thread that launched it, while its caller waits in
-an event loop of its own. Whoever waits makes a `Waker` first, hands out its `wake`, looks whether it has happened
-already, and only then waits: nothing is missed.
+An op may end in the trio thread of its session or in the thread that launched it, while its caller waits in an event
+loop of its own. The waiter makes a `Waker`, registers its `wake`, checks for the event, and then waits.
+A wait in asyncio wakes its loop every LOOK_UP_S: in a notebook the handler of Ctrl-C does not wake the event loop.
 
-In a notebook the handler of Ctrl-C does not wake the kernel's event loop: a cell that waits was interrupted only when
-something else happened there. So a wait in asyncio wakes its loop every LOOK_UP_S.
+A `Latch` replaces `threading.Event`, whose `wait` holds a lock while it runs Python code: a signal handler that raises
+there leaves it locked. Each waiter of a latch has a lock of its own. A signal right before the wait for that lock does
+not end it, so a wait checks every LOOK_UP_S.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class Latch:
         return self._is_set
 
     def set(self) -> None:
-        """Wake all who wait, now and later. Never waits itself. May be called again."""
+        """Wake all waiters, present and later ones. Never waits. May be called again."""
         self._is_set = True
         while self._waiters:
             with suppress(IndexError, RuntimeError):  # the waiter has left, or another latch has released it
