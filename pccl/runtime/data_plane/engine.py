@@ -428,6 +428,12 @@ class EngineFastPath:
         return partial(_join, self._native, native)
 
 
+def forget_join(join: Callable[[], tuple[bool, int, int]]) -> None:
+    """Never release a started op: in a forked child the lock of the fast path may be held."""
+    if isinstance(join, partial):
+        ffi.gc(join.args[1], None)
+
+
 def _join(path: Any, native: Any) -> tuple[bool, int, int]:
     result = ffi.new("pccl_fast_path_result *")
     outcome = lib.pccl_fast_path_wait(path, native, result)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pccl.protocol.peer import OpResult
+from pccl.runtime.data_plane.engine import forget_join
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair
 from pccl.runtime.data_plane.overlapped_waits import OverlappedWaits
 from pccl.runtime.threads import waking
@@ -244,6 +245,9 @@ class PendingOp:
     def forget_after_fork(self, result: OpResult) -> None:
         """End the op in a forked child, which has no trio run, and where locks of the engine may be held."""
         self.waits = None
+        join, self.join = self.join, None
+        if join is not None:
+            forget_join(join)
         self.result = self.result or result
         self.is_released = True
         self._over.set()
