@@ -484,7 +484,7 @@ class SessionHolder:
         whom_it_waited_for = f"; it waited for {limit.whom}; {limit.where}" if limit.whom else ""
         raise PCCLError(Result.TIMEOUT, func_name, f"not finished within {limit_s:g} s{whom_it_waited_for}")
 
-    async def joint(self, func_name: str, kind: str, timeout: Timeout) -> int:
+    async def group_call(self, func_name: str, kind: str, timeout: Timeout) -> int:
         """Make a group call of `kind` and return its number, whose meaning depends on the kind."""
         session = self.session(func_name)
         if kind == Kind.UPDATE_TOPOLOGY:
@@ -492,7 +492,7 @@ class SessionHolder:
         return await self.bounded(
             func_name,
             timeout,
-            lambda: session.joint(kind),
+            lambda: session.group_call(kind),
             lambda: session.call_reasons.of_call(kind),
             where_to_look(self.address),
         )
@@ -513,12 +513,12 @@ class SessionHolder:
             if self.view(name).world_size < count:
                 self.session(name).require_no_ops()  # an admission needs all ops to have ended
             while (world_size := self.view(name).world_size) < count:
-                pending = await self.joint(name, Kind.ARE_PEERS_PENDING, None)
+                pending = await self.group_call(name, Kind.ARE_PEERS_PENDING, None)
                 if pending == PendingAnswer.ELSEWHERE:
                     logger.info("wait_for_peers(%d): the others have gone on with %d peers", count, world_size)
                     break
                 if pending > 0 or pending == PendingAnswer.ADMITTING:
-                    await self.joint(name, Kind.UPDATE_TOPOLOGY, None)
+                    await self.group_call(name, Kind.UPDATE_TOPOLOGY, None)
                     pause_s = PAUSE_S_MIN
                     continue
                 await trio.sleep(pause_s)
@@ -537,9 +537,9 @@ class SessionHolder:
         def left_s() -> float | None:
             return None if limit_s is None else max(0.0, end_s - trio.current_time())
 
-        is_admitting = await self.joint(name, Kind.ARE_PEERS_PENDING, left_s()) > 0
+        is_admitting = await self.group_call(name, Kind.ARE_PEERS_PENDING, left_s()) > 0
         if is_admitting:
-            await self.joint(name, Kind.UPDATE_TOPOLOGY, left_s())
+            await self.group_call(name, Kind.UPDATE_TOPOLOGY, left_s())
         is_syncing = state is not None and not self._is_synced
         if state is not None and is_syncing:
             await self.sync_shared_state(state, strategy, left_s(), name)

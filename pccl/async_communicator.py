@@ -147,13 +147,13 @@ class AsyncCommunicator(CommunicatorBase):
     async def are_peers_pending(self, *, timeout: Timeout = DEFAULT) -> bool:
         """Do as `Communicator.are_peers_pending`."""
         name = "are_peers_pending"
-        pending = await self._call(name, lambda: self._inner.joint(name, Kind.ARE_PEERS_PENDING, timeout))
+        pending = await self._call(name, lambda: self._inner.group_call(name, Kind.ARE_PEERS_PENDING, timeout))
         return pending > 0
 
     async def update_topology(self, *, timeout: Timeout = DEFAULT) -> None:
         """Do as `Communicator.update_topology`."""
         name = "update_topology"
-        await self._call(name, lambda: self._inner.joint(name, Kind.UPDATE_TOPOLOGY, timeout))
+        await self._call(name, lambda: self._inner.group_call(name, Kind.UPDATE_TOPOLOGY, timeout))
 
     async def wait_for_peers(self, count: int, *, timeout: Timeout = DEFAULT) -> int:
         """Do as `Communicator.wait_for_peers`."""
@@ -162,7 +162,7 @@ class AsyncCommunicator(CommunicatorBase):
     async def optimize_topology(self, *, timeout: Timeout = DEFAULT) -> None:
         """Do as `Communicator.optimize_topology`."""
         name = "optimize_topology"
-        await self._call(name, lambda: self._inner.joint(name, Kind.OPTIMIZE_TOPOLOGY, timeout))
+        await self._call(name, lambda: self._inner.group_call(name, Kind.OPTIMIZE_TOPOLOGY, timeout))
 
     async def sync_shared_state(
         self,

@@ -308,7 +308,7 @@ class Communicator(CommunicatorBase):
         It also returns False if the others are in a group call that cannot meet this one.
         """
         name = "are_peers_pending"
-        return self._call(name, lambda: self._inner.joint(name, Kind.ARE_PEERS_PENDING, timeout)) > 0
+        return self._call(name, lambda: self._inner.group_call(name, Kind.ARE_PEERS_PENDING, timeout)) > 0
 
     def update_topology(self, *, timeout: Timeout = DEFAULT) -> None:
         """Admit all waiting newcomers. A group call of all peers.
@@ -318,7 +318,7 @@ class Communicator(CommunicatorBase):
                 that can never meet this one.
         """
         name = "update_topology"
-        self._call(name, lambda: self._inner.joint(name, Kind.UPDATE_TOPOLOGY, timeout))
+        self._call(name, lambda: self._inner.group_call(name, Kind.UPDATE_TOPOLOGY, timeout))
 
     def wait_for_peers(self, count: int, *, timeout: Timeout = DEFAULT) -> int:
         """Admit newcomers until the peer group has `count` peers, and return its size.
@@ -341,7 +341,7 @@ class Communicator(CommunicatorBase):
             PCCLError: as `update_topology`.
         """
         name = "optimize_topology"
-        self._call(name, lambda: self._inner.joint(name, Kind.OPTIMIZE_TOPOLOGY, timeout))
+        self._call(name, lambda: self._inner.group_call(name, Kind.OPTIMIZE_TOPOLOGY, timeout))
 
     def sync_shared_state(
         self,

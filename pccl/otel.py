@@ -1,4 +1,4 @@
-"""A communicator's ops and joint calls for OpenTelemetry (the extra `otel`): spans and metrics.
+"""A communicator's ops and group calls for OpenTelemetry (the extra `otel`): spans and metrics.
 
 import pccl.otel
 
@@ -65,7 +65,7 @@ class Exporter:
         self._ops = meter.create_counter("pccl.ops", "{op}", "Ops that have ended.")
         self._bytes = meter.create_counter("pccl.op.bytes", "By", "Payload of ops that have ended.")
         self._seconds = meter.create_histogram("pccl.op.duration", "s", "Time from the launch of an op to its end.")
-        self._calls = meter.create_histogram("pccl.call.duration", "s", "Time of joint calls.")
+        self._calls = meter.create_histogram("pccl.call.duration", "s", "Time of group calls.")
         self._seen: set[Any] = set()
         """Ops and calls of the last readings that were exported."""
         self._since_ns = 0
@@ -188,6 +188,6 @@ def export(
     meter_provider: MeterProvider | None = None,
     interval: float = 5.0,
 ) -> Exporter:
-    """Export a communicator's ops and joint calls every `interval` seconds, with the providers that are given or that
+    """Export a communicator's ops and group calls every `interval` seconds, with the providers that are given or that
     the program has set. Close the exporter before the communicator. PCCLError INVALID_ARGUMENT."""
     return Exporter(communicator, tracer_provider, meter_provider, interval)

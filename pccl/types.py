@@ -27,7 +27,7 @@ class Result(IntEnum):
     INVALID_ARGUMENT = 3
     """A wrong argument, or one that differs from the other peers' for the same op."""
     INVALID_USAGE = 4
-    """A call that cannot succeed where it was made, such as joint calls that can never meet."""
+    """A call that cannot succeed where it was made, such as group calls that can never meet."""
     TOO_FEW_PEERS = 5
     """This peer is alone in its group."""
     MASTER_CONNECTION_FAILED = 6

@@ -89,7 +89,7 @@ class Kind:
 
 
 class PendingAnswer:
-    """The value of a JointResult for are_peers_pending that ended without a count."""
+    """The value of a GroupCallResult for are_peers_pending that ended without a count."""
 
     ADMITTING = -1
     ELSEWHERE = -2
@@ -252,7 +252,7 @@ class Aborted(Part, frozen=True):
     reason: Reason
 
 
-class JointOutcome(Part, frozen=True):
+class GroupCallOutcome(Part, frozen=True):
     """The end of the last group call of a kind that a peer took part in."""
 
     kind: str
@@ -285,7 +285,7 @@ class PreVote(Message, frozen=True):
 
     installed: InstalledView | None
     prepared: PreparedView | None
-    is_settled: bool
+    has_decided: bool
     answered: list[PreparedView] = []
 
 
@@ -299,7 +299,7 @@ class RecoveryReport(Part, frozen=True):
     """The last view that this peer was told to prepare, if that is newer than `installed`."""
     is_running: bool
     """Whether its ops still run: they were not stopped by a flush."""
-    is_settled: bool
+    has_decided: bool
     """Whether `prepared` has decided all ops of the epoch in `installed`."""
     commits: Ops
     """Committed ops of the epoch in `installed` that other peers might not know."""
@@ -307,7 +307,7 @@ class RecoveryReport(Part, frozen=True):
     """Individually aborted ops of that epoch that other peers might not know."""
     waits_in: str
     """The kind of group call that the peer waits in; empty: none."""
-    outcomes: list[JointOutcome]
+    outcomes: list[GroupCallOutcome]
     """The end of the last call of each kind."""
     joined_after: int
     """The number of the group call of the last call that ended before this peer was accepted."""
@@ -342,11 +342,11 @@ class Leave(Message, frozen=True):
     reason: Reason = ""
 
 
-class JointCall(Message, frozen=True):
+class GroupCall(Message, frozen=True):
     """The peer enters a group call. It is in one at a time."""
 
     call: int
-    """The peer's own number of this call, which JointResult repeats."""
+    """The peer's own number of this call, which GroupCallResult repeats."""
     kind: str
     offer: SyncOffer | None = None
     """The peer's shared state, for sync_shared_state; None for the other kinds."""
@@ -354,11 +354,11 @@ class JointCall(Message, frozen=True):
     """The ops that the peer has in flight, for are_peers_pending; empty for the other kinds."""
 
 
-class JointCancel(Message, frozen=True):
+class GroupCallCancel(Message, frozen=True):
     """The caller no longer wants to wait. A call that has begun to take effect goes on."""
 
     call: int
-    """The number in the peer's JointCall."""
+    """The number in the peer's GroupCall."""
 
 
 class LinksReady(Message, frozen=True):
@@ -575,7 +575,7 @@ class VoteRequest(Message, frozen=True):
 
 class Resumed(Message, frozen=True):
     """This master leads the run, and the peer is in it. The peer answers with what the last master might not know:
-    OpsDone, OpFailed, LinkLost, JointCall."""
+    OpsDone, OpFailed, LinkLost, GroupCall."""
 
     term: int
     peer_timeout_s: float
@@ -683,11 +683,11 @@ class AbortVoteRequest(Message, frozen=True):
     reason: str
 
 
-class JointResult(Message, frozen=True):
+class GroupCallResult(Message, frozen=True):
     """The end of the group call that the receiver waits in."""
 
     call: int
-    """The number in the peer's JointCall."""
+    """The number in the peer's GroupCall."""
     code: int
     reason: str = ""
     value: int = 0
@@ -871,8 +871,8 @@ FromPeer = (
     | PreVote
     | Vote
     | Leave
-    | JointCall
-    | JointCancel
+    | GroupCall
+    | GroupCallCancel
     | LinksReady
     | LinkFailed
     | Tried
@@ -903,13 +903,13 @@ FromMaster = (
     | OpsCommit
     | OpAbort
     | AbortVoteRequest
-    | JointResult
+    | GroupCallResult
     | SyncPlan
     | Probe
 )
 
-SaidByPeer = FromPeer | RecordingPart
-SaidByMaster = FromMaster | RecordingRequest
+PeerMessage = FromPeer | RecordingPart
+MasterMessage = FromMaster | RecordingRequest
 """All messages of a control connection except Ack."""
 
 
@@ -975,7 +975,7 @@ class StateHello(Message, frozen=True):
     auth: bytes = b""
     encrypt: bool = False
     """Whether what follows is encrypted with the handshake's payload keys. The acceptor must want the same."""
-    tells: bool = False
+    sends_digests: bool = False
     """Whether the receiver shall send the Digests of all its tensors that are not loose, in order and unasked."""
     padding_bytes: Padding = 0
 
@@ -1048,4 +1048,4 @@ StateRequest = DigestRequest | BlockRequest
 StateAnswer = Digests | Rejected
 
 # msgspec finds out about a type when it first meets it, 2 ms for all of these: better here than while a peer joins.
-msgspec.msgpack.Decoder(SaidByPeer | SaidByMaster | Opening | PeerAnswer | HeartbeatAnswer | Credential)
+msgspec.msgpack.Decoder(PeerMessage | MasterMessage | Opening | PeerAnswer | HeartbeatAnswer | Credential)

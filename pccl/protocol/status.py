@@ -14,7 +14,7 @@ class _Facts(msgspec.Struct, frozen=True):
 
 
 class Waiting(_Facts, frozen=True):
-    """A joint call that a peer waits in."""
+    """A group call that a peer waits in."""
 
     call: str
     for_s: float

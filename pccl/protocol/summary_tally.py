@@ -123,7 +123,7 @@ class SummaryTally(Generic[S]):
             if view.view not in self._told:
                 self._forget_counts(view.view)
             self._told.setdefault(view.view, {})[peer] = view
-        if summary.is_settled and summary.prepared is not None:
+        if summary.has_decided and summary.prepared is not None:
             self._settled.setdefault(summary.prepared.view, {})[peer] = summary.prepared
         self._count(peer, summary, 1)
 
@@ -139,7 +139,7 @@ class SummaryTally(Generic[S]):
             _forget(self._told, view.view, peer)
             if view.view not in self._told:
                 self._forget_counts(view.view)
-        if summary.is_settled and summary.prepared is not None:
+        if summary.has_decided and summary.prepared is not None:
             _forget(self._settled, summary.prepared.view, peer)
 
     def _count(self, peer: int, summary: S, by: int) -> None:
@@ -169,7 +169,7 @@ class SummaryTally(Generic[S]):
         )
 
     @property
-    def heard(self) -> KeysView[int]:
+    def peers(self) -> KeysView[int]:
         """The peers that have said something. The set changes with the tally."""
         return self.summaries.keys()
 

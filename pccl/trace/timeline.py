@@ -4,7 +4,7 @@ Each peer is a process. Its lanes are
 
     tag N               the ops with that tag, and in each the phases that it went through
     compute: THREAD     the times when a thread had no op in flight
-    calls               joint calls
+    calls               group calls
     events              views, masters, links, failures: moments
     link to peer NAME   counters: rates of the link, and retransmitted segments
 

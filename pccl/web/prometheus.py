@@ -84,7 +84,7 @@ def _metrics(status: RunStatus) -> Iterator[Metric]:
         for state in STATES:
             peers.add_metric([str(group), state], states[group, state])
     yield peers
-    waiting = GaugeMetricFamily("pccl_peers_waiting", "Peers that wait in a joint call.", labels=["call"])
+    waiting = GaugeMetricFamily("pccl_peers_waiting", "Peers that wait in a group call.", labels=["call"])
     calls = Counter(member.waiting.call for member in status.members if member.waiting is not None)
     for call in Kind.ALL:
         waiting.add_metric([call], calls[call])

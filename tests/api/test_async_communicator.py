@@ -113,7 +113,7 @@ async def awaited(handle: Any) -> Any:
 
 
 @in_run(3)
-async def test_reduces_and_joint_calls(peers: Peers) -> None:
+async def test_reduces_and_group_calls(peers: Peers) -> None:
     arrays = [ones() for _ in peers]
     infos = await all_of(*(partial(peer.all_reduce, x, op=SUM) for peer, x in zip(peers, arrays, strict=True)))
     assert [info.world_size for info in infos] == [3] * 3
@@ -287,7 +287,7 @@ def test_ctrl_c_is_raised_nowhere_in_the_middle_of_pccl(master: MasterNode) -> N
 
 
 @in_run(2)
-async def test_cancelled_joint_calls_are_withdrawn(peers: Peers) -> None:
+async def test_cancelled_group_calls_are_withdrawn(peers: Peers) -> None:
     state = SharedState.from_numpy({"x": ones()})
     calls: list[Callable[[], Awaitable[Any]]] = [
         peers[0].update_topology,

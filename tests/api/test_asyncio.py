@@ -58,7 +58,7 @@ def in_run(world: int) -> Callable[[Callable[[Peers], Awaitable[None]]], Callabl
 
 
 async def waits_in(peer: AsyncCommunicator) -> None:
-    """Returns when the peer waits in a joint call or in an op."""
+    """Returns when the peer waits in a group call or in an op."""
     session = peer._inner._session
     assert session is not None
     await asyncio.to_thread(until, lambda: session.ops.table or len(session._calls), "it waits")

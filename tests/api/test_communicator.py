@@ -279,7 +279,7 @@ def test_who_asks_for_pending_peers_while_the_others_are_past_that_is_told_no(cl
         call.result()
 
 
-def test_an_op_and_a_joint_call_that_wait_for_each_other_fail(
+def test_an_op_and_a_group_call_that_wait_for_each_other_fail(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pccl.protocol.peer.ops.STALL_AFTER_S", 0.1)
@@ -309,7 +309,7 @@ def test_a_group_waits_for_another_one_that_is_busy(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("name", ["are_peers_pending", "update_topology", "optimize_topology", "sync_shared_state"])
-def test_a_joint_call_that_times_out_is_withdrawn(cluster: Cluster, name: str) -> None:
+def test_a_group_call_that_times_out_is_withdrawn(cluster: Cluster, name: str) -> None:
     cluster.join(2)
     arguments = [SharedState.from_numpy({"x": ones()})] if name == "sync_shared_state" else []
 
@@ -322,7 +322,7 @@ def test_a_joint_call_that_times_out_is_withdrawn(cluster: Cluster, name: str) -
     assert cluster.each(reduce_once) == [2, 2]
 
 
-def test_a_joint_call_that_times_out_has_not_taken_effect_for_anybody(cluster: Cluster) -> None:
+def test_a_group_call_that_times_out_has_not_taken_effect_for_anybody(cluster: Cluster) -> None:
     """Whenever the time passes: either it returns for all, or it can be made again by the one that gave up."""
     cluster.join(2)
     for i in range(150):

@@ -101,7 +101,7 @@ class Attempt:
         peer.all_reduce_multiple_with_retry(descriptors, timeout=self.timeout_s)
 
 
-def is_settled(peer: Communicator) -> bool:
+def has_decided(peer: Communicator) -> bool:
     return peer.stats["ops_open"] == 0
 
 
@@ -134,7 +134,7 @@ def hammer(cluster: Cluster, seed: int, rounds: int = ROUNDS) -> None:
             else:
                 given_up.append(each)
     for peer in cluster.peers:
-        until(partial(is_settled, peer), "all have their verdicts")
+        until(partial(has_decided, peer), "all have their verdicts")
     assert all(each.is_untouched for each in given_up)
     assert len(given_up) > rounds // 4
     assert (

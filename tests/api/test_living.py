@@ -236,7 +236,7 @@ def is_in_no_call(peer: Communicator) -> bool:
 
 @pytest.mark.parametrize("name", ["update_topology", "are_peers_pending", "optimize_topology", "sync_shared_state"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_interrupt_anywhere_in_a_joint_call_withdraws_from_it(
+def test_an_interrupt_anywhere_in_a_group_call_withdraws_from_it(
     cluster: Cluster, impatient: None, name: str, kind: str
 ) -> None:
     cluster.join(2)

@@ -1,4 +1,4 @@
-"""Ops in flight together: tags in any order, handles, many ops at once, and joint calls beside them."""
+"""Ops in flight together: tags in any order, handles, many ops at once, and group calls beside them."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_tag_in_flight_is_refused_at_once(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("kind", ["update_topology", "optimize_topology", "sync_shared_state"])
-def test_own_ops_in_flight_exclude_some_joint_calls(cluster: Cluster, kind: str) -> None:
+def test_own_ops_in_flight_exclude_some_group_calls(cluster: Cluster, kind: str) -> None:
     cluster.join(2)
     handle = cluster[0].all_reduce_async(ones(), op=SUM, tag=9)
     arguments = [SharedState.from_numpy({"x": ones()})] if kind == "sync_shared_state" else []

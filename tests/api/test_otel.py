@@ -1,4 +1,4 @@
-"""`pccl.otel`: spans and metrics of ops and joint calls, against OpenTelemetry's SDK."""
+"""`pccl.otel`: spans and metrics of ops and group calls, against OpenTelemetry's SDK."""
 
 from __future__ import annotations
 

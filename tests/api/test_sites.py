@@ -43,8 +43,8 @@ def test_half_a_site_is_not_pending_and_not_admitted() -> None:
     assert rig.rings == {0: [1, 3], 1: [2, 4]}
     rig.rank("c", 0)
     for peer in rig.master.accepted:
-        rig.hear(peer, m.JointCall(1, m.Kind.ARE_PEERS_PENDING))
-    assert rig.told(4) == [m.JointResult(1, Result.SUCCESS, "", 0)]
+        rig.hear(peer, m.GroupCall(1, m.Kind.ARE_PEERS_PENDING))
+    assert rig.told(4) == [m.GroupCallResult(1, Result.SUCCESS, "", 0)]
     rig.update()
     assert rig.master.pending == [5]
     rig.hello(1)  # a peer on its own does not complete it

@@ -55,7 +55,7 @@ Warned = Callable[[str], bool]
         (lambda peer: peer.sync_shared_state(SharedState.from_numpy({"x": ones()})), "sync_shared_state"),
     ],
 )
-def test_joint_calls_name_who_has_not_called(
+def test_group_calls_name_who_has_not_called(
     cluster: Cluster,
     warned: Warned,
     caplog: pytest.LogCaptureFixture,
@@ -215,7 +215,7 @@ def test_a_call_whose_thread_is_held_up_says_so(
 # Timeouts.
 
 
-def test_a_timeout_of_a_joint_call_names_who_has_not_called() -> None:
+def test_a_timeout_of_a_group_call_names_who_has_not_called() -> None:
     with run_of(3) as cluster:
         error = refusal(partial(cluster[0].update_topology, timeout=0.2))
         assert error.result is Result.TIMEOUT

@@ -144,7 +144,7 @@ CALLS: dict[str, list[Case]] = {
         ),
     ],
     "get_attribute": [("attribute", [None, "x", -1, THING, HUGE], lambda peer, v: peer.get_attribute(v))],
-    "joint calls": [
+    "group calls": [
         ("timeout", TIMEOUTS, lambda peer, v: peer.are_peers_pending(timeout=v)),
         ("timeout", TIMEOUTS, lambda peer, v: peer.update_topology(timeout=v)),
         ("timeout", TIMEOUTS, lambda peer, v: peer.optimize_topology(timeout=v)),

@@ -139,7 +139,7 @@ def test_link_attempt_of_an_earlier_view_is_repeated(world: World) -> None:
     a, b = world.join(0, 1)
     c = world.add()
     world.run()
-    calls = [world.joint(node, Kind.UPDATE_TOPOLOGY) for node in (a, b)]
+    calls = [world.group_call(node, Kind.UPDATE_TOPOLOGY) for node in (a, b)]
     world.run_until(lambda: world.master.is_changing)
     world.hang(c)
     world.run()  # n1 gives up waiting for n3 to dial
@@ -356,7 +356,7 @@ def test_newcomer_behind_a_wrong_mtu_is_not_admitted(world: World, hole: Callabl
     sick = world.add()
     hole(world, sick)
     world.run()
-    calls = [world.joint(node, Kind.UPDATE_TOPOLOGY) for node in nodes]
+    calls = [world.group_call(node, Kind.UPDATE_TOPOLOGY) for node in nodes]
     _pass(world, TIMEOUT_S + 1.0)
     assert [node.call(call) for node, call in zip(nodes, calls, strict=True)] == [Result.SUCCESS] * 3
     assert world.accepted == nodes
@@ -373,7 +373,7 @@ def test_sync_succeeds_without_a_receiver_whose_links_fail(world: World) -> None
         node.revision = 7
     for other in nodes:
         world.open_hole(other, sick)
-    calls = [world.joint(node, Kind.SYNC) for node in (*nodes, sick)]
+    calls = [world.group_call(node, Kind.SYNC) for node in (*nodes, sick)]
     _pass(world, TIMEOUT_S + 1.0)
     assert world.accepted == nodes
     assert [node.call(call) for node, call in zip(nodes, calls, strict=False)] == [Result.SUCCESS] * 3

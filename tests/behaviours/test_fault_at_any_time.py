@@ -83,7 +83,7 @@ def _able(world: World) -> list[Node]:
 
 def _all_call(world: World, kind: str) -> None:
     for node in _able(world):
-        world.joint(node, kind)
+        world.group_call(node, kind)
     world.run()
 
 

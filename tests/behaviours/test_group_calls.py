@@ -13,8 +13,8 @@ from tests.simulation.world import TAG, World, rings
 
 def test_calls_that_can_never_meet_fail_with_a_reason(world: World) -> None:
     a, b = world.join(0, 0)
-    first = world.joint(a, Kind.UPDATE_TOPOLOGY)
-    second = world.joint(b, Kind.SYNC)
+    first = world.group_call(a, Kind.UPDATE_TOPOLOGY)
+    second = world.group_call(b, Kind.SYNC)
     world.run()
     for node, call in ((a, first), (b, second)):
         assert node.call(call) is Result.INVALID_USAGE
@@ -23,8 +23,8 @@ def test_calls_that_can_never_meet_fail_with_a_reason(world: World) -> None:
 
 def test_calls_of_the_run_that_can_never_meet_across_groups(world: World) -> None:
     a, b = world.join(0, 1)
-    first = world.joint(a, Kind.UPDATE_TOPOLOGY)
-    second = world.joint(b, Kind.OPTIMIZE_TOPOLOGY)
+    first = world.group_call(a, Kind.UPDATE_TOPOLOGY)
+    second = world.group_call(b, Kind.OPTIMIZE_TOPOLOGY)
     world.run()
     assert (a.call(first), b.call(second)) == (Result.INVALID_USAGE, Result.INVALID_USAGE)
     assert "peer 1 (n1) in update_topology, peer 2 (n2) in optimize_topology" in a.calls[first].reason
@@ -32,8 +32,8 @@ def test_calls_of_the_run_that_can_never_meet_across_groups(world: World) -> Non
 
 def test_call_waits_for_peers_that_may_still_come(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
-    first = world.joint(a, Kind.UPDATE_TOPOLOGY)
-    second = world.joint(b, Kind.SYNC)
+    first = world.group_call(a, Kind.UPDATE_TOPOLOGY)
+    second = world.group_call(b, Kind.SYNC)
     world.run()
     assert first not in a.calls
     assert second not in b.calls
@@ -47,7 +47,7 @@ def test_deadlocked_calls_fail_after_a_view_change(world: World) -> None:
     a, b, c, d, e = world.join(0, 0, 1, 1, 2)
     world.kill(e)
     calls = [
-        (node, world.joint(node, kind))
+        (node, world.group_call(node, kind))
         for node, kind in ((a, Kind.SYNC), (b, Kind.OPTIMIZE_TOPOLOGY), (c, Kind.SYNC), (d, Kind.OPTIMIZE_TOPOLOGY))
     ]
     world.run()
@@ -57,8 +57,8 @@ def test_deadlocked_calls_fail_after_a_view_change(world: World) -> None:
 def test_are_peers_pending_answers_no_to_a_single_caller(world: World) -> None:
     """So a newcomer may enter the usual loop at its top, while the others go on from update_topology."""
     a, b = world.join(0, 0)
-    first = world.joint(a, Kind.SYNC)
-    second = world.joint(b, Kind.ARE_PEERS_PENDING)
+    first = world.group_call(a, Kind.SYNC)
+    second = world.group_call(b, Kind.ARE_PEERS_PENDING)
     world.run()
     assert (b.call(second), b.calls[second].value) == (Result.SUCCESS, PendingAnswer.ELSEWHERE)
     assert first not in a.calls
@@ -69,7 +69,7 @@ def test_are_peers_pending_answers_no_to_a_single_caller(world: World) -> None:
 def test_are_peers_pending_answers_no_while_others_wait_in_an_op(world: World) -> None:
     a, b = world.join(0, 0)
     op = world.launch(a, TAG)
-    call = world.joint(b, Kind.ARE_PEERS_PENDING)
+    call = world.group_call(b, Kind.ARE_PEERS_PENDING)
     world.run()
     assert call not in b.calls
     world.wait(STALL_AFTER_S)
@@ -86,7 +86,7 @@ def test_are_peers_pending_of_a_peer_in_the_op_continues(world: World) -> None:
     for node in (a, b):
         world.launch(node, TAG)
     world.run()
-    call = world.joint(b, Kind.ARE_PEERS_PENDING)
+    call = world.group_call(b, Kind.ARE_PEERS_PENDING)
     world.run()
     world.wait(STALL_AFTER_S)
     world.run()
@@ -99,7 +99,7 @@ def test_are_peers_pending_of_a_peer_in_the_op_continues(world: World) -> None:
 def test_op_and_exclusive_call_that_wait_for_each_other(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     ops = [world.launch(node, TAG) for node in (a, b)]
-    call = world.joint(c, Kind.UPDATE_TOPOLOGY)
+    call = world.group_call(c, Kind.UPDATE_TOPOLOGY)
     world.run()
     assert not a.results
     assert call not in c.calls
@@ -115,8 +115,8 @@ def test_exclusive_call_and_question_behind_one_op(world: World) -> None:
     """The call that asks gets no; what then remains can still never end."""
     a, b, c = world.join(0, 0, 0)
     op = world.launch(a, TAG)
-    exclusive = world.joint(b, Kind.SYNC)
-    question = world.joint(c, Kind.ARE_PEERS_PENDING)
+    exclusive = world.group_call(b, Kind.SYNC)
+    question = world.group_call(c, Kind.ARE_PEERS_PENDING)
     world.run()
     world.wait(STALL_AFTER_S)
     world.run()
@@ -139,7 +139,7 @@ def test_long_wait_in_an_op_does_not_fail_it(world: World) -> None:
 def test_exclusive_call_with_ops_in_flight(world: World, kind: str) -> None:
     a, _ = world.join(0, 0)
     op = world.launch(a, TAG)
-    call = world.joint(a, kind)
+    call = world.group_call(a, kind)
     assert a.call(call) is Result.PENDING_ASYNC_OPS
     assert f"[{TAG}]" in a.calls[call].reason
     world.cancel(a, op)
@@ -148,12 +148,12 @@ def test_exclusive_call_with_ops_in_flight(world: World, kind: str) -> None:
 
 def test_cancelled_call_is_left(world: World) -> None:
     a, b = world.join(0, 0)
-    call = world.joint(a, Kind.UPDATE_TOPOLOGY)
+    call = world.group_call(a, Kind.UPDATE_TOPOLOGY)
     world.run()
-    world.cancel_joint(a, call)
+    world.cancel_group_call(a, call)
     world.run()
     assert a.call(call) is Result.TIMEOUT
-    other = world.joint(b, Kind.UPDATE_TOPOLOGY)
+    other = world.group_call(b, Kind.UPDATE_TOPOLOGY)
     world.run()
     assert other not in b.calls
     assert world.call_all([a], Kind.UPDATE_TOPOLOGY) == [Result.SUCCESS]
@@ -164,9 +164,9 @@ def test_call_that_has_begun_cannot_be_cancelled(world: World) -> None:
     (a,) = world.join(0)
     b = world.add()
     world.run()
-    call = world.joint(a, Kind.UPDATE_TOPOLOGY)
+    call = world.group_call(a, Kind.UPDATE_TOPOLOGY)
     world.run_until(lambda: world.master.is_changing)
-    world.cancel_joint(a, call)
+    world.cancel_group_call(a, call)
     world.run()
     assert a.call(call) is Result.SUCCESS
     assert rings([a, b]) == {(1, 2)}
@@ -174,10 +174,10 @@ def test_call_that_has_begun_cannot_be_cancelled(world: World) -> None:
 
 def test_cancel_that_crosses_the_result(world: World) -> None:
     a, b = world.join(0, 0)
-    calls = [world.joint(node, Kind.UPDATE_TOPOLOGY) for node in (a, b)]
+    calls = [world.group_call(node, Kind.UPDATE_TOPOLOGY) for node in (a, b)]
     told = len(world.from_masters)
-    world.run_until(lambda: any(isinstance(message, m.JointResult) for _, message in world.from_masters[told:]))
-    world.cancel_joint(a, calls[0])
+    world.run_until(lambda: any(isinstance(message, m.GroupCallResult) for _, message in world.from_masters[told:]))
+    world.cancel_group_call(a, calls[0])
     world.run()
     assert a.call(calls[0]) is Result.SUCCESS
     assert world.call_all([a, b], Kind.UPDATE_TOPOLOGY) == [Result.SUCCESS] * 2
@@ -185,10 +185,10 @@ def test_cancel_that_crosses_the_result(world: World) -> None:
 
 def test_second_call_of_a_peer_follows_the_first(world: World) -> None:
     a, b = world.join(0, 0)
-    first, second = world.joint(a, Kind.ARE_PEERS_PENDING), world.joint(a, Kind.UPDATE_TOPOLOGY)
-    dropped = world.joint(a, Kind.SYNC)
+    first, second = world.group_call(a, Kind.ARE_PEERS_PENDING), world.group_call(a, Kind.UPDATE_TOPOLOGY)
+    dropped = world.group_call(a, Kind.SYNC)
     world.run()
-    world.cancel_joint(a, dropped)
+    world.cancel_group_call(a, dropped)
     assert a.call(dropped) is Result.TIMEOUT
     assert world.call_all([b], Kind.ARE_PEERS_PENDING) == [Result.SUCCESS]
     assert a.call(first) is Result.SUCCESS
@@ -200,9 +200,9 @@ def test_second_call_of_a_peer_follows_the_first(world: World) -> None:
 def test_launch_between_two_calls_comes_first(world: World) -> None:
     """An op launched before an exclusive call began keeps that call from beginning."""
     a, b = world.join(0, 0)
-    first = world.joint(a, Kind.UPDATE_TOPOLOGY)
+    first = world.group_call(a, Kind.UPDATE_TOPOLOGY)
     op = world.launch(a, TAG)
-    second = world.joint(a, Kind.UPDATE_TOPOLOGY)
+    second = world.group_call(a, Kind.UPDATE_TOPOLOGY)
     assert world.call_all([b], Kind.UPDATE_TOPOLOGY) == [Result.SUCCESS]
     assert (a.call(first), a.call(second)) == (Result.SUCCESS, Result.PENDING_ASYNC_OPS)
     assert world.reduce([b]) == [Result.SUCCESS]
@@ -212,7 +212,7 @@ def test_launch_between_two_calls_comes_first(world: World) -> None:
 @pytest.mark.parametrize("kind", Kind.ALL)
 def test_group_call_survives_a_loss(world: World, kind: str) -> None:
     a, b, c = world.join(0, 0, 0)
-    calls = [world.joint(node, kind) for node in (a, b)]
+    calls = [world.group_call(node, kind) for node in (a, b)]
     world.run()
     assert calls[0] not in a.calls
     world.kill(c)
@@ -223,8 +223,8 @@ def test_group_call_survives_a_loss(world: World, kind: str) -> None:
 @pytest.mark.parametrize("kind", Kind.ALL)
 def test_group_call_survives_the_loss_of_a_caller(world: World, kind: str) -> None:
     a, b, c = world.join(0, 0, 0)
-    world.joint(c, kind)
-    calls = [world.joint(a, kind)]
+    world.group_call(c, kind)
+    calls = [world.group_call(a, kind)]
     world.run()
     world.kill(c)
     world.run()

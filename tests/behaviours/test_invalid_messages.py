@@ -15,9 +15,9 @@ ILLEGAL_ALWAYS = {
     "not msgpack": b"\0\0\0\1\xc1",
     "a message of the master": encode(m.Install(1)),
     "a huge message": (MESSAGE_BYTES_MAX + 1).to_bytes(4, "big"),
-    "an unknown call": m.JointCall(1, "dance"),
-    "a sync without an offer": m.JointCall(1, Kind.SYNC),
-    "an offer without a sync": m.JointCall(1, Kind.UPDATE_TOPOLOGY, m.SyncOffer("send_only", 0, b"", [])),
+    "an unknown call": m.GroupCall(1, "dance"),
+    "a sync without an offer": m.GroupCall(1, Kind.SYNC),
+    "an offer without a sync": m.GroupCall(1, Kind.UPDATE_TOPOLOGY, m.SyncOffer("send_only", 0, b"", [])),
     "a failure that is a success": m.OpFailed(2, 1, 0, Result.SUCCESS, "?"),
     "a failure with an unknown code": m.OpFailed(2, 1, 0, 999, "?"),
 }
@@ -26,8 +26,8 @@ ILLEGAL_WHILE_PENDING = {
     "OpFailed": m.OpFailed(2, TAG, 0, Result.TIMEOUT, "?"),
     "OpsStalled": m.OpsStalled(2, [OpRef(TAG, 0)]),
     "FlushReply": m.FlushReply(1, []),
-    "JointCall": m.JointCall(1, Kind.ARE_PEERS_PENDING),
-    "JointCancel": m.JointCancel(1),
+    "GroupCall": m.GroupCall(1, Kind.ARE_PEERS_PENDING),
+    "GroupCallCancel": m.GroupCallCancel(1),
     "SyncReport": m.SyncReport(1, True),
     "Probes": m.Probes(1, []),
 }
@@ -70,8 +70,8 @@ def test_illegal_message_of_a_newcomer_rejects_it(world: World, words: m.Message
 
 def test_second_group_call_at_once_is_illegal(world: World) -> None:
     a, b = world.join(0, 0)
-    world.joint(b, Kind.UPDATE_TOPOLOGY)
-    world.send(b, m.JointCall(99, Kind.UPDATE_TOPOLOGY))
+    world.group_call(b, Kind.UPDATE_TOPOLOGY)
+    world.send(b, m.GroupCall(99, Kind.UPDATE_TOPOLOGY))
     world.run()
     assert b.ended is not None
     assert "out of turn" in b.ended.reason
@@ -84,7 +84,7 @@ LATE_OR_STALE = {
     "done": m.OpsDone(1, [OpRef(1, 0)]),
     "failed": m.OpFailed(1, 1, 0, Result.TIMEOUT, "?"),
     "stalled": m.OpsStalled(1, [OpRef(1, 0)]),
-    "cancel": m.JointCancel(77),
+    "cancel": m.GroupCallCancel(77),
     "report": m.SyncReport(77, False, "?", [(1, "?")]),
     "probes": m.Probes(77, [m.LinkMetric(1, False, 1e6, 5)]),
 }

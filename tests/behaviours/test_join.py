@@ -25,11 +25,11 @@ def test_joiner_waits_until_all_call_update_topology(world: World) -> None:
     world.run()
     assert world.master.pending == [3]
     assert c.machine.view is None
-    first = world.joint(a, Kind.UPDATE_TOPOLOGY)
+    first = world.group_call(a, Kind.UPDATE_TOPOLOGY)
     world.run()
     assert first not in a.calls
     assert world.master.pending == [3]
-    second = world.joint(b, Kind.UPDATE_TOPOLOGY)
+    second = world.group_call(b, Kind.UPDATE_TOPOLOGY)
     world.run()
     assert (a.call(first), b.call(second)) == (Result.SUCCESS, Result.SUCCESS)
     assert rings([a, b, c]) == {(1, 2, 3)}
@@ -39,7 +39,7 @@ def test_call_returns_only_when_the_new_view_is_in_force(world: World) -> None:
     (a,) = world.join(0)
     world.add()
     world.run()
-    call = world.joint(a, Kind.UPDATE_TOPOLOGY)
+    call = world.group_call(a, Kind.UPDATE_TOPOLOGY)
     world.run_until(lambda: call in a.calls)
     assert a.view.ring == (1, 2)
 
@@ -58,7 +58,7 @@ def test_several_join_in_one_view(world: World) -> None:
 def test_join_concerns_all_groups(world: World) -> None:
     a, b = world.join(0, 1)
     world.add(1)
-    call = world.joint(b, Kind.UPDATE_TOPOLOGY)
+    call = world.group_call(b, Kind.UPDATE_TOPOLOGY)
     world.run()
     assert call not in b.calls
     assert world.call_all([a], Kind.UPDATE_TOPOLOGY) == [Result.SUCCESS]
@@ -84,7 +84,7 @@ def test_joiner_that_comes_during_a_change_waits_for_the_next_call(world: World)
     (a,) = world.join(0)
     b = world.add()
     world.run()
-    call = world.joint(a, Kind.UPDATE_TOPOLOGY)
+    call = world.group_call(a, Kind.UPDATE_TOPOLOGY)
     world.run_until(lambda: world.master.is_changing)
     c = world.add()
     world.run()
@@ -98,10 +98,10 @@ def test_are_peers_pending_counts_and_needs_all(world: World) -> None:
     a, b = world.join(0, 1)
     world.add(2)
     world.run()
-    first = world.joint(a, Kind.ARE_PEERS_PENDING)
+    first = world.group_call(a, Kind.ARE_PEERS_PENDING)
     world.run()
     assert first not in a.calls
-    second = world.joint(b, Kind.ARE_PEERS_PENDING)
+    second = world.group_call(b, Kind.ARE_PEERS_PENDING)
     world.run()
     assert (a.calls[first].value, b.calls[second].value) == (1, 1)
     world.admit_all()
@@ -176,8 +176,8 @@ def test_groups_with_unchanged_rings_need_not_answer_a_view(world: World) -> Non
     (a,) = world.join(0)
     b = world.add(group=1)
     world.run()
-    world.joint(a, Kind.UPDATE_TOPOLOGY)
-    world.run_until(lambda: any(isinstance(message, m.JointCall) for _, message in world.from_peers))
+    world.group_call(a, Kind.UPDATE_TOPOLOGY)
+    world.run_until(lambda: any(isinstance(message, m.GroupCall) for _, message in world.from_peers))
     world.freeze(a)
     world.run()
     assert world.master.state.installed_view == 1

@@ -99,7 +99,7 @@ def _course(world: World) -> None:
 
 def _all_call(world: World, kind: str) -> None:
     for node in world.accepted:
-        world.joint(node, kind)
+        world.group_call(node, kind)
     world.run()
 
 
@@ -207,7 +207,7 @@ def test_peers_fail_after_the_master_timeout() -> None:
     world = World(masters=1)
     nodes = [*world.join(0), *world.join(0, 0)]
     op = world.launch(nodes[0], 1)
-    call = world.joint(nodes[1], Kind.SYNC)
+    call = world.group_call(nodes[1], Kind.SYNC)
     world.kill_master()
     world.run()
     world.wait(MASTER_TIMEOUT_S - 1)
@@ -247,7 +247,7 @@ def test_peer_lost_during_a_sync_gets_no_success() -> None:
     behind = nodes[2]
     for node in nodes[:2]:
         node.root, node.revision = b"new", 3
-    calls = [world.joint(node, Kind.SYNC) for node in nodes]
+    calls = [world.group_call(node, Kind.SYNC) for node in nodes]
     world.run_until(lambda: behind.plans)
     world.sever(behind)
     world.freeze(behind)

@@ -125,11 +125,11 @@ def test_launch_during_a_change_waits_for_the_new_view(world: World) -> None:
 
 def test_launch_during_an_exclusive_call_waits_for_its_end(world: World) -> None:
     a, b = world.join(0, 0)
-    call = world.joint(a, Kind.SYNC)
+    call = world.group_call(a, Kind.SYNC)
     op = world.launch(a, TAG)
     world.run()
     assert op not in a.keys
-    other = world.joint(b, Kind.SYNC)
+    other = world.group_call(b, Kind.SYNC)
     world.run()
     assert (a.call(call), b.call(other)) == (Result.SUCCESS, Result.SUCCESS)
     assert op in a.keys
@@ -139,7 +139,7 @@ def test_launch_during_an_exclusive_call_waits_for_its_end(world: World) -> None
 
 def test_op_runs_while_its_peer_asks_for_pending_peers(world: World) -> None:
     a, b = world.join(0, 0)
-    call = world.joint(a, Kind.ARE_PEERS_PENDING)
+    call = world.group_call(a, Kind.ARE_PEERS_PENDING)
     assert world.reduce([a, b]) == [Result.SUCCESS] * 2
     assert call not in a.calls
     assert world.call_all([b], Kind.ARE_PEERS_PENDING) == [Result.SUCCESS]
@@ -191,7 +191,7 @@ def test_timeout_during_a_flush_leaves_the_verdict_to_it(world: World) -> None:
 
 def test_timeout_before_launch_ends_at_once(world: World) -> None:
     a, b = world.join(0, 0)
-    world.joint(a, Kind.UPDATE_TOPOLOGY)
+    world.group_call(a, Kind.UPDATE_TOPOLOGY)
     op = world.launch(a, TAG)
     world.cancel(a, op)
     assert a.result(op) is Result.TIMEOUT
@@ -320,7 +320,7 @@ def test_repeated_timeouts_leave_no_state_behind(world: World, given_up: int) ->
         assert len(node.machine.ops.uses.aborts) == (given_up if few else 0)
         assert not node.machine.ops.uses.promises
         assert len(node.parked) <= 1, "what came after the last verdict"
-        assert len(node.machine.ops.heard) <= ABORTS_KEPT_MAX
+        assert len(node.machine.ops.known_verdicts) <= ABORTS_KEPT_MAX
     for _ in range(given_up if few else 0):
         assert {world.reduce([node])[0] for node in (b, c)} == {Result.TIMEOUT}
     assert world.reduce([a, b, c]) == [Result.SUCCESS] * 3
@@ -337,4 +337,4 @@ def test_remembered_aborts_are_bounded(world: World, monkeypatch: pytest.MonkeyP
         world.cancel(a, world.launch(a, tag))
     world.run()
     for node in (a, b):
-        assert len(node.machine.ops.heard) == 20
+        assert len(node.machine.ops.known_verdicts) == 20

@@ -84,7 +84,7 @@ def test_newcomer_lost_while_it_is_admitted(world: World) -> None:
     a, b = world.join(0, 0)
     c = world.add()
     world.run()
-    calls = [world.joint(node, Kind.UPDATE_TOPOLOGY) for node in (a, b)]
+    calls = [world.group_call(node, Kind.UPDATE_TOPOLOGY) for node in (a, b)]
     world.run_until(lambda: world.master.is_changing)
     world.kill(c)
     world.run()
@@ -97,7 +97,7 @@ def test_peer_lost_while_a_newcomer_is_admitted(world: World) -> None:
     a, b = world.join(0, 0)
     c = world.add()
     world.run()
-    calls = [world.joint(node, Kind.UPDATE_TOPOLOGY) for node in (a, b)]
+    calls = [world.group_call(node, Kind.UPDATE_TOPOLOGY) for node in (a, b)]
     world.run_until(lambda: world.master.is_changing)
     world.kill(a)
     world.run()
@@ -128,7 +128,7 @@ def test_newcomer_that_does_not_answer_is_evicted(world: World) -> None:
     b = world.add(1)
     world.run()
     world.hang(b)
-    call = world.joint(a, Kind.UPDATE_TOPOLOGY)
+    call = world.group_call(a, Kind.UPDATE_TOPOLOGY)
     world.run()
     assert call not in a.calls
     world.wait(MasterOptions().answer_timeout_s)
@@ -142,15 +142,15 @@ def test_evicted_peer_learns_why(world: World) -> None:
     ops = [world.launch(node, TAG) for node in (a, b)]
     world.engines.held_back = {"n1", "n2"}
     world.run()
-    call = world.joint(b, Kind.ARE_PEERS_PENDING)
-    waiting = world.joint(b, Kind.UPDATE_TOPOLOGY)
-    world.send(b, m.JointCall(99, Kind.UPDATE_TOPOLOGY))
+    call = world.group_call(b, Kind.ARE_PEERS_PENDING)
+    waiting = world.group_call(b, Kind.UPDATE_TOPOLOGY)
+    world.send(b, m.GroupCall(99, Kind.UPDATE_TOPOLOGY))
     world.run()
     assert b.ended is not None
     for result in (b.results[ops[1]], b.calls[call], b.calls[waiting]):
         assert (result.code, result.reason) == (Result.INVALID_USAGE, "evicted: a group call out of turn")
     assert a.result(ops[0]) is Result.RANK_CONNECTION_LOST
-    late, later = world.launch(b, TAG), world.joint(b, Kind.ARE_PEERS_PENDING)
+    late, later = world.launch(b, TAG), world.group_call(b, Kind.ARE_PEERS_PENDING)
     assert (b.result(late), b.call(later)) == (Result.NOT_INITIALIZED, Result.NOT_INITIALIZED)
 
 
@@ -159,8 +159,8 @@ def test_master_lost(world: World) -> None:
     world.engines.held_back = {"n1", "n2"}
     ops = [world.launch(node, TAG) for node in (a, b)]
     world.run()
-    call = world.joint(a, Kind.ARE_PEERS_PENDING)
-    queued = world.joint(a, Kind.UPDATE_TOPOLOGY)
+    call = world.group_call(a, Kind.ARE_PEERS_PENDING)
+    queued = world.group_call(a, Kind.UPDATE_TOPOLOGY)
     world.run()
     for node in (a, b):
         world.sever(node)
@@ -178,7 +178,7 @@ def test_op_launched_before_the_first_view_ends_with_the_session(world: World) -
     pending = world.add()
     world.run()
     op = world.launch(pending, TAG)
-    call = world.joint(pending, Kind.UPDATE_TOPOLOGY)
+    call = world.group_call(pending, Kind.UPDATE_TOPOLOGY)
     assert pending.call(call) is Result.NOT_INITIALIZED
     world.leave(pending)
     world.run()

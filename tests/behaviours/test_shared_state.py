@@ -68,7 +68,7 @@ def test_groups_sync_by_themselves(world: World) -> None:
 def test_receiver_lost_in_mid_sync(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     c.root = b"other"
-    calls = [world.joint(node, Kind.SYNC) for node in (a, b, c)]
+    calls = [world.group_call(node, Kind.SYNC) for node in (a, b, c)]
     world.run_until(lambda: any(isinstance(message, m.SyncPlan) for _, message in world.from_masters))
     world.kill(c)
     world.run()
@@ -78,7 +78,7 @@ def test_receiver_lost_in_mid_sync(world: World) -> None:
 def test_donor_lost_in_mid_sync(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     c.root = b"other"
-    calls = [world.joint(node, Kind.SYNC) for node in (a, b, c)]
+    calls = [world.group_call(node, Kind.SYNC) for node in (a, b, c)]
     world.run_until(lambda: any(isinstance(message, m.SyncPlan) for _, message in world.from_masters))
     world.kill(a)
     world.run()
@@ -91,7 +91,7 @@ def test_donor_lost_in_mid_sync(world: World) -> None:
 def test_last_donor_lost_in_mid_sync(world: World) -> None:
     a, b, c = world.join(0, 0, 0)
     a.revision, a.root = 1, b"new"
-    calls = [world.joint(node, Kind.SYNC) for node in (a, b, c)]
+    calls = [world.group_call(node, Kind.SYNC) for node in (a, b, c)]
     world.run_until(lambda: any(isinstance(message, m.SyncPlan) for _, message in world.from_masters))
     world.kill(a)
     world.run()
@@ -108,9 +108,9 @@ def test_receiver_that_fails_fails_the_call_on_all(world: World) -> None:
 def test_receiver_whose_call_timed_out_fails_the_call_on_all(world: World) -> None:
     a, b = world.join(0, 0)
     b.root = b"other"
-    calls = [world.joint(node, Kind.SYNC) for node in (a, b)]
+    calls = [world.group_call(node, Kind.SYNC) for node in (a, b)]
     world.run_until(lambda: any(isinstance(message, m.SyncPlan) for _, message in world.from_masters))
-    world.cancel_joint(b, calls[1])
+    world.cancel_group_call(b, calls[1])
     world.run()
     assert (a.call(calls[0]), b.call(calls[1])) == (Result.NO_SHARED_STATE_AVAILABLE,) * 2
 

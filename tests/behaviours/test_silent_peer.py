@@ -87,9 +87,9 @@ def test_silent_peer_is_lost_while_links_are_made(world: World, fault: Fault) ->
 
 
 @pytest.mark.parametrize("kind", [Kind.UPDATE_TOPOLOGY, Kind.SYNC, Kind.OPTIMIZE_TOPOLOGY])
-def test_silent_peer_is_taken_out_of_a_joint_call(world: World, fault: Fault, kind: str) -> None:
+def test_silent_peer_is_taken_out_of_a_group_call(world: World, fault: Fault, kind: str) -> None:
     a, b, c = world.join(0, 0, 0)
-    calls = [world.joint(node, kind) for node in (a, b)]
+    calls = [world.group_call(node, kind) for node in (a, b)]
     world.run()
     fault(world, c)
     world.wait(TIMEOUT_S + 0.1)
@@ -102,7 +102,7 @@ def test_silent_newcomer_delays_no_peer(world: World, fault: Fault) -> None:
     a, b = world.join(0, 0)
     c = world.add()
     world.run()
-    calls = [world.joint(node, Kind.UPDATE_TOPOLOGY) for node in (a, b)]
+    calls = [world.group_call(node, Kind.UPDATE_TOPOLOGY) for node in (a, b)]
     world.run_until(lambda: world.master.is_changing)
     fault(world, c)
     world.run()
@@ -181,7 +181,7 @@ def test_heartbeat_connection_that_cannot_be_replaced_is_silence(world: World) -
 def test_silent_master_is_lost_to_its_peers(world: World) -> None:
     a, b = world.join(0, 0)
     op = world.launch(a, TAG)
-    call = world.joint(b, Kind.UPDATE_TOPOLOGY)
+    call = world.group_call(b, Kind.UPDATE_TOPOLOGY)
     world.freeze_master()
     world.wait(JUST_UNDER_S)
     world.run()

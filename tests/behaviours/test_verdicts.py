@@ -196,11 +196,11 @@ def test_long_wait_for_a_finished_op_fails_no_call(world: World, nodes: list[Nod
     ops = until_all_but_the_first_have_committed(world, nodes)
     world.wait(STALL_AFTER_S)
     world.run()
-    calls = [world.joint(node, Kind.UPDATE_TOPOLOGY) for node in (b, c)]
+    calls = [world.group_call(node, Kind.UPDATE_TOPOLOGY) for node in (b, c)]
     world.run()
     assert results(nodes, ops) == [Result.SUCCESS] * 3
     assert not b.calls
-    own = world.joint(a, Kind.UPDATE_TOPOLOGY)
+    own = world.group_call(a, Kind.UPDATE_TOPOLOGY)
     world.run()
     assert [a.call(own), b.call(calls[0]), c.call(calls[1])] == [Result.SUCCESS] * 3
 

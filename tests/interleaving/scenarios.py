@@ -3,7 +3,7 @@
     turns       callers that wait, and others that do not, take turns on each tag
     impatient   the same, and some give up after a while
     crowd       callers that take no turns: whose tag is in flight tries again
-    interrupts  Ctrl-C at any moment of a caller, in ops and joint calls
+    interrupts  Ctrl-C at any moment of a caller, in ops and group calls
     watching    others read counters and flight recorders while callers are in ops
     closing     a peer is closed while its callers are in ops
     exiting     the interpreter exits while callers are in ops

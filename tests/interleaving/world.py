@@ -439,7 +439,7 @@ class World:
                 "ops on the fast path": len(session._fast_path._running),
                 "launches": len(ops._launched),
                 "ops that are being detached": len(ops.detaching),
-                "joint calls": len(session._calls),
+                "group calls": len(session._calls),
             }
             problems += [f"{name} is over, and has {count} {what}" for what, count in left.items() if count]
             if not session.over.is_set():

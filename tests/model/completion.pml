@@ -7,7 +7,7 @@
  * connections are FIFO channels. LOSSES peers are lost: each dies, or is evicted while it lives (the master hears
  * nothing of it) and goes on by itself until it hears so. CUTS links break between peers that live. GIVE_UPS callers
  * give up. STALLS: peers may say that they wait for long, and the master may then put the op to a vote by itself, as it
- * does for the sake of joint calls. MESH 1: the peers end the op by themselves; 0: the master does.
+ * does for the sake of group calls. MESH 1: the peers end the op by themselves; 0: the master does.
  *
  * ABSTRACTED, and why nothing is lost by it.
  *   One op             ops of different tags share no state of the protocol; of one tag a peer has one in flight. What a
@@ -68,7 +68,7 @@ byte aborted;      /* the same of an abort */
 byte promised;     /* has_voted_abort, or a promise that was made before the launch */
 byte giving_up;    /* the engine is to stop the op for a caller */
 byte failed;       /* op.failure is known */
-byte heard_commit; /* HeardVerdicts: a commit */
+byte heard_commit; /* KnownVerdicts: a commit */
 byte heard_abort;
 byte early_abort;  /* aborted before the launch */
 byte halted;       /* not is_running */
@@ -405,7 +405,7 @@ inline m_done(p) {
     fi
 }
 
-/* Every step that has become possible: settle_flushes, _prepare, _install. */
+/* Every step that has become possible: finish_flushes, _prepare, _install. */
 inline advance() {
     if
     :: !m_running && m_changed && m_flush == 0 && ring ->
@@ -500,7 +500,7 @@ end:
         fi;
         kind = 0; x = 0 }
 #if STALLS
-    /* For the sake of joint calls: see completion.py, 6. */
+    /* For the sake of group calls: see completion.py, 6. */
     :: atomic { p == 0 && m_stalled && m_running && !m_decided && !m_voting -> m_stalled = false; call_vote(0) }
 #endif
     /* It dies, and is missed later; or it lives and is evicted. */

@@ -110,7 +110,7 @@ def test_connect_to_a_silent_server(start: Start) -> None:
 
 
 @pytest.mark.parametrize("command", ["update_topology", "are_peers_pending", "optimize_topology", "sync"])
-def test_a_joint_call(run: Run, command: str) -> None:
+def test_a_group_call(run: Run, command: str) -> None:
     workers = run(2)
     for worker in workers:
         worker.do("array", name="x", count=10)

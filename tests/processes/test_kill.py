@@ -155,7 +155,7 @@ def test_a_stopped_peer_delays_a_reduce_and_harms_nothing(run: Run) -> None:
 
 
 @pytest.mark.parametrize("kind", ["update_topology", "are_peers_pending", "optimize_topology"])
-def test_a_joint_call_goes_on_without_the_peer_that_was_killed(run: Run, kind: str) -> None:
+def test_a_group_call_goes_on_without_the_peer_that_was_killed(run: Run, kind: str) -> None:
     *waiting, victim = run(3)
     for worker in waiting:
         worker.begin(kind)

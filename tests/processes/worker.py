@@ -128,7 +128,7 @@ class Member:
         """Ends the interpreter as a script does that never closes its communicator."""
         raise EOFError
 
-    # Joint calls.
+    # Group calls.
 
     def are_peers_pending(self, timeout: float | None = None) -> bool:
         return self._peer.are_peers_pending(timeout=timeout)

@@ -6,7 +6,7 @@ Messages are drawn near to real ones, changed in structure or in bytes, and fed 
 
     to a master that has an honest run: no connection but the speaker's hears a word, nobody loses membership, and
         nothing is left of the speaker once it is gone
-    to a peer in the middle of an op and a joint call: both get their ends
+    to a peer in the middle of an op and a group call: both get their ends
     to both sides of a handshake: nobody gets in
 
 Nothing but ProtocolError may come out, and no memory may stay in use. Frames go to the engine, see
@@ -69,8 +69,8 @@ OPS = [OpRef(0, 0), OpRef(7, 1)]
 MEMBERS = [m.PeerInfo(peer, 0, ["10.0.0.1"], 5000, 1) for peer in HONEST]
 FROM_PEER: tuple[m.Message, ...] = (
     *(HELLO, m.HeartbeatHello(m.PROTOCOL_VERSION, "a guess", 1), m.Leave("bye")),
-    *(m.JointCall(1, kind, OFFER if kind == Kind.SYNC else None, OPS) for kind in Kind.ALL),
-    *(m.JointCancel(1), m.LinksReady(2, [(1, "?")], [(2, "?")]), m.LinkLost(1, 2, "reset")),
+    *(m.GroupCall(1, kind, OFFER if kind == Kind.SYNC else None, OPS) for kind in Kind.ALL),
+    *(m.GroupCallCancel(1), m.LinksReady(2, [(1, "?")], [(2, "?")]), m.LinkLost(1, 2, "reset")),
     *(m.OpsDone(1, OPS), m.OpFailed(1, 0, 0, 3, "?"), m.OpsStalled(1, OPS), m.FlushReply(1, OPS)),
     *(m.SyncReport(1, False, "?", [(2, "?")]), m.Probes(1, [m.LinkMetric(2, False, 1e6, 100)])),
     m.Report([(1, 2, 3)], 4, 5, 6, 7, [m.LinkReport(2, 4)]),
@@ -78,7 +78,7 @@ FROM_PEER: tuple[m.Message, ...] = (
 FROM_MASTER: tuple[m.Message, ...] = (
     *(m.Welcome(1, "run", 1, 0), m.Goodbye(3, "?"), m.Flush(1, 1), m.Install(2, True)),
     m.Prepare(2, MEMBERS, [m.Ring(0, 2, list(HONEST))], OPS, [(1, 2)], [(4, "?")]),
-    *(m.OpsCommit(1, OPS), m.OpAbort(1, 0, 0, 3, "?"), m.JointResult(1, 0, "", 1)),
+    *(m.OpsCommit(1, OPS), m.OpAbort(1, 0, 0, 3, "?"), m.GroupCallResult(1, 0, "", 1)),
     *(m.SyncPlan(1, 1, b"r" * 32, [1, 2], True, False), m.Probe(1, [(2, False), (3, True)])),
 )
 LINK = m.LinkHello(m.PROTOCOL_VERSION, "run", 2, 1, 1, 0, 4)
@@ -179,7 +179,7 @@ class AgainstMaster:
             self._heed(self._master.received(10 + connection, heartbeats, 0.0))
             if connection > 1:
                 for other in range(1, connection):
-                    self._heed(self._master.received(other, m.JointCall(1, Kind.UPDATE_TOPOLOGY), 0.0))
+                    self._heed(self._master.received(other, m.GroupCall(1, Kind.UPDATE_TOPOLOGY), 0.0))
         assert self._master.accepted == list(HONEST)
         self._size = self._state_size()
 
@@ -222,7 +222,7 @@ class AgainstMaster:
 
 
 class AgainstPeer:
-    """A master that has gone mad talks to a peer that waits in an op and in a joint call."""
+    """A master that has gone mad talks to a peer that waits in an op and in a group call."""
 
     def __init__(self, mutator: Mutator) -> None:
         self._mutator = mutator
@@ -250,7 +250,7 @@ class AgainstPeer:
             machine.received(message)
             carry_out()
         machine.launch(1, 7, 0.0)
-        machine.joint(1, Kind.ARE_PEERS_PENDING)
+        machine.group_call(1, Kind.ARE_PEERS_PENDING)
         decoder: Decoder[m.FromMaster] = Decoder(m.FromMaster)
         try:
             for _ in range(draw.randint(1, 8)):

@@ -65,7 +65,7 @@ class Rig:
         self.say(peer, resume)
 
     def quorum_of(self, report: m.RecoveryReport) -> None:
-        summary = m.PreVote(report.installed, report.prepared, report.is_settled, report.answered)
+        summary = m.PreVote(report.installed, report.prepared, report.has_decided, report.answered)
         self.say(report.me.peer, summary)
 
     def deliver(self, report: m.RecoveryReport) -> None:
@@ -260,17 +260,17 @@ def test_a_verdict_on_an_op_of_two_is_told_to_the_two() -> None:
 
 def test_an_end_that_one_has_heard_is_told_to_the_other_and_to_nobody_twice() -> None:
     rig = Rig()
-    outcome = m.JointOutcome(Kind.UPDATE_TOPOLOGY, 5, Result.SUCCESS, "", 0)
+    outcome = m.GroupCallOutcome(Kind.UPDATE_TOPOLOGY, 5, Result.SUCCESS, "", 0)
     rig.resume(1)
     rig.resume(2)
     rig.deliver(report_of(1, view(7, 1, 2), outcomes=[outcome]))
     rig.deliver(report_of(2, view(7, 1, 2), waits_in=Kind.UPDATE_TOPOLOGY))
-    rig.say(2, m.JointCall(3, Kind.UPDATE_TOPOLOGY))
-    assert rig.told(2) == [m.JointResult(3, Result.SUCCESS, call_number=5)]
-    rig.say(2, m.JointCall(4, Kind.UPDATE_TOPOLOGY))
+    rig.say(2, m.GroupCall(3, Kind.UPDATE_TOPOLOGY))
+    assert rig.told(2) == [m.GroupCallResult(3, Result.SUCCESS, call_number=5)]
+    rig.say(2, m.GroupCall(4, Kind.UPDATE_TOPOLOGY))
     assert rig.told(2) == []
-    rig.say(1, m.JointCall(8, Kind.UPDATE_TOPOLOGY))
-    assert rig.told(2) == [m.JointResult(4, Result.SUCCESS, call_number=6)]
+    rig.say(1, m.GroupCall(8, Kind.UPDATE_TOPOLOGY))
+    assert rig.told(2) == [m.GroupCallResult(4, Result.SUCCESS, call_number=6)]
 
 
 def test_when_all_who_had_the_state_are_lost_with_the_master_the_error_says_who() -> None:
@@ -288,9 +288,9 @@ def test_when_all_who_had_the_state_are_lost_with_the_master_the_error_says_who(
     for peer in (2, 3):
         rig.say(peer, m.LinksReady(rig.machine.master.state.view))
     for peer in (2, 3):
-        rig.say(peer, m.JointCall(1, Kind.SYNC, m.SyncOffer("receive_only", 3, b"", [])))
+        rig.say(peer, m.GroupCall(1, Kind.SYNC, m.SyncOffer("receive_only", 3, b"", [])))
     (result,) = rig.told(3)
-    assert isinstance(result, m.JointResult)
+    assert isinstance(result, m.GroupCallResult)
     assert result.code == Result.NO_SHARED_STATE_AVAILABLE
     assert "RECEIVE_ONLY" not in result.reason
     assert "peers [2, 3] were being overwritten" in result.reason
@@ -326,37 +326,37 @@ def test_no_call_ends_without_those_who_have_not_heard_yet_that_they_are_accepte
     (flush,) = [each for each in rig.told(1) if isinstance(each, m.Flush)]
     offer = m.SyncOffer("enforce_popular", 3, b"root", []) if kind == Kind.SYNC else None
     rig.heartbeat(12, 2)
-    rig.say(1, m.JointCall(1, kind, offer))
+    rig.say(1, m.GroupCall(1, kind, offer))
     assert rig.sent == []
     rig.say(1, m.FlushReply(flush.flush, []))
     assert rig.kinds(2) == [m.Prepare]
     for peer in (1, 2):
         rig.say(peer, m.LinksReady(rig.machine.master.state.view))
     assert rig.kinds(1) == [m.Install]
-    rig.say(2, m.JointCall(1, kind, offer))
+    rig.say(2, m.GroupCall(1, kind, offer))
     for peer in (1, 2):
         (result,) = rig.told(peer)
-        assert isinstance(result, m.JointResult)
+        assert isinstance(result, m.GroupCallResult)
         assert (result.code, result.value) == (Result.SUCCESS, 3 if kind == Kind.SYNC else 0)
 
 
 def test_an_end_that_another_has_heard_cannot_be_cancelled() -> None:
     rig = Rig()
-    outcome = m.JointOutcome(Kind.ARE_PEERS_PENDING, 5, Result.SUCCESS, "", 1)
+    outcome = m.GroupCallOutcome(Kind.ARE_PEERS_PENDING, 5, Result.SUCCESS, "", 1)
     for peer in (1, 2, 3):
         rig.resume(peer)
     rig.deliver(report_of(1, view(7, 1, 2, 3), outcomes=[outcome]))
     rig.deliver(report_of(2, view(7, 1, 2, 3), waits_in=Kind.ARE_PEERS_PENDING))
     rig.wait(4.0)
-    rig.say(2, m.JointCall(3, Kind.ARE_PEERS_PENDING))
-    rig.say(2, m.JointCancel(3))
+    rig.say(2, m.GroupCall(3, Kind.ARE_PEERS_PENDING))
+    rig.say(2, m.GroupCallCancel(3))
     assert rig.told(2) == []
     (flush,) = {group.flush for group in rig.machine.master.state.groups.values()}
     for peer in (1, 2):
         rig.say(peer, m.FlushReply(flush, []))
     for peer in (1, 2):
         rig.say(peer, m.LinksReady(rig.machine.master.state.view))
-    assert rig.told(2)[1:] == [m.JointResult(3, Result.SUCCESS, value=1, call_number=5)]
+    assert rig.told(2)[1:] == [m.GroupCallResult(3, Result.SUCCESS, value=1, call_number=5)]
 
 
 def test_a_flush_commits_what_all_have_done_and_lets_verdicts_stand() -> None:

@@ -46,7 +46,7 @@ def _founded() -> Failover:
 
 def test_an_evicted_peer_is_told_so_although_nobody_is_left_and_holds_nobody_up() -> None:
     machine = _founded()
-    machine.received(CONTROL, m.JointCall(1, "none that there is"), TIMEOUT_S)
+    machine.received(CONTROL, m.GroupCall(1, "none that there is"), TIMEOUT_S)
     assert not machine.is_leading
     (answer,) = _say(machine, AGAIN, _resume("run", term=machine.master.term), 6.0)
     assert isinstance(answer, m.Goodbye)
@@ -58,7 +58,7 @@ def test_an_evicted_peer_is_told_so_although_nobody_is_left_and_holds_nobody_up(
 def test_a_peer_that_followed_only_an_earlier_term_is_told_that_the_run_has_ended_without_it(masters: int) -> None:
     machine = _founded()
     machine.master.state.term = 2
-    machine.received(CONTROL, m.JointCall(1, "none that there is"), TIMEOUT_S)
+    machine.received(CONTROL, m.GroupCall(1, "none that there is"), TIMEOUT_S)
     (answer,) = _say(machine, AGAIN, _resume("run", peer=7, term=1, masters=masters), 6.0)
     assert isinstance(answer, m.Goodbye)
     assert answer.reason == "evicted: run 'run' has ended without peer 7; connect again"
@@ -98,7 +98,7 @@ def _run_of_four(masters: int) -> tuple[Failover, Iterator[int]]:
         _say(machine, 10 + peer, m.HeartbeatHello(m.PROTOCOL_VERSION, "run", peer), 0.0)
         if peer == 1:
             _all_answer(machine)
-    machine.received(1, m.JointCall(1, Kind.UPDATE_TOPOLOGY), 0.0)
+    machine.received(1, m.GroupCall(1, Kind.UPDATE_TOPOLOGY), 0.0)
     _all_answer(machine)
     assert machine.master.accepted == [1, 2, 3, 4]
     return machine, iter(range(100, 200))

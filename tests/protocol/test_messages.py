@@ -25,16 +25,16 @@ WIRE = {
     "Reattached": "received",
     "Ack": "received",
     "Aborted": "tag sequence code reason",
-    "JointOutcome": "kind call_number code reason value",
+    "GroupCallOutcome": "kind call_number code reason value",
     "InstalledView": "view rings is_meshed",
     "PreparedView": "view rings answered",
-    "PreVote": "installed prepared is_settled answered=",
-    "RecoveryReport": "me installed prepared is_running is_settled commits aborts waits_in outcomes joined_after "
+    "PreVote": "installed prepared has_decided answered=",
+    "RecoveryReport": "me installed prepared is_running has_decided commits aborts waits_in outcomes joined_after "
     "synced unlinked peer_timeout_s engine_threads site= site_size= link_metrics= secret= answered=",
     "Vote": "term report",
     "Leave": "reason=",
-    "JointCall": "call kind offer= open_ops=",
-    "JointCancel": "call",
+    "GroupCall": "call kind offer= open_ops=",
+    "GroupCallCancel": "call",
     "LinksReady": "view failed= missing=",
     "LinkFailed": "view peer reason",
     "Tried": "failed=",
@@ -66,13 +66,13 @@ WIRE = {
     "Install": "view is_meshed= call_number= direct_limit= is_local=",
     "OpsCommit": "epoch ops",
     "OpAbort": "epoch tag sequence code reason counts_as_made=",
-    "JointResult": "call code reason= value= call_number=",
+    "GroupCallResult": "call code reason= value= call_number=",
     "SyncPlan": "sync revision root donors fetch_content fetch_loose",
     "Probe": "probe links",
     "Challenge": "auth run",
     "Proof": "auth",
     "LinkHello": "protocol run sender receiver made_in index count auth= encrypt= padding_bytes=",
-    "StateHello": "protocol run sender receiver sync auth= encrypt= tells= padding_bytes=",
+    "StateHello": "protocol run sender receiver sync auth= encrypt= sends_digests= padding_bytes=",
     "ProbeHello": "protocol run sender receiver pulls auth= padding_bytes=",
     "Accepted": "auth= padding_bytes=",
     "Rejected": "reason",
@@ -95,7 +95,7 @@ WIRE = {
     "CheckDialled": "calls",
 }
 CHANNELS: list[Any] = [
-    *(m.SaidByPeer, m.SaidByMaster, m.HeartbeatAnswer, m.Credential),
+    *(m.PeerMessage, m.MasterMessage, m.HeartbeatAnswer, m.Credential),
     *(m.PeerOpening, m.PeerAnswer, m.StateRequest, m.StateAnswer),
     *(m.Opening, m.ToWatcher, m.ToTracer, m.ReattachAnswer, m.Ack | m.Reattach),
     *(m.FromChecker, m.ToChecker, m.CheckCall | m.Accepted),
@@ -123,7 +123,7 @@ def test_messages_cannot_be_changed(kind: type[m.Message]) -> None:
     assert kind.__struct_config__.frozen
 
 
-def test_kinds_of_joint_call() -> None:
+def test_kinds_of_group_call() -> None:
     assert set(Kind.EXCLUSIVE) < set(Kind.ALL)
     assert set(Kind.GLOBAL) == set(Kind.ALL) - {Kind.SYNC}
     assert set(Kind.ALL) - set(Kind.EXCLUSIVE) == {Kind.ARE_PEERS_PENDING}

@@ -17,10 +17,10 @@ from pccl.types import Result
 
 
 def report_of(peer: int, installed: m.InstalledView | None, prepared: m.PreparedView | None = None, **rest: Any) -> Any:
-    is_settled = prepared is not None and installed is not None and prepared.rings != installed.rings
+    has_decided = prepared is not None and installed is not None and prepared.rings != installed.rings
     fields: dict[str, Any] = {
-        "is_running": not is_settled and installed is not None,
-        "is_settled": is_settled,
+        "is_running": not has_decided and installed is not None,
+        "has_decided": has_decided,
         "commits": [],
         "aborts": [],
         "waits_in": "",
@@ -146,7 +146,7 @@ def test_a_settled_survivor_speaks_for_the_peers_of_its_view_only() -> None:
     assert set(found.members) == {1, 2}
     assert found.left_out == {3}
     assert (group.is_decided, group.commits, group.unsettled) == (True, {OpRef(7, 0)}, {2: 4})
-    assert found.view_heard == 5
+    assert found.known_view == 5
 
 
 def test_so_it_does_beside_an_older_view_that_may_be_in_force() -> None:
@@ -207,7 +207,7 @@ def test_a_run_of_which_a_newer_view_is_known_does_not_go_on_as_it_stands() -> N
     found = rebuild(here)
     assert [group.is_steady for group in found.groups] == [True]
     assert not found.is_unchanged
-    assert found.view_heard == 5
+    assert found.known_view == 5
 
 
 def test_who_was_told_that_a_group_is_no_mesh_is_believed() -> None:
@@ -224,7 +224,7 @@ def test_who_was_told_that_a_group_is_no_mesh_is_believed() -> None:
 
 
 def test_the_end_of_a_call_is_told_to_who_waits_in_it() -> None:
-    outcome = m.JointOutcome(Kind.UPDATE_TOPOLOGY, 9, Result.SUCCESS, "", 0)
+    outcome = m.GroupCallOutcome(Kind.UPDATE_TOPOLOGY, 9, Result.SUCCESS, "", 0)
     here = {
         1: report_of(1, view(4, 1, 2, 3, 4), outcomes=[outcome]),
         2: report_of(2, view(4, 1, 2, 3, 4), waits_in=Kind.UPDATE_TOPOLOGY),
@@ -237,7 +237,7 @@ def test_the_end_of_a_call_is_told_to_who_waits_in_it() -> None:
 
 
 def test_incumbents_are_those_of_the_last_sync_also_who_has_not_heard_of_its_end() -> None:
-    outcome = m.JointOutcome(Kind.SYNC, 9, Result.SUCCESS, "", 30)
+    outcome = m.GroupCallOutcome(Kind.SYNC, 9, Result.SUCCESS, "", 30)
     here = {
         1: report_of(1, view(4, 1, 2, 3), outcomes=[outcome], synced=(9, 30)),
         2: report_of(2, view(4, 1, 2, 3), synced=(5, 20)),
@@ -248,7 +248,7 @@ def test_incumbents_are_those_of_the_last_sync_also_who_has_not_heard_of_its_end
 
 
 def test_who_has_not_heard_that_it_is_accepted_is_no_incumbent() -> None:
-    outcome = m.JointOutcome(Kind.SYNC, 9, Result.SUCCESS, "", 30)
+    outcome = m.GroupCallOutcome(Kind.SYNC, 9, Result.SUCCESS, "", 30)
     here = {
         1: report_of(1, view(5, 1, 2), outcomes=[outcome], synced=(9, 30)),
         2: report_of(2, None, prepared(5, 1, 2)),
@@ -329,7 +329,7 @@ def test_whoever_has_a_majority_can_rebuild(story: Story, data: st.DataObject) -
     assert {*found.members, *found.newcomers, *found.left_out} == set(told)
     assert found.members
     assert set(found.members).isdisjoint(found.missing)
-    assert found.view_heard >= found.view
+    assert found.known_view >= found.view
     for group in found.groups:
         assert set(group.ring) <= set(found.members)
         assert group.is_steady <= (group.ring == group.former)

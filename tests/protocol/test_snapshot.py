@@ -52,9 +52,9 @@ def test_groups_members_and_their_states() -> None:
 
 def test_what_a_peer_waits_in_since_when_and_for_whom() -> None:
     rig = Rig(0, 0, 0)
-    rig.hear(1, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    rig.hear(1, m.GroupCall(1, Kind.UPDATE_TOPOLOGY))
     rig.now += 4.0
-    rig.hear(2, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    rig.hear(2, m.GroupCall(1, Kind.UPDATE_TOPOLOGY))
     rig.now += 1.5
     status = look(rig)
     assert member(status, 1).waiting == Waiting(Kind.UPDATE_TOPOLOGY, 5.5, [3])
@@ -175,7 +175,7 @@ def test_who_leaves_is_no_loss() -> None:
 
 def test_looking_changes_nothing() -> None:
     rig = Rig(0, 0)
-    rig.hear(1, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    rig.hear(1, m.GroupCall(1, Kind.UPDATE_TOPOLOGY))
     first = look(rig)
     assert look(rig) == first
     assert rig.master.tick(rig.now) == []

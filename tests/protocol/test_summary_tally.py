@@ -40,7 +40,7 @@ def naive(summaries: dict[int, Summary], has_rivals: bool) -> tuple[Any, ...]:
     settled_by = [
         each.prepared
         for peer, each in summaries.items()
-        if peer in peers and each.is_settled and each.prepared is not None and each.prepared.view > installed.view
+        if peer in peers and each.has_decided and each.prepared is not None and each.prepared.view > installed.view
     ]
     for listed in quorum_views.values():
         expected &= listed
@@ -68,7 +68,7 @@ def summaries(draw: st.DrawFn) -> Summary:
     told = [prepared(each, *RINGS[each], answered=draw(st.booleans())) for each in newer]
     found: m.RecoveryReport = report_of(peer, installed, told.pop() if told else None, answered=told)
     is_whole = draw(st.booleans())
-    return found if is_whole else m.PreVote(found.installed, found.prepared, found.is_settled, found.answered)
+    return found if is_whole else m.PreVote(found.installed, found.prepared, found.has_decided, found.answered)
 
 
 @given(st.lists(st.tuples(st.integers(1, 7), st.none() | summaries()), max_size=25), st.booleans())

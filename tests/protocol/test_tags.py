@@ -31,7 +31,7 @@ class Pair:
             self.tell(number, hello)
             self.tell(HEARTBEATS_FROM + number, m.HeartbeatHello(m.PROTOCOL_VERSION, "run", number))
             if number == 2:
-                self.peers[1].joint(1, m.Kind.UPDATE_TOPOLOGY)
+                self.peers[1].group_call(1, m.Kind.UPDATE_TOPOLOGY)
             self.settle()
 
     def tell(self, connection: int, message: m.FromPeer) -> None:

@@ -285,7 +285,7 @@ class ControlPlane:
         if node.control is not None:
             self._scene.checks.says(node, message)
         self.send(node, message)
-        if isinstance(message, m.JointCall):
+        if isinstance(message, m.GroupCall):
             assert node.in_call is None or node.machine.term > 1
             node.in_call = message.kind
             # Where a call is stated again, ops may have been launched since, which wait for its end.

@@ -92,7 +92,7 @@ class Engines:
         for frame in node.parked.pop(key, ()):
             self.arrive(node, frame)
 
-    def forget(self, node: Node, effect: ps.ForgetUnmade) -> None:
+    def forget(self, node: Node, effect: ps.ForgetUnlaunched) -> None:
         for use in effect.uses:
             node.parked.pop((node.group, effect.epoch, effect.tag, use), None)
 

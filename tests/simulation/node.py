@@ -88,7 +88,7 @@ class Node:
     prepared_epoch: int | None = None
     """The epoch of its group in a view that it was told to prepare, and which is not in force."""
     call_heard: int = 0
-    """The number of the last joint call of whose end it has heard."""
+    """The number of the last group call of whose end it has heard."""
     former_numbers: list[int] = field(default_factory=list)
     is_accepted: bool = False
     """The master has sent it an Install."""
@@ -138,7 +138,7 @@ class Node:
     """Ops whose callers do not wait for the next view."""
     results: dict[int, ps.OpResult] = field(default_factory=dict)
     kinds: dict[int, str] = field(default_factory=dict)
-    """The kind of every joint call."""
+    """The kind of every group call."""
     calls: dict[int, ps.CallResult] = field(default_factory=dict)
     in_call: str | None = None
     """The kind of the call that the master has heard of."""
@@ -216,7 +216,7 @@ class Node:
     def heard(self, message: m.Message) -> None:
         """Count uses of a tag: a verdict on an op that this peer has not launched may stand for its own, and does once
         all have passed a barrier."""
-        if isinstance(message, m.JointResult):
+        if isinstance(message, m.GroupCallResult):
             if self.in_call in m.Kind.EXCLUSIVE and message.code == Result.SUCCESS:
                 for epoch, tag, sequence in sorted(self.unmade):
                     self.uses[epoch, tag] += self.uses[epoch, tag] == sequence

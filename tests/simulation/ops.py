@@ -27,7 +27,7 @@ class Ops:
         peers.on(ps.SubmitOp, self._submit)
         peers.on(ps.FreezeOps, lambda node, effect: engines.freeze(node, effect.epoch))
         peers.on(ps.FreezeOp, lambda node, effect: engines.freeze_op(node, effect.op))
-        peers.on(ps.ForgetUnmade, self._forget_unmade)
+        peers.on(ps.ForgetUnlaunched, self._forget_unmade)
         peers.on(ps.EndOp, self._end)
         peers.on(ps.ForgetOp, self._forget)
 
@@ -80,7 +80,7 @@ class Ops:
         if node.is_frozen or not node.is_alive:
             return  # it was stopped within that
         node.given_up_ops.add(op)
-        if not node.machine.hasten(op):
+        if not node.machine.expedite(op):
             self._engines.detach(node, op)
         self._peers.settle(node)
 
@@ -100,7 +100,7 @@ class Ops:
         assert node.in_call not in m.Kind.EXCLUSIVE
         self._engines.submit(node, effect)
 
-    def _forget_unmade(self, node: Node, effect: ps.ForgetUnmade) -> None:
+    def _forget_unmade(self, node: Node, effect: ps.ForgetUnlaunched) -> None:
         for use in effect.uses:
             key = node.group, effect.epoch, effect.tag, use
             assert key not in node.submitted

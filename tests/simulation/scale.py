@@ -68,7 +68,7 @@ class Group:
         accepted = set(self.master.accepted)
         for connection, peer in self.peers.items():
             if peer in accepted:
-                self.say(connection, m.JointCall(next(self.calls), m.Kind.UPDATE_TOPOLOGY))
+                self.say(connection, m.GroupCall(next(self.calls), m.Kind.UPDATE_TOPOLOGY))
         assert not self.master.pending
 
     def reduce(self, tag: int) -> None:

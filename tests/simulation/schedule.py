@@ -125,7 +125,7 @@ class Schedule(Faults):
         world.check_rest()
         self._nobody_waits()
         while world.master.admissible:
-            self._all_succeed(lambda node: world.joint(node, Kind.UPDATE_TOPOLOGY))
+            self._all_succeed(lambda node: world.group_call(node, Kind.UPDATE_TOPOLOGY))
         assert all(node.site for node in world.alive if not node.views)
         for tag in CLOSING_TAGS:
             for node in self.rng.sample(world.accepted, len(world.accepted)):
@@ -136,9 +136,9 @@ class Schedule(Faults):
             assert codes == [Result.SUCCESS if node.view.world_size > 1 else Result.TOO_FEW_PEERS] * 2
         for node in world.accepted:
             node.strategy, node.fails_to_fetch = "enforce_popular", False
-        self._all_succeed(lambda node: world.joint(node, Kind.SYNC))
-        self._all_succeed(lambda node: world.joint(node, Kind.OPTIMIZE_TOPOLOGY))
-        self._all_succeed(lambda node: world.joint(node, Kind.ARE_PEERS_PENDING))
+        self._all_succeed(lambda node: world.group_call(node, Kind.SYNC))
+        self._all_succeed(lambda node: world.group_call(node, Kind.OPTIMIZE_TOPOLOGY))
+        self._all_succeed(lambda node: world.group_call(node, Kind.ARE_PEERS_PENDING))
         world.check_rest()
         if self.chance(0.6):
             self._one_goes()

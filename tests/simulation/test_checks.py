@@ -151,11 +151,11 @@ def test_a_view(world: World, change: Callable[[ps.View], ps.View]) -> None:
 
 
 def falsify(world: World, names: set[str], **changes: Any) -> None:
-    """Have the checks see other results of joint calls, as sent to these nodes."""
+    """Have the checks see other results of group calls, as sent to these nodes."""
     original = world.checks.sent
 
     def sent(control: Any, process: int, message: m.Message, company: list[Node]) -> None:
-        if isinstance(message, m.JointResult) and control.node.name in names:
+        if isinstance(message, m.GroupCallResult) and control.node.name in names:
             message = msgspec.structs.replace(message, **changes)
         original(control, process, message, company)
 
@@ -164,7 +164,7 @@ def falsify(world: World, names: set[str], **changes: Any) -> None:
 
 @pytest.mark.parametrize("kind", [Kind.SYNC, Kind.UPDATE_TOPOLOGY, Kind.OPTIMIZE_TOPOLOGY])
 @pytest.mark.parametrize("changes", [{"code": Result.TIMEOUT}, {"value": 77}], ids=["code", "value"])
-def test_the_end_of_a_joint_call(world: World, kind: str, changes: dict[str, Any]) -> None:
+def test_the_end_of_a_group_call(world: World, kind: str, changes: dict[str, Any]) -> None:
     nodes = world.join(0, 0, 0)
     falsify(world, {"n2"}, **changes)
     with pytest.raises(AssertionError):
@@ -176,13 +176,13 @@ def test_contents_that_differ_after_a_sync(world: World) -> None:
     original = world.checks.sent
 
     def sent(control: Any, process: int, message: m.Message, company: list[Node]) -> None:
-        if isinstance(message, m.JointResult):
+        if isinstance(message, m.GroupCallResult):
             nodes[1].root = b"other"
         original(control, process, message, company)
 
     world.checks.sent = sent
     for node in nodes:
-        world.joint(node, Kind.SYNC)
+        world.group_call(node, Kind.SYNC)
     with pytest.raises(AssertionError, match="different contents"):
         world.run()
 
@@ -243,7 +243,7 @@ def test_a_wait_whose_end_is_not_told(world: World) -> None:
 
 def test_an_update_that_ends_by_itself(world: World) -> None:
     a, _ = world.join(0, 0)
-    call = world.joint(a, Kind.UPDATE_TOPOLOGY)
+    call = world.group_call(a, Kind.UPDATE_TOPOLOGY)
     with pytest.raises(AssertionError, match="its master has not ended"):
         world.checks.call_ends(a, call, Result.SUCCESS)
 

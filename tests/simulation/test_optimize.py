@@ -142,7 +142,7 @@ def test_pair_that_could_not_be_measured_is_avoided(world: World) -> None:
 
 def test_peer_lost_while_it_measures(world: World) -> None:
     nodes = world.join(0, 0, 0, 0)
-    calls = [world.joint(node, Kind.OPTIMIZE_TOPOLOGY) for node in nodes]
+    calls = [world.group_call(node, Kind.OPTIMIZE_TOPOLOGY) for node in nodes]
     world.run_until(lambda: sum(isinstance(message, m.Probes) for _, message in world.from_peers) == 2)
     world.kill(nodes[3])
     world.run()
@@ -152,7 +152,7 @@ def test_peer_lost_while_it_measures(world: World) -> None:
 def test_peer_that_does_not_answer_is_not_waited_for_twice(world: World) -> None:
     """Its process hangs, except for its heartbeat: its links count as unreachable, and the others' are measured."""
     nodes = world.join(0, 0, 0, 0)
-    calls = [world.joint(node, Kind.OPTIMIZE_TOPOLOGY) for node in nodes]
+    calls = [world.group_call(node, Kind.OPTIMIZE_TOPOLOGY) for node in nodes]
     world.run_until(lambda: any(isinstance(message, m.Probe) for _, message in world.from_masters))
     world.hang(nodes[3])
     begun_at = world.now

@@ -47,7 +47,7 @@ def _group(peers: int) -> Group:
 MESSAGES: dict[str, Callable[[Group], m.FromPeer]] = {
     "done": lambda group: m.OpsDone(group.epoch, [m.OpRef(1, 0)]),
     "stalled": lambda group: m.OpsStalled(group.epoch, [m.OpRef(1, 0)]),
-    "joint call": lambda group: m.JointCall(1, Kind.UPDATE_TOPOLOGY),
+    "group call": lambda group: m.GroupCall(1, Kind.UPDATE_TOPOLOGY),
 }
 
 

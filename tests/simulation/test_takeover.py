@@ -102,9 +102,9 @@ def test_of_a_run_that_has_lost_one(world: World, kind: type[m.Message], change:
 def test_of_a_call_that_had_ended(world: World, changes: dict[str, Any]) -> None:
     """One has heard how it ended, and the other has not."""
     nodes = world.join(0, 0)
-    calls = [world.joint(node, Kind.UPDATE_TOPOLOGY) for node in nodes]
+    calls = [world.group_call(node, Kind.UPDATE_TOPOLOGY) for node in nodes]
     world.run_until(lambda: calls[0] in nodes[0].calls)
     world.kill_master(lost=9)
-    told_otherwise(world, m.JointResult, lambda message: msgspec.structs.replace(message, **changes))
+    told_otherwise(world, m.GroupCallResult, lambda message: msgspec.structs.replace(message, **changes))
     with pytest.raises(AssertionError, match="others have heard"):
         succeed(world)

@@ -38,7 +38,7 @@ def _work(world: World, nodes: list[Node]) -> None:
     world.run()
     for node in nodes:
         if not node.open_ops and not node.is_frozen and node.is_alive:
-            world.joint(node, Kind.SYNC)
+            world.group_call(node, Kind.SYNC)
     world.run()
 
 

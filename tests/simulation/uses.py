@@ -1,4 +1,4 @@
-"""What users do to a simulated run, step by step: join and leave, launch ops, make joint calls, give up, rest."""
+"""What users do to a simulated run, step by step: join and leave, launch ops, make group calls, give up, rest."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class Uses(Deeds):
                 if waiting:
                     # A peer that only asks gets no, and so need not be met there.
                     kind = min(waiting, key=lambda kind: kind == Kind.ARE_PEERS_PENDING)
-                    self._joint(node, kind, is_sound)
+                    self._group_call(node, kind, is_sound)
 
     def _company(self, node: Node) -> list[Node]:
         return self.world.ring_nodes(node)
@@ -106,7 +106,7 @@ class Uses(Deeds):
         if (node := self.one()) and node.open_ops and not node.is_frozen:
             self.world.give_up(node, self.rng.choice(node.open_ops))
 
-    def _joint(self, node: Node, kind: str, is_sound: bool = False) -> None:
+    def _group_call(self, node: Node, kind: str, is_sound: bool = False) -> None:
         if not self._runs(node) or (node.open_calls and self.chance(0.9)):
             return
         if kind in Kind.EXCLUSIVE and node.open_ops and self.chance(0.8):
@@ -119,36 +119,36 @@ class Uses(Deeds):
             if self.chance(0.6):
                 node.revision += self.rng.randint(1, 3)
                 node.root = self.rng.choice([b"a", b"b"])
-        self.world.joint(node, kind)
+        self.world.group_call(node, kind)
 
-    def joint_one(self) -> None:
+    def group_call_by_one(self) -> None:
         if node := self.one():
-            self._joint(node, self.rng.choice(Kind.ALL))
+            self._group_call(node, self.rng.choice(Kind.ALL))
 
-    def joint_all(self, *kinds: str) -> None:
+    def group_call_by_all(self, *kinds: str) -> None:
         nodes = self.world.accepted
         self.rng.shuffle(nodes)
         kind = self.rng.choice(kinds or Kind.ALL)
         for node in nodes:
-            self._joint(node, kind)
+            self._group_call(node, kind)
 
     def update(self) -> None:
         if self.world.master.pending or self.chance(0.3):
-            self.joint_all(Kind.UPDATE_TOPOLOGY)
+            self.group_call_by_all(Kind.UPDATE_TOPOLOGY)
 
     def sync(self) -> None:
-        self.joint_all(Kind.SYNC)
+        self.group_call_by_all(Kind.SYNC)
 
     def optimize(self) -> None:
         for a in self.world.alive:
             for b in self.world.alive:
                 self.world.network.costs[frozenset((a.name, b.name))] = self.rng.randint(1, 1000)
                 self.world.network.rates[a.name, b.name] = self.rng.choice((1e3, 1e6, 2.5e6, 25e6, float("nan")))
-        self.joint_all(Kind.OPTIMIZE_TOPOLOGY)
+        self.group_call_by_all(Kind.OPTIMIZE_TOPOLOGY)
 
-    def cancel_joint(self) -> None:
+    def cancel_group_call(self) -> None:
         if (node := self.one()) and node.open_calls and not node.is_frozen:
-            self.world.cancel_joint(node, self.rng.choice(node.open_calls))
+            self.world.cancel_group_call(node, self.rng.choice(node.open_calls))
 
     def interrupt(self) -> None:
         """Ctrl-C comes: all that its callers wait for is given up, and it may end."""
@@ -158,7 +158,7 @@ class Uses(Deeds):
                     self.world.give_up(node, op)
             for call in node.open_calls:
                 if self._runs(node):
-                    self.world.cancel_joint(node, call)
+                    self.world.cancel_group_call(node, call)
             if self.chance(0.5) and self._runs(node):
                 self.world.leave(node)
 
@@ -168,7 +168,7 @@ class Uses(Deeds):
 
     def _lose_patience(self) -> None:
         if self.chance(IMPATIENCE):
-            self.rng.choice((self.cancel, self.give_up, self.cancel_joint))()
+            self.rng.choice((self.cancel, self.give_up, self.cancel_group_call))()
 
     def wait(self) -> None:
         self.world.wait(self.rng.choice((0.1, 1.0, 3.0)))

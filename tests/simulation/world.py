@@ -12,7 +12,7 @@ Time is a number that the test moves. `World.step` delivers one pending thing, c
     heartbeats      which nodes would have heard each other
     links           connections between peers
     ops, engine     ops, their fast path, and engines that pretend
-    joint_calls     joint calls, and the transfers and measurements that they lead to
+    group_calls     group calls, and the transfers and measurements that they lead to
 
 Nodes and masters may freeze, and messages may be blocked from one of them to another for a while (`block`, `cut`,
 `heal`). There may be several masters, and one that is killed may restart. Then nodes outlive them.
@@ -34,8 +34,8 @@ from pccl.types import Result
 from tests.simulation.control_plane import ControlPlane
 from tests.simulation.delivery import Delivery
 from tests.simulation.engine import Engines
+from tests.simulation.group_calls import GroupCalls
 from tests.simulation.heartbeats import Heartbeats
-from tests.simulation.joint_calls import JointCalls
 from tests.simulation.links import Links
 from tests.simulation.master_host import MasterHost, Memory
 from tests.simulation.masters import Masters
@@ -89,7 +89,7 @@ class World(Scene):
         self.heartbeats = Heartbeats(self, self._masters, self._peers)
         self.control_plane = ControlPlane(self, self._masters, self._peers, self.heartbeats)
         self._ops = Ops(self, self._peers, self.engines)
-        self._calls = JointCalls(self, self._peers)
+        self._calls = GroupCalls(self, self._peers)
         self._delivery = Delivery(self, self._peers, self.heartbeats, self.control_plane, self.real)
 
     # What users do.
@@ -151,18 +151,18 @@ class World(Scene):
         """Cancel an op whose caller does not wait for the verdict."""
         self._ops.give_up(node, op)
 
-    def joint(self, node: Node, kind: str) -> int:
-        """Make a joint call; its number."""
+    def group_call(self, node: Node, kind: str) -> int:
+        """Make a group call; its number."""
         return self._calls.call(node, kind)
 
-    def cancel_joint(self, node: Node, call: int) -> None:
+    def cancel_group_call(self, node: Node, call: int) -> None:
         self._calls.cancel(node, call)
 
     def cancel_all(self) -> None:
         """Cancel every call and op of all accepted peers."""
         for node in self.accepted:
             for call in node.open_calls:
-                self.cancel_joint(node, call)
+                self.cancel_group_call(node, call)
             for op in node.open_ops:
                 self.cancel(node, op)
         self.run()
@@ -188,13 +188,13 @@ class World(Scene):
         """Have all accepted peers call update_topology until no peer waits any more except for others of its site."""
         self.run()
         while self.master.admissible and self.accepted:
-            calls = [(node, self.joint(node, m.Kind.UPDATE_TOPOLOGY)) for node in self.accepted]
+            calls = [(node, self.group_call(node, m.Kind.UPDATE_TOPOLOGY)) for node in self.accepted]
             self.run()
             assert all(node.call(call) is Result.SUCCESS for node, call in calls if node.is_reachable)
 
     def call_all(self, nodes: list[Node], kind: str) -> list[Result]:
-        """Have all make a joint call; the result of each."""
-        calls = [self.joint(node, kind) for node in nodes]
+        """Have all make a group call; the result of each."""
+        calls = [self.group_call(node, kind) for node in nodes]
         self.run()
         return [node.call(call) for node, call in zip(nodes, calls, strict=True)]
 

@@ -109,7 +109,7 @@ def refusal(call: Callable[[], Any]) -> PCCLError:
 
 
 class Cluster:
-    """All accepted peers of one run. Joint calls among them can be made with `each`."""
+    """All accepted peers of one run. Group calls among them can be made with `each`."""
 
     def __init__(self, address: str, **options: Any) -> None:
         self.address = address

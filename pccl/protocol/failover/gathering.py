@@ -44,14 +44,14 @@ class Gathering:
         """The time since which a majority of the last view is here; None: there is none."""
         self.unaccepted_since = 0.0
         """The time since which peers of the run have come without a peer that knows an installed view."""
-        self.heard_at = 0.0
+        self.last_arrival_at = 0.0
         """The time of the last arrival or vote."""
-        self.claims: dict[int, RecoveringPeer] = {}
+        self.survivors: dict[int, RecoveringPeer] = {}
         """Claims by peer, the one that has waited longest first."""
         self.here: SummaryTally[Summary] = SummaryTally(views)
         self.following: SummaryTally[m.RecoveryReport] = SummaryTally(views)
         """Reports of the peers that voted in `term`."""
-        self.term_heard = 0
+        self.known_term = 0
         """The highest term that one of them has followed."""
         self.record: RunRecord | None = None
         """The record of this run, if no other master can have led it since."""
@@ -60,42 +60,42 @@ class Gathering:
         self._with_rivals = 0
         self._timeout_s = peer_timeout_s
 
-    def enter(self, claim: RecoveringPeer) -> None:
-        self.claims[claim.peer] = claim
-        self._with_rivals += claim.masters > 1
-        self.term_heard = max(self.term_heard, claim.term)
+    def enter(self, survivor: RecoveringPeer) -> None:
+        self.survivors[survivor.peer] = survivor
+        self._with_rivals += survivor.masters > 1
+        self.known_term = max(self.known_term, survivor.term)
 
-    def leave(self, claim: RecoveringPeer) -> None:
-        del self.claims[claim.peer]
-        self._with_rivals -= claim.masters > 1
-        self.here.discard(claim.peer)
-        self.following.discard(claim.peer)
-        self._to_ask.pop(claim.peer, None)
+    def leave(self, survivor: RecoveringPeer) -> None:
+        del self.survivors[survivor.peer]
+        self._with_rivals -= survivor.masters > 1
+        self.here.discard(survivor.peer)
+        self.following.discard(survivor.peer)
+        self._to_ask.pop(survivor.peer, None)
 
-    def said(self, claim: RecoveringPeer, summary: Summary, is_following: bool, now: float) -> None:
+    def said(self, survivor: RecoveringPeer, summary: Summary, is_following: bool, now: float) -> None:
         """Add a summary or a report of a peer that is here."""
-        if claim.peer not in (self.following if is_following else self.here).heard:
-            self.heard_at = now
-        self.here.add(claim.peer, summary)
+        if survivor.peer not in (self.following if is_following else self.here).peers:
+            self.last_arrival_at = now
+        self.here.add(survivor.peer, summary)
         if is_following and isinstance(summary, m.RecoveryReport):
-            self.following.add(claim.peer, summary)
+            self.following.add(survivor.peer, summary)
         else:
-            self.following.discard(claim.peer)
+            self.following.discard(survivor.peer)
         if self.tells_at is None:
             self.tells_at = now + TELL_S  # most come at once
-        if claim.asked < self.term:
-            self._to_ask[claim.peer] = claim
+        if survivor.asked < self.term:
+            self._to_ask[survivor.peer] = survivor
 
     def raise_term(self, term: int) -> None:
         """Use this term from now on, and ask all peers for their votes again."""
         self.term = term
         self.following = SummaryTally(self.here.views)
-        self._to_ask = {peer: claim for peer, claim in self.claims.items() if peer in self.here.heard}
+        self._to_ask = {peer: survivor for peer, survivor in self.survivors.items() if peer in self.here.peers}
 
     def to_ask(self) -> list[RecoveringPeer]:
         """Return and forget the peers to ask for votes now."""
-        claims, self._to_ask = list(self._to_ask.values()), {}
-        return claims
+        survivors, self._to_ask = list(self._to_ask.values()), {}
+        return survivors
 
     @property
     def has_rivals(self) -> bool:
@@ -103,7 +103,7 @@ class Gathering:
 
     @property
     def since(self) -> float:
-        return next(iter(self.claims.values())).since
+        return next(iter(self.survivors.values())).since
 
     def quorum(self, needs_majority: bool = True) -> Quorum:
         return quorum_of(self.here, self.has_rivals, self.record, needs_majority)
@@ -117,7 +117,7 @@ class Gathering:
         """Return the time until which a majority is needed despite a record, counted from the first peer here that can
         continue."""
         expected = self.quorum().expected
-        since = next((claim.since for claim in self.claims.values() if claim.peer in expected), inf)
+        since = next((survivor.since for survivor in self.survivors.values() if survivor.peer in expected), inf)
         return since + DOUBT_TIMEOUTS * self._timeout_s
 
     def needs_majority(self, now: float) -> bool:
@@ -128,8 +128,8 @@ class Gathering:
         have evicted the peers that are here, and no record tells."""
         if not (self.has_rivals or self.record is not None):
             return inf
-        heard_at = max(majority_at, self.heard_at)
-        return min(heard_at + self._timeout_s, majority_at + GATHER_TIMEOUTS * self._timeout_s)
+        last_arrival_at = max(majority_at, self.last_arrival_at)
+        return min(last_arrival_at + self._timeout_s, majority_at + GATHER_TIMEOUTS * self._timeout_s)
 
     def may_lead(self, needs_majority: bool) -> bool:
         """Whether the voters are enough, and no peer here knows a later view."""
@@ -151,7 +151,7 @@ class Gathering:
     def deadlines(self, now: float) -> list[float]:
         needs_majority = self.needs_majority(now)
         times = [self.stays_until(self.since)]
-        if self.here.heard and not self.quorum().peers:
+        if self.here.peers and not self.quorum().peers:
             times.append(self.unaccepted_since + self._timeout_s)
         elif self.majority_at is not None and self.may_lead(needs_majority):
             times.append(self.leads_at(self.majority_at))
@@ -163,7 +163,7 @@ class Gathering:
 
     def account(self, here: Quorum, now: float) -> str:
         """Return a log line with the peers that have come and the missing ones."""
-        absent = sorted(frozenset().union(*here.quorum_views.values()) - self.here.heard)
+        absent = sorted(frozenset().union(*here.quorum_views.values()) - self.here.peers)
         text = f"run {self.run}: {here}"
         if absent:
             text += f"; it waits for peers {absent[:NAMED_MAX]}"
@@ -191,7 +191,7 @@ class KnownRuns:
     def record_of(self, gathering: Gathering) -> RunRecord | None:
         """Return the record of a gathering's run, or None if another master may have led that run since."""
         record = self.record
-        if record is None or record.run != gathering.run or gathering.has_rivals or gathering.term_heard > record.term:
+        if record is None or record.run != gathering.run or gathering.has_rivals or gathering.known_term > record.term:
             return None
         return record
 

@@ -30,7 +30,7 @@ which none of the run's peers knew an installed view.
 A peer that returns to a master that has lost it:
 
     8  If it lost its connection before it received Resumed, all peers gather again, once per peer.
-    9  Otherwise it is rejected once a view without it is installed (`Leadership.is_settled_without`), and sent to other
+    9  Otherwise it is rejected once a view without it is installed (`Leadership.is_final_without`), and sent to other
        masters until then. The next master may need it for its majority.
 
 Only a Goodbye with the run's secret evicts a peer. After Elsewhere it tries another master, after StartOver it sends
@@ -84,7 +84,7 @@ class Failover:
         """The state of the other masters, for newcomers that are sent away."""
         self._bootstrap = Bootstrap(self.options.peer_timeout_s, birth_at)
         self._names = run
-        self._claims: dict[int, RecoveringPeer] = {}
+        self._survivors: dict[int, RecoveringPeer] = {}
         self._gatherings: dict[str, Gathering] = {}
         self._now = 0.0
         self._effects: list[Effect] = []
@@ -103,7 +103,7 @@ class Failover:
 
     def connected(self, connection: int, host: str, now: float) -> list[Effect]:
         self._now = now
-        if len(self._claims) + len(self._bootstrap) >= self.options.connections_max:
+        if len(self._survivors) + len(self._bootstrap) >= self.options.connections_max:
             self._dismiss(connection, m.Elsewhere("this master has too many connections"))
         else:
             self._effects += self.master.connected(connection, host, now)
@@ -112,8 +112,8 @@ class Failover:
     def received(self, connection: int, message: m.FromPeer, now: float) -> list[Effect]:
         self._now = now
         host = self.master.host_of(connection)
-        if connection in self._claims:
-            self._claimant_said(self._claims[connection], message)
+        if connection in self._survivors:
+            self._on_survivor(self._survivors[connection], message)
         elif connection in self._bootstrap:
             self._release(connection)
             self._dismiss(
@@ -192,7 +192,7 @@ class Failover:
         return self._drain()
 
     def deadline(self) -> float | None:
-        times = self._bootstrap.deadlines(self._known.record, is_missed=not self._claims)
+        times = self._bootstrap.deadlines(self._known.record, is_missed=not self._survivors)
         for gathering in self._gatherings.values():
             times += gathering.deadlines(self._now)
         deadline = self.master.deadline()
@@ -208,7 +208,7 @@ class Failover:
 
     def holding(self, now: float) -> tuple[int, str]:
         """Return the number of held newcomers and the reason of their wait; empty if they need not wait."""
-        is_waiting = self._claims or (self._bootstrap.is_waiting(now) and not (self.is_standby or self.is_leading))
+        is_waiting = self._survivors or (self._bootstrap.is_waiting(now) and not (self.is_standby or self.is_leading))
         return len(self._bootstrap), self._awaited_peers(now) if is_waiting else ""
 
     @property
@@ -264,12 +264,12 @@ class Failover:
 
     def _wait_with_others(self, connection: int, host: str, message: m.Resume) -> None:
         before = self._gatherings.get(message.run)
-        if before is not None and message.peer in before.claims:
-            former = before.claims[message.peer].connection
+        if before is not None and message.peer in before.survivors:
+            former = before.survivors[message.peer].connection
             self._release(former)
             self._dismiss(former, m.Elsewhere("this peer has come again"))
-        claim = self._claims[connection] = RecoveringPeer.of(connection, host, message, self._now)
-        self._say(connection, m.PreVoteRequest())
+        survivor = self._survivors[connection] = RecoveringPeer.of(connection, host, message, self._now)
+        self._send(connection, m.PreVoteRequest())
         known = (
             self._known.record.term if self._known.record is not None and self._known.record.run == message.run else 0
         )
@@ -278,7 +278,7 @@ class Failover:
             term = max(message.term, known) + 1
             gathering = Gathering(message.run, term, self.options.peer_timeout_s)
             self._gatherings[message.run] = gathering
-        gathering.enter(claim)
+        gathering.enter(survivor)
         gathering.unaccepted_since = self._known.unaccepted_since(message.run, self._now, self.options.peer_timeout_s)
         gathering.record = self._known.record_of(gathering)
         if gathering.term <= message.term:
@@ -293,30 +293,30 @@ class Failover:
         """Whether the peer voted for this master and may not have received Resumed."""
         return self.master.is_returning(message.peer) and (message.run, message.peer) not in self._unheard
 
-    def _claimant_said(self, claim: RecoveringPeer, message: m.FromPeer) -> None:
+    def _on_survivor(self, survivor: RecoveringPeer, message: m.FromPeer) -> None:
         if isinstance(message, m.Leave):
-            self._release(claim.connection)
-            self._effects.append(Close(claim.connection))
+            self._release(survivor.connection)
+            self._effects.append(Close(survivor.connection))
         elif isinstance(message, m.PreVote | m.Vote):
             summary = message.report if isinstance(message, m.Vote) else message
-            if isinstance(message, m.Vote) and message.term != claim.asked:
+            if isinstance(message, m.Vote) and message.term != survivor.asked:
                 return  # it has been asked for a higher one since
-            gathering = self._gatherings[claim.run]
+            gathering = self._gatherings[survivor.run]
             summary = gathering.here.views.shared(summary)
-            if not is_sound(claim.peer, summary, gathering.here.views):
-                self._release(claim.connection)
-                text = f"the report of peer {claim.peer} contradicts itself"
-                self._dismiss(claim.connection, m.Goodbye(Result.INVALID_USAGE, text))
+            if not is_sound(survivor.peer, summary, gathering.here.views):
+                self._release(survivor.connection)
+                text = f"the report of peer {survivor.peer} contradicts itself"
+                self._dismiss(survivor.connection, m.Goodbye(Result.INVALID_USAGE, text))
                 return
             if summary.installed is not None:
                 self._known.forget(gathering.run)
                 gathering.unaccepted_since = self._now
             is_following = isinstance(message, m.Vote) and message.term == gathering.term
-            gathering.said(claim, summary, is_following, self._now)
+            gathering.said(survivor, summary, is_following, self._now)
             if isinstance(message, m.Vote):
-                self._consider(claim.run)
+                self._consider(survivor.run)
             else:
-                self._ask(claim.run)
+                self._ask(survivor.run)
         # else: said before it heard that its master was lost
 
     def _consider_all(self) -> None:
@@ -337,9 +337,9 @@ class Failover:
         else:
             self._note_term(run, gathering)
             gathering.majority_at = self._now if gathering.majority_at is None else gathering.majority_at
-            for claim in gathering.to_ask():
-                claim.asked = gathering.term
-                self._say(claim.connection, m.VoteRequest(claim.asked))
+            for survivor in gathering.to_ask():
+                survivor.asked = gathering.term
+                self._send(survivor.connection, m.VoteRequest(survivor.asked))
         if gathering.tells_at is not None and self._now >= gathering.tells_at:
             gathering.tells_at = None
             self._log("info", gathering.account(here, self._now))
@@ -347,23 +347,23 @@ class Failover:
     def _lose_majority(self, gathering: Gathering) -> None:
         """Note that the majority broke up. Tell the voters, which would stay otherwise."""
         if gathering.majority_at is not None and gathering.has_rivals:
-            asked = [claim for claim in gathering.claims.values() if claim.asked == gathering.term]
+            asked = [survivor for survivor in gathering.survivors.values() if survivor.asked == gathering.term]
             gathering.raise_term(gathering.term + 1)
-            for claim in asked:
-                self._say(claim.connection, m.PreVoteRequest())
+            for survivor in asked:
+                self._send(survivor.connection, m.PreVoteRequest())
         gathering.majority_at = None
 
     def _start_over(self, run: str, gathering: Gathering) -> None:
         """Send StartOver to all peers here: none of them was ever accepted."""
         gathering.tells_at = None
         record = gathering.record
-        if record is not None and record.installed is None and record.newest.peers <= gathering.here.heard:
+        if record is not None and record.installed is None and record.newest.peers <= gathering.here.peers:
             self._remember(msgspec.structs.replace(record, prepared=[], is_over=True))
             self._bootstrap.allow(self._now)
-        for claim in list(gathering.claims.values()):
-            if claim.peer in gathering.here.heard:
-                self._release(claim.connection)
-                self._dismiss(claim.connection, m.StartOver("none of the peers that have come was ever accepted"))
+        for survivor in list(gathering.survivors.values()):
+            if survivor.peer in gathering.here.peers:
+                self._release(survivor.connection)
+                self._dismiss(survivor.connection, m.StartOver("none of the peers that have come was ever accepted"))
 
     def _note_term(self, run: str, gathering: Gathering) -> None:
         record = gathering.record
@@ -389,23 +389,23 @@ class Failover:
         gathering = self._gatherings[run]
         needs_majority = gathering.needs_majority(self._now)
         recovered = rebuild(gathering.following, gathering.has_rivals, gathering.record, needs_majority)
-        survivors = {peer: claim for peer, claim in gathering.claims.items() if peer in recovered.members}
+        survivors = {peer: survivor for peer, survivor in gathering.survivors.items() if peer in recovered.members}
         unidentified, name = self.master.unidentified, f"{self._names}-{self._depositions}"
         self.master = take_over(run, gathering.term, self.options, recovered, survivors, self._now, name)
         self._gatherings.clear()
         self._known.forget(run)
         self._bootstrap.allow(self._now)
-        for claim in list(self._claims.values()):
-            self._release(claim.connection)
-            if claim.run == run and claim.peer in recovered.members:
+        for survivor in list(self._survivors.values()):
+            self._release(survivor.connection)
+            if survivor.run == run and survivor.peer in recovered.members:
                 continue
-            if claim.run != run:
-                self._dismiss(claim.connection, m.Elsewhere(f"it leads run {run!r} and not {claim.run!r}"))
-            elif claim.peer in recovered.newcomers or not claim.is_accepted:
-                self._dismiss(claim.connection, m.StartOver("the view that was to accept it was never in force"))
+            if survivor.run != run:
+                self._dismiss(survivor.connection, m.Elsewhere(f"it leads run {run!r} and not {survivor.run!r}"))
+            elif survivor.peer in recovered.newcomers or not survivor.is_accepted:
+                self._dismiss(survivor.connection, m.StartOver("the view that was to accept it was never in force"))
             else:
-                late = f"lost before view {recovered.view_heard}, or too late to report after the loss of the master"
-                self._dismiss(claim.connection, put_out(self.master, f"{late}; connect again"))
+                late = f"lost before view {recovered.known_view}, or too late to report after the loss of the master"
+                self._dismiss(survivor.connection, put_out(self.master, f"{late}; connect again"))
         for connection, host in unidentified.items():
             self._effects += self.master.connected(connection, host, self._now)
         self._effects += self.master.tick(self._now)
@@ -444,13 +444,15 @@ class Failover:
         """Send away peers that have waited too long. Return whether there was one."""
         late: list[RecoveringPeer] = []
         for gathering in self._gatherings.values():
-            for claim in gathering.claims.values():
-                if self._now < gathering.stays_until(claim.since):
+            for survivor in gathering.survivors.values():
+                if self._now < gathering.stays_until(survivor.since):
                     break
-                late.append(claim)
-        for claim in late:
-            self._release(claim.connection)
-            self._dismiss(claim.connection, m.Elsewhere(f"too few peers of run {claim.run!r} have come to this master"))
+                late.append(survivor)
+        for survivor in late:
+            self._release(survivor.connection)
+            self._dismiss(
+                survivor.connection, m.Elsewhere(f"too few peers of run {survivor.run!r} have come to this master")
+            )
         return bool(late)
 
     # Newcomers.
@@ -465,7 +467,7 @@ class Failover:
     def _hello(self, connection: int, host: str, message: m.Hello) -> None:
         """Handle Hello without a run to join: hold the newcomer, send it away, or start a run."""
         self._bootstrap.note_masters(message.masters)
-        if self._claims or (self._bootstrap.is_waiting(self._now) and message.may_found and not self.is_standby):
+        if self._survivors or (self._bootstrap.is_waiting(self._now) and message.may_found and not self.is_standby):
             peers = self._awaited_peers(self._now)
             self._effects.append(self._bootstrap.hold(connection, host, message, self._now, peers))
             self._effects += self.master.disconnected(connection, "it is held", self._now)
@@ -482,7 +484,7 @@ class Failover:
 
     def _found(self) -> None:
         """Let held newcomers start a run, unless peers of one are here or other masters must be asked first."""
-        if not self._claims and self._bootstrap.try_to_found(self._known.record, self._now):
+        if not self._survivors and self._bootstrap.try_to_found(self._known.record, self._now):
             for connection in self._bootstrap.take_those_with_others():
                 self._dismiss(connection, m.Elsewhere("it leads no run; another master may do so by now"))
             self._release_held()
@@ -506,25 +508,25 @@ class Failover:
         """Forget a recovering peer or a held newcomer. Return False if the connection belongs to neither."""
         if self._bootstrap.discard(connection):
             return True
-        claim = self._claims.pop(connection, None)
-        if claim is None:
+        survivor = self._survivors.pop(connection, None)
+        if survivor is None:
             return False
-        gathering = self._gatherings.get(claim.run)
+        gathering = self._gatherings.get(survivor.run)
         if gathering is not None:
-            gathering.leave(claim)
-            if not gathering.claims:
-                del self._gatherings[claim.run]
+            gathering.leave(survivor)
+            if not gathering.survivors:
+                del self._gatherings[survivor.run]
             elif not gathering.quorum().has_majority:
                 self._lose_majority(gathering)
-        if not self._claims:
+        if not self._survivors:
             self._bootstrap.peers_have_left(self._now)
         return True
 
-    def _say(self, connection: int, message: m.FromMaster) -> None:
+    def _send(self, connection: int, message: m.FromMaster) -> None:
         self._effects.append(Send(connection, message))
 
     def _dismiss(self, connection: int, message: m.FromMaster) -> None:
-        self._say(connection, message)
+        self._send(connection, message)
         self._effects.append(Close(connection))
 
     def _log(self, level: str, text: str) -> None:
@@ -554,7 +556,7 @@ def lost(master: Master, message: m.Resume) -> m.Elsewhere | m.StartOver | m.Goo
     """Return the rejection of a lost peer of the current run (rule 9)."""
     if not message.is_accepted:
         return m.StartOver("the run has gone on without the view that was to accept it")
-    if not master.leadership.is_settled_without(message.peer):
+    if not master.leadership.is_final_without(message.peer):
         return m.Elsewhere(f"no view without peer {message.peer} is in force yet")
     return put_out(master, f"run {message.run!r} has gone on without peer {message.peer}, whose connection was lost")
 

@@ -121,7 +121,7 @@ class RecoveredGroup:
     revision: int | None = None
     synced: set[int] = field(default_factory=set)
     """Peers that took part in the last sync."""
-    results: dict[str, m.JointOutcome] = field(default_factory=dict)
+    results: dict[str, m.GroupCallOutcome] = field(default_factory=dict)
     """The known end of the last group call of each kind."""
 
 
@@ -130,7 +130,7 @@ class Recovered:
     """A run as it stands without its master."""
 
     view: int
-    view_heard: int
+    known_view: int
     peers: frozenset[int]
     quorum_views: dict[int, frozenset[int]]
     """Peers of each quorum view, by its number: the last one in force, and each that may be in force too."""
@@ -163,7 +163,7 @@ def is_sound(peer: int, summary: Summary, views: Views | None = None) -> bool:
         if summary.me.peer != peer or groups != own:
             return False
     if rings is None:
-        return not (summary.is_settled or (isinstance(summary, m.RecoveryReport) and summary.is_running))
+        return not (summary.has_decided or (isinstance(summary, m.RecoveryReport) and summary.is_running))
     return len(groups) == 1 and rings.are_peers
 
 
@@ -255,7 +255,7 @@ def rebuild(
     )
     return Recovered(
         view=installed.view,
-        view_heard=max([installed.view, in_force.view, *newer]),
+        known_view=max([installed.view, in_force.view, *newer]),
         peers=quorum.peers,
         quorum_views=quorum.quorum_views,
         members=members,
@@ -287,15 +287,15 @@ def _group(ring: m.Ring, members: Mapping[int, m.RecoveryReport]) -> RecoveredGr
     )
     group = RecoveredGroup(ring.group, ring.epoch, list(ours), list(ring.peers), is_steady)
     for peer, each in ours.items():
-        if not each.is_settled and each.installed is not None:
+        if not each.has_decided and each.installed is not None:
             group.unsettled[peer] = _own_epoch(each)
         if _own_epoch(each) == ring.epoch:
-            group.is_decided = group.is_decided or each.is_settled
+            group.is_decided = group.is_decided or each.has_decided
             group.commits.update(each.commits)
             group.aborts.update({OpRef(op.tag, op.sequence): op for op in each.aborts})
         # else: what it has heard was settled by the last view itself, as everybody's was.
     _note_links(group, ring, ours)
-    _note_joint_calls(group, ours)
+    _note_group_calls(group, ours)
     return group
 
 
@@ -310,7 +310,7 @@ def _note_links(group: RecoveredGroup, ring: m.Ring, ours: Mapping[int, m.Recove
         group.missing = {(low, high)}
 
 
-def _note_joint_calls(group: RecoveredGroup, ours: Mapping[int, m.RecoveryReport]) -> None:
+def _note_group_calls(group: RecoveredGroup, ours: Mapping[int, m.RecoveryReport]) -> None:
     for each in ours.values():
         for outcome in each.outcomes:
             if outcome.kind not in group.results or group.results[outcome.kind].call_number < outcome.call_number:
@@ -328,7 +328,7 @@ def _note_joint_calls(group: RecoveredGroup, ours: Mapping[int, m.RecoveryReport
             }
 
 
-def unheard(report: m.RecoveryReport, recovered: Recovered) -> m.JointOutcome | None:
+def unheard(report: m.RecoveryReport, recovered: Recovered) -> m.GroupCallOutcome | None:
     """Return the end of the group call that this peer waits in, if another peer received it (rule 12)."""
     kind = report.waits_in
     heard = [outcome.call_number for outcome in report.outcomes if outcome.kind == kind]
@@ -444,9 +444,9 @@ def _run_state(
     salt = crc32(name.encode())
     state.next_number = term * NUMBERS_PER_TERM + 1
     state.next_peer = block(_highest_peer(recovered), term, PEERS_PER_TERM, salt) + 1
-    state.view = block(recovered.view_heard, term, VIEWS_PER_TERM, salt)
+    state.view = block(recovered.known_view, term, VIEWS_PER_TERM, salt)
     state.installed_view = recovered.view
-    state.joint_calls_ended = recovered.call_number
+    state.group_calls_ended = recovered.call_number
     for peer, report in sorted(recovered.members.items()):
         state.add(_member(peer, report, survivors[peer], now))
     _add_link_metrics(state, recovered, survivors)
@@ -454,7 +454,7 @@ def _run_state(
     for group in recovered.groups:
         _add_group(state, group)
     if recovered.is_unchanged:
-        state.told = set(recovered.members)
+        state.introduced = set(recovered.members)
     else:
         state.change.is_renewing = True
     gone = "did not come back after the loss of the master"
@@ -532,10 +532,10 @@ def _tell_verdicts(state: RunState, found: RecoveredGroup) -> None:
     for peer in found.ring:
         commits = [op for op in sorted(found.commits) if peer in participants(op.tag, found.former)]
         if commits:
-            state.tell(peer, m.OpsCommit(found.epoch, commits))
+            state.send_to(peer, m.OpsCommit(found.epoch, commits))
         for op in found.aborts.values():
             if peer in participants(op.tag, found.former):
-                state.tell(peer, m.OpAbort(found.epoch, op.tag, op.sequence, op.code, op.reason))
+                state.send_to(peer, m.OpAbort(found.epoch, op.tag, op.sequence, op.code, op.reason))
 
 
 def _flush(state: RunState, found: RecoveredGroup) -> None:
@@ -544,4 +544,4 @@ def _flush(state: RunState, found: RecoveredGroup) -> None:
     group.flush = state.number()
     group.awaiting_flush = set(found.unsettled)
     for peer, epoch in found.unsettled.items():
-        state.ask(peer, m.Flush(group.flush, epoch))
+        state.request(peer, m.Flush(group.flush, epoch))

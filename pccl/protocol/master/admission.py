@@ -232,7 +232,7 @@ class Admission:
         others = list(islice((peer for peer in ring if state.is_accepted(peer)), topology.MESH_PEERS_MAX))
         member.on_trial = others or None
         if others:
-            state.tell(member.peer, m.Trial([state.members[peer].as_record() for peer in others]))
+            state.send_to(member.peer, m.Trial([state.members[peer].as_record() for peer in others]))
 
     def tried(self, member: Member, message: m.Tried) -> None:
         """Take the peers that a newcomer on trial could not reach."""

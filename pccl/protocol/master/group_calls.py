@@ -35,7 +35,7 @@ class GroupCalls:
         state_sync: StateSync,
         ring_change: RingChange,
         evict: Callable[[int, str, Result], None],
-        unheard: Mapping[int, m.JointOutcome] | None = None,
+        unheard: Mapping[int, m.GroupCallOutcome] | None = None,
     ) -> None:
         """`unheard` are peers that wait in a group call which has ended under a master before this one, with that
         end."""
@@ -52,7 +52,7 @@ class GroupCalls:
 
     # What peers say.
 
-    def enter(self, member: Member, message: m.JointCall) -> None:
+    def enter(self, member: Member, message: m.GroupCall) -> None:
         if message.kind not in Kind.ALL or (message.kind == Kind.SYNC) != (message.offer is not None):
             self._evict(member.peer, f"malformed group call {message.kind!r}", Result.INVALID_USAGE)
         elif member.wait is not None:
@@ -60,7 +60,7 @@ class GroupCalls:
         else:
             self._waits.enter(member, message)
 
-    def cancel(self, member: Member, message: m.JointCancel) -> None:
+    def cancel(self, member: Member, message: m.GroupCallCancel) -> None:
         wait = member.wait
         if wait is None or wait.call != message.call:
             return

@@ -43,7 +43,7 @@ class Master:
         state: RunState,
         leadership: Leadership | None = None,
         returning: Returning | None = None,
-        unheard: Mapping[int, m.JointOutcome] | None = None,
+        unheard: Mapping[int, m.GroupCallOutcome] | None = None,
         sites_broken_by: str = "",
     ) -> None:
         """Lead a run, from its founding if only `state` is given. All else is for a run that is taken over from another
@@ -72,8 +72,8 @@ class Master:
         self._stages = ViewStages(state, self.leadership, self._liveness, self._links, self._missing, self._calls)
         self._handlers: dict[type[m.Message], Callable[[Member, Any], None]] = {
             m.Leave: self._on_leave,
-            m.JointCall: self._calls.enter,
-            m.JointCancel: self._calls.cancel,
+            m.GroupCall: self._calls.enter,
+            m.GroupCallCancel: self._calls.cancel,
             m.LinksReady: self._stages.links_ready,
             m.LinkFailed: self._links.link_failed,
             m.Tried: self._on_tried,
@@ -394,7 +394,7 @@ class Master:
                 self._evict(peer, reason)
             progress = (
                 self._lose_dead()
-                or self._verdicts.settle_flushes()
+                or self._verdicts.finish_flushes()
                 or self._admit_first()
                 or self._stages.step()
                 or self._calls.step()

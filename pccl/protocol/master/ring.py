@@ -303,7 +303,7 @@ class RingChange:
         asked = course.next_round(number, state.now)
         for peer, links in asked.items():
             told = [(receiver, False) if sender == peer else (sender, True) for sender, receiver in links]
-            state.tell(peer, m.Probe(number, told))
+            state.send_to(peer, m.Probe(number, told))
         if not asked:
             problems = course.search(number, rings)
             state.outbox.append(FindRings(number, {at: self._with_linkless(at, each) for at, each in problems.items()}))

@@ -234,14 +234,14 @@ class RunState:
         self.next_number = 1
         self.view = 0
         self.installed_view = 0
-        self.joint_calls_ended = 0
+        self.group_calls_ended = 0
         """The number of the last completed group call."""
         self.members: dict[int, Member] = {}
         self.accepted_count = 0
         self.peer_of: dict[int, int] = {}
         self.groups: dict[int, Group] = {}
         self.change = ViewChange()
-        self.told: set[int] = set()
+        self.introduced: set[int] = set()
         self.lost: list[tuple[int, str]] = []
         """Peers that the view in force has and the next one has not, and why."""
         self.asked_at: dict[int, float] = {}
@@ -282,7 +282,7 @@ class RunState:
         self.accepted_count -= member.accepted
         self.asked_at.pop(peer, None)
         self.change.forget(peer)
-        self.told.discard(peer)
+        self.introduced.discard(peer)
         for pair in [pair for pair in self.made_in if peer in pair]:
             del self.made_in[pair]
         self.traffic.forget(peer)
@@ -317,7 +317,7 @@ class RunState:
         for vote in group.votes.values():
             vote.awaiting.clear()
         for peer in group.awaiting_flush:
-            self.ask(peer, m.Flush(group.flush, group.epoch))
+            self.request(peer, m.Flush(group.flush, group.epoch))
 
     def number(self) -> int:
         """Return a fresh number for a flush, a sync, a round of probes or a search."""
@@ -333,17 +333,17 @@ class RunState:
     def close(self, connection: int) -> None:
         self.outbox.append(Close(connection))
 
-    def tell(self, peer: int, message: m.FromMaster) -> None:
+    def send_to(self, peer: int, message: m.FromMaster) -> None:
         self.send(self.members[peer].connection, message)
 
-    def tell_all(self, peers: Iterable[int], message: m.FromMaster) -> None:
+    def send_to_all(self, peers: Iterable[int], message: m.FromMaster) -> None:
         for peer in peers:
-            self.tell(peer, message)
+            self.send_to(peer, message)
 
-    def ask(self, peer: int, message: m.FromMaster) -> None:
+    def request(self, peer: int, message: m.FromMaster) -> None:
         self.asked_at.pop(peer, None)
         self.asked_at[peer] = self.now
-        self.tell(peer, message)
+        self.send_to(peer, message)
 
     def answered(self, member: Member) -> None:
         """Note that a peer has answered one of the things that it was asked; others may still be due."""
@@ -382,7 +382,7 @@ class Waits:
         self._unlogged: dict[int, float] = {}
         """Peers that wait and whose wait was not logged, and the time since which they do, longest first."""
 
-    def enter(self, member: Member, message: m.JointCall) -> None:
+    def enter(self, member: Member, message: m.GroupCall) -> None:
         now = self._state.now
         member.wait = Wait(message.call, message.kind, message.offer, message.open_ops, now)
         self._unlogged[member.peer] = now
@@ -390,7 +390,7 @@ class Waits:
 
     def answer(self, member: Member, code: Result, reason: str = "", value: int = 0, number: int = 0) -> None:
         assert member.wait is not None
-        self._state.send(member.connection, m.JointResult(member.wait.call, code, reason, value, number))
+        self._state.send(member.connection, m.GroupCallResult(member.wait.call, code, reason, value, number))
         self._count(member, member.wait.kind, -1)
         self._unlogged.pop(member.peer, None)
         member.wait = None
@@ -398,10 +398,10 @@ class Waits:
     def finish(
         self, members: Iterable[Member], kind: str, code: Result = Result.SUCCESS, reason: str = "", value: int = 0
     ) -> None:
-        self._state.joint_calls_ended += 1
+        self._state.group_calls_ended += 1
         for member in members:
             if member.wait is not None and member.wait.kind == kind:
-                self.answer(member, code, reason, value, self._state.joint_calls_ended)
+                self.answer(member, code, reason, value, self._state.group_calls_ended)
 
     def of(self, peers: Iterable[int]) -> dict[int, Wait]:
         """Return the waits of those of these peers that have one."""

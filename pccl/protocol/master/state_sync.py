@@ -233,7 +233,7 @@ class StateSync:
                 peer in elected.content_receivers,
                 peer in loose,
             )
-            self._state.tell(peer, plan)
+            self._state.send_to(peer, plan)
         return True
 
     def _succeeded(self, group: Group, members: Iterable[Member], revision: int) -> None:

@@ -131,11 +131,11 @@ class OpVerdicts:
             group.votes.pop(op, None)
         of_all = m.OpsCommit(group.epoch, [op for op in commits if ranks_of(op.tag) is None])
         if of_all.ops:
-            state.tell_all(group.ring, of_all)
+            state.send_to_all(group.ring, of_all)
         for op in commits:
             if ranks_of(op.tag) is not None:
                 for peer in group.participants(op):
-                    state.tell(peer, m.OpsCommit(group.epoch, [op]))
+                    state.send_to(peer, m.OpsCommit(group.epoch, [op]))
         self._committed(group)
         self.renew_if_full(group)
 
@@ -153,7 +153,7 @@ class OpVerdicts:
         abort = m.OpAbort(group.epoch, op.tag, op.sequence, code, reason)
         made = m.OpAbort(group.epoch, op.tag, op.sequence, code, reason, counts_as_made=True) if without else abort
         for peer in group.participants(op):
-            self._state.tell(peer, made if peer in without else abort)
+            self._state.send_to(peer, made if peer in without else abort)
         self.renew_if_full(group)
 
     def call_vote(
@@ -166,7 +166,7 @@ class OpVerdicts:
         group.votes[op] = OpenAbortVote(code, reason, set(participants) - {by}, is_deadlocked)
         for peer in participants:
             if peer != by:
-                self._state.ask(peer, m.AbortVoteRequest(group.epoch, *op, code, reason))
+                self._state.request(peer, m.AbortVoteRequest(group.epoch, *op, code, reason))
 
     def _note_vote(self, group: Group, op: OpRef, peer: int) -> None:
         vote = group.votes[op]
@@ -203,7 +203,7 @@ class OpVerdicts:
         group.aborts.update({OpRef(op.tag, op.sequence): op for op in aborts})
         group.ledger.forget([*commits, *group.aborts])
 
-    def settle_flushes(self) -> bool:
+    def finish_flushes(self) -> bool:
         """Decide all open ops of groups whose survivors have answered. Return False if there are none."""
         settled = False
         for group in self._state.groups.values():

@@ -7,7 +7,7 @@ Leadership. Where peers know several masters, lost peers may follow another. Two
     3  A peer that leaves on purpose does not count.
     4  A view that keeps a peer's ring needs no answer of that peer, once no majority of a quorum view is left that has
        not received the view.
-    5  A lost peer counts until a view without it is installed (`is_settled_without`).
+    5  A lost peer counts until a view without it is installed (`is_final_without`).
 
 Missing links. A small group works without a link between two peers, but then it is not a mesh. The dialing end tries
 to connect (`Trial`) with a delay that doubles from RETRY_S to RETRY_S_MAX. When packets pass for all missing pairs, the
@@ -105,7 +105,7 @@ class Leadership:
             view.lost + len(view.here.intersection(unaware)) < majority(view.size) for view in self._quorum_views
         )
 
-    def is_settled_without(self, peer: int) -> bool:
+    def is_final_without(self, peer: int) -> bool:
         """Whether a view without this peer is installed, or no peer is left to install one (rule 5)."""
         views = [self._in_force] if self._in_force is not None else []
         return not self._state.accepted_count or all(peer not in view.peers for view in [*views, *self._possible])
@@ -270,7 +270,7 @@ class ViewStages:
         state.outbox.append(Persist(self._leadership.prepare(listed)))
         change.unaware = set(listed) - affected
         self._announce(listed, relink)
-        state.told = set(listed)
+        state.introduced = set(listed)
         # A peer admitted now was not in the ring that these verdicts are about, and one that hears them twice
         # (after a further loss) has no such op open any more.
         self._liveness.suspect_cut()  # peers that make their links again are not observers
@@ -297,20 +297,20 @@ class ViewStages:
         state = self._state
         rings = [m.Ring(group.number, group.epoch, list(group.ring)) for group in state.groups.values()]
         members = [state.members[peer].as_record() for peer in listed]
-        new_members = [member for member in members if member.peer not in state.told]
+        new_members = [member for member in members if member.peer not in state.introduced]
         for group in state.groups.values():
             verdicts, reasons = list(group.commits), list(group.aborts.values())
             lost = list(state.lost)
             to_all = m.Prepare(state.view, new_members, rings, verdicts, relink, lost, reasons)
             to_new = m.Prepare(state.view, members, rings, verdicts, relink, lost, reasons)
             for peer in group.ring:
-                state.ask(peer, to_all if peer in state.told else to_new)
+                state.request(peer, to_all if peer in state.introduced else to_new)
 
     def _install(self) -> None:
         state = self._state
         state.change.is_preparing = False
         state.installed_view = state.view
-        number = state.joint_calls_ended + 1 if self._calls.is_updating else state.joint_calls_ended
+        number = state.group_calls_ended + 1 if self._calls.is_updating else state.group_calls_ended
         for group in state.groups.values():
             if not group.running:
                 self._form(group)

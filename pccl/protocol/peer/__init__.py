@@ -8,7 +8,7 @@ from pccl.protocol.peer.effects import (
     Ended,
     EndOp,
     ForgetOp,
-    ForgetUnmade,
+    ForgetUnlaunched,
     FreezeOp,
     FreezeOps,
     Installed,
@@ -25,7 +25,7 @@ from pccl.protocol.peer.effects import (
     ToMaster,
     TryLinks,
 )
-from pccl.protocol.peer.joint_calls import in_flight
+from pccl.protocol.peer.group_calls import in_flight
 from pccl.protocol.peer.machine import Peer
 from pccl.protocol.peer.ops import pair_start
 from pccl.protocol.peer.view import View, alone_in
@@ -38,7 +38,7 @@ __all__ = [
     "EndOp",
     "Ended",
     "ForgetOp",
-    "ForgetUnmade",
+    "ForgetUnlaunched",
     "FreezeOp",
     "FreezeOps",
     "Installed",

@@ -82,7 +82,7 @@ class ForgetOp:
 
 
 @dataclass(frozen=True)
-class ForgetUnmade:
+class ForgetUnlaunched:
     """Drop uses of a tag that ended before they were made here. They are never submitted."""
 
     epoch: int
@@ -104,7 +104,7 @@ class OpResult:
 
 @dataclass(frozen=True)
 class CallResult:
-    """Report the end of a joint call to its caller."""
+    """Report the end of a group call to its caller."""
 
     call: int
     code: Result
@@ -251,7 +251,7 @@ Effect = (
     | FreezeOp
     | EndOp
     | ForgetOp
-    | ForgetUnmade
+    | ForgetUnlaunched
     | OpResult
     | CallResult
     | MakeLink
@@ -288,11 +288,11 @@ class Outbox:
         self._stalled: list[OpRef] = []
         self._over: list[OpRef] = []
 
-    def act(self, effect: Effect) -> None:
+    def emit(self, effect: Effect) -> None:
         """Add an effect."""
         self._effects.append(effect)
 
-    def say(self, message: m.FromPeer) -> None:
+    def send(self, message: m.FromPeer) -> None:
         """Send a message to the leading master, if there is one."""
         if self.is_led and not self.is_closed:
             self._effects.append(ToMaster(message))
@@ -322,11 +322,11 @@ class Outbox:
         """Send the collected reports."""
         if self._epoch:
             if self._done:
-                self.say(m.OpsDone(self._epoch, self._done))
+                self.send(m.OpsDone(self._epoch, self._done))
             if self._stalled:
-                self.say(m.OpsStalled(self._epoch, self._stalled))
+                self.send(m.OpsStalled(self._epoch, self._stalled))
             if self._over:
-                self.say(m.OpsOver(self._epoch, self._over))
+                self.send(m.OpsOver(self._epoch, self._over))
         self.discard_reports()
 
     def discard_reports(self) -> None:

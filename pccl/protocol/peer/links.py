@@ -219,7 +219,7 @@ class Links:
         if found is None:
             return
         text = f"the link with peer {found.peer} goes on with a connection less: {reason}"
-        self._outbox.act(PeerLog("warning", text, {"other": found.peer}, link))
+        self._outbox.emit(PeerLog("warning", text, {"other": found.peer}, link))
         if found.is_up:
             self._replace(found, thread)
         else:
@@ -235,7 +235,7 @@ class Links:
         count = min(factor * found.connected // self.engine_threads, most - found.connected)
         cause = "losses hold" if by_loss else "windows hold"
         text = f"{cause} back the link with peer {found.peer}: {count} connections more than {found.connected}"
-        self._outbox.act(PeerLog("info", text, {"other": found.peer}))
+        self._outbox.emit(PeerLog("info", text, {"other": found.peer}))
         self._add(found, thread, count, is_replacement=False)
 
     def failed(self, link: int, reason: str) -> m.LinkFailed | None:
@@ -306,7 +306,7 @@ class Links:
         self._made_in[peer] = made_in
         self._last_link += 1
         link = self._links[peer] = _Link(self._last_link, peer, made_in, self._begun_with(member), dial)
-        self._outbox.act(MakeLink(link.link, member, made_in, link.connections, dial, reach_s, timeout_s))
+        self._outbox.emit(MakeLink(link.link, member, made_in, link.connections, dial, reach_s, timeout_s))
         return link
 
     def _replace(self, link: _Link, thread: int) -> None:
@@ -324,12 +324,12 @@ class Links:
         first = link.connections + (thread - link.connections) % threads + extras * threads
         indices = range(first, first + count * threads, threads)
         timeout_s = LINK_TIMEOUTS * self.peer_timeout_s
-        self._outbox.act(AddConnections(link.link, member, link.made_in, indices, is_replacement, timeout_s))
+        self._outbox.emit(AddConnections(link.link, member, link.made_in, indices, is_replacement, timeout_s))
 
     def _drop(self, peer: int) -> None:
         link = self._links.pop(peer, None)
         if link is not None:
-            self._outbox.act(CloseLink(link.link))
+            self._outbox.emit(CloseLink(link.link))
 
 
 Link = tuple[int, bool]

@@ -2,10 +2,10 @@
 
 Events arrive as method calls: messages of the master, calls of the user, reports of the engine and of the dialers.
 Effects collect until `drain()`, so that a batch of events costs one message to the master where possible. `Ops`,
-`Links` and `JointCalls` decide their own parts; this module decides views, terms and masters.
+`Links` and `GroupCalls` decide their own parts; this module decides views, terms and masters.
 
 When the master dies, ops continue and calls wait. Messages to the master are dropped; their content is kept as state:
-ops that are done, ops that failed here, broken links, the joint call in progress. `SeekMaster` requests another master.
+ops that are done, ops that failed here, broken links, the group call in progress. `SeekMaster` requests another master.
 That master receives the peer's recovery report (Vote, see `recovery_report`), and once it leads (Resumed) the peer
 repeats its state. The terms are those of Raft and Viewstamped Replication:
 
@@ -47,7 +47,7 @@ from pccl.protocol.peer.effects import (
     StartEngine,
     TryLinks,
 )
-from pccl.protocol.peer.joint_calls import JointCalls
+from pccl.protocol.peer.group_calls import GroupCalls
 from pccl.protocol.peer.links import LINK_TIMEOUT_S_MIN, Links, Measurements
 from pccl.protocol.peer.op import failure_of
 from pccl.protocol.peer.ops import Ops
@@ -93,17 +93,17 @@ class Peer:
         self._measurements = Measurements()
         self.links = Links(self._outbox, connections, may_grow)
         self.ops = Ops(self._outbox, self.links.number_of, is_blocked=lambda: self._calls.is_exclusive)
-        self._calls = JointCalls(self._outbox, self.ops)
+        self._calls = GroupCalls(self._outbox, self.ops)
         # Direct references: a forwarding method would cost a small op one more Python call.
         self.deadline, self.tick = self.ops.deadline, self.ops.tick
-        self.launch, self.cancel, self.hasten = self.ops.launch, self.ops.cancel, self.ops.hasten
+        self.launch, self.cancel, self.expedite = self.ops.launch, self.ops.cancel, self.ops.expedite
         self.plain_start, self.uses_of = self.ops.plain_start, self.ops.uses_of
         self.op_handed_over, self.op_fast_completed = self.ops.handed_over, self.ops.fast_completed
         self.op_done, self.op_completed, self.op_ended = self.ops.done, self.ops.completed, self.ops.ended
         self.op_frozen, self.op_refused, self.op_mismatch = self.ops.stopped, self.ops.refused, self.ops.mismatched
         self.peer_at, self.link_limited = self.links.peer_at, self.links.limited
         self.connection_lost = self.links.connection_lost
-        self.cancel_joint = self._calls.cancel
+        self.cancel_group_call = self._calls.cancel
 
     @property
     def is_over(self) -> bool:
@@ -141,16 +141,16 @@ class Peer:
         if self.ops.frozen(epoch):
             self._answer_flush()
 
-    # Joint calls.
+    # Group calls.
 
-    def joint(self, call: int, kind: str, offer: m.SyncOffer | None = None) -> None:
-        """Enter a joint call, after those already entered. It ends with a CallResult."""
+    def group_call(self, call: int, kind: str, offer: m.SyncOffer | None = None) -> None:
+        """Enter a group call, after those already entered. It ends with a CallResult."""
         if self.is_over or self.view is None:
-            self._outbox.act(CallResult(call, Result.NOT_INITIALIZED, "not connected", 0))
+            self._outbox.emit(CallResult(call, Result.NOT_INITIALIZED, "not connected", 0))
             return
         self._calls.enter(call, kind, offer)
 
-    def _on_joint_result(self, message: m.JointResult) -> None:
+    def _on_group_call_result(self, message: m.GroupCallResult) -> None:
         if self._calls.is_exclusive and message.code == Result.SUCCESS:
             self.ops.uses.make_aborted()
         self._calls.on_result(message)
@@ -159,12 +159,12 @@ class Peer:
     def _on_sync_plan(self, message: m.SyncPlan) -> None:
         donors = [self._members[peer] for peer in message.donors if peer in self._members and peer != self.peer]
         self._calls.on_plan(message)
-        self._outbox.act(RunSync(message, donors))
+        self._outbox.emit(RunSync(message, donors))
 
     def sync_ended(self, sync: int, success: bool, reason: str, suspects: list[tuple[int, str]]) -> None:
         """Report the end of a shared-state transfer."""
         self._calls.fetched(sync, success)
-        self._outbox.say(m.SyncReport(sync, success, reason, suspects))
+        self._outbox.send(m.SyncReport(sync, success, reason, suspects))
 
     def _on_probe(self, message: m.Probe) -> None:
         self._measurements.discard(message.links)
@@ -173,12 +173,12 @@ class Peer:
             for peer, is_inbound in message.links
             if peer in self._members and peer != self.peer
         ]
-        self._outbox.act(RunProbe(message.probe, links))
+        self._outbox.emit(RunProbe(message.probe, links))
 
     def probed(self, probe: int, found: list[m.LinkMetric], now: float) -> None:
         """Report link measurements."""
         self._measurements.add(found, now)
-        self._outbox.say(m.Probes(probe, found))
+        self._outbox.send(m.Probes(probe, found))
 
     # Links.
 
@@ -191,7 +191,7 @@ class Peer:
         """Note that an established link broke."""
         lost = self.links.lost(link, reason)
         if lost is not None:
-            self._outbox.say(lost)
+            self._outbox.send(lost)
             self._answer_prepare()
 
     def link_connected(self, link: int) -> bool:
@@ -206,7 +206,7 @@ class Peer:
         self._answer_prepare()
         prepared = self.views.prepared
         if failed is not None and prepared is not None and not prepared.answered:
-            self._outbox.say(failed)
+            self._outbox.send(failed)
 
     def link_offered(self, peer: int, made_in: int) -> int | str | None:
         """Return the link number of an incoming connection, a refusal, or None: retry after the master's next message,
@@ -217,23 +217,23 @@ class Peer:
         """Report the peers that `TryLinks` could not reach. The master does not admit this newcomer then."""
         for _, reason in failed[:1] if self.view is None else ():
             self.obstacle = f"this peer was evicted for its links before, and they still fail: {reason}"
-            self._outbox.act(PeerLog("warning", self.obstacle))
-        self._outbox.say(m.Tried([(peer, reason[: m.REASON_CHARACTERS_MAX]) for peer, reason in failed]))
+            self._outbox.emit(PeerLog("warning", self.obstacle))
+        self._outbox.send(m.Tried([(peer, reason[: m.REASON_CHARACTERS_MAX]) for peer, reason in failed]))
 
     # The session.
 
     def report(self, message: m.Report) -> None:
         """Send a traffic report."""
         if self.view is not None:
-            self._outbox.say(message)
+            self._outbox.send(message)
 
     def leave(self, reason: str) -> None:
-        self._outbox.say(m.Leave(reason))
+        self._outbox.send(m.Leave(reason))
         self._end(Result.NOT_INITIALIZED, "this communicator was closed")
 
     def fail(self, reason: str) -> None:
         """Leave after a local failure that the session cannot survive."""
-        self._outbox.say(m.Leave(reason))
+        self._outbox.send(m.Leave(reason))
         self._end(Result.INTERNAL_ERROR, reason)
 
     def give_up(self, reason: str) -> None:
@@ -248,7 +248,7 @@ class Peer:
         self.ops.end(code, reason)
         self._calls.end(code, reason)
         self.links.close()
-        self._outbox.act(Ended(code, reason))
+        self._outbox.emit(Ended(code, reason))
 
     # Masters.
 
@@ -269,10 +269,10 @@ class Peer:
             return
         if self.is_led:
             self._outbox.is_led = False
-            self._outbox.act(PeerLog("warning", f"{reason}; looking for a master"))
+            self._outbox.emit(PeerLog("warning", f"{reason}; looking for a master"))
             self._calls.end_admission()
             self.ops.master_lost()
-        self._outbox.act(SeekMaster(reason))
+        self._outbox.emit(SeekMaster(reason))
 
     def resume(
         self,
@@ -308,7 +308,7 @@ class Peer:
         if self.run and message.engine_threads != self.engine_threads:
             raise ProtocolError(f"{message.engine_threads} engine threads after {self.engine_threads}")
         if not self.run:
-            self._outbox.act(StartEngine(message.engine_threads))
+            self._outbox.emit(StartEngine(message.engine_threads))
         self.peer = message.peer
         self.run = message.run
         self._secret = message.secret
@@ -316,10 +316,10 @@ class Peer:
         self.engine_threads = message.engine_threads
         self.links.welcomed(self.peer, self.engine_threads, self.peer_timeout_s)
         self._outbox.is_led = True
-        self._outbox.act(KeepHeartbeats(self.peer_timeout_s))
+        self._outbox.emit(KeepHeartbeats(self.peer_timeout_s))
         self.obstacle = message.obstacle
         if self.obstacle:
-            self._outbox.act(PeerLog("warning", self.obstacle))
+            self._outbox.emit(PeerLog("warning", self.obstacle))
 
     def _note_timeout(self, peer_timeout_s: float) -> None:
         if not PEER_TIMEOUT_S_MIN <= peer_timeout_s <= PEER_TIMEOUT_S_MAX:
@@ -359,7 +359,7 @@ class Peer:
             installed=summary.installed,
             prepared=summary.prepared,
             is_running=self.ops.is_running,
-            is_settled=summary.is_settled,
+            has_decided=summary.has_decided,
             commits=commits,
             aborts=aborts,
             waits_in=self._calls.kind,
@@ -383,8 +383,8 @@ class Peer:
         self._outbox.is_led = True
         self.views.rule_out_all_but(message.in_force)
         self.links.welcomed(self.peer, self.engine_threads, self.peer_timeout_s)
-        self._outbox.act(PeerLog("info", f"a master leads in term {self.term}"))
-        self._outbox.act(KeepHeartbeats(self.peer_timeout_s))
+        self._outbox.emit(PeerLog("info", f"a master leads in term {self.term}"))
+        self._outbox.emit(KeepHeartbeats(self.peer_timeout_s))
         self._restate()
 
     def _restate(self) -> None:
@@ -392,7 +392,7 @@ class Peer:
         self.ops.restate()
         if self.view is not None and self.ops.is_running:
             for lost in self.links.lost_needed(self.view.ring, self.view.is_meshed):
-                self._outbox.say(lost)
+                self._outbox.send(lost)
         self._calls.restate()
 
     def _on_goodbye(self, message: m.Goodbye) -> None:
@@ -405,7 +405,7 @@ class Peer:
     # Views.
 
     def _on_flush(self, message: m.Flush) -> None:
-        is_stopped = not self.ops.is_running and not self.views.is_settled and self._has_had_masters
+        is_stopped = not self.ops.is_running and not self.views.has_decided and self._has_had_masters
         if self.view is None or message.epoch != self.view.epoch or not (self.ops.is_running or is_stopped):
             raise ProtocolError(f"Flush of epoch {message.epoch}, which is not running")
         self._flush = message
@@ -416,7 +416,7 @@ class Peer:
 
     def _answer_flush(self) -> None:
         if self._flush is not None and self.is_led:
-            self._outbox.say(self.ops.flush_reply(self._flush.flush, self._has_had_masters))
+            self._outbox.send(self.ops.flush_reply(self._flush.flush, self._has_had_masters))
             self._flush = None
 
     def _on_prepare(self, message: m.Prepare) -> None:
@@ -435,7 +435,7 @@ class Peer:
         self.links.aim(message.view, ring.peers, self._members)
         if self.views.keeps_ring(ring):
             prepared.answered = True
-            self._outbox.say(m.LinksReady(message.view, [], []))
+            self._outbox.send(m.LinksReady(message.view, [], []))
             return
         self._flush = None
         lost = "; ".join(f"{peer_named(peer, self.name_of(peer))} was lost ({reason})" for peer, reason in message.lost)
@@ -454,11 +454,11 @@ class Peer:
         answer = self.links.readiness()
         if answer is not None:
             prepared.answered = True
-            self._outbox.say(answer)
+            self._outbox.send(answer)
 
     def _on_trial(self, message: m.Trial) -> None:
         if self.view is not None or not self.views.last:
-            self._outbox.act(TryLinks(message.members, max(LINK_TIMEOUT_S_MIN, self.peer_timeout_s)))
+            self._outbox.emit(TryLinks(message.members, max(LINK_TIMEOUT_S_MIN, self.peer_timeout_s)))
 
     def _on_install(self, message: m.Install) -> None:
         """Install the prepared view."""
@@ -473,7 +473,7 @@ class Peer:
         elif self.views.admits_newcomers(prepared):
             self._calls.admitted(message.call_number)
         self.view = self.views.install(prepared, message, self.peer, self.group)
-        self._outbox.act(Installed(self.view, prepared.lost))
+        self._outbox.emit(Installed(self.view, prepared.lost))
         self.ops.installed(self.view, is_new_epoch)
 
     def _on_ops_commit(self, message: m.OpsCommit) -> None:
@@ -500,7 +500,7 @@ class Peer:
         m.OpsCommit: _on_ops_commit,
         m.OpAbort: _on_op_abort,
         m.AbortVoteRequest: _on_abort_vote_request,
-        m.JointResult: _on_joint_result,
+        m.GroupCallResult: _on_group_call_result,
         m.SyncPlan: _on_sync_plan,
         m.Probe: _on_probe,
     }

@@ -1,6 +1,6 @@
 """One op of a peer: its states, use counts of tags, and the verdicts of an epoch.
 
-    QUEUED     launched while ops may not start: during a view change or an exclusive joint call
+    QUEUED     launched while ops may not start: during a view change or an exclusive group call
     RUNNING    submitted to the engine under (epoch, tag, use count)
     DONE       all result bytes have arrived; the verdict is open
     STOPPED    stopped by the engine before it was done
@@ -16,11 +16,11 @@ data has been received everywhere, so the engine does not touch the buffers any 
 
 *Use counts.* The use count of a tag tells one op with it from the next. All peers count alike, because all make the
 same calls, but at different times: other peers may abort an op, or the master may ask for an abort vote, before this
-peer has launched it. `Uses` keeps both until the launch. An exclusive joint call that succeeds is a barrier: no op is
+peer has launched it. `Uses` keeps both until the launch. An exclusive group call that succeeds is a barrier: no op is
 in flight, so an abort that is still kept then belongs to a call that this peer skipped. It counts as made; otherwise
 later calls with the tag would be paired wrongly.
 
-*Verdicts.* `HeardVerdicts` keeps the verdicts of an epoch that other peers may lack, for the next master. A peer has
+*Verdicts.* `KnownVerdicts` keeps the verdicts of an epoch that other peers may lack, for the next master. A peer has
 one op per tag in flight, so a commit decides all earlier uses of the tag: the last commit and the aborts since suffice.
 """
 
@@ -236,7 +236,7 @@ def failure_of(code: int, reason: str) -> Failure:
     return Result(code), reason
 
 
-class HeardVerdicts:
+class KnownVerdicts:
     """Verdicts of one epoch."""
 
     def __init__(self) -> None:
@@ -276,7 +276,7 @@ class HeardVerdicts:
         heard = self._by_tag.get(op.tag, ())
         return any(sequence == op.sequence and failure is not None for sequence, failure in heard)
 
-    def told(self) -> tuple[list[OpRef], list[m.Aborted]]:
+    def newest(self) -> tuple[list[OpRef], list[m.Aborted]]:
         """Return commits and aborts as messages hold them."""
         commits, aborts = [], []
         for tag, verdicts in self._by_tag.items():

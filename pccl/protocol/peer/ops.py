@@ -23,7 +23,7 @@ from pccl.protocol.messages import OpRef
 from pccl.protocol.peer.effects import (
     EndOp,
     ForgetOp,
-    ForgetUnmade,
+    ForgetUnlaunched,
     FreezeOp,
     FreezeOps,
     OpResult,
@@ -36,7 +36,7 @@ from pccl.protocol.peer.op import (
     MAY_BE_DONE,
     UNDECIDED,
     Failure,
-    HeardVerdicts,
+    KnownVerdicts,
     Op,
     OpState,
     OpWait,
@@ -56,7 +56,7 @@ class Ops:
     """All open ops of one peer, and the verdicts of the installed epoch."""
 
     def __init__(self, outbox: Outbox, link_to: LinkTo, is_blocked: Callable[[], bool]) -> None:
-        """`is_blocked` returns whether an exclusive joint call is in progress."""
+        """`is_blocked` returns whether an exclusive group call is in progress."""
         self._outbox = outbox
         self._link_to = link_to
         self._plain: tuple[View, tuple[int, ...], SubmitOp | None] | None = None
@@ -75,7 +75,7 @@ class Ops:
         self._queued: deque[Op] = deque()
         self._undecided: dict[OpRef, Op] = {}
         self.uses = Uses()
-        self.heard = HeardVerdicts()
+        self.known_verdicts = KnownVerdicts()
         self._settled: set[OpRef] = set()
         """Commits of the prepared view."""
 
@@ -88,7 +88,7 @@ class Ops:
         """
         assert op not in self._ops
         if self._outbox.is_closed:
-            self._outbox.act(OpResult(op, Result.NOT_INITIALIZED, "the session is over", 0))
+            self._outbox.emit(OpResult(op, Result.NOT_INITIALIZED, "the session is over", 0))
             return
         entry = self._ops[op] = Op(op, tag, now, pair)
         if self._may_start:
@@ -110,11 +110,11 @@ class Ops:
             self._outbox.send_reports()
             entry.failure = code, reason
             if entry.is_mutual:
-                self._outbox.act(FreezeOp(op))
+                self._outbox.emit(FreezeOp(op))
             else:
                 self._tell_failure(entry)
 
-    def hasten(self, op: int) -> bool:
+    def expedite(self, op: int) -> bool:
         """Report a known verdict before the next view is installed. Return False if none is known."""
         entry = self._ops.get(op)
         if entry is None or entry.verdict is None:
@@ -153,7 +153,7 @@ class Ops:
         self.has_committed = True
         ref = self.uses.make(tag)
         assert ref.sequence == sequence
-        self.heard.commit(ref)
+        self.known_verdicts.commit(ref)
 
     # Time.
 
@@ -182,7 +182,7 @@ class Ops:
             self._outbox.report_done(op.ref)
         waits = "the other peers' results" if op.state in IS_DONE else "data of its neighbours"
         text = f"op with tag {op.tag} has waited {STALL_AFTER_S:g} s for {waits} (ring {self._view.ring})"
-        self._outbox.act(PeerLog("info", text, op.ref._asdict()))
+        self._outbox.emit(PeerLog("info", text, op.ref._asdict()))
 
     def single_waits(self) -> list[OpWait]:
         """Return the open point-to-point ops, and all ops that have not started."""
@@ -236,7 +236,7 @@ class Ops:
         if op.is_mutual and self._outbox.is_led and completion.is_full(self.uses.tags, is_idle):
             self._is_full = True
             self._queued.appendleft(op)
-            self._outbox.say(m.TagsUsed(view.epoch, self.uses.tags))
+            self._outbox.send(m.TagsUsed(view.epoch, self.uses.tags))
             return
         ref = self.uses.make(tag)
         aborted = self.uses.take_abort(ref)
@@ -248,7 +248,7 @@ class Ops:
             op.failure = promised
             op.has_voted_abort = True
         self._submit(op, ref)
-        self._outbox.act(submission(view, op, ref, self._link_to))
+        self._outbox.emit(submission(view, op, ref, self._link_to))
 
     def _submit(self, op: Op, ref: OpRef) -> None:
         op.move(OpState.RUNNING)
@@ -272,15 +272,15 @@ class Ops:
             self._release(op)
         else:
             op.move(OpState.ENDING)
-            self._outbox.act(EndOp(op.op, code is Result.SUCCESS))
+            self._outbox.emit(EndOp(op.op, code is Result.SUCCESS))
 
     def _commit(self, op: Op) -> None:
         """Commit an op that all participants have completed."""
         assert op.ref is not None
         del self._undecided[op.ref]
-        self.heard.commit(op.ref)
+        self.known_verdicts.commit(op.ref)
         # Before the result: afterwards the engine must not restore the input.
-        self._outbox.act(ForgetOp(op.op))
+        self._outbox.emit(ForgetOp(op.op))
         self._finish(op, Result.SUCCESS, "")
 
     def _release(self, op: Op) -> None:
@@ -299,14 +299,14 @@ class Ops:
     def _finish(self, op: Op, code: Result, reason: str) -> None:
         op.move(OpState.ENDED)
         del self._ops[op.op]
-        self._outbox.act(OpResult(op.op, code, reason, op.world_size, *op.traffic))
+        self._outbox.emit(OpResult(op.op, code, reason, op.world_size, *op.traffic))
 
     def _tell_failure(self, op: Op) -> None:
         assert self._view is not None
         assert op.ref is not None
         assert op.failure is not None
         may_be_done = op.has_voted_abort and op.state in MAY_BE_DONE
-        self._outbox.say(m.OpFailed(self._view.epoch, *op.ref, *op.failure, may_be_done))
+        self._outbox.send(m.OpFailed(self._view.epoch, *op.ref, *op.failure, may_be_done))
 
     # Verdicts of the master.
 
@@ -322,7 +322,7 @@ class Ops:
                 self._commit(op)
             elif op is not None and op.is_mutual and op.state is OpState.RUNNING:
                 op.move(OpState.COMMITTED)
-                self.heard.commit(ref)
+                self.known_verdicts.commit(ref)
             elif op is None or op.state is not OpState.COMMITTED:
                 raise ProtocolError(f"commit of an op that is not done: {ref}")
 
@@ -332,10 +332,10 @@ class Ops:
         self.uses.take_promise(ref)
         op = self._undecided.get(ref)
         if op is not None:
-            self.heard.abort(ref, failure)
+            self.known_verdicts.abort(ref, failure)
             self._decide(op, *failure)
         elif not self.uses.is_made(ref):
-            self.heard.abort(ref, failure)
+            self.known_verdicts.abort(ref, failure)
             self._abort_unmade(ref, failure, message.counts_as_made)
 
     def _abort_unmade(self, ref: OpRef, failure: Failure, counts_as_made: bool) -> None:
@@ -345,8 +345,8 @@ class Ops:
         given_up = self.uses.abort(ref, failure, counts_as_made and not is_queued)
         if given_up:
             text = f"others gave up {given_up} ops with tag {ref.tag} that were not called here; they count as made"
-            self._outbox.act(PeerLog("info", text, {"tag": ref.tag}))
-        self._outbox.act(ForgetUnmade(view.epoch, ref.tag, self.uses.unmade_until(ref)))
+            self._outbox.emit(PeerLog("info", text, {"tag": ref.tag}))
+        self._outbox.emit(ForgetUnlaunched(view.epoch, ref.tag, self.uses.unmade_until(ref)))
 
     def on_abort_vote_request(self, message: m.AbortVoteRequest) -> None:
         """Vote not to commit an op without the master, unless it is committed already."""
@@ -359,10 +359,10 @@ class Ops:
             op.failure = op.failure or failure
         elif not has_ended:
             self.uses.promise(ref, failure)
-        is_committed = has_ended and not self.heard.was_aborted(ref)
+        is_committed = has_ended and not self.known_verdicts.was_aborted(ref)
         if op is not None:
             is_committed = op.state is OpState.COMMITTED
-        self._outbox.say(m.AbortVote(message.epoch, *ref, is_committed))
+        self._outbox.send(m.AbortVote(message.epoch, *ref, is_committed))
 
     def _require_running(self, epoch: int) -> None:
         if not self.is_running or self._view is None or epoch != self._view.epoch:
@@ -435,7 +435,7 @@ class Ops:
     def freeze(self) -> None:
         """Stop all ops of the epoch. `frozen` is called when the engine has stopped them."""
         if self.is_running and self._view is not None:
-            self._outbox.act(FreezeOps(self._view.epoch))
+            self._outbox.emit(FreezeOps(self._view.epoch))
         self._halt()
 
     def _halt(self) -> None:
@@ -453,14 +453,14 @@ class Ops:
         done = [ref for ref, op in self._undecided.items() if op.state in IS_DONE]
         is_committed = any(op.state in (OpState.COMMITTED, OpState.SETTLED) for op in self._undecided.values())
         knows_more = had_masters or self.has_committed or is_committed
-        return m.FlushReply(flush, done, *(self.heard.told() if knows_more else ()))
+        return m.FlushReply(flush, done, *(self.known_verdicts.newest() if knows_more else ()))
 
     def settle(self, commits: Collection[OpRef], aborts: Mapping[OpRef, Failure], reason: str) -> None:
         """End all ops of the epoch as a prepared view decides; `reason` is that of all other aborts."""
         self._halt()
         self._settled.update(commits)
         for ref, failure in aborts.items():
-            self.heard.abort(ref, failure)
+            self.known_verdicts.abort(ref, failure)
         committed = frozenset(commits)
         for ref, op in list(self._undecided.items()):
             op.awaits_view = True
@@ -478,7 +478,7 @@ class Ops:
             return
         assert not self._undecided
         self.uses = Uses()
-        self.heard = HeardVerdicts()
+        self.known_verdicts = KnownVerdicts()
         self._settled = set()
         self.has_committed = self._is_full = self.is_frozen = False
         self.is_running = True
@@ -491,7 +491,7 @@ class Ops:
 
     def verdicts(self) -> tuple[list[OpRef], list[m.Aborted]]:
         """Return the commits and aborts that other peers may lack."""
-        commits, aborts = self.heard.told()
+        commits, aborts = self.known_verdicts.newest()
         return sorted(self._settled.union(commits)), aborts
 
     def restate(self) -> None:
@@ -502,13 +502,13 @@ class Ops:
             return
         done = [ref for ref, op in self._undecided.items() if op.state in IS_DONE and not op.is_mutual]
         if done:
-            self._outbox.say(m.OpsDone(view.epoch, done))
+            self._outbox.send(m.OpsDone(view.epoch, done))
         for op in self._undecided.values():
             op.stall_reported = False
             if op.failure is not None and (op.has_voted_abort or op.state is OpState.REFUSED or not op.is_mutual):
                 self._tell_failure(op)
         for ref, failure in self.uses.promises.items():
-            self._outbox.say(m.OpFailed(view.epoch, *ref, *failure, may_be_done=True))
+            self._outbox.send(m.OpFailed(view.epoch, *ref, *failure, may_be_done=True))
 
     def end(self, code: Result, reason: str) -> None:
         """End all ops with the session. Ops that a master has committed and that are done here are committed."""

@@ -92,7 +92,7 @@ class KnownViews:
         return self.installed.view if self.installed is not None else 0
 
     @property
-    def is_settled(self) -> bool:
+    def has_decided(self) -> bool:
         """Whether the prepared view changes this peer's ring and so has decided all its ops."""
         return self.prepared is not None and not self.keeps_ring(self.prepared.ring)
 
@@ -150,6 +150,6 @@ class KnownViews:
         return m.PreVote(
             installed=None if view is None else m.InstalledView(view.view, self.rings, view.is_meshed),
             prepared=None if prepared is None else m.PreparedView(prepared.view, prepared.rings, prepared.answered),
-            is_settled=view is not None and self.is_settled,
+            has_decided=view is not None and self.has_decided,
             answered=list(self._answered),
         )

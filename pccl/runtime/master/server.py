@@ -56,7 +56,7 @@ class Authentication:
         self._ssl_context = ssl_context
         self._run = run
 
-    async def first_message(self, connection: ControlConnection[m.SaidByPeer], host: str) -> Opening:
+    async def first_message(self, connection: ControlConnection[m.PeerMessage], host: str) -> Opening:
         """Return the first message on a connection from `host`, once its sender has proved itself. ConnectionLost, also
         if it was dropped; TlsError, AuthError, ProtocolError."""
         with trio.CancelScope() as scope:
@@ -74,7 +74,7 @@ class Authentication:
                 self.unauthenticated.leave(number)
         raise ConnectionLost("dropped: too many unauthenticated connections")
 
-    async def _agree_on_tls(self, connection: ControlConnection[m.SaidByPeer]) -> bool:
+    async def _agree_on_tls(self, connection: ControlConnection[m.PeerMessage]) -> bool:
         if not await connection.speaks_tls():
             return False
         if self._ssl_context is None:
@@ -112,7 +112,7 @@ STATUS_READERS_MAX = 16
 class _Client:
     number: int
     """The machine's number for it; that of the session that it carries on."""
-    connection: ControlConnection[m.SaidByPeer]
+    connection: ControlConnection[m.PeerMessage]
     reading: trio.CancelScope = field(default_factory=trio.CancelScope)
     is_for_heartbeats: bool = False
 
@@ -230,7 +230,7 @@ class MasterServer:
         number = self._next_connection
         self._next_connection += 1
         try:
-            connection: ControlConnection[m.SaidByPeer] = ControlConnection(sock, m.SaidByPeer, OPENING_BYTES_MAX)
+            connection: ControlConnection[m.PeerMessage] = ControlConnection(sock, m.PeerMessage, OPENING_BYTES_MAX)
             connection.bound_silence(self._options.peer_timeout_s)
         except OSError:
             sock.close()
@@ -275,7 +275,7 @@ class MasterServer:
         """Tell the machine what a client says until the connection ends. Return how it did; None if the heartbeat
         thread has it."""
         connection = client.connection
-        messages: list[m.SaidByPeer] | None = None
+        messages: list[m.PeerMessage] | None = None
         while True:
             try:
                 if messages is None:
@@ -325,14 +325,14 @@ class MasterServer:
                 self._heartbeat_connections.add(client.number)
                 return None
 
-    def _begin_session(self, client: _Client, opening: m.SaidByPeer) -> None:
+    def _begin_session(self, client: _Client, opening: m.PeerMessage) -> None:
         if isinstance(opening, m.Hello | m.Resume) and opening.session:
             if len(opening.session) != KEY_BYTES or opening.session in self._sessions:
                 raise ProtocolError("the key of its session is none, or is in use")
             client.connection.session = ControlSession(opening.session)
             self._sessions[opening.session] = client.number
 
-    def _end_session(self, connection: ControlConnection[m.SaidByPeer]) -> None:
+    def _end_session(self, connection: ControlConnection[m.PeerMessage]) -> None:
         if connection.session is not None:
             self._sessions.pop(connection.session.key, None)
             connection.session = None
@@ -361,7 +361,7 @@ class MasterServer:
         self._carry_out(self._machine.reattached(number, now))
         return None
 
-    async def _tell_status(self, connection: ControlConnection[m.SaidByPeer], request: m.StatusRequest) -> str:
+    async def _tell_status(self, connection: ControlConnection[m.PeerMessage], request: m.StatusRequest) -> str:
         refusal = None
         if request.protocol != m.PROTOCOL_VERSION:
             refusal = f"this master speaks protocol {m.PROTOCOL_VERSION}, the asker {request.protocol}"
@@ -379,7 +379,7 @@ class MasterServer:
             self._status_readers -= 1
         return "was told the status"
 
-    async def _trace(self, connection: ControlConnection[m.SaidByPeer], request: m.TraceRequest) -> str:
+    async def _trace(self, connection: ControlConnection[m.PeerMessage], request: m.TraceRequest) -> str:
         refusal = None
         if request.protocol != m.PROTOCOL_VERSION:
             refusal = f"this master speaks protocol {m.PROTOCOL_VERSION}, the asker {request.protocol}"

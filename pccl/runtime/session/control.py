@@ -132,7 +132,7 @@ class Control:
             self._master.connection.bound_silence(facts.peer_timeout_s)
         opening = resume or self._hello(session.key)
         patience_s = WELCOME_TIMEOUT_S
-        messages: list[m.SaidByMaster] | None = None
+        messages: list[m.MasterMessage] | None = None
         while not facts.is_over and not self._attending.cancel_called:
             reason, is_breach = "", False
             self.is_cut_off = False
@@ -177,7 +177,7 @@ class Control:
                 self._heard.set()
                 self._heard = trio.Event()
 
-    def _deliver(self, machine: ps.Peer, messages: list[m.SaidByMaster]) -> str:
+    def _deliver(self, machine: ps.Peer, messages: list[m.MasterMessage]) -> str:
         """Tell the machine what the master says. Return why this master will not do, or "". ProtocolError."""
         for message in messages:
             if isinstance(message, m.RecordingRequest):
@@ -207,7 +207,7 @@ class Control:
         else:
             machine.master_lost(reason)
 
-    def _patience_with(self, messages: list[m.SaidByMaster] | None) -> float:
+    def _patience_with(self, messages: list[m.MasterMessage] | None) -> float:
         """Return how long to wait for the next messages of a master that has said this."""
         if not messages or not isinstance(messages[-1], m.PreVoteRequest | m.VoteRequest):
             return float("inf")
@@ -241,15 +241,15 @@ class Control:
             place=options.place,
         )
 
-    async def _open(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.SaidByMaster:
+    async def _open(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.MasterMessage:
         """Open the conversation and return the answer. A peer of a run accepts a refusal only from a master that
         has proved that it knows the token."""
         options, connection = self._options, self._master.connection
         if options.ssl_context is not None:
             await connection.start_tls(TlsEnd(options.ssl_context, self._master.name))
         connection.session = session
-        dialled = await handshake.dial_keyed(connection, options.token, None, opening, m.SaidByMaster)
-        answer: m.SaidByMaster = dialled.answer
+        dialled = await handshake.dial_keyed(connection, options.token, None, opening, m.MasterMessage)
+        answer: m.MasterMessage = dialled.answer
         if isinstance(opening, m.Resume) and isinstance(answer, m.Goodbye) and options.token and not dialled.is_proven:
             raise AuthError(answer.reason)
         connection.trust()
@@ -299,12 +299,12 @@ class Control:
             self.attached.set()
         return failure
 
-    async def _dial_again(self, session: ControlSession) -> ControlConnection[m.SaidByMaster]:
+    async def _dial_again(self, session: ControlSession) -> ControlConnection[m.MasterMessage]:
         """Return a connection that carries the session on. ConnectionLost, or another error from a master that does not
         know the session."""
         options, facts = self._options, self._driver.facts
         with trio.fail_after(DIAL_S):
-            connection = await dial_control(self._master.host, self._master.port, m.SaidByMaster, options.system.dial)
+            connection = await dial_control(self._master.host, self._master.port, m.MasterMessage, options.system.dial)
         try:
             if facts.run:
                 connection.bound_silence(facts.peer_timeout_s)
@@ -382,7 +382,7 @@ class Control:
             await trio.sleep(attempt.pause_s)
             try:
                 with trio.fail_after(DIAL_S):
-                    connection = await dial_control(*attempt.address, m.SaidByMaster, self._options.system.dial)
+                    connection = await dial_control(*attempt.address, m.MasterMessage, self._options.system.dial)
                     break
             except (ConnectionLost, trio.TooSlowError) as error:
                 reason = str(error) or f"no answer within {DIAL_S:g} s"
@@ -394,12 +394,12 @@ class Control:
 class MasterConnection:
     """The control connection, which is replaced when it breaks or another master is met."""
 
-    def __init__(self, connection: ControlConnection[m.SaidByMaster], address: Address) -> None:
+    def __init__(self, connection: ControlConnection[m.MasterMessage], address: Address) -> None:
         """`connection` leads to `address`, for whose host the master's certificate must be."""
         self.connection = connection
         self.met_at(connection, address)
 
-    def met_at(self, connection: ControlConnection[m.SaidByMaster], address: Address) -> None:
+    def met_at(self, connection: ControlConnection[m.MasterMessage], address: Address) -> None:
         """Note that the session's master is at this address from now on, and that this connection leads to it."""
         self.connection = connection
         self.address = address

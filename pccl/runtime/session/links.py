@@ -357,7 +357,7 @@ class Inbound:
             syncing = self._state_sync.current
             if syncing is not None and await syncing.until_planned(opening.sync):
                 await links.accept(sock)
-                return lambda: self._state_sync.serve(sock, keys, syncing, opening.tells)
+                return lambda: self._state_sync.serve(sock, keys, syncing, opening.sends_digests)
             refusal = f"no sync {opening.sync} is under way here"
         if refusal is None:
             await links.accept(sock)

@@ -117,7 +117,7 @@ class Ops:
             ps.FreezeOp: lambda _, effect: engine.freeze_op(effect.op),
             ps.EndOp: self._end_op,
             ps.ForgetOp: self._forget_op,
-            ps.ForgetUnmade: self._forget_unmade,
+            ps.ForgetUnlaunched: self._forget_unmade,
             ps.OpResult: self._op_result,
         }
         lifetime.at_end(self._finish_queued)
@@ -311,7 +311,7 @@ class Ops:
             text = "its caller was interrupted before it began"
             self.finish(op, ps.OpResult(op.op, Result.TIMEOUT, text, 0))
             return
-        if machine.hasten(op.op) or self._lifetime.failure is not None:
+        if machine.expedite(op.op) or self._lifetime.failure is not None:
             return  # the engine returns the arrays
         if op.epoch is None:
             machine.cancel(op.op, Result.TIMEOUT, "its caller gave it up before it began")
@@ -427,7 +427,7 @@ class Ops:
         if op is not None and verdict is not Verdict.ABORT:
             op.is_committed = True
 
-    def _forget_unmade(self, _: ps.Peer, effect: ps.ForgetUnmade) -> None:
+    def _forget_unmade(self, _: ps.Peer, effect: ps.ForgetUnlaunched) -> None:
         with suppress(MemoryError):
             self._engine.forget_ops(effect.epoch, effect.tag, effect.uses)
 

@@ -42,7 +42,7 @@ from pccl.runtime.threads.tasks import HelperThread
 from pccl.types import Result
 
 EVENTS_KEPT = min(1024, RECORDS)
-"""Number of events that are kept, and of joint calls: a loop may make one in each step."""
+"""Number of events that are kept, and of group calls: a loop may make one in each step."""
 SAMPLES_KEPT = min(4096, RECORDS)
 """Number of link samples that are kept."""
 RINGS_KEPT = 256
@@ -125,7 +125,7 @@ class FlightRecorder:
 
     @contextmanager
     def call(self, kind: str) -> Iterator[None]:
-        """Note a joint call that is made within this context."""
+        """Note a group call that is made within this context."""
         began_ns = time.monotonic_ns()
         failure = ""
         try:

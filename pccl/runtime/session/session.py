@@ -34,7 +34,7 @@ from pccl.runtime.session.links import Inbound, Measuring, Outbound
 from pccl.runtime.session.ops import Ops
 from pccl.runtime.session.recorder import Dumps, FlightRecorder, RecordingParts
 from pccl.runtime.session.reports import CallReasons, LongWaits, WorkCounters, interval_s
-from pccl.runtime.session.state_sync import JointCalls, StateSync
+from pccl.runtime.session.state_sync import GroupCalls, StateSync
 from pccl.runtime.state.transfer import Transfer
 from pccl.runtime.threads.tasks import start_task
 from pccl.types import Result
@@ -55,7 +55,7 @@ class PeerSession:
 
     def __init__(
         self,
-        connection: ControlConnection[m.SaidByMaster],
+        connection: ControlConnection[m.MasterMessage],
         listener: socket.socket,
         engine: Engine,
         options: SessionOptions,
@@ -89,7 +89,7 @@ class PeerSession:
         self.ops = Ops(self, lifetime, engine, fast_path, counters, recorder, table)
         """The ops of this session, for any thread."""
         self.ops.driver = driver = Driver(machine, fast_path, lifetime, self.ops.hear, master.send)
-        calls = JointCalls(driver, lifetime)
+        calls = GroupCalls(driver, lifetime)
         outbound = Outbound(options, driver, lifetime, engine, counters, about, lambda: master.host)
         state_sync = StateSync(options, driver, lifetime, calls, outbound.dial, counters)
         heartbeats = Heartbeats(options, driver, lifetime)
@@ -143,8 +143,8 @@ class PeerSession:
         """The reason why the session is over, if it is."""
         return self._lifetime.failure
 
-    async def joint(self, kind: str) -> int:
-        """Make a joint call, as `JointCalls.make`."""
+    async def group_call(self, kind: str) -> int:
+        """Make a group call, as `GroupCalls.make`."""
         with self._recorder.call(kind):
             return await self._calls.make(kind)
 
@@ -392,11 +392,11 @@ class PeerSession:
         self._lifetime.fail(effect.code, effect.reason)
 
 
-async def _dial_master(address: Address, options: SessionOptions, dial_s: float) -> ControlConnection[m.SaidByMaster]:
+async def _dial_master(address: Address, options: SessionOptions, dial_s: float) -> ControlConnection[m.MasterMessage]:
     """Return a connection to a master. ConnectionLost."""
     try:
         with trio.fail_after(dial_s):
-            return await dial_control(*address, m.SaidByMaster, options.system.dial)
+            return await dial_control(*address, m.MasterMessage, options.system.dial)
     except trio.TooSlowError:
         raise ConnectionLost(f"no answer to a connection within {dial_s:.2g} s: {NO_ANSWER_MEANS}") from None
 
@@ -407,7 +407,7 @@ async def open_session(
     """Connect to a master and create a session; the caller spawns its `run`. SessionError names the addresses. An
     address that does not answer within `dial_s` is given up. `seek_s` is that of the session."""
     search = MasterAddresses(masters)
-    connection: ControlConnection[m.SaidByMaster] | None = None
+    connection: ControlConnection[m.MasterMessage] | None = None
     while connection is None:
         address = search.next(0.0).address
         try:

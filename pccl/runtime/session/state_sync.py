@@ -1,4 +1,4 @@
-"""A session's part in sync_shared_state: the joint call, fetching what the plan says, and serving others."""
+"""A session's part in sync_shared_state: the group call, fetching what the plan says, and serving others."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class StateSync:
         options: SessionOptions,
         driver: Driver,
         lifetime: Lifetime,
-        calls: JointCalls,
+        calls: GroupCalls,
         dial: Dial,
         counters: WorkCounters,
     ) -> None:
@@ -92,14 +92,14 @@ class StateSync:
         lifetime.at_end(lambda _: self._interrupt())
 
     async def sync(self, strategy: str, revision: int, transfer: Transfer) -> int:
-        """Make the joint call with this peer's part of it and return the elected revision. SessionError; what was
+        """Make the group call with this peer's part of it and return the elected revision. SessionError; what was
         overwritten by then is in `transfer.overwritten`, also when cancelled."""
         self._lifetime.require_alive()
         if self.current is not None:
             raise SessionError(Result.INVALID_USAGE, "another sync_shared_state of this communicator is under way")
         offer = m.SyncOffer(strategy, revision, transfer.own.root, [tensor.offer() for tensor in transfer.tensors])
         try:
-            encode(m.JointCall(0, m.Kind.SYNC, offer))
+            encode(m.GroupCall(0, m.Kind.SYNC, offer))
         except ValueError as error:
             raise SessionError(
                 Result.INVALID_ARGUMENT, f"{len(transfer.tensors)} tensors are too many to list, join some: {error}"
@@ -124,7 +124,9 @@ class StateSync:
             machine.fail(reason)
         return SessionError(Result.INTERNAL_ERROR, reason)
 
-    async def serve(self, sock: trio.socket.SocketType, keys: Keys | None, syncing: Syncing, tells: bool) -> None:
+    async def serve(
+        self, sock: trio.socket.SocketType, keys: Keys | None, syncing: Syncing, sends_digests: bool
+    ) -> None:
         """Answer another peer that fetches this one's state."""
         stream = self._stream(sock, keys)
         with syncing.scope(), self._leaving_on_store_errors():
@@ -148,10 +150,10 @@ class StateSync:
         plan = effect.plan
         facts = self._driver.facts
 
-        async def connect(donor: m.PeerInfo, tells: bool) -> ClosableStream:
+        async def connect(donor: m.PeerInfo, sends_digests: bool) -> ClosableStream:
             encrypt = self._options.encrypt
             hello = m.StateHello(
-                m.PROTOCOL_VERSION, facts.run, facts.peer, donor.peer, plan.sync, encrypt=encrypt, tells=tells
+                m.PROTOCOL_VERSION, facts.run, facts.peer, donor.peer, plan.sync, encrypt=encrypt, sends_digests=tells
             )
             return self._stream(*await self._dial(donor, hello, facts.peer_timeout_s))
 
@@ -187,10 +189,10 @@ class StateSync:
             self.store_failed(str(error))
 
 
-# Joint calls of a session: made here, answered by the machine.
+# Group calls of a session: made here, answered by the machine.
 
 CANCEL_S = 5.0
-"""Time that a cancelled joint call waits for the master to say whether it has taken effect."""
+"""Time that a cancelled group call waits for the master to say whether it has taken effect."""
 
 
 @dataclass
@@ -199,8 +201,8 @@ class _PendingCall:
     result: ps.CallResult | None = None
 
 
-class JointCalls:
-    """The joint calls under way. Only for the trio thread."""
+class GroupCalls:
+    """The group calls under way. Only for the trio thread."""
 
     def __init__(self, driver: Driver, lifetime: Lifetime) -> None:
         self._driver = driver
@@ -216,20 +218,20 @@ class JointCalls:
     async def make(
         self, kind: str, offer: m.SyncOffer | None = None, interrupted: Callable[[], None] = lambda: None
     ) -> int:
-        """Make a joint call and return its value. SessionError. When cancelled, the peer is taken out of the call and
+        """Make a group call and return its value. SessionError. When cancelled, the peer is taken out of the call and
         the cancellation goes on; if the call has taken effect by then, its value is returned as if in time.
         `interrupted` is called when the call is cancelled, before the peer is taken out."""
         self._lifetime.require_alive()
         number = next(self._numbers)
         call = self._calls[number] = _PendingCall()
         with self._lifetime.contain, self._driver.taking_over as machine:
-            machine.joint(number, kind, offer)
+            machine.group_call(number, kind, offer)
         try:
             await call.event.wait()
         except BaseException as error:  # cancelled, or trio's KeyboardInterrupt
             interrupted()
             with self._lifetime.contain, self._driver.taking_over as machine:
-                machine.cancel_joint(number)
+                machine.cancel_group_call(number)
             with trio.CancelScope(shield=True, deadline=trio.current_time() + CANCEL_S):
                 await call.event.wait()
             if not isinstance(error, trio.Cancelled) or call.result is None or call.result.code is Result.TIMEOUT:

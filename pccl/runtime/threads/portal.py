@@ -207,15 +207,15 @@ class Portal:
         only this wait."""
         assert not self.is_this_thread, "a blocking call in the trio thread would wait for itself"
         job = _Job(self._jobs)
-        is_settled = False
+        has_decided = False
         try:
             self._start(job, function, args)  # a signal may come when it has been queued already
             finished = self._wait(job, timeout_s)
             if not finished:
                 self.post(job.cancel)
-            is_settled = True
+            has_decided = True
         finally:
-            if not is_settled:
+            if not has_decided:
                 self.post(job.cancel)
                 job.done.wait(INTERRUPT_GRACE_S)
                 self._jobs.discard(job)  # it may never have come to the portal's thread

@@ -97,14 +97,14 @@ class Rig:
     def update(self) -> None:
         if self.master.pending:
             for peer in self.master.accepted:
-                self.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+                self.hear(peer, m.GroupCall(1, Kind.UPDATE_TOPOLOGY))
             self.answer()
 
     def told(self, peer: int) -> list[m.FromMaster]:
-        """Return what a peer was told, without the joint-call numbers, which tests/protocol/test_failover.py looks
+        """Return what a peer was told, without the group-call numbers, which tests/protocol/test_failover.py looks
         at."""
         sent = [effect.message for effect in self.effects if isinstance(effect, Send) and effect.connection == peer]
-        numbered = m.Install | m.JointResult
+        numbered = m.Install | m.GroupCallResult
         return [msgspec.structs.replace(each, call_number=0) if isinstance(each, numbered) else each for each in sent]
 
     @property

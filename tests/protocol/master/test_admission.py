@@ -90,7 +90,7 @@ def _sent_away_for_its_links(rig: Rig) -> m.Hello:
     """A newcomer that was; how it comes back."""
     connection = rig.hello()
     for peer in (1, 2):
-        rig.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+        rig.hear(peer, m.GroupCall(1, Kind.UPDATE_TOPOLOGY))
     for peer in (1, 2):
         rig.hear(peer, m.LinksReady(rig.master.state.view))
     rig.hear(connection, m.LinksReady(rig.master.state.view, [(1, "no answer")]))
@@ -111,9 +111,9 @@ def _come_back(rig: Rig, hello: m.Hello) -> int:
 
 def _are_peers_pending(rig: Rig) -> int:
     for peer in (1, 2):
-        rig.hear(peer, m.JointCall(2, Kind.ARE_PEERS_PENDING))
+        rig.hear(peer, m.GroupCall(2, Kind.ARE_PEERS_PENDING))
     (result,) = rig.told(2)
-    assert isinstance(result, m.JointResult)
+    assert isinstance(result, m.GroupCallResult)
     return result.value
 
 

@@ -49,6 +49,6 @@ def test_a_lost_peer_counts_until_a_view_without_it_is_in_force() -> None:
     state = RunState("run")
     leadership = Leadership(state, RecordedView.of(3, (1, 2)), [RecordedView.of(4, (1, 2, 3))])
     state.accepted_count = 1
-    assert [leadership.is_settled_without(peer) for peer in (2, 3, 4)] == [False, False, True]
+    assert [leadership.is_final_without(peer) for peer in (2, 3, 4)] == [False, False, True]
     state.accepted_count = 0
-    assert leadership.is_settled_without(2)
+    assert leadership.is_final_without(2)

@@ -24,7 +24,7 @@ def test_whoever_reports_a_pair_the_newcomer_goes(reporter: int) -> None:
     rig = Rig(0, 0)
     rig.hello()
     for peer in (1, 2):
-        rig.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+        rig.hear(peer, m.GroupCall(1, Kind.UPDATE_TOPOLOGY))
     other = {1: 3, 3: 1}[reporter]
     for peer in (1, 2, 3):
         rig.hear(peer, m.LinksReady(3, [(other, "refused")] if peer == reporter else []))
@@ -33,7 +33,7 @@ def test_whoever_reports_a_pair_the_newcomer_goes(reporter: int) -> None:
     assert farewell.reason.startswith("evicted: peers 1 and 3 cannot connect to each other: refused; peer 3 may ")
     rig.answer()
     assert rig.master.accepted == [1, 2]
-    assert m.JointResult(1, Result.SUCCESS) in rig.told(1)
+    assert m.GroupCallResult(1, Result.SUCCESS) in rig.told(1)
 
 
 @pytest.mark.parametrize(("reporter", "other"), [(3, 1), (1, 3)])
@@ -43,7 +43,7 @@ def test_the_word_of_the_peer_that_dials_is_enough(reporter: int, other: int) ->
     rig = Rig(0, 0)
     rig.hello()
     for peer in (1, 2):
-        rig.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+        rig.hear(peer, m.GroupCall(1, Kind.UPDATE_TOPOLOGY))
     rig.hear(2, m.LinksReady(3))
     rig.hear(reporter, m.LinksReady(3, [(other, "no answer")]))
     assert rig.peers == ([1, 2] if reporter == 3 else [1, 2, 3])
@@ -54,7 +54,7 @@ def test_the_reason_is_the_word_of_the_peer_that_dials() -> None:
     rig = Rig(0, 0)
     rig.hello()
     for peer in (1, 2):
-        rig.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+        rig.hear(peer, m.GroupCall(1, Kind.UPDATE_TOPOLOGY))
     rig.hear(2, m.LinksReady(3))
     rig.hear(1, m.LinksReady(3, [(3, "it did not connect")]))
     rig.hear(3, m.LinksReady(3, [(1, "large packets vanish")]))
@@ -67,7 +67,7 @@ def test_pairs_that_need_no_link_cost_nobody_its_place(other: int) -> None:
     rig = Rig(0, 0, 1)
     rig.hello()
     for peer in (1, 2, 3):
-        rig.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+        rig.hear(peer, m.GroupCall(1, Kind.UPDATE_TOPOLOGY))
     rig.hear(4, m.LinksReady(3, [(other, "so they say")]))
     for peer in (1, 2, 3):
         rig.hear(peer, m.LinksReady(3))
@@ -145,7 +145,7 @@ def test_a_doubted_link_has_not_broken() -> None:
     for _ in range(RELINKS_MAX):
         break_link(rig, 1, 2)
     for peer in (1, 2, 3):
-        rig.hear(peer, m.JointCall(1, Kind.SYNC, m.SyncOffer("enforce_popular", 0, b"b" if peer == 2 else b"a", [])))
+        rig.hear(peer, m.GroupCall(1, Kind.SYNC, m.SyncOffer("enforce_popular", 0, b"b" if peer == 2 else b"a", [])))
     (plan,) = [message for message in rig.told(2) if isinstance(message, m.SyncPlan)]
     view = rig.master.state.view
     rig.hear(2, m.SyncReport(plan.sync, False, "no donor is left", [(1, "no answer")]))

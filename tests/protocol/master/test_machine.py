@@ -23,7 +23,7 @@ def test_the_time_is_wanted_only_where_somebody_is_waited_for() -> None:
     rig.hello()
     assert rig.master.deadline() is None
     rig.now = 5.0
-    rig.hear(1, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    rig.hear(1, m.GroupCall(1, Kind.UPDATE_TOPOLOGY))
     rig.hear(1, m.LinksReady(2))
     assert rig.master.deadline() == 5.0 + LONG_WAIT_S
     rig.tick(5.0 + LONG_WAIT_S)
@@ -46,12 +46,12 @@ def test_every_question_has_its_own_time() -> None:
 
 def test_long_wait_is_logged_once_with_whom_it_waits_for() -> None:
     rig = Rig(0, 0, 1)
-    rig.hear(1, m.JointCall(1, Kind.ARE_PEERS_PENDING))
+    rig.hear(1, m.GroupCall(1, Kind.ARE_PEERS_PENDING))
     rig.tick(LONG_WAIT_S)
     assert rig.logged == ["peer 1 (n1) has waited 10 s in are_peers_pending for peer 2 (n2), peer 3 (n3)"]
     rig.tick(10 * LONG_WAIT_S)
     assert rig.logged == []
-    rig.hear(2, m.JointCall(1, Kind.SYNC, m.SyncOffer("enforce_popular", 0, b"", [])))
+    rig.hear(2, m.GroupCall(1, Kind.SYNC, m.SyncOffer("enforce_popular", 0, b"", [])))
     rig.tick(20 * LONG_WAIT_S)
     assert rig.logged == ["peer 2 (n2) has waited 10 s in sync_shared_state for peer 1 (n1)"]
 
@@ -82,7 +82,7 @@ def test_nothing_is_kept_of_those_who_are_gone() -> None:
     rig.answer()
     for peer in (1, 2, 5):
         rig.hear(peer, m.OpsDone(rig.master.state.groups[0].epoch, [OpRef(TAG, 0)]))
-    rig.hear(1, m.JointCall(2, Kind.SYNC, m.SyncOffer("enforce_popular", 0, b"", [])))
+    rig.hear(1, m.GroupCall(2, Kind.SYNC, m.SyncOffer("enforce_popular", 0, b"", [])))
     for peer in (1, 2, 3, 4, 5):
         rig.lose(peer)
         rig.answer()
@@ -111,7 +111,7 @@ def test_last_words_of_the_evicted_are_not_heard() -> None:
     rig.hear(2, HELLO)
     assert Close(2) in rig.effects
     rig.answer()
-    for words in (m.Leave(), m.OpsDone(2, []), m.JointCall(9, Kind.ARE_PEERS_PENDING)):
+    for words in (m.Leave(), m.OpsDone(2, []), m.GroupCall(9, Kind.ARE_PEERS_PENDING)):
         rig.hear(2, words)
         assert rig.effects == []
     rig.lose(2)

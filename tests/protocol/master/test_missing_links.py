@@ -17,7 +17,7 @@ def rig_without_a_link() -> Rig:
     rig = Rig(0, 0, 0)
     rig.hello()
     for peer in (1, 2, 3):
-        rig.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+        rig.hear(peer, m.GroupCall(1, Kind.UPDATE_TOPOLOGY))
     ready(rig, missing=True)
     assert not rig.master.state.groups[0].is_meshed
     return rig
@@ -43,10 +43,10 @@ def tried(rig: Rig) -> list[int]:
 
 
 def meet(rig: Rig, kind: str = Kind.UPDATE_TOPOLOGY) -> list[m.FromMaster]:
-    """All make a joint call. Return what peer 1 is told in the end."""
+    """All make a group call. Return what peer 1 is told in the end."""
     offer = m.SyncOffer("enforce_popular", 0, b"", []) if kind == Kind.SYNC else None
     for peer in (1, 2, 3, 4):
-        rig.hear(peer, m.JointCall(2, kind, offer))
+        rig.hear(peer, m.GroupCall(2, kind, offer))
     effects = rig.effects
     for peer in (1, 2, 3, 4):
         for flush in [message for message in told_in(effects, peer) if isinstance(message, m.Flush)]:
@@ -65,14 +65,14 @@ def told_in(effects: list[object], peer: int) -> list[object]:
 
 
 @pytest.mark.parametrize("kind", [Kind.UPDATE_TOPOLOGY, Kind.SYNC])
-def test_the_group_becomes_a_mesh_with_the_next_joint_call_once_they_can_connect(kind: str) -> None:
+def test_the_group_becomes_a_mesh_with_the_next_group_call_once_they_can_connect(kind: str) -> None:
     rig = rig_without_a_link()
     assert tried(rig) == [2]
     assert rig.now == RETRY_S
     rig.hear(4, m.Tried([]))
     assert not rig.master.is_changing, "it waits for a call without ops in flight"
     told = meet(rig, kind)
-    assert m.JointResult(2, Result.SUCCESS) in told
+    assert m.GroupCallResult(2, Result.SUCCESS) in told
     assert any(isinstance(message, m.Install) and message.is_meshed for message in told)
     assert rig.master.state.groups[0].is_meshed
     assert rig.master.state.groups[0].ring == [1, 2, 3, 4]
@@ -98,7 +98,7 @@ def test_nobody_waits_for_the_answer() -> None:
     rig = rig_without_a_link()
     assert tried(rig) == [2]
     view = rig.master.state.view
-    assert m.JointResult(2, Result.SUCCESS) in meet(rig)
+    assert m.GroupCallResult(2, Result.SUCCESS) in meet(rig)
     assert rig.master.state.view == view
     for _ in range(9):
         assert tried(rig) == [], "it has not answered"
@@ -123,13 +123,13 @@ def test_a_link_that_cannot_be_made_even_so_is_tried_ever_more_rarely() -> None:
         assert rig.now - before == RETRY_S * 2**at
         rig.hear(4, m.Tried([]))
         for peer in (1, 2, 3, 4):
-            rig.hear(peer, m.JointCall(2 + at, Kind.UPDATE_TOPOLOGY))
+            rig.hear(peer, m.GroupCall(2 + at, Kind.UPDATE_TOPOLOGY))
         for peer in (1, 2, 3, 4):
             rig.hear(peer, m.FlushReply(rig.master.state.groups[0].flush, []))
         ready(rig, missing=True)
         assert not rig.master.state.groups[0].is_meshed
         for peer in (1, 2, 3, 4):
-            rig.hear(peer, m.JointCall(9 + at, Kind.UPDATE_TOPOLOGY))
+            rig.hear(peer, m.GroupCall(9 + at, Kind.UPDATE_TOPOLOGY))
         assert not rig.master.is_changing, "the next answer has to come first"
 
 

@@ -15,7 +15,7 @@ def test_measurements_of_an_earlier_call_do_not_count() -> None:
     rig = Rig(0, 0)
     for call in (1, 2):
         for peer in (1, 2):
-            rig.hear(peer, m.JointCall(call, Kind.OPTIMIZE_TOPOLOGY))
+            rig.hear(peer, m.GroupCall(call, Kind.OPTIMIZE_TOPOLOGY))
         for way in (True, False):
             assert rig.told(1) == [], "the end that dials measures both ways"
             (probe,) = rig.told(2)
@@ -26,20 +26,20 @@ def test_measurements_of_an_earlier_call_do_not_count() -> None:
                 assert rig.effects == []
             rig.hear(2, m.Probes(probe.probe, []))
         rig.answer()
-        assert rig.told(1) == [m.JointResult(call, Result.SUCCESS)]
+        assert rig.told(1) == [m.GroupCallResult(call, Result.SUCCESS)]
         rig.now += FAILURE_FRESH_S
 
 
 def test_rings_found_for_an_earlier_call_do_not_count() -> None:
     rig = Rig(0, 0, 0)
     for peer in (1, 2, 3):
-        rig.hear(peer, m.JointCall(1, Kind.OPTIMIZE_TOPOLOGY))
+        rig.hear(peer, m.GroupCall(1, Kind.OPTIMIZE_TOPOLOGY))
     searches = measure(rig, lambda sender, receiver: 1e9)
     for search in (searches[0].search - 1, searches[0].search + 1):
         assert rig.master.rings_found(search, {0: [1, 3, 2]}, rig.now) == []
     rig.effects = list(searches)
     rig.answer()
-    assert rig.told(1) == [m.JointResult(1, Result.SUCCESS)]
+    assert rig.told(1) == [m.GroupCallResult(1, Result.SUCCESS)]
     assert rig.master.rings_found(searches[0].search, {0: [1, 3, 2]}, rig.now) == []
     assert rig.master.ring(0) == [1, 2, 3]
 
@@ -49,7 +49,7 @@ def test_a_pair_that_goes_without_a_link_is_not_put_next_to_each_other() -> None
     rig = Rig(0, 0, 0, 0)
     for call in (1, 2):
         for peer in (1, 2, 3, 4):
-            rig.hear(peer, m.JointCall(call, Kind.OPTIMIZE_TOPOLOGY))
+            rig.hear(peer, m.GroupCall(call, Kind.OPTIMIZE_TOPOLOGY))
         rig.effects = list(measure(rig, lambda sender, receiver: 1e9))
         rig.answer()
         if call == 2:
@@ -70,12 +70,12 @@ def test_a_ring_is_made_anew_where_its_links_favour_another_algorithm() -> None:
     rig = Rig(0, 0, 0)
     for call, limits in ((1, [0]), (2, [])):
         for peer in (1, 2, 3):
-            rig.hear(peer, m.JointCall(call, Kind.OPTIMIZE_TOPOLOGY))
+            rig.hear(peer, m.GroupCall(call, Kind.OPTIMIZE_TOPOLOGY))
         rig.effects = list(measure(rig, lambda sender, receiver: 1e6))
         rig.answer()
         told = rig.told(1)
         assert [message.direct_limit for message in told if isinstance(message, m.Install)] == limits
-        assert isinstance(told[-1], m.JointResult)
+        assert isinstance(told[-1], m.GroupCallResult)
         assert rig.master.ring(0) == [1, 2, 3]
 
 
@@ -96,7 +96,7 @@ def test_nobody_measures_while_a_ring_is_changed() -> None:
     rig = Rig(0, 0, 0)
     rig.lose(3)
     for peer in (1, 2):
-        rig.hear(peer, m.JointCall(1, Kind.OPTIMIZE_TOPOLOGY))
+        rig.hear(peer, m.GroupCall(1, Kind.OPTIMIZE_TOPOLOGY))
         assert rig.effects == []
     for peer in (1, 2):
         rig.hear(peer, m.FlushReply(flush_of(rig), []))
@@ -107,7 +107,7 @@ def test_nobody_measures_while_a_ring_is_changed() -> None:
 def test_ring_avoids_the_slow_direction_of_a_link() -> None:
     rig = Rig(0, 0, 0, 0)
     for peer in (1, 2, 3, 4):
-        rig.hear(peer, m.JointCall(1, Kind.OPTIMIZE_TOPOLOGY))
+        rig.hear(peer, m.GroupCall(1, Kind.OPTIMIZE_TOPOLOGY))
     fast = {(1, 4), (4, 3), (3, 2), (2, 1)}
     rig.effects = list(measure(rig, lambda sender, receiver: 1e7 if (sender, receiver) in fast else 1e5))
     rig.answer()
@@ -118,10 +118,10 @@ def test_ring_avoids_the_slow_direction_of_a_link() -> None:
 def test_only_measuring_takes_time_for_which_a_deadline_stands() -> None:
     rig = Rig(0, 0)
     for peer in (1, 2):
-        rig.hear(peer, m.JointCall(1, Kind.OPTIMIZE_TOPOLOGY))
+        rig.hear(peer, m.GroupCall(1, Kind.OPTIMIZE_TOPOLOGY))
     rig.tick(ROUND_S_MAX - 0.1)
     assert rig.effects == []
     rig.tick(ROUND_S_MAX)
     assert any("1->2 could not be measured" in line for line in rig.logged)
     rig.answer()
-    assert rig.told(1) == [m.JointResult(1, Result.SUCCESS)], "the one that did not answer is not asked again"
+    assert rig.told(1) == [m.GroupCallResult(1, Result.SUCCESS)], "the one that did not answer is not asked again"

@@ -53,17 +53,17 @@ def test_a_group_that_is_never_quiet_begins_a_new_epoch_all_the_same(monkeypatch
 
 
 @pytest.mark.parametrize("kind", [Kind.UPDATE_TOPOLOGY, Kind.OPTIMIZE_TOPOLOGY, Kind.SYNC])
-def test_a_joint_call_that_excludes_ops_is_a_quiet_moment(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_a_group_call_that_excludes_ops_is_a_quiet_moment(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     rig = Rig(0, 0)
     for tag in range(11):
         reduce(rig, tag, 2)
     monkeypatch.setattr(completion, "TAGS_MAX", 20)
     offer = m.SyncOffer("enforce_popular", 0, b"root", []) if kind == Kind.SYNC else None
     for peer in (1, 2):
-        rig.hear(peer, m.JointCall(5, kind, offer))
+        rig.hear(peer, m.GroupCall(5, kind, offer))
     if kind == Kind.OPTIMIZE_TOPOLOGY:
         (search,) = measure(rig, lambda sender, receiver: 1e6)
         rig.effects = rig.master.rings_found(search.search, {0: [1, 2]}, rig.now)
-    assert [type(message) for message in rig.told(1)][-2:] == [m.Flush, m.JointResult]
+    assert [type(message) for message in rig.told(1)][-2:] == [m.Flush, m.GroupCallResult]
     rig.answer()
     assert rig.told(1)[-1] == m.Install(3, True)

@@ -25,19 +25,19 @@ def test_losses_are_named_until_they_are_installed() -> None:
 def test_install_waits_for_all_who_must_make_links() -> None:
     rig = Rig(0)
     rig.hello()
-    rig.hear(1, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    rig.hear(1, m.GroupCall(1, Kind.UPDATE_TOPOLOGY))
     rig.hear(2, m.LinksReady(2))
     assert rig.effects == []
     rig.hear(1, m.LinksReady(2))
     assert rig.told(2) == [m.Install(2, True)]
-    assert rig.told(1) == [m.Install(2, True), m.JointResult(1, Result.SUCCESS)], "in this order"
+    assert rig.told(1) == [m.Install(2, True), m.GroupCallResult(1, Result.SUCCESS)], "in this order"
 
 
 def test_readiness_for_an_earlier_preparation_does_not_count() -> None:
     rig = Rig(0)
     rig.hello()
     rig.hello()
-    rig.hear(1, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+    rig.hear(1, m.GroupCall(1, Kind.UPDATE_TOPOLOGY))
     rig.lose(3)
     for peer in (1, 2):
         rig.hear(peer, m.LinksReady(2))
@@ -78,24 +78,24 @@ def test_done_in_a_ring_that_is_not_in_force_yet_does_not_count() -> None:
 def test_report_of_one_who_fetches_nothing_does_not_count() -> None:
     rig = Rig(0, 0)
     for peer, root in ((1, b"a"), (2, b"b")):
-        rig.hear(peer, m.JointCall(1, Kind.SYNC, m.SyncOffer("enforce_popular", 0, root, [])))
+        rig.hear(peer, m.GroupCall(1, Kind.SYNC, m.SyncOffer("enforce_popular", 0, root, [])))
     (plan,) = rig.told(1)
     assert isinstance(plan, m.SyncPlan)
     assert not plan.fetch_content
     rig.hear(1, m.SyncReport(plan.sync, False, "out of malice"))
     assert rig.effects == []
     rig.hear(2, m.SyncReport(plan.sync, True))
-    assert rig.told(1) == [m.JointResult(1, Result.SUCCESS)]
+    assert rig.told(1) == [m.GroupCallResult(1, Result.SUCCESS)]
 
 
 def test_update_topology_during_a_change_returns_in_the_new_view() -> None:
     rig = Rig(0, 0, 0)
     rig.lose(3)
     for peer in (1, 2):
-        rig.hear(peer, m.JointCall(1, Kind.UPDATE_TOPOLOGY))
+        rig.hear(peer, m.GroupCall(1, Kind.UPDATE_TOPOLOGY))
         assert rig.effects == []
     for peer in (1, 2):
         rig.hear(peer, m.FlushReply(flush_of(rig), []))
     rig.answer()
     told = rig.told(1)
-    assert told.index(m.Install(3, True)) < told.index(m.JointResult(1, Result.SUCCESS))
+    assert told.index(m.Install(3, True)) < told.index(m.GroupCallResult(1, Result.SUCCESS))

@@ -70,8 +70,8 @@ class Rig:
         self.machine.op_ended(op, 1, 2)
         return self.effects()
 
-    def joint(self, call: int, kind: str = Kind.UPDATE_TOPOLOGY) -> list[ps.Effect]:
-        self.machine.joint(call, kind)
+    def group_call(self, call: int, kind: str = Kind.UPDATE_TOPOLOGY) -> list[ps.Effect]:
+        self.machine.group_call(call, kind)
         return self.effects()
 
 

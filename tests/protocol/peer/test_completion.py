@@ -147,7 +147,7 @@ def test_there_is_none_where_anything_else_may_come_of_it(mesh: Rig) -> None:
     assert [is_plain(rig) for rig in (mesh, ring, alone, stranger)] == [True, False, False, False]
     for happens in (
         lambda rig: rig.hear(m.Flush(8, 1)),
-        lambda rig: rig.joint(1),
+        lambda rig: rig.group_call(1),
         lambda rig: rig.hear(ABORT_VOTE_REQUEST),
         lambda rig: rig.hear(m.OpAbort(1, TAG, 1, Result.TIMEOUT, "late")),
         lambda rig: rig.machine.link_lost(rig.links[3], "reset"),

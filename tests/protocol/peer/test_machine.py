@@ -14,17 +14,19 @@ from tests.protocol.peer.rig import ME, TAG, Rig, member, of, prepare, said
 
 def test_question_for_pending_peers_says_which_ops_are_in_flight(rig: Rig) -> None:
     rig.launch(1)
-    assert said(rig.joint(5, Kind.ARE_PEERS_PENDING)) == [m.JointCall(5, Kind.ARE_PEERS_PENDING, None, [OpRef(TAG, 0)])]
+    assert said(rig.group_call(5, Kind.ARE_PEERS_PENDING)) == [
+        m.GroupCall(5, Kind.ARE_PEERS_PENDING, None, [OpRef(TAG, 0)])
+    ]
 
 
 def test_only_what_was_told_to_the_master_is_cancelled_there(rig: Rig) -> None:
-    rig.joint(5)
-    rig.joint(6)
-    rig.machine.cancel_joint(6)
+    rig.group_call(5)
+    rig.group_call(6)
+    rig.machine.cancel_group_call(6)
     assert rig.effects() == [ps.CallResult(6, Result.TIMEOUT, "cancelled by its caller", 0)]
-    rig.machine.cancel_joint(5)
-    assert said(rig.effects()) == [m.JointCancel(5)]
-    rig.machine.cancel_joint(99)
+    rig.machine.cancel_group_call(5)
+    assert said(rig.effects()) == [m.GroupCallCancel(5)]
+    rig.machine.cancel_group_call(99)
     assert rig.effects() == []
 
 
@@ -45,8 +47,8 @@ def test_probe_names_the_links_to_measure(rig: Rig) -> None:
 
 
 def test_all_that_is_open_ends_with_the_session(rig: Rig) -> None:
-    rig.joint(5, Kind.ARE_PEERS_PENDING)
-    rig.joint(6)
+    rig.group_call(5, Kind.ARE_PEERS_PENDING)
+    rig.group_call(6)
     rig.launch(1)
     rig.machine.master_lost("gone")
     effects = rig.effects()
@@ -66,12 +68,12 @@ def test_nothing_happens_after_the_end(rig: Rig) -> None:
     rig.machine.master_lost("gone")
     rig.machine.sync_ended(1, True, "", [])
     rig.machine.probed(1, [], 0.0)
-    rig.machine.cancel_joint(1)
+    rig.machine.cancel_group_call(1)
     rig.machine.link_lost(rig.links[1], "reset")
     rig.machine.tick(1000.0)
     assert rig.effects() == []
     assert of(ps.OpResult, rig.launch(1))[0].code is Result.NOT_INITIALIZED
-    assert of(ps.CallResult, rig.joint(2))[0].code is Result.NOT_INITIALIZED
+    assert of(ps.CallResult, rig.group_call(2))[0].code is Result.NOT_INITIALIZED
 
 
 def test_verdict_stands_when_the_session_ends_before_the_install(rig: Rig) -> None:
@@ -107,7 +109,7 @@ def _prepared(rig: Rig) -> None:
 
 
 def _calling(rig: Rig) -> None:
-    rig.joint(5)
+    rig.group_call(5)
 
 
 def _nothing(rig: Rig) -> None:
@@ -136,9 +138,9 @@ def _nothing(rig: Rig) -> None:
         (_with_op, m.OpAbort(1, TAG, 0, Result.SUCCESS, "?")),
         (_with_op, m.OpAbort(1, TAG, 0, 999, "?")),
         (_with_op, m.OpAbort(2, TAG, 0, Result.TIMEOUT, "?")),
-        (_nothing, m.JointResult(5, Result.SUCCESS)),
-        (_calling, m.JointResult(6, Result.SUCCESS)),
-        (_calling, m.JointResult(5, 999)),
+        (_nothing, m.GroupCallResult(5, Result.SUCCESS)),
+        (_calling, m.GroupCallResult(6, Result.SUCCESS)),
+        (_calling, m.GroupCallResult(5, 999)),
     ],
 )
 def test_what_the_master_cannot_say(rig: Rig, before: object, lie: m.FromMaster) -> None:
@@ -157,7 +159,7 @@ def test_what_the_master_cannot_say(rig: Rig, before: object, lie: m.FromMaster)
 
 @pytest.mark.parametrize(
     "lie",
-    [m.Flush(1, 0), m.Install(1), m.OpsCommit(0, []), m.OpAbort(0, 1, 0, Result.TIMEOUT, ""), m.JointResult(1, 0)],
+    [m.Flush(1, 0), m.Install(1), m.OpsCommit(0, []), m.OpAbort(0, 1, 0, Result.TIMEOUT, ""), m.GroupCallResult(1, 0)],
 )
 def test_what_the_master_cannot_say_before_the_first_view(lie: m.FromMaster) -> None:
     with pytest.raises(ProtocolError):

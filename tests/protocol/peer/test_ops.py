@@ -28,7 +28,7 @@ def test_committed_op_is_not_in_flight_any_more(rig: Rig) -> None:
     rig.done(1)
     rig.hear(m.OpsCommit(1, [OpRef(TAG, 0)]))
     assert rig.machine.open_ops == 0
-    assert of(ps.ToMaster, rig.joint(5))
+    assert of(ps.ToMaster, rig.group_call(5))
 
 
 def test_ops_that_are_done_together_share_a_message(rig: Rig) -> None:
@@ -90,18 +90,18 @@ def test_verdict_on_an_op_that_is_not_launched_here_yet(rig: Rig) -> None:
 
 
 def test_verdict_on_an_op_that_counts_as_made(rig: Rig) -> None:
-    """The joint call that fails with it has told the caller."""
-    rig.joint(5)
+    """The group call that fails with it has told the caller."""
+    rig.group_call(5)
     abort = m.OpAbort(1, TAG, 0, Result.INVALID_USAGE, "never", counts_as_made=True)
-    rig.hear(abort, abort, m.JointResult(5, Result.INVALID_USAGE, "never"))
+    rig.hear(abort, abort, m.GroupCallResult(5, Result.INVALID_USAGE, "never"))
     assert of(ps.SubmitOp, rig.launch(1))[0].sequence == 1
 
 
 def test_who_waits_to_launch_an_op_that_counts_as_made_is_told(rig: Rig) -> None:
-    rig.joint(5)
+    rig.group_call(5)
     rig.launch(1)
     rig.hear(m.OpAbort(1, TAG, 0, Result.INVALID_USAGE, "never", counts_as_made=True))
-    effects = rig.hear(m.JointResult(5, Result.INVALID_USAGE, "never"))
+    effects = rig.hear(m.GroupCallResult(5, Result.INVALID_USAGE, "never"))
     assert of(ps.OpResult, effects) == [ps.OpResult(1, Result.INVALID_USAGE, "never", 3)]
     assert of(ps.SubmitOp, rig.launch(2))[0].sequence == 1
 
@@ -117,9 +117,9 @@ def test_verdicts_on_ops_that_are_not_launched_end_with_the_next_barrier(
     """All others have come past these ops. Who would take the verdicts on them for verdicts on later ones counts
     otherwise than the others from there on."""
     rig.hear(m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))
-    rig.joint(5, kind)
+    rig.group_call(5, kind)
     rig.hear(m.OpAbort(1, TAG, 1, Result.TIMEOUT, "late"))
-    rig.hear(m.JointResult(5, code, ""))
+    rig.hear(m.GroupCallResult(5, code, ""))
     submitted = of(ps.SubmitOp, rig.launch(1))
     assert [op.sequence for op in submitted] == ([] if sequence is None else [sequence])
 
@@ -141,9 +141,9 @@ def test_early_verdict_ends_with_its_ring(rig: Rig) -> None:
 
 def test_refusal_of_an_op_that_has_its_verdict(rig: Rig) -> None:
     """A launch that had to wait and its abort may come of one batch."""
-    rig.joint(5)
+    rig.group_call(5)
     rig.launch(1)
-    effects = rig.hear(m.JointResult(5, Result.SUCCESS), m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))
+    effects = rig.hear(m.GroupCallResult(5, Result.SUCCESS), m.OpAbort(1, TAG, 0, Result.TIMEOUT, "late"))
     assert [type(effect) for effect in effects] == [ps.CallResult, ps.SubmitOp, ps.EndOp]
     rig.machine.op_refused(1, Result.INVALID_ARGUMENT, "bad")
     assert rig.effects() == [ps.OpResult(1, Result.TIMEOUT, "late", 3)]

@@ -14,8 +14,8 @@ def test_effects_keep_their_order_and_reports_come_last() -> None:
     outbox.report_ops_of(3)
     for op in (A, B):
         outbox.report_done(op)
-    outbox.act(PeerLog("info", "first"))
-    outbox.say(m.Leave("second"))
+    outbox.emit(PeerLog("info", "first"))
+    outbox.send(m.Leave("second"))
     expected: list[Effect] = [PeerLog("info", "first"), ToMaster(m.Leave("second")), ToMaster(m.OpsDone(3, [A, B]))]
     assert outbox.drain() == expected
     assert outbox.drain() == []
@@ -28,7 +28,7 @@ def test_reports_go_ahead_of_what_must_come_after_them() -> None:
     outbox.report_stalled(B)
     outbox.report_over(B)
     outbox.send_reports()
-    outbox.say(m.Leave())
+    outbox.send(m.Leave())
     said: list[m.FromPeer] = [m.OpsDone(3, [A]), m.OpsStalled(3, [B]), m.OpsOver(3, [B]), m.Leave()]
     assert outbox.drain() == [ToMaster(message) for message in said]
 
@@ -38,7 +38,7 @@ def test_without_a_master_nothing_is_said_but_answers() -> None:
     outbox.report_ops_of(3)
     outbox.is_led = False
     outbox.report_done(A)
-    outbox.say(m.Leave())
+    outbox.send(m.Leave())
     outbox.answer(m.LinksReady(1))
     assert outbox.drain() == [ToMaster(m.LinksReady(1))]
     outbox.is_led = True
@@ -57,5 +57,5 @@ def test_nothing_is_reported_of_ops_that_do_not_run() -> None:
 def test_nothing_is_said_after_the_end() -> None:
     outbox = Outbox()
     outbox.is_closed = True
-    outbox.say(m.Leave())
+    outbox.send(m.Leave())
     assert outbox.drain() == []

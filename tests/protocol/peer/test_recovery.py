@@ -23,7 +23,7 @@ def test_what_a_flush_has_aborted_for_a_reason_is_reported() -> None:
     rig.machine.master_lost("gone")
     *_, follow = said(rig.hear(m.VoteRequest(2)))
     assert isinstance(follow, m.Vote)
-    assert follow.report.is_settled
+    assert follow.report.has_decided
     assert follow.report.aborts == [aborted]
 
 
@@ -80,7 +80,7 @@ def test_ops_of_a_ring_that_a_prepared_view_keeps_are_not_settled() -> None:
     rig.machine.master_lost("gone")
     *_, summary = said(rig.hear(m.PreVoteRequest()))
     assert isinstance(summary, m.PreVote)
-    assert (summary.prepared is not None, summary.is_settled) == (True, False)
+    assert (summary.prepared is not None, summary.has_decided) == (True, False)
 
 
 def test_who_says_where_it_stands_follows_nobody_yet() -> None:

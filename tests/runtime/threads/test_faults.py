@@ -154,8 +154,8 @@ def test_the_master_is_told_that_the_peer_leaves(
     assert any("left" in text and "a bug of pccl" in text for text in caplog.messages)
 
 
-@pytest.mark.parametrize("name", ["joint", "cancel_joint", "received", "leave"])
-def test_a_fault_in_a_joint_call_or_in_leaving(
+@pytest.mark.parametrize("name", ["group_call", "cancel_group_call", "received", "leave"])
+def test_a_fault_in_a_group_call_or_in_leaving(
     clusters: tuple[Cluster, Cluster], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, others = clusters

@@ -8,7 +8,7 @@ which are the simulation's own. It raises AssertionError for what must not be.
     views         membership, as callers see it
     verdicts      how ops end
     takeover      what a master does with a run that it takes over
-    joint_calls   how joint calls end, and the contents after syncs
+    group_calls   how group calls end, and the contents after syncs
     rings         rings that searches find
     testimony     what peers say of themselves
     conduct       what masters say, and why
@@ -28,7 +28,7 @@ from pccl.protocol import peer as ps
 from pccl.types import Result
 from tests.simulation.checks.conduct import Conduct
 from tests.simulation.checks.facts import Facts, IsLinked, Leader
-from tests.simulation.checks.joint_calls import JointCalls
+from tests.simulation.checks.group_calls import GroupCalls
 from tests.simulation.checks.leaders import Leaders, speaks
 from tests.simulation.checks.rest import Rest
 from tests.simulation.checks.rings import check_ring
@@ -57,7 +57,7 @@ class Checks:
         self._leaders = Leaders(self._facts, is_fenced)
         self._views = Views(self._facts)
         self._verdicts = Verdicts(self._facts)
-        self._calls = JointCalls(self._facts)
+        self._calls = GroupCalls(self._facts)
         self._rest = Rest(self._facts, self._verdicts)
         self._testimony = Testimony(self._facts)
         self._takeovers = Takeovers(self._facts, is_fenced)
@@ -67,8 +67,8 @@ class Checks:
         """The master that is just taking a run over."""
         self._accepted: list[Node] = []
         """The peers that the master whose turn it is led before its turn, except for those that it has let go of."""
-        self._results: list[tuple[Node, m.JointResult]] = []
-        """The joint results of this turn."""
+        self._results: list[tuple[Node, m.GroupCallResult]] = []
+        """The group call results of this turn."""
         self.installed = self._views.installed
         self.agreement = self._verdicts.agreement
         self.says = self._testimony.says
@@ -108,7 +108,7 @@ class Checks:
         node = control.node
         self._takeovers.says(control, process, message)
         if control is not node.control:  # it has come again over another connection, and is unknown here
-            if isinstance(message, m.JointResult):
+            if isinstance(message, m.GroupCallResult):
                 self._accepted = [each for each in self._accepted if each is not node]
             return
         speaks(node, process, message)
@@ -131,7 +131,7 @@ class Checks:
             self._calls.planned(node, message)
         elif isinstance(message, m.VoteRequest):
             self._leaders.asks(node, self._takeovers.told_of(process, node.run), company)
-        elif isinstance(message, m.JointResult):
+        elif isinstance(message, m.GroupCallResult):
             self._results.append((node, message))
             # A peer that the master lets go of after that, as when it is deposed by a further loss, has its result.
             self._accepted = [each for each in self._accepted if each.is_known]
@@ -166,7 +166,7 @@ class Checks:
         self._conduct.received(node, process, message)
         if isinstance(message, m.FlushReply):
             self._verdicts.replied(node, process, message)
-        elif isinstance(message, m.JointCall) and message.offer is not None:
+        elif isinstance(message, m.GroupCall) and message.offer is not None:
             self._calls.offered(node, process, message.offer)
 
     def gone(self, control: Control) -> None:
@@ -194,7 +194,7 @@ class Checks:
             if self._facts.listed.get(message.view, set()) - before:
                 # It reports calls that ended without a message to this peer only where it admits a peer.
                 node.call_heard = max(node.call_heard, message.call_number)
-        elif isinstance(message, m.JointResult):
+        elif isinstance(message, m.GroupCallResult):
             node.call_heard = max(node.call_heard, message.call_number)
 
     def op_result(self, node: Node, effect: ps.OpResult, end: ps.Ended | None) -> None:

@@ -81,7 +81,7 @@ class _Reign:
     """The peers that it has sent away."""
     left: set[int] = field(default_factory=set)
     """The peers that have said that they leave."""
-    waits: dict[int, m.JointCall] = field(default_factory=dict)
+    waits: dict[int, m.GroupCall] = field(default_factory=dict)
     """The calls that peers wait in."""
     decided: set[tuple[Node, int, int, int]] = field(default_factory=set)
     """The verdicts that it has told by themselves: peer, epoch, tag and use."""
@@ -116,7 +116,7 @@ class Conduct:
         self._numbers: dict[Node, int] = {}
         self._made: dict[Node, m.OpAbort] = {}
         self._others: dict[Node, set[str]] = {}
-        self._ended: dict[Node, m.JointResult] = {}
+        self._ended: dict[Node, m.GroupCallResult] = {}
 
     def _of(self, leader: Leader) -> _Reign:
         reign = self._reigns.get(leader)
@@ -172,7 +172,7 @@ class Conduct:
                 self._went_through(reign, node)
         elif isinstance(message, m.Leave):
             reign.left.add(node.number)
-        elif isinstance(message, m.JointCall):
+        elif isinstance(message, m.GroupCall):
             reign.waits[node.number] = message
 
     def _note_failed(self, reign: _Reign, by: int, other: int) -> None:
@@ -263,7 +263,7 @@ class Conduct:
             elif isinstance(message, m.OpAbort):
                 self._others.setdefault(node, set()).add(message.reason)
                 self._is_noted = True
-        elif isinstance(message, m.JointResult):
+        elif isinstance(message, m.GroupCallResult):
             self._result(node, reign, message)
         elif isinstance(message, m.Goodbye):
             self._goodbye(node, leader, reign, message)
@@ -365,7 +365,7 @@ class Conduct:
         reign.in_force, reign.is_changing = view, False
         reign.stopped.clear()
 
-    def _result(self, node: Node, reign: _Reign, result: m.JointResult) -> None:
+    def _result(self, node: Node, reign: _Reign, result: m.GroupCallResult) -> None:
         waits = reign.waits
         if result.reason.startswith(HOPELESS):
             named = {int(peer) for peer in PEER.findall(result.reason)}

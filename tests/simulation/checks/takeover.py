@@ -11,7 +11,7 @@ sets and without any code of the machines, follows what the new master has to sa
     other groups    all whose ops are open are stopped; what a peer had heard stands in the next view, with its
                     reason; of the rest that is committed which all that were stopped are done with
     a new view      follows unless all are in the last one, no peer was told of a newer one, and all groups are steady
-    joint calls     a peer that waits in one whose end another has heard is told that end, and no end of before
+    group calls     a peer that waits in one whose end another has heard is told that end, and no end of before
                     otherwise
 
 A master that has a record of the run, or has led it before, knows more than its followers say. Its
@@ -83,7 +83,7 @@ class _Takeover:
     """The ops of steady groups that had a verdict."""
     stopped: dict[int, _Stopped] = field(default_factory=dict)
     """The groups whose ring changes with the next view."""
-    ends: dict[int, tuple[str, m.JointOutcome]] = field(default_factory=dict)
+    ends: dict[int, tuple[str, m.GroupCallOutcome]] = field(default_factory=dict)
     """The ends, known to others, of the calls where peers wait."""
     last_call: int = 0
     """The number of the last call that a peer knows."""
@@ -189,7 +189,7 @@ class Takeovers:
                 self._prepares(found, peer, message)
         elif isinstance(message, m.Install):
             found.stopped.clear()
-        elif isinstance(message, m.JointResult):
+        elif isinstance(message, m.GroupCallResult):
             self._ends(found, peer, control.node.kinds[message.call], message)
         elif isinstance(message, m.Goodbye):
             found.loses = True
@@ -276,7 +276,7 @@ class Takeovers:
         settled = {
             each.prepared.view: each.prepared.rings
             for peer, each in reports.items()
-            if each.is_settled
+            if each.has_decided
             and each.prepared is not None
             and each.prepared.view > last.view
             and peer in _peers(last.rings)
@@ -306,15 +306,15 @@ class Takeovers:
             found.decided |= {(ring.group, ring.epoch, *ref) for ref in heard}
             return True
         asked = {
-            peer: _epoch(each) for peer, each in ours.items() if each.installed is not None and not each.is_settled
+            peer: _epoch(each) for peer, each in ours.items() if each.installed is not None and not each.has_decided
         }
         late = [peer for peer, each in ours.items() if each.is_running and _epoch(each) != ring.epoch]
         late += [peer for peer, epoch in asked.items() if epoch != ring.epoch]
         assert not late, f"the ops of {late} are open, and the last view, which they have answered, has another ring"
         told_to = {peer: found.flushed[peer].epoch for peer in ours if peer in found.flushed}
         assert told_to == asked, f"ops are stopped of {told_to}, by peer and epoch, and are open with {asked}"
-        is_settled = any(each.is_settled and _epoch(each) == ring.epoch for each in ours.values())
-        found.stopped[ring.group] = _Stopped(ring, is_settled, set(asked), heard)
+        has_decided = any(each.has_decided and _epoch(each) == ring.epoch for each in ours.values())
+        found.stopped[ring.group] = _Stopped(ring, has_decided, set(asked), heard)
         return False
 
     def _concerns(self, ring: m.Ring, ref: Ref, peer: int) -> bool:
@@ -356,7 +356,7 @@ class Takeovers:
         again = {(group, message.epoch, *ref) for ref in refs} & found.decided
         assert not again, f"{message} is about what had a verdict when this master took over: {again}"
 
-    # Joint calls.
+    # Group calls.
 
     def _note_calls(self, found: _Takeover) -> None:
         members = found.members
@@ -378,7 +378,7 @@ class Takeovers:
             if each.installed is not None and last is not None and last.call_number > max([each.joined_after, *own]):
                 found.ends[peer] = kind, last
 
-    def _ends(self, found: _Takeover, peer: int, kind: str, result: m.JointResult) -> None:
+    def _ends(self, found: _Takeover, peer: int, kind: str, result: m.GroupCallResult) -> None:
         """Check how the first call of a peer ends under a new master."""
         if peer in found.answered_anew:
             return

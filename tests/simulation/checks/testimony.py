@@ -4,7 +4,7 @@ the views that it tells of are those that it was told of, and it has answered th
 verdicts that it has heard, or reached without a master, are among those that it tells, and its ops are done that it
 says are done; so are commits of a master that has stopped its ops since, and that its engine lags behind
 it answers a view to the master that has announced it
-the outcomes of joint calls that it tells are those that it has heard
+the outcomes of group calls that it tells are those that it has heard
 a state that it offers is the one that it has
 a vote for a commit, or that an op is not done, is true
 of ops that no master decides it says that they are done where it has said that it waits for them, and else not
@@ -69,7 +69,7 @@ class _Known:
     admission: int = 0
     """The update_topology that was under way when newcomers last came."""
     told_ends: set[int] = field(default_factory=set)
-    """The joint calls of whose end a master has told."""
+    """The group calls of whose end a master has told."""
 
 
 class Testimony:
@@ -113,10 +113,10 @@ class Testimony:
             known.commits |= {(op.tag, op.sequence) for op in message.ops}
         elif isinstance(message, m.OpAbort):
             self._abort(node, known, (message.tag, message.sequence))
-        elif isinstance(message, m.JointResult):
-            self._joint_result(node, known, message)
+        elif isinstance(message, m.GroupCallResult):
+            self._group_call_result(node, known, message)
 
-    def _joint_result(self, node: Node, known: _Known, message: m.JointResult) -> None:
+    def _group_call_result(self, node: Node, known: _Known, message: m.GroupCallResult) -> None:
         known.told_ends.add(message.call)
         if message.call_number:
             kind = node.kinds[message.call]
@@ -185,13 +185,13 @@ class Testimony:
             self._vote(node, known, message)
         elif isinstance(message, m.OpFailed):
             self._failed(node, known, message)
-        elif isinstance(message, m.JointCall):
+        elif isinstance(message, m.GroupCall):
             known.owed.discard(f"call {message.call}")
             if message.offer is not None:
                 self._offer(node, message.offer)
         elif isinstance(message, m.OpsDone):
             self._done(node, known, message)
-        elif isinstance(message, m.JointCancel):
+        elif isinstance(message, m.GroupCallCancel):
             known.owed.discard(f"the end of call {message.call}")
         elif isinstance(message, m.LinkLost):
             stands = [
@@ -212,7 +212,7 @@ class Testimony:
             known.owed.add(_done(key[2:]))
 
     def call_ends(self, node: Node, call: int, code: Result) -> None:
-        """Check a joint call that ends at its caller."""
+        """Check a group call that ends at its caller."""
         known = self._of(node)
         if node.kinds[call] == m.Kind.UPDATE_TOPOLOGY and code is Result.SUCCESS and call not in known.told_ends:
             assert call == known.admission, f"{node} ends an update_topology that its master has not ended"
@@ -261,8 +261,8 @@ class Testimony:
         )
         answered = {each.view for each in said.answered}
         assert answered == known.answered, f"{node} has answered {known.answered} before and says {answered}"
-        is_settled = bool(known.prepared) and bool(known.epoch) and known.prepared_epoch != known.epoch
-        assert said.is_settled == is_settled, f"{node} says that its ops are settled: {said.is_settled}"
+        has_decided = bool(known.prepared) and bool(known.epoch) and known.prepared_epoch != known.epoch
+        assert said.has_decided == has_decided, f"{node} says that its ops are settled: {said.has_decided}"
 
     def _report(self, node: Node, known: _Known, report: m.RecoveryReport) -> None:
         self._views(node, known, report)

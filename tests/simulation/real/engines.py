@@ -252,7 +252,7 @@ class RealEngines:
     def freeze_op(self, node: Node, op: int) -> None:
         self.of[node].threads.freeze_op(op)
 
-    def forget(self, node: Node, effect: ps.ForgetUnmade) -> None:
+    def forget(self, node: Node, effect: ps.ForgetUnlaunched) -> None:
         self.of[node].threads.forget_ops(effect.epoch, effect.tag, effect.uses)
 
     def end(self, node: Node, op: int, commit: bool, quietly: bool = False) -> None:

@@ -1,7 +1,7 @@
 """Plays whole runs of communicators and masters in one thread: what ships, from the public calls down to its sockets.
 
 Theory of operation. A seed makes a run. Peers are `AsyncCommunicator`s, masters are `MasterServer`s, with the sessions,
-handshakes, elections, joint calls, state transfers and staged ops that ship. What is played is what they are given:
+handshakes, elections, group calls, state transfers and staged ops that ship. What is played is what they are given:
 
     clock         trio's MockClock, which jumps to the next event
     determinism   trio's scheduler, secrets and worker threads draw on the seed, so a seed is a run, event by event

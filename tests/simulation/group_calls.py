@@ -1,4 +1,4 @@
-"""The joint calls of a simulated run, and what they have peers do: fetch shared state and measure links.
+"""The group calls of a simulated run, and what they have peers do: fetch shared state and measure links.
 
 Shared state is a root and a revision; a fetch copies a donor's root.
 """
@@ -15,7 +15,7 @@ from tests.simulation.scene import Scene
 FETCHED_BLOCKS = 3
 
 
-class JointCalls:
+class GroupCalls:
     def __init__(self, scene: Scene, peers: Peers) -> None:
         self._scene = scene
         self._peers = peers
@@ -27,7 +27,7 @@ class JointCalls:
         call = node.next()
         node.kinds[call] = kind
         self._peers.take_over(node)
-        node.machine.joint(call, kind, self.offer(node) if kind == m.Kind.SYNC else None)
+        node.machine.group_call(call, kind, self.offer(node) if kind == m.Kind.SYNC else None)
         self._peers.settle(node)
         return call
 
@@ -39,7 +39,7 @@ class JointCalls:
         if call not in node.calls:
             node.given_up.add(call)
         self._peers.take_over(node)
-        node.machine.cancel_joint(call)
+        node.machine.cancel_group_call(call)
         self._peers.settle(node)
 
     def _ended(self, node: Node, effect: ps.CallResult) -> None:

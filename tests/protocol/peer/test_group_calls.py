@@ -1,4 +1,4 @@
-"""Joint calls of one peer, without the rest of it."""
+"""Group calls of one peer, without the rest of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pccl.protocol import messages as m
 from pccl.protocol.codec import ProtocolError
 from pccl.protocol.messages import Kind, OpRef
 from pccl.protocol.peer.effects import CallResult, Effect, Outbox, ToMaster
-from pccl.protocol.peer.joint_calls import JointCalls
+from pccl.protocol.peer.group_calls import GroupCalls
 from pccl.types import Result
 
 
@@ -28,14 +28,14 @@ class Rig:
     ops: Ops = field(default_factory=Ops)
 
     def __post_init__(self) -> None:
-        self.calls = JointCalls(self.outbox, self.ops)
+        self.calls = GroupCalls(self.outbox, self.ops)
 
     def enter(self, call: int, kind: str, offer: m.SyncOffer | None = None) -> list[Effect]:
         self.calls.enter(call, kind, offer)
         return self.outbox.drain()
 
     def result(self, call: int, code: Result = Result.SUCCESS, value: int = 0, call_number: int = 0) -> list[Effect]:
-        self.calls.on_result(m.JointResult(call, code, "", value, call_number))
+        self.calls.on_result(m.GroupCallResult(call, code, "", value, call_number))
         return self.outbox.drain()
 
 
@@ -44,13 +44,13 @@ OFFER = m.SyncOffer("enforce_popular", 3, b"mine", [])
 
 def test_one_is_made_at_a_time() -> None:
     rig = Rig()
-    assert rig.enter(1, Kind.UPDATE_TOPOLOGY) == [ToMaster(m.JointCall(1, Kind.UPDATE_TOPOLOGY))]
+    assert rig.enter(1, Kind.UPDATE_TOPOLOGY) == [ToMaster(m.GroupCall(1, Kind.UPDATE_TOPOLOGY))]
     assert rig.calls.is_exclusive
     assert rig.enter(2, Kind.ARE_PEERS_PENDING) == []
     rig.ops.undecided = [OpRef(7, 0)]
     ended, entered = rig.result(1, call_number=4)
     assert ended == CallResult(1, Result.SUCCESS, "", 0)
-    assert entered == ToMaster(m.JointCall(2, Kind.ARE_PEERS_PENDING, None, [OpRef(7, 0)]))
+    assert entered == ToMaster(m.GroupCall(2, Kind.ARE_PEERS_PENDING, None, [OpRef(7, 0)]))
     assert (rig.calls.kind, rig.calls.is_exclusive) == (Kind.ARE_PEERS_PENDING, False)
     assert [outcome.kind for outcome in rig.calls.outcomes] == [Kind.UPDATE_TOPOLOGY]
 
@@ -66,9 +66,9 @@ def test_what_was_cancelled_is_cancelled_with_the_next_master_too() -> None:
     rig = Rig()
     rig.enter(1, Kind.UPDATE_TOPOLOGY)
     rig.calls.cancel(1)
-    assert rig.outbox.drain() == [ToMaster(m.JointCancel(1))]
+    assert rig.outbox.drain() == [ToMaster(m.GroupCallCancel(1))]
     rig.calls.restate()
-    assert rig.outbox.drain() == [ToMaster(m.JointCall(1, Kind.UPDATE_TOPOLOGY)), ToMaster(m.JointCancel(1))]
+    assert rig.outbox.drain() == [ToMaster(m.GroupCall(1, Kind.UPDATE_TOPOLOGY)), ToMaster(m.GroupCallCancel(1))]
 
 
 def offered_again(rig: Rig) -> tuple[int, bytes]:
@@ -76,7 +76,7 @@ def offered_again(rig: Rig) -> tuple[int, bytes]:
     rig.calls.restate()
     (effect,) = rig.outbox.drain()
     assert isinstance(effect, ToMaster)
-    assert isinstance(effect.message, m.JointCall)
+    assert isinstance(effect.message, m.GroupCall)
     offer = effect.message.offer
     assert offer is not None
     return offer.revision, offer.root
@@ -120,7 +120,7 @@ def test_a_result_of_no_call_is_a_lie() -> None:
         rig.result(1)
     rig.enter(1, Kind.SYNC, OFFER)
     with pytest.raises(ProtocolError, match="with code"):
-        rig.calls.on_result(m.JointResult(1, 4711))
+        rig.calls.on_result(m.GroupCallResult(1, 4711))
     rig.result(1, value=9, call_number=8)
     assert rig.calls.synced == (8, 9)
 

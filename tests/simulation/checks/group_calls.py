@@ -1,6 +1,6 @@
-"""Checks of joint calls and of what syncs lead to, by the results that masters send and the contents that peers hold.
+"""Checks of group calls and of what syncs lead to, by the results that masters send and the contents that peers hold.
 
-a joint call ends in the same way for all of its group, and succeeds only with all
+a group call ends in the same way for all of its group, and succeeds only with all
 one that has ended for some under one master ends in the same way for the rest under the next
 after a sync contents are the same, and its revision does not go back while a peer of the last one is there
 no peer that only sends is overwritten, no peer that only receives is a source, and no newcomer outvotes those that
@@ -17,14 +17,14 @@ from tests.simulation.checks.facts import Facts, Leader
 from tests.simulation.node import Node
 
 Call = tuple[str, int, str, int]
-"""The name of a joint call: run, number, kind, and the group where one group makes it alone."""
+"""The name of a group call: run, number, kind, and the group where one group makes it alone."""
 Outcome = tuple[int, int, bytes]
-"""The end of a joint call: code, value, and the content after a sync."""
+"""The end of a group call: code, value, and the content after a sync."""
 Sync = tuple[int, dict[Node, int]]
 """The revision that a sync has elected, and its peers with the numbers of their calls."""
 
 
-class JointCalls:
+class GroupCalls:
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
         self._offers: dict[Node, m.SyncOffer] = {}
@@ -74,7 +74,7 @@ class JointCalls:
                 unheard.append(syncs.pop())
 
     def results(
-        self, leader: Leader, results: list[tuple[Node, m.JointResult]], accepted: list[Node], is_whole: bool
+        self, leader: Leader, results: list[tuple[Node, m.GroupCallResult]], accepted: list[Node], is_whole: bool
     ) -> None:
         """Check the results that one event has led to. `accepted` are the peers that this master led before it. If it
         `is_whole`, there are no others."""
@@ -124,11 +124,11 @@ class JointCalls:
                 if node.group == group and node.kinds[call] == m.Kind.SYNC:
                     yield node, call
 
-    def _call(self, leader: Leader, node: Node, result: m.JointResult) -> Call:
+    def _call(self, leader: Leader, node: Node, result: m.GroupCallResult) -> Call:
         kind = node.kinds[result.call]
         return leader.run, result.call_number, kind, node.group if kind == m.Kind.SYNC else 0
 
-    def _outcome(self, node: Node, result: m.JointResult) -> Outcome:
+    def _outcome(self, node: Node, result: m.GroupCallResult) -> Outcome:
         has_synced = node.kinds[result.call] == m.Kind.SYNC and result.code == Result.SUCCESS
         return result.code, result.value, node.root if has_synced else b""
 

@@ -1,6 +1,6 @@
-"""Joint calls of one peer: the current one, the queue, and the last outcome of each kind.
+"""Group calls of one peer: the current one, the queue, and the last outcome of each kind.
 
-All peers of a group, or of the run, make a joint call together. A peer is in one at a time. The last outcomes are kept
+All peers of a group, or of the run, make a group call together. A peer is in one at a time. The last outcomes are kept
 for the next master, which repeats them to peers that lack them.
 """
 
@@ -26,7 +26,7 @@ def in_flight(tags: Sequence[int]) -> str:
 
 
 class OpenOps(Protocol):
-    """What joint calls need of `Ops`."""
+    """What group calls need of `Ops`."""
 
     @property
     def tags(self) -> Sequence[int]:
@@ -39,7 +39,7 @@ class OpenOps(Protocol):
 
 @dataclass
 class _Call:
-    """One joint call."""
+    """One group call."""
 
     call: int
     kind: str
@@ -67,20 +67,20 @@ class _Call:
         return self.held
 
 
-class JointCalls:
-    """All joint calls of one peer."""
+class GroupCalls:
+    """All group calls of one peer."""
 
     def __init__(self, outbox: Outbox, ops: OpenOps) -> None:
         self._outbox = outbox
         self._ops = ops
         self._call: _Call | None = None
         self._waiting: deque[_Call] = deque()
-        self._outcomes: dict[str, m.JointOutcome] = {}
+        self._outcomes: dict[str, m.GroupCallOutcome] = {}
         """Outcome of the last call of each kind."""
         self._admission: int | None = None
         """The last update_topology whose view was installed before its result arrived."""
         self.joined_after = 0
-        """Number of the last joint call that ended before this peer was accepted."""
+        """Number of the last group call that ended before this peer was accepted."""
         self.synced: tuple[int, int] | None = None
         """Number and revision of this peer's last successful sync."""
 
@@ -95,7 +95,7 @@ class JointCalls:
         return self._call is not None and self._call.kind in Kind.EXCLUSIVE
 
     @property
-    def outcomes(self) -> list[m.JointOutcome]:
+    def outcomes(self) -> list[m.GroupCallOutcome]:
         """Outcome of the last call of each kind."""
         return list(self._outcomes.values())
 
@@ -109,18 +109,18 @@ class JointCalls:
         for waiting in self._waiting:
             if waiting.call == call:
                 self._waiting.remove(waiting)
-                self._outbox.act(CallResult(call, Result.TIMEOUT, "cancelled by its caller", 0))
+                self._outbox.emit(CallResult(call, Result.TIMEOUT, "cancelled by its caller", 0))
                 return
         if self._call is not None and self._call.call == call:
             self._call.is_cancelled = True
-            self._outbox.say(m.JointCancel(call))
+            self._outbox.send(m.GroupCallCancel(call))
 
     def _enter_next(self) -> None:
         while self._call is None and self._waiting:
             call = self._waiting.popleft()
             tags = self._ops.tags if call.kind in Kind.EXCLUSIVE else ()
             if tags:
-                self._outbox.act(CallResult(call.call, Result.PENDING_ASYNC_OPS, in_flight(tags), 0))
+                self._outbox.emit(CallResult(call.call, Result.PENDING_ASYNC_OPS, in_flight(tags), 0))
                 continue
             self._call = call
             self.restate()
@@ -131,24 +131,24 @@ class JointCalls:
         if call is None:
             return
         open_ops = self._ops.undecided if call.kind == Kind.ARE_PEERS_PENDING else []
-        self._outbox.say(m.JointCall(call.call, call.kind, call.current_offer(), open_ops))
+        self._outbox.send(m.GroupCall(call.call, call.kind, call.current_offer(), open_ops))
         if call.is_cancelled:
-            self._outbox.say(m.JointCancel(call.call))
+            self._outbox.send(m.GroupCallCancel(call.call))
 
-    def on_result(self, message: m.JointResult) -> None:
+    def on_result(self, message: m.GroupCallResult) -> None:
         """End the current call."""
         call = self._call
         if call is None or call.call != message.call:
-            raise ProtocolError(f"the result of joint call {message.call}, which is not under way")
+            raise ProtocolError(f"the result of group call {message.call}, which is not under way")
         if message.code != Result.SUCCESS and message.code not in m.FAILURES:
-            raise ProtocolError(f"the result of a joint call with code {message.code}")
+            raise ProtocolError(f"the result of a group call with code {message.code}")
         self._call = None
         if message.call_number:
-            ended = m.JointOutcome(call.kind, message.call_number, message.code, message.reason, message.value)
+            ended = m.GroupCallOutcome(call.kind, message.call_number, message.code, message.reason, message.value)
             self._outcomes[call.kind] = ended
             if call.kind == Kind.SYNC and message.code == Result.SUCCESS:
                 self.synced = message.call_number, message.value
-        self._outbox.act(CallResult(call.call, Result(message.code), message.reason, message.value))
+        self._outbox.emit(CallResult(call.call, Result(message.code), message.reason, message.value))
         self._enter_next()
 
     def on_plan(self, plan: m.SyncPlan) -> None:
@@ -165,8 +165,10 @@ class JointCalls:
             call.is_fetched = success
 
     def admitted(self, call_number: int) -> None:
-        """Note that joint call `call_number` installed a view with newcomers."""
-        self._outcomes[Kind.UPDATE_TOPOLOGY] = m.JointOutcome(Kind.UPDATE_TOPOLOGY, call_number, Result.SUCCESS, "", 0)
+        """Note that group call `call_number` installed a view with newcomers."""
+        self._outcomes[Kind.UPDATE_TOPOLOGY] = m.GroupCallOutcome(
+            Kind.UPDATE_TOPOLOGY, call_number, Result.SUCCESS, "", 0
+        )
         if self._call is not None and self._call.kind == Kind.UPDATE_TOPOLOGY:
             self._admission = self._call.call
 
@@ -175,11 +177,11 @@ class JointCalls:
         call = self._call
         if call is not None and call.kind == Kind.UPDATE_TOPOLOGY and self._admission == call.call:
             call_number = self._outcomes[Kind.UPDATE_TOPOLOGY].call_number
-            self.on_result(m.JointResult(call.call, Result.SUCCESS, call_number=call_number))
+            self.on_result(m.GroupCallResult(call.call, Result.SUCCESS, call_number=call_number))
 
     def end(self, code: Result, reason: str) -> None:
         """End all calls: the session is over."""
         for call in [*([self._call] if self._call else []), *self._waiting]:
-            self._outbox.act(CallResult(call.call, code, reason, 0))
+            self._outbox.emit(CallResult(call.call, code, reason, 0))
         self._call = None
         self._waiting.clear()
