@@ -26,6 +26,8 @@ from pccl.runtime.extension import ffi
 from pccl.types import DataType, Result
 
 _ADDRESS = ffi.typeof("uintptr_t")
+_numpy_types: dict[np.dtype[Any], DataType] = {}
+"""Types found before."""
 ALIGNMENT_BYTES = 64
 """The alignment of memory that JAX takes over on the CPU without a copy."""
 
@@ -216,10 +218,13 @@ def _is_reducible(array: Any) -> bool:
 
 def _from_numpy(array: np.ndarray[Any, Any], role: str, func_name: str, dtype: DataType | None = None) -> Operand:
     """Return the array's memory. `dtype` replaces its own."""
-    try:
-        dtype = dtype if dtype is not None else DataType.from_numpy_dtype(array.dtype)
-    except ValueError as error:
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role}: {error}") from None
+    if dtype is None:
+        dtype = _numpy_types.get(array.dtype)
+    if dtype is None:
+        try:
+            dtype = _numpy_types[array.dtype] = DataType.from_numpy_dtype(array.dtype)
+        except ValueError as error:
+            raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role}: {error}") from None
     if not array.flags.c_contiguous:
         raise PCCLError(
             Result.INVALID_ARGUMENT, func_name, f"{role} is not contiguous; pass numpy.ascontiguousarray({role})"

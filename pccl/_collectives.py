@@ -20,6 +20,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from pccl._arrays import (
     NewArray,
     Operand,
@@ -110,7 +112,8 @@ def all_reduce(
         require_writable(target, "recv", func_name)
     elif not target.is_writable:
         raise fail("send is read-only, so the result cannot replace it")
-    require_alike(source, target, func_name)
+    if target is not source:
+        require_alike(source, target, func_name)
     if count is None:
         if source.count != target.count:
             raise fail(f"send has {source.count} elements but recv has {target.count}; they must have as many")
@@ -120,12 +123,13 @@ def all_reduce(
         if not 0 <= count <= min(source.count, target.count):
             raise fail(f"count {count} does not fit send ({source.count} elements) and recv ({target.count})")
     shape = source.shape if count == source.count else (count,)  # the first elements of an array have none of theirs
-    size_bytes = count * source.dtype.itemsize
-    if 0 < abs(source.address - target.address) < size_bytes:
+    distance = abs(source.address - target.address)
+    if distance and distance < count * source.dtype.itemsize:
         raise fail("send and recv overlap without being the same; pass one array for both, or separate ones")
     if not isinstance(op, ReduceOp):
         raise fail(f"op must be a ReduceOp, not {op!r}")
-    tag = _checked_tag(tag, func_name)
+    if type(tag) is not int or not 0 <= tag <= TAG_MAX:
+        tag = _checked_tag(tag, func_name)
     if operand_descriptor is not None and not isinstance(operand_descriptor, ReduceOperandDescriptor):
         raise fail(f"operand_descriptor must be a ReduceOperandDescriptor or None, not {operand_descriptor!r}")
     if operand_descriptor is not None and not isinstance(operand_descriptor.datatype, DataType):
@@ -141,9 +145,12 @@ def all_reduce(
             quantization.check_tensor(source.dtype)
         except ValueError as error:
             raise fail(str(error)) from None
-    _check_algorithm(algorithm, func_name)
-    step = _checked_step(step, func_name)
+    if algorithm is not None:
+        _check_algorithm(algorithm, func_name)
+    if step is not None:
+        step = _checked_step(step, func_name)
     if source.device is not None:
+        size_bytes = count * source.dtype.itemsize
         cargo = Cargo(source.owner, lambda: target.owner, count, size_bytes, size_bytes, is_in_place=True)
         new_source = partial(Staging, source.device, lambda: cargo)
         nowhere = Buffers(0, 0, count, None)
@@ -162,7 +169,7 @@ def all_reduce(
         step=step,
         shape=shape,
         new_array=new_array,
-        written=changes_of(target.owner),
+        written=None if type(target.owner) is np.ndarray else changes_of(target.owner),
     )
 
 

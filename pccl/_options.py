@@ -13,7 +13,7 @@ from pccl._session_holder import SessionHolder
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.names import NAME_CHARACTERS_MAX, is_name
 from pccl.runtime.network import addresses
-from pccl.runtime.session.options import SessionOptions
+from pccl.runtime.session.driver import SessionOptions
 from pccl.types import Result
 
 CONNECTIONS_DEFAULT = 2

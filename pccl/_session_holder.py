@@ -40,12 +40,12 @@ from pccl.protocol.messages import Kind, PendingAnswer
 from pccl.protocol.peer import View
 from pccl.protocol.wait_reasons import LongWait, how_to_look, where_to_look
 from pccl.runtime.network.addresses import DIAL_S, Address
-from pccl.runtime.session.options import SessionError, SessionOptions
-from pccl.runtime.session.peer_session import NO_ANSWER_MEANS, PeerSession, open_session
+from pccl.runtime.session.driver import SessionError, SessionOptions
+from pccl.runtime.session.session import NO_ANSWER_MEANS, PeerSession, open_session
 from pccl.runtime.state.tensor_blocks import StateTensor, StoreError, fingerprint
 from pccl.runtime.state.transfer import Transfer
 from pccl.runtime.threads import portal
-from pccl.runtime.threads.waits import waiting
+from pccl.runtime.threads.waking import waiting
 from pccl.shared_state import SharedState
 from pccl.types import Result, SharedStateSyncInfo, SharedStateSyncStrategy
 
@@ -505,8 +505,7 @@ class SessionHolder:
         async def more() -> str:
             view = self.view(name)
             return (
-                f"more peers to connect to {self.address}: {view.world_size} of {count} are in group {view.group} so "
-                f"far"
+                f"more peers to connect to {self.address}: {view.world_size} of {count} are in group {view.group} now"
             )
 
         async def gather() -> int:

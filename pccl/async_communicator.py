@@ -91,7 +91,8 @@ class AsyncCommunicator(CommunicatorBase):
         options: CommunicatorOptions | None = None,
         **old_names: Any,
     ) -> None:
-        super().__init__(holder_of(address, peer_group, connections, timeout, name, token, encrypt, options, old_names))
+        holder = holder_of(address, peer_group, connections, timeout, name, token, encrypt, options, old_names)
+        super().__init__(holder, is_blocking=False)
         self._home: trio.lowlevel.TrioToken | None = None
         """The session's trio run; None: that of the portal."""
         self._is_settled = False

@@ -35,7 +35,8 @@ from pccl.protocol.messages import Kind
 from pccl.protocol.recording import Recording
 from pccl.runtime.data_plane.op_spec import OpSpec
 from pccl.runtime.data_plane.pending import PendingOp
-from pccl.runtime.session.peer_session import PeerSession
+from pccl.runtime.session.driver import SessionError
+from pccl.runtime.session.session import PeerSession
 from pccl.runtime.threads import portal
 from pccl.shared_state import SharedState
 from pccl.types import (
@@ -88,11 +89,11 @@ def old_name(communicator: Any, name: str) -> Any:
 class CommunicatorBase:
     """What both communicators have that never waits."""
 
-    def __init__(self, holder: SessionHolder) -> None:
+    def __init__(self, holder: SessionHolder, is_blocking: bool) -> None:
         self._inner = holder
         self._before_leaving: dict[Hashable, Callable[[], object]] = {}
         """Called at the end of a `with` block that ends without an exception, before it closes. `close` drops them."""
-        self.launch = Launch(holder)
+        self.launch = Launch(holder, is_waited_in_thread=is_blocking)
         """The collectives, launched: each of its methods returns a handle at once."""
 
     def __repr__(self) -> str:
@@ -215,7 +216,8 @@ class Communicator(CommunicatorBase):
         options: CommunicatorOptions | None = None,
         **old_names: Any,
     ) -> None:
-        super().__init__(holder_of(address, peer_group, connections, timeout, name, token, encrypt, options, old_names))
+        holder = holder_of(address, peer_group, connections, timeout, name, token, encrypt, options, old_names)
+        super().__init__(holder, is_blocking=True)
         self._finalizer = weakref.finalize(self, close_forgotten, self._inner)
         self._finalizer.atexit = False
 
@@ -605,24 +607,26 @@ class Communicator(CommunicatorBase):
 
     def _run(self, spec: OpSpec, timeout: Timeout, func_name: str) -> PendingOp:
         """Launch an op and wait for its end. Abort it on all peers if the time passes or the caller is interrupted."""
-        limit_s = self._inner.timeout_s(timeout, func_name)
-        session = self._inner.session(func_name)
+        holder = self._inner
+        limit_s = holder.default_timeout_s if timeout is DEFAULT else holder.timeout_s(timeout, func_name)
+        session = holder.session(func_name)
         op = session.ops.new(spec)
         try:
-            with SessionErrors(func_name):
-                if limit_s is None or limit_s > SHORT_S:
-                    session.ops.launch_waiting(op)
-                else:
-                    session.ops.launch(op)
-            if not op.wait(limit_s):
+            if limit_s is None or limit_s > SHORT_S:
+                session.ops.launch_waiting(op)
+            else:
+                session.ops.launch(op)
+            if op.result is None and not op.wait(limit_s):
                 reason = gave_up(session, limit_s, op, _whom(session, op, limit_s))
                 session.ops.cancel(op, Result.TIMEOUT, reason)
                 op.wait(CANCEL_GRACE_S)
                 op.reclaim()
-        except BaseException:  # an op whose launch was refused is over
+        except SessionError as error:  # the launch was refused
+            raise PCCLError(error.result, func_name, error.message) from None
+        except BaseException:
             interrupted(session, [op])
             raise
-        if op.is_given_up or not op.is_over:
+        if op.is_given_up or op.result is None:
             require_outcome(session, [op], func_name)
         return op
 

@@ -26,7 +26,8 @@ from pccl.errors import PCCLError, integer_argument, op_error
 from pccl.protocol.peer import OpResult, alone_in
 from pccl.runtime.data_plane.op_spec import OpSpec, Source
 from pccl.runtime.data_plane.pending import PendingOp
-from pccl.runtime.session.peer_session import PeerSession
+from pccl.runtime.session.driver import SessionError
+from pccl.runtime.session.session import PeerSession
 from pccl.types import (
     CollectiveInfo,
     Membership,
@@ -140,7 +141,8 @@ def interrupted(session: PeerSession, ops: Sequence[PendingOp]) -> None:
         wait_all(ops, INTERRUPT_GRACE_S)
     finally:
         for op in ops:
-            session.ops.let_go(op)
+            if op.result is not None:
+                op.finish(op.result)  # the interrupt may have cut that off
 
 
 def require_outcome(
@@ -285,7 +287,7 @@ class AsyncReduceHandle(Handle[ReduceInfo]):
             None)` while `done()` is false: the op is still in flight.
         """
         name = "AsyncReduceHandle.wait"
-        if not self._op.wait(_timeouts.checked_s(timeout, name)):
+        if not self._op.wait(None if timeout is None else _timeouts.checked_s(timeout, name)):
             return False, Result.TIMEOUT, None
         try:
             return True, Result.SUCCESS, self._info(name)
@@ -319,21 +321,33 @@ class AsyncCollectiveHandle(Handle[CollectiveInfo]):
 
 @trio.lowlevel.enable_ki_protection
 def launched(
-    holder: SessionHolder, spec: OpSpec, func_name: str, handle_of: Callable[[PendingOp, PeerSession], T]
+    holder: SessionHolder,
+    spec: OpSpec,
+    func_name: str,
+    handle_of: Callable[[PendingOp, PeerSession], T],
+    is_waited_in_thread: bool,
 ) -> T:
-    """Launch an op whose caller goes on, and return its handle. An interrupted launch is withdrawn."""
+    """Launch an op whose caller goes on, and return its handle. An interrupted launch is withdrawn.
+
+    `is_waited_in_thread`: the caller waits in a thread, so a small op takes the fast path.
+    """
     session = holder.session(func_name)
-    view = holder.view(func_name)
-    if view.world_size < 2:
-        raise PCCLError(Result.TOO_FEW_PEERS, func_name, alone_in(view.group))
+    view = session.view if session.failure is None else holder.view(func_name)
+    if view is None or len(view.ring) < 2:
+        raise PCCLError(Result.TOO_FEW_PEERS, func_name, alone_in(view.group if view is not None else 0))
+    ops = session.ops
     is_overlapped = spec.pair is None
-    op = session.ops.new(spec._replace(is_overlapped=True) if is_overlapped else spec)
+    op = ops.new(spec._replace(is_overlapped=True) if is_overlapped else spec)
     op.waits = session.overlapped_waits if is_overlapped else None
     try:
         handle = handle_of(op, session)
-        with SessionErrors(func_name):
-            session.ops.launch(op)
-    except BaseException:  # an op whose launch was refused is over
+        if is_waited_in_thread:
+            ops.start(op)
+        else:
+            ops.launch(op)
+    except SessionError as error:  # the launch was refused
+        raise PCCLError(error.result, func_name, error.message) from None
+    except BaseException:
         interrupted(session, [op])
         raise
     return handle
@@ -348,13 +362,18 @@ class Launch:
     cancelled. They are kept alive until then, and an op whose handle is dropped goes on.
     """
 
-    def __init__(self, holder: SessionHolder) -> None:
+    def __init__(self, holder: SessionHolder, is_waited_in_thread: bool) -> None:
         self._holder = holder
+        self._is_waited_in_thread = is_waited_in_thread
 
     def _collective(self, call: CallOf, func_name: str) -> AsyncCollectiveHandle:
         made = call(self._holder.view(func_name), func_name)
         return launched(
-            self._holder, made.spec, func_name, lambda op, session: AsyncCollectiveHandle(op, session, made)
+            self._holder,
+            made.spec,
+            func_name,
+            lambda op, session: AsyncCollectiveHandle(op, session, made),
+            self._is_waited_in_thread,
         )
 
     def all_reduce(
@@ -373,7 +392,7 @@ class Launch:
         name = "all_reduce_async"
         quantization = quantization if quantization is not None else quantization_options
         spec = _collectives.all_reduce(send, recv, op, tag, quantization, algorithm, step, operand_descriptor, name)
-        return launched(self._holder, spec, name, AsyncReduceHandle)
+        return launched(self._holder, spec, name, AsyncReduceHandle, self._is_waited_in_thread)
 
     def all_gather(
         self,

@@ -22,9 +22,9 @@ from pccl.protocol.messages import ENGINE_THREADS_MAX, PEER_TIMEOUT_S_MAX, PEER_
 from pccl.runtime.master.durable_state import StateError, default_directory, open_directory
 from pccl.runtime.master.server import MasterServer
 from pccl.runtime.network import addresses
-from pccl.runtime.threads import faults, portal
-from pccl.runtime.threads.latch import Latch
-from pccl.runtime.threads.serving import STOP_TIMEOUT_S
+from pccl.runtime.threads import portal, tasks
+from pccl.runtime.threads.portal import STOP_TIMEOUT_S
+from pccl.runtime.threads.waking import Latch
 from pccl.types import Result
 from pccl.web.routes import Hosts, checked_names
 
@@ -291,7 +291,7 @@ class _Service:
                         nursery.start_soon(self._web.serve)
                     await self._server.serve()
         except Exception as error:
-            self.fault = faults.report(self.description, error)
+            self.fault = tasks.report(self.description, error)
             with suppress(Exception):
                 logger.error("%s", self.fault, exc_info=error)
         finally:

@@ -13,12 +13,12 @@ other:
 
 Where to look:
 
-    a connection is accepted      network/accepting, then session/inbound or master/server
-    an op is launched             session/launches; data_plane/fast_path for small ones whose caller waits
-    an op reaches the engine      session/engine_bridge, data_plane/engine
+    a connection is accepted      network/accepting, then session/links or master/server
+    an op is launched             session/ops; data_plane/fast_path for small ones whose caller waits
+    an op reaches the engine      session/ops, data_plane/engine
     a lost peer is noticed        network/heartbeat for the master (master/server judges with the machine);
-                                  session/engine_bridge for a peer whose link breaks
-    a lost master is noticed      session/heartbeats and session/control, which looks for another one
-    a link is made                session/outbound and network/links; session/inbound on the other side
+                                  session/ops for a peer whose link breaks
+    a lost master is noticed      session/control, which looks for another one
+    a link is made                session/links and network/links
     a newcomer gets the state     session/state_sync, state/receiver and state/transfer
 """

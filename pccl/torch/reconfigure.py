@@ -35,7 +35,7 @@ from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCP
 from torch.distributed import distributed_c10d as c10d
 
 from pccl.runtime.network import addresses
-from pccl.runtime.threads.latch import Latch
+from pccl.runtime.threads.waking import Latch
 from pccl.torch import bootstrap
 from pccl.torch.bootstrap import Meeting
 from pccl.torch.errors import Names

@@ -28,7 +28,7 @@ from torch.distributed import Work as TorchWork
 from _pccl_torch import outside_graphs
 from pccl.errors import PCCLError
 from pccl.runtime.data_plane.op_spec import OpSpec
-from pccl.runtime.threads.latch import Latch
+from pccl.runtime.threads.waking import Latch
 from pccl.torch.errors import BackendError
 from pccl.torch.memory_use import UNUSED, Use
 from pccl.torch.transport import Op

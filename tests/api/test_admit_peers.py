@@ -152,7 +152,7 @@ def test_timeout_names_the_number_of_peers(cluster: Cluster) -> None:
     error = refusal(partial(cluster[0].wait_for_peers, 2, timeout=0.05))
     assert (error.result, error.func_name) == (Result.TIMEOUT, "wait_for_peers")
     assert "it waited for more peers to connect to" in str(error)
-    assert "1 of 2 are in group 0 so far" in str(error)
+    assert "1 of 2 are in group 0 now" in str(error)
     assert cluster.address in str(error)
     newcomer = cluster.new()
     joining = Background(partial(join_and_wait, newcomer, 2))
@@ -187,14 +187,14 @@ def test_wait_for_peers_with_ops_in_flight_is_refused(cluster: Cluster) -> None:
 def test_long_wait_for_peers_is_logged(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pccl.protocol.long_wait.FIRST_S", 0.02)
-    monkeypatch.setattr("pccl.runtime.threads.waits.LOOK_S", 0.02)
+    monkeypatch.setattr("pccl.protocol.wait_reasons.FIRST_S", 0.02)
+    monkeypatch.setattr("pccl.runtime.threads.waking.LOOK_S", 0.02)
     cluster.join(1)
     with caplog.at_level(logging.WARNING, "pccl"):
         assert refusal(partial(cluster[0].wait_for_peers, 5, timeout=1)).result is Result.TIMEOUT
     said = [record.getMessage() for record in caplog.records if "wait_for_peers" in record.getMessage()]
     assert re.match(r"wait_for_peers has waited \d s for more peers to connect to", said[0])
-    assert "1 of 5 are in group 0 so far; look at `pccl status" in said[0]
+    assert "1 of 5 are in group 0 now; look at `pccl status" in said[0]
     assert 2 <= len(said) < 8
 
 

@@ -175,7 +175,7 @@ async def test_ctrl_c_withdraws_async_calls(peers: Peers) -> None:
         signal.raise_signal(signal.SIGINT)
 
     async def ctrl_c() -> None:
-        await trio.to_thread.run_sync(until, lambda: session._table.ops or len(session._calls), "it waits")
+        await trio.to_thread.run_sync(until, lambda: session.ops.table or len(session._calls), "it waits")
         press()
 
     for call in calls:
@@ -183,7 +183,7 @@ async def test_ctrl_c_withdraws_async_calls(peers: Peers) -> None:
             nursery.start_soon(ctrl_c)
             with pytest.raises(KeyboardInterrupt):
                 await call()
-        assert not session._table.ops
+        assert not session.ops.table
     found = await all_of(*(partial(peer.all_reduce, ones(), op=SUM, tag=9) for peer in peers))
     assert [info.world_size for info in found] == [2, 2]
     assert await all_of(*(peer.update_topology for peer in peers)) == [None, None]

@@ -61,7 +61,7 @@ async def waits_in(peer: AsyncCommunicator) -> None:
     """Returns when the peer waits in a group call or in an op."""
     session = peer._inner._session
     assert session is not None
-    await asyncio.to_thread(until, lambda: session._table.ops or len(session._calls), "it waits")
+    await asyncio.to_thread(until, lambda: session.ops.table or len(session._calls), "it waits")
 
 
 # What it does.

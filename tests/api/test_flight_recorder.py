@@ -149,9 +149,9 @@ def test_save_and_load(cluster: Cluster, tmp_path: Path) -> None:
 
 @pytest.fixture
 def dumped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr("pccl.runtime.session.dumps.LOOK_S", 0.02)
-    monkeypatch.setattr("pccl.runtime.session.dumps.PAUSE_S", 0.0)
-    monkeypatch.setattr("pccl.runtime.session.dumps.GATHER_S", 0.0)
+    monkeypatch.setattr("pccl.runtime.session.recorder.LOOK_S", 0.02)
+    monkeypatch.setattr("pccl.runtime.session.recorder.PAUSE_S", 0.0)
+    monkeypatch.setattr("pccl.runtime.session.recorder.GATHER_S", 0.0)
     monkeypatch.setenv("PCCL_TRACE_DIR", str(tmp_path / "traces"))
     return tmp_path / "traces"
 

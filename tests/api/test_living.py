@@ -133,7 +133,7 @@ def test_close_ends_calls_in_other_threads(cluster: Cluster, name: str) -> None:
     waiting = [Background(calls.get(name) or getattr(cluster[0], name)) for _ in range(1)]
     session = cluster[0]._inner._session
     assert session is not None
-    until(lambda: session._table.ops or len(session._calls), "it waits")
+    until(lambda: session.ops.table or len(session._calls), "it waits")
     cluster.peers.pop(0).close()
     assert results([call.outcome() for call in waiting]) == [Result.NOT_INITIALIZED]
     assert np.all(x == 1)

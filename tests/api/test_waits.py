@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result, SharedState
-from pccl.runtime.threads import waits
 from pccl.training import DiLoCo
 from tests.support.cluster import SUM, Background, Cluster, ones, refusal, run_of, until, waits_at_master
 
@@ -27,9 +26,9 @@ NAME = f"{re.escape(socket.gethostname())}:{os.getpid()}"
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Waits count as long after a moment."""
-    monkeypatch.setattr("pccl.protocol.long_wait.FIRST_S", 0.1)
+    monkeypatch.setattr("pccl.protocol.wait_reasons.FIRST_S", 0.1)
     monkeypatch.setattr("pccl.runtime.session.reports.REPORT_S", 0.02)
-    monkeypatch.setattr(waits, "LOOK_S", 0.02)
+    monkeypatch.setattr("pccl.runtime.threads.waking.LOOK_S", 0.02)
     monkeypatch.setattr("pccl.runtime.master.requests.REFRESH_S", 0.0)
 
 
@@ -193,10 +192,10 @@ SILENT = """
 import sys, threading
 import pccl
 from pccl.protocol import long_wait
-from pccl.runtime.threads import portal, waits
+from pccl.runtime.threads import portal, waking
 from pccl.status import run_status
 from pccl.training import DiLoCo
-long_wait.FIRST_S, waits.LOOK_S = 0.1, 0.02
+long_wait.FIRST_S, waking.LOOK_S = 0.1, 0.02
 {setup}
 with pccl.MasterNode("127.0.0.1:0") as node, pccl.Communicator(node.address):
     try:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from pccl.protocol.peer.op import ABORTS_KEPT_MAX, EARLY_KEPT_MAX
-from pccl.protocol.point_to_point import pair_tag
 
 from pccl.protocol import messages as m
+from pccl.protocol.completion import pair_tag
 from pccl.protocol.messages import Kind
+from pccl.protocol.peer.ops import ABORTS_KEPT_MAX, EARLY_KEPT_MAX
 from pccl.types import Result
 from tests.simulation.world import TAG, World
 

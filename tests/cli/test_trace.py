@@ -123,7 +123,7 @@ def test_a_recording_comes_in_parts_while_ops_run(cluster: Cluster, monkeypatch:
 
 def test_offsets_are_measured(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clocks of other machines: here their names alone differ, so the shift that is found has to be none."""
-    monkeypatch.setattr("pccl.runtime.session.flight_recorder.clock_name", lambda: str(threading.get_ident()))
+    monkeypatch.setattr("pccl.runtime.session.recorder.clock_name", lambda: str(threading.get_ident()))
     cluster.join(2)
     cluster.each(lambda peer, _: [reduce_once(peer) for _ in range(OPS)])
     trace = collect(cluster.address)

@@ -85,7 +85,7 @@ WATCH = """
 import threading, time
 def watch():
     session = comm._inner._session
-    while not (session._table.ops or len(session._calls) or session._fast_path.running):
+    while not (session.ops.table or len(session._calls) or session._fast_path.running):
         time.sleep(0.001)
     print("waits", flush=True)
 threading.Thread(target=watch).start()

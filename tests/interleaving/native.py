@@ -43,6 +43,10 @@ class Call:
     op: Op | None = None
     is_done: bool = False
     is_completed: bool = False
+    is_started: bool = False
+    waiting: int = 0
+    end_s: float = 0.0
+    traffic: tuple[int, int] = (0, 0)
 
 
 @dataclass(eq=False)
@@ -132,7 +136,8 @@ class FastPath:
         if call is None:
             return False
         assert call.is_done
-        self._events.post_op(lib.PCCL_EVENT_OP_FAST_COMPLETED, op, is_quiet=True)
+        is_quiet = not call.is_started or call.waiting > 0
+        self._events.post_op(lib.PCCL_EVENT_OP_FAST_COMPLETED, op, is_quiet=is_quiet)
         call.is_completed = True
         self._end(call)
         return True
@@ -584,27 +589,61 @@ class Native:
         return int(was_open)
 
     def pccl_fast_path_run(self, handle: Any, number: int, request: Any, uses: Any, wait_ms: int, result: Any) -> int:
+        started = self._start(handle, number, request, uses, wait_ms)
+        return started if isinstance(started, int) else self._wait(handle, started, result)
+
+    def pccl_fast_path_start(self, handle: Any, number: int, request: Any, uses: Any, wait_ms: int, call: Any) -> int:
+        started = self._start(handle, number, request, uses, wait_ms)
+        if isinstance(started, int):
+            return started
+        started.is_started = True
         path: FastPath = ffi.from_handle(handle)
-        scheduler = self.scheduler
+
+        def expire() -> None:
+            self.scheduler.wait(lambda: started.op is None, "the fast path's end", started.end_s)
+            if started.op is not None:
+                path.hand_over(started)
+
+        self.scheduler.spawn("an expiry", expire)
+        call[0] = ffi.cast("pccl_fast_path_call *", self._handle(started))
+        self.scheduler.step("the op has been started")
+        return int(lib.PCCL_OK)
+
+    def pccl_fast_path_wait(self, handle: Any, call: Any, result: Any) -> int:
+        return self._wait(handle, ffi.from_handle(ffi.cast("void *", call)), result)
+
+    def pccl_fast_path_forget(self, handle: Any, call: Any) -> None:
+        pass
+
+    def _start(self, handle: Any, number: int, request: Any, uses: Any, wait_ms: int) -> Call | int:
+        path: FastPath = ffi.from_handle(handle)
         if not request.awaits_completion:
             return int(lib.PCCL_E_INVALID)
-        scheduler.step("an op comes to the fast path")
+        self.scheduler.step("an op comes to the fast path")
         if number == 0 or path.number != number:
             return int(lib.PCCL_FAST_PATH_CLOSED)
-        call = Call()
+        call = Call(end_s=self.scheduler.now + wait_ms / 1000)
         assert path.engine is not None
         path.engine.submit(request, uses[0], call)
         assert call.op is not None
-        result.tx_bytes, result.rx_bytes = call.op.send_bytes, call.op.recv_bytes
+        call.traffic = call.op.send_bytes, call.op.recv_bytes
         uses[0] += 1
         path.calls.append(call)
+        return call
+
+    def _wait(self, handle: Any, call: Call, result: Any) -> int:
+        path: FastPath = ffi.from_handle(handle)
+        scheduler = self.scheduler
         me = scheduler.me
         assert me is not None
         me.is_in_c = True
+        call.waiting += 1
         try:
-            if not scheduler.wait(lambda: call.op is None, "the fast path", scheduler.now + wait_ms / 1000):
+            if not scheduler.wait(lambda: call.op is None, "the fast path", call.end_s) and call.op is not None:
                 path.hand_over(call)
         finally:
             me.is_in_c = False
+            call.waiting -= 1
+        result.tx_bytes, result.rx_bytes = call.traffic
         scheduler.step("the fast path returns")
         return int(lib.PCCL_FAST_PATH_COMPLETED if call.is_completed else lib.PCCL_FAST_PATH_HANDED_OVER)

@@ -37,12 +37,12 @@ WATCHED = (
     "pccl/runtime/data_plane/fast_path.py",
     "pccl/runtime/data_plane/pending.py",
     "pccl/runtime/session/driver.py",
-    "pccl/runtime/session/engine_bridge.py",
-    "pccl/runtime/session/flight_recorder.py",
-    "pccl/runtime/session/launches.py",
-    "pccl/runtime/session/lifetime.py",
-    "pccl/runtime/session/op_table.py",
-    "pccl/runtime/session/peer_session.py",
+    "pccl/runtime/session/ops.py",
+    "pccl/runtime/session/recorder.py",
+    "pccl/runtime/session/ops.py",
+    "pccl/runtime/session/driver.py",
+    "pccl/runtime/session/ops.py",
+    "pccl/runtime/session/session.py",
     "pccl/runtime/threads/",
 )
 """The modules whose lines and bytecodes are hand-overs: those that several threads run, or that meet signals."""

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from pccl import Communicator, PCCLError, ReduceDescriptor, ReduceOpDescriptor, Result
-from pccl.runtime.threads.latch import LOOK_UP_S
+from pccl.runtime.threads.waking import LOOK_UP_S
 from tests.interleaving.choosers import Switching
 from tests.interleaving.primitives import Lock
 from tests.interleaving.scenario import COUNT, SUM, Array, Scenario, contribution

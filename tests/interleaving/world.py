@@ -35,9 +35,11 @@ from pccl.runtime.data_plane import op_records
 from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.network import links
 from pccl.runtime.network.addresses import Address, MasterAddresses
-from pccl.runtime.session import control, outbound, peer_session
-from pccl.runtime.session.options import SessionOptions
-from pccl.runtime.session.peer_session import PeerSession
+from pccl.runtime.session import control
+from pccl.runtime.session import links as session_links
+from pccl.runtime.session import session as peer_session
+from pccl.runtime.session.driver import SessionOptions
+from pccl.runtime.session.session import PeerSession
 from pccl.runtime.threads import portal
 from tests.interleaving.native import Native
 from tests.interleaving.primitives import Lock, Namespace, replacements
@@ -309,7 +311,7 @@ class World:
             (session_holder, "open_session", self._open_session),
             (peer_session, "Control", Control),
             (peer_session, "Inbound", Inbound),
-            (outbound, "links", Namespace(links, dial_link=self._dial_link)),
+            (session_links, "links", Namespace(links, dial_link=self._dial_link)),
             (portal, "_portal", None),
             (portal, "_lock", Lock(self.scheduler)),
             (portal, "_forkables", weakref.WeakSet()),
@@ -431,11 +433,11 @@ class World:
         for session in self.sessions:
             ops, name = session.ops, f"session of peer {session._machine.peer}"
             left = {
-                "ops in the table": len(session._table.ops),
-                "tags in use": 0 if self._may_keep_tags else len(session._table._holders),
+                "ops in the table": len(ops.table),
+                "tags in use": 0 if self._may_keep_tags else len(ops.holders),
                 "ops on the fast path": len(session._fast_path._running),
                 "launches": len(ops._launched),
-                "ops that are being detached": len(session._bridge.detaching),
+                "ops that are being detached": len(ops.detaching),
                 "group calls": len(session._calls),
             }
             problems += [f"{name} is over, and has {count} {what}" for what, count in left.items() if count]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from pccl.runtime.threads.latch import wait_any
+from pccl.runtime.threads.waking import wait_any
 
 SIGNAL = signal.SIGUSR1
 

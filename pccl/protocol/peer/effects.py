@@ -295,6 +295,7 @@ class Outbox:
         self._done, self._stalled, self._over = [], [], []
 
     def drain(self) -> list[Effect]:
-        self.send_reports()
+        if self._done or self._stalled or self._over:
+            self.send_reports()
         effects, self._effects = self._effects, []
         return effects

@@ -35,7 +35,6 @@ from pccl.protocol.messages import (
 from pccl.protocol.names import peer_named
 from pccl.protocol.peer.effects import (
     CallResult,
-    Effect,
     Ended,
     Installed,
     KeepHeartbeats,
@@ -81,6 +80,7 @@ class Peer:
         self._flush: m.Flush | None = None
         self._resumed_at = 0.0
         self._outbox = Outbox()
+        self.drain = self._outbox.drain
         self._measurements = Measurements()
         self.links = Links(self._outbox, connections, may_grow)
         self.ops = Ops(self._outbox, self.links.number_of, is_blocked=lambda: self._calls.is_exclusive)
@@ -95,9 +95,6 @@ class Peer:
         self.peer_at, self.link_limited = self.links.peer_at, self.links.limited
         self.connection_lost = self.links.connection_lost
         self.cancel_group_call = self._calls.cancel
-
-    def drain(self) -> list[Effect]:
-        return self._outbox.drain()
 
     @property
     def is_over(self) -> bool:

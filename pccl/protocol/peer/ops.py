@@ -111,7 +111,7 @@ class Ops:
         """Return the submission of an op of the whole group without its number, tag and use count (`pair_start` turns
         it into one of two peers). None if such an op could take another course."""
         view = self._view
-        if view is None or not self._may_start or view.world_size < 2 or not completion.is_mutual(0, view.is_meshed):
+        if view is None or not self._may_start or len(view.ring) < 2 or not completion.is_mutual(0, view.is_meshed):
             return None
         if self._queued or self.uses.aborts or self.uses.promises:
             return None

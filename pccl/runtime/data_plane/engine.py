@@ -1,7 +1,7 @@
 """The C library's engine: one thread or more of this process, which move the elements of ops.
 
-All calls into the engine go through this module. None waits for the network, except `EngineFastPath.run` and
-`EngineCall.wait`.
+All calls into the engine go through this module. None waits for the network, except `EngineFastPath.run` and the
+functions that `EngineFastPath.start` returns.
 
 Ops on device arrays are *staged*: their source copies the arrays to host memory, then the op is submitted to the
 engine like any other. The peers see the same op as from a CPU.
@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 from pccl.protocol.auth import Keys
@@ -408,31 +409,35 @@ class EngineFastPath:
         outcome = lib.pccl_fast_path_run(self._native, opening, request.native, uses, wait_ms, result)
         return outcome, result.tx_bytes, result.rx_bytes
 
-    def start(self, opening: int, request: OpRequest, uses: Any, wait_ms: int) -> EngineCall | None:
+    def start(
+        self, opening: int, request: OpRequest, uses: Any, wait_ms: int
+    ) -> Callable[[], tuple[bool, int, int]] | None:
         """Submit an op without waiting. None if the path has been closed since this opening.
+
+        Returns:
+            A function that waits until the op has left the fast path, and returns whether it has completed, and the
+            bytes sent and received. No signal handler runs during the wait.
 
         The engine's events report the op's end if no thread waits for it. After `wait_ms` it is handed over.
         """
         call = ffi.new("pccl_fast_path_call **")
         outcome = lib.pccl_fast_path_start(self._native, opening, request.native, uses, wait_ms, call)
-        return EngineCall(self._native, call[0]) if outcome == lib.PCCL_OK else None
+        if outcome != lib.PCCL_OK:
+            return None
+        native = ffi.gc(call[0], partial(lib.pccl_fast_path_forget, self._native))
+        return partial(_join, self._native, native)
 
 
-class EngineCall:
-    """An op that was started on the fast path. Thread-safe."""
+def forget_join(join: Callable[[], tuple[bool, int, int]]) -> None:
+    """Never release a started op: in a forked child the lock of the fast path may be held."""
+    if isinstance(join, partial):
+        ffi.gc(join.args[1], None)
 
-    def __init__(self, path: Any, native: Any) -> None:
-        self._path = path
-        self._native = ffi.gc(native, lambda call: lib.pccl_fast_path_forget(path, call))
 
-    def wait(self) -> tuple[int, int, int]:
-        """Wait until the op has left the fast path. Return COMPLETED or HANDED_OVER, and the bytes sent and received.
-
-        No signal handler runs during the wait.
-        """
-        result = ffi.new("pccl_fast_path_result *")
-        outcome = lib.pccl_fast_path_wait(self._path, self._native, result)
-        return outcome, result.tx_bytes, result.rx_bytes
+def _join(path: Any, native: Any) -> tuple[bool, int, int]:
+    result = ffi.new("pccl_fast_path_result *")
+    outcome = lib.pccl_fast_path_wait(path, native, result)
+    return outcome == COMPLETED, result.tx_bytes, result.rx_bytes
 
 
 def use_counter(uses: int) -> Any:

@@ -13,7 +13,7 @@ session learns of the op later. Rules:
    count the same tag, since two ops in flight have different tags. Point-to-point ops have tags of their own for each
    pair and direction.
 3. The machine launches a tag's first op in an epoch. A launch after an op on the fast path finds that op counted: see
-   the order of events in `engine_bridge`.
+   the order of events in `session.ops`.
 4. A caller may also start an op and wait later, or never (`start`). If a caller waits when the engine completes the op,
    the caller ends it; otherwise the session is notified and ends it. A caller that gives the op up asks the session,
    which closes the path first: then the op is the session's, if it is not over.
@@ -24,29 +24,27 @@ session learns of the op later. Rules:
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
-from pccl.protocol.peer import OpResult, Peer, SubmitOp, pair_start
+from pccl.protocol.peer import Peer, SubmitOp, pair_start
 from pccl.runtime.data_plane.engine import (
     COMPLETED,
     HANDED_OVER,
     Engine,
-    EngineCall,
     EngineFastPath,
     first_thread,
     use_counter,
 )
 from pccl.runtime.data_plane.events import OpFastCompleted, OpHandedOver
 from pccl.runtime.data_plane.op_request import OpRequest
-from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair, RootLostError
+from pccl.runtime.data_plane.op_spec import Buffers, Pair, RootLostError
 from pccl.runtime.data_plane.pending import OpName, PendingOp
-from pccl.types import Result
 
 WAIT_MS = 20
 """Longest wait on the fast path, where no signal is handled; a longer op becomes the session's."""
 BYTES_MAX = 16 << 20
 """For larger ops the hand-overs do not matter."""
+COUNT_SAFE = BYTES_MAX // 8
+"""This many elements fit whatever their type is."""
 
 
 class _Tag:
@@ -81,8 +79,12 @@ class FastPath:
     def __init__(self, machine: Peer, engine: Engine) -> None:
         self._machine = machine
         self._engine = engine
+        self.has_threads = False
+        """Whether there are several engine threads, whose events are not ordered relative to each other."""
         self._paths: list[EngineFastPath] = []
         """The fast paths of the engine threads."""
+        self.open_with: SubmitOp | None = None
+        """The start of its ops while it is open."""
         self._opening: _Opening | None = None
         self._running: dict[int, PendingOp] = {}
         """Ops on the fast path, and those whose events the session has not handled yet."""
@@ -90,29 +92,19 @@ class FastPath:
     def attach(self) -> None:
         """Create the fast paths, after the number of engine threads is set."""
         self._paths = self._engine.new_fast_paths()
-
-    @property
-    def has_threads(self) -> bool:
-        """Whether there are several engine threads, whose events are not ordered relative to each other."""
-        return len(self._paths) > 1
-
-    def is_as(self, start: SubmitOp | None) -> bool:
-        """Return whether it is open with this start; None: whether it is closed."""
-        opening = self._opening
-        if start is None or opening is None:
-            return start is None and opening is None
-        return opening.start is start or opening.start == start
+        self.has_threads = len(self._paths) > 1
 
     def open(self, start: SubmitOp) -> None:
         """Accept ops with this start."""
         assert self._opening is None, "the events of the last opening come first"
         self._opening = _Opening([path.open() for path in self._paths], start)
+        self.open_with = start
 
     def close(self) -> bool:
         """Accept no more ops. Return whether it was open: then the engine's events report all ops on it."""
         if self._opening is None:
             return False
-        self._opening = None
+        self._opening = self.open_with = None
         for path in self._paths:
             path.close()
         return True
@@ -136,7 +128,7 @@ class FastPath:
     def completed(self, event: OpFastCompleted) -> PendingOp:
         """Finish and return an op that is over. Its caller may have been interrupted before it took the result."""
         op = self._running.pop(event.op)
-        op.finish(_result(op, event.tx_bytes, event.rx_bytes))
+        op.succeed(event.tx_bytes, event.rx_bytes)
         return op
 
     def has(self, op: PendingOp) -> bool:
@@ -158,19 +150,20 @@ class FastPath:
             True if the op is over, belongs to the session from now on, or, without `waits`, is started; False if it has
             to be launched.
         """
-        opening = self._opening
-        spec = op.spec
+        opening, spec = self._opening, op.spec
         assert spec is not None
         if opening is None or spec.source is not None:
             return False
         start = opening.start if spec.pair is None else self._pair_start(opening, spec.pair)
         if start is None:
             return False
-        try:
-            buffers = op.place(spec, start.rank, start.world_size)
-        except ValueError:
-            return False  # as the session will report
-        if buffers.count * spec.dtype.itemsize > BYTES_MAX:
+        buffers = spec.buffers
+        if type(buffers) is not Buffers:
+            try:
+                buffers = buffers.place(start.rank, start.world_size)  # type: ignore[union-attr]
+            except ValueError:
+                return False  # as the session will report
+        if buffers.count > COUNT_SAFE and buffers.count * spec.dtype.itemsize > BYTES_MAX:
             return False
         op.shared_tag = start.tag | op.tag
         tag = opening.tags.get(op.name)
@@ -179,7 +172,32 @@ class FastPath:
             if uses_before == 0:
                 return False
             tag = opening.tags.setdefault(op.name, _Tag(uses_before, self._engine.new_request()))
-        return self._suits(tag, start, op, spec, buffers) and self._run(opening, op, tag, waits)
+        request, threads = tag.request, len(self._paths)
+        try:
+            if request.refill(start, spec, buffers, op.op, op.shared_tag):
+                tag.is_suited = threads == 1 or request.slices(threads) == 1
+        except (ValueError, RootLostError):
+            return False  # as the session will report
+        if not tag.is_suited:
+            return False
+        thread = first_thread(op.shared_tag, tag.uses[0], threads) if threads > 1 else 0
+        op.epoch, op.ring, op.rank = start.epoch, start.ring, start.rank
+        self._running[op.op] = op
+        path, number = self._paths[thread], opening.numbers[thread]
+        if waits:
+            outcome, tx_bytes, rx_bytes = path.run(number, request, tag.uses, WAIT_MS)
+            if outcome == COMPLETED:
+                op.succeed(tx_bytes, rx_bytes)
+                return True
+            if outcome == HANDED_OVER:
+                return True
+        else:
+            op.join = path.start(number, request, tag.uses, WAIT_MS)
+            if op.join is not None:
+                return True
+        op.epoch = None
+        self.drop(op)
+        return False
 
     @staticmethod
     def _pair_start(opening: _Opening, pair: Pair) -> SubmitOp | None:
@@ -187,54 +205,3 @@ class FastPath:
         if pair not in opening.pairs:
             opening.pairs[pair] = pair_start(opening.start, (pair.peer, pair.is_sender))
         return opening.pairs[pair]
-
-    def _suits(self, tag: _Tag, start: SubmitOp, op: PendingOp, spec: OpSpec, buffers: Buffers) -> bool:
-        """Fill the tag's request. Return whether the op fits one engine thread."""
-        request = tag.request
-        try:
-            if request.refill(start, spec, buffers):
-                threads = len(self._paths)
-                tag.is_suited = threads == 1 or request.slices(threads) == 1
-        except (ValueError, RootLostError):
-            return False  # as the session will report
-        request.rename(op.op, op.shared_tag)
-        return tag.is_suited
-
-    def _run(self, opening: _Opening, op: PendingOp, tag: _Tag, waits: bool) -> bool:
-        start, request, uses = opening.start, tag.request, tag.uses
-        threads = len(self._paths)
-        thread = first_thread(op.shared_tag, uses[0], threads) if threads > 1 else 0
-        op.epoch, op.ring, op.rank = start.epoch, start.ring, start.rank
-        self._running[op.op] = op
-        if not waits:
-            return self._start(request, opening.numbers[thread], thread, op, uses)
-        outcome, tx_bytes, rx_bytes = self._paths[thread].run(opening.numbers[thread], request, uses, WAIT_MS)
-        if outcome == COMPLETED:
-            op.finish(_result(op, tx_bytes, rx_bytes))
-        elif outcome != HANDED_OVER:
-            op.epoch = None
-            self.drop(op)
-            return False
-        return True
-
-    def _start(self, request: OpRequest, opening: int, thread: int, op: PendingOp, uses: Any) -> bool:
-        call = self._paths[thread].start(opening, request, uses, WAIT_MS)
-        if call is None:
-            op.epoch = None
-            self.drop(op)
-            return False
-        op.join = partial(_join, op, call)
-        return True
-
-
-def _join(op: PendingOp, call: EngineCall) -> None:
-    """Wait for a started op until it is over or belongs to the session."""
-    outcome, tx_bytes, rx_bytes = call.wait()
-    if outcome == COMPLETED:
-        op.finish(_result(op, tx_bytes, rx_bytes))
-    else:
-        op.join = None
-
-
-def _result(op: PendingOp, tx_bytes: int, rx_bytes: int) -> OpResult:
-    return OpResult(op.op, Result.SUCCESS, "", len(op.ring), tx_bytes, rx_bytes)

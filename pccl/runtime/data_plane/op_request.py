@@ -34,8 +34,9 @@ class OpRequest:
         self.native = ffi.new("pccl_op_request *")
         self.native.key.group = group
 
-    def refill(self, launch: SubmitOp, spec: OpSpec, buffers: Buffers) -> bool:
-        """Fill the request. Return False, in a tenth of the time, if only the memory differs from the last op."""
+    def refill(self, launch: SubmitOp, spec: OpSpec, buffers: Buffers, op: int, tag: int) -> bool:
+        """Fill the request, with this number and tag. Return False, in a tenth of the time, if only the memory differs
+        from the last op."""
         kind = (
             spec.collective,
             buffers.count,
@@ -52,10 +53,13 @@ class OpRequest:
         )
         is_plain = buffers.parts is None and buffers.send_parts is None and buffers.recv_parts is None
         if is_plain and launch is self._launch and kind == self._kind:
-            self.native.send = ffi.cast("void *", buffers.send)
-            self.native.recv = ffi.cast("void *", buffers.recv)
+            native = self.native
+            native.send = ffi.cast("void *", buffers.send)
+            native.recv = ffi.cast("void *", buffers.recv)
+            native.op, native.key.tag = op, tag
             return False
         self.fill(launch, spec, buffers)
+        self.native.op, self.native.key.tag = op, tag
         if is_plain:
             self._launch, self._kind = launch, kind
         return True
@@ -146,10 +150,6 @@ class OpRequest:
             return ReduceAlgorithm.DIRECT if is_direct else ReduceAlgorithm.RING
         found: int = lib.pccl_algorithm_default(self._spread_count, dtype, shape.quantization, launch.world_size)
         return found
-
-    def rename(self, op: int, tag: int) -> None:
-        """Change the op's number and tag."""
-        self.native.op, self.native.key.tag = op, tag
 
     def slices(self, engines: int) -> int:
         """Return the number of slices for this number of engines per peer."""

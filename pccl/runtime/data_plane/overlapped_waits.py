@@ -4,6 +4,8 @@ The engine times an op from its launch only if the caller waits from then on. An
 no time until its handle is waited for; these waits are added to the engine's counters here, and the master finds
 stragglers by the sum (`protocol.stragglers`).
 
+A wait for an op on the fast path lasts some milliseconds at most, and counts as a whole (`joined`).
+
 Callers append notes to a queue without a lock, because a signal handler may run in the middle of a wait. Any number of
 waits at once count once, and only while the engine times no op anyway.
 """
@@ -16,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-BEGUN, LEFT, OVER = range(3)
+BEGUN, LEFT, OVER, JOINED = range(4)
 NS_PER_US = 1_000
 
 
@@ -56,9 +58,9 @@ class OverlappedWaits:
         """Note that a caller waits no longer."""
         self._note(OVER if is_over else LEFT, op)
 
-    def over(self, op: int) -> None:
-        """Note that an op is over, so that all waits for it have ended."""
-        self._note(OVER, op)
+    def joined(self, began_ns: int) -> None:
+        """Note that a caller has waited for an op on the fast path since `began_ns`."""
+        self._notes.append((JOINED, 0, _never, time.monotonic_ns() - began_ns, 0))
 
     def _note(self, what: int, op: int, is_over: Callable[[], bool] = _never) -> None:
         self._notes.append((what, op, is_over, time.monotonic_ns(), self._in_ops_ns()))
@@ -84,6 +86,9 @@ class OverlappedWaits:
         }
 
     def _take(self, what: int, number: int, is_over: Callable[[], bool], now_ns: int, in_ops_ns: int) -> None:
+        if what == JOINED:
+            self._total_ns += now_ns
+            return
         op = self._ops.get(number)
         if what == BEGUN:
             if not self._ops:

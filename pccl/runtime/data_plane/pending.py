@@ -7,18 +7,22 @@ arrays back at once; only the master and the other peers decide what becomes of 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from pccl.protocol.peer import OpResult
+from pccl.runtime.data_plane.engine import forget_join
 from pccl.runtime.data_plane.op_spec import Buffers, OpSpec, Pair
 from pccl.runtime.data_plane.overlapped_waits import OverlappedWaits
 from pccl.runtime.threads import waking
-from pccl.runtime.threads.latch import Latch, wait_any
-from pccl.runtime.threads.waking import Waker
+from pccl.runtime.threads.waking import Latch, Waker, wait_any
 from pccl.types import Result
 
 OpName = tuple[int, Pair | None]
+
+JOIN_S = 0.1
+"""A wait with a shorter timeout does not wait in the engine, which cannot end such a wait."""
 
 
 class Session(Protocol):
@@ -29,6 +33,8 @@ class Session(Protocol):
     def wait_for_release(self, op: PendingOp) -> None: ...
 
     def leave_for(self, reason: str) -> None: ...
+
+    def free_tag(self, op: PendingOp) -> None: ...
 
     def whom(self, op: PendingOp) -> str: ...
 
@@ -67,22 +73,23 @@ class PendingOp:
         self.ring: tuple[int, ...] = ()
         """The participants, once the op has started."""
         self.rank = 0
-        self.join: Callable[[], None] | None = None
-        """Waits, some milliseconds at most, for an op that was started on the fast path; None otherwise."""
-        self.before_over: Callable[[], None] | None = None
-        """Called before the op is seen to be over, perhaps more than once."""
+        self.join: Callable[[], tuple[bool, int, int]] | None = None
+        """Waits, some milliseconds at most, for an op that was started on the fast path, and returns whether it has
+        succeeded, and the bytes sent and received. None for other ops."""
+        self.is_released = False
+        """Whether pccl has stopped reading and writing the caller's arrays."""
         self._over = Latch()
-        self._released = Latch()
         self._callbacks: list[Callable[[], None]] = []
         self._wakers: list[Waker] = []
-        self._release_wakers: list[Waker] = []
+        self._release_wakers: list[Waker | Latch] = []
 
     def wait(self, timeout_s: float | None) -> bool:
         """Wait until the op is over. Return False if the time passed first. A signal handler that raises ends the
         wait."""
-        self.join_started()
+        if self.join is not None and (timeout_s is None or timeout_s > JOIN_S):
+            self.join_started()
         waits = self.waits
-        if waits is None or self._over.is_set():
+        if waits is None or self._over._is_set:
             return self._over.wait(timeout_s)
         waits.begin(self.op, self._over.is_set)
         try:
@@ -93,10 +100,18 @@ class PendingOp:
                 waits.end(self.op, self._over.is_set())
 
     def join_started(self) -> None:
-        """Wait for the op within the engine, if that is possible: it is over then, unless it takes long."""
-        join = self.join
-        if join is not None and not self._over.is_set():
-            join()
+        """Wait for an op on the fast path within the engine: it is over then, unless it takes long."""
+        join, waits = self.join, self.waits
+        if join is None or self._over._is_set:
+            return
+        began_ns = time.monotonic_ns()
+        is_completed, tx_bytes, rx_bytes = join()
+        if waits is not None:
+            waits.joined(began_ns)
+        if is_completed:
+            self.succeed(tx_bytes, rx_bytes)
+        else:
+            self.join = None
 
     async def async_wait(self, timeout_s: float | None = None, *, is_shielded: bool = False) -> None:
         """Wait until the op is over or the time has passed. For coroutines of trio or asyncio, in any thread."""
@@ -135,11 +150,6 @@ class PendingOp:
         return self.result is not None
 
     @property
-    def is_released(self) -> bool:
-        """Whether pccl has stopped reading and writing the caller's arrays."""
-        return self._released.is_set()
-
-    @property
     def has_failed(self) -> bool:
         return self.result is not None and self.result.code is not Result.SUCCESS
 
@@ -151,7 +161,10 @@ class PendingOp:
             self._session.wait_for_release(self)
 
     def wait_released(self) -> None:
-        self._released.wait()
+        latch = Latch()
+        self._release_wakers.append(latch)
+        if not self.is_released:
+            latch.wait()
 
     async def async_reclaim(self) -> None:
         """Do as `reclaim`, for coroutines as `async_wait`; cannot be cancelled."""
@@ -168,26 +181,30 @@ class PendingOp:
         buffers = spec.buffers
         return buffers if isinstance(buffers, Buffers) else buffers.place(rank, world_size)
 
+    def succeed(self, tx_bytes: int, rx_bytes: int) -> None:
+        """End an op that has completed on the fast path."""
+        self.finish(OpResult(self.op, Result.SUCCESS, "", len(self.ring), tx_bytes, rx_bytes))
+
     def finish(self, result: OpResult) -> None:
         """End the op with its result. May be called again, after a signal interrupted the first call."""
-        if not self._over.is_set():
+        if not self._over._is_set:
+            if self.result is None:
+                self._session.free_tag(self)  # first: a waiting thread may launch the next op at once
             self.result = result
-            self.spec = None  # lets go of the buffers
+            self.spec = None  # the buffers may be garbage-collected
             if result.code is not Result.SUCCESS:
                 self.source = None
                 self.written = None
             if not self.is_given_up:
-                self.note_written()
+                if self.written is not None:
+                    self.note_written()
                 self.release()
-            if self.before_over is not None:
-                self.before_over()
             self.join = None
             self._over.set()
-            if self.waits is not None:
-                self.waits.over(self.op)
-        self.before_over = None  # it usually refers to the op
-        self._call_back()
-        _wake(self._wakers)
+        if self._callbacks:
+            self._call_back()
+        if self._wakers:
+            _wake(self._wakers)
 
     def when_over(self, callback: Callable[[], None]) -> None:
         """Call `callback` once when the op is over, in the thread that ends it, or now if it is over. Any thread.
@@ -222,17 +239,21 @@ class PendingOp:
 
     def release(self) -> None:
         """Give the caller's arrays back. May be called again."""
-        self._released.set()
+        self.is_released = True
         _wake(self._release_wakers)
 
     def forget_after_fork(self, result: OpResult) -> None:
         """End the op in a forked child, which has no trio run, and where locks of the engine may be held."""
         self.waits = None
+        join, self.join = self.join, None
+        if join is not None:
+            forget_join(join)
         self.result = self.result or result
-        self._released.set()
+        self.is_released = True
         self._over.set()
+        _wake([waker for waker in self._release_wakers if isinstance(waker, Latch)])
 
 
-def _wake(wakers: list[Waker]) -> None:
+def _wake(wakers: Sequence[Waker | Latch]) -> None:
     for waker in tuple(wakers):  # waiters in other threads may leave
         waker.wake()

@@ -47,7 +47,7 @@ from pccl.runtime.network.log_limiter import LogLimiter
 from pccl.runtime.network.system import SYSTEM, System
 from pccl.runtime.network.tls import TlsEnd, TlsError
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection
-from pccl.runtime.threads.clock_name import clock_name
+from pccl.runtime.threads.process import clock_name
 from pccl.types import Result
 
 Opening = m.FromPeer | m.StatusRequest | m.TraceRequest | m.CheckRequest | m.Reattach

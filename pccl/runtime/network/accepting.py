@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import trio
 
-from pccl.runtime.threads.fork_guard import close_in_child
+from pccl.runtime.threads.process import close_in_child
 
 TOTAL_MAX = 512
 PER_SOURCE_MAX = 256

@@ -41,7 +41,7 @@ from pccl.runtime.network.wire import (
     receive_message,
 )
 from pccl.runtime.threads.tasks import start_task
-from pccl.runtime.threads.waits import waiting
+from pccl.runtime.threads.waking import waiting
 
 logger = logging.getLogger("pccl")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import trio
 
-from pccl.runtime.threads.fork_guard import close_in_child
+from pccl.runtime.threads.process import close_in_child
 from pccl.runtime.threads.tasks import start_task
 
 ATTEMPT_S = 0.25

@@ -9,7 +9,7 @@ import trio
 from pccl.runtime.network import addresses
 from pccl.runtime.network.dialing import dial_tcp
 from pccl.runtime.network.heartbeat import HeartbeatThread
-from pccl.runtime.threads.helper_thread import HelperThread
+from pccl.runtime.threads.tasks import HelperThread
 
 
 class System:

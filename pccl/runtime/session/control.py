@@ -1,11 +1,11 @@
 """The control connection of a session, and the search for another master when there is none.
 
-A control connection that breaks is made anew, to the same master, and carries the session on (`control_session`); the
-machine does not hear of it. The master is lost
+A control connection that breaks is restored, to the same master, and carries the session on (`control_session`); the
+machine does not notice. The master is lost
 
 1. when it does not know the session;
 2. when no connection has come about for a peer timeout, or half of `master_timeout_s` if that is less;
-3. at once where there are other masters to ask, nothing listens at its port any more and its heartbeats have ended.
+3. at once where there are other masters to ask, its port is closed and its heartbeats have ended.
 
 Another master is then looked for, at all addresses in turn (`master_addresses`), while the engine goes on. A peer that
 finds none within `master_timeout_s` gives up.
@@ -27,22 +27,19 @@ from pccl.protocol.auth import AuthError
 from pccl.protocol.codec import KEY_BYTES, ControlSession, ProtocolError
 from pccl.protocol.names import peers_named
 from pccl.runtime.network import addresses, handshake
-from pccl.runtime.network.addresses import DIAL_S, LEAD_TIMEOUTS, MasterAddresses
+from pccl.runtime.network.addresses import DIAL_S, LEAD_TIMEOUTS, Address, MasterAddresses
+from pccl.runtime.network.heartbeat import HeartbeatThread, keep_heartbeats
 from pccl.runtime.network.tls import TlsEnd, TlsError
-from pccl.runtime.network.wire import ConnectionLost, ControlConnection, NoMasterError, dial_control
-from pccl.runtime.session.driver import Driver, Handlers
-from pccl.runtime.session.heartbeats import Heartbeats
-from pccl.runtime.session.lifetime import Lifetime
-from pccl.runtime.session.master_connection import MasterConnection
-from pccl.runtime.session.options import SessionOptions
-from pccl.runtime.session.recording_parts import RecordingParts
+from pccl.runtime.network.wire import ConnectionLost, ControlConnection, NoMasterError, SocketChannel, dial_control
+from pccl.runtime.session.driver import Driver, Handlers, Lifetime, SessionOptions
+from pccl.runtime.session.recorder import RecordingParts
 from pccl.runtime.threads.tasks import start_task
 
 WELCOME_TIMEOUT_S = 10.0
 REATTACH_SHARE = 0.5
-"""A broken control connection may take this share of the master timeout to be made anew, at most."""
+"""A broken control connection may take this share of the master timeout to be restored, at most."""
 REATTACH_PAUSE_S_MIN = 0.02
-"""The first pause between two attempts to make a control connection anew."""
+"""The first pause between two attempts to mrestore a control connection."""
 REATTACH_PAUSE_S_MAX = 0.5
 GIVING_UP_S = 0.3
 """Seconds within which peers that have lost their master together give up."""
@@ -130,7 +127,7 @@ class Control:
         session = ControlSession(secrets.token_bytes(KEY_BYTES))
         with driver.taking_over as machine:
             resume = self._resume(machine, session.key)
-        if resume is not None:  # it may wait there for long, and nothing is said meanwhile
+        if resume is not None:  # a long wait without messages may follow
             self._master.connection.bound_silence(facts.peer_timeout_s)
         opening = resume or self._hello(session.key)
         patience_s = WELCOME_TIMEOUT_S
@@ -198,7 +195,7 @@ class Control:
         return ""
 
     def _lose(self, machine: ps.Peer, reason: str, is_breach: bool) -> None:
-        """Tell the machine that this master is none, or is no more."""
+        """Tell the machine that this master is lost or unusable."""
         if is_breach:
             reason = f"the master does not speak as a pccl master does: {reason}"
             if machine.is_led and machine.run:
@@ -244,8 +241,8 @@ class Control:
         )
 
     async def _open(self, opening: m.Hello | m.Resume, session: ControlSession) -> m.MasterMessage:
-        """Open the conversation and return the answer. A peer of a run lets itself be sent away by nobody who has not
-        proved that it knows the token."""
+        """Open the conversation and return the answer. A peer of a run accepts a refusal only from a master that
+        has proved that it knows the token."""
         options, connection = self._options, self._master.connection
         if options.ssl_context is not None:
             await connection.start_tls(TlsEnd(options.ssl_context, self._master.name))
@@ -270,7 +267,7 @@ class Control:
 
     async def _reattach(self, session: ControlSession, reason: str) -> str:
         """Have the session go on over another connection to the same master. Return "" once it does, else why not."""
-        self._logger.info("the control connection was lost: %s; making it anew", reason)
+        self._logger.info("the control connection was lost: %s; restoring it", reason)
         self.attached = trio.Event()
         self._master.connection.shutdown()
         self._master.connection.close()
@@ -284,7 +281,7 @@ class Control:
                     try:
                         self._master.connection = await self._dial_again(session)
                         self._start_sender()
-                        self._logger.info("the control connection has been made anew")
+                        self._logger.info("the control connection has been restored")
                         return ""
                     except ConnectionLost as error:
                         failure = f"no other connection within {limit_s:g} s: {error}"
@@ -358,8 +355,8 @@ class Control:
             self._gone.setdefault(peer, trio.current_time())
 
     def _others_lost(self, machine: ps.Peer) -> str:
-        """Return which peers this one has lost besides the master; empty: it has links with all. Links that have just
-        broken are rather those of others who give up as this one does."""
+        """Return the other peers that this one has lost, in words; empty: none. A link that has just broken may be that
+        of a peer that gives up like this one."""
         self._note_gone(machine)
         until = trio.current_time() - GIVING_UP_S
         gone = {peer: why for peer, why in machine.links.gone.items() if self._gone[peer] <= until}
@@ -391,3 +388,113 @@ class Control:
                 self._masters.failed(attempt.address, reason)
                 self._logger.debug("no master at %s: %s", addresses.join(*attempt.address), reason)
         self._master.met_at(connection, attempt.address)
+
+
+class MasterConnection:
+    """The control connection, which is replaced when it breaks or another master is met."""
+
+    def __init__(self, connection: ControlConnection[m.MasterMessage], address: Address) -> None:
+        """`connection` leads to `address`, for whose host the master's certificate must be."""
+        self.connection = connection
+        self.met_at(connection, address)
+
+    def met_at(self, connection: ControlConnection[m.MasterMessage], address: Address) -> None:
+        """Note that the session's master is at this address from now on, and that this connection leads to it."""
+        self.connection = connection
+        self.address = address
+        self.name = address[0]
+        self.host = addresses.plain_host(connection.remote_address)
+        self.port: int = connection.remote_address[1]
+
+    def send(self, messages: list[m.Message]) -> None:
+        """Send messages to the master. Never waits and never raises."""
+        self.connection.send(messages)
+
+    async def end(self) -> None:
+        """Break the connection, wait until its users have left, and close it."""
+        self.connection.shutdown()
+        await self.connection.flush()
+        self.connection.close()
+
+    async def part(self, limit_s: float, *, is_heard: bool) -> None:
+        """Send what there is to send, and part from a master that hears it, for `limit_s` at most."""
+        with trio.move_on_after(limit_s):
+            await (self.connection.part() if is_heard else self.connection.flush())
+
+
+class Heartbeats:
+    """The heartbeats between this peer and its master. Only for the trio thread."""
+
+    def __init__(self, options: SessionOptions, driver: Driver, lifetime: Lifetime) -> None:
+        self.is_connected = False
+        """Whether there is a connection for heartbeats."""
+        self._options = options
+        self._driver = driver
+        self._lifetime = lifetime
+        self._scope = trio.CancelScope()
+        self._thread: HeartbeatThread | None = None
+
+    def begin(self, master: Address, timeout_s: float) -> None:
+        """Exchange heartbeats with a master that has taken this peer in, and with no other any more."""
+        self._scope.cancel()
+        self._scope = trio.CancelScope()
+        self._lifetime.spawn(self._send, master, timeout_s, self._scope)
+
+    def stop(self) -> None:
+        self._scope.cancel()
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.close()
+
+    def forget_after_fork(self) -> None:
+        if self._thread is not None:
+            self._thread.forget_after_fork()
+
+    async def _send(self, master: Address, timeout_s: float, scope: trio.CancelScope) -> None:
+        hello = m.HeartbeatHello(m.PROTOCOL_VERSION, self._driver.facts.run, self._driver.facts.peer)
+
+        async def connect() -> trio.socket.SocketType:
+            self.is_connected = False
+            if self._lifetime.ended.is_set():
+                await trio.sleep_forever()  # the master has let us go
+            sock = await self._dial(master, hello)
+            self.is_connected = True
+            return sock
+
+        thread: HeartbeatThread | None = None
+        with scope:
+            try:
+                thread = self._thread = self._options.system.heartbeats(timeout_s)
+                async with trio.open_nursery() as nursery:
+                    start_task(nursery, thread.vouch)
+                    reason = await keep_heartbeats(thread, connect, timeout_s)
+                    nursery.cancel_scope.cancel()
+            except OSError as error:
+                reason = f"cannot be sent heartbeats: {error}"
+            finally:
+                if thread is not None:
+                    thread.close()
+            with self._driver.taking_over as machine:
+                machine.master_lost(f"the master at {addresses.join(*master)} {reason}")
+
+    async def _dial(self, master: Address, hello: m.HeartbeatHello) -> trio.socket.SocketType:
+        """Return a connection to the master at this numeric address, which has accepted `hello`.
+        ConnectionLost."""
+        system = self._options.system
+        try:
+            sock = system.stream(await system.dial(*master))
+        except OSError as error:
+            raise ConnectionLost(error.strerror or str(error)) from None
+        try:
+            channel = SocketChannel(sock)
+            answer = await handshake.dial(channel, self._options.token, hello.run, hello, m.HeartbeatAnswer)
+            if not isinstance(answer, m.Accepted):
+                raise ConnectionLost(f"refused: {answer.reason}")
+            return sock
+        except ProtocolError as error:
+            sock.close()
+            raise ConnectionLost(str(error)) from None
+        except BaseException:
+            sock.close()
+            raise

@@ -1,76 +1,65 @@
-"""The one way to the protocol machine of a session: everything that tells it something does so in a *turn*.
+"""Turns: the one way to the protocol machine of a session. Also its options, its tasks, and how faults end it.
 
 A turn is a context that makes the machine ready, yields it, and carries out its effects in order when it ends:
 
     with driver.taking_over as machine:
         machine.received(message)
 
-Who has no turn sees only facts (`Facts`), which nobody can tell anything. Turns keep these rules:
+1. Before the machine gets input that bears on ops (a message, a call, a loss), the fast path is closed, and the machine
+   gets the results of the ops on it (`taking_over`). So it decides as if it had launched each of them.
+2. Launches, cancels and the clock leave the fast path open, but the engine's events come first (`hearing`), so that a
+   launch follows the op that had its tag before.
+3. Effects are carried out at the end of the outermost turn and never wait: longer work (making a link, moving state)
+   becomes a task that reports back in a turn of its own. A handler may answer the machine at once; the effects of that
+   answer come after those of the same batch.
+4. The fast path opens again when a turn ends, if small ops need no decision of the machine.
+5. A turn that raises carries out no effects: the exception ends the session.
 
-1. Before the machine is told anything that bears on ops, be it a message, a call or a loss, the fast path is closed,
-   and the machine is told what has come of the ops on it (`taking_over`). So it decides as if each had been launched by
-   it. A link that is made or fails counts as bearing on ops: it is rare, and closing costs little.
-2. Launches, cancels and the clock leave the fast path open, but the machine hears the engine before it is told of them
-   (`hearing`): what is done need not have been said, and a launch follows the op that had its tag before.
-3. Effects are carried out at the end of the outermost turn, in order, and never wait: what needs time (making a link,
-   moving state) becomes a task that reports back in a turn of its own. An effect that can be answered at once is
-   answered to the machine that its handler gets; that answer's effects come after those of the same batch.
-4. The fast path is opened again when a turn ends, if the machine has nothing to decide for a small op then.
-5. A turn that raises carries nothing out: the exception ends the session (`lifetime`).
+A session shares its thread with other sessions and masters. All its tasks, callbacks and methods are contained
+(`Lifetime.contain`): an unexpected exception ends this session alone. The engine is closed, which restores the buffers,
+and callers get INTERNAL_ERROR, except for ops that the engine was told to commit before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+import errno
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import trio
 
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
+from pccl.protocol.messages import MASTER_TIMEOUT_S
+from pccl.runtime.data_plane.engine import Engine
+from pccl.runtime.data_plane.events import EngineFailedError
 from pccl.runtime.data_plane.fast_path import FastPath
-from pccl.runtime.session.lifetime import Lifetime
+from pccl.runtime.network.system import SYSTEM, System
+from pccl.runtime.threads.tasks import report, start_task
+from pccl.types import Result
 
 Handlers = Mapping[type, Callable[[ps.Peer, Any], None]]
 """Functions that carry effects out, by the effects' types. They get the machine, for what can be answered at once."""
 
 
-class Facts(Protocol):
-    """The state of the machine that anybody may read at any time."""
-
-    @property
-    def run(self) -> str: ...
-    @property
-    def peer(self) -> int: ...
-    @property
-    def term(self) -> int: ...
-    @property
-    def obstacle(self) -> str: ...
-    @property
-    def peer_timeout_s(self) -> float: ...
-    @property
-    def link_timeout_s(self) -> float: ...
-    @property
-    def is_led(self) -> bool: ...
-    @property
-    def is_over(self) -> bool: ...
-    @property
-    def is_optimizing(self) -> bool: ...
-    def name_of(self, peer: int) -> str: ...
-
-
 class Turn:
-    """A context in which the machine may be told things; the module says how."""
+    """A context that yields the machine."""
 
     __slots__ = ("_begin", "_machine", "_pump")
 
-    def __init__(self, machine: ps.Peer, begin: Callable[[], None], pump: Callable[[], None]) -> None:
+    def __init__(self, machine: ps.Peer, begin: Callable[[], None] | None, pump: Callable[[], None]) -> None:
         self._machine = machine
         self._begin = begin
         self._pump = pump
 
     def __enter__(self) -> ps.Peer:
-        self._begin()
+        if self._begin is not None:
+            self._begin()
         return self._machine
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
@@ -89,18 +78,19 @@ class Driver:
         hear: Callable[[ps.Peer], None],
         send: Callable[[list[m.Message]], None],
     ) -> None:
-        """`hear` tells the machine what the engine has to say. `send` sends to the master, and never waits."""
-        self.facts: Facts = machine
+        """`hear` passes the engine's events to the machine. `send` sends to the master, and never waits."""
+        self.facts = machine
+        """The machine, to read its properties at any time."""
         self.drained = trio.Event()
         """Set when the session has ended, and the engine has given all buffers back."""
+        self.hear = partial(hear, machine)
         self.taking_over = Turn(machine, self._take_over, self._pump)
         self.hearing = Turn(machine, self.hear, self._pump)
-        self.after_hearing = Turn(machine, lambda: None, self._pump)
-        """A turn for callers that have heard the engine by themselves, or must not ask it any more."""
+        self.after_hearing = Turn(machine, None, self._pump)
+        """A turn for callers that have read the engine's events themselves, or must not read them any more."""
         self._machine = machine
         self._fast_path = fast_path
         self._lifetime = lifetime
-        self._hear = hear
         self._send = send
         self._handlers: dict[type, Callable[[ps.Peer, Any], None]] = {}
         self._timer_changed = trio.Event()
@@ -108,16 +98,13 @@ class Driver:
         self._is_pumping = False
 
     def carry_out(self, handlers: Handlers) -> None:
-        """Have these effects carried out by these handlers."""
+        """Register handlers of effects."""
         assert not self._handlers.keys() & handlers.keys()
         self._handlers.update(handlers)
 
-    def hear(self) -> None:
-        self._hear(self._machine)
-
     def _take_over(self) -> None:
         if self._fast_path.close():
-            self._hear(self._machine)
+            self.hear()
 
     def _pump(self) -> None:
         if self._is_pumping or self._lifetime.is_broken:
@@ -134,7 +121,7 @@ class Driver:
                         else:
                             handlers[type(effect)](machine, effect)
                 start = machine.plain_start()
-                if fast_path.is_as(start):
+                if start is fast_path.open_with or start == fast_path.open_with:
                     break
                 self._take_over()
                 if start is not None and machine.plain_start() == start:
@@ -149,7 +136,7 @@ class Driver:
             self.drained.set()
 
     async def watch_clock(self) -> None:
-        """Tell the machine the time whenever its deadline has come."""
+        """Call `tick` of the machine at its deadlines."""
         while True:
             self._timer_changed = trio.Event()
             self._timer_deadline = self._machine.deadline() or float("inf")
@@ -158,3 +145,147 @@ class Driver:
             if trio.current_time() >= self._timer_deadline:
                 with self.hearing as machine:
                     machine.tick(trio.current_time())
+
+
+NO_BUG = EngineFailedError, MemoryError
+"""Exceptions that end a session without being a bug."""
+
+CLOSED_NURSERY = "Nursery is closed to new arrivals"
+"""The words of trio for a task that comes too late."""
+
+
+def loop_has_ended(error: BaseException) -> str:
+    """Return the text for an event loop whose descriptors other code has closed."""
+    return f"the event loop has ended: {error}; something in this process closes descriptors that are not its own"
+
+
+class Containment:
+    """A context in which an unexpected exception ends the session. Reentrant."""
+
+    def __init__(self, end: Callable[[Exception], None]) -> None:
+        self._end = end
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._end(error)
+        return True
+
+
+class Lifetime:
+    """The life of a session: its tasks, and why it is over once it is."""
+
+    def __init__(self, logger: logging.LoggerAdapter[logging.Logger], last_words: Callable[[str], None]) -> None:
+        """`last_words` tells the master why this peer leaves, if it can still be told."""
+        self.failure: SessionError | None = None
+        """The reason why the session is over."""
+        self.is_broken = False
+        """Whether the session has a fault, so that its machine is not to be believed."""
+        self.ended = trio.Event()
+        """Set when the session has a failure."""
+        self.over = trio.Event()
+        """Set when all tasks of this session have ended."""
+        self.contain = Containment(self.break_off)
+        self.nursery: trio.Nursery | None = None
+        """Holds the tasks, while the session runs."""
+        self._logger = logger
+        self._last_words = last_words
+        self._endings: list[Callable[[SessionError], None]] = []
+
+    def at_end(self, ending: Callable[[SessionError], None]) -> None:
+        """Have `ending` called when the session fails, and perhaps again later."""
+        self._endings.append(ending)
+
+    def require_alive(self) -> None:
+        """Raise a SessionError with the reason if the session is over."""
+        if self.failure is not None:
+            raise SessionError(self.failure.result, self.failure.message)
+
+    def spawn(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Start a task that ends with the session. None starts after the session's end."""
+        if self.nursery is None or self.ended.is_set():
+            return
+        try:
+            start_task(self.nursery, self.contained, function, *args)
+        except RuntimeError as error:
+            # Where a trio run ends, the nursery is closed before the session knows: another thread may ask before that.
+            if str(error) != CLOSED_NURSERY:
+                raise
+
+    async def contained(self, function: Callable[..., Awaitable[None]], *args: object) -> None:
+        with self.contain:
+            await function(*args)
+
+    def fail(self, code: Result, reason: str) -> None:
+        """End the session: all calls and queued launches fail. May be called again; the first reason stays. If one of
+        the endings raises, as those of trio's do in another thread, the others are called all the same."""
+        if self.failure is None:
+            self.failure = SessionError(code, reason)
+        with ExitStack() as last:
+            last.callback(self.ended.set)
+            for ending in reversed(self._endings):
+                last.callback(ending, self.failure)
+
+    def break_off(self, error: Exception) -> None:
+        """End the session for a fault of pccl or of this machine. May be called again: one fault brings forth
+        others."""
+        if self.is_broken or self.over.is_set():
+            return
+        self.is_broken = True
+        text = str(error) if isinstance(error, NO_BUG) else report("this communicator", error)
+        if isinstance(error, MemoryError):
+            text = f"this process is out of memory: {text}" if text else "this process is out of memory"
+        elif isinstance(error, OSError) and error.errno == errno.EBADF:
+            text = loop_has_ended(error)
+        with suppress(Exception):
+            self._logger.error("%s", text, exc_info=error)
+        with suppress(Exception):
+            self._last_words(text)
+        self.fail(Result.INTERNAL_ERROR, text)
+
+
+class SessionError(Exception):
+    """A call that failed; becomes a PCCLError in the public layer."""
+
+    def __init__(self, result: Result, message: str) -> None:
+        super().__init__(message)
+        self.result = result
+        self.message = message
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    group: int
+    connections: int
+    """Connections of each link to begin with."""
+    may_grow: bool = False
+    """Links get more connections where they help."""
+    hosts: tuple[str, ...] = ()
+    """Addresses to advertise."""
+    port: int | None = None
+    """Port to advertise where it is not the one listened on (NAT)."""
+    listen_host: str = ""
+    listen_port: int = 0
+    name: str = ""
+    site: str = ""
+    """Name of the site, whose peers come and go together; empty: a peer on its own."""
+    site_size: int = 0
+    """Number of peers of the site; 0: a peer on its own."""
+    place: int = -1
+    """Place in the ring that this peer asks for, as a founder; -1: none."""
+    token: str = field(default="", repr=False)
+    """The run's shared secret; empty: none."""
+    encrypt: bool = False
+    """Peers send each other encrypted records. Needs a token."""
+    ssl_context: ssl.SSLContext | None = None
+    """TLS for the control connection; None: no TLS."""
+    master_timeout_s: float = MASTER_TIMEOUT_S
+    """Time that a lost master, or one after it, may take to be found."""
+    segment_bytes: int = 0
+    force_poll: bool = False
+    system: System = SYSTEM
+    new_engine: Callable[[int, int, bool], Engine] = Engine
+    """Makes the engine, with the arguments of `Engine`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -13,15 +14,14 @@ from pccl.protocol import peer as ps
 from pccl.protocol.auth import Keys
 from pccl.protocol.codec import encode
 from pccl.runtime.network.handshake import EncryptedStream
-from pccl.runtime.session.driver import Driver, Handlers
-from pccl.runtime.session.group_calls import GroupCalls
-from pccl.runtime.session.lifetime import Lifetime
-from pccl.runtime.session.options import SessionError, SessionOptions
-from pccl.runtime.session.outbound import Outbound
+from pccl.runtime.session.driver import Driver, Handlers, Lifetime, SessionError, SessionOptions
 from pccl.runtime.session.reports import WorkCounters
 from pccl.runtime.state.tensor_blocks import StoreError
 from pccl.runtime.state.transfer import ClosableStream, Transfer, TransferError
 from pccl.types import Result
+
+Dial = Callable[[m.PeerInfo, m.PeerOpening, float], Awaitable[tuple[trio.socket.SocketType, Keys | None]]]
+"""Connects to another peer. LinkError."""
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Syncing:
     scopes: list[trio.CancelScope] = field(default_factory=list)
 
     def plan_with(self, plan: m.SyncPlan) -> None:
-        """Take a plan, or that of another master after it, which begins anew with what has come by then."""
+        """Take a plan, or that of another master after it, which continues with what has arrived by then."""
         self.plan = plan
         self.planned.set()
         self.planned = trio.Event()
@@ -77,7 +77,7 @@ class StateSync:
         driver: Driver,
         lifetime: Lifetime,
         calls: GroupCalls,
-        outbound: Outbound,
+        dial: Dial,
         counters: WorkCounters,
     ) -> None:
         self.current: Syncing | None = None
@@ -86,7 +86,7 @@ class StateSync:
         self._driver = driver
         self._lifetime = lifetime
         self._calls = calls
-        self._outbound = outbound
+        self._dial = dial
         self._counters = counters
         self.handlers: Handlers = {ps.RunSync: self._run_sync}
         lifetime.at_end(lambda _: self._interrupt())
@@ -124,11 +124,13 @@ class StateSync:
             machine.fail(reason)
         return SessionError(Result.INTERNAL_ERROR, reason)
 
-    async def serve(self, sock: trio.socket.SocketType, keys: Keys | None, syncing: Syncing, tells: bool) -> None:
+    async def serve(
+        self, sock: trio.socket.SocketType, keys: Keys | None, syncing: Syncing, sends_digests: bool
+    ) -> None:
         """Answer another peer that fetches this one's state."""
         stream = self._stream(sock, keys)
         with syncing.scope(), self._leaving_on_store_errors():
-            await syncing.transfer.serve(stream, tells)
+            await syncing.transfer.serve(stream, sends_digests)
 
     def _interrupt(self) -> None:
         if self.current is not None:
@@ -148,12 +150,12 @@ class StateSync:
         plan = effect.plan
         facts = self._driver.facts
 
-        async def connect(donor: m.PeerInfo, tells: bool) -> ClosableStream:
+        async def connect(donor: m.PeerInfo, sends_digests: bool) -> ClosableStream:
             encrypt = self._options.encrypt
             hello = m.StateHello(
-                m.PROTOCOL_VERSION, facts.run, facts.peer, donor.peer, plan.sync, encrypt=encrypt, sends_digests=tells
+                m.PROTOCOL_VERSION, facts.run, facts.peer, donor.peer, plan.sync, encrypt=encrypt, sends_digests=sends_digests
             )
-            return self._stream(*await self._outbound.dial(donor, hello, facts.peer_timeout_s))
+            return self._stream(*await self._dial(donor, hello, facts.peer_timeout_s))
 
         success, reason, suspects = False, "its caller gave the sync up", list[tuple[int, str]]()
         scope = syncing.fetching = syncing.scope()
@@ -185,3 +187,70 @@ class StateSync:
             while isinstance(error, BaseExceptionGroup):
                 error = error.exceptions[0]
             self.store_failed(str(error))
+
+
+# Group calls of a session: made here, answered by the machine.
+
+CANCEL_S = 5.0
+"""Time that a cancelled group call waits for the master to say whether it has taken effect."""
+
+
+@dataclass
+class _PendingCall:
+    event: trio.Event = field(default_factory=trio.Event)
+    result: ps.CallResult | None = None
+
+
+class GroupCalls:
+    """The group calls under way. Only for the trio thread."""
+
+    def __init__(self, driver: Driver, lifetime: Lifetime) -> None:
+        self._driver = driver
+        self._lifetime = lifetime
+        self._numbers = itertools.count(1)
+        self._calls: dict[int, _PendingCall] = {}
+        self.handlers: Handlers = {ps.CallResult: self._call_result}
+        lifetime.at_end(self._end)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    async def make(
+        self, kind: str, offer: m.SyncOffer | None = None, interrupted: Callable[[], None] = lambda: None
+    ) -> int:
+        """Make a group call and return its value. SessionError. When cancelled, the peer is taken out of the call and
+        the cancellation goes on; if the call has taken effect by then, its value is returned as if in time.
+        `interrupted` is called when the call is cancelled, before the peer is taken out."""
+        self._lifetime.require_alive()
+        number = next(self._numbers)
+        call = self._calls[number] = _PendingCall()
+        with self._lifetime.contain, self._driver.taking_over as machine:
+            machine.group_call(number, kind, offer)
+        try:
+            await call.event.wait()
+        except BaseException as error:  # cancelled, or trio's KeyboardInterrupt
+            interrupted()
+            with self._lifetime.contain, self._driver.taking_over as machine:
+                machine.cancel_group_call(number)
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + CANCEL_S):
+                await call.event.wait()
+            if not isinstance(error, trio.Cancelled) or call.result is None or call.result.code is Result.TIMEOUT:
+                raise
+        finally:
+            self._calls.pop(number, None)
+        assert call.result is not None
+        if call.result.code is not Result.SUCCESS:
+            raise SessionError(call.result.code, call.result.reason)
+        return call.result.value
+
+    def _call_result(self, _: ps.Peer, effect: ps.CallResult) -> None:
+        call = self._calls.get(effect.call)
+        if call is not None:
+            call.result = effect
+            call.event.set()
+
+    def _end(self, failure: SessionError) -> None:
+        for number, call in self._calls.items():
+            if call.result is None:
+                call.result = ps.CallResult(number, failure.result, failure.message, 0)
+                call.event.set()

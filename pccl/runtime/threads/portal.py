@@ -4,12 +4,12 @@ All blocking communicators and master nodes of a process share one daemon thread
 runs as a task there while its caller waits on a `Latch`, which signal handlers can interrupt. Rules:
 
 1. On Ctrl-C the task is cancelled, given a moment to undo what it began, and KeyboardInterrupt goes on to the caller.
-2. Nothing that runs here may end the thread, which belongs to all: what a job raises goes to its caller, what a posted
+2. A job must not end the thread, which all communicators share: what a job raises goes to its caller, what a posted
    function raises is logged as the bug that it is.
 3. A fork copies the memory but not the thread. So the child starts with no portal, and what belonged to the parent's is
    asked to let go (`forget_after_fork`).
 4. At interpreter exit the registered closers run first, bounded in time. Where servers run, they are waited for before
-   that (`serving`); all else is closed first, for nobody can use it any more.
+   that (`serving`); all else is closed first.
 """
 
 from __future__ import annotations
@@ -18,28 +18,31 @@ import atexit
 import logging
 import math
 import os
+import select
+import signal
+import sys
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
+from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 import trio
 
 from pccl.protocol.wait_reasons import LongWait
 from pccl.runtime.extension import lib
-from pccl.runtime.threads import faults, serving, waking
-from pccl.runtime.threads.latch import Latch
-from pccl.runtime.threads.waking import Waker
+from pccl.runtime.threads import tasks, waking
+from pccl.runtime.threads.waking import Latch, Waker
 
 logger = logging.getLogger("pccl")
 
 INTERRUPT_GRACE_S = 0.5
 EXIT_GRACE_S = 3.0
 PULSE_S = 1.0
-"""Time in which a trio thread that runs calls a function."""
-STUCK = "pccl's own thread, which runs nothing: something holds it up, such as a logging handler that blocks"
+"""Time for a trio thread to call a function, unless it is blocked."""
+STUCK = "pccl's own thread, which makes no progress: something blocks it, such as a logging handler that blocks"
 
 T = TypeVar("T")
 
@@ -70,12 +73,12 @@ class _Job:
 
     def __init__(self, jobs: set[_Job]) -> None:
         self._jobs = jobs
-        """Those that somebody may wait for; it is one of them from its start to its end."""
+        """Jobs with a caller that may wait; it is one of them from its start to its end."""
         self.scope: trio.CancelScope | None = None
         self.is_cancelled = False
         self.done = Latch()
         self.waker: Waker | None = None
-        """Woken at its end, beside those who wait for `done`."""
+        """Woken at its end, as the waiters of `done` are."""
         self.value: Any = None
         self.error: BaseException | None = PortalClosedError("the interpreter is exiting")
 
@@ -95,7 +98,7 @@ class _Job:
             self.end()
 
     def end(self) -> None:
-        """Tell those who wait that it is over."""
+        """Wake all waiters."""
         self._jobs.discard(self)
         self.done.set()
         if self.waker is not None:
@@ -123,7 +126,7 @@ def _contained(function: Callable[..., object], args: tuple[Any, ...]) -> None:
         function(*args)
     except Exception as error:
         with suppress(Exception):
-            logger.error("%s", faults.report(f"a call of {function!r}", error), exc_info=error)
+            logger.error("%s", tasks.report(f"a call of {function!r}", error), exc_info=error)
 
 
 class Portal:
@@ -135,7 +138,7 @@ class Portal:
         self._stop = trio.Event()
         self._stopped = Latch()
         self._jobs = set[_Job]()
-        """Those that somebody may wait for."""
+        """Jobs with a caller that may wait."""
         self._thread = threading.Thread(target=self._run, name="pccl", daemon=True)
         self._thread.start()
         self._ready.wait()
@@ -156,7 +159,7 @@ class Portal:
 
     def _break(self, error: BaseException) -> None:
         """End all that belongs to a trio run that has ended by itself, as it does when its descriptors are closed. Its
-        tasks are gone, and nobody else would wake those who wait for them."""
+        tasks are gone, so their waiters are woken here."""
         global _portal
         with suppress(Exception):
             logger.error("%s", _broken(error), exc_info=error)
@@ -177,7 +180,7 @@ class Portal:
         return threading.current_thread() is self._thread
 
     def post(self, function: Callable[..., object], *args: Any) -> None:
-        """Call a plain function in the trio thread, soon. Does nothing at exit."""
+        """Call a plain function in the trio thread, soon. Has no effect at exit."""
         assert self._token is not None
         with suppress(OSError, trio.RunFinishedError):
             self._token.run_sync_soon(_contained, function, args)
@@ -281,7 +284,7 @@ def current() -> Portal:
 
 
 def is_in() -> bool:
-    """Return whether this is the portal's thread, where nobody else's code runs."""
+    """Return whether this is the portal's thread, where only pccl's code runs."""
     return _portal is not None and _portal.is_this_thread
 
 
@@ -302,11 +305,11 @@ def on_exit_drain(caller: Any) -> None:
     _callers.add(caller)
 
 
-def outlasts(server: serving.Server) -> None:
+def outlasts(server: Server) -> None:
     """Have the program's end wait for a server, until it is interrupted; then it is closed as by `on_exit`."""
     _servers.add(server)
     _closers.add(server)
-    serving.at_the_end_of_a_child(_outlast)
+    at_the_end_of_a_child(_outlast)
 
 
 def _after_fork_in_child() -> None:
@@ -333,13 +336,13 @@ def _close(portal: Portal, things: Collection[Any]) -> None:
 
 
 def _outlast() -> None:
-    """Wait, at the end of the program, for the servers that nobody has interrupted."""
+    """Wait, at the end of the program, for the servers that have not been interrupted."""
     portal = _portal
     servers = [server for server in list(_servers) if not (server.is_interrupted or server.stopped.is_set())]
-    if portal is None or not servers or serving.has_failed():
+    if portal is None or not servers or has_failed():
         return
     _close(portal, set(_closers) - set(servers))
-    serving.outlast(servers)
+    outlast(servers)
 
 
 def _drain() -> None:
@@ -361,3 +364,82 @@ def _at_exit() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 atexit.register(_at_exit)
+
+
+# Servers that outlast the program: its end waits until they are interrupted.
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_TIMEOUT_S = 5.0
+"""Time that an orderly stop may take."""
+SAY_S = 0.5
+"""Time to wait for a full stderr."""
+
+
+class Server(Protocol):
+    stopped: Latch
+    is_interrupted: bool
+    description: str
+    fault: str
+    """The reason why it has stopped by itself, if it has."""
+
+    def interrupt(self) -> None:
+        """Begin to stop. Never waits; also for signal handlers."""
+
+
+def has_failed() -> bool:
+    """Return whether the program is ending by an exception. An exit is none, nor does one count in the interactive
+    interpreter."""
+    ending_by = getattr(sys, "last_value", None) if not hasattr(sys, "ps1") else None
+    return any(error is not None and not isinstance(error, SystemExit) for error in (ending_by, sys.exc_info()[1]))
+
+
+def outlast(servers: Sequence[Server]) -> None:
+    """Wait until all servers have stopped. For the main thread, where the program has ended."""
+    ending_by: list[int] = []
+
+    def end(number: int, frame: FrameType | None) -> None:
+        ending_by.append(number)
+        interrupt()
+
+    def interrupt() -> None:
+        for server in servers:
+            server.interrupt()
+
+    try:
+        with suppress(ValueError):  # not the main thread
+            for number in SIGNALS:
+                if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                    signal.signal(number, end)
+        names = " and ".join(server.description for server in servers)
+        _print(f"the program has ended, {names} goes on until Ctrl-C or SIGTERM")
+        for server in servers:
+            server.stopped.wait()
+    except KeyboardInterrupt:
+        ending_by.append(signal.SIGINT)
+    except SystemExit:
+        pass
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    interrupt()
+    for server in servers:
+        server.stopped.wait(STOP_TIMEOUT_S)
+        if server.fault:
+            _print(server.fault)
+    if ending_by:
+        lib.pccl_end_by_signal(ending_by[0])
+
+
+def _print(line: str) -> None:
+    with suppress(Exception):  # there may be no stderr
+        poll = select.poll()
+        poll.register(sys.stderr.fileno(), select.POLLOUT)
+        if poll.poll(SAY_S * 1000):  # so a line of this length does not wait, as on a pipe without a reader
+            os.write(sys.stderr.fileno(), f"pccl: {line}\n".encode(errors="backslashreplace"))
+
+
+def at_the_end_of_a_child(callback: Callable[[], object]) -> None:
+    """Have `callback` called at the end of a process of multiprocessing, which may end without the interpreter's
+    end."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and process.parent_process() is not None:
+        sys.modules["multiprocessing.util"].Finalize(None, callback, exitpriority=0)

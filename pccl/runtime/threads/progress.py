@@ -1,15 +1,13 @@
-"""Notes that a trio run goes on, which is what heartbeats vouch for.
+"""Whether a trio run makes progress, which heartbeats depend on.
 
-A process's heartbeats come from a thread that needs no Python (`network.heartbeat`), so that a process that is busy is
-not taken for one that is gone. By itself that would also hide a trio run that does not go on, from which nobody is
-served any more: one whose logging handler waits for ever, say. So a task in the run notes that it *turns*, and there
-are no heartbeats while it has stood still for too long:
+A process's heartbeats come from a thread that needs no Python (`network.heartbeat`), so that a busy process does not
+count as dead. That would also hide a trio run that is blocked, for example by a logging handler. So a task in the run
+notes each *turn*, and heartbeats stop once the run has stood still for
 
-    HOLD_S          whatever the reason. Nobody may have got into Python meanwhile, as while some library holds the
-                    interpreter's lock, which passes.
-    peer timeout    STILL_S_MIN at least, if others did get into Python: a thread that does nothing else *looks* several
-                    times in that span. So the run itself is stuck, and that need not pass. Only for pccl's own trio
-                    thread: in a user's program the run stands still whenever a task of the user's computes.
+    HOLD_S          whatever the reason: a library may hold the interpreter's lock, which passes.
+    peer timeout    STILL_S_MIN at least, if a watching thread could run Python in that time. So the run itself is
+                    stuck. Only for pccl's own trio thread: in a user's program the run stands still whenever a task of
+                    the user's computes.
 
 The other side misses a process that stands still a peer timeout after that.
 """

@@ -1,22 +1,29 @@
-"""Wakes a coroutine, of trio or asyncio, from any thread.
+"""Waits across threads: latches, wakers of coroutines (trio or asyncio), and warnings of long waits in a trio run.
 
-An op may end in the trio thread that its session lives in or in the thread that launched it, while its caller waits in
-an event loop of its own. Whoever waits makes a `Waker` first, hands out its `wake`, looks whether it has happened
-already, and only then waits: nothing is missed.
+An op may end in the trio thread of its session or in the thread that launched it, while its caller waits in an event
+loop of its own. The waiter makes a `Waker`, registers its `wake`, checks for the event, and then waits.
+A wait in asyncio wakes its loop every LOOK_UP_S: in a notebook the handler of Ctrl-C does not wake the event loop.
 
-In a notebook the handler of Ctrl-C does not wake the kernel's event loop: a cell that waits was interrupted only when
-something else happened there. So a wait in asyncio wakes its loop every LOOK_UP_S.
+A `Latch` replaces `threading.Event`, whose `wait` holds a lock while it runs Python code: a signal handler that raises
+there leaves it locked. Each waiter of a latch has a lock of its own. A signal right before the wait for that lock does
+not end it, so a wait checks every LOOK_UP_S.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import sys
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 import trio
+
+from pccl.protocol.wait_reasons import LongWait
 
 if TYPE_CHECKING:
     import asyncio
@@ -123,3 +130,128 @@ class _AsyncioWaker:
                 cancellation = error
         if cancellation is not None:
             raise cancellation
+
+
+# An event that happens once, and that may be waited for where a signal handler raises.
+
+LOOK_UP_S = 0.5
+
+
+class Latch:
+    """An event that happens once. Thread-safe; usable after a fork, too."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiters: list[threading.Lock] = []
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        """Wake all waiters, present and later ones. Never waits. May be called again."""
+        self._is_set = True
+        while self._waiters:
+            with suppress(IndexError, RuntimeError):  # the waiter has left, or another latch has released it
+                self._waiters.pop().release()
+
+    def wake(self) -> None:
+        self.set()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until it is set. Return False if the time passed first."""
+        return self._is_set or wait_any((self,), timeout_s)
+
+
+def wait_any(latches: Sequence[Latch], timeout_s: float | None = None) -> bool:
+    """Wait until one of the latches is set. Return False if the time passed first."""
+    lock = threading.Lock()
+    lock.acquire()
+    for latch in latches:
+        latch._waiters.append(lock)
+    # From here on either `set` finds the lock, or we find that it was called.
+    end_s = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    while not any(latch._is_set for latch in latches):
+        rest_s = end_s - time.monotonic()
+        if rest_s <= 0 or lock.acquire(timeout=min(rest_s, LOOK_UP_S)):
+            break
+    for latch in latches:
+        if lock in latch._waiters:
+            with suppress(ValueError):  # `set` was faster
+                latch._waiters.remove(lock)
+    return any(latch._is_set for latch in latches)
+
+
+# Warnings of long waits in a trio run (`protocol.long_wait`).
+
+LOOK_S = 1.0
+REASON_S = 3.0
+"""Time that a reason may take."""
+
+Logger = logging.Logger | logging.LoggerAdapter[logging.Logger]
+Reason = Callable[[], Awaitable[tuple[str, str]]]
+"""A function that returns what a call waits for, and where to look."""
+
+
+@dataclass(eq=False)
+class waiting(AbstractContextManager[None]):  # noqa: N801 - a context, as trio's are named
+    """A context for a call that waits, with its name or the schedule of its wait."""
+
+    what: str | LongWait
+    reason: Reason
+    logger: Logger
+    schedule: LongWait = field(init=False)
+    is_over: bool = field(init=False, default=False)
+
+    def __enter__(self) -> None:
+        self.schedule = self.what if isinstance(self.what, LongWait) else LongWait(self.what, trio.current_time())
+        board = _board()
+        board.waits[self] = None
+        if not board.is_looking:
+            board.is_looking = True
+            trio.lowlevel.spawn_system_task(_look, board)
+
+    def __exit__(self, *_: object) -> None:
+        self.is_over = True
+        _board().waits.pop(self, None)
+        if self.schedule.is_told:
+            self.logger.warning("%s", self.schedule.ending(trio.current_time()))
+
+
+@dataclass(eq=False)
+class _Board:
+    """The waits of one trio run."""
+
+    waits: dict[waiting, None] = field(default_factory=dict)
+    is_looking: bool = False
+
+
+_boards: trio.lowlevel.RunVar[_Board] = trio.lowlevel.RunVar("pccl_waits")
+
+
+def _board() -> _Board:
+    try:
+        return _boards.get()
+    except LookupError:
+        _boards.set(board := _Board())
+        return board
+
+
+async def _look(board: _Board) -> None:
+    """Warn of long waits until the last wait is over."""
+    try:
+        while board.waits:
+            await trio.sleep(LOOK_S)
+            now = trio.current_time()
+            for wait in list(board.waits):
+                if wait.schedule.is_due(now):
+                    trio.lowlevel.spawn_system_task(_warn, wait)
+    finally:
+        board.is_looking = False
+
+
+async def _warn(wait: waiting) -> None:
+    whom, where = "a reason that could not be found in time", "look at the master"
+    with suppress(Exception), trio.move_on_after(REASON_S):  # a warning must not end anything
+        whom, where = await wait.reason()
+    if not wait.is_over:
+        wait.logger.warning("%s", wait.schedule.warning(trio.current_time(), whom, where))

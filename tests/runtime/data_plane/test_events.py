@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast, get_args
 
-from pccl.runtime.data_plane.events import READERS, EngineEvent, EngineFailed, OpFastCompleted
+import trio
+
+from pccl.runtime.data_plane.events import (
+    READERS,
+    EngineEvent,
+    EngineFailed,
+    OpCompleted,
+    OpDone,
+    OpFastCompleted,
+)
 from pccl.runtime.extension import lib
-from pccl.runtime.session.engine_bridge import OPS_AS_EXPECTED, EngineBridge
-from pccl.runtime.session.flight_recorder import FlightRecorder
-from pccl.runtime.session.op_table import OpTable
+from pccl.runtime.session.ops import OPS_AS_EXPECTED, Ops
+from pccl.runtime.session.recorder import FlightRecorder
 from pccl.runtime.session.reports import WorkCounters
 
 KINDS = set(get_args(EngineEvent))
@@ -23,9 +32,13 @@ def test_every_kind_of_the_library_is_read() -> None:
 def test_the_session_hears_of_every_kind() -> None:
     """Ops of the fast path are told before all else, and a failed engine ends the session."""
     nobody = cast(Any, None)
-    table = OpTable()
-    bridge = EngineBridge(nobody, nobody, table, WorkCounters(), FlightRecorder(nobody, nobody, table, nobody))
-    assert set(bridge._reports) | {OpFastCompleted, EngineFailed} == KINDS
+    session: Any = SimpleNamespace(whom=None, at_end=lambda _: None)
+
+    async def kinds() -> set[type]:
+        recorder = FlightRecorder(nobody, nobody, {}, nobody)
+        return set(Ops(session, session, nobody, nobody, WorkCounters(), recorder, {})._reports)
+
+    assert trio.run(kinds) | {OpDone, OpCompleted, OpFastCompleted, EngineFailed} == KINDS
 
 
 def test_events_of_ops_have_a_number() -> None:

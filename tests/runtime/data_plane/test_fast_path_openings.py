@@ -4,6 +4,7 @@ what is known meanwhile."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -28,8 +29,6 @@ class Request:
 
     def refill(self, *_: object) -> bool:
         return True
-
-    def rename(self, op: int, tag: int) -> None: ...
 
     def slices(self, threads: int) -> int:
         return 1
@@ -77,7 +76,7 @@ class Played:
 
 def new_op(number: int, tag: int = TAG, source: Any = None) -> PendingOp:
     spec = OpSpec(tag, DataType.UINT8, ReduceOp.SUM, None, Buffers(0, 0, 8, None), source=source)
-    return PendingOp(number, spec, cast(Any, None))
+    return PendingOp(number, spec, cast(Any, SimpleNamespace(free_tag=lambda _: None)))
 
 
 def test_uses_are_counted_on_from_where_the_machine_is() -> None:

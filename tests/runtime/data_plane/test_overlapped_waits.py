@@ -52,7 +52,6 @@ def test_waits_count_once_however_many_there_are(clock: Clock) -> None:
     assert waits.added_to(STATS) == {"in_ops_us": 1_600, "op_wait_us": 500, "late_ms": 3}
     clock.now_us = 8_000
     waits.end(2, is_over=True)
-    waits.over(2)
     clock.now_us = 9_000
     assert waits.added_to(STATS) == {"in_ops_us": 2_100, "op_wait_us": 7, "late_ms": 3}
 
@@ -101,8 +100,6 @@ def test_whoever_a_signal_takes_away_before_it_says_so_waits_until_its_op_is_ove
     clock.now_us += 100
     assert waits.added_to(STATS)["in_ops_us"] == 200
     over.set()
-    waits.over(1)
-    clock.now_us += 100
     assert waits.added_to(STATS)["in_ops_us"] == 200
     waits.begin(1, over.is_set)  # it had looked before it was over
     clock.now_us += 100
@@ -181,3 +178,12 @@ def test_the_oldest_op_tells_for_how_long_somebody_waits() -> None:
         cluster[1].all_reduce(ones(), op=SUM, tag=1)
         waiter.result()
         until(lambda: not stats_of(cluster[0])["op_wait_us"], "nobody waits any more")
+
+
+def test_wait_on_fast_path_counts_as_a_whole(clock: Clock) -> None:
+    waits = OverlappedWaits()
+    clock.now_us = 1_000
+    began_ns = 1_000_000
+    clock.now_us = 1_300
+    waits.joined(began_ns)
+    assert waits.added_to(STATS)["in_ops_us"] == STATS["in_ops_us"] + 300

@@ -20,6 +20,8 @@ class Nobody:
 
     def leave_for(self, reason: str) -> None: ...
 
+    def free_tag(self, op: PendingOp) -> None: ...
+
 
 def new_op(source: Any = None) -> PendingOp:
     spec = OpSpec(0, DataType.UINT8, ReduceOp.SUM, None, Buffers(0, 0, 0, None), source=source)
@@ -65,11 +67,12 @@ def test_an_end_that_a_signal_has_cut_off_is_told_by_the_next() -> None:
     calls: list[bool] = []
     op.when_over(lambda: calls.append(op.is_over))
 
-    class Interrupted(OverlappedWaits):
-        def over(self, op: int) -> None:
+    class Interrupted:
+        def wake(self) -> None:
+            op._release_wakers.clear()
             raise KeyboardInterrupt
 
-    op.waits = Interrupted()
+    op._release_wakers.append(Interrupted())  # type: ignore[arg-type]
     with pytest.raises(KeyboardInterrupt):
         op.finish(OpResult(1, Result.SUCCESS, "", 2))
     assert not calls

@@ -13,8 +13,7 @@ import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, Result
 from pccl.logs import AboutLogger
-from pccl.runtime.session.lifetime import Lifetime
-from pccl.runtime.session.options import SessionError
+from pccl.runtime.session.driver import Lifetime, SessionError
 from tests.support.cluster import SUM, WAIT_S, Background, ones, reduce_once, results, together, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks for the descriptors where Linux lists them")

@@ -64,8 +64,9 @@ class Played:
         self.log.append(f"open for {start}")
         self.opened_for = start
 
-    def is_as(self, start: str | None) -> bool:
-        return self.opened_for == start
+    @property
+    def open_with(self) -> str | None:
+        return self.opened_for
 
 
 def test_what_came_through_the_fast_path_is_heard_before_the_machine_is_told() -> None:

@@ -19,8 +19,8 @@ import trio.testing
 from pccl.flight_recorder import load
 from pccl.logs import AboutLogger
 from pccl.protocol.recording import Recording
-from pccl.runtime.session import dumps
-from pccl.runtime.session.dumps import Dumps
+from pccl.runtime.session import recorder as recorders
+from pccl.runtime.session.recorder import Dumps
 
 LOGGER = AboutLogger(logging.getLogger("pccl.peer"), dict)
 WRITE_S = 0.1
@@ -37,7 +37,7 @@ def session(peer: int, times: int = 1, reason: str = "over") -> None:
     host = socket.gethostname()
     recording = Recording("run", peer, 0, "name", host, os.getpid(), "clock", 1, 1)
     recorder = SimpleNamespace(recording=lambda _: recording)
-    made = Dumps(cast(Any, recorder), cast(Any, SimpleNamespace(ops={})), LOGGER)
+    made = Dumps(cast(Any, recorder), {}, LOGGER)
     try:
         for _ in range(times):
             trio.run(made.last, reason)
@@ -48,7 +48,7 @@ def session(peer: int, times: int = 1, reason: str = "over") -> None:
 def test_sessions_that_fail_again_and_again_do_not_fill_the_disk(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dumps, "FILES_KEPT", 3, raising=False)
+    monkeypatch.setattr(recorders, "FILES_KEPT", 3, raising=False)
     host = socket.gethostname()
     directory.mkdir()
     others = {"notes.json", f"pccl-run-peer-1-other-{host}-7.json", f"pccl-run-peer-1-{host}-7.txt"}
@@ -99,13 +99,13 @@ class Slow:
 
 
 @pytest.mark.parametrize("failure", ["", "the master is gone"])
-@pytest.mark.parametrize("is_ended_s", [0.0, dumps.GATHER_S / 2, dumps.GATHER_S + WRITE_S / 2])
+@pytest.mark.parametrize("is_ended_s", [0.0, recorders.GATHER_S / 2, recorders.GATHER_S + WRITE_S / 2])
 def test_a_session_that_ends_before_a_dump_is_made_makes_it(
     directory: Path, monkeypatch: pytest.MonkeyPatch, is_ended_s: float, failure: str
 ) -> None:
     """The op's failure may not have been seen yet, or others be waited for that follow from it, or it is being written.
     Whoever waits for others has nothing left to do then."""
-    monkeypatch.setattr(dumps, "HelperThread", Slow)
+    monkeypatch.setattr(recorders, "HelperThread", Slow)
     written: list[str] = []
 
     def recorded(reason: str) -> Recording:
@@ -113,19 +113,19 @@ def test_a_session_that_ends_before_a_dump_is_made_makes_it(
         return Recording("run", 1, 0, "name", "host", 7, "clock", 1, 1)
 
     recorder = SimpleNamespace(recording=recorded)
-    made = Dumps(cast(Any, recorder), cast(Any, SimpleNamespace(ops={})), LOGGER)
+    made = Dumps(cast(Any, recorder), {}, LOGGER)
 
     async def end() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(made.watch)
-            await trio.sleep(dumps.LOOK_S - 0.01)
+            await trio.sleep(recorders.LOOK_S - 0.01)
             made.ask("an op failed")
             await trio.sleep(0.01 + is_ended_s)
             await made.last(failure)
             assert written[0] == "an op failed"
             assert written[1:] in ([], [failure])
             told = list(written)
-            await trio.sleep(2 * dumps.GATHER_S)
+            await trio.sleep(2 * recorders.GATHER_S)
             assert written == told
             nursery.cancel_scope.cancel()
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from pccl.protocol import peer as ps
 from pccl.protocol.recording import from_json, pack, to_json, unpack
-from pccl.runtime.session.flight_recorder import LINKS_KEPT, FlightRecorder
+from pccl.runtime.session.recorder import LINKS_KEPT, FlightRecorder
 
 NOBODY = cast(Any, None)
 
@@ -39,7 +39,7 @@ def test_text_that_cannot_be_encoded_is_replaced() -> None:
     odd = os.fsdecode(b"load \xe9t\xe9")
     options = cast(Any, SimpleNamespace(group=0, name=odd))
     facts = cast(Any, SimpleNamespace(run="run", peer=1))
-    recorder = FlightRecorder(options, facts, cast(Any, SimpleNamespace(ops={})), lambda _: [])
+    recorder = FlightRecorder(options, facts, {}, lambda _: [])
     recorder.note("log", odd)
     recorder.note("log", "\udce9" * 1000)
     recording = recorder.recording(odd)

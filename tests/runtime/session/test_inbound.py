@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from pccl.protocol import messages as m
-from pccl.runtime.session.inbound import Inbound
-from pccl.runtime.session.options import SessionOptions
+from pccl.runtime.session.driver import SessionOptions
+from pccl.runtime.session.links import Inbound
 
 NOBODY = cast(Any, None)
 RUN, PEER, OTHER = "run", 1, 2

@@ -8,7 +8,7 @@ import pytest
 import trio
 import trio.lowlevel
 
-from pccl.runtime.session.lifetime import Lifetime
+from pccl.runtime.session.driver import Lifetime
 
 
 def test_nothing_starts_in_a_session_whose_tasks_have_ended() -> None:
@@ -42,5 +42,5 @@ def test_no_other_error_of_a_start_is_swallowed(monkeypatch: pytest.MonkeyPatch)
             with pytest.raises(RuntimeError, match="something else"):
                 lifetime.spawn(trio.sleep, 0)
 
-    monkeypatch.setattr("pccl.runtime.session.lifetime.start_task", fail)
+    monkeypatch.setattr("pccl.runtime.session.driver.start_task", fail)
     trio.run(body)

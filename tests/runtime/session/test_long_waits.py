@@ -7,8 +7,7 @@ import logging
 import pytest
 
 from pccl.protocol.peer.ops import OpWait
-from pccl.runtime.session.long_waits import LongWaits, named
-from pccl.runtime.session.reports import WorkCounters
+from pccl.runtime.session.reports import LongWaits, WorkCounters, named
 
 
 def name_of(peer: int) -> str:

@@ -15,8 +15,8 @@ from pccl.logs import AboutLogger
 from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.runtime.network import links
-from pccl.runtime.session.options import SessionOptions
-from pccl.runtime.session.outbound import REDIAL_S, REDIAL_S_MAX, Outbound
+from pccl.runtime.session.driver import SessionOptions
+from pccl.runtime.session.links import REDIAL_S, REDIAL_S_MAX, Outbound
 from pccl.runtime.session.reports import WorkCounters
 
 NOBODY = cast(Any, None)

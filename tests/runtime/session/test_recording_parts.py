@@ -12,8 +12,8 @@ import trio
 from pccl.protocol import messages as m
 from pccl.protocol.codec import LENGTH_BYTES, decode_body, encode
 from pccl.protocol.recording import Recording, unpack
-from pccl.runtime.session.lifetime import Lifetime
-from pccl.runtime.session.recording_parts import RecordingParts
+from pccl.runtime.session.driver import Lifetime
+from pccl.runtime.session.recorder import RecordingParts
 
 RECORDING = Recording("run", 1, 0, "name " * 1000, "host", 1, "clock", 1, 1)
 

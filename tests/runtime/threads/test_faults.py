@@ -17,7 +17,7 @@ import trio
 
 from pccl import AsyncCommunicator, Communicator, MasterNode, PCCLError, Result
 from pccl.runtime.data_plane.pending import PendingOp
-from pccl.runtime.session.peer_session import PeerSession
+from pccl.runtime.session.session import PeerSession
 from pccl.runtime.threads import portal
 from tests.support.cluster import SUM, WAIT_S, Background, Cluster, ones, reduce_once, refusal, until
 
@@ -106,6 +106,12 @@ def reduce_until_it_fails(peer: Communicator, tag: int) -> PCCLError:
     raise AssertionError
 
 
+def without_fast_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make all ops go through the trio thread."""
+    monkeypatch.setattr("pccl.runtime.data_plane.fast_path.COUNT_SAFE", -1)
+    monkeypatch.setattr("pccl.runtime.data_plane.fast_path.BYTES_MAX", -1)
+
+
 @pytest.mark.parametrize("name", MACHINE)
 def test_a_fault_in_one_session_ends_that_one_alone(
     clusters: tuple[Cluster, Cluster], name: str, monkeypatch: pytest.MonkeyPatch
@@ -113,6 +119,8 @@ def test_a_fault_in_one_session_ends_that_one_alone(
     cluster, others = clusters
     after = 0 if name == "op_handed_over" else random.randrange(20)
     monkeypatch.setattr("pccl.runtime.data_plane.fast_path.WAIT_MS", 0 if name == "op_handed_over" else 5)
+    if name == "launch":
+        without_fast_path(monkeypatch)
     print(f"after {after}")
     broken = cluster[0]
     with going_on(others):
@@ -214,6 +222,7 @@ def test_a_fault_after_a_commit_does_not_make_a_failure_of_it(
     clusters: tuple[Cluster, Cluster], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A view without a lost peer has committed the op, and its caller is to hear of it when the view is in force."""
+    without_fast_path(monkeypatch)
     cluster, _ = clusters
     sessions = [session_of(peer) for peer in cluster.peers]
     done = list[int]()

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pccl.runtime.threads.latch import Latch, wait_any
+from pccl.runtime.threads.waking import Latch, wait_any
 from tests.support.cluster import Background, until
 
 

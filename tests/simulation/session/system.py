@@ -9,7 +9,7 @@ import trio
 
 from pccl.runtime.network.heartbeat import HeartbeatThread
 from pccl.runtime.network.system import System
-from pccl.runtime.threads.helper_thread import HelperThread
+from pccl.runtime.threads.tasks import HelperThread
 from tests.simulation.session.heartbeats import SimHeartbeats, Spawn
 from tests.simulation.session.network import Network
 from tests.simulation.session.sockets import SimSocket, SimStream

@@ -1,24 +1,7 @@
-"""Composes the parts of a connected peer's session, and runs them from Hello to the end.
+"""The session of a connected peer: composes its parts (listed in the package), and runs them from Hello to the end.
 
-A session drives a `protocol.Peer` with the master's messages, the engine's events and the user's calls:
-
-    driver          the one way to the machine, in turns; carries its effects out
-    engine_bridge   ops and verdicts down to the engine, its events up; notices that a link to a peer is lost
-    launches        ops as their callers' threads see them: launch, cancel, return their arrays
-    flight_recorder what ops, links and calls did when
-    group_calls     group calls, and what comes of them
-    state_sync      this peer's part in sync_shared_state
-    control         the control connection; notices that it breaks, and searches for another master
-    heartbeats      the heartbeats to the master and from it; notices that it falls silent
-    outbound        links that this peer makes
-    inbound         connections that others make
-    measuring       link metrics for optimize_topology
-    lifetime        tasks, their containment, and why the session is over
-
-Everything runs in the trio thread, except what `launches` says is for any thread.
-
-The session ends when the machine says so (`Ended`). It then lets the engine give back the buffers of open ops, so that
-no caller regains a buffer that is still in use.
+Everything runs in the trio thread, except methods for any thread. The session ends with the machine's `Ended`; the
+engine then returns the buffers of open ops, so that no caller regains a buffer that is still in use.
 """
 
 from __future__ import annotations
@@ -45,25 +28,13 @@ from pccl.runtime.data_plane.pending import PendingOp
 from pccl.runtime.network import addresses
 from pccl.runtime.network.addresses import Address, MasterAddresses
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, dial_control
-from pccl.runtime.session.control import Control
-from pccl.runtime.session.driver import Driver, Handlers
-from pccl.runtime.session.dumps import Dumps
-from pccl.runtime.session.engine_bridge import EngineBridge
-from pccl.runtime.session.flight_recorder import FlightRecorder
-from pccl.runtime.session.group_calls import GroupCalls
-from pccl.runtime.session.heartbeats import Heartbeats
-from pccl.runtime.session.inbound import Inbound
-from pccl.runtime.session.launches import Launches
-from pccl.runtime.session.lifetime import Lifetime, loop_has_ended
-from pccl.runtime.session.long_waits import CallReasons, LongWaits
-from pccl.runtime.session.master_connection import MasterConnection
-from pccl.runtime.session.measuring import Measuring
-from pccl.runtime.session.op_table import OpTable
-from pccl.runtime.session.options import SessionError, SessionOptions
-from pccl.runtime.session.outbound import Outbound
-from pccl.runtime.session.recording_parts import RecordingParts
-from pccl.runtime.session.reports import WorkCounters, interval_s
-from pccl.runtime.session.state_sync import StateSync
+from pccl.runtime.session.control import Control, Heartbeats, MasterConnection
+from pccl.runtime.session.driver import Driver, Handlers, Lifetime, SessionError, SessionOptions, loop_has_ended
+from pccl.runtime.session.links import Inbound, Measuring, Outbound
+from pccl.runtime.session.ops import Ops
+from pccl.runtime.session.recorder import Dumps, FlightRecorder, RecordingParts
+from pccl.runtime.session.reports import CallReasons, LongWaits, WorkCounters, interval_s
+from pccl.runtime.session.state_sync import GroupCalls, StateSync
 from pccl.runtime.state.transfer import Transfer
 from pccl.runtime.threads.tasks import start_task
 from pccl.types import Result
@@ -112,14 +83,15 @@ class PeerSession:
         about = AboutLogger(logger, self._about)
         lifetime = Lifetime(about, lambda text: master.send([m.Leave(text)]))
         counters = WorkCounters()
-        table = OpTable()
+        table: dict[int, PendingOp] = {}
         fast_path = FastPath(machine, engine)
         recorder = FlightRecorder(options, machine, table, engine.records)
-        bridge = EngineBridge(engine, fast_path, table, counters, recorder)
-        driver = Driver(machine, fast_path, lifetime, bridge.hear, master.send)
+        self.ops = Ops(self, lifetime, engine, fast_path, counters, recorder, table)
+        """The ops of this session, for any thread."""
+        self.ops.driver = driver = Driver(machine, fast_path, lifetime, self.ops.hear, master.send)
         calls = GroupCalls(driver, lifetime)
         outbound = Outbound(options, driver, lifetime, engine, counters, about, lambda: master.host)
-        state_sync = StateSync(options, driver, lifetime, calls, outbound, counters)
+        state_sync = StateSync(options, driver, lifetime, calls, outbound.dial, counters)
         heartbeats = Heartbeats(options, driver, lifetime)
         parts = RecordingParts(lifetime, recorder.recording, master.send, about)
         control = Control(
@@ -127,7 +99,7 @@ class PeerSession:
         )
         inbound = Inbound(listener, options, driver, lifetime, outbound, state_sync, control.until_master_speaks, about)
         measuring = Measuring(driver, lifetime, outbound, about)
-        for part in (bridge, calls, outbound, state_sync, control, measuring):
+        for part in (self.ops, calls, outbound, state_sync, control, measuring):
             driver.carry_out(recorder.noting(part.handlers))
         own: Handlers = {
             ps.StartEngine: self._start_engine,
@@ -138,10 +110,6 @@ class PeerSession:
         driver.carry_out(recorder.noting(own))
         self._recorder = recorder
         self._dumps = Dumps(recorder, table, about)
-        self.ops = Launches(
-            driver, lifetime, fast_path, engine, table, bridge, self.abandon, self.store_failed, self.whom
-        )
-        """The ops of this session, for any thread."""
         self.over = lifetime.over
         self._options = options
         self._machine = machine
@@ -151,9 +119,7 @@ class PeerSession:
         self._lifetime = lifetime
         self._counters = counters
         self.overlapped_waits = OverlappedWaits(fast_path.in_ops_ns)
-        self._table = table
         self._fast_path = fast_path
-        self._bridge = bridge
         self._driver = driver
         self._calls = calls
         self._outbound = outbound
@@ -201,7 +167,7 @@ class PeerSession:
         return self._state_sync.store_failed(reason)
 
     async def close(self, reason: str = "") -> None:
-        """Leave the run, which others are told the `reason` of, and wait until nothing of the session is left."""
+        """Leave the run, which others are told the `reason` of, and wait until the session is over."""
         if self.is_forgotten or self.over.is_set():
             return
         with self._lifetime.contain:
@@ -220,7 +186,7 @@ class PeerSession:
         self._heartbeats.forget_after_fork()
         self._master.connection.forget_after_fork()
         self._listener.close()
-        for op in [*self.ops.queued, *self._fast_path.running, *self._table.ops.values()]:
+        for op in self.ops.in_flight:
             op.forget_after_fork(ps.OpResult(op.op, failure.result, failure.message, 0))
 
     @property
@@ -244,7 +210,7 @@ class PeerSession:
 
     @property
     def obstacle(self) -> str:
-        """The reason why no master lets this peer in for a while; empty: nothing but the others holds it up."""
+        """The reason why no master lets this peer in for a while; empty: only other peers delay it."""
         machine = self._machine
         return machine.obstacle or ("" if machine.run else self._control.account())
 
@@ -253,7 +219,7 @@ class PeerSession:
         return peer_named(peer, self._options.name if peer == self._machine.peer else self._machine.name_of(peer))
 
     def whom(self, op: PendingOp) -> str:
-        """Return whom an op waits for, as last counted. Any thread."""
+        """Return the peers that an op waits for, by the last counters. Any thread."""
         pair, view = op.name[1], self.view
         others = op.ring or (view.ring if view is not None else ())
         return self._long_waits.whom(
@@ -264,7 +230,7 @@ class PeerSession:
         )
 
     async def counted_whom(self, op: PendingOp) -> str:
-        """Do as `whom`, and have it counted anew before."""
+        """Do as `whom`, after new counts."""
         if self._lifetime.failure is not None:
             return self.whom(op)
         with suppress(MemoryError):
@@ -286,7 +252,7 @@ class PeerSession:
         return self._engine.stats()
 
     def _about(self) -> dict[str, object]:
-        """Return what log lines of this session tell besides their text."""
+        """Return the attributes of this session's log lines."""
         view, machine = self.view, self._machine
         known = {"run": machine.run, "view": view.view if view is not None else 0, "group": self._options.group}
         return {**known, "peer": machine.peer} if machine.peer else {"group": self._options.group}
@@ -328,8 +294,8 @@ class PeerSession:
             senders.cancel_scope.cancel()
 
     def abandon(self, error: BaseException) -> None:
-        """End the session from any thread, and all calls and ops, because its trio run is no more or cannot be woken:
-        somebody has closed its descriptors. May be called again."""
+        """End the session, all calls and ops, because its trio run has ended or cannot be woken. Any thread, and more
+        than once."""
         with self._abandoning:
             with suppress(Exception):  # of trio's, whose run is not to be had
                 self._lifetime.fail(Result.INTERNAL_ERROR, loop_has_ended(error))
@@ -348,7 +314,7 @@ class PeerSession:
             last.callback(self._end_all)
             last.callback(self._dumps.close)
             last.callback(self._engine.close)
-            last.callback(self._bridge.hear_last)
+            last.callback(self.ops.hear_last)
             last.callback(self._fast_path.close)
             last.callback(self._heartbeats.close)
             last.callback(self._listener.close)
@@ -359,12 +325,7 @@ class PeerSession:
         committed has its result, and waited for a view or for the engine, which is closed by now."""
         failure = self._lifetime.failure
         assert failure is not None
-        for op in [*self._table.ops.values(), *self._fast_path.running]:
-            failed = ps.OpResult(op.op, failure.result, failure.message, 0)
-            succeeded = ps.OpResult(op.op, Result.SUCCESS, "", len(op.ring))
-            self._table.finish(op, succeeded if op.is_committed else failed)
-        for op in self._bridge.detaching.values():
-            op.release()
+        self.ops.end_all(failure)
 
     def _start_engine(self, machine: ps.Peer, effect: ps.StartEngine) -> None:
         try:
@@ -387,7 +348,7 @@ class PeerSession:
                 pass
 
     async def _keep_reporting(self) -> None:
-        """Tell the master what this peer has done, for whoever watches the run."""
+        """Tell the master what this peer has done, for its status."""
         await self.installed.wait()
         while self.view is not None and not self._lifetime.is_broken:
             self._report()

@@ -1,37 +1,44 @@
-"""The flight recorder of a session: what its last ops, links and calls did when, for whoever looks for what is slow.
+"""The flight recorder of a session (what its last ops, links and calls did when), its dumps and its parts for traces.
 
-Theory of operation. The engines record the ops (native/src/recorder.h): those of the fast path never come to the
-session. What only the session knows it notes here: when a caller launched an op that took the way through the machine,
-how it ended and why, and everything that is no op. The recorder listens to effects and events on their way to whoever
-carries them out (`noting`), so that no other part knows of it. Each kind is kept in a ring of a fixed size.
+The engines record ops (native/src/recorder.h): ops of the fast path never reach the session. The session adds what only
+it knows: when a caller launched an op that went through the machine, how it ended, and everything else. The recorder
+listens to effects and events on their way to their handlers (`noting`). Each kind is kept in a ring of a fixed size.
+`recording` joins the two by the names of ops, in a thread of its own; it copies each ring in one step.
 
-Who reads (`recording`) joins the two by the names of ops. That takes milliseconds, and is done in any thread but the
-trio thread: so it copies each ring at once, which nothing else can interrupt. A note takes a microsecond, of an op that
-takes a hundred.
+With PCCL_TRACE_DIR in the environment, a session also writes its recording to one file there: when an op fails, when
+one has been in flight for PCCL_TRACE_HANG seconds, and when the session ends with a failure. The last FILES_KEPT files
+of each host stay.
 """
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import socket
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
+import trio
+
+from pccl.protocol import messages as m
 from pccl.protocol import peer as ps
 from pccl.protocol.names import peer_named
-from pccl.protocol.recording import LinkSample, OpRecord, RecordedEvent, Recording, encodable
+from pccl.protocol.recording import LinkSample, OpRecord, RecordedEvent, Recording, encodable, pack, recent, to_json
 from pccl.runtime.data_plane import events
 from pccl.runtime.data_plane.engine import RECORDS
 from pccl.runtime.data_plane.op_records import Launch, Name, Row, joined, name_of
-from pccl.runtime.session.driver import Facts
-from pccl.runtime.session.op_table import OpTable
-from pccl.runtime.session.options import SessionOptions
-from pccl.runtime.threads.clock_name import clock_name
+from pccl.runtime.data_plane.pending import PendingOp
+from pccl.runtime.environment import number_of
+from pccl.runtime.session.driver import Lifetime, SessionOptions
+from pccl.runtime.threads.process import clock_name
+from pccl.runtime.threads.tasks import HelperThread
 from pccl.types import Result
 
 EVENTS_KEPT = min(1024, RECORDS)
@@ -51,7 +58,11 @@ class FlightRecorder:
     """What this peer did. `recording` and `note` are for any thread, all else is for the trio thread."""
 
     def __init__(
-        self, options: SessionOptions, facts: Facts, table: OpTable, read_records: Callable[[int], list[Row]]
+        self,
+        options: SessionOptions,
+        facts: ps.Peer,
+        table: dict[int, PendingOp],
+        read_records: Callable[[int], list[Row]],
     ) -> None:
         """`read_records` reads the engines', of what has ended since a time."""
         self.on_failure: Callable[[str], None] = lambda _: None
@@ -131,12 +142,12 @@ class FlightRecorder:
         self._names[effect.op] = effect.epoch, effect.tag, effect.sequence
 
     def _handed_over(self, event: events.OpHandedOver) -> None:
-        op = self._table.ops.get(event.op)
+        op = self._table.get(event.op)
         if op is not None and op.epoch is not None:
             self._names[event.op] = op.epoch, op.shared_tag, event.sequence
 
     def _op_over(self, effect: ps.OpResult) -> None:
-        op = self._table.ops[effect.op]
+        op = self._table[effect.op]
         name = self._names.pop(effect.op, None)
         if name is not None:
             reason = encodable(effect.reason[:TEXT_CHARACTERS_MAX])
@@ -211,7 +222,7 @@ class FlightRecorder:
         for row in rows:
             by_name.setdefault(name_of(row), []).append(row)
         launches: dict[Name, Launch] = dict(ended)
-        table = list(self._table.ops.values())
+        table = list(self._table.values())
         for op in table:
             name = self._names.get(op.op)
             if name is not None and name not in launches:
@@ -232,3 +243,196 @@ _COUNTED = [field.name for field in fields(events.LinkCounters) if field.name no
 
 def _sample(at_ns: int, peer: int, event: events.LinkCounters) -> LinkSample:
     return LinkSample(at_ns, peer, event.link, event.thread, {name: getattr(event, name) for name in _COUNTED})
+
+
+# Dumps of the flight recorder to a file.
+
+GATHER_S = 0.2
+"""Time between a failure and its dump, which then holds the failures that follow from it."""
+PAUSE_S = 5.0
+"""Time between dumps."""
+LAST_S = 2.0
+"""Time that the last dump may take."""
+FILES_KEPT = 64
+"""Number of files of one host in the directory, which other hosts may write to, too."""
+HANG_S = 30.0
+LOOK_S = 1.0
+"""Interval between two looks for ops that hang."""
+_warned_of: set[Path] = set()
+"""Directories that this process has warned cannot be written."""
+
+
+class Dumps:
+    """The dumps of one session. Only for the trio thread, except `ask`."""
+
+    def __init__(
+        self, recorder: FlightRecorder, table: dict[int, PendingOp], logger: logging.LoggerAdapter[logging.Logger]
+    ) -> None:
+        """Start the thread, if there is a directory."""
+        directory = os.environ.get("PCCL_TRACE_DIR", "")
+        self._directory = Path(directory).absolute()  # the program may go elsewhere
+        self._recorder = recorder
+        self._table = table
+        self._logger = logger
+        self._hang_s = number_of("PCCL_TRACE_HANG", HANG_S, 1e9)
+        self._asked: list[str] = []
+        self._writing = trio.Lock()
+        """Held while a dump is being written."""
+        self._since: dict[int, float] = {}
+        """When each op in flight was first seen."""
+        self._told: set[int] = set()
+        """Ops that a dump has reported as hanging."""
+        self._thread: HelperThread | None = None
+        if directory:
+            try:
+                self._thread = HelperThread("pccl-dumps")
+                recorder.on_failure = self.ask
+            except OSError as error:
+                logger.warning("the flight recorder will not be written to %s: %s", directory, error)
+
+    def ask(self, reason: str) -> None:
+        """Have a dump made soon. The first reason is the one that it names."""
+        if len(self._asked) < 2:
+            self._asked.append(reason)
+
+    async def watch(self) -> None:
+        """Make the dumps that are asked for, and those of ops that hang."""
+        if self._thread is None:
+            return
+        while True:
+            await trio.sleep(LOOK_S)
+            self._look_for_hangs()
+            if self._asked:
+                await trio.sleep(GATHER_S)
+                await self._dump()
+                await trio.sleep(PAUSE_S)
+
+    def _look_for_hangs(self) -> None:
+        now = trio.current_time()
+        self._since = {number: self._since.get(number, now) for number in self._table}
+        hanging = {number for number, since in self._since.items() if now - since >= self._hang_s}
+        for number in sorted(hanging - self._told):
+            tag = self._table[number].tag
+            self.ask(f"op with tag {tag} has not ended within {self._hang_s:g} s")
+        self._told = hanging
+
+    async def last(self, failure: str) -> None:
+        """Make the dump of a session that ends with a failure (empty: with none), or one that has been asked for, and
+        wait for what is being written."""
+        if self._thread is not None:
+            if failure:
+                self.ask(failure)
+            with trio.move_on_after(LAST_S):
+                await self._dump()
+
+    async def _dump(self) -> None:
+        """Make a dump, unless it has been written already."""
+        async with self._writing:
+            if self._asked:
+                reason, self._asked = self._asked[0], []
+                await self._write_for(reason)
+
+    async def _write_for(self, reason: str) -> None:
+        assert self._thread is not None
+        try:
+            path = await self._thread.run(lambda: self._write(reason), is_left=True)
+            self._logger.info("the flight recorder was written to %s: %s", path, reason)
+        except Exception as error:  # whatever it is, the run does not depend on it
+            level = logging.INFO if self._directory in _warned_of else logging.WARNING
+            _warned_of.add(self._directory)
+            why = (error.strerror if isinstance(error, OSError) else str(error)) or type(error).__name__
+            self._logger.log(level, "the flight recorder cannot be written to %s: %s", self._directory, why)
+
+    def _write(self, reason: str) -> Path:
+        recording = self._recorder.recording(reason)
+        run = re.sub(r"\W", "", recording.run)
+        host = re.sub(r"[^\w.-]", "", recording.host)
+        path = self._directory / f"pccl-{run}-peer-{recording.peer}-{host}-{recording.process}.json"
+        part = path.with_suffix(".part")
+        self._directory.mkdir(parents=True, exist_ok=True)
+        try:
+            part.write_bytes(to_json(recording))
+            part.replace(path)
+        finally:
+            with suppress(OSError):
+                part.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._remove_oldest(host)
+        return path
+
+    def _remove_oldest(self, host: str) -> None:
+        """Remove the oldest files of a host, and what dumps that were killed have left of theirs. OSError."""
+        own = re.compile(rf"pccl-\w*-peer-\d+-{re.escape(host)}-\d+\.(json|part)")
+        found = [
+            (each.stat().st_mtime_ns, each.path) for each in os.scandir(self._directory) if own.fullmatch(each.name)
+        ]
+        for _, path in sorted(found, reverse=True)[FILES_KEPT:]:
+            os.unlink(path)
+
+    def close(self) -> None:
+        if self._thread is not None:
+            self._thread.close()
+
+
+# The recording, sent to the master in parts.
+
+TRACES_KEPT = 2
+LACK_CHARACTERS_MAX = 500
+
+
+class RecordingParts:
+    """The recording that is being handed out. Only for the trio thread."""
+
+    def __init__(
+        self,
+        lifetime: Lifetime,
+        take: Callable[[], Recording],
+        send: Callable[[list[m.Message]], None],
+        logger: logging.LoggerAdapter[logging.Logger],
+    ) -> None:
+        """`take` returns the recording, from any thread."""
+        self._lifetime = lifetime
+        self._take = take
+        self._send = send
+        self._logger = logger
+        self._packed: dict[int, bytes] = {}
+        """The recordings of the last traces that have not been fetched wholly."""
+
+    def asked(self, request: m.RecordingRequest) -> None:
+        """Answer a request of the master, at once or soon."""
+        received_ns = time.monotonic_ns()
+        if request.part == 0:
+            self._lifetime.spawn(self._take_for, request, received_ns)
+        else:
+            self._answer(request, received_ns)
+
+    async def _take_for(self, request: m.RecordingRequest, received_ns: int) -> None:
+        def packed() -> bytes:
+            return pack(recent(self._take(), request.seconds, request.last))
+
+        lack = ""
+        self._packed.pop(request.trace, None)
+        try:
+            thread = HelperThread("pccl-recorder")
+            try:
+                self._packed[request.trace] = await thread.run(packed, is_left=True)
+            finally:
+                thread.close()
+        except Exception as error:  # whatever it is, the run does not depend on it
+            reason = encodable(str(error) or type(error).__name__)
+            lack = f"its recording cannot be read: {reason}"[:LACK_CHARACTERS_MAX]
+            self._logger.warning("the flight recorder cannot be read: %s", reason)
+        while len(self._packed) > TRACES_KEPT:
+            del self._packed[next(iter(self._packed))]
+        self._answer(request, received_ns, lack)
+
+    def _answer(self, request: m.RecordingRequest, received_ns: int, lack: str = "") -> None:
+        parts, content = 0, b""
+        packed = self._packed.get(request.trace, b"")
+        if request.part >= 0:
+            parts = -(-len(packed) // m.PART_BYTES_MAX)
+            content = packed[request.part * m.PART_BYTES_MAX :][: m.PART_BYTES_MAX]
+            if request.part >= parts - 1:
+                self._packed.pop(request.trace, None)
+        answer = m.RecordingPart(request.trace, request.part, parts, received_ns, time.monotonic_ns(), content, lack)
+        self._send([answer])

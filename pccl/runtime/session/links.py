@@ -1,0 +1,399 @@
+"""Links as the machine wants them: made, given more connections, tried and closed.
+
+A link is dialled from one of its ends; the other end waits for its connections (`inbound`), and gives the link up when
+none come.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+import trio
+
+from pccl.protocol import messages as m
+from pccl.protocol import peer as ps
+from pccl.protocol.auth import AuthError, Keys
+from pccl.protocol.codec import ProtocolError, decode_body, encode
+from pccl.protocol.names import peer_named
+from pccl.runtime.data_plane.engine import Engine
+from pccl.runtime.network import addresses, handshake, links, probe
+from pccl.runtime.network.accepting import Unauthenticated, accept_connections
+from pccl.runtime.network.log_limiter import LogLimiter
+from pccl.runtime.network.wire import ConnectionLost, SocketChannel, send_message
+from pccl.runtime.session.driver import Driver, Handlers, Lifetime, SessionOptions
+from pccl.runtime.session.reports import WorkCounters
+from pccl.runtime.session.state_sync import StateSync
+from pccl.runtime.threads.tasks import start_task
+from pccl.types import Result
+
+LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
+STANDS_S = 1.0
+"""Time after which a link that has lost a connection counts as having lost no more than that."""
+REDIAL_S = 1.0
+"""Pause before a lost connection that could not be restored is tried once more; it doubles with each try."""
+REDIAL_S_MAX = 30.0
+
+
+class Outbound:
+    """The links of this peer. Only for the trio thread."""
+
+    def __init__(
+        self,
+        options: SessionOptions,
+        driver: Driver,
+        lifetime: Lifetime,
+        engine: Engine,
+        counters: WorkCounters,
+        logger: logging.LoggerAdapter[logging.Logger],
+        master_host: Callable[[], str],
+    ) -> None:
+        """`master_host` returns the address of peers on the master's own host."""
+        self._options = options
+        self._driver = driver
+        self._lifetime = lifetime
+        self._engine = engine
+        self._counters = counters
+        self._logger = logger
+        self._master_host = master_host
+        self._making: dict[int, list[trio.CancelScope]] = {}
+        """Tasks that dial or await connections, or have something to say, by link."""
+        self.handlers: Handlers = {
+            ps.MakeLink: self._make_link,
+            ps.AddConnections: self._add_connections,
+            ps.TryLinks: lambda _, effect: lifetime.spawn(self._try_links, effect),
+            ps.CloseLink: self._close_link,
+            ps.PeerLog: self._log,
+        }
+
+    @property
+    def links_made(self) -> int:
+        """Number of links that there are, or that are being made."""
+        return len(self._making)
+
+    async def dial(
+        self, member: m.PeerInfo, opening: m.PeerOpening, timeout_s: float
+    ) -> tuple[trio.socket.SocketType, Keys | None]:
+        """Return a connection to another peer for something else than a link. LinkError."""
+        options = self._options
+        return await links.dial_within(member, self._master_host(), opening, options.token, timeout_s, options.system)
+
+    def take_connection(self, link: int, index: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:
+        """Give a link's connection to the engine, if the link is wanted still."""
+        with self._driver.taking_over as machine:
+            if machine.link_connected(link) and not self._lifetime.is_broken:
+                self._engine.link_add(link, index, sock.detach(), keys if self._options.encrypt else None)
+            else:
+                sock.close()
+
+    def _make_link(self, _: ps.Peer, effect: ps.MakeLink) -> None:
+        scope = trio.CancelScope()
+        self._counters.link_made(effect.link, effect.member.peer)
+        self._making[effect.link] = [scope]
+        self._lifetime.spawn(self._dial_link if effect.dial else self._await_link, effect, scope)
+
+    async def _dial_link(self, effect: ps.MakeLink, scope: trio.CancelScope) -> None:
+        def hello(index: int) -> m.LinkHello:
+            return self._hello(effect, index, effect.connections)
+
+        def take(index: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:
+            self.take_connection(effect.link, index, sock, keys)
+
+        with scope:
+            try:
+                await links.dial_link(
+                    effect.member,
+                    self._master_host(),
+                    hello,
+                    effect.connections,
+                    self._options.token,
+                    take,
+                    effect.reach_s,
+                    effect.timeout_s,
+                    self._options.system,
+                )
+            except links.LinkError as error:
+                self._logger.warning("no link to %s", error, extra={"other": effect.member.peer})
+                with self._driver.taking_over as machine:
+                    machine.link_failed(effect.link, str(error))
+
+    async def _await_link(self, effect: ps.MakeLink, scope: trio.CancelScope) -> None:
+        with scope:
+            await trio.sleep(effect.timeout_s)
+            who = peer_named(effect.member.peer, effect.member.name)
+            reason = f"{who} did not connect to us within {effect.timeout_s:g} s"
+            with self._driver.taking_over as machine:
+                machine.link_failed(effect.link, reason)
+
+    def _hello(self, effect: ps.MakeLink | ps.AddConnections, index: int, count: int) -> m.LinkHello:
+        facts = self._driver.facts
+        return m.LinkHello(
+            m.PROTOCOL_VERSION,
+            facts.run,
+            facts.peer,
+            effect.member.peer,
+            effect.made_in,
+            index,
+            count,
+            encrypt=self._options.encrypt,
+        )
+
+    def _add_connections(self, _: ps.Peer, effect: ps.AddConnections) -> None:
+        for index in effect.indices:
+            scope = trio.CancelScope()
+            self._making[effect.link].append(scope)
+            self._lifetime.spawn(self._add_connection, effect, index, scope)
+
+    async def _add_connection(self, effect: ps.AddConnections, index: int, scope: trio.CancelScope) -> None:
+        hello = self._hello(effect, index, index + 1)
+        pause_s = REDIAL_S
+        with scope:
+            while True:
+                try:
+                    sock, keys = await self.dial(effect.member, hello, effect.timeout_s)
+                except links.LinkError as error:
+                    reason = str(error)
+                else:
+                    self.take_connection(effect.link, index, sock, keys)
+                    if effect.is_replacement:
+                        self._counters.reconnected()
+                    return
+                peer = effect.member.peer
+                self._logger.info("no further connection to peer %d: %s", peer, reason, extra={"other": peer})
+                if not effect.is_replacement:
+                    return
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, REDIAL_S_MAX)
+
+    async def _try_links(self, effect: ps.TryLinks) -> None:
+        facts = self._driver.facts
+        failed: list[tuple[int, str]] = []
+
+        async def one(member: m.PeerInfo) -> None:
+            hello = m.ProbeHello(m.PROTOCOL_VERSION, facts.run, facts.peer, member.peer, pulls=False)
+            try:
+                sock, _ = await self.dial(member, hello, effect.timeout_s)
+            except links.LinkError as error:
+                failed.append((member.peer, str(error)))
+            else:
+                sock.close()
+
+        async with trio.open_nursery() as nursery:
+            for member in effect.members:
+                start_task(nursery, one, member)
+        with self._driver.taking_over as machine:
+            machine.tried(failed)
+
+    def _close_link(self, _: ps.Peer, effect: ps.CloseLink) -> None:
+        for scope in self._making.pop(effect.link, ()):
+            scope.cancel()
+        self._counters.link_closed(effect.link)
+        self._engine.link_close(effect.link)
+
+    def _log(self, _: ps.Peer, effect: ps.PeerLog) -> None:
+        """Log what the machine has to say; of a link only if that lasts for a while after."""
+        if effect.link:
+            scope = trio.CancelScope()
+            self._making[effect.link].append(scope)
+            self._lifetime.spawn(self._log_later, effect, scope)
+        else:
+            self._log_now(effect)
+
+    def _log_now(self, effect: ps.PeerLog) -> None:
+        self._logger.log(LEVELS[effect.level], "%s", effect.text, extra=effect.about)
+
+    async def _log_later(self, effect: ps.PeerLog, scope: trio.CancelScope) -> None:
+        with scope:
+            await trio.sleep(STANDS_S)
+            self._log_now(replace(effect, link=0))
+
+
+class Measuring:
+    """Measurements that the machine asks for. Only for the trio thread."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        lifetime: Lifetime,
+        outbound: Outbound,
+        logger: logging.LoggerAdapter[logging.Logger],
+    ) -> None:
+        self._driver = driver
+        self._outbound = outbound
+        self._logger = logger
+        self.handlers: Handlers = {ps.RunProbe: lambda _, effect: lifetime.spawn(self._probe, effect)}
+
+    async def _probe(self, effect: ps.RunProbe) -> None:
+        facts = self._driver.facts
+        found: list[m.LinkMetric] = []
+
+        async def one(link: ps.ProbedLink) -> None:
+            pulls = link.is_inbound
+            hello = m.ProbeHello(m.PROTOCOL_VERSION, facts.run, facts.peer, link.member.peer, pulls)
+
+            async def dial() -> trio.socket.SocketType:
+                return (await self._outbound.dial(link.member, hello, facts.peer_timeout_s))[0]
+
+            try:
+                metric = await probe.measure(dial, link.connections, pulls)
+            except probe.ProbeError as error:
+                way = "from" if pulls else "to"
+                self._logger.info("cannot measure the link %s peer %d: %s", way, link.member.peer, error)
+            else:
+                round_trip_us = round(metric.round_trip_s * 1e6)
+                found.append(m.LinkMetric(link.member.peer, pulls, metric.bytes_per_s, round_trip_us))
+
+        async with trio.open_nursery() as nursery:
+            for link in effect.links:
+                start_task(nursery, one, link)
+        with self._driver.taking_over as machine:
+            machine.probed(effect.probe, found, trio.current_time())
+
+
+# Connections that other peers make to this one's port.
+
+
+class Inbound:
+    """Connections that others make. Only for the trio thread."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        options: SessionOptions,
+        driver: Driver,
+        lifetime: Lifetime,
+        outbound: Outbound,
+        state_sync: StateSync,
+        until_master_speaks: Callable[[], Awaitable[None]],
+        logger: logging.LoggerAdapter[logging.Logger],
+    ) -> None:
+        self.unauthenticated = Unauthenticated()
+        self._listener = listener
+        self._options = options
+        self._driver = driver
+        self._lifetime = lifetime
+        self._outbound = outbound
+        self._state_sync = state_sync
+        self._until_master_speaks = until_master_speaks
+        self._logger = logger
+        self._limited_log = LogLimiter(logger, trio.current_time)
+
+    async def accept(self) -> None:
+        """Accept connections until cancelled."""
+        await accept_connections(self._listener, self.unauthenticated, self._begin, self._logger)
+
+    def _begin(self, sock: socket.socket, address: tuple[str, int]) -> None:
+        if self._lifetime.ended.is_set():
+            sock.close()
+        else:
+            self._lifetime.spawn(self._greet, sock, addresses.plain_host(address), address[1])
+
+    async def _greet(self, raw: socket.socket, host: str, port: int) -> None:
+        """Hear what a dialer wants, and pass the connection on."""
+        sock = self._options.system.stream(raw)
+        where = addresses.join(host, port)
+        serve: Callable[[], Awaitable[None]] | None = None
+        try:
+            with trio.fail_after(links.OPENING_TIMEOUT_S) as scope:
+                number = self.unauthenticated.enter(host, scope.cancel)
+                try:
+                    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    opening, keys = await self._hear(sock)
+                    if self._options.token:
+                        self.unauthenticated.leave(number)  # it may have to wait for our next message of the master
+                    serve = await self._welcome(sock, opening, keys)
+                finally:
+                    self.unauthenticated.leave(number)
+            if serve is not None:
+                await serve()
+        except AuthError as error:
+            self._limited_log.log(logging.WARNING, f"connection from {where} refused: {error}")
+        except (ConnectionLost, ProtocolError, OSError) as error:
+            self._limited_log.log(logging.INFO, f"connection from {where}: {error}")
+        except trio.TooSlowError:
+            text = f"connection from {where}: no valid opening came in time, or there were too many like it"
+            self._limited_log.log(logging.INFO, text)
+        finally:
+            sock.close()
+
+    async def _hear(self, sock: trio.socket.SocketType) -> tuple[m.PeerOpening, Keys | None]:
+        """Return what a dialer wants, once it has proved itself, and the keys for what follows."""
+        channel = SocketChannel(sock)
+        body = await channel.receive_body()
+        opening: m.Opening = decode_body(body, m.Opening)
+        if not isinstance(opening, m.PeerOpening):
+            await self._send_to_master(channel)
+            raise ProtocolError(f"it takes this peer for a master: its first message is {type(opening).__name__}")
+        await links.receive_padding(sock, opening, links.PADDING_TIMEOUT_S)
+        facts = self._driver.facts
+        try:
+            keys = await handshake.accept(channel, self._options.token, facts.run, f"peer {facts.peer}", opening, body)
+        except AuthError as error:
+            await channel.send_frame(encode(m.Rejected(str(error))))
+            raise
+        return opening, keys
+
+    async def _send_to_master(self, channel: SocketChannel) -> None:
+        """Refuse a caller that takes this peer for a master."""
+        text = "this is the port of a peer of a run, and not of its master: give the master's address"
+        await channel.send_frame(encode(m.Goodbye(Result.MASTER_CONNECTION_FAILED, text)))
+
+    async def _welcome(
+        self, sock: trio.socket.SocketType, opening: m.PeerOpening, keys: Keys | None
+    ) -> Callable[[], Awaitable[None]] | None:
+        """Accept or reject; return what remains to be done with the connection."""
+        refusal = self._refusal(opening, keys)
+        if refusal is None and isinstance(opening, m.LinkHello):
+            offered = await self._offer(opening)
+            if isinstance(offered, int):
+                await links.accept(sock)
+                await links.until_used(sock)
+                self._outbound.take_connection(offered, opening.index, sock, keys)
+                return None
+            refusal = offered
+        if refusal is None and isinstance(opening, m.StateHello):
+            syncing = self._state_sync.current
+            if syncing is not None and await syncing.until_planned(opening.sync):
+                await links.accept(sock)
+                return lambda: self._state_sync.serve(sock, keys, syncing, opening.sends_digests)
+            refusal = f"no sync {opening.sync} is under way here"
+        if refusal is None:
+            await links.accept(sock)
+            assert isinstance(opening, m.ProbeHello)
+            return lambda: probe.serve(sock, opening.pulls)
+        await send_message(sock, m.Rejected(refusal))
+        return None
+
+    async def _offer(self, opening: m.LinkHello) -> int | str:
+        """Return the link that the connection is for, or why it is refused. Wait for the master where the dialer may
+        have heard of something that this peer has not."""
+        while True:
+            with self._driver.taking_over as machine:
+                offered = machine.link_offered(opening.sender, opening.made_in)
+            if offered is not None:
+                return offered
+            await self._until_master_speaks()
+
+    def _refusal(self, opening: m.PeerOpening, keys: Keys | None) -> str | None:
+        facts = self._driver.facts
+        if opening.protocol != m.PROTOCOL_VERSION:
+            return f"this peer speaks protocol {m.PROTOCOL_VERSION}, not {opening.protocol}"
+        if opening.run != facts.run:
+            return f"this peer belongs to run {facts.run!r}, not {opening.run!r}"
+        if opening.receiver != facts.peer:
+            return f"this is peer {facts.peer}, not {opening.receiver}"
+        if isinstance(opening, m.ProbeHello) and opening.pulls and not facts.is_optimizing:
+            return "no optimize_topology is under way here"  # a probe gets as many bytes as the network takes
+        if isinstance(opening, m.LinkHello | m.StateHello) and opening.encrypt != self._options.encrypt:
+            plain, encrypting = facts.peer, opening.sender
+            if self._options.encrypt:
+                plain, encrypting = encrypting, plain
+            return (
+                f"peer {encrypting} encrypts what peers send to each other and peer {plain} does not; give all peers "
+                f"the same encrypt= (or PCCL_ENCRYPT)"
+            )
+        if self._options.encrypt and keys is None and not isinstance(opening, m.ProbeHello):
+            return "this peer cannot exchange keys: it has no memory for that, or OpenSSL fails"
+        return None

@@ -1,0 +1,438 @@
+"""The ops of a session: launched, cancelled and released from any thread; submitted to the engine; and ended.
+
+Launches, cancels and releases each go into a queue and wake the trio thread once; `_take` passes them to the machine.
+Small ops take the fast path instead, while it is open. A release returns the arrays of an op that its caller gave up,
+before its verdict is known; the tag stays in use until then.
+
+1. The queues take no lock: a signal handler that closes the communicator may run in the middle of a launch, and waits
+   there for the trio thread.
+2. At any moment an op is in a queue, in the table, on the fast path, or over, so that ending the session finds it.
+3. Ops with one tag reach the machine in the order of the tag's uses. An op that the fast path has completed or handed
+   over is among the engine's events before its tag is free. So `_take` first notes the lengths of the queues, then
+   reads the engine's events, and takes no more launches than noted: each finds its predecessor counted.
+4. Cancels are noted before launches. So an op whose cancel is taken is in the machine, or among the events read, or was
+   interrupted before it was submitted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+import trio
+
+from pccl.protocol import peer as ps
+from pccl.runtime.data_plane import events
+from pccl.runtime.data_plane.engine import Engine, Verdict
+from pccl.runtime.data_plane.fast_path import FastPath
+from pccl.runtime.data_plane.op_spec import OpSpec, RootLostError
+from pccl.runtime.data_plane.pending import OpName, PendingOp
+from pccl.runtime.session.driver import Driver, Handlers, Lifetime, SessionError
+from pccl.runtime.session.recorder import FlightRecorder
+from pccl.runtime.session.reports import WorkCounters
+from pccl.runtime.threads.waking import Latch
+from pccl.types import Result
+
+LEAVE_S = 5.0
+
+OPS_AS_EXPECTED = frozenset(
+    {
+        events.OpHandedOver,
+        events.OpFastCompleted,
+        events.OpDone,
+        events.OpCompleted,
+        events.OpEnded,
+        events.OpDetached,
+    }
+)
+"""Kinds of events of ops that need no decision of the machine."""
+AS_EXPECTED = OPS_AS_EXPECTED | {events.LinkCounters}
+"""Kinds of events that need none. The fast path may stay open while they are read."""
+
+
+class Session(Protocol):
+    """The session, for any thread."""
+
+    def abandon(self, error: BaseException) -> None: ...
+
+    def store_failed(self, reason: str) -> SessionError: ...
+
+    def whom(self, op: PendingOp) -> str: ...
+
+
+class Ops:
+    """The ops of a session."""
+
+    def __init__(
+        self,
+        session: Session,
+        lifetime: Lifetime,
+        engine: Engine,
+        fast_path: FastPath,
+        counters: WorkCounters,
+        recorder: FlightRecorder,
+        table: dict[int, PendingOp],
+    ) -> None:
+        """`table` gets the ops that the machine has, or is about to get, by number."""
+        self.driver: Driver
+        """Set by the session before the first op."""
+        self.table = table
+        self.holders: dict[OpName, PendingOp] = {}
+        """The op in flight of each name, which others cannot take."""
+        self.detaching: dict[int, PendingOp] = {}
+        """Ops whose arrays the engine is about to release."""
+        self.whom = session.whom
+        self._session = session
+        self._lifetime = lifetime
+        self._engine = engine
+        self._fast_path = fast_path
+        self._counters = counters
+        self._token = trio.lowlevel.current_trio_token()
+        self._numbers = itertools.count(1)
+        self._launched: deque[PendingOp] = deque()
+        self._cancelled: deque[tuple[PendingOp, Result, str]] = deque()
+        self._releases: deque[PendingOp] = deque()
+        reports: dict[type, Callable[[ps.Peer, Any], None]] = {
+            events.OpHandedOver: self._op_handed_over,
+            events.OpEnded: lambda machine, event: machine.op_ended(event.op, event.tx_bytes, event.rx_bytes),
+            events.OpDetached: lambda _, event: self.detaching.pop(event.op).release(),
+            events.OpFrozen: lambda machine, event: machine.op_frozen(event.op),
+            events.OpMismatch: self._op_mismatch,
+            events.OpRefused: lambda machine, event: machine.op_refused(event.op, Result.INTERNAL_ERROR, event.reason),
+            events.GroupFrozen: lambda machine, event: machine.frozen(event.epoch),
+            events.LinkDown: lambda machine, event: machine.link_lost(event.link, event.reason),
+            events.LinkDegraded: lambda machine, event: machine.connection_lost(event.link, event.reason, event.thread),
+            events.LinkCounters: lambda _, event: counters.link_counted(event),
+            events.LinkLimited: lambda machine, event: machine.link_limited(event.link, event.thread, event.by_loss),
+        }
+        self._reports = recorder.noting(reports)
+        self.handlers: Handlers = {
+            ps.SubmitOp: self._submit,
+            ps.FreezeOps: lambda _, effect: engine.freeze(effect.epoch),
+            ps.FreezeOp: lambda _, effect: engine.freeze_op(effect.op),
+            ps.EndOp: self._end_op,
+            ps.ForgetOp: self._forget_op,
+            ps.ForgetUnlaunched: self._forget_unmade,
+            ps.OpResult: self._op_result,
+        }
+        lifetime.at_end(self._finish_queued)
+
+    # Any thread.
+
+    def new(self, spec: OpSpec) -> PendingOp:
+        """Return an op to launch, which can be cancelled even if a signal interrupts its launch."""
+        return PendingOp(next(self._numbers), spec if spec.new_source is None else spec.launched(), self)
+
+    def launch(self, op: PendingOp) -> None:
+        """Launch an op. SessionError for a tag in flight or a session that is over."""
+        self._claim_tag(op)
+        self._enqueue(op)
+
+    def launch_waiting(self, op: PendingOp) -> None:
+        """Launch an op from a thread that only waits for it. It may be over already on return."""
+        self._claim_tag(op)
+        if not self._fast_path.run(op, waits=True):
+            self._enqueue(op)
+
+    def start(self, op: PendingOp) -> None:
+        """Launch an op from a thread that goes on and waits later (`PendingOp.join_started`), or never."""
+        self._claim_tag(op)
+        if not self._fast_path.run(op, waits=False):
+            self._enqueue(op)
+
+    def cancel(self, op: PendingOp, code: Result, reason: str) -> None:
+        """Ask for an op to be aborted on all peers. It ends as the master decides. Its launch may have been interrupted
+        anywhere."""
+        self._cancelled.append((op, code, reason))
+        self._wake()
+
+    def ask_for_release(self, op: PendingOp) -> None:
+        """Stop an op and return its caller's arrays. `PendingOp.reclaim` calls it."""
+        self._releases.append(op)
+        if not self._wake():
+            # The engine was closed before the run ended, and has put everything back.
+            reason = self._lifetime.failure or SessionError(Result.NOT_INITIALIZED, "the trio run has ended")
+            op.finish(ps.OpResult(op.op, reason.result, reason.message, 0))
+            op.release()
+
+    def wait_for_release(self, op: PendingOp) -> None:
+        if not self.is_own_thread():  # which would wait for itself
+            op.wait_released()
+
+    def leave_for(self, reason: str) -> None:
+        """Leave the run. The session is over on return."""
+        if self.is_own_thread():
+            self._session.store_failed(reason)
+            return
+        has_left = Latch()
+
+        def leave() -> None:
+            self._session.store_failed(reason)
+            has_left.set()
+
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(leave)
+            has_left.wait(LEAVE_S)
+
+    def free_tag(self, op: PendingOp) -> None:
+        """Free the tag of an op that is over. `PendingOp.finish` calls it."""
+        if self.holders.get(op.name) is op:
+            self.holders.pop(op.name, None)  # another thread may do so at the same time
+
+    def _claim_tag(self, op: PendingOp) -> None:
+        if self._lifetime.failure is not None:
+            self._require_alive_for(op)
+        holder = self.holders.setdefault(op.name, op)
+        if holder is op:
+            return
+        text = f"an op with tag {op.tag} is in flight already; wait for it or use another tag"
+        if holder.is_given_up:
+            text = (
+                f"an op with tag {op.tag} is still in flight: its caller gave it up, and neither the master nor the "
+                f"other peers have confirmed its outcome; use another tag, or try again later"
+            )
+        raise self._refused(op, SessionError(Result.INVALID_USAGE, text))
+
+    def _require_alive_for(self, op: PendingOp) -> None:
+        failure = self._lifetime.failure
+        if failure is not None:
+            raise self._refused(op, SessionError(failure.result, failure.message))
+
+    @staticmethod
+    def _refused(op: PendingOp, error: SessionError) -> SessionError:
+        """End an op that has not been launched, and return the error to raise."""
+        op.finish(ps.OpResult(op.op, error.result, error.message, 0))
+        return error
+
+    def _enqueue(self, op: PendingOp) -> None:
+        op.launched_ns, op.caller = time.monotonic_ns(), threading.get_native_id()
+        self._launched.append(op)
+        try:
+            self._token.run_sync_soon(self._take, idempotent=True)
+        except OSError as error:  # the run cannot be woken
+            self._session.abandon(error)
+        except trio.RunFinishedError:
+            # The session has ended with its trio run after the tag was claimed.
+            with suppress(ValueError):
+                self._launched.remove(op)
+            self._require_alive_for(op)
+            raise
+
+    def _wake(self) -> bool:
+        """Call `_take` in the trio thread soon. Return False if its run has ended."""
+        try:
+            self._token.run_sync_soon(self._take, idempotent=True)
+        except OSError as error:  # the run cannot be woken
+            self._session.abandon(error)
+        except trio.RunFinishedError:
+            return False
+        return True
+
+    def is_own_thread(self) -> bool:
+        """Whether the caller runs in the session's trio run, which must not be blocked."""
+        return trio.lowlevel.in_trio_run() and trio.lowlevel.current_trio_token() is self._token
+
+    # The trio thread: the queues.
+
+    @property
+    def in_flight(self) -> list[PendingOp]:
+        """All ops that are not over."""
+        return [*self._launched, *self._fast_path.running, *self.table.values()]
+
+    def finish(self, op: PendingOp, result: ps.OpResult) -> None:
+        """End an op for its caller."""
+        op.finish(result)
+        self.table.pop(op.op, None)
+
+    def _take(self) -> None:
+        """Pass on what is in the queues. trio calls it, and would end on an exception."""
+        with self._lifetime.contain:
+            releases, cancels, launches = len(self._releases), len(self._cancelled), len(self._launched)
+            if self._lifetime.failure is None:
+                try:
+                    self.driver.hear()
+                except Exception as error:
+                    self._lifetime.break_off(error)
+            if cancels or releases:
+                self._hand_over_given_up(cancels, releases)
+            with self.driver.after_hearing as machine:
+                for _ in range(launches):
+                    self._take_launch(machine)
+                for _ in range(cancels):
+                    self._take_cancel(machine, *self._cancelled.popleft())
+            for _ in range(releases):
+                with self.driver.after_hearing as machine:
+                    self._take_release(machine, self._releases.popleft())
+
+    def _hand_over_given_up(self, cancels: int, releases: int) -> None:
+        """Take ops over from the fast path whose callers have given them up. The queues may grow during this."""
+        given_up = [self._cancelled[at][0] for at in range(cancels)]
+        given_up += [self._releases[at] for at in range(releases)]
+        if self._lifetime.failure is None and any(map(self._fast_path.has, given_up)):
+            with self._lifetime.contain, self.driver.taking_over:
+                pass
+
+    def _take_launch(self, machine: ps.Peer) -> None:
+        if not self._launched:
+            return
+        op = self.table[self._launched[0].op] = self._launched[0]
+        self._launched.popleft()  # now, since a child may be forked at any moment
+        failure = self._lifetime.failure
+        if failure is not None:
+            self.finish(op, ps.OpResult(op.op, failure.result, failure.message, 0))
+            return
+        spec = op.spec
+        assert spec is not None
+        pair = None if spec.pair is None else (spec.pair.peer, spec.pair.is_sender)
+        self._fast_path.forget_uses(op.name)
+        machine.launch(op.op, op.tag, trio.current_time(), pair)
+
+    def _take_cancel(self, machine: ps.Peer, op: PendingOp, code: Result, reason: str) -> None:
+        if self._ends_with_the_session(op):
+            return
+        if op.op in self.table:
+            machine.cancel(op.op, code, reason)
+        elif not op.is_over and self.holders.get(op.name) is op:
+            # Interrupted before it was in the queue, or on the fast path.
+            self.free_tag(op)
+            self._fast_path.drop(op)
+
+    def _take_release(self, machine: ps.Peer, op: PendingOp) -> None:
+        if op.is_released or op.is_given_up or self._ends_with_the_session(op):
+            return
+        if op.op not in self.table:
+            # Interrupted before it was in the queue, or on the fast path.
+            self._fast_path.drop(op)
+            text = "its caller was interrupted before it began"
+            self.finish(op, ps.OpResult(op.op, Result.TIMEOUT, text, 0))
+            return
+        if machine.expedite(op.op) or self._lifetime.failure is not None:
+            return  # the engine returns the arrays
+        if op.epoch is None:
+            machine.cancel(op.op, Result.TIMEOUT, "its caller gave it up before it began")
+            return
+        if op.source is not None:
+            op.source.abandon()
+        op.is_given_up = True
+        self.detaching[op.op] = op
+        self._engine.detach_from(op.op)
+
+    def _ends_with_the_session(self, op: PendingOp) -> bool:
+        """Whether the session has a fault and the engine may hold the op until it is closed, which returns the
+        arrays."""
+        return self._lifetime.is_broken and (op.op in self.table or self._fast_path.has(op))
+
+    def _finish_queued(self, failure: SessionError) -> None:
+        while self._launched:
+            op = self.table[self._launched[0].op] = self._launched[0]
+            self._launched.popleft()
+            self.finish(op, ps.OpResult(op.op, failure.result, failure.message, 0))
+
+    def end_all(self, failure: SessionError) -> None:
+        """End all ops, with the engine closed. An op that it was told to commit has succeeded."""
+        for op in [*self.table.values(), *self._fast_path.running]:
+            failed = ps.OpResult(op.op, failure.result, failure.message, 0)
+            succeeded = ps.OpResult(op.op, Result.SUCCESS, "", len(op.ring))
+            self.finish(op, succeeded if op.is_committed else failed)
+        for op in self.detaching.values():
+            op.release()
+
+    # The trio thread: events of the engine.
+
+    def hear(self, machine: ps.Peer) -> None:
+        """Pass the engine's events to the machine."""
+        engine, fast_path = self._engine, self._fast_path
+        has_threads = fast_path.has_threads
+        if has_threads:
+            fast_path.close()  # else events of one thread might be read before earlier ones of another
+        heard = engine.events()
+        if not heard:
+            return
+        if not AS_EXPECTED.issuperset(map(type, heard)) and fast_path.close():
+            heard += engine.events()
+        # First: the other events depend on what has been committed.
+        completed = [(event, fast_path.completed(event)) for event in heard if type(event) is events.OpFastCompleted]
+        for each, op in sorted(completed, key=lambda one: one[0].sequence) if has_threads else completed:
+            assert op.epoch is not None
+            self._counters.op_ended(op.epoch, is_committed=True)
+            machine.op_fast_completed(op.shared_tag, each.sequence)
+        if len(completed) == len(heard):
+            return
+        for event in heard:
+            if isinstance(event, events.EngineFailed):  # the other events follow from it
+                raise events.EngineFailedError(event.reason)
+        for event in heard:
+            if isinstance(event, events.OpDone):
+                machine.op_done(event.op, event.tx_bytes, event.rx_bytes)
+            elif isinstance(event, events.OpCompleted):
+                machine.op_completed(event.op)
+            elif not isinstance(event, events.OpFastCompleted):
+                self._reports[type(event)](machine, event)
+
+    def hear_last(self) -> None:
+        """End committed ops whose callers were interrupted before they took note of it."""
+        for event in self._engine.events() if not self._engine.is_closed else ():
+            if type(event) is events.OpFastCompleted:
+                self._fast_path.completed(event)
+
+    def _op_handed_over(self, machine: ps.Peer, event: events.OpHandedOver) -> None:
+        op = self.table[event.op] = self._fast_path.handed_over(event)
+        pair = op.name[1]
+        way = None if pair is None else (pair.peer, pair.is_sender)
+        machine.op_handed_over(event.op, op.tag, event.sequence, trio.current_time(), way)
+
+    def _op_mismatch(self, machine: ps.Peer, event: events.OpMismatch) -> None:
+        what = "different ops with the same tag" if event.is_other_call else "the same op with different arguments"
+        op = self.table.get(event.op)
+        other = machine.peer_at(event.link)
+        if op is not None and event.rank is not None and event.rank != op.rank:
+            other = op.ring[event.rank]
+        who = "another one" if other is None else f"peer {other}"
+        lead = f"{event.steps.text(f'peer {machine.peer}', who)}: " if event.steps is not None else ""
+        mine, theirs = f"peer {machine.peer} has {event.mine}", f"{who} has {event.theirs}"
+        text = f"{lead}peers called {what}: {mine}, {theirs}"
+        machine.op_mismatch(event.op, text, event.is_other_call)
+
+    # The trio thread: effects of the machine.
+
+    def _submit(self, machine: ps.Peer, effect: ps.SubmitOp) -> None:
+        op = self.table[effect.op]
+        op.epoch = effect.epoch
+        assert op.spec is not None
+        op.ring, op.rank = effect.ring, effect.ring.index(machine.peer)
+        try:
+            self._engine.submit(effect, op.spec.placed(effect.rank, effect.world_size))
+        except ValueError as error:
+            reason = f"peer {machine.peer} cannot take part: {error}"
+            machine.op_refused(effect.op, Result.INVALID_ARGUMENT, reason)
+        except RootLostError as error:
+            machine.op_refused(effect.op, Result.RANK_CONNECTION_LOST, str(error))
+        except MemoryError as error:
+            machine.op_refused(effect.op, Result.INTERNAL_ERROR, f"out of memory: {error}")
+
+    def _end_op(self, _: ps.Peer, effect: ps.EndOp) -> None:
+        self._end(effect.op, Verdict.COMMIT if effect.commit else Verdict.ABORT)
+
+    def _forget_op(self, _: ps.Peer, effect: ps.ForgetOp) -> None:
+        self._end(effect.op, Verdict.COMMIT_BY_ALL)
+
+    def _end(self, number: int, verdict: Verdict) -> None:
+        self._engine.end(number, verdict)
+        op = self.table.get(number)
+        if op is not None and verdict is not Verdict.ABORT:
+            op.is_committed = True
+
+    def _forget_unmade(self, _: ps.Peer, effect: ps.ForgetUnlaunched) -> None:
+        with suppress(MemoryError):
+            self._engine.forget_ops(effect.epoch, effect.tag, effect.uses)
+
+    def _op_result(self, _: ps.Peer, effect: ps.OpResult) -> None:
+        op = self.table[effect.op]
+        if op.epoch is not None:
+            self._counters.op_ended(op.epoch, effect.code is Result.SUCCESS)
+        self.finish(op, effect)

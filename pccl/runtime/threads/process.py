@@ -1,0 +1,43 @@
+"""Sockets that a forked child closes its copies of, and the name of the process's clock.
+
+A copy in a child that lives on (a dataloader's worker) keeps the connection open when the parent closes it or dies. The
+engine and the heartbeat thread close what they hold; this is for sockets that Python holds: half-made links,
+unauthenticated connections, state transfers.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import weakref
+from typing import Any
+
+_sockets: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def close_in_child(sock: Any) -> None:
+    """Have forked children close their copies of a socket, of the socket module or of trio. It may be closed, detached
+    or forgotten at any time."""
+    _sockets.add(sock)
+
+
+def _after_fork_in_child() -> None:
+    for sock in list(_sockets):
+        # trio's own `close` would look for a run, which there is not.
+        fd = sock.detach() if sock.fileno() != -1 else -1
+        if fd != -1:
+            os.close(fd)
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def clock_name() -> str:
+    """Return the boot of this machine and the process's time namespace: within one of these there is one clock. Where
+    the system does not tell, return a name that no other process has."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/time')}"
+    except OSError:
+        return f"{socket.gethostname()}/{os.getpid()}"
