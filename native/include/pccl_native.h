@@ -678,7 +678,7 @@ void pccl_kernel_quantize_stochastic(
     const pccl_op_shape *shape, uint64_t stream, uint64_t first, const void *source, size_t count, void *wire);
 void pccl_kernel_dequantize(const pccl_op_shape *shape, const void *wire, size_t count, void *destination);
 
-/* The four numbers that random signs follow from, less the direction; signs.h says how. */
+/* The four numbers that random signs follow from, less the direction; signs.c says how. */
 typedef struct {
     uint64_t seed;
     uint32_t tensor;

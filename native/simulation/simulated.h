@@ -1,7 +1,7 @@
 /* simulated.h: the engine that ships, in one thread, under the command of whoever tests it.
  *
- * All of native/src is built as it is but for the few files that talk to the system: the clock and threads (thread.c),
- * the poller (poller.c), wake-ups (wake.c), and TCP's account of a connection (tcp_limits.c), which are here, and the
+ * All of native/src is built as it is but for the few files that talk to the system: the clock and threads (os.c),
+ * the poller (poller.c), wake-ups (os.c), and TCP's account of a connection (os.c), which are here, and the
  * system calls on sockets, which redirect.h leads here.
  *
  * Threads. Each thread of an engine, and each caller on its fast path, is a fiber with a stack of its own. It runs when

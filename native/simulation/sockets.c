@@ -1,8 +1,7 @@
 /* sockets.c: pairs of sockets in memory, and descriptors that wake; simulated.h says what may happen to them. */
 #include "sim.h"
 
-#include "tcp_limits.h"
-#include "wake.h"
+#include "os.h"
 
 #include <errno.h>
 #include <stdlib.h>

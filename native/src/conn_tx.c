@@ -1,7 +1,6 @@
 /* conn_tx.c: the sending half of a connection; conn.h has the theory of operation. */
 #include "conn.h"
 
-#include "conn_inside.h"
 #include "crc32c.h"
 #include "op_exchange.h"
 #include "recorder.h"

@@ -1,7 +1,7 @@
 #include "core.h"
 
 #include "unexpected.h"
-#include "egress_scheduler.h"
+#include "egress.h"
 #include "link.h"
 #include "link_send.h"
 #include "link_watch.h"
@@ -9,9 +9,10 @@
 #include "matching.h"
 #include "open_ops.h"
 #include "receiver.h"
-#include "thread.h"
+#include "os.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -437,4 +438,13 @@ void pccl_core_destroy(pccl_core *core)
     pccl_groups_free(&core->groups);
     free(core->receiver.host.staging);
     free(core);
+}
+
+void pccl_host_fail(pccl_conn_host *host, int system_error, const char *detail)
+{
+    if (host->fault.is_set)
+        return;
+    host->fault.is_set = 1;
+    host->fault.system_error = system_error;
+    snprintf(host->fault.detail, sizeof host->fault.detail, "%s", detail);
 }

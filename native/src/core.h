@@ -5,7 +5,6 @@
  *     open_ops.h   ops, and how they stop, become done and end
  *     matching.h   how an op finds the same one of other ranks
  *     receiver.h   what frames do to ops
- *     groups.h     which epochs are over
  *
  * Ops never touch each other, and a lost link ends no op: it makes no more progress, and the caller, who
  * hears of the loss, decides. */
@@ -15,7 +14,7 @@
 #include "conn.h"
 #include "event_queue.h"
 #include "fd_registry.h"
-#include "groups.h"
+#include "unexpected.h"
 #include "link.h"
 #include "op.h"
 #include "poller.h"

@@ -19,8 +19,7 @@
 #include "fpenv.h"
 #include "fast_path.h"
 #include "pool.h"
-#include "thread.h"
-#include "wake.h"
+#include "os.h"
 
 #include <errno.h>
 #include <pthread.h>

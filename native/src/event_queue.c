@@ -1,7 +1,7 @@
 #include "event_queue.h"
 
 #include "base.h"
-#include "wake.h"
+#include "os.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -1,7 +1,7 @@
 #include "fast_path.h"
 
 #include "dtype.h"
-#include "thread.h"
+#include "os.h"
 
 #include <errno.h>
 #include <stdlib.h>

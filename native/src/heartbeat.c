@@ -33,8 +33,7 @@
 #include "base.h"
 #include "fd_registry.h"
 #include "list.h"
-#include "thread.h"
-#include "wake.h"
+#include "os.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -3,10 +3,10 @@
 #ifndef PCCL_HOST_H
 #define PCCL_HOST_H
 
-#include "egress.h"
 #include "frame.h"
 #include "list.h"
 #include "op.h"
+#include "pacer.h"
 #include "poller.h"
 
 struct pccl_unexpected_op;
@@ -27,6 +27,27 @@ typedef struct {
     int system_error;
     char detail[sizeof((pccl_event *)0)->detail];
 } pccl_host_fault;
+
+/* The limit that links to other machines share, and the links that wait for their turns: egress.h. */
+typedef struct {
+    pccl_pacer pacer;
+    pccl_list waiting; /* pccl_link.in_waiting */
+    uint8_t is_fixed; /* the limit was given: it holds for all links, and nothing is measured */
+    uint8_t is_watched; /* several links lead far away, or the limit is fixed */
+} pccl_egress;
+
+/* Nonzero if a link like this one is among those that share the limit, if there is one. */
+static inline int pccl_egress_carries(const pccl_egress *egress, int is_local, uint64_t round_trip_us)
+{
+    enum { FAR_US = 2000 };
+    return (!is_local && round_trip_us >= FAR_US) || egress->is_fixed;
+}
+
+/* Nonzero if segments of such a link wait for turns. */
+static inline int pccl_egress_is_limiting(const pccl_egress *egress, int is_local, uint64_t round_trip_us)
+{
+    return pccl_pacer_is_limiting(&egress->pacer) && pccl_egress_carries(egress, is_local, round_trip_us);
+}
 
 typedef struct pccl_conn_host {
     pccl_poller *poller;

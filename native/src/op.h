@@ -6,9 +6,8 @@
  * while it is in cache. A final one is received straight into recv. Each chunk has one rank that finishes it, and
  * averages if so asked.
  *
- * Files. op.c makes and ends ops, op_request.h checks what is asked for, op_originals.h keeps what an abort puts back,
- * op_slots.h has the memory beside the caller's, op_segments.c takes segments in and out, and op_algorithm.h is what
- * these and the algorithms have to do with each other. Nothing is allocated once the op exists.
+ * Files. op.c creates and ends ops, takes segments in and out, and has the scratch memory. op_request.h checks requests,
+ * op_originals.h keeps what an abort restores, and op_algorithm.h is the interface between these and the algorithms. Nothing is allocated once the op exists.
  *
  * Buffers. A rank's own elements that belong into a separate recv are copied there when they are first sent, while they
  * are in cache. In an all-reduce a final segment is only accepted once this rank's partial of it is wholly sent: with
@@ -20,7 +19,7 @@
  *
  * Scratch is bounded. An op whose segments have no slots each has them take turns: segment s of a chunk uses that of
  * s - n, where n is a window that is the same on all ranks, because it follows from the shape and the bound.
- * direct_plan.h and ring_plan.h say why whoever has to wait finds out by itself: finals that come in open the window.
+ * plans.h says why a rank that has to wait needs no message: finals that come in open the window.
  *
  * Peers are the ranks that the op exchanges frames with. One that we send to has to be heard before: its READY says
  * that it has submitted the same op. Until then it may get an eager frame (MPI's eager protocol): all that it gets on
@@ -56,7 +55,7 @@ typedef struct {
 #define PCCL_NO_SEGMENT UINT32_MAX
 
 typedef struct {
-    uint32_t window; /* segments of a chunk: ring_plan.h */
+    uint32_t window; /* segments of a chunk: plans.h */
     uint32_t slots; /* that each chunk has; 0: it needs none */
     uint8_t is_signalled; /* finals open the window for all ranks */
 } pccl_op_ring;
@@ -67,7 +66,7 @@ typedef struct {
     uint32_t *finals; /* n: segments in the order in which they became final */
     uint32_t finals_count;
     uint8_t *shares; /* n x world_size: enum direct_share_state in op_direct.c */
-    uint32_t window; /* segments of a chunk: direct_plan.h */
+    uint32_t window; /* segments of a chunk: plans.h */
     uint8_t is_signalled; /* finals open the window for all ranks */
 } pccl_op_direct;
 

@@ -1,4 +1,4 @@
-/* op_relay.c: an exchange (exchange_plan.h) around a ring: every segment goes from rank to rank until it is where it
+/* op_relay.c: an exchange (plans.h) around a ring: every segment goes from rank to rank until it is where it
  * belongs.
  *
  *     in        for this rank: straight into recv; for another one: into memory that the op takes for it
@@ -28,7 +28,7 @@
  * ranks have been heard of. */
 #include "op_exchange.h"
 
-#include "keyed_hash.h"
+#include "table.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* pacer.h: how much may be under way to other machines at once, as arithmetic. No I/O, no clock.
  *
- * A direct op (direct_plan.h) has segments for every other rank, and all could be handed to TCP at once. But TCP's
+ * A direct op (plans.h) has segments for every other rank, and all could be handed to TCP at once. But TCP's
  * streams know nothing of each other. After a pause each goes on with the window and the rate that it had at best,
  * perhaps alone; several to each peer leave by one uplink, and what comes together there is a multiple of what it
  * carries. Its queue overflows, an eighth of all packets has to be sent again, and segments that everyone waits for

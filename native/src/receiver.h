@@ -15,7 +15,7 @@
 #define PCCL_RECEIVER_H
 
 #include "conn.h"
-#include "groups.h"
+#include "unexpected.h"
 #include "open_ops.h"
 
 typedef struct {

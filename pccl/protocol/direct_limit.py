@@ -1,6 +1,6 @@
 """The size limit below which the direct algorithm beats the ring, from a group's link metrics.
 
-The direct algorithm (native/src/direct_plan.h) takes two one-way delays, the ring 2(W-1), but its streams compete for
+The direct algorithm (native/src/plans.h) takes two one-way delays, the ring 2(W-1), but its streams compete for
 each host's uplink. For a chunk of S/W bytes of each of W ranks:
 
     ring     2(W-1) steps of the larger of the slowest link's time for a chunk and the mean delay, and once the smaller
@@ -25,7 +25,7 @@ STEP_S = 5e-5
 """Seconds of a step without network delay."""
 BITS_MIN, BITS_MAX = 12, 40
 UNMEASURED_CHUNK_BYTES = 512 << 10
-"""Largest chunk of a rank for direct ops with an UNKNOWN limit (pccl_algorithm_default in native/src/direct_plan.c)."""
+"""Largest chunk of a rank for direct ops with an UNKNOWN limit (pccl_algorithm_default in native/src/plans.c)."""
 OTHERWISE_BITS = 2
 """A new limit is worth a new ring if it differs by this power of two. Less is the spread of the measurements."""
 
