@@ -412,7 +412,7 @@ int pccl_sim_cond_signal(pthread_cond_t *cond)
     return 0;
 }
 
-/* A turn for a fiber, or for who holds the mutex that it waits for. */
+/* A turn for a fiber, or for the holder of the mutex that it waits for. */
 static void run_or_holder(int thread)
 {
     const fiber *of = fiber_at(thread);

@@ -10,7 +10,7 @@
  *
  * That is only for links that lead far away, where there are several: on shorter ones than a few milliseconds the
  * system's clock is too coarse, and there is little to gain. What waits is come back for every millisecond, and so is
- * what has been acknowledged meanwhile, since no descriptor tells of that. */
+ * what has been acknowledged, since no descriptor shows that. */
 #ifndef PCCL_EGRESS_H
 #define PCCL_EGRESS_H
 

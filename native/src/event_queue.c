@@ -7,7 +7,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-enum { QUIET_MAX = PCCL_SIZE(64, 4) }; /* so many quiet ones are said aloud */
+enum { QUIET_MAX = PCCL_SIZE(64, 4) }; /* after these many quiet events one wakes the owner */
 
 struct pccl_event_queue {
     pthread_mutex_t mutex;

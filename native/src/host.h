@@ -1,5 +1,5 @@
 /* host.h: what the links and connections of an engine share, and the callbacks by which they report upwards, since they
- * know nothing of the modules that deal with ops (receiver.h). */
+ * do not include the modules that deal with ops (receiver.h). */
 #ifndef PCCL_HOST_H
 #define PCCL_HOST_H
 
@@ -58,7 +58,7 @@ typedef struct pccl_conn_host {
     pccl_list lost_conns; /* pccl_conn.in_lost */
     uint8_t wants_tick;
     pccl_host_fault fault; /* at first none */
-    pccl_list starved_conns; /* pccl_conn.in_starved */
+    pccl_list nomem_conns; /* pccl_conn.in_nomem */
     pccl_list ending_conns; /* pccl_conn.in_ending */
     pccl_list pending_links; /* pccl_link.in_pending */
     pccl_egress egress;

@@ -1,13 +1,14 @@
 /* op.h: one collective on one rank: its buffers, what has come, what can be sent. No I/O.
  *
- * Theory of operation (tiling.h has the vocabulary). Who sends what to whom when is the algorithm's: op_ring.c and
- * op_direct.c, which reduce, and op_spread.c, op_exchange.c and op_relay.c, which only move. The first two know a
- * segment in two forms. A partial one does not hold all ranks' elements yet: it is reduced as it comes off the socket,
- * while it is in cache. A final one is received straight into recv. Each chunk has one rank that finishes it, and
- * averages if so asked.
+ * Theory of operation (tiling.h has the vocabulary). The source, target and order of all sends are the algorithm's:
+ * op_ring.c and op_direct.c, which reduce, and op_spread.c, op_exchange.c and op_relay.c, which only move. The first
+ * two know a segment in two forms. A partial one does not hold all ranks' elements yet: it is reduced as it comes off
+ * the socket, while it is in cache. A final one is received straight into recv. Each chunk has one rank that finishes
+ * it, and averages if so asked.
  *
- * Files. op.c creates and ends ops, takes segments in and out, and has the scratch memory. op_request.h checks requests,
- * op_originals.h keeps what an abort restores, and op_algorithm.h is the interface between these and the algorithms. Nothing is allocated once the op exists.
+ * Files. op.c creates and ends ops, takes segments in and out, and has the scratch memory. op_request.h checks
+ * requests, op_originals.h keeps what an abort restores, and op_algorithm.h is the interface between these and the
+ * algorithms. Nothing is allocated once the op exists.
  *
  * Buffers. A rank's own elements that belong into a separate recv are copied there when they are first sent, while they
  * are in cache. In an all-reduce a final segment is only accepted once this rank's partial of it is wholly sent: with
@@ -26,7 +27,7 @@
  * the first hop if that is one segment, or, on another machine, the first segments of several, which have to lie one
  * after the other, so that there is something on its way while announcements are (link.h has the limits).
  *
- * An op is done when all of recv is final and all to whom it sends have been heard, so that nothing about it comes
+ * An op is done when all of recv is final and all its targets have been heard, so that nothing about it comes
  * later. Then all ranks have submitted it: their elements are in the result, or all were heard. Around a ring neither
  * need be, if elements come from one rank or are too few for all, or for all to be in a slice: there every rank
  * announces the op to every other one, too, where there are the links for that. */
@@ -145,7 +146,7 @@ typedef struct pccl_op {
     uint64_t scratch_bytes_max;
     pccl_pool_block scratch; /* slots */
     size_t slot_bytes; /* for any segment as it travels */
-    uint32_t wire_slots; /* quantized: so many to a chunk come first */
+    uint32_t wire_slots; /* quantized: slots of each chunk, which come first */
     uint64_t tx_bytes;
     uint64_t rx_bytes;
     uint64_t segments_left; /* of recv, not yet final here */
@@ -219,7 +220,7 @@ pccl_op_peer *pccl_op_find_target(pccl_op *op, uint64_t link_id);
 uint32_t pccl_op_rank_behind(const pccl_op *op, uint64_t link_id);
 
 /* Returns the description of the op that a rank hears from this one, and that which this one expects from that rank.
- * They are the request's, but for an all-to-all: its count is that of the part which the one who describes it gives to
+ * They are the request's, but for an all-to-all: its count is that of the part which the describing rank gives to
  * the other, and its root the lower half of the count of the part which it takes from the other. */
 pccl_op_shape pccl_op_shape_to(const pccl_op *op, uint32_t rank);
 pccl_op_shape pccl_op_shape_from(const pccl_op *op, uint32_t rank);
@@ -245,7 +246,7 @@ const uint8_t *pccl_op_take_sendable(pccl_op_peer *target, pccl_frame *frame, ui
 int pccl_op_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes);
 
 /* Taken first of all, what is the target's on the first hop may travel as an EAGER frame: its one segment, or of
- * several the first ones. So many payload bytes, at most these; 0 if there is nothing that may. */
+ * several the first ones. Returns its payload bytes, at most these; 0 if nothing may. */
 uint32_t pccl_op_eager_bytes(const pccl_op_peer *target, uint32_t one_bytes_max, uint32_t several_bytes_max);
 const uint8_t *pccl_op_take_eager(pccl_op_peer *target, pccl_frame *frame, uint32_t *index);
 

@@ -18,7 +18,7 @@
  *      for themselves in any case; so these move on, in the end all of them. Frames of class 0 wait for others of class
  *      0 up to the last rank, and there for class 1. This is what routers call a dateline.
  *   2. A rank reports when a quarter of the window has been sent on since the last report. Less than that remains
- *      unreported, so whoever is out of window waits for something that is still to be sent on.
+ *      unreported, so a rank that is out of window waits for something that is still to be sent on.
  *   3. Each segment may come once. All that have passed are remembered until the op ends: a few dozen bytes for each,
  *      whose payload has the length that follows from the length of its part.
  *

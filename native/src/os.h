@@ -1,4 +1,5 @@
-/* os.h: clocks, threads, conditions, a descriptor that wakes a thread, and what the system knows of a TCP connection. */
+/* os.h: clocks, threads, conditions, a descriptor that wakes a thread, and what the system knows of a TCP connection.
+ * */
 #ifndef PCCL_OS_H
 #define PCCL_OS_H
 
@@ -24,7 +25,8 @@ int pccl_cond_wait(pthread_cond_t *cond, pthread_mutex_t *mutex, int64_t end_ns)
 /* Writes "what: why" into the buffer that a create function was given. */
 void pccl_say_system_error(char *error, size_t error_bytes, const char *what, int system_error);
 
-/* A descriptor that is readable from pccl_wake_signal until pccl_wake_clear: an eventfd, or a pipe where there is none. */
+/* A descriptor that is readable from pccl_wake_signal until pccl_wake_clear: an eventfd, or a pipe where there is none.
+ * */
 typedef struct {
     int read_fd;
     int write_fd; /* the same one for an eventfd */
@@ -52,9 +54,9 @@ typedef struct {
     uint32_t segment_bytes;
 } pccl_tcp_limits;
 
-/* Segments that were lost, of those that were sent again: the receiver had got the others (`in_vain`), as when its process
- * stood still for longer than a round trip takes. That comes to be known a round trip later, so what was said `before` may
- * be too much: then it stays for a while. */
+/* Segments that were lost, of those that were sent again: the receiver had got the others (`in_vain`), as when its
+ * process stood still for longer than a round trip takes. That comes to be known a round trip later, so what was said
+ * `before` may be too much: then it stays for a while. */
 uint32_t pccl_tcp_resent(uint32_t before, uint32_t resent, uint32_t in_vain);
 
 /* Nonzero if the connection's congestion control takes any loss for congestion, as CUBIC and Reno do. Where the round

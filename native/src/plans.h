@@ -5,7 +5,7 @@
 #include "base.h"
 #include "pccl_native.h"
 
-/* The ring: who sends which segment (tiling.h) to whom when, around a ring.
+/* The ring: source, target and order of the segments (tiling.h) around a ring.
  *
  * This is the ring all-reduce of the literature: a reduce-scatter around the ring, then an all-gather. W ranks form a
  * ring; rank r sends to r + 1 and receives from r - 1 (mod W). A segment of chunk c starts at rank s = c + 1 and makes
@@ -52,7 +52,7 @@ uint32_t pccl_ring_first_chunk(uint32_t world_size, uint32_t rank);
 
 pccl_ring_hops pccl_ring_hops_of(uint32_t world_size, uint32_t rank, uint32_t chunk);
 
-/* The direct algorithm: who sends which segment (tiling.h) to whom, and in which order shares are folded, where
+/* The direct algorithm: source and target of the segments (tiling.h), and the order in which shares are folded, where
  * every rank is linked with every other.
  *
  * With W ranks, rank c owns chunk c, and a segment of it makes two kinds of hops:
@@ -78,7 +78,7 @@ pccl_ring_hops pccl_ring_hops_of(uint32_t world_size, uint32_t rank, uint32_t ch
  *     was a final;
  *   - the slot of final s - n at the owner is free once the shares s of all other ranks are in, which is when
  *     final s goes there: each of them has final s - n, which need never be sent again. (A single share says
- *     nothing of the others. That is why a quantized one may not come to where its final goes, but with two
+ *     nothing about the others. That is why a quantized one may not come to where its final goes, but with two
  *     ranks, where there are no others.)
  *
  * None of this depends on the order in which frames arrive, and no rank waits for ever: what share s waits for
@@ -97,7 +97,7 @@ uint32_t pccl_direct_waiting_slot(uint32_t owner, uint32_t rank, int is_quantize
 /* Returns the i-th of the W - 1 ranks that this one serves. */
 uint32_t pccl_direct_served(uint32_t world_size, uint32_t rank, uint32_t i);
 
-/* All-gather and broadcast: who sends which segment (tiling.h) to whom where nothing is reduced.
+/* All-gather and broadcast: source and target of the segments (tiling.h).
  *
  * Each chunk is whole at one rank from the beginning, its origin: chunk c of an all-gather at rank c, the only chunk
  * of a broadcast at the root. With W ranks,
@@ -115,8 +115,8 @@ typedef struct {
 
 pccl_spread_hops pccl_spread_hops_of(const pccl_op_shape *shape, uint32_t rank, uint32_t chunk);
 
-/* All-to-all, gather and scatter: how many elements each pair of ranks exchanges where nothing is reduced and each rank has others for
- * each rank.
+/* All-to-all, gather and scatter: how many elements each pair of ranks exchanges where nothing is reduced and each rank
+ * has others for each rank.
  *
  *     all-to-all   rank r has a part for each rank, which may be of any length
  *     gather       rank r has a part for the root

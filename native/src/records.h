@@ -1,7 +1,7 @@
 /* records.h: the inside of pccl_native.h's pccl_records, which encrypt and decrypt the stream of one connection in
  * records, as TLS does.
  *
- *     record   bytes u16   65535 - bytes u16   ciphertext of so many bytes   tag, PCCL_CIPHER_TAG_BYTES
+ *     record   bytes u16   65535 - bytes u16   ciphertext of that many bytes   tag, PCCL_CIPHER_TAG_BYTES
  *
  * Integers are little-endian; the second one shows a damaged length at once, which could else be waited for in vain. A
  * record is one message of a cipher (crypto.h), its length authenticated with it, so records are decrypted only whole,

@@ -11,8 +11,8 @@
  *
  * Chunks may also be of any lengths, one after the other: `parts` then says where each begins.
  *
- * plans.h says what the chunks mean. A broadcast has a single chunk; those of an exchange may be of any lengths: here W is
- * the number of chunks. */
+ * plans.h says what the chunks mean. A broadcast has a single chunk; those of an exchange may be of any lengths: here W
+ * is the number of chunks. */
 #ifndef PCCL_TILING_H
 #define PCCL_TILING_H
 
