@@ -4,7 +4,7 @@ Shared-seed zeroth-order training (`pccl.training.SPSA`) perturbs and updates pa
 space of all parameters has one sign for each, and is never stored and never sent.
 
 *The generator* is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011),
-which turns a 64-bit key and a 128-bit counter into 128 bits by integer operations alone. `native/src/signs.h` writes it
+which turns a 64-bit key and a 128-bit counter into 128 bits by integer operations alone. `native/src/signs.c` writes it
 down, `native/tests/test_signs.c` holds it against its authors' vectors. For a seed, the sign of element i of tensor t
 in direction d of step s is bit `i % 32` of word `i % 128 // 32` of what the key (low half, high half of the seed) makes
 of the counter (i // 128, t, s, d); 1 is minus. So it depends on no state, no library and no machine.

@@ -1,6 +1,6 @@
 /* pccl_native.h: the public interface of the pccl data plane.
  *
- * The engine runs collectives over stream sockets that are connected already. It knows nothing of Python, of membership
+ * The engine runs collectives over stream sockets that are connected already. It has no notion of Python, of membership
  * or of addresses: its owner hands it connected file descriptors grouped into links, submits operations on them, and
  * decides how each of them ends.
  *
@@ -162,8 +162,8 @@ typedef struct {
     uint8_t slice;
     uint8_t last_slice;
     uint8_t collective; /* enum pccl_collective */
-    /* The rank whose elements all get (BROADCAST, SEND, SCATTER), or who gets those of all (GATHER, REDUCE); else 0. In
-     * the descriptions of a mismatch an ALL_TO_ALL has here the lower half of the number of elements that the rank
+    /* The rank whose elements all get (BROADCAST, SEND, SCATTER), or that gets those of all (GATHER, REDUCE); else 0.
+     * In the descriptions of a mismatch an ALL_TO_ALL has here the lower half of the number of elements that the rank
      * behind the link gets, and in `count` the number of those that it gives. */
     uint32_t root;
     /* The next two mean nothing here, except that ops which differ in them do not go together: the caller's own count
@@ -196,7 +196,7 @@ typedef struct {
     uint64_t link_next;
     const uint64_t *rank_links; /* the link to each rank, all different, own rank's ignored; copied. NULL: RING only */
     uint32_t awaits_completion; /* 1: mutual completion, which takes rank_links or two ranks; the same on all ranks */
-    uint32_t is_overlapped; /* 1: nobody waits for it yet, so its time counts neither as in_ops_us nor as op_wait_us */
+    uint32_t is_overlapped; /* 1: no thread waits for it yet: its time is neither in in_ops_us nor in op_wait_us */
     /* ALL_TO_ALL: how many elements this rank gives to each, and gets from each; copied. Both NULL: count / W. */
     const uint64_t *send_counts;
     const uint64_t *recv_counts;
@@ -212,8 +212,8 @@ typedef struct {
 
 /* What events report, and in which fields beside `kind`.
  *
- *     OP_DONE            id: op; tx_bytes, rx_bytes: its payload bytes, also those not sent yet; with ALL_TO_ALL, GATHER
- *                        and SCATTER in a RING tx_bytes leaves out what only passes through
+ *     OP_DONE            id: op; tx_bytes, rx_bytes: its payload bytes, also those not sent yet; with ALL_TO_ALL,
+ *                        GATHER and SCATTER in a RING tx_bytes leaves out what only passes through
  *     OP_MISMATCH        id: op; mine, theirs: the two descriptions; link: by which that was heard; sequence: the rank
  *                        that differs, or this one's own if that is the one behind the link
  *     OP_ENDED           id: op; tx_bytes, rx_bytes
@@ -226,7 +226,7 @@ typedef struct {
  *     OP_COMPLETED       id: op. All ranks are done
  *     OP_FROZEN          id: op
  *     LINK_METRICS       id: link; tx_bytes, rx_bytes: its payload so far, on all its connections; full_ms, full_bytes:
- *                        how long it was the limit, and what got across meanwhile, with frames' headers. It was the
+ *                        how long it was the limit, and what got across in that time, with frames' headers. It was the
  *                        limit where for half a second, at every tick, all its connections had more than TCP might
  *                        send yet, and those of no other link of this engine; 0 where the system does not tell.
  *                        The following fields are 0 there, too, and as of the last tick. busy_ms: time for which its
@@ -241,10 +241,10 @@ typedef struct {
  *     OP_FAST_COMPLETED  id: op; sequence; tx_bytes, rx_bytes. Completed on the fast path: the op has ended
  *     OP_DETACHED        id: op; system_error: ENOENT: there is no such op
  *     OP_REFUSED         id: op; detail. Only of several engines: one had no memory for its slice, and the op has ended
- *     ENGINE_FAILED      detail; system_error. This machine is to blame and no peer: it has no memory, or somebody has
- *                        closed the engine's descriptors. The engine does nothing any more but to be destroyed, which
- *                        restores what ops had, but those that had completed on the fast path. Once; the descriptor to
- *                        wait on may be gone, too: see pccl_engine_has_failed
+ *     ENGINE_FAILED      detail; system_error. This machine is to blame and no peer: it has no memory, or other code
+ *                        has closed the engine's descriptors. The engine does nothing any more but to be destroyed,
+ *                        which restores what ops had, but those that had completed on the fast path. Once; the
+ *                        descriptor to wait on may be gone, too: see pccl_engine_has_failed
  *
  * To spare the owner a wakeup, OP_DONE with mutual completion and OP_FAST_COMPLETED wait for the next event that
  * something depends on, the latter at most until there are many. */
@@ -437,15 +437,15 @@ typedef struct {
 } pccl_op_record;
 
 /* Copies the entries of ops that have not ended, or have ended after `since_ns`, in no order; at most records_max.
- * Returns how many. Ops that begin or end meanwhile may be missing. The recorder goes on after the engine has
+ * Returns how many. Ops that begin or end during the call may be missing. The recorder goes on after the engine has
  * failed. */
 int pccl_engine_read_records(pccl_engine *engine, int64_t since_ns, pccl_op_record *records, int records_max);
 
 void pccl_engine_get_stats(pccl_engine *engine, pccl_engine_stats *stats);
 
-/* Several engines as one, at most PCCL_SLICES_MAX, which share the options' memory and records. A link's connections are
- * theirs by turns: connection `index` is that of engine `index` modulo their number, at both ends. The functions are
- * those of an engine; they may be called from any thread. Events of an op's slices are joined into one. */
+/* Several engines as one, at most PCCL_SLICES_MAX, which share the options' memory and records. A link's connections
+ * are theirs by turns: connection `index` is that of engine `index` modulo their number, at both ends. The functions
+ * are those of an engine; they may be called from any thread. Events of an op's slices are joined into one. */
 typedef struct pccl_engines pccl_engines;
 typedef struct pccl_fast_path pccl_fast_path;
 
@@ -470,7 +470,7 @@ int pccl_engines_link_close(pccl_engines *engines, uint64_t link);
 /* One event of each engine. */
 int pccl_engines_request_link_metrics(pccl_engines *engines, uint64_t link);
 
-/* Starts an op in so many slices, as pccl_slices_default says for all ranks alike. */
+/* Starts an op in `slices` slices, as pccl_slices_default says for all ranks alike. */
 int pccl_engines_submit(pccl_engines *engines, const pccl_op_request *request, uint32_t slices);
 int pccl_engines_freeze(pccl_engines *engines, uint32_t group, uint64_t epoch);
 int pccl_engines_freeze_op(pccl_engines *engines, uint64_t op);
@@ -479,9 +479,9 @@ int pccl_engines_detach(pccl_engines *engines, uint64_t op);
 int pccl_engines_end(pccl_engines *engines, uint64_t op, int verdict);
 
 /* The engine's fast path, on which any thread may run an op by itself while it is open; fast_path.h says what that
- * means for whoever polls the events. At first it is closed. Each call of pccl_engine_fast_path gives a reference, to
- * be released; the fast path outlives its engine, closed for ever. All its functions may race with each other and with
- * those of the engine, including its destruction. */
+ * means for the thread that polls the events. At first it is closed. Each call of pccl_engine_fast_path gives a
+ * reference, to be released; the fast path outlives its engine, closed for ever. All its functions may race with each
+ * other and with those of the engine, including its destruction. */
 pccl_fast_path *pccl_engine_fast_path(pccl_engine *engine);
 void pccl_fast_path_release(pccl_fast_path *path);
 
@@ -509,10 +509,10 @@ enum pccl_fast_path_outcome {
 int pccl_fast_path_run(pccl_fast_path *path, uint64_t number, const pccl_op_request *request, uint64_t *sequence,
     uint32_t wait_ms, pccl_fast_path_result *result);
 
-/* An op that was started on the fast path by a caller who waits for it later, or not at all. */
+/* An op that was started on the fast path by a caller that waits for it later, or not at all. */
 typedef struct pccl_fast_path_call pccl_fast_path_call;
 
-/* As pccl_fast_path_run, but does not wait: 0 with the call, PCCL_FAST_PATH_CLOSED, or an error. If nobody waits for
+/* As pccl_fast_path_run, but does not wait: 0 with the call, PCCL_FAST_PATH_CLOSED, or an error. If no thread waits for
  * the op when it is completed, OP_FAST_COMPLETED wakes the owner. It is handed over when wait_ms have passed. */
 int pccl_fast_path_start(pccl_fast_path *path, uint64_t number, const pccl_op_request *request, uint64_t *sequence,
     uint32_t wait_ms, pccl_fast_path_call **call);
@@ -520,10 +520,10 @@ int pccl_fast_path_start(pccl_fast_path *path, uint64_t number, const pccl_op_re
 /* Waits until the op is completed or handed over. Any thread, several at once. */
 int pccl_fast_path_wait(pccl_fast_path *path, pccl_fast_path_call *call, pccl_fast_path_result *result);
 
-/* The caller is done with the call: nobody waits for it, or will. */
+/* The caller is done with the call, and will not wait for it. */
 void pccl_fast_path_forget(pccl_fast_path *path, pccl_fast_path_call *call);
 
-/* What is known of the engine behind a fast path, for those who do not own it: it may be destroyed meanwhile. */
+/* What is known of the engine behind a fast path, for threads that do not own it: it may be destroyed at any time. */
 
 /* As pccl_engine_get_stats. Zero, and nothing in `stats`, if the engine is no more. */
 int pccl_fast_path_get_stats(pccl_fast_path *path, pccl_engine_stats *stats);
@@ -645,7 +645,7 @@ void pccl_key_exchange_free(pccl_key_exchange *exchange); /* wipes the private k
  * one host. Every rank computes the same. */
 uint32_t pccl_segment_bytes_default(uint64_t count, uint32_t dtype, uint32_t world_size, uint32_t is_local);
 
-/* Returns the number of slices into which an op is best divided where each rank has so many engines. Every rank
+/* Returns the number of slices into which an op is best divided where each rank has this number of engines. Every rank
  * computes the same. */
 uint32_t pccl_slices_default(
     uint64_t count, uint32_t dtype, uint32_t segment_bytes, uint32_t world_size, uint32_t engines);
@@ -678,7 +678,7 @@ void pccl_kernel_quantize_stochastic(
     const pccl_op_shape *shape, uint64_t stream, uint64_t first, const void *source, size_t count, void *wire);
 void pccl_kernel_dequantize(const pccl_op_shape *shape, const void *wire, size_t count, void *destination);
 
-/* The four numbers that random signs follow from, less the direction; signs.h says how. */
+/* The four numbers that random signs follow from, less the direction; signs.c says how. */
 typedef struct {
     uint64_t seed;
     uint32_t tensor;

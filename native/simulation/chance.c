@@ -1,4 +1,4 @@
-/* chance.c: random numbers of a seed (splitmix64), and memory for those who drive the simulation. */
+/* chance.c: random numbers of a seed (splitmix64), and memory for the drivers of the simulation. */
 #include "sim.h"
 
 #include <stdlib.h>

@@ -1,7 +1,7 @@
-/* fibers.c: the threads and the clock of the simulation, in the place of thread.c; simulated.h says how they run. */
+/* fibers.c: the threads and the clock of the simulation, in the place of os.c; simulated.h says how they run. */
 #include "sim.h"
 
-#include "thread.h"
+#include "os.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -302,7 +302,7 @@ void sim_reset_fibers(void)
     drives = 0;
 }
 
-/* What the engine calls of thread.h */
+/* What the engine calls of os.h */
 
 int pccl_thread_start(pthread_t *thread, const char *name, void *(*run)(void *), void *argument)
 {
@@ -412,7 +412,7 @@ int pccl_sim_cond_signal(pthread_cond_t *cond)
     return 0;
 }
 
-/* A turn for a fiber, or for who holds the mutex that it waits for. */
+/* A turn for a fiber, or for the holder of the mutex that it waits for. */
 static void run_or_holder(int thread)
 {
     const fiber *of = fiber_at(thread);

@@ -1,7 +1,7 @@
-/* simulated.h: the engine that ships, in one thread, under the command of whoever tests it.
+/* simulated.h: the engine that ships, in one thread, under the command of its test.
  *
- * All of native/src is built as it is but for the few files that talk to the system: the clock and threads (thread.c),
- * the poller (poller.c), wake-ups (wake.c), and TCP's account of a connection (tcp_limits.c), which are here, and the
+ * All of native/src is built as it is but for the few files that talk to the system: the clock and threads (os.c),
+ * the poller (poller.c), wake-ups (os.c), and TCP's account of a connection (os.c), which are here, and the
  * system calls on sockets, which redirect.h leads here.
  *
  * Threads. Each thread of an engine, and each caller on its fast path, is a fiber with a stack of its own. It runs when
@@ -23,7 +23,7 @@
 
 #include "pccl_native.h"
 
-/* Begins anew. No engine may be left. `is_random` 0: nothing is left to chance. */
+/* Resets the simulation. No engine may be left. `is_random` 0: nothing is left to chance. */
 void pccl_sim_reset(uint64_t seed, int is_random);
 
 /* Returns the invariant that an engine has broken, or an empty string. Its thread is over then, the others may be
@@ -70,20 +70,20 @@ int pccl_sim_drives(void); /* how often callers have polled for an engine since 
 /* Nonzero if a descriptor that wakes is readable, such as that of an engine's events. */
 int pccl_sim_is_readable(int fd);
 
-/* Makes a pair of sockets, each of whose directions holds so many bytes, sent and not read. */
+/* Makes a pair of sockets, whose directions hold this many bytes each, sent and not read. */
 void pccl_sim_connect(int capacity_bytes, int32_t fds[2]);
 
 /* Lists sockets from which something is under way: bytes, or the news that it is closed. Returns how many. */
 int pccl_sim_sending(int32_t *fds, int fds_max);
 int pccl_sim_under_way(int fd); /* bytes */
-int pccl_sim_carry(int fd, int bytes); /* at most so many; returns how many */
+int pccl_sim_carry(int fd, int bytes); /* at most `bytes`; returns how many */
 void pccl_sim_block(int fd, int is_blocked); /* pccl_sim_pass does not carry what it sends */
 void pccl_sim_damage(int fd, int at, int bit); /* flips a bit of a byte under way */
 
-/* Breaks a pair: at each end the connection is reset after so many more bytes. */
+/* Breaks a pair: at each end the connection is reset after this many more bytes. */
 void pccl_sim_break(int fd, int bytes, int bytes_back);
 
-/* Closes one end as the system does when its process dies, so many of whose bytes under way do not arrive. */
+/* Closes one end as the system does when its process dies, and this many of its bytes under way do not arrive. */
 void pccl_sim_abandon(int fd, int lost_bytes);
 int pccl_sim_is_closed(int fd);
 
@@ -93,10 +93,10 @@ void pccl_sim_limit(int fd, int is_limited);
 /* Lists ops that have become done since the last call, with the threads in which; returns how many. */
 int pccl_sim_done(uint64_t *ops, int32_t *threads, int ops_max);
 
-/* Memory of exactly this size, so that a sanitizer sees what is beside it. */
+/* Memory of exactly this size, so that a sanitizer sees accesses outside it. */
 void *pccl_sim_allocate(size_t bytes);
 void pccl_sim_free(void *memory);
-void pccl_sim_forbid(void *memory, size_t bytes, int is_forbidden); /* has a sanitizer report whoever touches it */
+void pccl_sim_forbid(void *memory, size_t bytes, int is_forbidden); /* has a sanitizer report accesses */
 int pccl_sim_is_sanitized(void);
 
 #endif

@@ -1,8 +1,7 @@
 /* sockets.c: pairs of sockets in memory, and descriptors that wake; simulated.h says what may happen to them. */
 #include "sim.h"
 
-#include "tcp_limits.h"
-#include "wake.h"
+#include "os.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -90,7 +89,7 @@ static int has_under_way(const sim_socket *of)
     return of->peer >= 0 && (of->count > of->arrived || (of->end != END_NONE && !of->has_end_arrived));
 }
 
-/* Forgets what is sent there: nobody reads it. */
+/* Forgets what is sent there: it has no reader. */
 static void socket_drain(sim_socket *of) { of->count = of->arrived = 0; }
 
 /* How much is taken of what could be. */
@@ -295,7 +294,7 @@ int pccl_sim_carry(int fd, int bytes)
     from->carried += n;
     if (!to->is_open) {
         if (n > 0 && from->is_open && from->error == 0)
-            from->error = ECONNRESET; /* nobody is there to read it */
+            from->error = ECONNRESET; /* it has no reader */
         socket_drain(from);
     }
     if (from->count == from->arrived && from->end != END_NONE) {

@@ -10,8 +10,8 @@
  *      would have to send.
  *   3. DONE need not be buffered. It never comes before its op is submitted here, since a done rank knows that every
  *      other one has submitted the op (op.h); and what comes for an op that has ended here is dropped.
- *   4. A rank that is done and lacks somebody's DONE cannot know whether another one is complete. So it must not abort
- *      by itself. That is for its owner, who asks the owners of the other ranks first.
+ *   4. A rank that is done and lacks a DONE cannot know whether another one is complete. So it must not abort
+ *      by itself. That is for its owner, which asks the owners of the other ranks first.
  *
  * Two things are made cheap. All ops that a rank is done with by the time that a link's connection takes frames go into
  * one frame, up to PCCL_DONE_KEYS_MAX: none waits for others to come along, and the receiver deals with each by itself,

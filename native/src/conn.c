@@ -1,7 +1,6 @@
 #include "conn.h"
 
-#include "conn_inside.h"
-#include "thread.h"
+#include "os.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -11,11 +10,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #if defined(__linux__)
 #include <linux/sockios.h>
 #include <sys/ioctl.h>
 #endif
-#include <sys/socket.h>
 
 enum {
     UNSENT_BYTES_MAX = 256 << 10, /* given to the system, which may not send it yet */
@@ -91,10 +90,10 @@ pccl_conn *pccl_conn_create(int fd, pccl_records *records)
     pccl_list_init(&conn->in_conns);
     pccl_list_init(&conn->in_free);
     pccl_list_init(&conn->in_talk);
-    pccl_list_init(&conn->in_notices);
+    pccl_list_init(&conn->in_lost_frames);
     pccl_list_init(&conn->in_resend);
     pccl_list_init(&conn->in_lost);
-    pccl_list_init(&conn->in_starved);
+    pccl_list_init(&conn->in_nomem);
     pccl_list_init(&conn->in_ending);
     return conn;
 }
@@ -167,7 +166,7 @@ void pccl_conn_lose(pccl_conn *conn, int system_error, const char *format, ...)
         return;
     }
     conn->is_lost = 1;
-    pccl_list_remove(&conn->in_starved);
+    pccl_list_remove(&conn->in_nomem);
     pccl_list_remove(&conn->in_ending);
     conn->link->host->on_retract(conn->link->host, conn);
     pccl_conn_rx_expect_header(conn);
@@ -178,7 +177,7 @@ void pccl_conn_lose(pccl_conn *conn, int system_error, const char *format, ...)
 void pccl_conn_watch(pccl_conn *conn)
 {
     unsigned waits_for = PCCL_POLL_IN | (pccl_conn_is_drained(conn) ? 0u : (unsigned)PCCL_POLL_OUT);
-    pccl_poller_change(conn->link->host->poller, &conn->poll, waits_for & ~conn->starved);
+    pccl_poller_change(conn->link->host->poller, &conn->poll, waits_for & ~conn->nomem);
 }
 
 /* Without memory */
@@ -187,21 +186,21 @@ void pccl_conn_watch(pccl_conn *conn)
 static void conn_retry_later(pccl_conn *conn, unsigned direction)
 {
     int64_t now_ms = pccl_now_ms();
-    if (conn->starved == 0 && conn->retry_delay_ms == 0)
-        conn->starved_ms = now_ms;
-    conn->starved |= direction;
-    if (pccl_list_is_member(&conn->in_starved))
+    if (conn->nomem == 0 && conn->retry_delay_ms == 0)
+        conn->nomem_ms = now_ms;
+    conn->nomem |= direction;
+    if (pccl_list_is_member(&conn->in_nomem))
         return;
     conn->retry_delay_ms = pccl_min_u32(RETRY_DELAY_MS_MAX, pccl_max_u32(1, 2 * conn->retry_delay_ms));
     conn->retry_ms = now_ms + conn->retry_delay_ms;
-    pccl_list_append(&conn->link->host->starved_conns, &conn->in_starved);
+    pccl_list_append(&conn->link->host->nomem_conns, &conn->in_nomem);
 }
 
 int64_t pccl_host_retry_ms(const pccl_conn_host *host)
 {
     int64_t first_ms = INT64_MAX;
-    for (const pccl_list *node = host->starved_conns.next; node != &host->starved_conns; node = node->next) {
-        const pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_starved);
+    for (const pccl_list *node = host->nomem_conns.next; node != &host->nomem_conns; node = node->next) {
+        const pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_nomem);
         first_ms = conn->retry_ms < first_ms ? conn->retry_ms : first_ms;
     }
     return first_ms;
@@ -212,21 +211,21 @@ void pccl_host_retry(pccl_conn_host *host, int64_t now_ms)
     pccl_list due; /* what is done with one may take another from it */
     pccl_list *next;
     pccl_list_init(&due);
-    for (pccl_list *node = host->starved_conns.next; node != &host->starved_conns; node = next) {
+    for (pccl_list *node = host->nomem_conns.next; node != &host->nomem_conns; node = next) {
         next = node->next;
-        if (PCCL_CONTAINER_OF(node, pccl_conn, in_starved)->retry_ms > now_ms)
+        if (PCCL_CONTAINER_OF(node, pccl_conn, in_nomem)->retry_ms > now_ms)
             continue;
         pccl_list_remove(node);
         pccl_list_append(&due, node);
     }
     while (!pccl_list_is_empty(&due)) {
-        pccl_conn *conn = PCCL_CONTAINER_OF(due.next, pccl_conn, in_starved);
-        unsigned starved = conn->starved;
-        pccl_list_remove(&conn->in_starved);
-        conn->starved = 0;
-        if (starved & PCCL_POLL_OUT && !pccl_conn_is_over(conn) && pccl_conn_flush(conn))
+        pccl_conn *conn = PCCL_CONTAINER_OF(due.next, pccl_conn, in_nomem);
+        unsigned nomem = conn->nomem;
+        pccl_list_remove(&conn->in_nomem);
+        conn->nomem = 0;
+        if (nomem & PCCL_POLL_OUT && !pccl_conn_is_over(conn) && pccl_conn_flush(conn))
             pccl_conn_offer(conn);
-        if (starved & PCCL_POLL_IN && !pccl_conn_is_over(conn))
+        if (nomem & PCCL_POLL_IN && !pccl_conn_is_over(conn))
             pccl_conn_receive(conn);
         if (!pccl_conn_is_over(conn))
             pccl_conn_watch(conn);
@@ -235,9 +234,9 @@ void pccl_host_retry(pccl_conn_host *host, int64_t now_ms)
 
 void pccl_conn_fail_call(pccl_conn *conn, const char *what, int system_error, unsigned direction)
 {
-    int is_starved = system_error == ENOBUFS || system_error == ENOMEM;
-    int is_patient = conn->retry_delay_ms == 0 || pccl_now_ms() - conn->starved_ms < RETRY_MS_MAX;
-    if (is_starved && is_patient) {
+    int is_nomem = system_error == ENOBUFS || system_error == ENOMEM;
+    int is_patient = conn->retry_delay_ms == 0 || pccl_now_ms() - conn->nomem_ms < RETRY_MS_MAX;
+    if (is_nomem && is_patient) {
         conn_retry_later(conn, direction);
         return;
     }
@@ -341,4 +340,106 @@ int pccl_conn_tick(pccl_conn *conn, int64_t now_ms)
         return is_waiting;
     pccl_conn_note_ack_due(conn);
     return 1;
+}
+
+static void conn_queue_lost_frame(pccl_conn *lost)
+{
+    PCCL_ASSERT(lost->is_lost && !lost->is_lost_frame_acked);
+    if (lost->peer_number == 0 || pccl_list_is_member(&lost->in_lost_frames))
+        return;
+    lost->is_lost_frame_queued = 1;
+    pccl_list_append(&lost->link->lost_frames, &lost->in_lost_frames);
+    pccl_link_note_pending(lost->link);
+}
+
+static void conn_forget_if_settled(pccl_conn *lost)
+{
+    if (!lost->is_closed || !lost->has_peer_lost_frame || !lost->is_lost_frame_acked ||
+        lost->tx_acked != lost->tx_counted)
+        return;
+    PCCL_ASSERT(!pccl_list_is_member(&lost->in_lost_frames) && !pccl_list_is_member(&lost->in_resend));
+    pccl_list_remove(&lost->in_conns);
+    pccl_conn_destroy(lost);
+}
+
+void pccl_conn_note_lost(pccl_conn *conn)
+{
+    pccl_link *link = conn->link;
+    PCCL_ASSERT(link->live_count > 1);
+    link->live_count--;
+    pccl_list_remove(&conn->in_free);
+    pccl_list_remove(&conn->in_talk);
+    pccl_list_append(&link->host->lost_conns, &conn->in_lost);
+    conn_queue_lost_frame(conn);
+    /* Notices do not wait to be asked for again: two ends could wait for each other's. */
+    for (uint32_t i = conn->tx_acked; i != conn->tx_counted; i++) {
+        pccl_conn_unacked *unacked = &conn->unacked[i % PCCL_CONN_WINDOW];
+        if (unacked->type != PCCL_FRAME_LOST)
+            continue;
+        if (unacked->of.lost != NULL)
+            conn_queue_lost_frame(unacked->of.lost);
+        unacked->of.lost = NULL;
+    }
+}
+
+void pccl_conn_note_closed(pccl_conn *conn)
+{
+    conn->is_closed = 1;
+    pccl_records_free(conn->records);
+    conn->records = NULL;
+    pccl_list_append(&conn->link->lost_conns, &conn->in_conns);
+    conn_forget_if_settled(conn);
+}
+
+void pccl_conn_note_lost_frame_acked(pccl_conn *lost)
+{
+    lost->is_lost_frame_acked = 1;
+    conn_forget_if_settled(lost);
+}
+
+static pccl_conn *find_conn(const pccl_list *conns, uint32_t number)
+{
+    for (pccl_list *node = conns->next; node != conns; node = node->next) {
+        pccl_conn *conn = PCCL_CONTAINER_OF(node, pccl_conn, in_conns);
+        if (conn->number == number)
+            return conn;
+    }
+    return NULL;
+}
+
+const char *pccl_conn_on_lost(pccl_conn *conn, const pccl_frame *frame)
+{
+    pccl_link *link = conn->link;
+    pccl_conn *lost = find_conn(&link->conns, frame->peer_connection);
+    if (lost == NULL)
+        lost = find_conn(&link->lost_conns, frame->peer_connection);
+    if (lost == NULL && frame->peer_connection <= link->conns_added)
+        return NULL; /* settled, and said once more */
+    if (lost == NULL || lost == conn || (lost->peer_number != 0 && lost->peer_number != frame->connection))
+        return "the loss of an unknown connection";
+    if (lost->has_peer_lost_frame)
+        return NULL;
+    pccl_conn_lose(lost, 0, "given up by the other side");
+    lost->peer_number = frame->connection;
+    lost->has_peer_lost_frame = 1;
+    if (pccl_conn_acked(lost, frame->frames) != 0)
+        return "more received than was sent";
+    if (!lost->is_lost_frame_queued)
+        conn_queue_lost_frame(lost);
+    if (lost->tx_acked != lost->tx_counted) {
+        pccl_list_append(&link->resends, &lost->in_resend);
+        pccl_link_note_pending(link);
+    }
+    conn_forget_if_settled(lost);
+    return NULL;
+}
+
+pccl_conn_unacked pccl_conn_take_unacked(pccl_conn *lost)
+{
+    pccl_conn_unacked unacked = lost->unacked[lost->tx_acked++ % PCCL_CONN_WINDOW];
+    if (lost->tx_acked == lost->tx_counted) {
+        pccl_list_remove(&lost->in_resend);
+        conn_forget_if_settled(lost);
+    }
+    return unacked;
 }

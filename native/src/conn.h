@@ -31,20 +31,20 @@
  *      frames may be missing. A DONE frame counts as many as it has keys, and each key has its note: it is received as
  *      a whole or not at all, but its keys may be sent again in other frames.
  *   2. Each end begins with a HELLO that says how it calls the connection, and sends nothing that counts before it has
- *      the other's. So whoever has something to send again can name the lost connection to the other end.
- *   3. Whoever gives up a connection stops reading from it and forgets the half-received frame (pccl_op_retract); then
- *      it sends a LOST frame on another connection: so many frames were received. The other end gives it up too and
- *      answers with its own LOST. Each sends again what the other's count does not cover, in any order. So no frame is
- *      lost, and none arrives twice: its receiver has stopped reading before it says what it has.
+ *      the other's. So an end that has something to send again can name the lost connection to the other end.
+ *   3. The end that gives up a connection stops reading from it and forgets the half-received frame (pccl_op_retract);
+ *      then it sends a LOST frame on another connection: with the number of frames received. The other end gives it up
+ *      too and answers with its own LOST. Each sends again what the other's count does not cover, in any order. So no
+ *      frame is lost, and none arrives twice: its receiver has stopped reading before it says what it has.
  *   4. LOST frames count too, but are sent again at once when their own connection is lost, because two ends could
  *      otherwise wait for each other's. So one may come twice, and the second is ignored.
  *   5. A frame is sent again from where it was sent from; no copy is kept. What is there is still the same: a range is
  *      overwritten after it was sent only by what has come of it, a segment's final form, which cannot be on its way
  *      before the frame was received, and is then counted.
  *   6. Frames of ended ops are not sent again, except DONE: either every rank is done and has received all, or the op
- *      is aborted and nobody wants them.
+ *      is aborted and they are not wanted.
  *
- * Silence. A connection without another beside it has nothing to be compared with, nor have all of them when the path
+ * Silence. A single connection has nothing to be compared with, nor have all of them when the path
  * swallows everything. Then the system is asked what it has in flight, that is sent and not acknowledged by the other
  * end's system: a link on which bytes are in flight, and none gets across or comes in for the link's timeout, is lost.
  * Systems are asked because they acknowledge at once; engines may have a lot to say before they come to that, on a slow
@@ -57,7 +57,7 @@
  * decrypt loses the connection, so nothing but what the other end has sent gets any further than the records.
  *
  * Memory. A system that has none at the moment for what is to be sent or received (ENOBUFS, ENOMEM) is asked again
- * after 1, 2, 4 ... RETRY_DELAY_MS_MAX ms, until RETRY_MS_MAX have passed; meanwhile the poller is not asked for that
+ * after 1, 2, 4 ... RETRY_DELAY_MS_MAX ms, until RETRY_MS_MAX have passed; until then the poller is not asked for that
  * direction. Where the engine itself has none to keep what a peer has sent, that is no peer's fault: the host fails.
  *
  * Neither direction allocates. When an op ends, what a half-sent frame still needs of its buffers is copied to a spill
@@ -72,7 +72,7 @@
 #include "list.h"
 #include "op.h"
 #include "poller.h"
-#include "tcp_limits.h"
+#include "os.h"
 
 struct pccl_unexpected_op;
 
@@ -122,10 +122,10 @@ typedef struct pccl_conn {
     pccl_list in_conns;
     pccl_list in_free; /* of the link: can take frames */
     pccl_list in_talk; /* of the link: has a HELLO or an ACK to send */
-    pccl_list in_notices; /* of the link: lost, a LOST frame is due */
+    pccl_list in_lost_frames; /* of the link: lost, a LOST frame is due */
     pccl_list in_resend; /* of the link: lost, with frames to send again */
     pccl_list in_lost; /* of the host: lost, to be closed */
-    pccl_list in_starved; /* of the host: the system had no memory for it */
+    pccl_list in_nomem; /* of the host: the system had no memory for it */
     pccl_list in_ending; /* of the host: nothing can be sent any more, what has come is to be read yet */
     pccl_records *records; /* NULL: frames travel as they are */
     uint8_t is_local; /* the other end is on this machine */
@@ -135,16 +135,16 @@ typedef struct pccl_conn {
     uint8_t is_hello_due;
     uint8_t is_ack_due;
 
-    unsigned starved; /* PCCL_POLL_IN, PCCL_POLL_OUT: what is to be tried again */
-    int64_t starved_ms; /* since when, without success */
+    unsigned nomem; /* PCCL_POLL_IN, PCCL_POLL_OUT: what is to be tried again */
+    int64_t nomem_ms; /* since when, without success */
     int64_t retry_ms; /* when */
     uint32_t retry_delay_ms; /* 0: the last time was a success */
 
     uint8_t is_lost;
     uint8_t is_closed; /* the descriptor is closed; of use only for what has to be sent again */
-    uint8_t has_peer_notice; /* the other end's LOST has come: what it has received */
-    uint8_t is_notice_queued; /* our LOST was queued, once or more often */
-    uint8_t is_notice_acked; /* the other end has our LOST */
+    uint8_t has_peer_lost_frame; /* the other end's LOST has come: what it has received */
+    uint8_t is_lost_frame_queued; /* our LOST was queued, once or more often */
+    uint8_t is_lost_frame_acked; /* the other end has our LOST */
     int send_error; /* 0: none; with that nothing can be sent any more */
     int system_error;
     char detail[sizeof((pccl_event *)0)->detail];
@@ -176,7 +176,7 @@ typedef struct pccl_conn {
     uint64_t rx_bytes_acked;
     uint32_t rx_eager_bytes; /* the frame's payload counts as eager */
     uint8_t rx_is_eager; /* the frame is an EAGER one */
-    uint32_t rx_keys; /* the frame is a DONE one with so many; 0: it is not */
+    uint32_t rx_keys; /* number of keys if the frame is DONE; else 0 */
     uint8_t rx_key_bytes[PCCL_DONE_KEYS_MAX * PCCL_KEY_BYTES]; /* of them all, as they come */
     uint32_t rx_reduced; /* elements */
     uint32_t rx_carry_bytes;
@@ -194,7 +194,7 @@ typedef struct pccl_conn {
     uint32_t tx_keys_bytes; /* used by the batch */
     uint8_t tx_keys[PCCL_DONE_PAYLOAD_MAX];
     uint32_t tx_counted; /* frames added that count */
-    uint32_t tx_acked; /* of them, the first so many were received */
+    uint32_t tx_acked; /* of them received */
     pccl_conn_unacked unacked[PCCL_CONN_WINDOW]; /* at their number modulo the window */
 } pccl_conn;
 
@@ -228,8 +228,8 @@ int64_t pccl_host_retry_ms(const pccl_conn_host *host);
 /* Tries those again whose time has come. */
 void pccl_host_retry(pccl_conn_host *host, int64_t now_ms);
 
-/* Reads what has come on connections on which sending has failed, and gives them up. The other end may have said that it
- * is done, and left: what it has said before counts. Nonzero if there were any. */
+/* Reads what has come on connections on which sending has failed, and gives them up. The other end may have said that
+ * it is done, and left: what it has said before counts. Nonzero if there were any. */
 int pccl_host_read_rest(pccl_conn_host *host);
 
 /* Gives up the connection; the link too if it is the last one. system_error as in pccl_link_fail. */
@@ -254,7 +254,7 @@ int pccl_conn_is_drained(const pccl_conn *conn);
 /* Nonzero if frames that count may be added now. */
 int pccl_conn_is_open(const pccl_conn *conn);
 
-/* The other end says that it has received so many: 0, or -1 if it cannot have. */
+/* The other end says how many it has received: 0, or -1 if it cannot have. */
 int pccl_conn_acked(pccl_conn *conn, uint32_t frames);
 
 /* Nonzero if another frame may be added to the batch, which had better not exceed this size. */
@@ -265,7 +265,7 @@ int pccl_conn_has_room(const pccl_conn *conn, size_t batch_bytes_max);
 void pccl_conn_add(pccl_conn *conn, pccl_frame *frame, const uint8_t *payload, pccl_op *op, uint32_t index);
 void pccl_conn_add_lost(pccl_conn *conn, pccl_conn *lost);
 
-/* Adds one DONE frame; at most so many keys as pccl_conn_done_room says, which is at least 1 where there is room at
+/* Adds one DONE frame; at most as many keys as pccl_conn_done_room says, which is at least 1 where there is room at
  * all. */
 uint32_t pccl_conn_done_room(const pccl_conn *conn);
 void pccl_conn_add_done(pccl_conn *conn, const pccl_op_key *keys, uint32_t count);
@@ -289,5 +289,35 @@ void pccl_conn_look_under_way(pccl_conn *conn);
 
 /* Called every now and then: notes progress, and acknowledges. Nonzero if there is anything to come back for. */
 int pccl_conn_tick(pccl_conn *conn, int64_t now_ms);
+
+/* For the files of a connection (conn.c, conn_rx.c, conn_tx.c) only. */
+
+/* Nonzero if nothing is read from the connection or sent on it any more. */
+static inline int pccl_conn_is_over(const pccl_conn *conn)
+{
+    return conn->is_lost || conn->link->is_failed || conn->link->host->fault.is_set;
+}
+
+/* Adds to a counter that one thread writes and any may read. */
+static inline void pccl_count(uint64_t *counter, uint64_t bytes)
+{
+    __atomic_store_n(counter, __atomic_load_n(counter, __ATOMIC_RELAXED) + bytes, __ATOMIC_RELAXED);
+}
+
+/* A system call has failed, other than that it would block: tries again later, loses the connection, or fails the
+ * host. */
+void pccl_conn_fail_call(pccl_conn *conn, const char *what, int system_error, unsigned direction);
+
+/* Waits for the next header, between two frames or in the middle of one that is given up. */
+void pccl_conn_rx_expect_header(pccl_conn *conn);
+
+/* Forgets the batch; what has to be sent again is among the unacknowledged frames. */
+void pccl_conn_tx_drop(pccl_conn *conn);
+
+/* The connection is lost: takes it from its link, and queues the LOST frame for the other end. */
+void pccl_conn_note_lost(pccl_conn *conn);
+
+/* The other end has the LOST frame of a lost connection. */
+void pccl_conn_note_lost_frame_acked(pccl_conn *lost);
 
 #endif

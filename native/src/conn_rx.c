@@ -1,7 +1,6 @@
 /* conn_rx.c: the receiving half of a connection; conn.h has the theory of operation. */
 #include "conn.h"
 
-#include "conn_inside.h"
 #include "crc32c.h"
 
 #include <errno.h>
@@ -255,7 +254,7 @@ static size_t rx_read(pccl_conn *conn, const struct iovec *iov, int iov_count)
         pccl_conn_fail_call(conn, "receive", errno, PCCL_POLL_IN);
     if (n <= 0)
         return 0;
-    if (conn->starved == 0)
+    if (conn->nomem == 0)
         conn->retry_delay_ms = 0;
     pccl_count(&conn->link->host->counters.rx_wire_bytes, (uint64_t)n);
     conn->has_received = 1;

@@ -1,7 +1,6 @@
 /* conn_tx.c: the sending half of a connection; conn.h has the theory of operation. */
 #include "conn.h"
 
-#include "conn_inside.h"
 #include "crc32c.h"
 #include "op_exchange.h"
 #include "recorder.h"
@@ -49,7 +48,7 @@ int pccl_conn_acked(pccl_conn *conn, uint32_t frames)
     for (; conn->tx_acked != frames; conn->tx_acked++) {
         const pccl_conn_unacked *unacked = &conn->unacked[conn->tx_acked % PCCL_CONN_WINDOW];
         if (unacked->type == PCCL_FRAME_LOST && unacked->of.lost != NULL)
-            pccl_conn_note_notice_acked(unacked->of.lost);
+            pccl_conn_note_lost_frame_acked(unacked->of.lost);
         if (unacked->type != PCCL_FRAME_SEGMENT || unacked->payload_bytes == 0 || unacked->op == NULL ||
             !pccl_relay_passes(unacked->op, unacked->of.segment.chunk))
             continue;
@@ -245,7 +244,7 @@ static int tx_gather_records(pccl_conn *conn, struct iovec *iov, size_t *bytes)
 
 int pccl_conn_flush(pccl_conn *conn)
 {
-    if (conn->starved & PCCL_POLL_OUT || conn->send_error != 0)
+    if (conn->nomem & PCCL_POLL_OUT || conn->send_error != 0)
         return 0;
     while (!pccl_conn_is_drained(conn)) {
         struct iovec iov[2 * TX_FRAMES_MAX];
@@ -267,7 +266,7 @@ int pccl_conn_flush(pccl_conn *conn)
                 pccl_conn_fail_call(conn, "send", errno, PCCL_POLL_OUT);
             return 0;
         }
-        if (conn->starved == 0)
+        if (conn->nomem == 0)
             conn->retry_delay_ms = 0;
         pccl_count(&conn->link->host->counters.tx_wire_bytes, (uint64_t)n);
         conn->sent_bytes += (uint64_t)n;

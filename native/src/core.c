@@ -1,7 +1,7 @@
 #include "core.h"
 
 #include "unexpected.h"
-#include "egress_scheduler.h"
+#include "egress.h"
 #include "link.h"
 #include "link_send.h"
 #include "link_watch.h"
@@ -9,9 +9,10 @@
 #include "matching.h"
 #include "open_ops.h"
 #include "receiver.h"
-#include "thread.h"
+#include "os.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,7 +56,7 @@ pccl_core *pccl_core_create(pccl_poller *poller, pccl_fd_registry *fds, pccl_eve
     host->staging = staging;
     pccl_list_init(&host->failed_links);
     pccl_list_init(&host->lost_conns);
-    pccl_list_init(&host->starved_conns);
+    pccl_list_init(&host->nomem_conns);
     pccl_list_init(&host->ending_conns);
     pccl_list_init(&host->pending_links);
     pccl_egress_init(&host->egress, pace_bytes_per_s);
@@ -307,10 +308,10 @@ void pccl_core_on_poll(pccl_core *core, const pccl_poll_event *event)
         return;
     if (event->ready & PCCL_POLL_OUT && pccl_conn_flush(conn))
         pccl_conn_offer(conn);
-    if (event->ready & ~conn->starved & PCCL_POLL_IN && !conn->is_lost)
+    if (event->ready & ~conn->nomem & PCCL_POLL_IN && !conn->is_lost)
         pccl_conn_receive(conn);
     core_send(core);
-    if (!conn->is_lost && !link->is_failed && (pccl_conn_is_drained(conn) || conn->starved != 0))
+    if (!conn->is_lost && !link->is_failed && (pccl_conn_is_drained(conn) || conn->nomem != 0))
         pccl_conn_watch(conn);
 }
 
@@ -339,7 +340,7 @@ int pccl_core_is_idle(const pccl_core *core)
 int pccl_core_is_drained(const pccl_core *core)
 {
     const pccl_conn_host *host = &core->receiver.host;
-    if (!pccl_list_is_empty(&host->pending_links) || !pccl_list_is_empty(&host->starved_conns) ||
+    if (!pccl_list_is_empty(&host->pending_links) || !pccl_list_is_empty(&host->nomem_conns) ||
         !pccl_list_is_empty(&host->lost_conns))
         return 0;
     for (const pccl_list *node = core->links.all.next; node != &core->links.all; node = node->next) {
@@ -369,7 +370,7 @@ static int core_next_ms(pccl_core *core, int64_t now_ms)
 int pccl_core_timeout_ms(pccl_core *core, int64_t now_ms)
 {
     int timeout_ms = core_next_ms(core, now_ms);
-    if (pccl_list_is_empty(&core->receiver.host.starved_conns))
+    if (pccl_list_is_empty(&core->receiver.host.nomem_conns))
         return timeout_ms;
     int retry_ms = timeout_to(pccl_host_retry_ms(&core->receiver.host), now_ms);
     return timeout_ms < 0 || retry_ms < timeout_ms ? retry_ms : timeout_ms;
@@ -391,7 +392,7 @@ void pccl_core_tick(pccl_core *core, int64_t now_ms)
     pccl_link *full = NULL;
     unsigned full_count = 0;
     uint32_t timeout_ms = __atomic_load_n(&core->link_timeout_ms, __ATOMIC_RELAXED);
-    /* Who was stopped meanwhile cannot tell what got through. */
+    /* A process that was stopped cannot know what got through. */
     int was_away = now_ms - core->ticked_ms > (int64_t)pccl_max_size(timeout_ms / 2, 5 * TICK_MS);
     for (pccl_list *node = core->links.all.next; node != &core->links.all; node = node->next) {
         pccl_link *link = PCCL_CONTAINER_OF(node, pccl_link, in_links);
@@ -437,4 +438,13 @@ void pccl_core_destroy(pccl_core *core)
     pccl_groups_free(&core->groups);
     free(core->receiver.host.staging);
     free(core);
+}
+
+void pccl_host_fail(pccl_conn_host *host, int system_error, const char *detail)
+{
+    if (host->fault.is_set)
+        return;
+    host->fault.is_set = 1;
+    host->fault.system_error = system_error;
+    snprintf(host->fault.detail, sizeof host->fault.detail, "%s", detail);
 }

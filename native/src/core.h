@@ -1,26 +1,25 @@
-/* core.h: everything that an engine's driver owns: links, ops, groups. It knows nothing of threads; engine.c calls it
- * from one at a time. Here are its commands and its loop; its parts are
+/* core.h: everything that an engine's driver owns: links, ops, groups. It has no threads; engine.c calls it from one
+ * at a time. Here are its commands and its loop; its parts are
  *
  *     links.h      links and their connections, and how they are taken away
  *     open_ops.h   ops, and how they stop, become done and end
  *     matching.h   how an op finds the same one of other ranks
  *     receiver.h   what frames do to ops
- *     groups.h     which epochs are over
  *
- * Ops never touch each other, and a lost link ends no op: it makes no more progress, and the caller, who
- * hears of the loss, decides. */
+ * Ops never touch each other, and a lost link ends no op: it makes no more progress, and the caller,
+ * which learns of the loss, decides. */
 #ifndef PCCL_CORE_H
 #define PCCL_CORE_H
 
 #include "conn.h"
 #include "event_queue.h"
 #include "fd_registry.h"
-#include "groups.h"
+#include "unexpected.h"
 #include "link.h"
 #include "op.h"
 #include "poller.h"
 
-/* Promised to the event queue by whoever hands these over; an op says how many. */
+/* Promised to the event queue by the thread that hands these over; an op says how many. */
 enum {
     PCCL_EVENTS_PER_OP = 4,
     PCCL_EVENTS_PER_FAST_OP = 5,

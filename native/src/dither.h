@@ -1,7 +1,7 @@
 /* dither.h: the random numbers of stochastic rounding.
  *
  * A counter-based generator: the number of an element is a hash of a 64-bit stream and of the low 32 bits of
- * the element's index, and of nothing else. So it does not depend on how a buffer is cut or on who asks first,
+ * the element's index, and of nothing else. So it does not depend on how a buffer is cut or on the order of calls,
  * and a loop over elements has no state that would keep it from being vectorized. Along indices it is as good
  * as Wellons' lowbias32, whose mixing it is. Streams have to be random numbers themselves: their second half
  * is mixed in half-way.

@@ -1,6 +1,6 @@
 #include "driver.h"
 
-#include "thread.h"
+#include "os.h"
 
 #include <string.h>
 

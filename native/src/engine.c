@@ -6,9 +6,9 @@
  * does so in the call: ops, connections and events are allocated there, the driver only links them in.
  *
  * What the engine cannot go on without, its descriptors or memory for what a peer has sent, ends it: the driver says so
- * in an event, and leaves the commands to come, and all ops, to whoever destroys the engine.
+ * in an event, and leaves the commands to come, and all ops, to pccl_engine_destroy.
  *
- * Ops come from whoever polls the events, or from any thread on the fast path: see fast_path.h. */
+ * Ops come from the thread that polls the events, or from any thread on the fast path: see fast_path.h. */
 #include "pccl_native.h"
 
 #include "completion.h"
@@ -19,8 +19,7 @@
 #include "fpenv.h"
 #include "fast_path.h"
 #include "pool.h"
-#include "thread.h"
-#include "wake.h"
+#include "os.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -32,7 +31,7 @@
 enum {
     EVENTS_PER_BATCH_MAX = 64,
     NS_PER_MS = 1000000,
-    IDLE_MS_MAX = 1000 /* whoever closes the descriptors may have closed the one that wakes the thread, too */
+    IDLE_MS_MAX = 1000 /* the descriptor that wakes the thread may have been closed, too */
 };
 
 enum command_kind {
@@ -565,7 +564,7 @@ int pccl_engine_link_close(pccl_engine *engine, uint64_t link)
     return 0;
 }
 
-/* Makes a command about one id, which so many events answer at most. 0 with the command, or a status. */
+/* Makes a command about one id, which `events` events answer at most. 0 with the command, or a status. */
 static int command_prepare(
     pccl_engine *engine, enum command_kind kind, uint64_t id, unsigned events, command **prepared)
 {

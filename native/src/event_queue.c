@@ -1,13 +1,13 @@
 #include "event_queue.h"
 
 #include "base.h"
-#include "wake.h"
+#include "os.h"
 
 #include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 
-enum { QUIET_MAX = PCCL_SIZE(64, 4) }; /* so many quiet ones are said aloud */
+enum { QUIET_MAX = PCCL_SIZE(64, 4) }; /* after these many quiet events one wakes the owner */
 
 struct pccl_event_queue {
     pthread_mutex_t mutex;

@@ -1,7 +1,7 @@
 #include "fast_path.h"
 
 #include "dtype.h"
-#include "thread.h"
+#include "os.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ struct pccl_fast_path {
     pccl_list calls;
     unsigned started; /* of them; atomic */
     unsigned driving; /* callers */
-    unsigned unheard; /* completed calls of which nobody knows yet; atomic */
+    unsigned unheard; /* completed calls not yet reported; atomic */
     unsigned wakes; /* how often the owner was woken for them */
     int64_t unheard_ns; /* since when there are any */
 };
@@ -80,7 +80,7 @@ static void call_post(const pccl_fast_path *path, const pccl_fast_path_call *cal
         pccl_event_queue_post(path->events, &event);
 }
 
-/* With the mutex. Whoever drives may be the one who will ask for it. */
+/* With the mutex. The driver may be the thread that will ask for it. */
 static void call_note_unheard(pccl_fast_path *path, pccl_fast_path_call *call)
 {
     if (!call->is_started || call->waiting > 0 || path->driving == 0)
@@ -309,7 +309,7 @@ void pccl_fast_path_forget(pccl_fast_path *path, pccl_fast_path_call *call)
     pthread_mutex_lock(&path->mutex);
     int is_over = call->op == NULL;
     call->is_forgotten = 1;
-    pthread_mutex_unlock(&path->mutex); /* nobody has asked for an unheard one: the owner is woken for it in time */
+    pthread_mutex_unlock(&path->mutex); /* an unheard one has no waiting thread: the owner is woken for it in time */
     if (is_over)
         call_free(call);
 }

@@ -1,10 +1,10 @@
 /* fast_path.h: small ops that their callers start and wait for by themselves.
  *
- * Whoever polls an engine's events, the *owner*, decides when ops start and what becomes of them. A thread that wants
- * an op asks the owner, who submits it, learns that all ranks are done, and wakes the thread: for a small op these
- * switches between threads cost more than the op. But most of the time the owner has nothing to decide: an op may start
- * at once, and when all ranks are done it is committed. The owner says so beforehand by opening the fast path. Any
- * thread may then run an op on it, which submits the op and waits for its completion; the owner learns of it at
+ * The thread that polls an engine's events, the *owner*, decides when ops start and what becomes of them. A thread that
+ * wants an op asks the owner, which submits it, learns that all ranks are done, and wakes the thread: for a small op
+ * these switches between threads cost more than the op. But most of the time the owner has nothing to decide: an op may
+ * start at once, and when all ranks are done it is committed. The owner says so beforehand by opening the fast path.
+ * Any thread may then run an op on it, which submits the op and waits for its completion; the owner learns of it at
  * leisure, from one event (OP_FAST_COMPLETED).
  *
  * The problem is the moment at which the owner does have something to decide. Closing the fast path is therefore a cut
@@ -18,23 +18,23 @@
  *          is as if the owner had submitted the op: the owner receives its OP_COMPLETED and has to end it, and the
  *          caller waits for the owner.
  *   3. All events of the ops before the cut are in the queue when closing returns, because they are posted under the
- *      mutex. So an owner who closes the fast path and then polls, before it does anything that bears on ops, sees the
+ *      mutex. So an owner that closes the fast path and then polls, before it does anything that bears on ops, sees the
  *      engine as it would be without a fast path.
  *   4. An op that becomes a mismatch, or takes longer than its caller waits here, is handed over at that point: what
  *      follows is for the owner to decide.
  *
- * A caller that waits does the engine's work meanwhile, if nobody else does (driver.h): it then finds out by itself what
- * becomes of its op. Rules 1 to 4 do not depend on who drives the engine.
+ * A caller that waits does the engine's work, if no other thread does (driver.h): it then finds out by itself what
+ * becomes of its op. Rules 1 to 4 do not depend on which thread drives the engine.
  *
- * A caller may also start an op and go on. Who waits for it later does so as if it had waited from the beginning. If
- * nobody waits when it is completed, the owner is woken, who ends it for the caller; so somebody learns of it in any
- * case. The owner is woken a moment later if a caller drives then, who most often has started this op, too, and is about
+ * A caller may also start an op and go on. A later wait works as if it had begun with the op. If
+ * no thread waits when it is completed, the owner is woken and ends it for the caller, so its end is never lost.
+ * The owner is woken a moment later if a caller drives then, which most often has started this op, too, and is about
  * to wait for it: to wake the owner costs more than the op. What is not over after some time is handed over by the
  * engine's driver, since the caller may be anywhere.
  *
  * A fast path lives as long as anybody refers to it; when its engine is destroyed it is closed for ever. The mutex is
  * held for moments only, by callers, owner and engine thread. It protects everything in this file, and the `call` of
- * each op that came on the fast path. Whoever only wants to know something of the engine holds another one, `looking`,
+ * each op that came on the fast path. A thread that only reads the engine's state holds another one, `looking`,
  * so that ops do not wait for that. */
 #ifndef PCCL_FAST_PATH_H
 #define PCCL_FAST_PATH_H
@@ -59,7 +59,7 @@ struct pccl_fast_path_call {
     uint8_t drives; /* it has it, from the submit on */
     uint8_t is_started; /* by pccl_fast_path_start; these are for such a call */
     uint8_t is_forgotten;
-    uint8_t is_unheard; /* completed while a caller drove, and nobody waited for it */
+    uint8_t is_unheard; /* completed while a caller drove, without a waiting thread */
     unsigned wakes; /* of the owner, before that */
     uint32_t waiting; /* callers */
     int64_t end_ns; /* when it is handed over */
@@ -100,7 +100,7 @@ int pccl_fast_path_call_is_over(const pccl_fast_path_call *call);
 
 /* For the engine's driver, about ops that came on the fast path. */
 
-/* Hands started calls over whose time has passed, and wakes the owner for those that nobody has asked for. Returns in
+/* Hands started calls over whose time has passed, and wakes the owner for those without a waiting thread. Returns in
  * how many milliseconds that has to be looked at again; -1: there is none. */
 int pccl_fast_path_expire(pccl_fast_path *path);
 

@@ -12,7 +12,7 @@ void pccl_fd_registry_destroy(pccl_fd_registry *registry);
 
 int pccl_fd_registry_add(pccl_fd_registry *registry, int fd); /* -1: the number is too large */
 
-/* Shuts the socket down first, so that a child forked just now, with a copy it knows nothing of, does not
+/* Shuts the socket down first, so that a child forked just now, with a copy that it does not use, does not
  * keep the connection alive. */
 void pccl_fd_registry_close(pccl_fd_registry *registry, int fd);
 

@@ -1,4 +1,4 @@
-/* fpenv.c: the registers that C99's <fenv.h> does not reach all of: it knows nothing of subnormals. */
+/* fpenv.c: the registers that C99's <fenv.h> does not reach all of: subnormals are not among them. */
 #include "fpenv.h"
 
 #if defined(__SSE2__)

@@ -81,7 +81,7 @@ static const char *segment_decode(const uint8_t *body, pccl_frame *frame)
     return NULL;
 }
 
-/* Checks a frame without op and payload, whose body ends with so many reserved bytes. */
+/* Checks a frame without op and payload, whose body ends with `reserved` reserved bytes. */
 static const char *reserved_check(const uint8_t *body, const pccl_frame *frame, size_t reserved_bytes)
 {
     static const uint8_t zeros[BODY_BYTES];

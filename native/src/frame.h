@@ -22,7 +22,7 @@
  * READY has no payload: the sender has submitted the op of this key and shape, and payload for it may come. Its count
  * is that of the op; for an all-to-all it is that of the part which goes from its sender to its receiver, and in the
  * place of the root is the lower half of the count of the part which goes the other way.
- * SEGMENT carries one segment on one hop (ring_plan.h, direct_plan.h, spread_plan.h, exchange_plan.h); without payload
+ * SEGMENT carries one segment on one hop (plans.h); without payload
  * it only says that the segment is final where it ends, or, of an exchange in a ring, that a part is empty. EAGER
  * carries a sender's only segment for this receiver on its first hop, or the first of several one after the other, with
  * the shape, because the receiver may not have submitted the op yet.

@@ -13,7 +13,7 @@
  *
  * A path that drops a part of 1/CROWDED_PART is crowded, too: a short queue shows in no round trip.
  *
- * After each growth the connections get a few round trips to start in, then the link must show anew that it is held
+ * After each growth the connections get a few round trips to start in, then the link must show again that it is held
  * back. So at a loss rate that few connections are enough for, few are added. */
 #ifndef PCCL_GROWTH_H
 #define PCCL_GROWTH_H
@@ -23,7 +23,7 @@
 typedef struct {
     unsigned window_ticks; /* in a row in which windows held back all connections */
     uint32_t lost; /* segments, while round trips were short */
-    uint32_t delivered; /* segments meanwhile */
+    uint32_t delivered; /* segments since then */
     int64_t short_since_ms; /* all connections busy, and round trips short; -1: not now */
     int64_t settled_ms; /* losses count from then on */
     int64_t drained_ms; /* or from a look without losses from then on */

@@ -6,13 +6,13 @@
  * So each side sends a byte every so often and expects the other's.
  *
  * All of it happens in one thread that runs none of its user's code: a process that computes for a minute without
- * letting anybody else in (Python's global lock) goes on beating, as does one whose other connections are full.
+ * releasing a lock (Python's global lock) goes on beating, as does one whose other connections are full.
  *
  * The thread wakes four times per heartbeat, and at once when a connection is closed: a process that dies is to be
  * found by this connection as soon as by its others. At each turn it reads what has come on every connection, sends a
- * heartbeat if one is due, and then looks who has not been heard for the timeout. What has come counts as heard now,
- * however long it lay there, so a thread that is late by a little blames nobody. One that is late by a lot (the process
- * was stopped, the machine suspended) cannot know what the others did meanwhile, and starts their time anew.
+ * heartbeat if one is due, and then looks which peers have been silent for the timeout. What has come counts as heard
+ * now, however long it lay there, so a thread that is late by a little reports no peer. One that is late by a lot (the
+ * process was stopped, the machine suspended) cannot know what the others did, and restarts their time.
  *
  * Sends never wait and their errors are ignored: whatever hinders a heartbeat either closes the connection, which
  * reading finds, or keeps the other side from hearing us, which is for the other side to find. TCP itself must not add
@@ -20,12 +20,12 @@
  * TCP_THIN_LINEAR_TIMEOUTS keeps that timer short, for connections with few packets on their way. Nagle's algorithm
  * sees to that: there is one at a time.
  *
- * Heartbeats say that somebody is there to be talked to, so they may vouch for the loop that does the talking
+ * Heartbeats say that a process can be talked to, so they may vouch for the loop that does the talking
  * (pccl_heartbeat_vouch): a process whose loop stands still for too long is not heard any more, and is found like one
  * that was stopped.
- * A loop in an interpreter may stand still for two reasons. Somebody else lets nobody in: that passes, and is tolerated
- * for long (hold_ms). Or the loop itself is stuck, in a write to a full pipe, say, and does not come back: then other
- * threads do get in, of which one has looked LOOKS_MIN times since, and much less is tolerated (still_ms).
+ * A loop in an interpreter may stand still for two reasons. Another thread holds the lock: that passes, and is
+ * tolerated for long (hold_ms). Or the loop itself is stuck, in a write to a full pipe, say, and does not come back:
+ * then other threads do get in, of which one has looked LOOKS_MIN times since, and much less is tolerated (still_ms).
  *
  * A connection has at most one event, its last: its memory is the event's, so telling cannot fail. */
 #include "pccl_native.h"
@@ -33,8 +33,7 @@
 #include "base.h"
 #include "fd_registry.h"
 #include "list.h"
-#include "thread.h"
-#include "wake.h"
+#include "os.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -83,7 +82,7 @@ struct pccl_heartbeat {
     uint64_t *watched_names; /* their numbers */
     size_t room; /* of both arrays */
 
-    pthread_mutex_t mutex; /* for what follows; nobody waits while holding it */
+    pthread_mutex_t mutex; /* for what follows; held without waiting */
     pccl_list connections;
     pccl_list reported;
     const pccl_progress *progress; /* NULL: heartbeats vouch for nothing */

@@ -1,12 +1,12 @@
 /* host.h: what the links and connections of an engine share, and the callbacks by which they report upwards, since they
- * know nothing of the modules that deal with ops (receiver.h). */
+ * do not include the modules that deal with ops (receiver.h). */
 #ifndef PCCL_HOST_H
 #define PCCL_HOST_H
 
-#include "egress.h"
 #include "frame.h"
 #include "list.h"
 #include "op.h"
+#include "pacer.h"
 #include "poller.h"
 
 struct pccl_unexpected_op;
@@ -28,6 +28,27 @@ typedef struct {
     char detail[sizeof((pccl_event *)0)->detail];
 } pccl_host_fault;
 
+/* The limit that links to other machines share, and the links that wait for their turns: egress.h. */
+typedef struct {
+    pccl_pacer pacer;
+    pccl_list waiting; /* pccl_link.in_waiting */
+    uint8_t is_fixed; /* the limit was given: it holds for all links, and nothing is measured */
+    uint8_t is_watched; /* several links lead far away, or the limit is fixed */
+} pccl_egress;
+
+/* Nonzero if a link like this one is among those that share the limit, if there is one. */
+static inline int pccl_egress_carries(const pccl_egress *egress, int is_local, uint64_t round_trip_us)
+{
+    enum { FAR_US = 2000 };
+    return (!is_local && round_trip_us >= FAR_US) || egress->is_fixed;
+}
+
+/* Nonzero if segments of such a link wait for turns. */
+static inline int pccl_egress_is_limiting(const pccl_egress *egress, int is_local, uint64_t round_trip_us)
+{
+    return pccl_pacer_is_limiting(&egress->pacer) && pccl_egress_carries(egress, is_local, round_trip_us);
+}
+
 typedef struct pccl_conn_host {
     pccl_poller *poller;
     uint8_t *staging; /* PCCL_STAGING_BYTES */
@@ -37,7 +58,7 @@ typedef struct pccl_conn_host {
     pccl_list lost_conns; /* pccl_conn.in_lost */
     uint8_t wants_tick;
     pccl_host_fault fault; /* at first none */
-    pccl_list starved_conns; /* pccl_conn.in_starved */
+    pccl_list nomem_conns; /* pccl_conn.in_nomem */
     pccl_list ending_conns; /* pccl_conn.in_ending */
     pccl_list pending_links; /* pccl_link.in_pending */
     pccl_egress egress;

@@ -7,7 +7,7 @@
  *   halves     widened to float, one operation, rounded to nearest even: as if the exact result were rounded
  *              once, for a float has more than twice their bits. Every NaN becomes the canonical one
  */
-#include "kernels.h"
+#include "pccl_native.h"
 
 #include "base.h"
 #include "half.h"

@@ -19,7 +19,7 @@ pccl_link *pccl_link_create(uint64_t id)
     pccl_list_init(&link->lost_conns);
     pccl_list_init(&link->free_conns);
     pccl_list_init(&link->talk_conns);
-    pccl_list_init(&link->notices);
+    pccl_list_init(&link->lost_frames);
     pccl_list_init(&link->resends);
     pccl_list_init(&link->dones);
     pccl_list_init(&link->ready_ops);

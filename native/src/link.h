@@ -3,8 +3,8 @@
  * A link leads to one peer over one or more connections (conn.h). It has three queues: ops that are done (DONE), ops to
  * be announced (READY, EAGER), and active ops, which have segments to send; link_send.h hands them to the connections.
  *
- * A link fails with its last connection, or when its peer breaks the protocol. Since whoever finds that may still point
- * to a connection, pccl_link_fail only notes it, and links.h carries it out later. */
+ * A link fails with its last connection, or when its peer breaks the protocol. Since the code that finds that may still
+ * point to a connection, pccl_link_fail only notes it, and links.h carries it out later. */
 #ifndef PCCL_LINK_H
 #define PCCL_LINK_H
 
@@ -59,7 +59,7 @@ typedef struct pccl_link {
     pccl_list lost_conns; /* closed ones, also by pccl_conn.in_conns */
     pccl_list free_conns; /* pccl_conn.in_free */
     pccl_list talk_conns; /* pccl_conn.in_talk */
-    pccl_list notices; /* pccl_conn.in_notices */
+    pccl_list lost_frames; /* pccl_conn.in_lost_frames */
     pccl_list resends; /* pccl_conn.in_resend */
     pccl_list dones; /* pccl_participant.in_dones */
     pccl_list ready_ops; /* pccl_op_peer.in_ready */
@@ -83,7 +83,7 @@ typedef struct pccl_link {
     uint8_t is_full; /* at that look: no connection could send all it had */
     uint8_t was_full; /* and so at the one before */
     uint64_t run_ms; /* for how long it has been the only full link, since it was not, or since that was counted */
-    uint64_t run_bytes; /* acknowledged meanwhile */
+    uint64_t run_bytes; /* acknowledged since then */
     uint8_t is_run_long; /* FULL_RUN_MS have been reached */
     uint64_t full_ms; /* of all long runs: see PCCL_EVENT_LINK_METRICS */
     uint64_t full_bytes;

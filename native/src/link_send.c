@@ -99,10 +99,10 @@ static void link_add_again(pccl_link *link, pccl_conn *conn)
     }
 }
 
-static void link_add_notice(pccl_link *link, pccl_conn *conn)
+static void link_add_lost_frame(pccl_link *link, pccl_conn *conn)
 {
-    pccl_conn *lost = PCCL_CONTAINER_OF(link->notices.next, pccl_conn, in_notices);
-    pccl_list_remove(&lost->in_notices);
+    pccl_conn *lost = PCCL_CONTAINER_OF(link->lost_frames.next, pccl_conn, in_lost_frames);
+    pccl_list_remove(&lost->in_lost_frames);
     pccl_conn_add_lost(conn, lost);
 }
 
@@ -153,8 +153,9 @@ static int link_may_send_segments(const pccl_link *link)
 
 static int link_has_work(const pccl_link *link)
 {
-    return link->eager.is_credit_due || !pccl_list_is_empty(&link->notices) || !pccl_list_is_empty(&link->resends) ||
-           !pccl_list_is_empty(&link->dones) || !pccl_list_is_empty(&link->ready_ops) || link_may_send_segments(link);
+    return link->eager.is_credit_due || !pccl_list_is_empty(&link->lost_frames) ||
+           !pccl_list_is_empty(&link->resends) || !pccl_list_is_empty(&link->dones) ||
+           !pccl_list_is_empty(&link->ready_ops) || link_may_send_segments(link);
 }
 
 /* Fills a connection with segments. Several connections share what there is, since each has a window of its own. */
@@ -163,8 +164,8 @@ static void link_fill(pccl_link *link, pccl_conn *conn)
     enum { BATCH_BYTES_MAX = 256 << 10, BATCH_BYTES_MIN = 32 << 10 };
     size_t batch_bytes_max = pccl_max_size(BATCH_BYTES_MIN, BATCH_BYTES_MAX / link->live_count);
     while (link_has_work(link) && pccl_conn_has_room(conn, batch_bytes_max)) {
-        if (!pccl_list_is_empty(&link->notices))
-            link_add_notice(link, conn);
+        if (!pccl_list_is_empty(&link->lost_frames))
+            link_add_lost_frame(link, conn);
         else if (link->eager.is_credit_due)
             link_add_credit(link, conn);
         else if (!pccl_list_is_empty(&link->resends))

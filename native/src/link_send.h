@@ -3,7 +3,7 @@
  * DONE, announcements and segments take precedence in this order; active ops take turns segment by segment, so that a
  * large op does not hold up a small one. Whichever connection is free, that is drained and between frames, takes the
  * next frames. A slow connection is seldom free and so carries less. Segments to other machines may have to wait for
- * their link's turn (egress_scheduler.h). What was on its way on a lost connection is sent again before all that
+ * their link's turn (egress.h). What was on its way on a lost connection is sent again before all that
  * (conn.h). */
 #ifndef PCCL_LINK_SEND_H
 #define PCCL_LINK_SEND_H

@@ -41,9 +41,9 @@ static void conn_destroy(pccl_conn *conn)
     pccl_list_remove(&conn->in_conns);
     pccl_list_remove(&conn->in_free);
     pccl_list_remove(&conn->in_talk);
-    pccl_list_remove(&conn->in_notices);
+    pccl_list_remove(&conn->in_lost_frames);
     pccl_list_remove(&conn->in_resend);
-    pccl_list_remove(&conn->in_starved);
+    pccl_list_remove(&conn->in_nomem);
     pccl_list_remove(&conn->in_ending);
     pccl_conn_destroy(conn);
 }

@@ -1,9 +1,9 @@
 /* links.h: the links of an engine: how they are found, and how lost connections and failed links are taken away.
  *
- * pccl_conn_lose and pccl_link_fail only note a loss, since whoever calls them may still point to the connection.
- * Between batches of events, when nobody does, pccl_links_close_lost closes descriptors and posts CONNECTION_LOST and
- * LINK_LOST. A failed link stays known, without connections, until the caller closes it: a link's number is never used
- * twice. */
+ * pccl_conn_lose and pccl_link_fail only note a loss, since their callers may still point to the connection.
+ * Between batches of events, when no caller does, pccl_links_close_lost closes descriptors and posts CONNECTION_LOST
+ * and LINK_LOST. A failed link stays known, without connections, until the caller closes it: a link's number is never
+ * used twice. */
 #ifndef PCCL_LINKS_H
 #define PCCL_LINKS_H
 

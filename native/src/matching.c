@@ -16,7 +16,7 @@ static void peer_activate(pccl_op_peer *peer)
 {
     if (peer->op->is_stopped || !peer->is_heard || peer->link == NULL || peer->link->is_failed)
         return;
-    if (peer->announcement == PCCL_ANNOUNCE_EAGER) /* whose segment has to be the first */
+    if (peer->announcement == PCCL_ANNOUNCE_EAGER) /* its segment has to be the first */
         return;
     if (!pccl_op_has_sendable(peer) || pccl_list_is_member(&peer->in_active))
         return;

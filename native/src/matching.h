@@ -8,7 +8,7 @@
  *
  *   1. A mismatch with one peer does not keep the others from hearing of the op, because they could not tell it from an
  *      op that has not been submitted yet.
- *   2. A rank whose description differs hears of it even where nobody would announce anything to it
+ *   2. A rank whose description differs is sent this rank's description even where it needs no announcement
  *      (pccl_match_contradict), because it would wait for ever. */
 #ifndef PCCL_MATCHING_H
 #define PCCL_MATCHING_H

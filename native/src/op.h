@@ -1,14 +1,14 @@
 /* op.h: one collective on one rank: its buffers, what has come, what can be sent. No I/O.
  *
- * Theory of operation (tiling.h has the vocabulary). Who sends what to whom when is the algorithm's: op_ring.c and
- * op_direct.c, which reduce, and op_spread.c, op_exchange.c and op_relay.c, which only move. The first two know a
- * segment in two forms. A partial one does not hold all ranks' elements yet: it is reduced as it comes off the socket,
- * while it is in cache. A final one is received straight into recv. Each chunk has one rank that finishes it, and
- * averages if so asked.
+ * Theory of operation (tiling.h has the vocabulary). The source, target and order of all sends are the algorithm's:
+ * op_ring.c and op_direct.c, which reduce, and op_spread.c, op_exchange.c and op_relay.c, which only move. The first
+ * two know a segment in two forms. A partial one does not hold all ranks' elements yet: it is reduced as it comes off
+ * the socket, while it is in cache. A final one is received straight into recv. Each chunk has one rank that finishes
+ * it, and averages if so asked.
  *
- * Files. op.c makes and ends ops, op_request.h checks what is asked for, op_originals.h keeps what an abort puts back,
- * op_slots.h has the memory beside the caller's, op_segments.c takes segments in and out, and op_algorithm.h is what
- * these and the algorithms have to do with each other. Nothing is allocated once the op exists.
+ * Files. op.c creates and ends ops, takes segments in and out, and has the scratch memory. op_request.h checks
+ * requests, op_originals.h keeps what an abort restores, and op_algorithm.h is the interface between these and the
+ * algorithms. Nothing is allocated once the op exists.
  *
  * Buffers. A rank's own elements that belong into a separate recv are copied there when they are first sent, while they
  * are in cache. In an all-reduce a final segment is only accepted once this rank's partial of it is wholly sent: with
@@ -20,14 +20,14 @@
  *
  * Scratch is bounded. An op whose segments have no slots each has them take turns: segment s of a chunk uses that of
  * s - n, where n is a window that is the same on all ranks, because it follows from the shape and the bound.
- * direct_plan.h and ring_plan.h say why whoever has to wait finds out by itself: finals that come in open the window.
+ * plans.h says why a rank that has to wait needs no message: finals that come in open the window.
  *
  * Peers are the ranks that the op exchanges frames with. One that we send to has to be heard before: its READY says
  * that it has submitted the same op. Until then it may get an eager frame (MPI's eager protocol): all that it gets on
  * the first hop if that is one segment, or, on another machine, the first segments of several, which have to lie one
  * after the other, so that there is something on its way while announcements are (link.h has the limits).
  *
- * An op is done when all of recv is final and all to whom it sends have been heard, so that nothing about it comes
+ * An op is done when all of recv is final and all its targets have been heard, so that nothing about it comes
  * later. Then all ranks have submitted it: their elements are in the result, or all were heard. Around a ring neither
  * need be, if elements come from one rank or are too few for all, or for all to be in a slice: there every rank
  * announces the op to every other one, too, where there are the links for that. */
@@ -56,7 +56,7 @@ typedef struct {
 #define PCCL_NO_SEGMENT UINT32_MAX
 
 typedef struct {
-    uint32_t window; /* segments of a chunk: ring_plan.h */
+    uint32_t window; /* segments of a chunk: plans.h */
     uint32_t slots; /* that each chunk has; 0: it needs none */
     uint8_t is_signalled; /* finals open the window for all ranks */
 } pccl_op_ring;
@@ -67,7 +67,7 @@ typedef struct {
     uint32_t *finals; /* n: segments in the order in which they became final */
     uint32_t finals_count;
     uint8_t *shares; /* n x world_size: enum direct_share_state in op_direct.c */
-    uint32_t window; /* segments of a chunk: direct_plan.h */
+    uint32_t window; /* segments of a chunk: plans.h */
     uint8_t is_signalled; /* finals open the window for all ranks */
 } pccl_op_direct;
 
@@ -146,7 +146,7 @@ typedef struct pccl_op {
     uint64_t scratch_bytes_max;
     pccl_pool_block scratch; /* slots */
     size_t slot_bytes; /* for any segment as it travels */
-    uint32_t wire_slots; /* quantized: so many to a chunk come first */
+    uint32_t wire_slots; /* quantized: slots of each chunk, which come first */
     uint64_t tx_bytes;
     uint64_t rx_bytes;
     uint64_t segments_left; /* of recv, not yet final here */
@@ -220,7 +220,7 @@ pccl_op_peer *pccl_op_find_target(pccl_op *op, uint64_t link_id);
 uint32_t pccl_op_rank_behind(const pccl_op *op, uint64_t link_id);
 
 /* Returns the description of the op that a rank hears from this one, and that which this one expects from that rank.
- * They are the request's, but for an all-to-all: its count is that of the part which the one who describes it gives to
+ * They are the request's, but for an all-to-all: its count is that of the part which the describing rank gives to
  * the other, and its root the lower half of the count of the part which it takes from the other. */
 pccl_op_shape pccl_op_shape_to(const pccl_op *op, uint32_t rank);
 pccl_op_shape pccl_op_shape_from(const pccl_op *op, uint32_t rank);
@@ -246,7 +246,7 @@ const uint8_t *pccl_op_take_sendable(pccl_op_peer *target, pccl_frame *frame, ui
 int pccl_op_sent(pccl_op *op, uint32_t index, uint32_t payload_bytes);
 
 /* Taken first of all, what is the target's on the first hop may travel as an EAGER frame: its one segment, or of
- * several the first ones. So many payload bytes, at most these; 0 if there is nothing that may. */
+ * several the first ones. Returns its payload bytes, at most these; 0 if nothing may. */
 uint32_t pccl_op_eager_bytes(const pccl_op_peer *target, uint32_t one_bytes_max, uint32_t several_bytes_max);
 const uint8_t *pccl_op_take_eager(pccl_op_peer *target, pccl_frame *frame, uint32_t *index);
 

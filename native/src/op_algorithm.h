@@ -1,5 +1,5 @@
-/* op_algorithm.h: what an algorithm (op_ring.c, op_direct.c, op_spread.c, op_exchange.c, op_relay.c) does for op.c and
- * op_segments.c, and what it may ask of them. op.h says what the functions are for. */
+/* op_algorithm.h: what an algorithm (op_ring.c, op_direct.c, op_spread.c, op_exchange.c, op_relay.c) does for op.c, and
+ * what it may ask of it. op.h says what the functions are for. */
 #ifndef PCCL_OP_ALGORITHM_H
 #define PCCL_OP_ALGORITHM_H
 
@@ -34,7 +34,7 @@ typedef struct pccl_op_algorithm {
      * segment, that is the first to be taken. */
     uint32_t (*first_chunk)(const pccl_op_peer *target);
 
-    /* Returns how many of its segments may go together, where it has several: so many are taken first, and lie one
+    /* Returns how many of its segments may go together, where it has several: they are taken first, and lie one
      * after the other. */
     uint32_t (*first_at_once)(const pccl_op_peer *target);
 
@@ -129,5 +129,34 @@ void pccl_op_note_final(pccl_op *op, uint32_t index);
 
 /* A segment is final that recv has no place for. */
 void pccl_op_note_final_elsewhere(pccl_op *op, uint32_t index);
+
+/* Slots, in an op's scratch, hold segments that have no place in the caller's buffers: quantized ones as they travel,
+ * and shares that wait for their turn. op.h says how they are bounded and taken in turns. */
+
+/* Takes a block from the op's pool. 0 or a status. */
+int pccl_op_take_memory(pccl_op *op, uint64_t bytes, enum pccl_pool_purpose purpose, pccl_pool_block *block);
+
+/* Sets slot_bytes. 0, or PCCL_E_INVALID for segments that are too large. */
+int pccl_op_measure_slots(pccl_op *op);
+
+/* Returns how many segments of the longest chunk can have `slots` slots each within the bound on scratch: all of them,
+ * or at least one. */
+uint32_t pccl_op_window(const pccl_op *op, uint64_t slots);
+
+/* Takes `wire_slots` slots for each chunk, and `others` more. 0 or a status. */
+int pccl_op_take_slots(pccl_op *op, uint32_t wire_slots, uint64_t others);
+
+/* The wire slot of a segment: where it is, quantized, while it travels. */
+uint8_t *pccl_op_wire_at(const pccl_op *op, uint32_t index);
+
+/* One of the other slots. */
+uint8_t *pccl_op_slot_at(const pccl_op *op, uint64_t number);
+
+/* The bytes of `elements` elements as they travel. */
+uint32_t pccl_op_payload_bytes(const pccl_op *op, uint32_t elements);
+
+/* Quantizes elements into the segment's wire slot, and back into recv. */
+void pccl_op_encode(pccl_op *op, uint32_t index, pccl_range range, const uint8_t *elements);
+void pccl_op_decode(pccl_op *op, uint32_t index, pccl_range range);
 
 #endif

@@ -1,4 +1,4 @@
-/* op_direct.c: shares to their owners, results back (direct_plan.h). Every other rank is source and target;
+/* op_direct.c: shares to their owners, results back (plans.h). Every other rank is source and target;
  * peers are in the order in which they are served.
  *
  *     share in     the first: folded with the own share as it comes, if that is next, or straight into recv.
@@ -22,9 +22,8 @@
 #include "op_algorithm.h"
 
 #include "crc32c.h"
-#include "direct_plan.h"
+#include "plans.h"
 #include "op_originals.h"
-#include "op_slots.h"
 #include "quant.h"
 
 #include <stdlib.h>

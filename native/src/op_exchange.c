@@ -1,4 +1,4 @@
-/* op_exchange.c: parts from ranks to ranks (exchange_plan.h), where every rank is linked with every other: all-to-all,
+/* op_exchange.c: parts from ranks to ranks (plans.h), where every rank is linked with every other: all-to-all,
  * gather and scatter.
  *
  *     in     straight into recv, the chunk of its source
@@ -17,7 +17,7 @@
  * while the network works; the rest of it with the last that is sent or the last that comes, whichever is first. */
 #include "op_exchange.h"
 
-#include "exchange_plan.h"
+#include "plans.h"
 
 #include <string.h>
 

@@ -3,7 +3,6 @@
 #include "crc32c.h"
 #include "op_algorithm.h"
 #include "op_request.h"
-#include "op_slots.h"
 
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* op_relay.c: an exchange (exchange_plan.h) around a ring: every segment goes from rank to rank until it is where it
+/* op_relay.c: an exchange (plans.h) around a ring: every segment goes from rank to rank until it is where it
  * belongs.
  *
  *     in        for this rank: straight into recv; for another one: into memory that the op takes for it
@@ -18,7 +18,7 @@
  *      for themselves in any case; so these move on, in the end all of them. Frames of class 0 wait for others of class
  *      0 up to the last rank, and there for class 1. This is what routers call a dateline.
  *   2. A rank reports when a quarter of the window has been sent on since the last report. Less than that remains
- *      unreported, so whoever is out of window waits for something that is still to be sent on.
+ *      unreported, so a rank that is out of window waits for something that is still to be sent on.
  *   3. Each segment may come once. All that have passed are remembered until the op ends: a few dozen bytes for each,
  *      whose payload has the length that follows from the length of its part.
  *
@@ -28,7 +28,7 @@
  * ranks have been heard of. */
 #include "op_exchange.h"
 
-#include "keyed_hash.h"
+#include "table.h"
 
 #include <stdlib.h>
 #include <string.h>

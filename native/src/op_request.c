@@ -1,6 +1,6 @@
 #include "op_request.h"
 
-#include "exchange_plan.h"
+#include "plans.h"
 #include "frame.h"
 #include "quant.h"
 #include "tiling.h"

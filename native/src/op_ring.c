@@ -1,4 +1,4 @@
-/* op_ring.c: the ring (ring_plan.h). Segments come from rank - 1 and go to rank + 1.
+/* op_ring.c: the ring (plans.h). Segments come from rank - 1 and go to rank + 1.
  *
  *     partial in   own elements (op) payload -> recv
  *     out          hop 0 goes out of send, all others out of recv
@@ -8,7 +8,7 @@
  *
  * Sendable segments wait in a FIFO threaded through the segments themselves. All segments of the chunk
  * that starts here are ready from the beginning; another one is when it has arrived and has a further hop to make. A
- * partial that is ready is sendable once the window (ring_plan.h) has room for it.
+ * partial that is ready is sendable once the window (plans.h) has room for it.
  *
  * A reduce-scatter keeps what it owns: partials of other chunks that pass through are accumulated in slots instead, and
  * finals, where there are any, tell no more than that they are. A reduce goes as a reduce-scatter, but for finals: they
@@ -20,9 +20,8 @@
 #include "op_algorithm.h"
 
 #include "op_originals.h"
-#include "op_slots.h"
 #include "quant.h"
-#include "ring_plan.h"
+#include "plans.h"
 
 static pccl_ring_hops ring_hops(const pccl_op *op, uint32_t chunk)
 {

@@ -1,4 +1,4 @@
-/* op_spread.c: collectives that only move bytes (spread_plan.h): all-gather, broadcast, send, and the barrier, which
+/* op_spread.c: collectives that only move bytes (plans.h): all-gather, broadcast, send, and the barrier, which
  * moves none.
  *
  *     in     straight into recv
@@ -16,9 +16,7 @@
 
 #include "crc32c.h"
 #include "op_originals.h"
-#include "op_slots.h"
-#include "ring_plan.h"
-#include "spread_plan.h"
+#include "plans.h"
 
 #include <string.h>
 

@@ -90,7 +90,7 @@ static void op_begin_time(pccl_open_ops *ops, pccl_op *op)
     time_publish(time);
 }
 
-/* Ops that nobody waits for may be many: where those looked at are all of that kind, one is taken to begin now. */
+/* Ops without a waiting thread may be many: where those looked at are all of that kind, one is taken to begin now. */
 static int64_t oldest_of(pccl_open_ops *ops, const pccl_ops_time *time)
 {
     enum { LOOKS_MAX = 64 };
@@ -308,7 +308,7 @@ void pccl_open_ops_look_if_complete(pccl_open_ops *ops, pccl_op *op)
     pccl_record_completed(op->record, ops->recorder.now_ns, op->tx_bytes, op->rx_bytes);
     op_release(ops, op);
     if (op->fast_path != NULL && pccl_fast_path_complete(op->fast_path, op))
-        pccl_list_append(&ops->ran, &op->in_ran); /* who calls may still look at it */
+        pccl_list_append(&ops->ran, &op->in_ran); /* the caller may still look at it */
     else
         pccl_open_ops_post(ops, op, &event);
 }

@@ -2,11 +2,11 @@
  * they find those of other ranks, and op.h what an op does with segments.
  *
  *   open      from submit to end
- *   halted    nothing of it moves any more, except what is half sent; a mismatch is still announced
+ *   halted    it moves no more, except for what is half sent; a mismatch is still announced
  *   silent    nothing is announced either: frozen
  *   released  no connection knows of it: nothing reads or writes its buffers
  *
- * An op whose ranks tell each other when they are done (completion.h) is released when all are, and stays open until
+ * An op with DONE frames between its ranks (completion.h) is released when all are, and stays open until
  * the caller ends it. One that came on the fast path (fast_path.h) and was not handed over ends by itself then. */
 #ifndef PCCL_OPEN_OPS_H
 #define PCCL_OPEN_OPS_H
@@ -43,7 +43,7 @@ typedef struct {
     pccl_recorder recorder;
 } pccl_open_ops;
 
-/* 0, or PCCL_E_MEMORY: then there is nothing to free. The recorder remembers so many ops. */
+/* 0, or PCCL_E_MEMORY: then there is nothing to free. `records`: the ops that the recorder keeps. */
 int pccl_open_ops_init(pccl_open_ops *ops, pccl_event_queue *events, uint32_t eager_bytes_max, uint32_t records);
 void pccl_open_ops_free(pccl_open_ops *ops); /* all have ended, and all links are gone */
 

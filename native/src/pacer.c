@@ -10,7 +10,7 @@ enum {
     DELIVERED_BYTES_MIN = 64 << 10, /* in a round: else there was nothing to send */
     ROUND_US_MIN = 20000,
     STRETCH_ROUNDS = 6,
-    BURST_US = 8000, /* of the rate: who wakes up late has not lost its turn */
+    BURST_US = 8000, /* of the rate: a late wake-up does not lose its turn */
     WINDOW_BYTES_MIN = 256 << 10,
     WINDOW_GAIN_EIGHTHS = 15,
     PACE_GAIN_QUARTERS = 5,

@@ -1,7 +1,7 @@
 /* pacer.h: how much may be under way to other machines at once, as arithmetic. No I/O, no clock.
  *
- * A direct op (direct_plan.h) has segments for every other rank, and all could be handed to TCP at once. But TCP's
- * streams know nothing of each other. After a pause each goes on with the window and the rate that it had at best,
+ * A direct op (plans.h) has segments for every other rank, and all could be handed to TCP at once. But TCP's
+ * streams are independent. After a pause each goes on with the window and the rate that it had at best,
  * perhaps alone; several to each peer leave by one uplink, and what comes together there is a multiple of what it
  * carries. Its queue overflows, an eighth of all packets has to be sent again, and segments that everyone waits for
  * come round trips late, one stream's long after another's, while the uplink is idle.

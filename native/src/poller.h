@@ -37,7 +37,7 @@ void pccl_poller_forget_after_fork(pccl_poller *poller);
 /* 0, or -1 with errno set. */
 int pccl_poller_add(pccl_poller *poller, pccl_poll_entry *entry, int fd, unsigned interest);
 
-/* Returns the first system call, and its errno, that has failed as none does unless somebody else has closed
+/* Returns the first system call, and its errno, that has failed as none does unless other code has closed
  * descriptors; NULL: none. After one it is not known any more what is watched. */
 const char *pccl_poller_failed_call(const pccl_poller *poller, int *system_error);
 

@@ -46,13 +46,13 @@
  *   - Each element is rounded for itself, as IEEE 754 does it: NaN (made canonical) and infinities arrive, and
  *     a finite value beyond the greatest one (65504, 3.39e38) arrives as infinity. Clamping it instead would
  *     hide an error of any size in a plausible number; the infinity is seen, by the very checks that training
- *     in float16 has anyway. Whoever has such values casts to bfloat16 or uses blocks.
+ *     in float16 has anyway. Such values are for a cast to bfloat16 or uses blocks.
  *   - float64 is rounded to float32 first.
  *
  * Stochastic rounding
  *   A value between two codes goes to the upper one with the probability of its distance from the lower one
  *   (to 2^-24 of a code, 2^-8 with 16 bits), so that it is unbiased. dither.h has the random numbers: a
- *   function of the sender's seed, op and rank and of the element's index. Nobody needs to share them: a chunk
+ *   function of the sender's seed, op and rank and of the element's index. They need not be shared: a chunk
  *   is finished by one rank, and all ranks, that one included, decode what it has sent. Codes mean the same,
  *   however they were rounded. 0 under ZERO_POINT_SCALE and, with 8 and 16 bits, constants stay exact; CAST
  *   decides on overflow as it does without.

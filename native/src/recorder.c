@@ -73,7 +73,7 @@ pccl_op_record *pccl_recorder_begin(
     uint64_t version = slot->version;
     uint64_t *words = (uint64_t *)(void *)&slot->record;
     __atomic_store_n(&slot->version, version + 1, __ATOMIC_RELAXED);
-    for (int i = 0; i < RECORD_WORDS; i++) /* whoever loads one of these finds that version, or a later one */
+    for (int i = 0; i < RECORD_WORDS; i++) /* a reader of one of these finds that version, or a later one */
         __atomic_store_n(&words[i], made.words[i], __ATOMIC_RELEASE);
     __atomic_store_n(&slot->version, version + 2, __ATOMIC_RELEASE);
     return &slot->record;
@@ -91,7 +91,7 @@ void pccl_recorder_end(
     __atomic_store_n(&record->ended_ns, recorder->now_ns, __ATOMIC_RELEASE);
 }
 
-/* Nonzero if a copy was made of an entry that stayed its op's meanwhile. */
+/* Nonzero if a copy was made of an entry that belonged to its op throughout. */
 static int slot_copy(const pccl_recorder_slot *slot, record_words *copy)
 {
     const uint64_t *words = (const uint64_t *)(const void *)&slot->record;

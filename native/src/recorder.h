@@ -1,4 +1,4 @@
-/* recorder.h: the flight recorder of an engine: what its last ops did when, for whoever asks afterwards.
+/* recorder.h: the flight recorder of an engine: what its last ops did when.
  *
  * Every op has an entry, a pccl_op_record, from its submission on. Its milestones are written there as they come, so an
  * op that never ends can be read like any other. An entry is kept until its op has ended and all others have been given
@@ -8,7 +8,7 @@
  * takes tens of them. The clock is not read for that: the engine thread reads it once for each batch of events, and
  * everything that a batch brings about has that time. The caller's thread reads it once, when it submits.
  *
- * Threads. The engine thread alone writes, and takes no lock. Whoever reads copies an entry and looks at its version
+ * Threads. The engine thread alone writes, and takes no lock. A reader copies an entry and looks at its version
  * before and after: it is odd while the slot changes hands, and another one afterwards. All words are written and read
  * atomically, milestones with no order among them: a copy of an op under way may have a later one without an
  * earlier. */

@@ -1,7 +1,7 @@
 #include "records.h"
 
 #include "base.h"
-#include "libcrypto.h"
+#include "crypto.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,10 +1,10 @@
 /* records.h: the inside of pccl_native.h's pccl_records, which encrypt and decrypt the stream of one connection in
  * records, as TLS does.
  *
- *     record   bytes u16   65535 - bytes u16   ciphertext of so many bytes   tag, PCCL_CIPHER_TAG_BYTES
+ *     record   bytes u16   65535 - bytes u16   ciphertext of that many bytes   tag, PCCL_CIPHER_TAG_BYTES
  *
  * Integers are little-endian; the second one shows a damaged length at once, which could else be waited for in vain. A
- * record is one message of a cipher (cipher.h), its length authenticated with it, so records are decrypted only whole,
+ * record is one message of a cipher (crypto.h), its length authenticated with it, so records are decrypted only whole,
  * unchanged and in the order in which they were encrypted; nothing of a record is given out before that. Where records
  * begin has nothing to do with what is in them.
  *
@@ -14,7 +14,7 @@
 #ifndef PCCL_RECORDS_H
 #define PCCL_RECORDS_H
 
-#include "cipher.h"
+#include "crypto.h"
 #include "pccl_native.h"
 
 #include <sys/uio.h>

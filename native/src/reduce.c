@@ -4,7 +4,7 @@
 #include "crc32c.h"
 #include "dtype.h"
 #include "folding.h"
-#include "kernels.h"
+#include "pccl_native.h"
 
 #include <string.h>
 

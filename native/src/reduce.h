@@ -21,7 +21,7 @@ typedef struct {
     uint8_t is_payload_first; /* of the two operands */
 } pccl_reduction;
 
-/* Reduces so many elements, and moves the pointers on. */
+/* Reduces `elements` elements, and moves the pointers on. */
 void pccl_reduce(uint8_t dtype, uint8_t reduce_op, pccl_reduction *reduction, size_t elements);
 
 #endif

@@ -4,14 +4,32 @@
  * multiplication by a power of two and one addition in float. Within the limits that the public header gives each of
  * these is exact, so neither their order nor fusing them could change a bit. (The rounding mode could: where it is
  * downward, a sum of zero is -0.)
+ *
+ * The generator is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011).
+ * A 64-bit key and a 128-bit counter give 128 bits, by integer operations alone:
+ *
+ *     ten times: (c0, c1, c2, c3) = (high(B * c2) ^ c1 ^ k0, low(B * c2), high(A * c0) ^ c3 ^ k1, low(A * c0)),
+ *                then k0 += 0x9e3779b9, k1 += 0xbb67ae85
+ *
+ * where A = 0xd2511f53, B = 0xcd9e8d57, high and low are the halves of the 64-bit product, and the sums wrap.
+ *
+ * The sign of element i of tensor t, in direction d of step s, for a seed:
+ *
+ *     the key is the seed's low and high half, the counter (i / 128, t, s, d);
+ *     of the four words that come out, bit i % 32 of word i % 128 / 32 counts; 1 is minus.
+ *
+ * So signs need no memory: four numbers give them again, from anywhere in the tensor.
  */
-#include "signs.h"
+#include "pccl_native.h"
 
 #include <string.h>
 
 #include "base.h"
 #include "fpenv.h"
 #include "simd.h"
+
+/* Elements that share a counter. */
+enum { PCCL_SIGNS_BLOCK = 128 };
 
 enum { LANES = 32, BATCH = LANES * PCCL_SIGNS_BLOCK, ROUNDS = 10 };
 

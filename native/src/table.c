@@ -1,7 +1,13 @@
 #include "table.h"
 
+#include "base.h"
+#include "os.h"
+
+#include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 void pccl_table_init(pccl_table *table)
 {
@@ -70,3 +76,65 @@ pccl_table_node *pccl_table_first(const pccl_table *table, uint64_t hash)
 }
 
 pccl_table_node *pccl_table_next(const pccl_table_node *node) { return table_skip(node->next, node->hash); }
+
+typedef struct {
+    uint64_t v0, v1, v2, v3;
+} sip_state;
+
+static uint64_t rotate(uint64_t x, unsigned bits) { return x << bits | x >> (64 - bits); }
+
+static void sip_round(sip_state *s)
+{
+    s->v0 += s->v1;
+    s->v1 = rotate(s->v1, 13) ^ s->v0;
+    s->v0 = rotate(s->v0, 32);
+    s->v2 += s->v3;
+    s->v3 = rotate(s->v3, 16) ^ s->v2;
+    s->v0 += s->v3;
+    s->v3 = rotate(s->v3, 21) ^ s->v0;
+    s->v2 += s->v1;
+    s->v1 = rotate(s->v1, 17) ^ s->v2;
+    s->v2 = rotate(s->v2, 32);
+}
+
+static void sip_take(sip_state *s, uint64_t word)
+{
+    s->v3 ^= word;
+    sip_round(s);
+    s->v0 ^= word;
+}
+
+uint64_t pccl_siphash_1_3(uint64_t key_0, uint64_t key_1, const uint64_t *words, size_t count)
+{
+    sip_state s = {key_0 ^ UINT64_C(0x736f6d6570736575), key_1 ^ UINT64_C(0x646f72616e646f6d),
+        key_0 ^ UINT64_C(0x6c7967656e657261), key_1 ^ UINT64_C(0x7465646279746573)};
+    for (size_t i = 0; i < count; i++)
+        sip_take(&s, words[i]);
+    sip_take(&s, (uint64_t)count * sizeof *words << 56);
+    s.v2 ^= 0xff;
+    for (int i = 0; i < 3; i++)
+        sip_round(&s);
+    return s.v0 ^ s.v1 ^ s.v2 ^ s.v3;
+}
+
+static uint64_t process_key[2];
+static pthread_once_t key_once = PTHREAD_ONCE_INIT;
+
+static void draw_key(void)
+{
+    int fd = open("/dev/urandom", O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, process_key, sizeof process_key);
+    if (fd >= 0)
+        close(fd);
+    if (n == (ssize_t)sizeof process_key)
+        return;
+    /* A system without it: what others do not know exactly. */
+    process_key[0] = pccl_hash_u64((uint64_t)pccl_now_ns(), (uint64_t)getpid());
+    process_key[1] = pccl_hash_u64(process_key[0], (uint64_t)(uintptr_t)&n);
+}
+
+uint64_t pccl_keyed_hash(const uint64_t *words, size_t count)
+{
+    (void)pthread_once(&key_once, draw_key);
+    return pccl_siphash_1_3(process_key[0], process_key[1], words, count);
+}

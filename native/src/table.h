@@ -38,4 +38,11 @@ static inline uint64_t pccl_hash_u64(uint64_t seed, uint64_t value)
     return x ^ (x >> 31);
 }
 
+/* Hashes numbers that others choose: SipHash-1-3 under a key that this process draws at random and keeps to itself, so
+ * that these numbers cannot be chosen to collide. */
+uint64_t pccl_keyed_hash(const uint64_t *words, size_t count);
+
+/* Hashes the words, as their little-endian bytes, under this key; for tests. */
+uint64_t pccl_siphash_1_3(uint64_t key_0, uint64_t key_1, const uint64_t *words, size_t count);
+
 #endif

@@ -8,7 +8,7 @@ static uint64_t tiling_own(const pccl_tiling *tiling, uint64_t all)
     return all <= tiling->slice ? 0 : pccl_div_up_u64(all - tiling->slice, tiling->slices);
 }
 
-/* Returns how many elements the slice has of a chunk of so many. */
+/* Returns how many elements of a chunk belong to the slice. */
 static uint64_t tiling_own_elements(const pccl_tiling *tiling, uint64_t elements)
 {
     uint64_t whole = elements / tiling->segment_elements;

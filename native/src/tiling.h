@@ -11,8 +11,8 @@
  *
  * Chunks may also be of any lengths, one after the other: `parts` then says where each begins.
  *
- * What the chunks mean is ring_plan.h's, direct_plan.h's, spread_plan.h's, whose broadcast has a single chunk, and
- * exchange_plan.h's, whose chunks may be of any lengths: here W is the number of chunks. */
+ * plans.h says what the chunks mean. A broadcast has a single chunk; those of an exchange may be of any lengths: here W
+ * is the number of chunks. */
 #ifndef PCCL_TILING_H
 #define PCCL_TILING_H
 

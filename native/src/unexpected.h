@@ -76,7 +76,34 @@ int pccl_unexpected_is_refused(const pccl_unexpected_queue *queue, const pccl_li
 /* Forgets what is buffered of the group's epochs up to this one. */
 void pccl_unexpected_forget_epochs(pccl_unexpected_queue *queue, pccl_link *link, uint32_t group, uint64_t epoch);
 
-/* Hashes a key that others choose, for tables (keyed_hash.h). */
+/* Hashes a key that others choose, for tables (table.h). */
 uint64_t pccl_op_key_hash(const pccl_op_key *key);
+
+/* Groups: which epochs are over.
+ *
+ * A group's number and epochs come from the caller; a group is known from the first op or freeze that names it, and for
+ * ever. An epoch is over when it is frozen, or when an op of a later one has been submitted: what peers announce of it
+ * after that is of no use to anybody. */
+typedef struct pccl_group {
+    pccl_table_node by_number;
+    uint32_t number;
+    uint8_t is_frozen;
+    uint64_t frozen_epoch;
+    uint64_t newest_epoch;
+} pccl_group;
+
+typedef struct {
+    pccl_table by_number;
+} pccl_groups;
+
+void pccl_groups_init(pccl_groups *groups);
+void pccl_groups_free(pccl_groups *groups);
+
+pccl_group *pccl_groups_find(const pccl_groups *groups, uint32_t number); /* NULL: none */
+
+/* `spare`, all zeros, becomes the group or is freed. */
+pccl_group *pccl_groups_find_or_add(pccl_groups *groups, uint32_t number, pccl_group *spare);
+
+int pccl_group_has_frozen(const pccl_group *group, uint64_t epoch);
 
 #endif

@@ -17,9 +17,7 @@
  *
  * Everything is drawn from the seed. Built with -fsanitize=fuzzer and PCCL_LIBFUZZER defined, the same is done with
  * streams that libFuzzer makes. */
-#include "exchange_plan.h"
-#include "ring_plan.h"
-#include "spread_plan.h"
+#include "plans.h"
 #include "tiling.h"
 #include "wire.h"
 

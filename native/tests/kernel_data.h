@@ -13,7 +13,7 @@
 #include "dither.h"
 #include "dtype.h"
 #include "half.h"
-#include "kernels.h"
+#include "pccl_native.h"
 #include "quant.h"
 #include "simd.h"
 

@@ -2,8 +2,7 @@
  *
  *     test_cipher bench        measures it */
 #include "check.h"
-#include "cipher.h"
-#include "libcrypto.h"
+#include "crypto.h"
 
 #include <stdlib.h>
 #include <string.h>

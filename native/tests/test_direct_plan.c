@@ -1,12 +1,12 @@
 /* The direct plan: the order of folding and of serving, beside lists of ranks. */
 #include "check.h"
-#include "direct_plan.h"
+#include "plans.h"
 
 #include "pccl_native.h"
 
 enum { WORLD_TESTED_MAX = 12 };
 
-/* With the own share put in where direct_plan.h says, all ranks are folded in their order. */
+/* With the own share put in where plans.h says, all ranks are folded in their order. */
 static void turns_go_through_the_ranks(void)
 {
     for (uint32_t world = 2; world <= WORLD_TESTED_MAX; world++)

@@ -1,5 +1,5 @@
 /* Ops on the fast path: what their callers get to know, and what the owner of the events finds. */
-#include "thread.h"
+#include "os.h"
 #include "trial.h"
 
 #include <pthread.h>

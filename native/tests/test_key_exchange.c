@@ -1,6 +1,6 @@
 /* The published vectors of X25519, and what must never become a secret. */
 #include "check.h"
-#include "libcrypto.h"
+#include "crypto.h"
 #include "pccl_native.h"
 
 #include <string.h>

@@ -2,7 +2,7 @@
 #include "check.h"
 #include "engine_world.h"
 #include "recorder.h"
-#include "thread.h"
+#include "os.h"
 
 #include <pthread.h>
 #include <sched.h>

@@ -3,7 +3,7 @@
 #include "check.h"
 #include "crc32c.h"
 #include "dtype.h"
-#include "kernels.h"
+#include "pccl_native.h"
 #include "noise.h"
 #include "reduce.h"
 #include "simd.h"

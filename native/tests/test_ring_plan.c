@@ -1,6 +1,6 @@
 /* The ring plan beside a naive simulation of the ring: tokens that walk from rank to rank. */
 #include "check.h"
-#include "ring_plan.h"
+#include "plans.h"
 
 #include <string.h>
 

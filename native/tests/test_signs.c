@@ -5,7 +5,7 @@
 
 #include "check.h"
 
-#include "../src/signs.h"
+#include "pccl_native.h"
 #include "../src/simd.h"
 
 enum { COUNT_MAX = 9000, DIRECTIONS_MAX = 5 };

@@ -161,7 +161,7 @@ CROWDING = 1.1
 STEP_S = 5e-5
 BITS_MIN, BITS_MAX = 12, 40
 UNMEASURED_CHUNK_BYTES = 512 << 10
-"""Largest chunk of a rank for direct ops with an UNKNOWN limit (pccl_algorithm_default in native/src/direct_plan.c)."""
+"""Largest chunk of a rank for direct ops with an UNKNOWN limit (pccl_algorithm_default in native/src/plans.c)."""
 OTHERWISE_BITS = 2
 """A new limit is worth a new ring if it differs by this power of two. Less is the spread of the measurements."""
 

@@ -226,7 +226,7 @@ def test_repeated_timeouts_leave_no_state_behind(world: World, given_up: int) ->
         assert len(node.machine.ops.uses.aborts) == (given_up if few else 0)
         assert not node.machine.ops.uses.promises
         assert len(node.parked) <= 1, "what came after the last verdict"
-        assert len(node.machine.ops.heard) <= ABORTS_KEPT_MAX
+        assert len(node.machine.ops.known_verdicts) <= ABORTS_KEPT_MAX
     for _ in range(given_up if few else 0):
         assert {world.reduce([node])[0] for node in (b, c)} == {Result.TIMEOUT}
     assert world.reduce([a, b, c]) == [Result.SUCCESS] * 3

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -76,13 +75,10 @@ def main() -> int:
     parser.add_argument(
         "--faults", nargs="*", choices=FAULTS, metavar="NAME", help="put in each known fault, or these, one by one"
     )
-    parser.add_argument("--trace", action="store_true", help="print all hand-overs of the first schedule")
     options = parser.parse_args()
     if options.faults is not None:
         return _find_faults(options.faults or list(FAULTS), options.seed)
     choice = Choice(options.scenario, options.grain, options.mode, options.fault)
-    if options.trace:
-        return _show(choice, options.seed)
     schedules = options.schedules or (1000 if options.minutes is None else None)
     return _play_all(choice, _blocks(options.seed, schedules, options.minutes), options.jobs)
 
@@ -168,16 +164,3 @@ def _find_faults(names: list[str], seed: int) -> int:
         print(f"{name}: {FAULTS[name].what}\n    {found} ({time.monotonic() - begun_at:.0f} s)", flush=True)
     print(f"{len(names) - missed} of {len(names)} known faults were found")
     return 1 if missed else 0
-
-
-def _show(choice: Choice, seed: int) -> int:
-    trace: list[str] = []
-    fault = FAULTS[choice.fault] if choice.fault else None
-    try:
-        print(play(choice.plan(seed), fault.put_in if fault is not None else None, trace))
-        return 0
-    except ScheduleError as error:
-        print(error)
-        return 1
-    finally:
-        sys.stdout.write("\n".join(trace) + "\n")

@@ -2,7 +2,7 @@
 
 Each is an edit of a function's source, put in for a schedule's time. A campaign has to find it: that is what shows that
 the schedules, and the checks of the scenarios, are worth something. The text to be replaced is looked for, so that an
-edit that means nothing any more is noticed.
+edit that no longer applies is noticed.
 """
 
 from __future__ import annotations

@@ -80,9 +80,8 @@ class Played:
 _played = 0
 
 
-def play(plan: Plan, fault: Fault | None = None, trace: list[str] | None = None) -> Played:
-    """Play a schedule. ScheduleError says what went wrong. `fault` is put in for its time; `trace` gets the
-    hand-overs."""
+def play(plan: Plan, fault: Fault | None = None) -> Played:
+    """Play a schedule. ScheduleError says what went wrong. `fault` is put in for its time."""
     global _played
     rng = seeded(plan.seed, "chooser")
     later: Walk | Priorities
@@ -102,7 +101,6 @@ def play(plan: Plan, fault: Fault | None = None, trace: list[str] | None = None)
         trace_this_thread(own, scheduler.step)
 
     scheduler = Scheduler(plan.seed, chooser, begin_thread)
-    scheduler.trace = trace
     made = SCENARIOS[plan.scenario]
     world = World(scheduler, plan.engine_threads, made.may_keep_tags)
     scenario = made(world, chooser, plan.seed, is_strict=plan.early == 0)

@@ -133,7 +133,6 @@ class Scheduler:
         self.is_alone = False
         """Whether this is a forked child, which has one thread only, or is about to be."""
         self.failure = ""
-        self.trace: list[str] | None = None
         """The hand-overs, where a test wants to see them."""
         self._threads: list[ManagedThread] = []
         self._born = 0
@@ -277,8 +276,6 @@ class Scheduler:
         self.steps += 1
         if self.steps > STEPS_MAX:
             self._end(f"more than {STEPS_MAX} steps: threads spin")
-        if self.trace is not None:
-            self.trace.append(f"{self.now:.3f} {me.name}: {me.what}")
 
     def _end(self, text: str) -> None:
         self.fail(text)

@@ -153,7 +153,13 @@ class StateSync:
         async def connect(donor: m.PeerInfo, sends_digests: bool) -> ClosableStream:
             encrypt = self._options.encrypt
             hello = m.StateHello(
-                m.PROTOCOL_VERSION, facts.run, facts.peer, donor.peer, plan.sync, encrypt=encrypt, sends_digests=sends_digests
+                m.PROTOCOL_VERSION,
+                facts.run,
+                facts.peer,
+                donor.peer,
+                plan.sync,
+                encrypt=encrypt,
+                sends_digests=sends_digests,
             )
             return self._stream(*await self._dial(donor, hello, facts.peer_timeout_s))
 

@@ -1,4 +1,4 @@
-"""Every kind of event of the engine is read, and has somebody who hears of it."""
+"""Every kind of event of the engine is read and reported."""
 
 from __future__ import annotations
 

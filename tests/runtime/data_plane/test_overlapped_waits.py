@@ -109,7 +109,7 @@ def test_whoever_a_signal_takes_away_before_it_says_so_waits_until_its_op_is_ove
 
 
 def test_a_signal_handler_may_close_the_communicator_within_any_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for a lock that the thread holds which the signal has interrupted."""
+    """No handler waits for a lock that the interrupted thread holds."""
     with run_of(2) as cluster:
         handle = cluster[0].all_reduce_async(ones(), op=SUM)
         is_armed = True
@@ -145,7 +145,7 @@ def test_an_op_counts_from_when_its_handle_is_waited_for(elements: int) -> None:
         assert stats_of(cluster[0])["op_wait_us"] == 0
         assert stats_of(cluster[0])["in_ops_us"] == before
         waiter = Background(handle.wait)
-        until(lambda: stats_of(cluster[0])["op_wait_us"] > 10_000, "somebody waits for it")
+        until(lambda: stats_of(cluster[0])["op_wait_us"] > 10_000, "a caller waits for it")
         cluster[1].all_reduce(ones(elements), op=SUM)
         assert waiter.result()[0]
         assert stats_of(cluster[0])["op_wait_us"] == 0
@@ -177,7 +177,7 @@ def test_the_oldest_op_tells_for_how_long_somebody_waits() -> None:
         assert 0 < ages[0] < ages[1] < ages[2]
         cluster[1].all_reduce(ones(), op=SUM, tag=1)
         waiter.result()
-        until(lambda: not stats_of(cluster[0])["op_wait_us"], "nobody waits any more")
+        until(lambda: not stats_of(cluster[0])["op_wait_us"], "no caller waits any more")
 
 
 def test_wait_on_fast_path_counts_as_a_whole(clock: Clock) -> None:

@@ -29,13 +29,10 @@ from pccl.types import Result
 from tests.simulation.checks.conduct import Conduct
 from tests.simulation.checks.facts import Facts, IsLinked, Leader
 from tests.simulation.checks.group_calls import GroupCalls
-from tests.simulation.checks.leaders import Leaders, speaks
-from tests.simulation.checks.rest import Rest
-from tests.simulation.checks.rings import check_ring
 from tests.simulation.checks.takeover import Takeovers
 from tests.simulation.checks.testimony import Testimony
 from tests.simulation.checks.verdicts import Verdicts
-from tests.simulation.checks.views import Views
+from tests.simulation.checks.views import Leaders, Rest, Views, check_ring, speaks
 from tests.simulation.connections import Control
 from tests.simulation.node import Key, Node
 

@@ -23,7 +23,7 @@ import cffi
 
 NATIVE = Path(__file__).resolve().parents[3] / "native"
 SANITIZE = os.environ.get("PCCL_SIMULATION_SANITIZE", "")
-SHIPPED = ("network.encrypted", "data_plane.op_request", "data_plane.engine")
+SHIPPED = ("network.handshake", "data_plane.op_request", "data_plane.engine")
 """Modules of `pccl.runtime` that call the library, in import order."""
 
 

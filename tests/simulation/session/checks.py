@@ -107,7 +107,7 @@ class Checker:
         total = np.zeros_like(result)
         for caller in callers:
             other = self._calls.get((caller, int(numbers[caller])))
-            _require(other is not None, f"nobody has made call {numbers[caller]} of caller {caller}")
+            _require(other is not None, f"no peer has made call {numbers[caller]} of caller {caller}")
             assert other is not None
             total += other.given
         _require(bool((total == result).all()), f"call {call.number} of caller {call.caller} got a wrong sum")

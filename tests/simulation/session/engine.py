@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import ctypes
 import random
+import socket
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -41,7 +43,6 @@ from pccl.runtime.extension import ffi, lib
 from pccl.types import Collective, DataType, ReduceAlgorithm, ReduceOp
 from tests.simulation.session.engine_links import Links
 from tests.simulation.session.heartbeats import Spawn
-from tests.simulation.session.mailbox import Mailbox
 
 Key = tuple[int, int, int]
 COMMAND_S_MAX = 0.002
@@ -387,3 +388,29 @@ def buffer_bytes(spec: OpSpec, buffers: Buffers, rank: int, world_size: int, is_
         return (count * item_bytes, 0) if is_root else (0, count * item_bytes)
     assert spec.collective in (Collective.ALL_REDUCE, Collective.BARRIER), f"{spec.collective} is not played"
     return count * item_bytes, count * item_bytes
+
+
+class Mailbox:
+    """`wake` is for any thread, all else for the owner."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable after `wake`, until `empty`."""
+        return self._reader.fileno()
+
+    def wake(self) -> None:
+        with suppress(OSError):  # so full that it is readable anyway
+            self._writer.send(b"\0")
+
+    def empty(self) -> None:
+        with suppress(OSError):
+            while self._reader.recv(4096):
+                pass
+
+    def close(self) -> None:
+        self._reader.close()
+        self._writer.close()

@@ -6,7 +6,7 @@ import random
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import trio
 
@@ -15,11 +15,14 @@ from pccl.protocol.failover.bootstrap import Start
 from pccl.protocol.master.run_state import MasterOptions
 from pccl.runtime.data_plane.engine import Engine
 from pccl.runtime.master.server import MasterServer
+from pccl.runtime.network.heartbeat import HeartbeatThread
+from pccl.runtime.network.system import System
+from pccl.runtime.threads.tasks import HelperThread
 from tests.simulation.session.determinism import process_nursery
 from tests.simulation.session.engine import SimEngine
+from tests.simulation.session.heartbeats import SimHeartbeats, Spawn
 from tests.simulation.session.network import Network
-from tests.simulation.session.sockets import Address
-from tests.simulation.session.system import SimSystem
+from tests.simulation.session.sockets import Address, SimSocket, SimStream
 
 MASTER_PORT = 48148
 PEER_TIMEOUT_S = 2.0
@@ -103,3 +106,45 @@ async def serve_master(
     options = MasterOptions(peer_timeout_s=PEER_TIMEOUT_S, founders=founders)
     process.server = MasterServer(listener, options, token, start=start, standby_of=standby_of, system=process.system)
     await process.server.serve()
+
+
+T = TypeVar("T")
+HELPER_S = 0.002
+
+
+class SimHelper:
+    """A helper thread that takes a moment for each function."""
+
+    async def run(self, function: Callable[[], T], *, is_left: bool) -> T:
+        with trio.CancelScope(shield=not is_left):
+            await trio.sleep(HELPER_S)
+            return function()
+
+    def close(self) -> None:
+        pass
+
+
+class SimSystem(System):
+    """The system of one machine of the network."""
+
+    def __init__(self, host: str, network: Network, spawn: Spawn) -> None:
+        """`spawn` starts a task that ends with the process."""
+        self.host = host
+        self._network = network
+        self._spawn = spawn
+
+    def listen(self, host: str, port: int) -> Any:
+        return self._network.listen(self.host, port)
+
+    async def dial(self, host: str, port: int) -> Any:
+        return await self._network.dial(self.host, host, port)
+
+    def stream(self, sock: Any) -> trio.socket.SocketType:
+        assert isinstance(sock, SimSocket)
+        return cast(trio.socket.SocketType, SimStream(sock))
+
+    def heartbeats(self, timeout_s: float) -> HeartbeatThread:
+        return cast(HeartbeatThread, SimHeartbeats(timeout_s, self._spawn))
+
+    def helper(self, name: str) -> HelperThread:
+        return cast(HelperThread, SimHelper())

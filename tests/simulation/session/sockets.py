@@ -133,7 +133,7 @@ class SimListener(socket.socket):
 
     def accept(self) -> Any:
         if not self._waiting:
-            raise BlockingIOError(errno.EAGAIN, "nobody waits")
+            raise BlockingIOError(errno.EAGAIN, "without a waiting thread")
         super().recv(1)
         return self._waiting.popleft()
 
