@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from pccl.cli.arguments import add_master, add_token_file, token_of
-from pccl.cli.output import say
+from pccl.cli.output import show
 
 if TYPE_CHECKING:
     from pccl.doctor import Check
@@ -58,9 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
         _print_json(found, has_failed)
     else:
         for check in found:
-            say(f"{MARKS[check.verdict]:7}{check.name:14}{check.text}")
+            show(f"{MARKS[check.verdict]:7}{check.name:14}{check.text}")
             if check.advice:
-                say(f"{'':21}-> {check.advice}")
+                show(f"{'':21}-> {check.advice}")
     return 1 if has_failed else 0
 
 
@@ -68,4 +68,4 @@ def _print_json(found: list[Check], has_failed: bool) -> None:
     import dataclasses
     import json
 
-    say(json.dumps({"healthy": not has_failed, "checks": [dataclasses.asdict(check) for check in found]}))
+    show(json.dumps({"healthy": not has_failed, "checks": [dataclasses.asdict(check) for check in found]}))

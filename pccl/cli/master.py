@@ -13,7 +13,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from pccl.cli.arguments import token_in
-from pccl.cli.output import tell
+from pccl.cli.output import print_line
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -134,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
         node.run()
     except (PCCLError, ValueError, OSError) as error:
-        tell(f"pccl master: {error}", sys.stderr)
+        print_line(f"pccl master: {error}", sys.stderr)
         return 1
 
     why = "ended unexpectedly"
@@ -148,16 +148,16 @@ def run(arguments: argparse.Namespace) -> int:
         ends.put(None)
 
     threading.Thread(target=watch, name="master watch", daemon=True).start()
-    tell(f"pccl master listening on {node.address}")
+    print_line(f"pccl master listening on {node.address}")
     if node.http_address is not None:
-        tell(f"pccl master shows the run at http://{node.http_address}/")
+        print_line(f"pccl master shows the run at http://{node.http_address}/")
     if _next(ends) is None:
-        tell(f"pccl master: {why}", sys.stderr)
+        print_line(f"pccl master: {why}", sys.stderr)
         return 1
     try:
         node.interrupt()
     except PCCLError as error:
-        tell(f"pccl master: {error}", sys.stderr)
+        print_line(f"pccl master: {error}", sys.stderr)
         return 1
     return 0
 

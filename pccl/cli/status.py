@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pccl.cli.arguments import add_master, add_timeout, add_token_file, interval, natural, token_of
-from pccl.cli.output import UnwrittenError, say, writing
+from pccl.cli.output import OutputError, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,11 +63,11 @@ def run(arguments: argparse.Namespace) -> int:
     from pccl.status import run_status
 
     if (arguments.peers or arguments.peer) and not arguments.check:
-        return _failed("--peers and --peer go with --check")
+        return _failed("--peers and --peer need --check")
     if arguments.check and arguments.watch is not None:
-        return _failed("--check asks once: not with --watch")
+        return _failed("--check cannot be used with --watch")
     if sys.stdout is None and not arguments.check:
-        raise UnwrittenError("it is closed")
+        raise OutputError("it is closed")
     try:
         token = token_of(arguments)
     except (ValueError, OSError) as error:
@@ -112,7 +112,7 @@ def _failed(why: object) -> int:
 def _print_json(status: RunStatus) -> None:
     import msgspec
 
-    say(msgspec.json.encode(status).decode())
+    show(msgspec.json.encode(status).decode())
 
 
 def _print(shown: RenderableType) -> None:
@@ -122,7 +122,7 @@ def _print(shown: RenderableType) -> None:
     memory = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding, sys.stdout.errors)
     Console(file=memory, force_terminal=sys.stdout.isatty()).print(shown)
     memory.seek(0)
-    say(memory.read(), end="")
+    show(memory.read(), end="")
 
 
 def _watch(ask: Callable[[], RunStatus], every_s: float, as_json: bool) -> None:
@@ -139,7 +139,7 @@ def _watch(ask: Callable[[], RunStatus], every_s: float, as_json: bool) -> None:
         for shown in states:
             _print(shown)
             time.sleep(every_s)
-    with writing(), Live(next(states), console=Console(), screen=True, auto_refresh=False) as live:
+    with Live(next(states), console=Console(), screen=True, auto_refresh=False) as live:
         while True:
             live.refresh()
             time.sleep(every_s)

@@ -15,7 +15,7 @@ from pccl.doctor import Check, examine
 from pccl.protocol import messages as m
 from pccl.runtime.master import requests
 from pccl.runtime.network import clients
-from pccl.runtime.network.clients import Way
+from pccl.runtime.network.clients import PathReport
 from tests.conftest import Command
 from tests.processes.test_errors import a_free_port, black_hole
 from tests.runtime.network.test_no_master import server, ssh
@@ -40,7 +40,7 @@ def failures(found: list[Check]) -> list[str]:
     return [check.name for check in found if check.verdict == "failed"]
 
 
-def test_a_healthy_way(master: MasterNode, command: Command) -> None:
+def test_a_healthy_path(master: MasterNode, command: Command) -> None:
     with Communicator(master.address, timeout=WAIT_S) as peer:
         assert peer.world_size == 1
         done = command("doctor", master.address, "--json")
@@ -156,32 +156,32 @@ def test_one_check_at_a_time(master: MasterNode) -> None:
     service = master._service
     assert service is not None
     service._server._checking._is_busy = True
-    assert "another check is running; try again" in of(examine(master.address), "way").text
+    assert "busy with requests of this kind; try again" in of(examine(master.address), "path").text
 
 
-def healthy_way() -> Way:
-    return Way(
+def healthy_path() -> PathReport:
+    return PathReport(
         "1", "203.0.113.7", "10.0.0.5", [0.1] * 3, 0.0, 0.05, 1448, "both", [("203.0.113.7:48150", "")], 1e6, 1e6
     )
 
 
-def judged(way: Way, told: tuple[str, int] | None = None) -> list[Check]:
-    return list(doctors._Doctor("h", 1, "", None, ("", 0), told)._of_way(way))
+def judged(path: PathReport, advertised: tuple[str, int] | None = None) -> list[Check]:
+    return list(doctors._Doctor("h", 1, "", None, ("", 0), advertised)._path_checks(path))
 
 
 def test_address_translation_is_told() -> None:
-    nat = of(judged(healthy_way()), "nat")
+    nat = of(judged(healthy_path()), "nat")
     assert nat.verdict == "warning"
     assert "this host sends from 10.0.0.5, and the master sees 203.0.113.7" in nat.text
     assert "PCCL_ADVERTISE" in nat.advice
-    assert of(judged(healthy_way(), ("203.0.113.7", 48150)), "nat").verdict == "ok"
+    assert of(judged(healthy_path(), ("203.0.113.7", 48150)), "nat").verdict == "ok"
 
 
 @pytest.mark.parametrize(("lost", "says"), [("out", "from this host to the master"), ("back", "to this host")])
 def test_packets_of_full_size_that_vanish(lost: str, says: str) -> None:
-    way = healthy_way()
-    way.full_size = lost
-    found = judged(way)
+    path = healthy_path()
+    path.full_size = lost
+    found = judged(path)
     assert failures(found) == ["mtu"]
     assert says in of(found, "mtu").text
     assert "tcp_mtu_probing" in of(found, "mtu").advice
@@ -190,7 +190,7 @@ def test_packets_of_full_size_that_vanish(lost: str, says: str) -> None:
 def test_windows_too_small_for_a_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"ipv4/tcp_rmem": "4096 131072 6291456", "ipv4/tcp_wmem": "4096 16384 67108864"}
     monkeypatch.setattr(doctors, "_setting", lambda name: settings.get(name, "1"))
-    small, large, idle = (check for check in judged(healthy_way()) if check.name == "windows")
+    small, large, idle = (check for check in judged(healthy_path()) if check.name == "windows")
     assert (small.verdict, large.verdict, idle.verdict) == ("warning", "ok", "warning")
     assert "tcp_rmem lets one connection carry 503.3 Mbit/s at 100 ms" in small.text
     assert "net.ipv4.tcp_rmem" in small.advice

@@ -127,7 +127,7 @@ def test_a_check_is_silent_and_says_by_its_exit_code(cluster: Cluster, pccl_stat
     assert (done.returncode, done.stderr) == (1, "pccl status: 2 peers are in the run, not 3\n")
     done = pccl_status(cluster.address, "--check", "--peer", "elsewhere")
     assert (done.returncode, done.stderr) == (1, "pccl status: no peer elsewhere is in the run\n")
-    assert "go with --check" in pccl_status(cluster.address, "--peers", "3").stderr
+    assert "need --check" in pccl_status(cluster.address, "--peers", "3").stderr
 
 
 def test_who_waits_for_whom_is_told_and_asking_disturbs_nobody(cluster: Cluster) -> None:
@@ -231,7 +231,7 @@ def test_of_several_masters_the_one_that_leads_is_shown(cluster: Cluster, pccl_s
 def test_what_is_no_master_is_named(pccl_status: Command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(PCCLError, match="is there a pccl master") as caught:
+        with pytest.raises(PCCLError, match="is a pccl master running") as caught:
             run_status(address, timeout=0.2)
         assert caught.value.result == Result.TIMEOUT
 

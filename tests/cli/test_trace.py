@@ -215,7 +215,7 @@ def test_what_has_come_in_time_is_drawn(cluster: Cluster, command: Command, tmp_
     with silent(cluster[1]):
         done = command("trace", cluster.address, "-o", str(tmp_path / "trace.json"), "--timeout", "0.4")
     assert done.returncode == 0, done.stderr
-    assert "not all peers were heard within 0.4 s" in done.stderr
+    assert "not all recordings arrived within 0.4 s" in done.stderr
 
 
 def test_a_token_is_asked_for(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +344,7 @@ def test_a_drawing_needs_the_name_of_a_file(command: Command, tmp_path: Path, mo
     done = command("trace", "127.0.0.1:1", "-o", "new/")
     assert (done.returncode, done.stderr) == (1, "pccl trace: new/ cannot be written: Is a directory\n")
     done = command("trace", "127.0.0.1:1", "-o", "")
-    assert (done.returncode, done.stderr) == (1, "pccl trace: -o needs the name of a file, or - for standard output\n")
+    assert (done.returncode, done.stderr) == (1, "pccl trace: -o cannot be written: No such file or directory\n")
     assert os.listdir(tmp_path) == []
 
 

@@ -61,8 +61,8 @@ class HeartbeatThread:
         self._timeout_s = timeout_s
         self._pulse: Progress | None = None
 
-    async def vouch(self) -> None:
-        """Have heartbeats vouch for this trio run, until cancelled, by when the thread must be closed."""
+    async def keep_progress(self) -> None:
+        """Let heartbeats depend on the progress of this trio run, until cancelled."""
         pulse = self._pulse = Progress(self._timeout_s)
         still_ms = round(pulse.still_s * 1000) if portal.is_in() else 0
         lib.pccl_heartbeat_vouch(self._handle, pulse.progress, round(pulse.hold_s * 1000), still_ms)

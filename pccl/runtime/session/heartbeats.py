@@ -61,7 +61,7 @@ class Heartbeats:
             try:
                 thread = self._thread = self._options.system.heartbeats(timeout_s)
                 async with trio.open_nursery() as nursery:
-                    start_task(nursery, thread.vouch)
+                    start_task(nursery, thread.keep_progress)
                     reason = await keep_heartbeats(thread, connect, timeout_s)
                     nursery.cancel_scope.cancel()
             except OSError as error:

@@ -65,7 +65,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 def test_without_a_directory_all_is_done_at_once() -> None:
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:
-        effects.carry_out([Close(1), TakeHeartbeats(2)])
+        effects.execute([Close(1), TakeHeartbeats(2)])
         assert performed == [Close(1), TakeHeartbeats(2)]
 
     with_effects(None, use)
@@ -75,8 +75,8 @@ def test_what_follows_a_record_waits_for_it_in_order(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
 
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:
-        effects.carry_out([Close(1), Persist(record(1)), Close(2)])
-        effects.carry_out([Close(3), Persist(record(2)), Close(4)])
+        effects.execute([Close(1), Persist(record(1)), Close(2)])
+        effects.execute([Close(3), Persist(record(2)), Close(4)])
         assert performed == [Close(1)]
         disk.may_write.release()
         await until(lambda: len(performed) == 3)
@@ -85,7 +85,7 @@ def test_what_follows_a_record_waits_for_it_in_order(tmp_path: Path) -> None:
         disk.may_write.release()
         await until(lambda: len(performed) == 4)
         assert disk.written == [1, 2]
-        effects.carry_out([Close(5)])
+        effects.execute([Close(5)])
         assert performed[-1] == Close(5), "nothing is left to wait for"
 
     with_effects(disk, use)
@@ -95,8 +95,8 @@ def test_connections_for_heartbeats_are_taken_at_once(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
 
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:
-        effects.carry_out([Persist(record(1)), Close(1)])
-        effects.carry_out([TakeHeartbeats(2)])
+        effects.execute([Persist(record(1)), Close(1)])
+        effects.execute([TakeHeartbeats(2)])
         assert performed == [TakeHeartbeats(2)]
         disk.may_write.release()
         await until(lambda: performed == [TakeHeartbeats(2), Close(1)])
@@ -114,7 +114,7 @@ def test_a_disk_that_fails_is_tried_again_and_told_once(
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:
         for _ in range(4):
             disk.may_write.release()
-        effects.carry_out([Persist(record(1)), Close(1)])
+        effects.execute([Persist(record(1)), Close(1)])
         await until(lambda: performed == [Close(1)])
 
     with caplog.at_level(logging.WARNING, "pccl.master"):
@@ -135,7 +135,7 @@ def test_a_default_directory_that_somebody_removes_stops_no_run(tmp_path: Path) 
 
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:
         shutil.rmtree(directory)
-        effects.carry_out([Persist(record(1)), Close(1)])
+        effects.execute([Persist(record(1)), Close(1)])
         await until(lambda: performed == [Close(1)])
 
     with_effects(state, use)
@@ -146,7 +146,7 @@ def test_a_record_that_nobody_asked_for_stops_no_run(tmp_path: Path, caplog: pyt
     disk.failures = 1
 
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:
-        effects.carry_out([Persist(record(1)), Close(1), Persist(record(2)), Close(2)])
+        effects.execute([Persist(record(1)), Close(1), Persist(record(2)), Close(2)])
         disk.may_write.release()
         await until(lambda: performed == [Close(1), Close(2)])
 
