@@ -26,7 +26,7 @@ from pccl._arrays import (
     resolve_bytes,
 )
 from pccl.devices.device import Device
-from pccl.devices.staging import Cargo, Staging
+from pccl.devices.staging import StagedArrays, Staging
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.peer import View
 from pccl.protocol.point_to_point import PAIR_TAG_MAX
@@ -131,8 +131,8 @@ def all_reduce(
         if quantization.algorithm is QuantizationAlgorithm.NONE:
             quantization = None
     if source.device is not None:
-        cargo = Cargo(source.owner, lambda: target.owner, count, size_bytes, size_bytes, is_in_place=True)
-        new_source = partial(Staging, source.device, lambda: cargo)
+        arrays = StagedArrays(source.owner, lambda: target.owner, count, size_bytes, size_bytes, is_in_place=True)
+        new_source = partial(Staging, source.device, lambda: arrays)
         nowhere = Buffers(0, 0, count, None)
         return OpSpec(
             tag, source.dtype, op, quantization, nowhere, algorithm, new_source=new_source, step=step, shape=shape
@@ -269,10 +269,10 @@ class _Placed:
             self._array = empty_like(self._send, self._layout.shape)
         return self._array if self._recv is None else self._recv.owner
 
-    def cargo(self) -> Cargo:
+    def arrays(self) -> StagedArrays:
         send, layout = self._send, self._layout
         recv_bytes = layout.result * send.dtype.itemsize if self._receives else None
-        return Cargo(send.owner, self._delivery, layout.count, send.size_bytes, recv_bytes, parts=layout.parts)
+        return StagedArrays(send.owner, self._delivery, layout.count, send.size_bytes, recv_bytes, parts=layout.parts)
 
 
 def all_gather(send: Any, recv: Any, tag: int, algorithm: ReduceAlgorithm | None, step: int | None) -> CallOf:
@@ -281,7 +281,7 @@ def all_gather(send: Any, recv: Any, tag: int, algorithm: ReduceAlgorithm | None
         target = _target_of(recv, func_name, source)
         placement = _Placed(source, target, recv, _gathered(source))
         spec = _spec_of(Collective.ALL_GATHER, source, placement, tag, algorithm, step, func_name, target=target)
-        return CollectiveCall(_staged(spec, source.device, placement.cargo), placement.result)
+        return CollectiveCall(_staged(spec, source.device, placement.arrays), placement.result)
 
     return call
 
@@ -302,7 +302,7 @@ def gather(send: Any, recv: Any, root: int, tag: int, step: int | None) -> CallO
         target = _target_of(recv, func_name, source) if is_root else None
         placement = _Placed(source, target, recv, _gathered(source), is_root)
         spec = _spec_of(Collective.GATHER, source, placement, tag, None, step, func_name, named, target=target)
-        return CollectiveCall(_staged(spec, source.device, placement.cargo), placement.result)
+        return CollectiveCall(_staged(spec, source.device, placement.arrays), placement.result)
 
     return call
 
@@ -321,7 +321,7 @@ def reduce_scatter(
         placement = _Placed(source, target, recv, layout)
         kind = Collective.REDUCE_SCATTER
         spec = _spec_of(kind, source, placement, tag, algorithm, step, func_name, reduce_op=op, target=target)
-        return CollectiveCall(_staged(spec, source.device, placement.cargo), placement.result)
+        return CollectiveCall(_staged(spec, source.device, placement.arrays), placement.result)
 
     return call
 
@@ -338,7 +338,7 @@ def reduce(
         placement = _Placed(source, target, recv, lambda rank, world_size: layout, is_root)
         kind = Collective.REDUCE
         spec = _spec_of(kind, source, placement, tag, algorithm, step, func_name, named, reduce_op=op, target=target)
-        return CollectiveCall(_staged(spec, source.device, placement.cargo), placement.result)
+        return CollectiveCall(_staged(spec, source.device, placement.arrays), placement.result)
 
     return call
 
@@ -356,7 +356,7 @@ def all_to_all(
         placement = _Placed(source, target, recv, _exchanged(source, counts))
         shape, kind = source.shape[1:], Collective.ALL_TO_ALL
         spec = _spec_of(kind, source, placement, tag, None, step, func_name, shape=shape, target=target)
-        return CollectiveCall(_staged(spec, source.device, placement.cargo), placement.result)
+        return CollectiveCall(_staged(spec, source.device, placement.arrays), placement.result)
 
     return call
 
@@ -423,7 +423,7 @@ def scatter(send: Any, recv: Any, root: int, tag: int, step: int | None) -> Call
             require_alike(source, target, func_name)
         placement = _Scattered(source, target)
         spec = _spec_of(Collective.SCATTER, target, placement, tag, None, step, func_name, named, target=target)
-        return CollectiveCall(_staged(spec, target.device, placement.cargo), result)
+        return CollectiveCall(_staged(spec, target.device, placement.arrays), result)
 
     return call
 
@@ -450,10 +450,10 @@ class _Scattered:
             raise ValueError(f"recv overlaps send, outside the part of rank {rank}")
         return Buffers(send.address, recv.address, self._count, (send.owner, recv.owner))
 
-    def cargo(self) -> Cargo:
+    def arrays(self) -> StagedArrays:
         send, recv = self._send, self._recv
         owner, send_bytes = (send.owner, send.size_bytes) if send is not None else (None, None)
-        return Cargo(owner, lambda: recv.owner, self._count, send_bytes, recv.size_bytes)
+        return StagedArrays(owner, lambda: recv.owner, self._count, send_bytes, recv.size_bytes)
 
 
 # Collectives in which a peer either sends one array or receives it.
@@ -565,15 +565,15 @@ def _target_of(recv: Any, func_name: str, source: Operand) -> Operand | None:
     return operand
 
 
-def _staged(spec: OpSpec, device: Device | None, cargo: Callable[[], Cargo]) -> OpSpec:
+def _staged(spec: OpSpec, device: Device | None, arrays: Callable[[], StagedArrays]) -> OpSpec:
     """Return the op, staged through this machine's memory if its arrays are on a device."""
-    return spec if device is None else spec._replace(new_source=partial(Staging, device, cargo))
+    return spec if device is None else spec._replace(new_source=partial(Staging, device, arrays))
 
 
 def _one_way(spec: OpSpec, operand: Operand, is_sender: bool) -> OpSpec:
     send_bytes, recv_bytes = (operand.size_bytes, None) if is_sender else (None, operand.size_bytes)
-    cargo = Cargo(operand.owner, lambda: operand.owner, operand.count, send_bytes, recv_bytes)
-    return _staged(spec, operand.device, lambda: cargo)
+    arrays = StagedArrays(operand.owner, lambda: operand.owner, operand.count, send_bytes, recv_bytes)
+    return _staged(spec, operand.device, lambda: arrays)
 
 
 def _overlap(a: Operand, b: Operand) -> bool:

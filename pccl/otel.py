@@ -56,11 +56,11 @@ class Exporter:
     ) -> None:
         """Begin. Without providers, those that the program has set are used. PCCLError INVALID_ARGUMENT."""
         given: Any = communicator
-        given_s: Any = interval
+        seconds: Any = interval
         if not isinstance(given, CommunicatorBase):
             what = f"communicator must be a Communicator, not {communicator!r}"
             raise PCCLError(Result.INVALID_ARGUMENT, "export", what)
-        if isinstance(interval, bool) or not isinstance(interval, Real) or not 0 < given_s <= INTERVAL_S_MAX:
+        if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 < interval <= INTERVAL_S_MAX:
             what = f"interval {interval!r}: must be a number of seconds in (0, {INTERVAL_S_MAX:g}]"
             raise PCCLError(Result.INVALID_ARGUMENT, "export", what)
         self._communicator = communicator

@@ -92,13 +92,13 @@ def host_in(header: str) -> str:
 
 def checked_names(names: Sequence[str]) -> list[str]:
     """Return host names and addresses in the form of `host_in`. ValueError."""
-    if isinstance(names, str) or not isinstance(names, Sequence):
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"host names must be a list, not {names!r}")
     return [plain_name(name) for name in names]
 
 
 def plain_name(name: str) -> str:
-    text = str(name).strip().lower().removesuffix(".")
+    text = name.strip().lower().removesuffix(".")
     inside = text.removeprefix("[").removesuffix("]")
     if _address(inside) is not None:
         return inside

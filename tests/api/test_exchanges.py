@@ -311,7 +311,7 @@ def test_arguments_that_do_not_fit_the_world_fail_for_all(cluster_of: ClusterOf)
         (lambda peer, _: peer.all_to_all(x, **both), "send_counts has 2 numbers, but there are 3 peers"),
         (
             lambda peer, r: peer.all_to_all(x, send_counts=[2, 2, 2], recv_counts=[2, 2 - r % 2, 2 + r % 2]),
-            "rank 1 gives itself 2 rows, but takes 1 from itself",
+            "rank 1 sends itself 2 rows and receives 1",
         ),
         (lambda peer, _: peer.gather(x, small, root=0), "recv has 5 elements, but the result of rank 0 of 3 has 18"),
         (lambda peer, _: peer.scatter(x, small, root=0), "send has 6 elements, but 3 peers get 5 each, 15 in all"),

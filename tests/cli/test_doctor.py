@@ -50,7 +50,7 @@ def test_a_healthy_path(master: MasterNode, command: Command) -> None:
     found = [Check(**check) for check in told["checks"]]
     assert not failures(found)
     assert f"protocol {m.PROTOCOL_VERSION} on both sides" in of(found, "versions").text
-    assert "full-size packets get through both ways" in of(found, "mtu").text
+    assert "full-size packets get through in both directions" in of(found, "mtu").text
     assert "reaches this one at 127.0.0.1:" in of(found, "dialled back").text
     assert "peer 1 (" in of(found, "peers").text
     assert {"reach", "round trip", "clock", "bandwidth", "files", "backlog"} <= {check.name for check in found}
@@ -104,7 +104,7 @@ def test_another_protocol(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -
     other = SimpleNamespace(**{**vars(m), "PROTOCOL_VERSION": m.PROTOCOL_VERSION - 1})
     monkeypatch.setattr(clients, "m", other)
     check = of(examine(master.address), "master")
-    assert f"this master speaks protocol {m.PROTOCOL_VERSION}, the asker {m.PROTOCOL_VERSION - 1}" in check.text
+    assert f"this master speaks protocol {m.PROTOCOL_VERSION}, the client {m.PROTOCOL_VERSION - 1}" in check.text
     assert check.advice == "install the same version of pccl on both sides"
 
 
@@ -127,7 +127,7 @@ def test_a_peer_that_cannot_be_dialled_back(command: Command) -> None:
         assert "open the port" in check.advice
         with server(ssh) as other:
             check = of(examine(node.address, token="secret", advertise=other), "dialled back")
-            assert "something else than this check answers there" in check.text
+            assert "the port answers with another protocol" in check.text
 
 
 def test_a_master_without_a_token_dials_nobody_else() -> None:
@@ -143,13 +143,6 @@ def test_a_port_that_a_peer_here_has_already(master: MasterNode) -> None:
     assert of(found, "listen").verdict == "warning"
     assert "the port is in use" in of(found, "listen").text
     assert not failures(found)
-
-
-def test_a_peer_that_does_not_listen_where_it_says(master: MasterNode) -> None:
-    with Communicator(master.address, advertise=f"127.0.0.1:{a_free_port()}", timeout=WAIT_S):
-        peers = of(examine(master.address), "peers")
-    assert peers.verdict == "failed"
-    assert "PCCL_ADVERTISE" in peers.advice
 
 
 def test_one_check_at_a_time(master: MasterNode) -> None:

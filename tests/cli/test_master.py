@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 
 from pccl import Communicator, PCCLError
-from pccl.cli.output import tell
 from pccl.status import run_status
 from tests.conftest import Command
 from tests.support.cluster import Background
@@ -64,12 +63,6 @@ def test_a_peer_timeout_that_is_none_is_refused(command: Command) -> None:
     done = command("master", "--listen", "127.0.0.1:0", "--peer-timeout", "0")
     assert done.returncode == 1
     assert "peer_timeout '0.0' is not a number of seconds" in done.stderr
-
-
-def test_a_number_of_engine_threads_that_is_none_is_refused(command: Command) -> None:
-    done = command("master", "--listen", "127.0.0.1:0", "--engine-threads", "17")
-    assert done.returncode == 1
-    assert "engine_threads '17' is not a number within [1, 16]" in done.stderr
 
 
 def test_a_token_in_a_file(tmp_path: Path) -> None:
@@ -194,12 +187,6 @@ def test_help_names_every_command(command: Command) -> None:
         assert f"\n    {command} " in done.stdout
 
 
-def test_no_command_is_an_error(command: Command) -> None:
-    done = command()
-    assert done.returncode == 2
-    assert done.stderr.startswith("usage: pccl ")
-
-
 def test_help_loads_no_heavy_module() -> None:
     code = (
         "import sys\n"
@@ -212,14 +199,6 @@ def test_help_loads_no_heavy_module() -> None:
     )
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=TIMEOUT_S)
     assert done.stdout.splitlines()[-1] == "LOADED"
-
-
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_nobody_is_told_by_a_process_that_began_with_its_stream_closed(
-    monkeypatch: pytest.MonkeyPatch, stream: str
-) -> None:
-    monkeypatch.setattr(sys, stream, None)
-    tell("a line", sys.stderr if stream == "stderr" else None)
 
 
 def test_warnings_are_shown_without_being_asked_for(tmp_path: Path) -> None:

@@ -94,19 +94,6 @@ def test_small_ones_of_every_dtype(
     three_peers.each(call)
 
 
-def test_results_in_given_arrays(three_peers: Cluster, devices: list[FakeDevice]) -> None:
-    def call(peer: Communicator, i: int) -> None:
-        rank, device = peer.membership.rank, devices[i]
-        array, all_of_it = device.array(values(rank)), device.array(np.zeros(WORLD * COUNT, np.float32))
-        assert peer.all_gather(array, all_of_it).array is all_of_it
-        np.testing.assert_array_equal(all_of_it.get(), expected("all_gather", rank).reshape(-1))
-        part = device.array(np.zeros(expected("reduce_scatter", rank).size, np.float32))
-        assert peer.reduce_scatter(array, part, op=SUM).array is part
-        np.testing.assert_array_equal(part.get(), expected("reduce_scatter", rank))
-
-    three_peers.each(call)
-
-
 @pytest.mark.parametrize("on_device", [(0,), (1,), (0, 1)])
 def test_send_and_recv(three_peers: Cluster, devices: list[FakeDevice], on_device: tuple[int, ...]) -> None:
     def call(peer: Communicator, i: int) -> None:
@@ -224,19 +211,3 @@ def test_a_device_that_has_no_room_for_the_result_fails_its_own_caller(
     assert "out of memory" in str(found[0])
     monkeypatch.undo()
     np.testing.assert_array_equal(handles[0].result().array.get()[0], values(handles[0].result().rank))
-
-
-@every_call
-def test_a_communicator_that_is_closed_in_the_middle(cluster: Cluster, devices: list[FakeDevice], name: str) -> None:
-    cluster.join(2)
-    held = [device.array(values(i)) for i, device in enumerate(devices[:2])]
-    for device in devices:
-        device.reads_held.clear()
-    handles = [launched(name, *pair) for pair in zip(cluster.peers, held, strict=True)]
-    cluster[0].close()
-    assert refusal(handles[0].result).result is Result.NOT_INITIALIZED
-    assert refusal(handles[1].result).result is Result.RANK_CONNECTION_LOST
-    for device in devices:
-        device.reads_held.set()
-    for i, array in enumerate(held):
-        np.testing.assert_array_equal(array.settled(), values(i))

@@ -26,8 +26,7 @@ from pccl import (
 )
 from pccl.devices import host_memory
 from pccl.devices.staging import helper_of
-from pccl.protocol.master.run_state import Group
-from tests.support.cluster import Background, Cluster, outcomes, reduce_once, results, together, until
+from tests.support.cluster import Background, Cluster, outcomes, reduce_once, results, until
 from tests.support.fake_device import FakeArray, FakeDevice
 from tests.support.interrupts import Interrupt, interrupted_at
 
@@ -112,14 +111,6 @@ def test_all_peers_have_the_same_bits(
         assert other.tobytes() == found[0].tobytes()
 
 
-@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.float16, np.int64, np.float64])
-def test_dtypes(three_peers: Cluster, devices: list[FakeDevice], dtype: Any) -> None:
-    held = [device.array(values(i, dtype=dtype)) for i, device in enumerate(devices)]
-    expected = np.maximum.reduce([values(i, dtype=dtype) for i in range(WORLD)])
-    for found in reduced(three_peers, held, op=ReduceOp.MAX):
-        np.testing.assert_array_equal(found, expected)
-
-
 def test_many_ops_at_once_use_the_same_host_memory_without_mixing_it_up(
     three_peers: Cluster, devices: list[FakeDevice]
 ) -> None:
@@ -141,22 +132,6 @@ def test_many_ops_at_once_use_the_same_host_memory_without_mixing_it_up(
     assert sum(devices[0].pinned_allocated) == pool.pinned_bytes
     gc.collect()
     until(lambda: pool.idle_bytes == pool.pinned_bytes, "all blocks are free again")
-
-
-def test_what_the_device_has_yet_to_read_is_not_overwritten_by_the_next_op(
-    three_peers: Cluster, devices: list[FakeDevice]
-) -> None:
-    def reduce(peer: Communicator, i: int) -> Any:
-        devices[i].write_s = LATE_S / 4
-        held = [devices[i].array(values(i) + turn) for turn in range(3)]
-        for array in held:
-            with devices[i].stream(devices[i].new_stream()):  # where the next op does not wait for the last copies
-                peer.all_reduce(array, op=SUM)
-        return [array.settled() for array in held]
-
-    for found in three_peers.each(reduce):
-        for turn in range(3):
-            np.testing.assert_array_equal(found[turn], total() + WORLD * turn)
 
 
 def test_descriptors_with_retry(three_peers: Cluster, devices: list[FakeDevice]) -> None:
@@ -218,28 +193,6 @@ def test_devices_and_cpus_share_ops_of_any_size(
     assert three_peers.each(reduce_once) == [WORLD] * WORLD
 
 
-@pytest.mark.parametrize("on_device", [(0,), (1, 3), (0, 1, 2, 3, 4)])
-def test_devices_and_cpus_share_ops_where_two_of_them_lack_a_link(
-    devices: list[FakeDevice], on_device: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Else one connection that was refused keeps them apart until somebody joins or is lost."""
-    world = 5
-    monkeypatch.setattr(Group, "is_meshed", False)
-    with MasterNode("127.0.0.1:0") as master:
-        cluster = Cluster(master.address)
-        cluster.join(world)
-        for found in reduced(cluster, mixed(devices, on_device, world)):
-            np.testing.assert_array_equal(found, total(world=world))
-        sent, received = devices[0].array(values(0)), devices[0].array(np.zeros(COUNT, np.float32))
-        others = [values(i) for i in range(1, world)]
-        calls = [partial(cluster[0].all_reduce, sent, received, op=SUM)]
-        calls += [partial(cluster[i].all_reduce, others[i - 1], op=SUM) for i in range(1, world)]
-        together(calls)
-        np.testing.assert_array_equal(received.settled(), total(world=world))
-        np.testing.assert_array_equal(sent.settled(), values(0))
-        cluster.close_all()
-
-
 def test_mismatch_between_device_and_cpu(three_peers: Cluster, devices: list[FakeDevice]) -> None:
     held: list[Any] = [devices[0].array(values(0)), values(1, 20), devices[2].array(values(2))]
     failed = three_peers.outcomes(lambda peer, i: peer.all_reduce(held[i], op=SUM))
@@ -297,18 +250,6 @@ def test_who_drops_a_handle_is_warned_that_nothing_came_to_the_device(
     np.testing.assert_array_equal(held[1].settled(), total())
 
 
-def test_arguments_are_checked(three_peers: Cluster, devices: list[FakeDevice]) -> None:
-    array = devices[0].array(np.zeros(8, np.float32))
-    other = devices[1].array(np.zeros(8, np.float32))
-    for recv in (other, np.zeros(8, np.float32)):
-        with pytest.raises(PCCLError, match="send is on fake:0 but recv on") as caught:
-            three_peers[0].all_reduce(array, recv, op=SUM)
-        assert caught.value.result is Result.INVALID_ARGUMENT
-    array.is_writable = False
-    with pytest.raises(PCCLError, match="read-only"):
-        three_peers[0].all_reduce(array, op=SUM)
-
-
 def test_in_a_trio_program(devices: list[FakeDevice]) -> None:
     async def main(address: str) -> None:
         peers = [AsyncCommunicator(address) for _ in range(2)]
@@ -337,24 +278,6 @@ def test_in_a_trio_program(devices: list[FakeDevice]) -> None:
 
 
 # Failure.
-
-
-def test_a_loss_leaves_the_arrays_and_the_survivors_go_on(cluster: Cluster, devices: list[FakeDevice]) -> None:
-    cluster.join(WORLD)
-    held = [device.array(values(i)) for i, device in enumerate(devices)]
-    lost = cluster.peers.pop()
-    devices[0].reads_held.clear()
-    handles = [peer.all_reduce_async(held[i], op=SUM) for i, peer in enumerate([*cluster.peers, lost])]
-    until(lambda: devices[1].reads == 1, "the others have begun")
-    lost.close()
-    for i, handle in enumerate(handles[:2]):
-        assert handle.wait()[1] is Result.RANK_CONNECTION_LOST
-        assert devices[i].writes == 0
-    devices[0].reads_held.set()
-    for i in range(2):
-        np.testing.assert_array_equal(held[i].settled(), values(i))
-    for found in reduced(cluster, held):
-        np.testing.assert_array_equal(found, total(world=2))
 
 
 @pytest.mark.parametrize("on_device", [(0, 1, 2), (0, 2), (2,)])
@@ -468,48 +391,6 @@ def test_an_interrupt_anywhere_in_a_reduce_leaves_nothing_in_flight(
     until(lambda: pool.idle_bytes == pool.pinned_bytes, "all blocks are free again")
 
 
-@pytest.mark.parametrize("is_new", [True, False])
-def test_an_interrupt_anywhere_in_taking_memory_leaves_none_in_use(devices: list[FakeDevice], is_new: bool) -> None:
-    for step in itertools.count():
-        pool = host_memory.HostPool(devices[0])
-        if not is_new:
-            pool.take(BLOCK)
-        taken: list[host_memory.Block] = []
-
-        def take(pool: host_memory.HostPool = pool, taken: list[host_memory.Block] = taken) -> None:
-            taken.append(pool.take(BLOCK))
-
-        is_over = interrupted_at(step, take, Interrupt)
-        taken.clear()
-        assert pool.idle_bytes == pool.pinned_bytes
-        if is_over:
-            break
-    assert step > 5
-
-
-def test_a_delivery_that_is_interrupted_anywhere_can_be_made_again(cluster: Cluster, devices: list[FakeDevice]) -> None:
-    cluster.join(2)
-    count = 1025
-    is_over = False
-    for step in itertools.count():
-        held = [device.array(values(i, count)) for i, device in enumerate(devices[:2])]
-        handles = [peer.all_reduce_async(held[i], op=SUM) for i, peer in enumerate(cluster.peers)]
-        until(handles[0].done, "the op is over")
-        source = handles[0]._op.source
-        assert source is not None
-        is_over = interrupted_at(step, source.deliver, Interrupt)
-        # Another op, while the device may still read what the first one left.
-        cluster.each(lambda peer, i: peer.all_reduce(devices[i].array(values(i, count)), op=SUM, tag=1))
-        assert handles[0].wait()[0]
-        np.testing.assert_array_equal(held[0].get(), total(count, world=2))
-        assert handles[1].wait()[0]
-        if is_over:
-            break
-    assert step > 20
-    pool = helper_of(devices[0]).pool
-    until(lambda: pool.idle_bytes == pool.pinned_bytes, "all blocks are free again")
-
-
 def test_a_communicator_that_is_closed_in_the_middle(cluster: Cluster, devices: list[FakeDevice]) -> None:
     cluster.join(2)
     held = [device.array(values(i)) for i, device in enumerate(devices[:2])]
@@ -521,17 +402,6 @@ def test_a_communicator_that_is_closed_in_the_middle(cluster: Cluster, devices: 
     devices[0].reads_held.set()
     for i, array in enumerate(held):
         np.testing.assert_array_equal(array.settled(), values(i))
-
-
-def test_several_engine_threads(devices: list[FakeDevice]) -> None:
-    with MasterNode("127.0.0.1:0", engine_threads=2) as master:
-        cluster = Cluster(master.address, segment_bytes=256)
-        cluster.join(WORLD)
-        held = [device.array(values(i)) for i, device in enumerate(devices)]
-        for turn in range(1, 3):
-            for found in reduced(cluster, held):
-                np.testing.assert_array_equal(found, total() * WORLD ** (turn - 1))
-        cluster.close_all()
 
 
 # Host memory.

@@ -147,7 +147,3 @@ def test_a_trace_that_was_cut_off_still_has_offsets() -> None:
     whole = world.trace(uncertainty_ns=MS)
     found = shifts(Trace("", "", whole.peers, "cut off"))
     assert {shift.source for shift in found.values()} == {"timestamps"}
-
-
-def test_nothing_to_bring_together() -> None:
-    assert shifts(Trace("run", "", [PeerTrace(1, "one", None, "it did not answer")])) == {}

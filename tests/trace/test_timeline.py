@@ -138,12 +138,6 @@ def test_links_events_and_calls() -> None:
     assert [event["name"] for event in events if event["ph"] == "i"] == ["view: view 2: ring [1, 2]"]
 
 
-def test_counters_that_another_version_does_not_know_may_be_missing() -> None:
-    links = [LinkSample(1 * S, 2, 5, 0, {"tx_bytes": 0, "resent": 7}), LinkSample(2 * S, 2, 5, 0, {"tx_bytes": 10})]
-    events = drawn(of(recording(1, [], links=links)))["traceEvents"]
-    assert [event["name"] for event in events if event["ph"] == "C"] == ["link to peer 2"]
-
-
 def test_many_tags_share_lanes_without_overlapping() -> None:
     ops = [op(1, tag, 10 * tag, 10 * tag + 35) for tag in range(TAGS_DRAWN + 50)]
     events = drawn(of(recording(1, ops)))["traceEvents"]

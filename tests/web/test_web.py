@@ -14,7 +14,6 @@ import pytest
 
 from pccl import MasterNode, PCCLError, ReduceOp
 from pccl.security import ExposedWarning
-from pccl.web import server
 from tests.support.cluster import Cluster, until
 
 TIMEOUT_S = 60.0
@@ -132,20 +131,6 @@ def test_what_is_no_http_is_told_so(shown: MasterNode, said: bytes) -> None:
     assert ask(shown, "/healthz")[0].status == 200
 
 
-def test_idle_connections_are_bounded_and_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CONNECTIONS_MAX", 3)
-    monkeypatch.setattr(server, "CONNECTION_S", 0.2)
-    with MasterNode("127.0.0.1:0", http="127.0.0.1:0") as shown:
-        idle = [dial(shown) for _ in range(5)]
-        cluster = Cluster(shown.address)
-        cluster.join(2)
-        cluster.close_all()
-        for sock in idle:
-            assert sock.recv(1) == b""
-            sock.close()
-        assert ask(shown, "/healthz")[0].status == 200
-
-
 @pytest.mark.parametrize("said", [b"", b"GET /status.json HTTP/1.1\r\n", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"])
 def test_who_asks_at_once_is_answered_however_many_hold_connections(shown: MasterNode, said: bytes) -> None:
     """They say nothing, half of a request, or do not take their answer and go."""
@@ -155,16 +140,6 @@ def test_who_asks_at_once_is_answered_however_many_hold_connections(shown: Maste
         for path in ("/healthz", "/metrics", "/status.json"):
             for _ in range(3):
                 assert ask(shown, path)[0].status in (200, 501)
-
-
-def test_the_oldest_idle_connection_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "CONNECTIONS_MAX", 3)
-    with MasterNode("127.0.0.1:0", http="127.0.0.1:0") as shown, ExitStack() as stack:
-        idle = [stack.enter_context(dial(shown)) for _ in range(4)]
-        assert idle[0].recv(1) == b""
-        for sock in idle[1:]:
-            sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-            assert sock.recv(1000).startswith(b"HTTP/1.1 200")
 
 
 def test_it_ends_with_the_master_and_its_port_is_free_again() -> None:

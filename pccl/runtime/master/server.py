@@ -356,12 +356,12 @@ class MasterServer:
         self._forget(client)
         if self._clients.get(number) is not old:
             return "the session has just ended"
-        old.connection.give_session_up()
+        old.connection.release_session()
         old.reading.cancel()
         client.number = number
         self._clients[number] = client
         client.connection.send([m.Reattached(session.received)])
-        client.connection.carry_on(session, opening.received)
+        client.connection.continue_session(session, opening.received)
         self._execute(self._machine.reattached(number, now))
         return None
 

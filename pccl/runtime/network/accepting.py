@@ -36,7 +36,7 @@ class Unauthenticated:
         return len(self._source_of)
 
     def enter(self, host: str, drop: Callable[[], object]) -> int:
-        """Add a connection from `host`; `drop` ends it. Return a number to `leave` with."""
+        """Add a connection from `host`; `drop` ends it. Return its number for `leave`."""
         number = self._next
         self._next += 1
         source = source_of(host)
@@ -49,7 +49,7 @@ class Unauthenticated:
         return number
 
     def leave(self, number: int) -> None:
-        """Remove a connection, which is authenticated, or gone. May be called again, and after it was dropped."""
+        """Remove a connection that is authenticated or closed. May be called again, and after it was dropped."""
         source = self._source_of.pop(number, None)
         if source is not None:
             del self._drops[source][number]
@@ -86,10 +86,10 @@ STARVED_PAUSE_S = 0.1
 async def accept_connections(
     listener: socket.socket,
     unauthenticated: Unauthenticated,
-    greet: Callable[[socket.socket, tuple[str, int]], None],
+    accept: Callable[[socket.socket, tuple[str, int]], None],
     logger: logging.Logger | logging.LoggerAdapter[logging.Logger],
 ) -> NoReturn:
-    """Pass each connection and its address to `greet`, which does not wait, until cancelled. Forked children close
+    """Pass each connection and its address to `accept`, which does not wait, until cancelled. Forked children close
     their copies."""
     is_starved = False
     while True:
@@ -107,4 +107,4 @@ async def accept_connections(
             continue
         is_starved = False
         close_in_child(sock)
-        greet(sock, address)
+        accept(sock, address)

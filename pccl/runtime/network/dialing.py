@@ -35,7 +35,7 @@ async def dial_tcp(host: str, port: int) -> socket.socket:
         targets = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
         raise OSError(f"no host has such a name: {error}") from None
-    except RuntimeError as error:  # the program has ended: a name takes a thread, and there can be no new one
+    except RuntimeError as error:  # no new thread at the end of the program
         raise OSError(f"{host} cannot be looked up: {error}") from None
     connected: list[socket.socket] = []
     failures: list[OSError] = []
@@ -69,7 +69,7 @@ async def dial_tcp(host: str, port: int) -> socket.socket:
 def _numeric(host: str, port: int) -> Any:
     flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     try:
-        # As bytes: of a text Python would first see to its Unicode, with modules that are not loaded yet.
+        # As bytes: for a str Python would import its IDNA codec.
         return socket.getaddrinfo(host.encode("ascii"), port, type=socket.SOCK_STREAM, flags=flags)[0]
     except (OSError, UnicodeError):
         return None

@@ -31,14 +31,14 @@ SHARE_BYTES = 16 * 2**20
 THREADS_MAX = 32
 
 
-class Landing(Protocol):
+class BlockMemory(Protocol):
     """Memory for a block that is being received."""
 
     @property
     def view(self) -> memoryview: ...
 
-    def land(self) -> None:
-        """Make what is in the view the block's content. Does not wait."""
+    def commit(self) -> None:
+        """Make the content of the view the block's content. Does not wait."""
 
 
 class StoreError(Exception):
@@ -46,22 +46,21 @@ class StoreError(Exception):
 
 
 class Store(Protocol):
-    """The bytes of a tensor that are not memory of this machine. Methods that may wait for the device say so.
-    StoreError from any method."""
+    """The bytes of a tensor on a device. Methods that may wait say so. StoreError from any method."""
 
     @property
     def size_bytes(self) -> int: ...
 
     def digests(self) -> bytes:
-        """Return the digests of all blocks, one after the other, once the device has come to rest. Waits."""
+        """Return the digests of all blocks, one after the other. Waits."""
 
     def load(self, number: int) -> memoryview:
         """Return a copy of a block. Waits."""
 
-    def landing(self, number: int) -> Landing: ...
+    def memory_of(self, number: int) -> BlockMemory: ...
 
     def settle(self) -> None:
-        """Return when everything that has landed is there for all users of the device. Waits, if anything has."""
+        """Wait until all committed blocks are visible to all users of the device."""
 
 
 @dataclass(frozen=True)
@@ -89,15 +88,15 @@ class StateTensor:
         """Return the memory of a block of a tensor without a store."""
         return self.data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
 
-    def landing(self, number: int) -> Landing:
-        return InPlace(self.block(number)) if self.store is None else self.store.landing(number)
+    def memory_of(self, number: int) -> BlockMemory:
+        return InPlace(self.block(number)) if self.store is None else self.store.memory_of(number)
 
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
     view: memoryview
 
-    def land(self) -> None:
+    def commit(self) -> None:
         """The block has its content already."""
 
 
@@ -130,8 +129,7 @@ def differing(mine: bytes | bytearray, theirs: bytes | bytearray) -> Sequence[in
 
 
 def root_digest(tensors: Sequence[StateTensor], blocks: Sequence[bytes]) -> bytes:
-    """Return the digest over everything that must be equal: all tensors but the loose ones, whose place in `blocks` may
-    hold anything."""
+    """Return the digest over all tensors that are not loose."""
     whole = blake3()
     for tensor, digests in zip(tensors, blocks, strict=True):
         if tensor.loose:
@@ -170,7 +168,6 @@ def _shares(tensors: Sequence[StateTensor]) -> Iterator[list[memoryview]]:
 def _hashed(shares: list[list[memoryview]]) -> list[list[bytes]]:
     threads = min(len(shares), cores(), THREADS_MAX)
     if threads > 1:
-        # No thread can be had beyond a limit, nor while the interpreter exits.
         with suppress(RuntimeError), ThreadPoolExecutor(threads, "pccl-hash") as pool:
             return list(pool.map(_hash_share, shares))
     return [_hash_share(share) for share in shares]

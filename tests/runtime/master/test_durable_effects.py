@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -121,24 +120,12 @@ def test_a_disk_that_fails_is_tried_again_and_told_once(
         with_effects(disk, use)
     texts = [record.getMessage() for record in caplog.records]
     assert texts == [
-        f"the run stands still until its state can be written to {tmp_path}: No space left on device",
+        f"the run pauses until its state can be written to {tmp_path}: No space left on device",
         f"the state has been written to {tmp_path}",
     ]
     again = StateDirectory(str(tmp_path), "another")
     assert again.record == record(1), "closing has given the directory free"
     again.close()
-
-
-def test_a_default_directory_that_somebody_removes_stops_no_run(tmp_path: Path) -> None:
-    directory = tmp_path / "state"
-    state = StateDirectory(str(directory), "here", is_optional=True)
-
-    async def use(effects: DurableEffects, performed: list[Effect]) -> None:
-        shutil.rmtree(directory)
-        effects.execute([Persist(record(1)), Close(1)])
-        await until(lambda: performed == [Close(1)])
-
-    with_effects(state, use)
 
 
 def test_a_record_that_nobody_asked_for_stops_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -152,7 +139,7 @@ def test_a_record_that_nobody_asked_for_stops_no_run(tmp_path: Path, caplog: pyt
 
     with caplog.at_level(logging.WARNING, "pccl.master"):
         with_effects(disk, use)
-    assert f"this master keeps no record of its run from now on: {tmp_path}: No space left on device" in caplog.text
+    assert f"this master no longer keeps a record of its run: {tmp_path}: No space left on device" in caplog.text
     again = StateDirectory(str(tmp_path), "here", is_optional=True)
     assert again.record is None
     again.close()

@@ -171,14 +171,6 @@ def test_it_is_known_for_how_long_nobody_has_held_a_directory(tmp_path: Path) ->
     state.close()
 
 
-def test_a_clock_that_was_set_back_makes_nobody_idle(tmp_path: Path) -> None:
-    StateDirectory(str(tmp_path), "here").close()
-    os.utime(tmp_path / LOCK, (time.time() + 1000.0,) * 2)
-    state = StateDirectory(str(tmp_path), "here")
-    assert state.idle_s == 0.0
-    state.close()
-
-
 def test_a_record_that_was_given_up_is_removed(tmp_path: Path) -> None:
     state = StateDirectory(str(tmp_path), "here", is_optional=True)
     state.write(FENCE)

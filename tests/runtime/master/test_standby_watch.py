@@ -40,7 +40,7 @@ def test_two_runs_are_warned_of_once(monkeypatch: pytest.MonkeyPatch, caplog: py
     (warning,) = of(monkeypatch, caplog, "run-a", ["run-b"] * 3)
     assert "198.18.0.1:48148 leads run run-b" in warning
     assert "leads run run-a" in warning
-    assert "start them again" in warning
+    assert "restart the peers of one" in warning
 
 
 @pytest.mark.parametrize("own", ["", "run-b"])
