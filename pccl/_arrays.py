@@ -166,7 +166,6 @@ def changes_of(*arrays: Any) -> Callable[[], None] | None:
 
 
 def require_writable(operand: Operand, role: str, func_name: str) -> None:
-    """Raise INVALID_ARGUMENT unless it can be written to."""
     if operand.wrap is not None:
         what = f"{role} is a jax.Array, which cannot be written into; leave it out to get the result in a new one"
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
@@ -175,7 +174,6 @@ def require_writable(operand: Operand, role: str, func_name: str) -> None:
 
 
 def require_alike(send: Operand, recv: Operand, func_name: str) -> None:
-    """Raise INVALID_ARGUMENT unless both are on one device, or none, and of one dtype."""
     what = ""
     if send.device is not recv.device:
         what = f"send is on {send.device_name} but recv on {recv.device_name}; they must be on one device"
@@ -197,7 +195,6 @@ def _is_reducible(array: Any) -> bool:
 
 
 def _from_numpy(array: np.ndarray[Any, Any], role: str, func_name: str, dtype: DataType | None = None) -> Operand:
-    """Return the array's memory. `dtype` replaces its own."""
     try:
         dtype = dtype if dtype is not None else DataType.from_numpy_dtype(array.dtype)
     except ValueError as error:
@@ -222,7 +219,6 @@ def _fail_for(role: str, func_name: str) -> Fail:
 
 
 def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None = None) -> Operand:
-    """Return the array's memory. `dtype` replaces its own."""
     fail = _fail_for(role, func_name)
     if getattr(tensor, "is_nested", False):
         raise fail("is a nested tensor; pass its tensors one by one (unbind())")
@@ -265,7 +261,6 @@ def is_jax(array: Any) -> bool:
 
 
 def _jax_view(array: Any, fail: Fail) -> np.ndarray[Any, Any]:
-    """Return the array's memory on this machine, contiguous and not to be written into."""
     jax: Any = sys.modules["jax"]
     if isinstance(array, jax.core.Tracer):
         raise fail(
@@ -332,7 +327,6 @@ class JaxLeaves:
             self._makers.append(_jax_maker(leaf) if is_jax(leaf) else np.copy)
 
     def tree(self) -> Any:
-        """Return a tree of new arrays with these values."""
         jax: Any = sys.modules["jax"]
         leaves = []
         for make, values in zip(self._makers, self.values.values(), strict=True):
@@ -358,7 +352,6 @@ class JaxLeaves:
 
 
 def _flattened(tree: Any, fail: Fail) -> tuple[list[tuple[str, Any, np.ndarray[Any, Any]]], Any]:
-    """Return name, leaf and memory of each leaf, and the structure of the tree."""
     jax: Any = sys.modules.get("jax")
     if jax is None:
         raise fail("trees of arrays are those of JAX, which this program has not imported; see SharedState.from_numpy")

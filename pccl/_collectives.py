@@ -63,7 +63,6 @@ CallOf = Callable[[View, str], CollectiveCall]
 def _checked(
     op: Any, tag: int, tag_max: int, algorithm: Any, step: int | None, func_name: str
 ) -> tuple[int, int | None]:
-    """Return tag and step as ints. INVALID_ARGUMENT."""
     if not isinstance(op, ReduceOp):
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"op must be a ReduceOp, not {op!r}")
     if algorithm is not None and not isinstance(algorithm, ReduceAlgorithm):
@@ -232,7 +231,6 @@ class _Placed:
         self._new_array: NewArray | None = None
 
     def result(self) -> Any:
-        """Return the array with the result, after the op has succeeded."""
         return self._array if self._new_array is None else self._new_array()
 
     def place(self, rank: int, world_size: int) -> Buffers:
@@ -364,7 +362,6 @@ def all_to_all(
 def _checked_counts(
     send_counts: Counts | None, recv_counts: Counts | None, rows: int, func_name: str
 ) -> tuple[list[int], list[int]] | None:
-    """Return the counts as lists of ints; None if there are none."""
 
     def fail(text: str) -> PCCLError:
         return PCCLError(Result.INVALID_ARGUMENT, func_name, text)
@@ -474,7 +471,6 @@ def broadcast(array: Any, root: int, tag: int, algorithm: ReduceAlgorithm | None
 
 
 def _rooted(root: int, view: View, func_name: str) -> Root:
-    """Return the root: the peer with this rank in the caller's view."""
     rank = integer_argument("root", root, func_name)
     return Root(rank, view.ring[rank] if 0 <= rank < view.world_size else 0)
 

@@ -166,7 +166,6 @@ class _Doctor:
         return Check("versions", OK, f"{text}; run {status.run} ({status.role}) with {peers} peers")
 
     async def _path(self) -> list[Check]:
-        """Check the path to the master and back."""
         listener: socket.socket | None = None
         found: list[Check] = []
         try:
@@ -250,7 +249,6 @@ class _Doctor:
 
 
 def _advice_on(text: str) -> str:
-    """Return the remedy for the text of a failure."""
     for sign, advice in (
         ("no pccl master answered", "give the master's own address"),
         ("token", "give this side the run's token (PCCL_TOKEN, --token-file), or none if the master has none"),
@@ -296,7 +294,6 @@ def _mtu(path: PathReport) -> Check:
 
 
 def _windows(path: PathReport) -> Iterator[Check]:
-    """Compare the windows that the system allows with the capacity of the path."""
     round_trip_s = min(path.round_trips_s)
     if round_trip_s < LONG_PATH_S:
         return
@@ -319,7 +316,6 @@ def _windows(path: PathReport) -> Iterator[Check]:
 
 
 def _limits() -> Iterator[Check]:
-    """Check this host's own limits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = soft == resource.RLIM_INFINITY or soft >= FILES_MIN
     most = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
@@ -336,7 +332,6 @@ def _limits() -> Iterator[Check]:
 
 
 def _bbr() -> str:
-    """Return whether links can use BBR where the default is another congestion control."""
     with suppress(OSError), socket.socket() as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
         return "links to distant peers use bbr"
@@ -344,7 +339,6 @@ def _bbr() -> str:
 
 
 def _setting(name: str) -> str:
-    """Return a setting of the kernel; empty where there is none."""
     with suppress(OSError):
         return (PROC / name).read_text().strip()
     return ""

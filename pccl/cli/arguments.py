@@ -45,7 +45,6 @@ def interval(text: str) -> float:
 
 
 def add_master(parser: argparse.ArgumentParser) -> None:
-    """Add the address of a master that is to be asked, as `address`."""
     parser.add_argument(
         "address",
         metavar="HOST:PORT",
@@ -56,21 +55,18 @@ def add_master(parser: argparse.ArgumentParser) -> None:
 
 
 def add_token_file(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--token-file`. `token_of` reads it."""
     parser.add_argument(
         "--token-file", metavar="FILE", help="file with the run's token (default: the token in PCCL_TOKEN)"
     )
 
 
 def add_timeout(parser: argparse.ArgumentParser, default_s: float, what: str) -> None:
-    """Add the option `--timeout`."""
     parser.add_argument(
         "--timeout", metavar="SECONDS", type=seconds, default=default_s, help=f"{what} (default: %(default)g)"
     )
 
 
 def token_of(arguments: argparse.Namespace) -> str | None:
-    """Return the token that `--token-file` names, None for the environment's. OSError or ValueError."""
     return token_in(arguments.token_file) if arguments.token_file else None
 
 
@@ -103,7 +99,6 @@ def listed(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
 
 
 def one_of(values: Mapping[str, T]) -> Callable[[str], T]:
-    """Return a parser that turns a name into its value."""
 
     def parse(name: str) -> T:
         if name not in values:

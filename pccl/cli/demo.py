@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pccl.tools.report import add_json_option, console_for, exit_code, write_json
 
@@ -24,6 +24,12 @@ Ctrl-C, which ends all processes.
 """
 
 
+PLAN_OPTIONS = {
+    *("peers", "steps", "inner_steps", "seed", "kill", "join", "quantize", "connections", "context", "hidden"),
+}
+"""Options with the names of the plan's fields."""
+
+
 def add_parser(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "demo",
@@ -33,49 +39,23 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     option = parser.add_argument
     switch = argparse.BooleanOptionalAction
-    option("--peers", type=int, default=4, metavar="N", help="peers at the start (default: %(default)s)")
-    option("--steps", type=int, default=10, metavar="N", help="outer steps of the run (default: %(default)s)")
-    option(
-        "--inner-steps",
-        type=int,
-        default=30,
-        metavar="N",
-        help="inner steps of each peer in an outer step (default: %(default)s)",
-    )
-    option("--seed", type=int, default=0, metavar="S", help="seed of everything that is random (default: %(default)s)")
+    count: dict[str, Any] = {"type": int, "metavar": "N"}
+    option("--peers", **count, default=4, help="peers at the start (default: %(default)s)")
+    option("--steps", **count, default=10, help="outer steps of the run (default: %(default)s)")
+    option("--inner-steps", **count, default=30, help="inner steps of a peer in an outer step (default: %(default)s)")
+    option("--seed", type=int, default=0, metavar="S", help="seed of all random choices (default: %(default)s)")
     option("--kill", action=switch, default=True, help="kill the last peer after a third of the steps (default: do)")
-    option(
-        "--join", action=switch, default=True, help="let a new peer join after two thirds of the steps (default: do)"
-    )
-    option(
-        "--quantize",
-        choices=("none", "min-max", "zero-point"),
-        default="none",
-        help="send the all-reduces as 8-bit integers (default: %(default)s)",
-    )
-    option(
-        "--connections", type=int, default=2, metavar="N", help="connections between two peers (default: %(default)s)"
-    )
-    option(
-        "--context", type=int, default=12, metavar="N", help="bytes of text that the model sees (default: %(default)s)"
-    )
-    option(
-        "--hidden", type=int, default=256, metavar="N", help="width of the model's hidden layers (default: %(default)s)"
-    )
-    option(
-        "--step-timeout",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="give up if no step ends for this long (default: %(default)g)",
-    )
-    option(
-        "--http",
-        nargs="?",
-        const="127.0.0.1:0",
-        metavar="HOST:PORT",
-        help="show the run to browsers there while it goes on (default: not; without HOST:PORT at a free port)",
-    )
+    option("--join", action=switch, default=True, help="a new peer joins after two thirds of the steps (default: do)")
+    quantizations = ("none", "min-max", "zero-point")
+    help_text = "send the all-reduces as 8-bit integers (default: %(default)s)"
+    option("--quantize", choices=quantizations, default="none", help=help_text)
+    option("--connections", **count, default=2, help="connections between two peers (default: %(default)s)")
+    option("--context", **count, default=12, help="bytes of text that the model sees (default: %(default)s)")
+    option("--hidden", **count, default=256, help="width of the model's hidden layers (default: %(default)s)")
+    help_text = "fail if no step ends for this long (default: %(default)g)"
+    option("--step-timeout", type=float, default=60.0, metavar="SECONDS", help=help_text)
+    help_text = "serve the page of the run there (default: not; without HOST:PORT at a free port)"
+    option("--http", nargs="?", const="127.0.0.1:0", metavar="HOST:PORT", help=help_text)
     option("--plot", metavar="FILE", help="draw the loss against steps and bytes to a file such as curve.png")
     add_json_option(parser)
     parser.set_defaults(run=run)
@@ -90,19 +70,8 @@ def run(arguments: argparse.Namespace) -> int:
     from pccl.tools.demo.supervisor import Supervisor
     from pccl.tools.report import check_plot
 
-    plan = Plan(
-        peers=arguments.peers,
-        steps=arguments.steps,
-        inner_steps=arguments.inner_steps,
-        seed=arguments.seed,
-        kill=arguments.kill,
-        join=arguments.join,
-        quantize=arguments.quantize,
-        connections=arguments.connections,
-        context=arguments.context,
-        hidden=arguments.hidden,
-        step_timeout_s=arguments.step_timeout,
-    )
+    options = {name: value for name, value in vars(arguments).items() if name in PLAN_OPTIONS}
+    plan = Plan(**options, step_timeout_s=arguments.step_timeout)
 
     def run_demo() -> Report:
         plan.check()

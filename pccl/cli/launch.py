@@ -56,15 +56,10 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="N",
         help="number of copies on this machine (default: %(default)s)",
     )
-    parser.add_argument(
-        "--nnodes", type=positive, metavar="N", help="number of machines with copies (default: NNODES, else 1)"
-    )
-    parser.add_argument(
-        "--node-rank",
-        type=natural,
-        metavar="I",
-        help="which of them this one is, from 0 (default: NODE_RANK, or RANK where WORLD_SIZE is the number of nodes)",
-    )
+    help_text = "number of machines with copies (default: NNODES, else 1)"
+    parser.add_argument("--nnodes", type=positive, metavar="N", help=help_text)
+    help_text = "this machine's number, from 0 (default: NODE_RANK, or RANK where WORLD_SIZE is the number of nodes)"
+    parser.add_argument("--node-rank", type=natural, metavar="I", help=help_text)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--master", metavar="HOST:PORT", help="use this master instead of starting one")
     where.add_argument(
@@ -73,10 +68,8 @@ def add_parser(subparsers: Subparsers) -> None:
         help=f"address of the master that is started; 0.0.0.0:48148 lets other machines join (default: {LISTEN_ALONE}, "
         f"or {LISTEN_FOR_NODES} with --nnodes)",
     )
-    parser.add_argument(
-        "--http", action="store_true", help="show the run to browsers, at an address of this machine that is printed"
-    )
-    parser.add_argument("--http-at", metavar="HOST:PORT", help="show it there")
+    parser.add_argument("--http", action="store_true", help="serve the page of the run, at an address that is printed")
+    parser.add_argument("--http-at", metavar="HOST:PORT", help="serve the page there")
     parser.add_argument(
         "--no-ranks",
         action="store_true",
@@ -98,17 +91,12 @@ def add_parser(subparsers: Subparsers) -> None:
         help="time that processes have to end before they are killed (default: %(default)g)",
     )
     parser.add_argument("-m", dest="as_module", action="store_true", help="`script` is the name of a module")
-    parser.add_argument(
-        "command",
-        nargs=argparse.PARSER,
-        metavar="script",
-        help="a Python file, or a module's name after -m; all that follows is passed to it as it is",
-    )
+    help_text = "a Python file, or a module's name after -m; all that follows is passed to it"
+    parser.add_argument("command", nargs=argparse.PARSER, metavar="script", help=help_text)
     parser.set_defaults(run=run)
 
 
 def script_of(arguments: argparse.Namespace) -> list[str]:
-    """Return the script or the module's name, and what it is given."""
     command: list[str] = arguments.command
     return command[1:] if command[0] == "--" else command  # Python 3.11 leaves it there
 

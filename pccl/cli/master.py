@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import queue
 import signal
 import ssl
 import sys
-import threading
-from contextlib import suppress
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from pccl.cli.arguments import token_in
@@ -20,7 +16,6 @@ if TYPE_CHECKING:
 
 DEFAULT_LISTEN = "0.0.0.0:48148"
 DEFAULT_HTTP = "127.0.0.1:48149"
-SIGNAL_POLL_S = 1.0
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -46,15 +41,13 @@ def add_parser(subparsers: Subparsers) -> None:
         "--peer-timeout",
         metavar="SECONDS",
         type=float,
-        help="how long a peer may send no heartbeat before the others go on without it, and the master before the "
-        "peers give it up (default: PCCL_PEER_TIMEOUT, else 5)",
+        help="seconds without heartbeat until a peer or the master is lost (default: PCCL_PEER_TIMEOUT, else 5)",
     )
     parser.add_argument(
         "--engine-threads",
         metavar="N",
         type=int,
-        help="threads that move each peer's payload, 1 to 16: more where machines have cores to spare and links that "
-        "are faster than one of them (default: PCCL_ENGINE_THREADS, else 1)",
+        help="threads of each peer that move payload, 1 to 16 (default: PCCL_ENGINE_THREADS, else 1)",
     )
     parser.add_argument(
         "--http",
@@ -69,9 +62,8 @@ def add_parser(subparsers: Subparsers) -> None:
         metavar="NAME",
         action="append",
         default=[],
-        help="a name by which browsers and Prometheus may ask for the page of --http, in addition to its address and "
-        "this machine's name, such as a proxy's. Repeatable. Other names are refused, because a foreign page could "
-        "make a browser request them; /healthz answers to all",
+        help="further host name of the page, such as a proxy's; repeatable. Requests for other names are refused, "
+        "except /healthz",
     )
     parser.add_argument(
         "--standby-of",
@@ -108,14 +100,8 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from pccl import MasterNode, PCCLError, logs
 
-    # None: the master has ended by itself. A handler must take no lock that its own thread may hold: it only puts.
-    ends: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        ends.put(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     logs.configure("WARN", in_background=True)
     try:
         token = token_in(arguments.token_file) if arguments.token_file else None
@@ -136,40 +122,26 @@ def run(arguments: argparse.Namespace) -> int:
     except (PCCLError, ValueError, OSError) as error:
         print_line(f"pccl master: {error}", sys.stderr)
         return 1
-
-    why = "ended unexpectedly"
-
-    def watch() -> None:
-        nonlocal why
-        try:
-            node.wait(None)
-        except PCCLError as error:
-            why = error.message
-        ends.put(None)
-
-    threading.Thread(target=watch, name="master watch", daemon=True).start()
-    print_line(f"pccl master listening on {node.address}")
-    if node.http_address is not None:
-        print_line(f"pccl master shows the run at http://{node.http_address}/")
-    if _next(ends) is None:
-        print_line(f"pccl master: {why}", sys.stderr)
-        return 1
+    except KeyboardInterrupt:
+        return 0
+    failure = "ended unexpectedly"
     try:
-        node.interrupt()
+        try:
+            print_line(f"pccl master listening on {node.address}")
+            if node.http_address is not None:
+                print_line(f"pccl master shows the run at http://{node.http_address}/")
+            node.wait()
+        except KeyboardInterrupt:
+            node.interrupt()
+            return 0
     except PCCLError as error:
-        print_line(f"pccl master: {error}", sys.stderr)
-        return 1
-    return 0
-
-
-def _next(ends: queue.SimpleQueue[int | None]) -> int | None:
-    while True:
-        with suppress(queue.Empty):
-            return ends.get(timeout=SIGNAL_POLL_S)
+        failure = error.message
+    print_line(f"pccl master: {failure}", sys.stderr)
+    return 1
 
 
 def tls_context(certificate: str | None, key: str | None, client_ca: str | None) -> ssl.SSLContext | None:
-    """Return the context of a master with TLS, None without a certificate. ValueError names a file of no use."""
+    """Return the TLS context of a master, None without a certificate. ValueError."""
     if certificate is None:
         if key or client_ca:
             raise ValueError("--tls-key and --tls-client-ca need --tls-cert")

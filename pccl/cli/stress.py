@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pccl.tools.report import add_json_option, console_for, exit_code, write_json
 
@@ -39,87 +39,48 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     option = parser.add_argument
     switch = argparse.BooleanOptionalAction
+    count: dict[str, Any] = {"type": int, "metavar": "N"}
+    interval: dict[str, Any] = {"type": _interval, "metavar": "A..B"}
     option("--minutes", type=float, default=2.0, metavar="M", help="length of the run (default: %(default)g)")
-    option("--peers", type=int, default=4, metavar="N", help="peers at the start (default: %(default)s)")
-    option("--peers-max", type=int, default=8, metavar="N", help="most peers at any time (default: %(default)s)")
-    option("--groups", type=int, default=1, metavar="N", help="peer groups (default: %(default)s)")
-    option(
-        "--kill-every",
-        type=_interval,
-        default="0.5..3",
-        metavar="A..B",
-        help="seconds between two disturbances, of whatever kind (default: %(default)s)",
-    )
+    option("--peers", **count, default=4, help="peers at the start (default: %(default)s)")
+    option("--peers-max", **count, default=8, help="most peers at any time (default: %(default)s)")
+    option("--groups", **count, default=1, help="peer groups (default: %(default)s)")
+    help_text = "seconds between two disturbances of any kind (default: %(default)s)"
+    option("--kill-every", **interval, default="0.5..3", help=help_text)
     option("--kill", action=switch, default=True, help="kill peers with SIGKILL (default: do)")
     option("--join", action=switch, default=True, help="let new peers join (default: do)")
     option("--leave", action=switch, default=True, help="let peers leave (default: do)")
-    option(
-        "--freeze", action=switch, default=True, help="stop peers with SIGSTOP, and let them go on later (default: do)"
-    )
-    option(
-        "--freeze-for",
-        type=_interval,
-        default="0.1..10",
-        metavar="A..B",
-        help="duration of a freeze in seconds (default: %(default)s)",
-    )
+    option("--freeze", action=switch, default=True, help="stop peers with SIGSTOP for some time (default: do)")
+    option("--freeze-for", **interval, default="0.1..10", help="seconds of a freeze (default: %(default)s)")
     option("--cut", action=switch, default=False, help="break connections between living peers (default: do not)")
-    option(
-        "--partition",
-        type=_interval,
-        metavar="A..B",
-        help="seconds between partitions, which cut some peers off from others, or from the master, in one direction "
-        "or both (Linux only; default: none)",
+    help_text = (
+        "seconds between partitions, which separate some peers from others, or from the master, in one direction or "
+        "both (Linux only; default: none)"
     )
-    option(
-        "--partition-for",
-        type=_interval,
-        default="0.1..12",
-        metavar="A..B",
-        help="duration of a partition in seconds (default: %(default)s)",
+    option("--partition", **interval, help=help_text)
+    option("--partition-for", **interval, default="0.1..12", help="seconds of a partition (default: %(default)s)")
+    help_text = "seconds between kills of the leading master; another is started at its address (default: none)"
+    option("--kill-master-every", **interval, help=help_text)
+    help_text = (
+        "standby masters, at addresses that all peers know too. A killed master comes back as a standby, or as a "
+        "master without the state of the run (default: %(default)s)"
     )
-    option(
-        "--kill-master-every",
-        type=_interval,
-        metavar="A..B",
-        help="seconds between kills of the master that leads; another is started at its address (default: none)",
+    option("--standbys", **count, default=0, help=help_text)
+    help_text = "masters record their run on disk (default: if they are killed and have no standby)"
+    option("--state", action=switch, default=None, help=help_text)
+    option("--timeouts", action=switch, default=False, help="some ops have a short timeout (default: do not)")
+    help_text = "threads of each peer that share a few tags, with blocking and asynchronous ops (default: none)"
+    option("--threads", **count, default=0, help=help_text)
+    help_text = (
+        "seconds between interrupts: a peer receives SIGINT in a call, its buffers must be unchanged, and it continues "
+        "(default: none)"
     )
-    option(
-        "--standbys",
-        type=int,
-        default=0,
-        metavar="N",
-        help="standby masters, at addresses that all peers know too. A master that was killed comes back as a "
-        "standby, or as a master without the state of the run (default: %(default)s)",
-    )
-    option(
-        "--state",
-        action=switch,
-        default=None,
-        help="masters record their run on disk (pccl master --state; default: if they are killed and have no standby)",
-    )
-    option("--timeouts", action=switch, default=False, help="give some ops up after a moment (default: do not)")
-    option(
-        "--threads",
-        type=int,
-        default=0,
-        metavar="N",
-        help="threads of each peer that take turns on a few tags, with all_reduce and all_reduce_async mixed (default: "
-        "none)",
-    )
-    option(
-        "--interrupts",
-        type=_interval,
-        metavar="A..B",
-        help="seconds between interrupts: a peer is sent SIGINT in the middle of a call, its buffers must be as they "
-        "were before, and it goes on (default: none)",
-    )
-    option("--token", action=switch, default=False, help="give the run a token (default: do not)")
+    option("--interrupts", **interval, help=help_text)
+    option("--token", action=switch, default=False, help="the run has a token (default: do not)")
     option("--encrypt", action=switch, default=False, help="encrypt between peers, with a token (default: do not)")
-    option(
-        "--hang", type=float, default=30.0, metavar="SECONDS", help="fail if a call takes longer (default: %(default)g)"
-    )
-    option("--seed", type=int, metavar="S", help="seed of everything that is random (default: a new one)")
+    help_text = "fail if a call takes longer (default: %(default)g)"
+    option("--hang", type=float, default=30.0, metavar="SECONDS", help=help_text)
+    option("--seed", type=int, metavar="S", help="seed of all random choices (default: a new one)")
     add_json_option(parser)
     parser.set_defaults(run=run)
 

@@ -93,19 +93,16 @@ class HostPool:
         return _Memory(self._device.allocate(size, False), size, False)
 
     def trim(self) -> None:
-        """Free idle blocks beyond the bound. Call it when an op has ended."""
         with self._lock:
             self._free(self.idle_bytes - IDLE_BYTES_MAX)
 
     @property
     def pinned_bytes(self) -> int:
-        """The bytes of all pinned memory, in use and idle."""
         with self._lock:
             return sum(memory.size_bytes for memory in self._pinned)
 
     @property
     def idle_bytes(self) -> int:
-        """The bytes of free blocks."""
         with self._lock:
             self._sort()
             return sum(size * len(idle) for size, idle in self._idle.items())

@@ -82,7 +82,6 @@ class DeviceStore:
         self._pool.trim()
 
     def _place(self, number: int) -> tuple[int, int]:
-        """Return the offset and the size of a block."""
         start = number * tensor_blocks.BLOCK_BYTES
         return start, min(tensor_blocks.BLOCK_BYTES, self.size_bytes - start)
 

@@ -41,7 +41,6 @@ class Answer:
 
 
 def is_no_browser(first: bytes) -> bool:
-    """Whether a connection that begins with these bytes is from a peer, or TLS."""
     return first[:1] == b"\0" or begins_tls(first)
 
 
@@ -59,7 +58,6 @@ class Hosts:
             self._names.add(socket.gethostname().lower())
 
     def know(self, header: str | None) -> bool:
-        """Return whether the Host of a request, with or without a port, names this server."""
         if header is None:
             return True
         host = host_in(header)
@@ -124,7 +122,6 @@ class Routes:
     """The answers of a run's page."""
 
     def __init__(self, board: StatusBoard, hosts: Hosts, master_port: int) -> None:
-        """`master_port` is for peers that dial the page by mistake."""
         self._board = board
         self._master_port = master_port
         self._hosts = hosts
@@ -151,7 +148,6 @@ class Routes:
         return maker()
 
     def answer_to_peers(self) -> Answer:
-        """Answer a peer or a TLS client that dialed the page by mistake."""
         text = f"this is the page of a pccl master, for browsers and without TLS: peers dial port {self._master_port}\n"
         return Answer(400, TEXT, text.encode(), [(PAGE_HEADER, str(self._master_port))])
 

@@ -76,7 +76,7 @@ def test_a_place_that_cannot_be_written_is_named_before_anything_is(tmp_path: Pa
 
 def test_a_name_of_a_folder_makes_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(IsADirectoryError, match="Is a directory: 'new/'"):
+    with pytest.raises(FileNotFoundError, match="'new/'"):
         Replacement("new/")
     with pytest.raises(FileNotFoundError, match="No such file or directory: ''"):
         Replacement("")

@@ -88,7 +88,6 @@ class StateDirectory:
             os.pwrite(self._lock_fd, text, 0)
 
     def touch(self) -> None:
-        """Record that the directory is in use now. OSError."""
         os.utime(self._lock_fd)
 
     def _read(self) -> RunRecord | None:
@@ -131,13 +130,11 @@ class StateDirectory:
             os.close(directory_fd)
 
     def give_up(self) -> None:
-        """Remove a record that becomes out of date, where that is possible."""
         with suppress(OSError):
             self._check_lock()
             os.remove(self._path(RECORD))
 
     def _check_lock(self) -> None:
-        """Raise OSError if the lock file was removed or replaced."""
         with suppress(FileNotFoundError):
             if os.path.samestat(os.stat(self._path(LOCK)), os.fstat(self._lock_fd)):
                 return
@@ -188,7 +185,6 @@ class DurableEffects:
             self._perform_postponed()
 
     async def keep_touching(self) -> None:
-        """Touch the state directory until cancelled."""
         while self._state is not None and self._writer is not None:
             await trio.sleep(TOUCH_S)
             with suppress(OSError):

@@ -366,7 +366,6 @@ class MasterServer:
         return None
 
     def _refusal(self, request: m.StatusRequest | m.TraceRequest | m.CheckRequest) -> str:
-        """Return why a request is refused; empty if it is not."""
         if request.protocol != m.PROTOCOL_VERSION:
             return f"this master speaks protocol {m.PROTOCOL_VERSION}, the client {request.protocol}"
         if isinstance(request, m.StatusRequest):

@@ -57,7 +57,6 @@ class Unauthenticated:
                 del self._drops[source]
 
     def drop_one(self) -> bool:
-        """Drop one connection to make room. Return False if there is none."""
         if not self._drops:
             return False
         self._drop(max(self._drops, key=lambda source: (len(self._drops[source]), -next(iter(self._drops[source])))))

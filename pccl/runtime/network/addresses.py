@@ -112,7 +112,6 @@ def source_towards(host: str) -> str | None:
 
 
 def source_addresses() -> list[str]:
-    """Return the local addresses towards the internet. No packet is sent."""
     return [found for found in map(source_towards, ("192.0.2.1", "2001:db8::1")) if found]
 
 
@@ -224,7 +223,6 @@ class MasterAddresses:
         return Attempt(self.addresses[asked_in_round], pause_s, rounds == 0)
 
     def patience_s(self, peer_timeout_s: float, is_majority_there: bool) -> float:
-        """Return how long to wait at the last master, which gathers peers."""
         if len(self.addresses) == 1:
             return float("inf")
         if is_majority_there:
@@ -250,7 +248,6 @@ class MasterAddresses:
         return self._asked >= len(self.addresses)
 
     def failures(self) -> str:
-        """Return the last failure of each address, in their order."""
         return "; ".join(
             f"{host}:{port}: {self._failures[host, port]}"
             for host, port in self.addresses

@@ -70,7 +70,6 @@ def failure_of(error: Exception) -> str:
 
 
 def waiting_for(what: str, masters: Sequence[tuple[str, int]]) -> AbstractContextManager[None]:
-    """Return a context for a request that waits for an answer from one of these masters."""
     where = ",".join(addresses.join(*master) for master in masters)
 
     async def reason() -> tuple[str, str]:
@@ -125,7 +124,6 @@ LEADING = "leading"
 
 
 async def ask(host: str, port: int, token: str, ssl_context: ssl.SSLContext | None, dial: Dial = dial_tcp) -> RunStatus:
-    """Return the status of the run whose master is at this address. NoAnswer."""
 
     async def talk(connection: ControlConnection[m.ToWatcher]) -> RunStatus:
         (answer, *_) = await connection.receive()

@@ -60,7 +60,6 @@ class Channel(Protocol):
 
 
 def _exchange(token: str) -> AbstractContextManager[Exchange | None]:
-    """Return a new key pair; None without a token or where OpenSSL has none."""
     with suppress(OSError):
         return Exchange() if token else nullcontext()
     return nullcontext()
@@ -116,7 +115,6 @@ UNREADABLE = "cannot be decrypted: changed in transit, or not from this peer"
 
 
 def why_unavailable() -> str:
-    """Return why encryption is unavailable; empty if it is available."""
     error = ffi.new("char[256]")
     return text(error) if lib.pccl_encryption_available(error, len(error)) != lib.PCCL_OK else ""
 

@@ -71,19 +71,16 @@ class Attempt:
 
     @property
     def reaches_peer(self) -> bool:
-        """Whether full-size packets have been acknowledged."""
         if self.sock is None:
             return False
         return self.has_received or self.sock.fileno() < 0 or not _unacknowledged_bytes(self.sock)
 
     @property
     def reaches_here(self) -> bool:
-        """Whether full-size packets have arrived."""
         return self.is_padded or (self.sock is not None and _has_arrived(self.sock))
 
     @property
     def remedy(self) -> str:
-        """Advice, if the path seems to lose only full-size packets."""
         is_small = self.sock is not None and not (self.reaches_peer if self.accepted_at is None else self.reaches_here)
         return f"; {REMEDY}" if is_small else ""
 
@@ -152,7 +149,6 @@ async def accept(sock: trio.socket.SocketType) -> None:
 
 
 async def receive_padding(sock: trio.socket.SocketType, opening: m.PeerOpening, timeout_s: float) -> None:
-    """Read the padding that follows an opening. ConnectionLost if it does not come."""
     if not opening.padding_bytes:
         return
     with trio.move_on_after(timeout_s) as scope:
@@ -219,7 +215,6 @@ async def dial_within(
     timeout_s: float,
     system: System = SYSTEM,
 ) -> tuple[trio.socket.SocketType, Keys | None]:
-    """Make one connection as `dial_link` does."""
     taken: list[tuple[trio.socket.SocketType, Keys | None]] = []
 
     def take(_: int, sock: trio.socket.SocketType, keys: Keys | None) -> None:

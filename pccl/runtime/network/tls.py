@@ -50,7 +50,6 @@ class TlsEnd:
         return self._outgoing.read()
 
     def encrypt(self, data: bytes) -> bytes:
-        """Return the bytes to send; empty after the end."""
         rest = memoryview(data)
         with suppress(ssl.SSLError):
             while rest:
@@ -72,14 +71,12 @@ class TlsEnd:
         return bytes(received_plain), self._outgoing.read()
 
     def close_notify(self) -> bytes:
-        """Return the bytes that end this direction."""
         with suppress(ssl.SSLError):  # it expects the other side's close_notify
             self._object.unwrap()
         return self._outgoing.read()
 
 
 def begins_tls(first: bytes) -> bool:
-    """Whether a connection with these first bytes is TLS."""
     return first[:1] == bytes([RECORD_TYPE_HANDSHAKE])
 
 

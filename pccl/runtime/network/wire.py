@@ -94,7 +94,6 @@ class ControlConnection(Generic[M]):
 
     @property
     def sock(self) -> socket.socket:
-        """The socket, to be asked for its options and addresses."""
         return self._sock
 
     def bound_silence(self, timeout_s: float) -> None:
@@ -180,7 +179,6 @@ class ControlConnection(Generic[M]):
         self._progress = trio.Event()
 
     async def until_sent(self, bytes_left: int) -> None:
-        """Wait until the backlog has at most `bytes_left`, or the connection is lost."""
         while len(self._backlog) > bytes_left and not self._sender_ended.is_set():
             await self._progress.wait()
 
@@ -222,7 +220,6 @@ class ControlConnection(Generic[M]):
         return True
 
     def note_delivery(self) -> None:
-        """Note that a message is delivered to the machine, and acknowledge it from time to time."""
         ack = self.session.receive() if self.session is not None else None
         if ack is not None:
             self._send(encode(ack))
@@ -266,7 +263,6 @@ class ControlConnection(Generic[M]):
             return data
 
     async def speaks_tls(self) -> bool:
-        """Return whether the other side begins with TLS."""
         return begins_tls(await self._receive_raw(socket.MSG_PEEK))
 
     async def start_tls(self, end: TlsEnd) -> None:
@@ -382,7 +378,6 @@ async def send_bytes(sock: ByteStream, data: bytes | memoryview) -> None:
 
 
 async def send_some(sock: ByteStream, data: memoryview) -> int:
-    """Send at least one byte of `data`; return how many. ConnectionLost."""
     try:
         return await sock.send(data)
     except OSError as error:
@@ -390,7 +385,6 @@ async def send_some(sock: ByteStream, data: memoryview) -> int:
 
 
 async def receive_message(sock: ByteStream, expected: Any, limit_bytes: int = OPENING_BYTES_MAX) -> Any:
-    """Receive exactly one message of the union `expected`. ConnectionLost or ProtocolError."""
     return decode_body(await _receive_body(sock, limit_bytes), expected)
 
 

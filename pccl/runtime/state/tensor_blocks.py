@@ -85,7 +85,6 @@ class StateTensor:
         return -(-self.size_bytes // BLOCK_BYTES)
 
     def block(self, number: int) -> memoryview:
-        """Return the memory of a block of a tensor without a store."""
         return self.data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
 
     def memory_of(self, number: int) -> BlockMemory:
@@ -129,7 +128,6 @@ def differing(mine: bytes | bytearray, theirs: bytes | bytearray) -> Sequence[in
 
 
 def root_digest(tensors: Sequence[StateTensor], blocks: Sequence[bytes]) -> bytes:
-    """Return the digest over all tensors that are not loose."""
     whole = blake3()
     for tensor, digests in zip(tensors, blocks, strict=True):
         if tensor.loose:
@@ -178,7 +176,6 @@ def _hash_share(share: list[memoryview]) -> list[bytes]:
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

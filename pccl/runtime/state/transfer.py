@@ -149,7 +149,6 @@ class Schedule:
 
     @property
     def remaining_s(self) -> float:
-        """The time that the rest will take at the present speed."""
         rate = sum(stream.rate or 0.0 for stream in self._streams if stream.queue)
         return self.remaining * tensor_blocks.BLOCK_BYTES / rate if rate else float("inf")
 
@@ -187,7 +186,6 @@ class Schedule:
         self.remaining -= 1
 
     def delivered(self, stream: DonorStream) -> None:
-        """Note that the first block of a stream's queue has been received, valid or not."""
         self._give_back(stream._remove_first())
 
     def leave(self, stream: DonorStream) -> bool:
@@ -204,7 +202,6 @@ class Schedule:
 
 
 def blocks_of(tensor: int, size: int, numbers: Iterable[int]) -> Iterator[Block]:
-    """Yield the numbered blocks of a tensor of `size` bytes."""
     width = tensor_blocks.BLOCK_BYTES
     for number in numbers:
         yield Block(tensor, number, min(width, size - number * width))
@@ -336,7 +333,6 @@ class Transfer:
             self._fetching = None
 
     def lost(self, peer: int, reason: str) -> None:
-        """Note that a peer has left the run: a donor is then not waited for."""
         if self._fetching is not None:
             self._fetching.lost(peer, reason)
 
@@ -409,7 +405,6 @@ class _Connection:
         return count
 
     async def receive_scratch(self, size: int) -> memoryview:
-        """Receive the next `size` bytes, at most a block, apart from any tensor."""
         if self._scratch is None:
             self._scratch = bytearray(tensor_blocks.BLOCK_BYTES)
         whole = view = memoryview(self._scratch)[:size]
@@ -469,7 +464,6 @@ class _Fetch:
         self._scope = trio.CancelScope()
 
     async def run(self) -> None:
-        """Fetch all that is missing. TransferError if no donor is left."""
         members = iter(self._members)
         with self._scope:
             async with trio.open_nursery() as watch:
@@ -658,7 +652,6 @@ class _Fetch:
             await send_message(connection, m.BlockRequest(block.tensor, block.number, 1))
 
     async def _receive_block(self, connection: _Connection, schedule: Schedule) -> None:
-        """Receive the stream's first block. ProtocolError for wrong bytes."""
         block = connection.stream.queue[0]
         if block.is_done or block in self._writing:
             await self._receive_copy(connection, block)
