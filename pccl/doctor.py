@@ -1,7 +1,6 @@
 """Finds problems that keep this host from taking part in a run, with remedies; also as `pccl doctor`.
 
-from pccl.doctor import examine
-for check in examine("host:48148"):
+for check in pccl.doctor.examine("host:48148"):
     print(check.verdict, check.name, check.text, check.advice)
 """
 
@@ -75,11 +74,7 @@ def examine(
 
     Args:
         address: The master's "host:port", or several, separated by commas; each is examined.
-        token: The run's shared secret, as of a peer. Default: PCCL_TOKEN in the environment.
-        ssl_context: A context for TLS, as of a peer, with the same defaults from the environment.
-        listen: The "host:port" where a peer here would listen. Default: PCCL_LISTEN, else any free port.
-        advertise: The "host[:port]" that other peers would be told to dial. Default: PCCL_ADVERTISE, else the address
-            that the master sees.
+        token, ssl_context, listen, advertise: As of a `Communicator` here, with the same defaults.
 
     Returns:
         The checks in their order. A master that does not answer has no further ones.

@@ -61,12 +61,12 @@ class PeerTrace:
     peer: int
     name: str
     recording: Recording | None
-    """None: there is none; `lack` says why."""
+    """None: it is missing, for the reason in `lack`."""
     lack: str = ""
     offset_ns: int | None = None
     """The peer's monotonic clock less that of the trace, as measured; None: it was not measured."""
     uncertainty_ns: int = 0
-    """How far that may be off, either way."""
+    """The error of the offset, in either direction."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +135,6 @@ def _checked_last(last: Any, func_name: str) -> int:
     return integer_argument("last", last, func_name, 0, 2**63 - 1)
 
 
-def _checked_path(path: Any, func_name: str) -> str | os.PathLike[str]:
-    if isinstance(path, str | os.PathLike):
-        return path
-    raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{path!r} is not the path of a file")
-
-
 def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
     """Read recordings from files of PCCL_TRACE_DIR or `save`, one per peer. The trace has no clock offsets.
 
@@ -149,12 +143,11 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
         OSError: A file cannot be read.
         RecordingError: A file is not a recording, or they are of different runs.
     """
-    if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable):
+    if isinstance(paths, str | os.PathLike):
         raise PCCLError(Result.INVALID_ARGUMENT, "load", f"paths {paths!r}: must be a list of paths")
-    checked = [_checked_path(path, "load") for path in paths]
     peers: dict[int, PeerTrace] = {}
     runs: dict[str, str] = {}
-    for path in checked:
+    for path in paths:
         with open(path, "rb") as file:
             text = file.read()
         try:
@@ -187,5 +180,5 @@ def save(recording: Recording, path: str | os.PathLike[str]) -> None:
     """Write a recording to a file that `load` and `pccl trace --files` read. After an error the former file remains."""
     if not isinstance(recording, Recording):
         raise PCCLError(Result.INVALID_ARGUMENT, "save", f"recording must be a Recording, not {recording!r}")
-    with Replacement(_checked_path(path, "save")) as file:
+    with Replacement(path) as file:
         file.write(to_json(recording))

@@ -13,6 +13,7 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
+from typing import Any
 
 from pccl.runtime.master.requests import StatusBoard
 from pccl.runtime.network.tls import begins_tls
@@ -90,7 +91,8 @@ def host_in(header: str) -> str:
 
 def checked_names(names: Sequence[str]) -> list[str]:
     """Return host names and addresses in the form of `host_in`. ValueError."""
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    given: Any = names
+    if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(each, str) for each in given):
         raise ValueError(f"host names must be a list, not {names!r}")
     return [plain_name(name) for name in names]
 

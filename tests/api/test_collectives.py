@@ -431,7 +431,7 @@ def test_arguments_that_do_not_fit_the_world_fail_for_all(cluster_of: ClusterOf)
     fails_for_all(
         cluster,
         lambda peer, i: peer.reduce_scatter(x, np.empty(2 if i < 2 else 1, x.dtype), op=ReduceOp.SUM),
-        *(Result.INVALID_ARGUMENT, "peer 2 cannot take part", "rank 1 of 3 gets 1 of 4"),
+        *(Result.INVALID_ARGUMENT, "peer 2 cannot take part", "the result of rank 1 of 3 has 1"),
     )
     whole = [np.zeros(12, np.int64) for _ in range(3)]
     fails_for_all(

@@ -314,7 +314,7 @@ def test_arguments_that_do_not_fit_the_world_fail_for_all(cluster_of: ClusterOf)
             "rank 1 sends itself 2 rows and receives 1",
         ),
         (lambda peer, _: peer.gather(x, small, root=0), "recv has 5 elements, but the result of rank 0 of 3 has 18"),
-        (lambda peer, _: peer.scatter(x, small, root=0), "send has 6 elements, but 3 peers get 5 each, 15 in all"),
+        (lambda peer, _: peer.scatter(x, small, root=0), "send has 6 elements, but 3 peers receive 5 each, 15 in all"),
         (lambda peer, _: peer.scatter(x, x[:2], root=1), "recv overlaps send, outside the part of rank 1"),
     ]
     for call, says in cases:

@@ -148,7 +148,7 @@ def test_a_port_that_a_peer_here_has_already(master: MasterNode) -> None:
 def test_one_check_at_a_time(master: MasterNode) -> None:
     service = master._service
     assert service is not None
-    service._server._checking._is_busy = True
+    service._server._checking.is_busy = True
     assert "busy with requests of this kind; try again" in of(examine(master.address), "path").text
 
 

@@ -210,7 +210,7 @@ def test_warnings_are_shown_without_being_asked_for(tmp_path: Path) -> None:
             pass
         process.send_signal(signal.SIGTERM)
         _, stderr = process.communicate(timeout=TIMEOUT_S)
-    assert f"the run stands still until its state can be written to {state}" in stderr
+    assert f"the run pauses until its state can be written to {state}" in stderr
 
 
 # The state directory of a master at a fixed port.

@@ -198,7 +198,7 @@ def _answer(address: str, request: m.StatusRequest) -> m.ToWatcher:
 def test_who_speaks_another_protocol_is_told_so(master: MasterNode) -> None:
     answer = _answer(master.address, m.StatusRequest(m.PROTOCOL_VERSION + 1))
     assert isinstance(answer, m.Goodbye)
-    assert f"the asker {m.PROTOCOL_VERSION + 1}" in answer.reason
+    assert f"the client {m.PROTOCOL_VERSION + 1}" in answer.reason
 
 
 def test_only_so_many_are_told_at_a_time(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,15 +1,9 @@
 """The state directory of a master, and effects that wait for the disk.
 
 `master.json` is the run's record (`protocol.failover.durable_state`), `lock` names the master that uses the directory.
-Only their owner can read them: the record contains the run's secret.
-
-1. The record is replaced as a whole: written, synced, renamed, and the directory synced.
-2. The lock is held until the process ends. Before each write the master checks that the lock file is still in place.
-3. The lock file is touched regularly, so the next master knows how long the directory was unused.
-4. A default directory that becomes unwritable loses its record, and the run continues without one. With any other
-   directory the run stops until the disk can be written.
-
-`DurableEffects` writes a `Persist` in a helper thread; the effects after it wait. The machine itself never waits.
+Only their owner can read them: the record contains the run's secret. The record is replaced as a whole. The lock file
+is touched regularly, so the next master knows how long the directory was unused. A default directory that becomes
+unwritable loses its record, and the run continues; with any other directory the run pauses until it can be written.
 """
 
 from __future__ import annotations

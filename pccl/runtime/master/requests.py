@@ -2,13 +2,12 @@
 
 Status: encoded at most once per REFRESH_S for all readers.
 
-Trace: collects the flight recorders of all peers over their control connections. The master requests one part of
-PART_BYTES_MAX at a time from PEERS_AT_ONCE peers, and forwards it to the reader at the reader's speed. A peer without a
-timely answer is left out with the reason. Each request is also an NTP exchange of timestamps; the one with the shortest
-round trip gives the offset of the peer's clock, ((t2 - t1) + (t3 - t4)) / 2.
+Trace: the flight recorders of all peers, over their control connections. The master requests one part at a time from
+PEERS_AT_ONCE peers, and forwards it at the reader's speed. Each request is also an NTP exchange of timestamps; the one
+with the shortest round trip gives the offset of the peer's clock.
 
-Check (`pccl doctor`): echoes bytes and dials addresses, one check at a time, CHECK_S and BYTES_MAX at most. Without a
-token the master dials only the address of the client, so it cannot be used to scan ports.
+Check (`pccl doctor`): echoes bytes and dials addresses. Without a token the master dials only the address of the
+client, so it cannot be used to scan ports.
 """
 
 from __future__ import annotations
@@ -38,6 +37,8 @@ REFRESH_S = 0.5
 
 
 class StatusBoard:
+    """The status of the run, encoded at most once per REFRESH_S."""
+
     def __init__(self, machine: Failover, now: Callable[[], float]) -> None:
         self._machine = machine
         self._now = now

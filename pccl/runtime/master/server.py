@@ -1,11 +1,8 @@
 """Runs a master over TCP: one task reads each control connection, one sends its backlog, one watches the clock.
 
-A new connection may speak TLS, sends one small message, and proves the token (`Authentication`). Its first message
-selects a peer's session, a heartbeat connection, or a request of `requests`.
-
-A control connection may break and another one continue its session (`control_session`): the machine knows both by one
-number (`detached`, `reattached`). Heartbeat connections belong to the heartbeat thread, which does not need the
-interpreter, and reports silent ones to the machine.
+The first message of a connection selects a peer's session, a heartbeat connection, or a request of `requests`. A
+control connection may break and another one continue its session (`control_session`): the machine knows both by one number.
+Heartbeat connections belong to the heartbeat thread, which reports silent ones to the machine.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Accepts connections, and limits those that are not authenticated yet.
 
 There is room for `total_max` unauthenticated connections, `per_source_max` from one source (an IPv4 address or an IPv6
-/64 network). A new one is always accepted, and the oldest of the largest source is dropped for it. A real peer sends at
-once and is soon authenticated, so idle connections do not keep it out. When the process has no free descriptors, the
-oldest unauthenticated connection is dropped, and accepting continues after a pause.
+/64 network). A new one is always accepted, and the oldest of the largest source is dropped for it, as also when the
+process has no free descriptors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Outgoing connections, which forked children close (`fork_guard`), unlike those of `trio.open_tcp_stream`.
 
-Each address of a name has a head start of ATTEMPT_S, as in RFC 8305. A process that repeatedly dials a free local port
-may connect to itself; such a connection is reset, so that it does not block the port.
+Each address of a name has a head start of ATTEMPT_S, as in RFC 8305. A connection of a process to itself is reset.
 """
 
 from __future__ import annotations

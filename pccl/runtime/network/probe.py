@@ -1,11 +1,8 @@
 """Measures the rate of one direction of a link, and its round trip.
 
-A probe has connections of its own, as many as the link, with random bytes. Two PINGs on each connection give the round
-trip. Then one side floods, and an acceptor that receives reports its count every REPORT_S, so the dialer does all
-timing. The rate is the mean over FLOOD_ROUND_TRIPS within [FLOOD_S_MIN, FLOOD_S_MAX] without the first fifth, while
-TCP's windows grow. The connections are then reset.
-
-With a round trip over FLOOD_S_MAX / FLOOD_ROUND_TRIPS the result is lower than the link's rate.
+A probe has connections of its own, as many as the link. Two PINGs on each give the round trip. Then one side floods,
+and an acceptor that receives reports its count every REPORT_S. The rate is the mean over FLOOD_ROUND_TRIPS within
+[FLOOD_S_MIN, FLOOD_S_MAX] without the first fifth, while TCP's windows grow.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def test_an_acceptor_names_who_has_not_got_through() -> None:
         with ours, theirs:
             opening = m.ProbeHello(m.PROTOCOL_VERSION, "run", 2, 1, pulls=False, padding_bytes=1000)
             await ours.send(bytes(999))
-            with pytest.raises(ConnectionLost, match=r"peer 2 has not got through to us within 0\.1 s.*MTU"):
+            with pytest.raises(ConnectionLost, match=r"peer 2 did not send full-size packets within 0\.1 s.*MTU"):
                 await links.receive_padding(theirs, opening, 0.1)
 
     trio.run(run)

@@ -113,6 +113,6 @@ def test_tls_mismatches_are_named_in_both_directions(master: MasterNode) -> None
 @pytest.mark.parametrize("address", ["http://example.org:48149", "https://h/x", "tcp://h:1", "a:1,http://b:2"])
 def test_a_url_is_not_an_address(address: str) -> None:
     for call in (lambda: Communicator(address), lambda: run_status(address)):
-        with pytest.raises(PCCLError, match="is a URL, and an address is host:port alone: write") as caught:
+        with pytest.raises(PCCLError, match="is a URL: write host:port alone, such as") as caught:
             call()
         assert caught.value.result is Result.INVALID_ARGUMENT

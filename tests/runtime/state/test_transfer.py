@@ -183,7 +183,7 @@ def test_a_donor_with_other_contents_is_found_before_anything_is_overwritten() -
     donor = transfer_of(state(pattern(500)))
     liar = transfer_of(state(pattern(500, seed=9)))
     receiver = transfer_of(state(bytes(500)))
-    with pytest.raises(TransferError, match="do not hash to what the group elected"):
+    with pytest.raises(TransferError, match="do not match the elected state"):
         fetch(receiver, plan_for(donor), [liar.serve])
     assert receiver.overwritten == set()
     assert contents(receiver) == [bytes(500)]
@@ -202,7 +202,7 @@ def test_a_wrong_block_is_found_as_it_lands_and_fetched_from_the_next_donor() ->
     receiver = transfer_of(state(bytes(6 * BLOCK)))
     suspects = fetch(receiver, plan_for(donor), [liar.serve, donor.serve])
     assert suspects[0][0] == 1
-    assert "of tensor 't0' is not what its digest says" in suspects[0][1]
+    assert "of tensor 't0' does not match its digest" in suspects[0][1]
     assert contents(receiver) == [good]
 
 
@@ -300,7 +300,7 @@ def test_a_loose_tensor_comes_from_one_donor_as_a_whole() -> None:
     receiver = transfer_of(state(bytes(200), b"B" * 5 * BLOCK, loose=[1]))
     assert first.own.root == second.own.root
     suspects = fetch(receiver, plan_for(first, loose=True), [first.serve, second.serve])
-    assert suspects == [(1, "block 2 of tensor 't1' is not what its digest says")]
+    assert suspects == [(1, "block 2 of tensor 't1' does not match its digest")]
     assert contents(receiver) == [common, b"B" * 5 * BLOCK], "what came of the first was replaced"
 
 
@@ -445,7 +445,7 @@ def test_a_rescued_block_is_verified_like_any_other() -> None:
     with pytest.raises(TransferError) as caught:
         fetch(receiver, plan_for(donor), [stuck, liar], virtual())
     told = dict(caught.value.suspects)
-    assert told[2] == f"block {held[0]} of tensor 't0' is not what its digest says"
+    assert told[2] == f"block {held[0]} of tensor 't0' does not match its digest"
     assert "was silent" in told[1]
 
 
