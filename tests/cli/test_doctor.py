@@ -86,7 +86,7 @@ def test_something_else_answers() -> None:
     assert check.advice == "give the master's own address"
 
 
-def test_a_token_that_is_missing_and_tls_that_is() -> None:
+def test_missing_token_and_tls() -> None:
     with MasterNode("127.0.0.1:0", token="secret") as node:
         assert "PCCL_TOKEN" in of(examine(node.address), "master").advice
         assert not failures(examine(node.address, token="secret"))
@@ -116,7 +116,7 @@ def test_clocks_that_differ(master: MasterNode, monkeypatch: pytest.MonkeyPatch)
     assert "s ahead" in clock.text
 
 
-def test_a_peer_that_cannot_be_dialled_back(command: Command) -> None:
+def test_unreachable_peer_port(command: Command) -> None:
     """It would advertise a port that nobody forwards to it."""
     with MasterNode("127.0.0.1:0", token="secret") as node:
         found = examine(node.address, token="secret", advertise=f"127.0.0.1:{a_free_port()}")
@@ -130,14 +130,14 @@ def test_a_peer_that_cannot_be_dialled_back(command: Command) -> None:
             assert "the port answers with another protocol" in check.text
 
 
-def test_a_master_without_a_token_dials_nobody_else() -> None:
+def test_master_without_token_dials_only_client() -> None:
     with MasterNode("127.0.0.1:0") as node, server(ssh) as other:
         check = of(examine(node.address, advertise=f"localhost:{other.rpartition(':')[2]}"), "dialled back")
     assert check.verdict == "warning"
     assert "dials only the address of the client" in check.text
 
 
-def test_a_port_that_a_peer_here_has_already(master: MasterNode) -> None:
+def test_listen_port_in_use(master: MasterNode) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         found = examine(master.address, listen=f"127.0.0.1:{taken.getsockname()[1]}")
     assert of(found, "listen").verdict == "warning"
@@ -162,7 +162,7 @@ def judged(path: PathReport, advertised: tuple[str, int] | None = None) -> list[
     return list(doctors._Doctor("h", 1, "", None, ("", 0), advertised)._path_checks(path))
 
 
-def test_address_translation_is_told() -> None:
+def test_nat_is_reported() -> None:
     nat = of(judged(healthy_path()), "nat")
     assert nat.verdict == "warning"
     assert "this host sends from 10.0.0.5, and the master sees 203.0.113.7" in nat.text
@@ -171,7 +171,7 @@ def test_address_translation_is_told() -> None:
 
 
 @pytest.mark.parametrize(("lost", "says"), [("out", "from this host to the master"), ("back", "to this host")])
-def test_packets_of_full_size_that_vanish(lost: str, says: str) -> None:
+def test_lost_full_size_packets(lost: str, says: str) -> None:
     path = healthy_path()
     path.full_size = lost
     found = judged(path)
@@ -180,7 +180,7 @@ def test_packets_of_full_size_that_vanish(lost: str, says: str) -> None:
     assert "tcp_mtu_probing" in of(found, "mtu").advice
 
 
-def test_windows_too_small_for_a_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_windows_on_long_path(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"ipv4/tcp_rmem": "4096 131072 6291456", "ipv4/tcp_wmem": "4096 16384 67108864"}
     monkeypatch.setattr(doctors, "_setting", lambda name: settings.get(name, "1"))
     small, large, idle = (check for check in judged(healthy_path()) if check.name == "windows")

@@ -90,7 +90,7 @@ def test_only_the_last_ops(cluster: Cluster) -> None:
     assert [peer.recording.ops for peer in trace.peers if peer.recording] == [[], []]
 
 
-def test_a_recording_comes_in_parts_while_ops_run(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recording_in_parts_during_ops(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(m, "PART_BYTES_MAX", 200)
     cluster.join(2)
     cluster.each(lambda peer, _: [reduce_once(peer) for _ in range(OPS)])
@@ -135,7 +135,7 @@ def test_offsets_are_measured(cluster: Cluster, monkeypatch: pytest.MonkeyPatch)
     assert abs(second.shift_ns - first.shift_ns) <= first.uncertainty_ns + second.uncertainty_ns
 
 
-def test_a_peer_that_is_lost_meanwhile_is_missing(cluster: Cluster) -> None:
+def test_peer_lost_during_trace(cluster: Cluster) -> None:
     cluster.join(3)
     cluster.each(reduce_once)
     cluster.close(cluster[2])
@@ -158,7 +158,7 @@ def silent(peer: Communicator) -> Iterator[None]:
         yield
 
 
-def test_a_peer_that_does_not_answer_is_named(
+def test_silent_peer_is_named(
     cluster: Cluster, command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "ANSWER_S", 0.2)
@@ -180,7 +180,7 @@ def test_a_peer_that_does_not_answer_is_named(
     assert all(peer.recording for peer in collect(cluster.address).peers)
 
 
-def test_of_several_masters_the_one_that_leads_is_asked(cluster: Cluster) -> None:
+def test_leading_master_is_traced(cluster: Cluster) -> None:
     with MasterNode("127.0.0.1:0", standby_of=cluster.address) as standby:
         cluster.join(2)
         cluster.each(reduce_once)
@@ -190,7 +190,7 @@ def test_of_several_masters_the_one_that_leads_is_asked(cluster: Cluster) -> Non
             collect(str(standby.address))
 
 
-def test_what_has_come_in_time_is_drawn(cluster: Cluster, command: Command, tmp_path: Path) -> None:
+def test_partial_trace_after_timeout(cluster: Cluster, command: Command, tmp_path: Path) -> None:
     cluster.join(2)
     cluster.each(reduce_once)
     with silent(cluster[1]):
@@ -199,7 +199,7 @@ def test_what_has_come_in_time_is_drawn(cluster: Cluster, command: Command, tmp_
     assert "not all recordings arrived within 0.4 s" in done.stderr
 
 
-def test_a_token_is_asked_for(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_needs_token(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     token = tmp_path / "token"
     token.write_text("secret\n")
     output = str(tmp_path / "trace.json")
@@ -232,7 +232,7 @@ def test_tls(monkeypatch: pytest.MonkeyPatch) -> None:
         cluster.close_all()
 
 
-def test_only_so_many_at_a_time(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_are_bounded(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster.join(1)
     monkeypatch.setattr(requests, "TRACES_MAX", 0)
     with pytest.raises(PCCLError, match="try again"):
@@ -267,7 +267,7 @@ def test_an_older_master_refuses() -> None:
     assert caught.value.result is Result.MASTER_CONNECTION_FAILED
 
 
-def test_nobody_is_there() -> None:
+def test_no_master() -> None:
     with pytest.raises(PCCLError, match="cannot reach a master") as caught:
         collect("127.0.0.1:1")
     assert caught.value.result is Result.MASTER_CONNECTION_FAILED
@@ -280,7 +280,7 @@ def test_wrong_arguments() -> None:
         assert caught.value.result is Result.INVALID_ARGUMENT
 
 
-def test_files_are_drawn_when_nobody_is_left(command: Command, tmp_path: Path) -> None:
+def test_files_of_ended_run(command: Command, tmp_path: Path) -> None:
     with run_of(2) as cluster:
         cluster.each(lambda peer, _: [reduce_once(peer) for _ in range(OPS)])
         for peer in cluster.peers:
@@ -300,7 +300,7 @@ def recording(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_a_drawing_that_fails_leaves_the_former_file(
+def test_failed_trace_leaves_former_file(
     command: Command, tmp_path: Path, recording: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_: Trace) -> bytes:
@@ -322,7 +322,7 @@ def draw_to(output: str, recording: str, stdout: int | IO[bytes]) -> subprocess.
 
 
 @pytest.mark.parametrize("output", ["-", "/dev/stdout"])
-def test_standard_output_has_the_drawing_alone(tmp_path: Path, recording: str, output: str) -> None:
+def test_stdout_has_only_the_trace(tmp_path: Path, recording: str, output: str) -> None:
     piped = draw_to(output, recording, subprocess.PIPE)
     assert piped.returncode == 0
     assert "traceEvents" in json.loads(piped.stdout)
@@ -335,7 +335,7 @@ def test_standard_output_has_the_drawing_alone(tmp_path: Path, recording: str, o
 
 
 @pytest.mark.parametrize("output", ["-", "/dev/full", "trace.json"])
-def test_a_full_disk_is_told_in_a_line(tmp_path: Path, recording: str, output: str) -> None:
+def test_full_disk(tmp_path: Path, recording: str, output: str) -> None:
     with open("/dev/full", "wb") as full:
         done = draw_to(str(tmp_path / output) if output == "trace.json" else output, recording, full)
     assert done.returncode == 1
@@ -343,7 +343,7 @@ def test_a_full_disk_is_told_in_a_line(tmp_path: Path, recording: str, output: s
     assert b"cannot be written: No space left on device" in done.stderr
 
 
-def test_files_that_are_none(command: Command, tmp_path: Path) -> None:
+def test_invalid_files(command: Command, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.json"
     wrong.write_text("{}")
     done = command("trace", "--files", str(wrong), "-o", str(tmp_path / "trace.json"))

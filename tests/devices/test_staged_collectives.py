@@ -47,9 +47,7 @@ def seen(array: Any) -> Any:
 
 
 @every_call
-def test_what_is_still_being_computed_is_waited_for_and_the_result_is_there_for_what_comes_next(
-    three_peers: Cluster, devices: list[FakeDevice], name: str
-) -> None:
+def test_order_with_streams_of_program(three_peers: Cluster, devices: list[FakeDevice], name: str) -> None:
     def call(peer: Communicator, i: int) -> None:
         devices[i].kernel_s = devices[i].write_s = LATE_S
         rank = peer.membership.rank
@@ -110,7 +108,7 @@ def test_send_and_recv(three_peers: Cluster, devices: list[FakeDevice], on_devic
     three_peers.each(call)
 
 
-def test_many_at_once_and_who_waits_sees_the_result(three_peers: Cluster, devices: list[FakeDevice]) -> None:
+def test_concurrent_ops(three_peers: Cluster, devices: list[FakeDevice]) -> None:
     ops = 5
 
     def result_of(handle: AsyncCollectiveHandle) -> Any:
@@ -158,9 +156,7 @@ def launched(name: str, peer: Communicator, array: Any) -> AsyncCollectiveHandle
 
 
 @every_call
-def test_a_loss_leaves_the_arrays_and_the_survivors_go_on(
-    cluster: Cluster, devices: list[FakeDevice], name: str
-) -> None:
+def test_loss_leaves_arrays_unchanged(cluster: Cluster, devices: list[FakeDevice], name: str) -> None:
     cluster.join(WORLD)
     held = [device.array(values(i)) for i, device in enumerate(devices)]
     lost = cluster.peers.pop()
@@ -181,7 +177,7 @@ def test_a_loss_leaves_the_arrays_and_the_survivors_go_on(
 
 @pytest.mark.parametrize("breaks_late", [False, True])
 @every_call
-def test_a_device_that_fails_fails_the_op_on_all_peers(
+def test_device_failure_fails_op_on_all_peers(
     cluster: Cluster, devices: list[FakeDevice], name: str, breaks_late: bool
 ) -> None:
     cluster.join(2)
@@ -196,7 +192,7 @@ def test_a_device_that_fails_fails_the_op_on_all_peers(
     cluster.each(lambda peer, i: CALLS[name](peer, devices[i].array(values(i))))
 
 
-def test_a_device_that_has_no_room_for_the_result_fails_its_own_caller(
+def test_device_out_of_memory_fails_own_caller(
     cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.join(2)

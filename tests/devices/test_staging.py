@@ -65,9 +65,7 @@ def arrays(devices: list[FakeDevice], count: int = COUNT) -> list[FakeArray]:
     return [device.array(np.zeros(count, np.float32)) for device in devices]
 
 
-def test_what_is_still_being_computed_is_waited_for_and_the_result_is_there_for_what_comes_next(
-    three_peers: Cluster, devices: list[FakeDevice]
-) -> None:
+def test_order_with_streams_of_program(three_peers: Cluster, devices: list[FakeDevice]) -> None:
     held = arrays(devices)
 
     def reduce(peer: Communicator, i: int) -> Any:
@@ -80,7 +78,7 @@ def test_what_is_still_being_computed_is_waited_for_and_the_result_is_there_for_
         np.testing.assert_array_equal(found, total())
 
 
-def test_out_of_place_leaves_what_was_sent(three_peers: Cluster, devices: list[FakeDevice]) -> None:
+def test_out_of_place_leaves_input(three_peers: Cluster, devices: list[FakeDevice]) -> None:
     sent = [device.array(values(i)) for i, device in enumerate(devices)]
     received = arrays(devices)
     three_peers.each(lambda peer, i: peer.all_reduce(sent[i], received[i], op=SUM))
@@ -111,9 +109,7 @@ def test_all_peers_have_the_same_bits(
         assert other.tobytes() == found[0].tobytes()
 
 
-def test_many_ops_at_once_use_the_same_host_memory_without_mixing_it_up(
-    three_peers: Cluster, devices: list[FakeDevice]
-) -> None:
+def test_concurrent_ops_do_not_share_host_memory(three_peers: Cluster, devices: list[FakeDevice]) -> None:
     ops = 6
 
     def rounds(peer: Communicator, i: int) -> None:
@@ -161,7 +157,7 @@ def test_only_a_part_of_the_arrays(three_peers: Cluster, devices: list[FakeDevic
 
 
 @pytest.mark.parametrize("quantization", [None, QuantizationOptions()])
-def test_arrays_in_memory_may_be_apart(
+def test_separate_arrays(
     three_peers: Cluster, devices: list[FakeDevice], quantization: QuantizationOptions | None
 ) -> None:
     send, recv = mixed(devices, [0]), [np.zeros(COUNT, np.float32) for _ in range(WORLD)]
@@ -220,9 +216,7 @@ def test_device_failure_leaves_cpu_arrays_unchanged(cluster: Cluster, devices: l
     until(lambda: all(peer.stats["ops_open"] == 0 for peer in cluster.peers), "no op is left")
 
 
-def test_the_thread_that_waits_sees_the_result_whoever_launched(
-    three_peers: Cluster, devices: list[FakeDevice]
-) -> None:
+def test_result_is_visible_in_waiting_thread(three_peers: Cluster, devices: list[FakeDevice]) -> None:
     held = [device.array(values(i)) for i, device in enumerate(devices)]
 
     def wait(handle: Any, array: FakeArray) -> Any:
@@ -237,9 +231,7 @@ def test_the_thread_that_waits_sees_the_result_whoever_launched(
     three_peers.each(reduce)
 
 
-def test_who_drops_a_handle_is_warned_that_nothing_came_to_the_device(
-    three_peers: Cluster, devices: list[FakeDevice]
-) -> None:
+def test_dropped_handle_warns(three_peers: Cluster, devices: list[FakeDevice]) -> None:
     held = [device.array(values(i)) for i, device in enumerate(devices)]
     dropped, *handles = three_peers.each(lambda peer, i: peer.all_reduce_async(held[i], op=SUM))
     assert [handle.wait()[0] for handle in handles] == [True, True]
@@ -250,7 +242,7 @@ def test_who_drops_a_handle_is_warned_that_nothing_came_to_the_device(
     np.testing.assert_array_equal(held[1].settled(), total())
 
 
-def test_in_a_trio_program(devices: list[FakeDevice]) -> None:
+def test_async_communicator(devices: list[FakeDevice]) -> None:
     async def main(address: str) -> None:
         peers = [AsyncCommunicator(address) for _ in range(2)]
         held = [devices[0].array(values(i)) for i in range(2)]
@@ -282,7 +274,7 @@ def test_in_a_trio_program(devices: list[FakeDevice]) -> None:
 
 @pytest.mark.parametrize("on_device", [(0, 1, 2), (0, 2), (2,)])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
-def test_a_loss_at_any_moment_has_the_same_outcome_for_all_survivors(
+def test_loss_at_any_moment_has_one_outcome(
     cluster: Cluster, devices: list[FakeDevice], seed: int, on_device: tuple[int, ...]
 ) -> None:
     random = np.random.default_rng(seed)
@@ -346,9 +338,7 @@ def test_timeout_before_the_copy_from_the_device(cluster: Cluster, devices: list
 
 
 @pytest.mark.parametrize("breaks_late", [False, True])
-def test_a_device_that_fails_fails_the_op_on_all_peers(
-    cluster: Cluster, devices: list[FakeDevice], breaks_late: bool
-) -> None:
+def test_device_failure_fails_op_on_all_peers(cluster: Cluster, devices: list[FakeDevice], breaks_late: bool) -> None:
     cluster.join(2)
     held = [device.array(values(i)) for i, device in enumerate(devices[:2])]
     devices[0].fails_after_reads = 0
@@ -361,9 +351,7 @@ def test_a_device_that_fails_fails_the_op_on_all_peers(
         np.testing.assert_array_equal(found, total(world=2))
 
 
-def test_a_device_that_does_not_take_the_result_fails_its_own_caller(
-    cluster: Cluster, devices: list[FakeDevice]
-) -> None:
+def test_failed_copy_of_result_fails_own_caller(cluster: Cluster, devices: list[FakeDevice]) -> None:
     cluster.join(2)
     held = [device.array(values(i)) for i, device in enumerate(devices[:2])]
     devices[0].fails_to_write = True
@@ -374,7 +362,7 @@ def test_a_device_that_does_not_take_the_result_fails_its_own_caller(
     np.testing.assert_array_equal(held[1].settled(), total(world=2))
 
 
-def test_an_interrupt_anywhere_in_a_reduce_leaves_nothing_in_flight(
+def test_interrupt_leaves_no_op_in_flight(
     cluster: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pccl.handle.INTERRUPT_GRACE_S", 0.05)
@@ -391,7 +379,7 @@ def test_an_interrupt_anywhere_in_a_reduce_leaves_nothing_in_flight(
     until(lambda: pool.idle_bytes == pool.pinned_bytes, "all blocks are free again")
 
 
-def test_a_communicator_that_is_closed_in_the_middle(cluster: Cluster, devices: list[FakeDevice]) -> None:
+def test_close_during_op(cluster: Cluster, devices: list[FakeDevice]) -> None:
     cluster.join(2)
     held = [device.array(values(i)) for i, device in enumerate(devices[:2])]
     devices[0].reads_held.clear()
@@ -407,7 +395,7 @@ def test_a_communicator_that_is_closed_in_the_middle(cluster: Cluster, devices: 
 # Host memory.
 
 
-def test_beyond_the_bound_memory_is_not_pinned(
+def test_pinned_memory_is_bounded(
     three_peers: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_memory, "PINNED_BYTES_MAX", BLOCK)
@@ -424,7 +412,7 @@ def test_beyond_the_bound_memory_is_not_pinned(
     assert devices[0].unpinned_allocated
 
 
-def test_what_cannot_be_pinned_is_ordinary_memory(three_peers: Cluster, devices: list[FakeDevice]) -> None:
+def test_unpinnable_memory_is_ordinary(three_peers: Cluster, devices: list[FakeDevice]) -> None:
     devices[0].can_pin = False
     held = [device.array(values(i)) for i, device in enumerate(devices)]
     for found in reduced(three_peers, held):
@@ -432,7 +420,7 @@ def test_what_cannot_be_pinned_is_ordinary_memory(three_peers: Cluster, devices:
     assert not devices[0].pinned_allocated
 
 
-def test_little_is_kept_between_ops(
+def test_idle_memory_is_bounded(
     three_peers: Cluster, devices: list[FakeDevice], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_memory, "IDLE_BYTES_MAX", 4096)

@@ -1,7 +1,7 @@
 """Runs a master over TCP: one task reads each control connection, one sends its backlog, one watches the clock.
 
-The first message of a connection selects a peer's session, a heartbeat connection, or a request of `requests`. A
-control connection may break and another one continue its session (`control_session`): the machine knows both by one number.
+The first message of a connection selects a session, a heartbeat connection, or a request of `requests`. A control
+connection may break and another one continue its session (`control_session`): the machine knows both by one number.
 Heartbeat connections belong to the heartbeat thread, which reports silent ones to the machine.
 """
 

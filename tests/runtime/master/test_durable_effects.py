@@ -62,7 +62,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await trio.sleep(0.002)
 
 
-def test_without_a_directory_all_is_done_at_once() -> None:
+def test_effects_without_directory() -> None:
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:
         effects.execute([Close(1), TakeHeartbeats(2)])
         assert performed == [Close(1), TakeHeartbeats(2)]
@@ -70,7 +70,7 @@ def test_without_a_directory_all_is_done_at_once() -> None:
     with_effects(None, use)
 
 
-def test_what_follows_a_record_waits_for_it_in_order(tmp_path: Path) -> None:
+def test_effects_wait_for_record(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
 
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:
@@ -90,7 +90,7 @@ def test_what_follows_a_record_waits_for_it_in_order(tmp_path: Path) -> None:
     with_effects(disk, use)
 
 
-def test_connections_for_heartbeats_are_taken_at_once(tmp_path: Path) -> None:
+def test_heartbeat_connections_do_not_wait(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
 
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:
@@ -103,7 +103,7 @@ def test_connections_for_heartbeats_are_taken_at_once(tmp_path: Path) -> None:
     with_effects(disk, use)
 
 
-def test_a_disk_that_fails_is_tried_again_and_told_once(
+def test_failed_write_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(durable_state, "WRITE_AGAIN_S", 0.001)
@@ -128,7 +128,7 @@ def test_a_disk_that_fails_is_tried_again_and_told_once(
     again.close()
 
 
-def test_a_record_that_nobody_asked_for_stops_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_default_record_does_not_stop_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     disk = Disk(tmp_path, is_optional=True)
     disk.failures = 1
 
@@ -145,7 +145,7 @@ def test_a_record_that_nobody_asked_for_stops_no_run(tmp_path: Path, caplog: pyt
     again.close()
 
 
-def test_a_directory_is_touched_while_its_master_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(durable_state, "TOUCH_S", 0.002)
     disk = Disk(tmp_path)
 

@@ -59,7 +59,7 @@ def listener() -> Iterator[socket.socket]:
         yield listener
 
 
-def test_an_address_that_refuses_or_does_not_answer_holds_nobody_up(
+def test_dead_address_does_not_delay_dial(
     listener: socket.socket, resolve: Callable[[Sequence[Address]], None]
 ) -> None:
     async def body() -> None:
@@ -85,7 +85,7 @@ def test_if_none_answers_it_says_why(resolve: Callable[[Sequence[Address]], None
     run(body)
 
 
-def test_who_dials_the_port_that_it_dials_from_finds_nobody_and_leaves_it_free(
+def test_self_connection_is_refused(
     resolve: Callable[[Sequence[Address]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
@@ -102,7 +102,7 @@ def test_who_dials_the_port_that_it_dials_from_finds_nobody_and_leaves_it_free(
 
 
 @pytest.mark.parametrize("name", ["a..b", "x" * 70 + ".example"])
-def test_a_name_that_cannot_be_one_is_nobodys(name: str) -> None:
+def test_invalid_host_name(name: str) -> None:
     async def body() -> None:
         with pytest.raises(OSError, match=r"no host has such a name|not known|resolution|No address"):
             await dial_tcp(name, 1)
@@ -141,7 +141,7 @@ def test_an_ipv6_address_may_be_dialled() -> None:
 
 
 @needs_proc
-def test_who_gives_up_leaves_no_socket(resolve: Callable[[Sequence[Address]], None]) -> None:
+def test_cancelled_dial_leaves_no_socket(resolve: Callable[[Sequence[Address]], None]) -> None:
     async def body() -> None:
         with mute() as silent:
             resolve([silent])

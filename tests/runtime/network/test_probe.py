@@ -118,7 +118,7 @@ def test_measure(pulls: bool) -> None:
 
 
 @pytest.mark.parametrize("pulls", [False, True])
-def test_one_who_hangs_up_is_an_error(pulls: bool) -> None:
+def test_closed_probe_is_an_error(pulls: bool) -> None:
     async def hang_up(sock: trio.socket.SocketType) -> None:
         await sock.recv(1)
 
@@ -131,7 +131,7 @@ def test_one_who_hangs_up_is_an_error(pulls: bool) -> None:
 
 
 @pytest.mark.parametrize("pulls", [False, True])
-def test_one_who_says_nothing_is_not_waited_for(pulls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_probe_times_out(pulls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "DIAL_S_MAX", 0.05)
 
     async def main() -> None:
@@ -146,7 +146,7 @@ def test_one_who_says_nothing_is_not_waited_for(pulls: bool, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("pulls", [False, True])
-def test_one_who_stops_is_not_waited_for(pulls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_probe_times_out(pulls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other side answers pings and then neither takes nor sends anything."""
     monkeypatch.setattr(probe, "FLOOD_S_MIN", 0.05)
 

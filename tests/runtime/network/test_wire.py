@@ -35,7 +35,7 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
     return a, b
 
 
-def test_messages_arrive_in_order_however_many_wait() -> None:
+def test_messages_arrive_in_order() -> None:
     async def body() -> None:
         a, b = tcp_pair()
         a.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
@@ -57,7 +57,7 @@ def test_messages_arrive_in_order_however_many_wait() -> None:
     run(body)
 
 
-def test_flush_sends_what_waits_and_then_nothing_more() -> None:
+def test_flush_sends_backlog() -> None:
     async def body() -> None:
         a, b = tcp_pair()
         sender: ControlConnection[m.FromMaster] = ControlConnection(a, m.FromMaster, OPENING_BYTES_MAX)
@@ -76,7 +76,7 @@ def test_flush_sends_what_waits_and_then_nothing_more() -> None:
     run(body)
 
 
-def test_who_parts_waits_for_the_other_side_whatever_it_still_says() -> None:
+def test_part_waits_for_other_side() -> None:
     async def body() -> None:
         a, b = tcp_pair()
         leaver: ControlConnection[m.FromMaster] = ControlConnection(a, m.FromMaster, OPENING_BYTES_MAX)
@@ -119,7 +119,7 @@ def test_a_reset_is_a_lost_connection() -> None:
     run(body)
 
 
-def test_who_stops_reading_is_noticed() -> None:
+def test_flooded_connection() -> None:
     async def body() -> None:
         a, b = tcp_pair()
         sender: ControlConnection[m.FromMaster] = ControlConnection(a, m.FromMaster, OPENING_BYTES_MAX)
@@ -152,7 +152,7 @@ def test_garbage_is_a_protocol_error(garbage: bytes) -> None:
     run(body)
 
 
-def test_one_message_leaves_the_bytes_after_it_alone() -> None:
+def test_receive_message_leaves_later_bytes() -> None:
     async def body() -> None:
         a, b = trio.socket.socketpair()
         with a, b:
@@ -163,7 +163,7 @@ def test_one_message_leaves_the_bytes_after_it_alone() -> None:
     run(body)
 
 
-def test_a_large_message_of_an_unauthenticated_sender_is_refused_before_it_is_read() -> None:
+def test_oversized_opening_is_refused() -> None:
     async def body() -> None:
         a, b = trio.socket.socketpair()
         with a, b:
@@ -186,7 +186,7 @@ def test_a_message_cut_off_is_a_lost_connection() -> None:
     run(body)
 
 
-def test_a_connection_is_given_away_with_what_follows() -> None:
+def test_detach_leaves_later_bytes() -> None:
     async def body() -> None:
         a, b = tcp_pair()
         receiver: ControlConnection[m.FromPeer] = ControlConnection(b, m.FromPeer, OPENING_BYTES_MAX)
@@ -203,7 +203,7 @@ def test_a_connection_is_given_away_with_what_follows() -> None:
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="the system has no such option")
-def test_what_is_never_acknowledged_breaks_a_connection_in_the_end() -> None:
+def test_unacknowledged_data_breaks_connection() -> None:
     a, b = tcp_pair()
     connection: ControlConnection[m.FromPeer] = ControlConnection(a, m.FromPeer, OPENING_BYTES_MAX)
     connection.bound_silence(5.0)

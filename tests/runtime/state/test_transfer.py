@@ -145,7 +145,7 @@ def pattern(size: int, seed: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("size", [1, BLOCK - 1, BLOCK, BLOCK + 1, 10 * BLOCK, 10 * BLOCK + 7])
-def test_everything_is_moved_to_a_receiver_with_nothing(size: int) -> None:
+def test_transfer_of_whole_state(size: int) -> None:
     donor = transfer_of(state(pattern(size), b"", pattern(3, 1)))
     receiver = transfer_of(state(bytes(size), b"", bytes(3)))
     assert fetch(receiver, plan_for(donor), [donor.serve]) == []
@@ -154,7 +154,7 @@ def test_everything_is_moved_to_a_receiver_with_nothing(size: int) -> None:
 
 
 @given(st.binary(min_size=1, max_size=12 * BLOCK), st.data())
-def test_only_blocks_that_differ_travel(content: bytes, data: st.DataObject) -> None:
+def test_only_differing_blocks_are_sent(content: bytes, data: st.DataObject) -> None:
     edits = data.draw(st.sets(st.integers(0, len(content) - 1), max_size=6))
     edited = bytearray(content)
     for at in edits:
@@ -167,7 +167,7 @@ def test_only_blocks_that_differ_travel(content: bytes, data: st.DataObject) -> 
     assert receiver.rx_bytes == donor.tx_bytes == expected
 
 
-def test_a_donor_that_dies_midway_costs_only_what_it_had_not_sent() -> None:
+def test_blocks_of_dead_donor_are_kept() -> None:
     donor = transfer_of(state(pattern(20 * BLOCK)))
     dying = transfer_of(state(pattern(20 * BLOCK)))
     receiver = transfer_of(state(bytes(20 * BLOCK)))
@@ -179,7 +179,7 @@ def test_a_donor_that_dies_midway_costs_only_what_it_had_not_sent() -> None:
     assert donor.tx_bytes + dying.tx_bytes <= 21 * BLOCK, "at most the block it died in was sent twice"
 
 
-def test_a_donor_with_other_contents_is_found_before_anything_is_overwritten() -> None:
+def test_wrong_donor_is_rejected_before_overwrite() -> None:
     donor = transfer_of(state(pattern(500)))
     liar = transfer_of(state(pattern(500, seed=9)))
     receiver = transfer_of(state(bytes(500)))
@@ -191,7 +191,7 @@ def test_a_donor_with_other_contents_is_found_before_anything_is_overwritten() -
     assert contents(receiver) == contents(donor)
 
 
-def test_a_wrong_block_is_found_as_it_lands_and_fetched_from_the_next_donor() -> None:
+def test_wrong_block_is_fetched_again() -> None:
     good = pattern(6 * BLOCK)
     donor = transfer_of(state(good))
     spoiled = bytearray(good)
@@ -207,7 +207,7 @@ def test_a_wrong_block_is_found_as_it_lands_and_fetched_from_the_next_donor() ->
 
 
 @given(st.data())
-def test_whatever_donors_do_the_content_is_right_or_the_failure_said(data: st.DataObject) -> None:
+def test_any_donor_behaviour_gives_right_content_or_error(data: st.DataObject) -> None:
     """Donors die after any number of bytes; some send wrong blocks, some have other contents altogether."""
     sizes = data.draw(st.lists(st.integers(0, 4 * BLOCK), min_size=1, max_size=3))
     good = [pattern(size, seed) for seed, size in enumerate(sizes)]
@@ -248,14 +248,14 @@ async def silent(sock: trio.socket.SocketType) -> None:
     await trio.sleep_forever()
 
 
-def test_a_donor_that_tells_nothing_holds_nobody_up() -> None:
+def test_silent_donor_does_not_delay_others() -> None:
     donor = transfer_of(state(pattern(500)))
     receiver = transfer_of(state(bytes(500)))
     assert fetch(receiver, plan_for(donor), [silent, donor.serve]) == []
     assert contents(receiver) == contents(donor)
 
 
-def test_a_donor_tells_the_digests_before_it_is_asked() -> None:
+def test_digests_are_sent_without_request() -> None:
     donor = transfer_of(state(pattern(500), pattern(90, 1), pattern(7, 2), loose=[1]))
 
     async def body() -> None:
@@ -272,7 +272,7 @@ def test_a_donor_tells_the_digests_before_it_is_asked() -> None:
 
 
 @pytest.mark.usefixtures("many_digests")
-def test_a_donor_that_falls_silent_is_given_up() -> None:
+def test_silent_donor_fails() -> None:
     donor = transfer_of(state(pattern(500)))
     receiver = transfer_of(state(bytes(500)))
     clock = trio.testing.MockClock(autojump_threshold=0.05)
@@ -281,7 +281,7 @@ def test_a_donor_that_falls_silent_is_given_up() -> None:
     assert contents(receiver) == contents(donor)
 
 
-def test_with_no_donor_left_the_overwritten_tensors_are_named() -> None:
+def test_overwritten_tensors_without_donor() -> None:
     good = pattern(6 * BLOCK)
     donor = transfer_of(state(good, pattern(10)))
     liar = Transfer(state(bytes(6 * BLOCK), pattern(10)), donor.own)
@@ -292,7 +292,7 @@ def test_with_no_donor_left_the_overwritten_tensors_are_named() -> None:
     assert sorted(peer for peer, _ in caught.value.suspects) == [1, 2]
 
 
-def test_a_loose_tensor_comes_from_one_donor_as_a_whole() -> None:
+def test_loose_tensor_from_one_donor() -> None:
     common = pattern(200)
     spoiled = b"A" * 2 * BLOCK + b"?" * 3 * BLOCK
     first = Transfer(state(common, spoiled, loose=[1]), transfer_of(state(common, b"A" * 5 * BLOCK, loose=[1])).own)
@@ -315,7 +315,7 @@ def test_a_loose_tensor_comes_from_one_donor_as_a_whole() -> None:
         m.BlockRequest(0, 0, 0),
     ],
 )
-def test_a_donor_refuses_what_it_does_not_have(request_: m.StateRequest) -> None:
+def test_donor_rejects_invalid_requests(request_: m.StateRequest) -> None:
     async def body() -> None:
         donor = transfer_of(state(pattern(2 * BLOCK)))
         ours, theirs = trio.socket.socketpair()
@@ -327,7 +327,7 @@ def test_a_donor_refuses_what_it_does_not_have(request_: m.StateRequest) -> None
     trio.run(body)
 
 
-def test_the_root_tells_names_dtypes_and_shapes_apart() -> None:
+def test_root_digest_covers_names_dtypes_shapes() -> None:
     content = memoryview(bytearray(12))
     one = StateTensor("a", "UINT8", (12,), False, content)
     others = [
@@ -343,7 +343,7 @@ def test_the_root_tells_names_dtypes_and_shapes_apart() -> None:
 # Many donors at once.
 
 
-def test_all_donors_serve_and_nothing_travels_twice() -> None:
+def test_all_donors_serve_distinct_blocks() -> None:
     content = pattern(400 * BLOCK)
     donors = [transfer_of(state(content)) for _ in range(4)]
     receiver = transfer_of(state(bytes(400 * BLOCK)))
@@ -384,7 +384,7 @@ def virtual() -> trio.testing.MockClock:
     return trio.testing.MockClock(autojump_threshold=0.02)
 
 
-def test_a_slow_donor_does_not_hold_the_end() -> None:
+def test_slow_donor_does_not_delay_end() -> None:
     donor, snail = (transfer_of(state(pattern(40 * BLOCK))) for _ in range(2))
     receiver = transfer_of(state(bytes(40 * BLOCK)))
     # One block of the snail takes as long as twice the bound.
@@ -393,7 +393,7 @@ def test_a_slow_donor_does_not_hold_the_end() -> None:
     assert contents(receiver) == contents(donor)
 
 
-def test_a_donor_that_stalls_while_others_move_is_given_up_and_named() -> None:
+def test_stalled_donor_is_named() -> None:
     donor, stalled = (transfer_of(state(pattern(40 * BLOCK))) for _ in range(2))
     receiver = transfer_of(state(bytes(40 * BLOCK)))
     serve = [slow(float("inf"), stalled, free=5), slow(0.2, donor)]
@@ -401,7 +401,7 @@ def test_a_donor_that_stalls_while_others_move_is_given_up_and_named() -> None:
     assert contents(receiver) == contents(donor)
 
 
-def test_a_donor_that_has_left_the_run_is_not_waited_for() -> None:
+def test_lost_donor_is_not_waited_for() -> None:
     donor = transfer_of(state(pattern(5 * BLOCK)))
     receiver = transfer_of(state(bytes(5 * BLOCK)))
 
@@ -424,7 +424,7 @@ async def asked_for(sock: trio.socket.SocketType, donor: Transfer) -> m.BlockReq
         await send_message(sock, m.Digests(request.tensor, BLOCK, donor.own.blocks[request.tensor]))
 
 
-def test_a_rescued_block_is_verified_like_any_other() -> None:
+def test_second_copy_of_block_is_verified() -> None:
     """One donor stops within its first block, and what the other sends in its place is wrong."""
     donor = transfer_of(state(pattern(10 * BLOCK)))
     receiver = transfer_of(state(bytes(10 * BLOCK)))
@@ -449,7 +449,7 @@ def test_a_rescued_block_is_verified_like_any_other() -> None:
     assert "was silent" in told[1]
 
 
-def test_wrong_bytes_cost_only_the_liar() -> None:
+def test_wrong_bytes_fail_only_their_donor() -> None:
     content = pattern(100 * BLOCK)
     good = [transfer_of(state(content)) for _ in range(2)]
     liar = Transfer(state(bytes(100 * BLOCK)), good[0].own)
@@ -460,7 +460,7 @@ def test_wrong_bytes_cost_only_the_liar() -> None:
     assert receiver.rx_bytes == 100 * BLOCK, "what was wrong does not count"
 
 
-def test_a_retry_fetches_only_what_is_missing() -> None:
+def test_retry_fetches_only_missing_blocks() -> None:
     content = pattern(50 * BLOCK)
     donor = transfer_of(state(content))
     first = transfer_of(state(bytes(50 * BLOCK)))
@@ -473,7 +473,7 @@ def test_a_retry_fetches_only_what_is_missing() -> None:
     assert second.rx_bytes == 50 * BLOCK - first.rx_bytes
 
 
-def test_several_receivers_at_once() -> None:
+def test_several_receivers() -> None:
     content = pattern(50 * BLOCK)
     donors = [transfer_of(state(content)) for _ in range(2)]
     receivers = [transfer_of(state(bytes(50 * BLOCK))) for _ in range(3)]
@@ -500,7 +500,7 @@ def test_several_receivers_at_once() -> None:
     assert sum(donor.tx_bytes for donor in donors) == 3 * 50 * BLOCK
 
 
-def test_a_long_transfer_opens_more_lanes_to_each_donor() -> None:
+def test_long_transfer_opens_more_streams() -> None:
     donor = transfer_of(state(pattern(60 * BLOCK)))
     receiver = transfer_of(state(bytes(60 * BLOCK)))
     streams: list[trio.socket.SocketType] = []
