@@ -54,6 +54,9 @@ __all__ = [
 ]
 
 
+LAST_MAX = 2**63 - 1
+
+
 @dataclass(frozen=True)
 class PeerTrace:
     """One peer of a trace."""
@@ -106,7 +109,7 @@ def collect(
         PCCLError: INVALID_ARGUMENT; MASTER_CONNECTION_FAILED if no master answers, or it refuses or leads no run;
             TIMEOUT; NOT_INITIALIZED if the interpreter exits.
     """
-    last, seconds = _checked_last(last, "collect"), _checked_span(seconds, "collect")
+    last, seconds = integer_argument("last", last, "collect", 0, LAST_MAX), _checked_span(seconds, "collect")
     fetched = ask_masters("collect", address, token, ssl_context, timeout, fetch_any, seconds, last)
     peers = []
     for peer, packed in fetched.peers:
@@ -129,10 +132,6 @@ def _checked_span(seconds: Any, func_name: str) -> float:
         what = f"seconds {seconds!r}: must be a number of seconds; 0 looks as far back as is recorded"
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
     return float(min(given, SPAN_S_MAX))
-
-
-def _checked_last(last: Any, func_name: str) -> int:
-    return integer_argument("last", last, func_name, 0, 2**63 - 1)
 
 
 def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
@@ -168,7 +167,7 @@ def cut(trace: Trace, seconds: float = 0.0, last: int = 0) -> Trace:
     """Return the last `seconds` of each recording, and the `last` ops; 0: all. Unfinished ops are always in it."""
     if not isinstance(trace, Trace):
         raise PCCLError(Result.INVALID_ARGUMENT, "cut", f"trace must be a Trace, not {trace!r}")
-    seconds, last = _checked_span(seconds, "cut"), _checked_last(last, "cut")
+    seconds, last = _checked_span(seconds, "cut"), integer_argument("last", last, "cut", 0, LAST_MAX)
     peers = [
         peer if peer.recording is None else replace(peer, recording=recent(peer.recording, seconds, last))
         for peer in trace.peers

@@ -1,4 +1,4 @@
-"""A communicator's ops and joint calls for OpenTelemetry (the extra `otel`): spans and metrics.
+"""A communicator's ops and group calls for OpenTelemetry (the extra `otel`): spans and metrics.
 
 import pccl.otel
 
@@ -45,16 +45,19 @@ MILESTONES = {
 
 
 class Exporter:
-    """Exports what one communicator does, until `close`."""
+    """Exports a communicator's ops and group calls every `interval` seconds, until `close`.
+
+    Without providers, those that the program has set are used. Close it before the communicator."""
 
     def __init__(
         self,
         communicator: Communicator,
+        *,
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
         interval: float = 5.0,
     ) -> None:
-        """Begin. Without providers, those that the program has set are used. PCCLError INVALID_ARGUMENT."""
+        """PCCLError INVALID_ARGUMENT."""
         given: Any = communicator
         seconds: Any = interval
         if not isinstance(given, CommunicatorBase):
@@ -171,13 +174,4 @@ class Exporter:
             span.end(end_time=start_ns + call.duration_ns)
 
 
-def export(
-    communicator: Communicator,
-    *,
-    tracer_provider: TracerProvider | None = None,
-    meter_provider: MeterProvider | None = None,
-    interval: float = 5.0,
-) -> Exporter:
-    """Export a communicator's ops and joint calls every `interval` seconds, with the providers that are given or that
-    the program has set. Close the exporter before the communicator. PCCLError INVALID_ARGUMENT."""
-    return Exporter(communicator, tracer_provider, meter_provider, interval)
+export = Exporter

@@ -71,7 +71,7 @@ def run_status(
         timeout: Seconds; None: as long as it takes.
 
     Raises:
-        PCCLError: INVALID_ARGUMENT; MASTER_CONNECTION_FAILED if no master answers or it refuses (the text says why);
+        PCCLError: INVALID_ARGUMENT; MASTER_CONNECTION_FAILED if no master answers or it refuses;
             TIMEOUT; NOT_INITIALIZED if the interpreter exits.
     """
     return ask_masters("run_status", address, token, ssl_context, timeout, ask_all)

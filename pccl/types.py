@@ -107,7 +107,7 @@ class DistributionHint(Enum):
 
 
 class QuantizationAlgorithm(IntEnum):
-    """The ways to encode elements for the network. `QuantizationOptions` tells which to choose."""
+    """The ways to encode elements for the network. See `QuantizationOptions`."""
 
     NONE = 0
     MIN_MAX = 1
@@ -308,7 +308,9 @@ class QuantizationOptions:
             raise ValueError(f"only float tensors can be quantized, not {dtype.name}")
         if self.algorithm is QuantizationAlgorithm.CAST and dtype.itemsize <= self.quantized_datatype.itemsize:
             to = self.quantized_datatype.name
-            raise ValueError(f"a CAST of {dtype.name} to {to} saves nothing: leave quantization out, or use MIN_MAX")
+            raise ValueError(
+                f"a CAST of {dtype.name} to {to} does not shrink it: leave quantization out, or use MIN_MAX"
+            )
 
 
 @dataclass(frozen=True, slots=True)

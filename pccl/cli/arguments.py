@@ -13,16 +13,20 @@ DEFAULT_MASTER = "127.0.0.1:48148"
 
 
 def positive(text: str) -> int:
-    value = _whole(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
+    return _whole(text, 1)
 
 
 def natural(text: str) -> int:
-    value = _whole(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below zero")
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return value
 
 
@@ -79,15 +83,8 @@ def token_in(path: str) -> str:
     return token
 
 
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-
-
 def listed(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """Return the type of a list whose parts `parse` understands. Its ValueErrors tell the user what is wrong."""
+    """Return the type of a list whose parts `parse` understands."""
 
     def parse_all(text: str) -> list[T]:
         try:

@@ -37,7 +37,7 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--advertise",
         metavar="HOST[:PORT]",
-        help="where others would be told to dial it (default: PCCL_ADVERTISE, else the address that the master sees)",
+        help="the address that others would dial (default: PCCL_ADVERTISE, else the address that the master sees)",
     )
     add_token_file(parser)
     parser.set_defaults(run=run)

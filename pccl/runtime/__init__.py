@@ -20,5 +20,5 @@ Where to look:
                                   session/engine_bridge for a peer whose link breaks
     a lost master is noticed      session/heartbeats and session/control, which looks for another one
     a link is made                session/outbound and network/links; session/inbound on the other side
-    a newcomer gets the state     session/state_sync, state/receiver and state/transfer
+    a newcomer gets the state     session/state_sync and state/transfer
 """

@@ -26,7 +26,7 @@ LINK_GAUGES: list[tuple[str, str, Callable[[LinkTraffic], float]]] = [
 
 
 class NotInstalledError(Exception):
-    """The Prometheus client library is missing. The text says how to install it."""
+    """The Prometheus client library is missing. The text has the remedy."""
 
 
 def exposition(status: RunStatus) -> tuple[str, bytes]:

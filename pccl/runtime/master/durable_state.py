@@ -31,7 +31,7 @@ LOCK = "lock"
 
 
 class StateError(Exception):
-    """The directory cannot be used. The message says which and why."""
+    """The directory cannot be used; the text has its path and the reason."""
 
 
 class _Document(msgspec.Struct, frozen=True):

@@ -122,7 +122,7 @@ class ClockOffset:
 
 
 class NoRecording(Exception):  # noqa: N818 - named after what happened
-    """A peer's recording cannot be had; the text says why."""
+    """A peer's recording is missing; the text is the reason."""
 
 
 @dataclass
