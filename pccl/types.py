@@ -308,9 +308,7 @@ class QuantizationOptions:
             raise ValueError(f"only float tensors can be quantized, not {dtype.name}")
         if self.algorithm is QuantizationAlgorithm.CAST and dtype.itemsize <= self.quantized_datatype.itemsize:
             to = self.quantized_datatype.name
-            raise ValueError(
-                f"a CAST of {dtype.name} to {to} does not shrink it: leave quantization out, or use MIN_MAX"
-            )
+            raise ValueError(f"a CAST of {dtype.name} to {to} does not make it smaller: use MIN_MAX or no quantization")
 
 
 @dataclass(frozen=True, slots=True)

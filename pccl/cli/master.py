@@ -100,43 +100,37 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from pccl import MasterNode, PCCLError, logs
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     logs.configure("WARN", in_background=True)
-    try:
-        token = token_in(arguments.token_file) if arguments.token_file else None
-        context = tls_context(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca)
-        node = MasterNode(
-            listen_address=arguments.listen,
-            token=token,
-            ssl_context=context,
-            peer_timeout=arguments.peer_timeout,
-            engine_threads=arguments.engine_threads,
-            http=arguments.http,
-            http_hosts=arguments.http_host,
-            standby_of=arguments.standby_of,
-            state=arguments.state,
-            start=arguments.start,
-        )
-        node.run()
-    except (PCCLError, ValueError, OSError) as error:
-        print_line(f"pccl master: {error}", sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 0
-    failure = "ended unexpectedly"
+    node: MasterNode | None = None
     try:
         try:
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            node = MasterNode(
+                listen_address=arguments.listen,
+                token=token_in(arguments.token_file) if arguments.token_file else None,
+                ssl_context=tls_context(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca),
+                peer_timeout=arguments.peer_timeout,
+                engine_threads=arguments.engine_threads,
+                http=arguments.http,
+                http_hosts=arguments.http_host,
+                standby_of=arguments.standby_of,
+                state=arguments.state,
+                start=arguments.start,
+            )
+            node.run()
             print_line(f"pccl master listening on {node.address}")
             if node.http_address is not None:
                 print_line(f"pccl master shows the run at http://{node.http_address}/")
             node.wait()
         except KeyboardInterrupt:
-            node.interrupt()
+            if node is not None:
+                node.interrupt()
             return 0
-    except PCCLError as error:
-        failure = error.message
-    print_line(f"pccl master: {failure}", sys.stderr)
+    except (PCCLError, ValueError, OSError) as error:
+        print_line(f"pccl master: {error}", sys.stderr)
+        return 1
+    print_line("pccl master: ended unexpectedly", sys.stderr)
     return 1
 
 
