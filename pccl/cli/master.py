@@ -26,74 +26,48 @@ def add_parser(subparsers: Subparsers) -> None:
         "Prints a line with its address when it is ready, and one with --http's; logs on stderr by PCCL_LOG_LEVEL "
         "(INFO, for instance; default: WARN), for machines with PCCL_LOG_FORMAT=json.",
     )
-    parser.add_argument(
-        "--listen",
-        metavar="HOST:PORT",
-        default=DEFAULT_LISTEN,
-        help="a name, an IPv4 or a bracketed IPv6 address; port 0 takes any free one (default: %(default)s)",
+    option = parser.add_argument
+    help_text = "a name, an IPv4 or a bracketed IPv6 address; port 0 takes any free one (default: %(default)s)"
+    option("--listen", metavar="HOST:PORT", default=DEFAULT_LISTEN, help=help_text)
+    help_text = "let in only peers that know the token in this file (default: PCCL_TOKEN, if the environment has it)"
+    option("--token-file", metavar="FILE", help=help_text)
+    help_text = "seconds without heartbeat until a peer or the master is lost (default: PCCL_PEER_TIMEOUT, else 5)"
+    option("--peer-timeout", metavar="SECONDS", type=float, help=help_text)
+    help_text = "threads of each peer that move payload, 1 to 16 (default: PCCL_ENGINE_THREADS, else 1)"
+    option("--engine-threads", metavar="N", type=int, help=help_text)
+    help_text = (
+        "show the run to browsers (/), as JSON (/status.json) and to Prometheus (/metrics) there; it needs no "
+        "authentication, so use a loopback address (default: not; without HOST:PORT %(const)s)"
     )
-    parser.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help="let in only peers that know the token in this file (default: PCCL_TOKEN, if the environment has it)",
+    option("--http", metavar="HOST:PORT", nargs="?", const=DEFAULT_HTTP, help=help_text)
+    help_text = (
+        "further host name of the page, such as a proxy's; repeatable. Requests for other names are refused, except "
+        "/healthz"
     )
-    parser.add_argument(
-        "--peer-timeout",
-        metavar="SECONDS",
-        type=float,
-        help="seconds without heartbeat until a peer or the master is lost (default: PCCL_PEER_TIMEOUT, else 5)",
+    option("--http-host", metavar="NAME", action="append", default=[], help=help_text)
+    help_text = (
+        "addresses of the other masters: start no run, and take over a run that has lost its master and whose peers "
+        "know this address too"
     )
-    parser.add_argument(
-        "--engine-threads",
-        metavar="N",
-        type=int,
-        help="threads of each peer that move payload, 1 to 16 (default: PCCL_ENGINE_THREADS, else 1)",
+    option("--standby-of", metavar="HOST:PORT[,...]", default="", help=help_text)
+    help_text = (
+        "directory for the run's durable state: a restarted master continues the recorded run and rejects peers that "
+        "the run had evicted. One master at a time uses a directory. 'none' uses none (default: PCCL_STATE, else "
+        "pccl/master-HOSTNAME-PORT in XDG_STATE_HOME or ~/.local/state; none for port 0 and for a standby)"
     )
-    parser.add_argument(
-        "--http",
-        metavar="HOST:PORT",
-        nargs="?",
-        const=DEFAULT_HTTP,
-        help="show the run to browsers (/), as JSON (/status.json) and to Prometheus (/metrics) there; it needs "
-        "no authentication, so keep to a loopback address (default: not; without HOST:PORT %(const)s)",
-    )
-    parser.add_argument(
-        "--http-host",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="further host name of the page, such as a proxy's; repeatable. Requests for other names are refused, "
-        "except /healthz",
-    )
-    parser.add_argument(
-        "--standby-of",
-        metavar="HOST:PORT[,...]",
-        default="",
-        help="addresses of the other masters: start no run, and take over a run that has lost its master and whose "
-        "peers know this address too",
-    )
-    parser.add_argument(
-        "--state",
-        metavar="DIR",
-        help="directory for the run's durable state: a restarted master continues the recorded run and rejects peers "
-        "that the run had evicted. One master at a time uses a directory. 'none' uses none (default: PCCL_STATE, else "
-        "pccl/master-HOSTNAME-PORT in XDG_STATE_HOME or ~/.local/state; none for port 0 and for a standby)",
-    )
+    option("--state", metavar="DIR", help=help_text)
     starts = parser.add_mutually_exclusive_group()
-    starts.add_argument(
-        "--start",
-        choices=("auto", "new", "resume"),
-        default="auto",
-        help="auto: continue the recorded run, or start a new one; new: discard the record and start a new run; "
-        "resume: wait for peers of an earlier run for as long as it takes (default: %(default)s)",
+    help_text = (
+        "auto: continue the recorded run, or start a new one; new: discard the record and start a new run; resume: "
+        "wait for peers of an earlier run for as long as it takes (default: %(default)s)"
     )
+    starts.add_argument("--start", choices=("auto", "new", "resume"), default="auto", help=help_text)
     starts.add_argument("--found", dest="start", action="store_const", const="new", help=argparse.SUPPRESS)
     starts.add_argument("--resume", dest="start", action="store_const", const="resume", help=argparse.SUPPRESS)
-    parser.add_argument("--tls-cert", metavar="FILE", help="speak TLS with peers, with this certificate (PEM)")
-    parser.add_argument("--tls-key", metavar="FILE", help="its key, if that is in another file")
-    parser.add_argument(
-        "--tls-client-ca", metavar="FILE", help="let in only peers with a certificate that one in this file has signed"
-    )
+    option("--tls-cert", metavar="FILE", help="use TLS with peers, with this certificate (PEM)")
+    option("--tls-key", metavar="FILE", help="its key, if that is in another file")
+    help_text = "let in only peers with a certificate that one in this file has signed"
+    option("--tls-client-ca", metavar="FILE", help=help_text)
     parser.set_defaults(run=run)
 
 

@@ -29,30 +29,19 @@ def add_parser(subparsers: Subparsers) -> None:
         "in the run. With a token or TLS, it needs the settings of a peer (PCCL_TOKEN, PCCL_TLS_CA, PCCL_TLS_CERT).",
     )
     add_master(parser)
-    parser.add_argument(
-        "--watch",
-        metavar="SECONDS",
-        type=interval,
-        nargs="?",
-        const=1.0,
-        help="show it at this interval until Ctrl-C (default: %(const)g); one after the other where "
-        "standard output is not a terminal",
+    option = parser.add_argument
+    help_text = "show it at this interval until Ctrl-C (default: %(const)g), in a pipe one after the other"
+    option("--watch", metavar="SECONDS", type=interval, nargs="?", const=1.0, help=help_text)
+    option("--json", action="store_true", help="print it as one line of JSON")
+    help_text = "for probes: no output, and exit with 0 if the master answers and the next two hold, else with 1"
+    option("--check", action="store_true", help=help_text)
+    help_text = "with --check: at least N peers are in the run"
+    option("--peers", metavar="N", type=natural, default=0, help=help_text)
+    help_text = (
+        "with --check: a peer of this name is in the run. Peers without a name of their own are called HOST:PID, and "
+        "HOST is enough here"
     )
-    parser.add_argument("--json", action="store_true", help="print it as one line of JSON")
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="for probes: no output, and exit with 0 if the master answers and the next two hold, else with 1",
-    )
-    parser.add_argument(
-        "--peers", metavar="N", type=natural, default=0, help="with --check: at least N peers are in the run"
-    )
-    parser.add_argument(
-        "--peer",
-        metavar="NAME",
-        help="with --check: a peer of this name is in the run. Peers without a name of their own are called HOST:PID, "
-        "and HOST is enough here",
-    )
+    option("--peer", metavar="NAME", help=help_text)
     add_token_file(parser)
     add_timeout(parser, 10.0, "wait this long for an answer")
     parser.set_defaults(run=run)

@@ -25,29 +25,15 @@ def add_parser(subparsers: Subparsers) -> None:
         "run. With a token or TLS, it needs the settings of a peer (PCCL_TOKEN, PCCL_TLS_CA, PCCL_TLS_CERT).",
     )
     add_master(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        default="trace.json",
-        help="the file to write, - for standard output (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seconds", metavar="N", type=seconds, default=0.0, help="only the last N seconds (default: all there is)"
-    )
-    parser.add_argument(
-        "--last",
-        metavar="N",
-        type=natural,
-        default=0,
-        help="only the last N ops of each peer, and those that have not ended (default: all there are)",
-    )
-    parser.add_argument(
-        "--files",
-        metavar="FILE",
-        nargs="+",
-        help="take the recordings from these files, which peers wrote into PCCL_TRACE_DIR, not from a master",
-    )
+    option = parser.add_argument
+    help_text = "the file to write, - for standard output (default: %(default)s)"
+    option("-o", "--output", metavar="FILE", default="trace.json", help=help_text)
+    help_text = "only the last N seconds (default: all)"
+    option("--seconds", metavar="N", type=seconds, default=0.0, help=help_text)
+    help_text = "only the last N ops of each peer, and unfinished ones (default: all)"
+    option("--last", metavar="N", type=natural, default=0, help=help_text)
+    help_text = "take the recordings from these files of PCCL_TRACE_DIR, not from a master"
+    option("--files", metavar="FILE", nargs="+", help=help_text)
     add_token_file(parser)
     add_timeout(parser, 60.0, "draw what has come by then")
     parser.set_defaults(run=run)

@@ -31,7 +31,7 @@ from pccl.protocol.codec import ProtocolError, encode, harmless
 from pccl.protocol.names import peer_named
 from pccl.runtime.network import addresses, handshake
 from pccl.runtime.network.system import SYSTEM, System
-from pccl.runtime.network.wire import ConnectionLost, SocketChannel, receive_exactly, send_bytes
+from pccl.runtime.network.wire import ConnectionLost, SocketChannel, receive_exactly, receive_some, send_bytes
 from pccl.runtime.threads.tasks import start_task
 
 OPENING_TIMEOUT_S = 10.0
@@ -129,20 +129,6 @@ class _PaddingChannel(SocketChannel):
         return body
 
 
-class _PaddingStream:
-    def __init__(self, sock: trio.socket.SocketType, attempt: Attempt) -> None:
-        self._sock = sock
-        self._attempt = attempt
-
-    async def send(self, data: bytes | memoryview, /) -> int:
-        return await self._sock.send(data)
-
-    async def recv_into(self, buffer: bytearray | memoryview, /) -> int:
-        count = await self._sock.recv_into(buffer)
-        self._attempt.is_padded = count > 0
-        return count
-
-
 async def accept(sock: trio.socket.SocketType) -> None:
     count = padding_bytes(sock)
     await send_bytes(sock, encode(m.Accepted(padding_bytes=count)) + _padding[:count])
@@ -195,7 +181,10 @@ async def dial(
             dialled = await handshake.dial_keyed(channel, token, opening.run, padded, m.PeerAnswer)
             if isinstance(dialled.answer, m.Accepted):
                 attempt.accepted_at = trio.current_time()
-                await receive_exactly(_PaddingStream(sock, attempt), _discarded[: dialled.answer.padding_bytes])
+                rest = _discarded[: dialled.answer.padding_bytes]
+                while rest:
+                    rest = rest[await receive_some(sock, rest) :]
+                    attempt.is_padded = True
                 return sock, dialled.keys
             failures.append(f"{where}: rejected: {harmless(dialled.answer.reason)}")
         except (ConnectionLost, ProtocolError) as error:
