@@ -59,15 +59,13 @@ def add_master(parser: argparse.ArgumentParser) -> None:
 
 
 def add_token_file(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--token-file", metavar="FILE", help="file with the run's token (default: the token in PCCL_TOKEN)"
-    )
+    help_text = "file with the run's token (default: the token in PCCL_TOKEN)"
+    parser.add_argument("--token-file", metavar="FILE", help=help_text)
 
 
 def add_timeout(parser: argparse.ArgumentParser, default_s: float, what: str) -> None:
-    parser.add_argument(
-        "--timeout", metavar="SECONDS", type=seconds, default=default_s, help=f"{what} (default: %(default)g)"
-    )
+    help_text = f"{what} (default: %(default)g)"
+    parser.add_argument("--timeout", metavar="SECONDS", type=seconds, default=default_s, help=help_text)
 
 
 def token_of(arguments: argparse.Namespace) -> str | None:
