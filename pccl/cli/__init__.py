@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from pccl._version import __version__
+from pccl import __version__
 from pccl.cli import bench, demo, doctor, launch, master, status, stress, trace
 from pccl.cli.output import OutputError, show
 

@@ -62,7 +62,7 @@ def test_serves_until_a_signal(number: signal.Signals) -> None:
 def test_invalid_peer_timeout(command: Command) -> None:
     done = command("master", "--listen", "127.0.0.1:0", "--peer-timeout", "0")
     assert done.returncode == 1
-    assert "peer_timeout '0.0' is not a number of seconds" in done.stderr
+    assert "peer_timeout '0.0' is not a number within" in done.stderr
 
 
 def test_a_token_in_a_file(tmp_path: Path) -> None:

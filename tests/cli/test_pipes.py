@@ -16,7 +16,7 @@ from pccl import MasterNode
     ("arguments", "is_buffered"),
     [
         (["completion", "bash"], True),
-        (["--version"], False),
+        (["--version"], True),
     ],
 )
 def test_closed_pipe_ends_command_silently(arguments: list[str], is_buffered: bool) -> None:
