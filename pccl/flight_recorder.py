@@ -134,6 +134,12 @@ def _checked_span(seconds: Any, func_name: str) -> float:
     return float(min(given, SPAN_S_MAX))
 
 
+def _checked_path(path: Any, func_name: str) -> str | os.PathLike[str]:
+    if isinstance(path, str | os.PathLike):
+        return path
+    raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{path!r} is not the path of a file")
+
+
 def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
     """Read recordings from files of PCCL_TRACE_DIR or `save`, one per peer. The trace has no clock offsets.
 
@@ -142,8 +148,9 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
         OSError: A file cannot be read.
         RecordingError: A file is not a recording, or they are of different runs.
     """
-    if isinstance(paths, str | os.PathLike):
+    if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable):
         raise PCCLError(Result.INVALID_ARGUMENT, "load", f"paths {paths!r}: must be a list of paths")
+    paths = [_checked_path(path, "load") for path in paths]
     peers: dict[int, PeerTrace] = {}
     runs: dict[str, str] = {}
     for path in paths:
@@ -179,5 +186,5 @@ def save(recording: Recording, path: str | os.PathLike[str]) -> None:
     """Write a recording to a file that `load` and `pccl trace --files` read. After an error the former file remains."""
     if not isinstance(recording, Recording):
         raise PCCLError(Result.INVALID_ARGUMENT, "save", f"recording must be a Recording, not {recording!r}")
-    with Replacement(path) as file:
+    with Replacement(_checked_path(path, "save")) as file:
         file.write(to_json(recording))
