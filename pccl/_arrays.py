@@ -1,11 +1,9 @@
 """Arrays of NumPy, torch and JAX, as the memory that the engine and the state transfer work on.
 
-This is the one module that knows these libraries. It imports neither torch nor JAX: their arrays come only from a
-program that has imported them. It makes no copies; an `Operand` holds the object that owns its memory.
+It imports neither torch nor JAX: their arrays come from a program that has imported them. It makes no copies.
 
-A `jax.Array` is immutable. Its memory on this machine is read in place (for one on an accelerator JAX makes a copy,
-and keeps it with the array). A result goes to fresh memory, and JAX makes an array of it, of the same dtype on the same
-device, with the same sharding if the shape is the same.
+A `jax.Array` is immutable. Its memory is read in place (for one on an accelerator JAX makes a copy). A result goes to
+new memory, and JAX makes an array of it, of the same dtype on the same device.
 """
 
 from __future__ import annotations
@@ -32,19 +30,17 @@ ALIGNMENT_BYTES = 64
 """The alignment of memory that JAX takes over on the CPU without a copy."""
 
 Fail = Callable[[str], Exception]
-"""Makes the error for a wrong argument from what is wrong with it."""
+"""Makes an error from a description of the fault."""
 
 
 class Array(Protocol):
     """An array with elements of one type, such as a NumPy array or a torch tensor."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """The number of elements in each dimension."""
+    def shape(self) -> tuple[int, ...]: ...
 
     @property
-    def dtype(self) -> Any:
-        """The type of the elements."""
+    def dtype(self) -> Any: ...
 
     def __len__(self) -> int: ...
 
@@ -64,11 +60,11 @@ class Operand:
     is_writable: bool
     owner: Any
     device: Device | None = None
-    """The device that has the memory, where `address` only tells arrays apart; None: this machine."""
+    """The device with the memory; `address` is then only an identity. None: this machine."""
     bytes_of: str = ""
     """The array's own dtype, where its elements are counted in bytes."""
     wrap: Callable[[Any], Any] | None = None
-    """Makes an array of the caller's library from memory with a result. None if its arrays are written to in place."""
+    """Makes a `jax.Array` from memory with a result; None for other arrays, which are written in place."""
 
     @property
     def size_bytes(self) -> int:
@@ -79,7 +75,7 @@ class Operand:
         return "the CPU" if self.device is None else self.device.name
 
     def memory(self) -> memoryview:
-        """Return its bytes, writable. Not to be called if it is on a device."""
+        """Return its bytes, writable. Not for memory on a device."""
         assert self.device is None
         if self.count == 0:
             return memoryview(bytearray())
@@ -95,8 +91,8 @@ def resolve(array: Any, role: str, func_name: str) -> Operand:
     if torch is not None and isinstance(array, torch.Tensor):
         return _from_torch(array, role, func_name)
     if is_jax(array):
-        memory, wrap = _from_jax(array, role, func_name)
-        return replace(_from_numpy(memory, role, func_name), wrap=wrap)
+        memory = _jax_view(array, _fail_for(role, func_name))
+        return replace(_from_numpy(memory, role, func_name), wrap=_jax_maker(array))
     for known in _others:
         operand = known(array)
         if operand is not None:
@@ -111,8 +107,7 @@ def resolve(array: Any, role: str, func_name: str) -> Operand:
 def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
     """Return the memory of an array that is only moved, and not reduced.
 
-    It may be of any dtype whose elements are plain memory; elements that cannot be reduced are counted in bytes. It may
-    also be bytes, a bytearray or a memoryview of bytes, which count as arrays of uint8. Errors as `resolve`.
+    Elements that cannot be reduced are counted in bytes. Bytes, bytearray and memoryview are arrays of uint8.
     """
     if isinstance(array, bytes | bytearray | memoryview):
         try:
@@ -121,8 +116,8 @@ def resolve_bytes(array: Any, role: str, func_name: str) -> Operand:
             raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role}: {error}") from None
     if not isinstance(array, np.ndarray):
         if is_jax(array):
-            memory, wrap = _from_jax(array, role, func_name)
-            return replace(resolve_bytes(memory, role, func_name), wrap=wrap)
+            memory = _jax_view(array, _fail_for(role, func_name))
+            return replace(resolve_bytes(memory, role, func_name), wrap=_jax_maker(array))
         torch = sys.modules.get("torch")
         if torch is None or not isinstance(array, torch.Tensor) or _is_reducible(array):
             return resolve(array, role, func_name)
@@ -163,30 +158,16 @@ def receiving(operand: Operand, array: Any, role: str, func_name: str) -> tuple[
 
 
 def changes_of(*arrays: Any) -> Callable[[], None] | None:
-    """Return a function that notifies autograd of a write to torch tensors; None without tensors.
-
-    A backward pass that has saved a tensor compares its version, which torch counts up where it knows of a change.
-    """
+    """Return a function that notifies autograd of a write to torch tensors; None without tensors."""
     torch = sys.modules.get("torch")
     others = [each for each in arrays if not isinstance(each, np.ndarray)]
     if torch is None or not others:  # for arrays of NumPy another thread may be just importing torch
         return None
     tensors = [each for each in others if isinstance(each, torch.Tensor) and not each.is_inference()]
-    increment = getattr(torch.autograd.graph, "increment_version", None)  # not in the oldest releases
-    if increment is None or not tensors:
-        return None
-    if len(tensors) == 1:
-        return partial(increment, tensors[0])
-
-    def count_up() -> None:
-        for tensor in tensors:
-            increment(tensor)
-
-    return count_up
+    return partial(torch.autograd.graph.increment_version, tensors) if tensors else None
 
 
 def require_writable(operand: Operand, role: str, func_name: str) -> None:
-    """Raise INVALID_ARGUMENT unless it can be written to."""
     if operand.wrap is not None:
         what = f"{role} is a jax.Array, which cannot be written into; leave it out to get the result in a new one"
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, what)
@@ -195,10 +176,9 @@ def require_writable(operand: Operand, role: str, func_name: str) -> None:
 
 
 def require_alike(send: Operand, recv: Operand, func_name: str) -> None:
-    """Raise INVALID_ARGUMENT unless both are on one device, or none, and of one dtype."""
     what = ""
     if send.device is not recv.device:
-        what = f"send is on {send.device_name} but recv on {recv.device_name}; they must be in one place"
+        what = f"send is on {send.device_name} but recv on {recv.device_name}; they must be on one device"
     elif send.dtype is not recv.dtype:
         what = f"send is {send.dtype.name} but recv is {recv.dtype.name}; they must be of one dtype"
     if what:
@@ -240,21 +220,12 @@ def _address(array: np.ndarray[Any, Any]) -> int:
         return int(array.__array_interface__["data"][0])
 
 
-def _from_jax(array: Any, role: str, func_name: str) -> tuple[np.ndarray[Any, Any], Callable[[Any], Any]]:
-    """Return the array's memory, and a function that makes an array of JAX from memory."""
-
-    def fail(what: str) -> PCCLError:
-        return PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} {what}")
-
-    return _jax_view(array, fail), _jax_maker(array)
+def _fail_for(role: str, func_name: str) -> Fail:
+    return lambda what: PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} {what}")
 
 
 def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None = None) -> Operand:
-    """Return the array's memory. `dtype` replaces its own."""
-
-    def fail(what: str) -> PCCLError:
-        return PCCLError(Result.INVALID_ARGUMENT, func_name, f"{role} {what}")
-
+    fail = _fail_for(role, func_name)
     if getattr(tensor, "is_nested", False):
         raise fail("is a nested tensor; pass its tensors one by one (unbind())")
     if tensor.is_quantized:
@@ -270,17 +241,15 @@ def _from_torch(tensor: Any, role: str, func_name: str, dtype: DataType | None =
         raise fail(f"is on {tensor.device}; only CPU and CUDA tensors can be used, pass {role}.cpu()")
     if not tensor.is_contiguous():
         raise fail(f"is not contiguous; pass {role}.contiguous()")
-    if tensor.is_conj():
-        raise fail(f"is a conjugate that has not been computed; pass {role}.resolve_conj()")
-    if tensor.is_neg():
-        raise fail(f"is a negative that has not been computed; pass {role}.resolve_neg()")
+    if tensor.is_conj() or tensor.is_neg():
+        raise fail(f"is a lazy conjugate or negative; pass {role}.resolve_conj().resolve_neg()")
     try:
         dtype = dtype if dtype is not None else DataType.from_torch_dtype(tensor.dtype)
     except ValueError as error:
         raise fail(f": {error}") from None
     try:
         return Operand(tensor.data_ptr(), tensor.numel(), dtype, tuple(tensor.shape), True, tensor.detach(), device)
-    except RuntimeError as error:  # of a kind of tensor that has no memory of its own
+    except RuntimeError as error:  # a tensor without memory
         raise fail(f"cannot be used: {error}") from None
 
 
@@ -298,7 +267,6 @@ def is_jax(array: Any) -> bool:
 
 
 def _jax_view(array: Any, fail: Fail) -> np.ndarray[Any, Any]:
-    """Return the array's memory on this machine, contiguous and not to be written into."""
     jax: Any = sys.modules["jax"]
     if isinstance(array, jax.core.Tracer):
         raise fail(
@@ -318,7 +286,7 @@ def _jax_view(array: Any, fail: Fail) -> np.ndarray[Any, Any]:
 
 
 def _jax_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
-    """Return new memory for a result, aligned such that an array of JAX on the CPU can take it over."""
+    """Return new memory for a result, aligned so that JAX on the CPU can use it without a copy."""
     size_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     room = np.empty(size_bytes + ALIGNMENT_BYTES, np.uint8)
     start = -room.ctypes.data % ALIGNMENT_BYTES
@@ -326,10 +294,7 @@ def _jax_memory(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any,
 
 
 def _jax_maker(array: Any) -> Callable[[np.ndarray[Any, Any]], Any]:
-    """Return a function that makes an array of JAX of memory with a result, on the device of `array`.
-
-    The memory belongs to the new array from then on.
-    """
+    """Return a function that makes an array on the device of `array` from memory, which the new array then owns."""
     jax: Any = sys.modules["jax"]
     shape, sharding = array.shape, array.sharding
     (device,) = sharding.device_set
@@ -368,7 +333,6 @@ class JaxLeaves:
             self._makers.append(_jax_maker(leaf) if is_jax(leaf) else np.copy)
 
     def tree(self) -> Any:
-        """Return a tree of new arrays with these values."""
         jax: Any = sys.modules["jax"]
         leaves = []
         for make, values in zip(self._makers, self.values.values(), strict=True):
@@ -377,7 +341,7 @@ class JaxLeaves:
             leaves.append(make(memory))
         return jax.tree_util.tree_unflatten(self._structure, leaves)
 
-    def take(self, tree: Any, fail: Fail) -> None:
+    def copy_from(self, tree: Any, fail: Fail) -> None:
         """Copy the values of a tree, all of them or none."""
         views, structure = _flattened(tree, fail)
         if structure != self._structure:
@@ -394,7 +358,6 @@ class JaxLeaves:
 
 
 def _flattened(tree: Any, fail: Fail) -> tuple[list[tuple[str, Any, np.ndarray[Any, Any]]], Any]:
-    """Return name, leaf and memory of each leaf, and the structure of the tree."""
     jax: Any = sys.modules.get("jax")
     if jax is None:
         raise fail("trees of arrays are those of JAX, which this program has not imported; see SharedState.from_numpy")
@@ -404,10 +367,10 @@ def _flattened(tree: Any, fail: Fail) -> tuple[list[tuple[str, Any, np.ndarray[A
         name = jax.tree_util.keystr(path) or "the only leaf"
         if not is_jax(leaf) and not isinstance(leaf, np.ndarray):
             raise fail(f"leaf {name} is {leaf!r}, which is neither a jax.Array nor a NumPy array")
-        values = _jax_view(leaf, partial(_fail_of_leaf, fail, name)) if is_jax(leaf) else leaf
+        values = _jax_view(leaf, _fail_of_leaf(fail, name)) if is_jax(leaf) else leaf
         views.append((name, leaf, values))
     return views, structure
 
 
-def _fail_of_leaf(fail: Fail, name: str, what: str) -> Exception:
-    return fail(f"leaf {name} {what}")
+def _fail_of_leaf(fail: Fail, name: str) -> Fail:
+    return lambda what: fail(f"leaf {name} {what}")

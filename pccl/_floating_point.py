@@ -1,9 +1,7 @@
-"""The floating-point environment of a thread, for arithmetic that has to give the same bits on every peer.
+"""The floating-point environment of a thread: rounding, and the flush of subnormal numbers to zero.
 
-It says which way operations round and whether subnormal numbers are flushed to zero. A thread begins with a copy of the
-environment of the thread that made it, and a program may change its own: `torch.set_flush_denormal` does, fesetround,
-and the mere import of a library that was built with -ffast-math. The engine's threads compute in the default one, to
-nearest and even with subnormals as they are, and so does `pccl.training` within `default_environment`.
+Programs and libraries may change it (`torch.set_flush_denormal`, -ffast-math). The engine's threads compute in the
+default one, for the same bits on every peer, and so does `pccl.training` within `default_environment`.
 """
 
 from __future__ import annotations

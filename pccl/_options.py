@@ -17,7 +17,7 @@ from pccl.runtime.session.driver import SessionOptions
 from pccl.types import Result
 
 CONNECTIONS_DEFAULT = 2
-"""Connections that a link begins with. A single one would stand still with its first lost packet."""
+"""Initial connections of a link. A single one stalls with its first lost packet."""
 CONNECTIONS_MAX = 64
 UINT32_MAX = 2**32 - 1
 
@@ -33,22 +33,18 @@ class CommunicatorOptions:
     """The "host:port" of the one peer-to-peer port. Default: PCCL_LISTEN in the environment, else all interfaces and
     any free port."""
     ssl_context: ssl.SSLContext | None = None
-    """TLS for the connection to the master. Default: a context that trusts the certificates in the file PCCL_TLS_CA, if
-    the environment has that, and shows the one in PCCL_TLS_CERT and PCCL_TLS_KEY."""
+    """TLS for the connection to the master. Default: from the files in PCCL_TLS_CA, PCCL_TLS_CERT and PCCL_TLS_KEY."""
     segment_bytes: int = 0
     """The largest payload of a frame; 0: a default that suits most networks."""
     site: str = ""
-    """A name that `site_size` peers share, as the ranks that hold the shards of one model (`pccl.training.Site`). They
-    are admitted together, and if one is lost the others fail with MASTER_CONNECTION_FAILED. A peer that calls `close`
-    leaves alone. Every start of a site needs a new name."""
+    """A name that `site_size` peers share (`pccl.training.Site`). They are admitted together, and if one is lost the
+    others fail with MASTER_CONNECTION_FAILED. Every start of a site needs a new name."""
     site_size: int = 0
     """The number of peers of the site."""
     master_timeout: float | None = None
-    """Seconds after which a peer that has lost its master and found no other fails with MASTER_CONNECTION_FAILED.
-    Default: PCCL_MASTER_TIMEOUT in the environment, else 60."""
+    """Seconds without a master until MASTER_CONNECTION_FAILED. Default: PCCL_MASTER_TIMEOUT, else 60."""
     place: int | None = None
-    """The rank that this peer asks for if it is one of the first of its group. They get the order of their places if
-    each of them gives one."""
+    """The rank that this peer asks for. The initial peers of a group are ordered by it if each gives one."""
 
 
 def holder_of(
@@ -122,7 +118,6 @@ def holder_of(
         master_timeout_s=_timeouts.master_timeout_s(rare.master_timeout, "Communicator"),
     )
     if not all(addresses.is_loopback(host) for host, _ in masters):
-        # On loopback, only this machine can learn the run's name, without which peers refuse a connection.
         security.warn_if_exposed(listen_host, secret, stacklevel=3)
     return SessionHolder(address, masters, session_options, timeout_s)
 

@@ -1,8 +1,6 @@
-"""Finds problems that keep this host from taking part in a run, with remedies. `pccl doctor` is the same on the command
-line.
+"""Finds problems that keep this host from taking part in a run, with remedies; also as `pccl doctor`.
 
-from pccl.doctor import examine
-for check in examine("host:48148"):
+for check in pccl.doctor.examine("host:48148"):
     print(check.verdict, check.name, check.text, check.advice)
 """
 
@@ -17,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import trio
 
@@ -26,7 +25,7 @@ from pccl.errors import PCCLError
 from pccl.protocol.messages import PROTOCOL_VERSION
 from pccl.protocol.names import label
 from pccl.runtime.network import addresses
-from pccl.runtime.network.clients import NoAnswer, Way, ask, check
+from pccl.runtime.network.clients import NoAnswer, PathReport, ask, check
 from pccl.runtime.network.dialing import dial_tcp
 from pccl.runtime.threads import portal
 from pccl.status import RunStatus
@@ -40,7 +39,7 @@ CLOCK_S = 1.0
 """Difference of clocks that makes logs hard to compare."""
 FILES_MIN = 1024
 BACKLOG_MIN = 128
-LONG_WAY_S = 0.02
+LONG_PATH_S = 0.02
 """Round trip above that the windows of TCP matter."""
 CONNECTIONS_MAX = 16
 """Most connections of a link; their windows add up."""
@@ -75,11 +74,7 @@ def examine(
 
     Args:
         address: The master's "host:port", or several, separated by commas; each is examined.
-        token: The run's shared secret, as of a peer. Default: PCCL_TOKEN in the environment.
-        ssl_context: A context for TLS, as of a peer, with the same defaults from the environment.
-        listen: The "host:port" where a peer here would listen. Default: PCCL_LISTEN, else any free port.
-        advertise: The "host[:port]" that other peers would be told to dial. Default: PCCL_ADVERTISE, else the address
-            that the master sees.
+        token, ssl_context, listen, advertise: As of a `Communicator` here, with the same defaults.
 
     Returns:
         The checks in their order. A master that does not answer has no further ones.
@@ -94,13 +89,13 @@ def examine(
     try:
         masters = addresses.parse_masters(address)
         listen_at = addresses.parse(listen, default_port=0) if listen else ("", 0)
-        told = addresses.parse(advertise, default_port=0) if advertise else None
+        advertised = addresses.parse(advertise, default_port=0) if advertise else None
     except ValueError as error:
         raise PCCLError(Result.INVALID_ARGUMENT, "examine", str(error)) from None
     found: list[Check] = []
     try:
         for host, port in masters:
-            doctor = _Doctor(host, port, secret, context, listen_at, told)
+            doctor = _Doctor(host, port, secret, context, listen_at, advertised)
             found += portal.current().call(doctor.examine)
     except portal.PortalClosedError as error:
         raise PCCLError(Result.NOT_INITIALIZED, "examine", str(error)) from None
@@ -108,31 +103,24 @@ def examine(
     return found
 
 
+@dataclass
 class _Doctor:
     """The examination of the path to one master."""
 
-    def __init__(
-        self,
-        host: str,
-        port: int,
-        token: str,
-        context: ssl.SSLContext | None,
-        listen_at: tuple[str, int],
-        told: tuple[str, int] | None,
-    ) -> None:
-        self._host = host
-        self._port = port
-        self._where = addresses.join(host, port)
-        self._token = token
-        self._context = context
-        self._listen_at = listen_at
-        self._told = told
+    _host: str
+    _port: int
+    _token: str
+    _context: ssl.SSLContext | None
+    _listen_at: tuple[str, int]
+    _advertised: tuple[str, int] | None
+
+    @property
+    def _where(self) -> str:
+        return addresses.join(self._host, self._port)
 
     async def examine(self) -> list[Check]:
-        found: list[Check] = []
-        reached = await self._reach()
-        found.append(reached)
-        if reached.verdict == FAILED:
+        found = [await self._reach()]
+        if found[0].verdict == FAILED:
             return found
         try:
             with trio.fail_after(10 * DIAL_S):
@@ -143,7 +131,7 @@ class _Doctor:
             text = f"{self._where} accepts connections and does not answer"
             return [*found, Check("master", FAILED, text, "is that a pccl master, and does its process run?")]
         found.append(self._versions(status))
-        found += await self._way()
+        found += await self._path()
         found += await self._peers(status)
         return found
 
@@ -165,15 +153,14 @@ class _Doctor:
         seconds = time.monotonic() - begun_s
         peer = addresses.plain_host(sock.getpeername())
         sock.close()
-        return Check("reach", OK, f"{self._where} ({peer}) takes a connection in {seconds * 1e3:.1f} ms")
+        return Check("reach", OK, f"{self._where} ({peer}) accepts a connection in {seconds * 1e3:.1f} ms")
 
     def _versions(self, status: RunStatus) -> Check:
         text = f"protocol {PROTOCOL_VERSION} on both sides; pccl {__version__} here, {status.version} there"
         peers = sum(member.state == "accepted" for member in status.members)
         return Check("versions", OK, f"{text}; run {status.run} ({status.role}) with {peers} peers")
 
-    async def _way(self) -> list[Check]:
-        """Check the path to the master and back."""
+    async def _path(self) -> list[Check]:
         listener: socket.socket | None = None
         found: list[Check] = []
         try:
@@ -181,36 +168,41 @@ class _Doctor:
         except OSError as error:
             advice = "if a peer listens there, give another port with --listen to check; else choose a free one"
             found.append(Check("listen", WARNING, str(error.strerror), advice))
-        told = self._told
-        advertised = [told[0]] if told is not None else []
-        advertised_port = told[1] or None if told is not None else None
+        host, port = self._advertised or ("", 0)
+        hosts = [host] if host else []
         try:
-            way = await check(self._host, self._port, self._token, self._context, listener, advertised, advertised_port)
+            path = await check(self._host, self._port, self._token, self._context, listener, hosts, port or None)
         except NoAnswer as error:
-            return [*found, Check("way", FAILED, str(error), _advice_on(str(error)))]
+            return [*found, Check("path", FAILED, str(error), _advice_on(str(error)))]
         finally:
             if listener is not None:
                 listener.close()
-        return [*found, *self._of_way(way)]
+        return [*found, *self._path_checks(path)]
 
-    def _of_way(self, way: Way) -> Iterator[Check]:
-        yield _round_trip(way)
-        yield _clock(way)
-        yield _mtu(way)
-        if way.full_size != "both":
+    def _path_checks(self, path: PathReport) -> Iterator[Check]:
+        yield _round_trip(path)
+        yield _clock(path)
+        yield _mtu(path)
+        if path.full_size != "both":
             return
-        yield from self._calls(way)
-        rates = f"{_rate(way.up_bytes_per_s)} to the master's host, {_rate(way.down_bytes_per_s)} from it"
+        yield from self._calls(path)
+        rates = f"{_rate(path.up_bytes_per_s)} to the master's host, {_rate(path.down_bytes_per_s)} from it"
         yield Check("bandwidth", OK, f"{rates}, over one connection, in a moment")
-        yield from _windows(way)
+        yield from _windows(path)
 
-    def _calls(self, way: Way) -> Iterator[Check]:
-        is_translated = way.own_host != way.seen_host and not addresses.is_loopback(way.seen_host)
+    def _calls(self, path: PathReport) -> Iterator[Check]:
+        is_translated = path.own_host != path.seen_host and not addresses.is_loopback(path.seen_host)
         if is_translated:
-            text = f"this host sends from {way.own_host}, and the master sees {way.seen_host}"
-            advice = "" if self._told else "forward a port, and set PCCL_LISTEN=0.0.0.0:PORT PCCL_ADVERTISE=PUBLIC:PORT"
-            yield Check("nat", OK if self._told else WARNING, f"{text}: there is address translation between", advice)
-        for where, failure in way.calls:
+            text = f"this host sends from {path.own_host}, and the master sees {path.seen_host}"
+            advice = (
+                ""
+                if self._advertised
+                else "forward a port, and set PCCL_LISTEN=0.0.0.0:PORT PCCL_ADVERTISE=PUBLIC:PORT"
+            )
+            yield Check(
+                "nat", OK if self._advertised else WARNING, f"{text}: there is address translation between", advice
+            )
+        for where, failure in path.calls:
             if not failure:
                 yield Check("dialled back", OK, f"the master's host reaches this one at {where}")
                 continue
@@ -243,7 +235,7 @@ class _Doctor:
                 advice = "open that peer's port, or have it advertise an address that leads to it (PCCL_ADVERTISE)"
                 found.append(Check("peers", FAILED, f"{where} cannot be reached: {failure}", advice))
             else:
-                found.append(Check("peers", OK, f"{where} takes a connection"))
+                found.append(Check("peers", OK, f"{where} accepts a connection"))
 
         async with trio.open_nursery() as nursery:
             for member in members:
@@ -252,7 +244,6 @@ class _Doctor:
 
 
 def _advice_on(text: str) -> str:
-    """Return the remedy for the text of a failed conversation."""
     for sign, advice in (
         ("no pccl master answered", "give the master's own address"),
         ("token", "give this side the run's token (PCCL_TOKEN, --token-file), or none if the master has none"),
@@ -260,7 +251,7 @@ def _advice_on(text: str) -> str:
         ("does not speak TLS", "unset PCCL_TLS_CA, or start the master with --tls-cert"),
         ("certificate", "set PCCL_TLS_CA to the CA of the master's certificate, and use a host name that it has"),
         ("speaks protocol", "install the same version of pccl on both sides"),
-        ("CheckRequest", "the master is of an older version: install the same on both sides"),
+        ("CheckRequest", "install the same version of pccl on both sides"),
         ("not an expected message", "install the same version of pccl on both sides"),
     ):
         if sign in text:
@@ -268,15 +259,14 @@ def _advice_on(text: str) -> str:
     return "see the master's log (PCCL_LOG_LEVEL=INFO)"
 
 
-def _round_trip(way: Way) -> Check:
-    ordered = sorted(way.round_trips_s)
-    middle = ordered[len(ordered) // 2]
-    text = f"{middle * 1e3:.2f} ms, {ordered[0] * 1e3:.2f} at best, {ordered[-1] * 1e3:.2f} at worst"
+def _round_trip(path: PathReport) -> Check:
+    least, middle, most = min(path.round_trips_s), median(path.round_trips_s), max(path.round_trips_s)
+    text = f"{middle * 1e3:.2f} ms, {least * 1e3:.2f} at best, {most * 1e3:.2f} at worst"
     return Check("round trip", OK, text)
 
 
-def _clock(way: Way) -> Check:
-    off_s, uncertain_s = way.clock_offset_s, way.clock_uncertainty_s
+def _clock(path: PathReport) -> Check:
+    off_s, uncertain_s = path.clock_offset_s, path.clock_uncertainty_s
     direction = "ahead" if off_s > 0 else "behind"
     text = f"the master's clock is {abs(off_s):.3f} s {direction}, give or take {uncertain_s:.4f}"
     if abs(off_s) - uncertain_s > CLOCK_S:
@@ -285,11 +275,11 @@ def _clock(way: Way) -> Check:
     return Check("clock", OK, text)
 
 
-def _mtu(way: Way) -> Check:
-    size = f"packets carry {way.segment_bytes} bytes"
-    if way.full_size == "both":
-        return Check("mtu", OK, f"full-size packets get through both ways; {size}")
-    direction = "from this host to the master" if way.full_size == "out" else "from the master to this host"
+def _mtu(path: PathReport) -> Check:
+    size = f"packets carry {path.segment_bytes} bytes"
+    if path.full_size == "both":
+        return Check("mtu", OK, f"full-size packets get through in both directions; {size}")
+    direction = "from this host to the master" if path.full_size == "out" else "from the master to this host"
     return Check(
         "mtu",
         FAILED,
@@ -298,10 +288,9 @@ def _mtu(way: Way) -> Check:
     )
 
 
-def _windows(way: Way) -> Iterator[Check]:
-    """Compare the windows that the system allows with the capacity of the path."""
-    round_trip_s = min(way.round_trips_s)
-    if round_trip_s < LONG_WAY_S:
+def _windows(path: PathReport) -> Iterator[Check]:
+    round_trip_s = min(path.round_trips_s)
+    if round_trip_s < LONG_PATH_S:
         return
     for name in ("tcp_rmem", "tcp_wmem"):
         text = _setting(f"ipv4/{name}")
@@ -317,12 +306,11 @@ def _windows(way: Way) -> Iterator[Check]:
         else:
             yield Check("windows", OK, what)
     if _setting("ipv4/tcp_slow_start_after_idle") == "1":
-        text = "a link that rested between two steps starts slowly again"
+        text = "an idle link starts slowly again"
         yield Check("windows", WARNING, text, "sysctl -w net.ipv4.tcp_slow_start_after_idle=0")
 
 
 def _limits() -> Iterator[Check]:
-    """Check this host's own limits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = soft == resource.RLIM_INFINITY or soft >= FILES_MIN
     most = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
@@ -339,15 +327,13 @@ def _limits() -> Iterator[Check]:
 
 
 def _bbr() -> str:
-    """Return in words whether links can take BBR where the system's default is another congestion control."""
     with suppress(OSError), socket.socket() as sock:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"bbr")
-        return "links to distant peers take bbr"
+        return "links to distant peers use bbr"
     return "bbr is not available here and would be faster on long or lossy paths (docs/operations.md)"
 
 
 def _setting(name: str) -> str:
-    """Return a setting of the kernel; empty where there is none."""
     with suppress(OSError):
         return (PROC / name).read_text().strip()
     return ""

@@ -1,16 +1,4 @@
-"""The exceptions of the public API, and the check that raises one for arguments that are not integers.
-
-PCCLError
-    UsageError            the caller: a wrong argument, or a call that cannot succeed here
-        MismatchError     the calls of several peers do not match
-    TooFewPeersError      this peer is alone in its group
-    PeerLostError         another peer was lost, or no link to it can be made: call again
-    MasterLostError       the master cannot be reached, or has refused or evicted this peer
-    OpTimeoutError        the caller's timeout has passed; also a `TimeoutError`
-    OutcomeUnknownError   other peers may have committed what this one gave up
-    StateUnavailableError no peer can provide the shared state
-    InternalError         a bug of pccl, or a device that failed
-"""
+"""The exceptions of the public API."""
 
 from __future__ import annotations
 

@@ -16,11 +16,7 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import Any
 
-import trio
-
-from pccl import security
 from pccl._replacement import Replacement
-from pccl._timeouts import checked_bound_s
 from pccl.errors import PCCLError, integer_argument
 from pccl.protocol.recording import (
     SPAN_S_MAX,
@@ -36,9 +32,8 @@ from pccl.protocol.recording import (
     to_json,
     unpack,
 )
-from pccl.runtime.network import addresses
-from pccl.runtime.network.clients import NoAnswer, fetch_any
-from pccl.runtime.threads import portal
+from pccl.runtime.network.clients import fetch_any
+from pccl.status import ask_masters
 from pccl.types import Result
 
 __all__ = [
@@ -59,6 +54,9 @@ __all__ = [
 ]
 
 
+LAST_MAX = 2**63 - 1
+
+
 @dataclass(frozen=True)
 class PeerTrace:
     """One peer of a trace."""
@@ -66,12 +64,12 @@ class PeerTrace:
     peer: int
     name: str
     recording: Recording | None
-    """None: there is none; `lack` says why."""
+    """None: it is missing, for the reason in `lack`."""
     lack: str = ""
     offset_ns: int | None = None
     """The peer's monotonic clock less that of the trace, as measured; None: it was not measured."""
     uncertainty_ns: int = 0
-    """How far that may be off, either way."""
+    """The error of the offset, in either direction."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ def collect(
     ssl_context: ssl.SSLContext | None = None,
     timeout: float | None = 60.0,
 ) -> Trace:
-    """Ask a master for the flight recorders of all peers. The run goes on. Thread-safe.
+    """Fetch the flight recorders of all peers from a master. The run continues. Thread-safe.
 
     A peer that does not answer the master within five seconds has a reason in place of a recording.
 
@@ -105,43 +103,26 @@ def collect(
         last: Number of the last ops of each peer, in addition to the ops that have not ended; 0: all.
         token: The run's shared secret, as of a peer. Default: PCCL_TOKEN in the environment.
         ssl_context: A context for TLS, as of a peer, with the same defaults from the environment.
-        timeout: Seconds; None: as long as it takes. What has come by then is returned, if it is anything.
+        timeout: Seconds; None: no limit. The recordings that have arrived by then are returned, if there are any.
 
     Raises:
         PCCLError: INVALID_ARGUMENT; MASTER_CONNECTION_FAILED if no master answers, or it refuses or leads no run;
             TIMEOUT; NOT_INITIALIZED if the interpreter exits.
     """
-    timeout_s = checked_bound_s(timeout, "collect")
-    last = _checked_last(last, "collect")
-    seconds = _checked_span(seconds, "collect")
-    secret = security.token(token, "collect")
-    context = security.client_tls(ssl_context, "collect")
-    try:
-        masters = addresses.parse_masters(address)
-    except ValueError as error:
-        raise PCCLError(Result.INVALID_ARGUMENT, "collect", str(error)) from None
-    try:
-        fetched = portal.current().call(fetch_any, masters, secret, context, seconds, last, timeout_s)
-    except NoAnswer as error:
-        raise PCCLError(Result.MASTER_CONNECTION_FAILED, "collect", str(error)) from None
-    except trio.TooSlowError:
-        where = ", ".join(addresses.join(*master) for master in masters)
-        text = f"no answer from {where} within {timeout_s:g} s; is there a pccl master?"
-        raise PCCLError(Result.TIMEOUT, "collect", text) from None
-    except portal.PortalClosedError as error:
-        raise PCCLError(Result.NOT_INITIALIZED, "collect", str(error)) from None
+    last, seconds = integer_argument("last", last, "collect", 0, LAST_MAX), _checked_span(seconds, "collect")
+    fetched = ask_masters("collect", address, token, ssl_context, timeout, fetch_any, seconds, last)
     peers = []
-    for told, packed in fetched.peers:
-        recording, lack = None, told.lack
+    for peer, packed in fetched.peers:
+        recording, lack = None, peer.lack
         if not lack:
             try:
                 recording = unpack(packed)
             except RecordingError as error:
                 lack = str(error)
-        peers.append(PeerTrace(told.peer, told.name, recording, lack, told.offset_ns, told.uncertainty_ns))
-    peers.sort(key=lambda peer: peer.peer)
+        peers.append(PeerTrace(peer.peer, peer.name, recording, lack, peer.offset_ns, peer.uncertainty_ns))
+    peers.sort(key=lambda each: each.peer)
     if fetched.end is None:
-        return Trace("", "", peers, f"not all peers were heard within {timeout_s:g} s")
+        return Trace("", "", peers, f"not all recordings arrived within {timeout:g} s")
     return Trace(fetched.end.run, fetched.end.clock, peers)
 
 
@@ -153,10 +134,6 @@ def _checked_span(seconds: Any, func_name: str) -> float:
     return float(min(given, SPAN_S_MAX))
 
 
-def _checked_last(last: Any, func_name: str) -> int:
-    return integer_argument("last", last, func_name, 0, 2**63 - 1)
-
-
 def _checked_path(path: Any, func_name: str) -> str | os.PathLike[str]:
     if isinstance(path, str | os.PathLike):
         return path
@@ -164,8 +141,7 @@ def _checked_path(path: Any, func_name: str) -> str | os.PathLike[str]:
 
 
 def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
-    """Read recordings from files of PCCL_TRACE_DIR or `save`, one of each peer. Their clocks have not been compared, so
-    the trace has no offsets.
+    """Read recordings from files of PCCL_TRACE_DIR or `save`, one per peer. The trace has no clock offsets.
 
     Raises:
         PCCLError: INVALID_ARGUMENT if these are not paths.
@@ -174,10 +150,10 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
     """
     if isinstance(paths, str | os.PathLike) or not isinstance(paths, Iterable):
         raise PCCLError(Result.INVALID_ARGUMENT, "load", f"paths {paths!r}: must be a list of paths")
-    checked = [_checked_path(path, "load") for path in paths]
+    paths = [_checked_path(path, "load") for path in paths]
     peers: dict[int, PeerTrace] = {}
     runs: dict[str, str] = {}
-    for path in checked:
+    for path in paths:
         with open(path, "rb") as file:
             text = file.read()
         try:
@@ -195,11 +171,10 @@ def load(paths: Iterable[str | os.PathLike[str]]) -> Trace:
 
 
 def cut(trace: Trace, seconds: float = 0.0, last: int = 0) -> Trace:
-    """Return the part of the last `seconds` before each recording was taken, and of the last ops; 0: all of it.
-    Ops that have not ended are in it, however old. PCCLError INVALID_ARGUMENT."""
+    """Return the last `seconds` of each recording, and the `last` ops; 0: all. Unfinished ops are always in it."""
     if not isinstance(trace, Trace):
         raise PCCLError(Result.INVALID_ARGUMENT, "cut", f"trace must be a Trace, not {trace!r}")
-    seconds, last = _checked_span(seconds, "cut"), _checked_last(last, "cut")
+    seconds, last = _checked_span(seconds, "cut"), integer_argument("last", last, "cut", 0, LAST_MAX)
     peers = [
         peer if peer.recording is None else replace(peer, recording=recent(peer.recording, seconds, last))
         for peer in trace.peers
@@ -208,8 +183,7 @@ def cut(trace: Trace, seconds: float = 0.0, last: int = 0) -> Trace:
 
 
 def save(recording: Recording, path: str | os.PathLike[str]) -> None:
-    """Write a recording to a file that `load` and `pccl trace --files` read. PCCLError INVALID_ARGUMENT, OSError, or
-    another error of a recording that cannot be encoded; the former file is there still then."""
+    """Write a recording to a file that `load` and `pccl trace --files` read. After an error the former file remains."""
     if not isinstance(recording, Recording):
         raise PCCLError(Result.INVALID_ARGUMENT, "save", f"recording must be a Recording, not {recording!r}")
     with Replacement(_checked_path(path, "save")) as file:

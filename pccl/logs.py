@@ -1,9 +1,7 @@
 """Logging: the loggers `pccl`, `pccl.master`, `pccl.peer` and so on, the fields of their records, and two formats.
 
-pccl sets up no logging: a program that sets up none sees warnings and errors on stderr, as Python shows them. Only
-where the environment has PCCL_LOG_LEVEL (DEBUG, INFO, WARN or ERROR) does `import pccl` send the log to stderr at that
-level, with PCCL_LOG_FORMAT=json as one JSON object a line. Records have the FIELDS that they are about as attributes,
-for handlers of the program's own, too.
+Without setup Python shows warnings and errors on stderr. With PCCL_LOG_LEVEL (DEBUG, INFO, WARN or ERROR) in the
+environment `import pccl` sends the log to stderr at that level, with PCCL_LOG_FORMAT=json as one JSON object per line.
 """
 
 from __future__ import annotations
@@ -23,14 +21,13 @@ from datetime import UTC, datetime
 from typing import Any
 
 FIELDS = ("run", "view", "group", "peer", "other", "tag", "sequence")
-"""The run; the installed view; the peer group; the peer that logs or, in the master's log, that the record is about;
-a second peer; the op's tag, and the use count of that tag."""
+"""Attributes of records. `peer` logs, or is the subject of the master's record; `other` is a second peer."""
 SHOWN = FIELDS[1:]
 """The fields that text lines have."""
 TEXT = "%(asctime)s %(levelname)s %(name)s%(about)s: %(message)s"
 FORMATS = ("text", "json")
 QUEUED_MAX = 10_000
-"""Number of records that may wait for a stderr that is not read; further ones are dropped."""
+"""Records that wait for stderr; further ones are dropped."""
 FLUSH_S = 1.0
 
 
@@ -75,10 +72,8 @@ class AboutLogger(logging.LoggerAdapter[logging.Logger]):
 
 
 def configure(default_level: str | None = None, in_background: bool = False) -> None:
-    """Send the log to stderr at PCCL_LOG_LEVEL, else at `default_level`, else not at all.
-
-    A program that has given the logger `pccl` a handler keeps it. `in_background`: a thread writes, so that no call
-    waits for stderr.
+    """Send the log to stderr at PCCL_LOG_LEVEL, else at `default_level`, else not at all, unless the logger has a
+    handler. `in_background`: a thread writes, so that no call waits for stderr.
     """
     logger = logging.getLogger("pccl")
     level = os.environ.get("PCCL_LOG_LEVEL") or default_level
@@ -103,11 +98,8 @@ def configure(default_level: str | None = None, in_background: bool = False) -> 
 
 
 class _StderrHandler(logging.StreamHandler[Any]):
-    """The handler that `configure` adds.
-
-    A daemon thread in the background must hold no lock while it writes: at the end of the process, logging waits for
-    the lock of the handler, and the interpreter aborts if a buffer is locked.
-    """
+    """The handler that `configure` adds. In the background it writes without the locks that the interpreter's end waits
+    for."""
 
     def __init__(self, in_background: bool) -> None:
         self._in_background = in_background

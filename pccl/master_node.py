@@ -81,9 +81,14 @@ class MasterNode:
         except ValueError:
             what = f"start={start!r} is not one of {', '.join(repr(each.value) for each in Start)}"
             raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode", what) from None
+        default = MasterOptions
         self._options = MasterOptions(
-            peer_timeout_s=_peer_timeout_s(peer_timeout),
-            engine_threads=_engine_threads(engine_threads),
+            peer_timeout_s=_number(
+                "peer_timeout", peer_timeout, default.peer_timeout_s, PEER_TIMEOUT_S_MIN, PEER_TIMEOUT_S_MAX, False
+            ),
+            engine_threads=int(
+                _number("engine_threads", engine_threads, default.engine_threads, 1, ENGINE_THREADS_MAX, True)
+            ),
             founders=integer_argument("founders", founders, "MasterNode", 1, MasterOptions.pending_max),
         )
         try:
@@ -185,9 +190,7 @@ class MasterNode:
         return addresses.join(self._http[0], port)
 
     def interrupt(self) -> None:
-        """Stop the master: its connections are closed, and its ports are free when this returns.
-
-        Peers see the master lost. It may be called again, from any thread and from signal handlers.
+        """Stop the master and free its ports. Peers see the master lost. Thread-safe, also in signal handlers.
 
         Raises:
             PCCLError: TIMEOUT if it has not stopped after some seconds.
@@ -197,15 +200,14 @@ class MasterNode:
             return
         service.interrupt()
         if not portal.current().is_this_thread and not service.stopped.wait(STOP_TIMEOUT_S):
-            what = f"{service.description} has not stopped within {STOP_TIMEOUT_S:g} s; it does when this process ends"
+            what = f"{service.description} has not stopped within {STOP_TIMEOUT_S:g} s; end this process"
             raise PCCLError(Result.TIMEOUT, "MasterNode.interrupt", what)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Block until the master has stopped. Return False if `timeout` seconds passed first.
 
         Raises:
-            PCCLError: INTERNAL_ERROR if a fault of pccl has stopped it. Other masters and communicators of the process
-                are not affected by that.
+            PCCLError: INTERNAL_ERROR if a fault of pccl has stopped it.
         """
         limit_s = _timeouts.checked_s(timeout, "MasterNode.wait")
         if self._service is None:
@@ -231,38 +233,22 @@ class MasterNode:
                 raise
 
 
-def _peer_timeout_s(given: float | None) -> float:
-    text = os.environ.get("PCCL_PEER_TIMEOUT", "") if given is None else str(given)
+def _number(name: str, given: float | None, default: float, least: float, most: float, is_whole: bool) -> float:
+    """Return an argument, or the variable PCCL_NAME of the environment, or the default. INVALID_ARGUMENT."""
+    variable = f"PCCL_{name.upper()}"
+    text = os.environ.get(variable, "") if given is None else str(given)
     try:
-        seconds = float(text) if text else MasterOptions.peer_timeout_s
+        value = (int if is_whole else float)(text) if text else default
     except ValueError:
-        seconds = math.nan
-    if not PEER_TIMEOUT_S_MIN <= seconds <= PEER_TIMEOUT_S_MAX:
-        what = "PCCL_PEER_TIMEOUT" if given is None else "peer_timeout"
-        raise PCCLError(
-            Result.INVALID_ARGUMENT,
-            "MasterNode",
-            f"{what} {text!r} is not a number of seconds within [{PEER_TIMEOUT_S_MIN:g}, {PEER_TIMEOUT_S_MAX:g}]",
-        )
-    return seconds
-
-
-def _engine_threads(given: int | None) -> int:
-    text = os.environ.get("PCCL_ENGINE_THREADS", "") if given is None else str(given)
-    try:
-        threads = int(text) if text else MasterOptions.engine_threads
-    except ValueError:
-        threads = 0
-    if not 1 <= threads <= ENGINE_THREADS_MAX:
-        what = "PCCL_ENGINE_THREADS" if given is None else "engine_threads"
-        raise PCCLError(
-            Result.INVALID_ARGUMENT, "MasterNode", f"{what} {text!r} is not a number within [1, {ENGINE_THREADS_MAX}]"
-        )
-    return threads
+        value = math.nan
+    if not least <= value <= most:
+        what = f"{variable if given is None else name} {text!r} is not a number within [{least:g}, {most:g}]"
+        raise PCCLError(Result.INVALID_ARGUMENT, "MasterNode", what)
+    return value
 
 
 class _Service:
-    """The part of a MasterNode that runs in the portal's thread. It goes on if the MasterNode is dropped."""
+    """The part of a MasterNode that runs in the portal's thread, also after the MasterNode is dropped."""
 
     def __init__(self, description: str, server: MasterServer, web: tuple[socket.socket, Hosts] | None) -> None:
         self.port = server.port

@@ -34,13 +34,9 @@ COUNTERS = {
 
 
 class CommunicatorCollector(Collector):
-    """Reports a communicator's `stats` and world sizes at each scrape while it is connected.
-
-    Thread-safe.
-    """
+    """Reports a communicator's `stats` and world sizes at each scrape while it is connected. Thread-safe."""
 
     def __init__(self, communicator: Communicator, **labels: str) -> None:
-        """Report `communicator`. `labels` distinguish several communicators of a process."""
         self._communicator = communicator
         self._names = list(labels)
         self._values = list(labels.values())
@@ -62,16 +58,14 @@ class CommunicatorCollector(Collector):
             yield metric
 
     def describe(self) -> list[Metric]:
-        """Return no metrics: they are not known before the communicator is connected."""
-        return []
+        return []  # unknown before the communicator is connected
 
 
 def register(
     communicator: Communicator, registry: CollectorRegistry = REGISTRY, **labels: str
 ) -> CommunicatorCollector:
-    """Add a collector for `communicator` to a registry, and return it. `registry.unregister` takes it out again.
-
-    `labels` distinguish several communicators of a process. ValueError if the registry has the same metrics already.
+    """Add a collector for `communicator` to a registry, and return it for `registry.unregister`. `labels` distinguish
+    several communicators of a process. ValueError if the registry has the same metrics already.
     """
     collector = CommunicatorCollector(communicator, **labels)
     registry.register(collector)

@@ -6,9 +6,8 @@ exporter = pccl.otel.export(comm)
 ...
 exporter.close()
 
-A thread reads the flight recorder every few seconds, so ops do not wait for it; ops that the recorder has dropped by
-then (it holds 4096) are not exported. Spans have the times of the recorder. Each op goes to the providers once: if they
-raise, it is lost, and the others are exported with the next reading.
+A thread reads the flight recorder every few seconds, so ops do not wait for it. Ops that the recorder has dropped by
+then (it holds 4096) are not exported. An op for which a provider raises is lost.
 """
 
 from __future__ import annotations
@@ -46,20 +45,29 @@ MILESTONES = {
 
 
 class Exporter:
-    """Exports what one communicator does, until `close`."""
+    """Exports a communicator's ops and group calls every `interval` seconds, until `close`.
+
+    Without providers, those that the program has set are used. Close it before the communicator."""
 
     def __init__(
         self,
         communicator: Communicator,
+        *,
         tracer_provider: TracerProvider | None = None,
         meter_provider: MeterProvider | None = None,
         interval: float = 5.0,
     ) -> None:
-        """Begin. Without providers, those that the program has set are used. `interval` is in seconds. PCCLError
-        INVALID_ARGUMENT."""
-        _check_communicator(communicator)
+        """PCCLError INVALID_ARGUMENT."""
+        given: Any = communicator
+        seconds: Any = interval
+        if not isinstance(given, CommunicatorBase):
+            what = f"communicator must be a Communicator, not {communicator!r}"
+            raise PCCLError(Result.INVALID_ARGUMENT, "export", what)
+        if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 < interval <= INTERVAL_S_MAX:
+            what = f"interval {interval!r}: must be a number of seconds in (0, {INTERVAL_S_MAX:g}]"
+            raise PCCLError(Result.INVALID_ARGUMENT, "export", what)
         self._communicator = communicator
-        self._interval_s = _checked_interval_s(interval)
+        self._interval_s = float(interval)
         self._tracer = trace.get_tracer("pccl", tracer_provider=tracer_provider)
         meter = metrics.get_meter("pccl", meter_provider=meter_provider)
         self._ops = meter.create_counter("pccl.ops", "{op}", "Ops that have ended.")
@@ -96,10 +104,9 @@ class Exporter:
             try:
                 self.flush()
                 is_refused = False
-            except Exception as error:  # whatever providers raise, the next reading is for them as well
+            except Exception as error:  # raised by a provider
                 if not is_refused:
-                    text = "OpenTelemetry refused an export; later ones are tried: %s"
-                    logger.warning(text, str(error) or type(error).__name__)
+                    logger.warning("an export to OpenTelemetry failed; pccl retries: %r", error)
                 is_refused = True
 
     def _export(self, recording: Recording) -> None:
@@ -167,27 +174,4 @@ class Exporter:
             span.end(end_time=start_ns + call.duration_ns)
 
 
-def _check_communicator(communicator: Any) -> None:
-    if not isinstance(communicator, CommunicatorBase):
-        what = f"communicator must be a Communicator, not {communicator!r}"
-        raise PCCLError(Result.INVALID_ARGUMENT, "export", what)
-
-
-def _checked_interval_s(interval: Any) -> float:
-    seconds: Any = interval
-    if isinstance(interval, bool) or not isinstance(interval, Real) or not 0 < seconds <= INTERVAL_S_MAX:
-        what = f"interval {interval!r}: must be a number of seconds in (0, {INTERVAL_S_MAX:g}]"
-        raise PCCLError(Result.INVALID_ARGUMENT, "export", what)
-    return float(interval)
-
-
-def export(
-    communicator: Communicator,
-    *,
-    tracer_provider: TracerProvider | None = None,
-    meter_provider: MeterProvider | None = None,
-    interval: float = 5.0,
-) -> Exporter:
-    """Export a communicator's ops and group calls every `interval` seconds, with the providers that are given or that
-    the program has set. Close the exporter before the communicator. PCCLError INVALID_ARGUMENT."""
-    return Exporter(communicator, tracer_provider, meter_provider, interval)
+export = Exporter

@@ -1,7 +1,4 @@
-"""Checks of the arguments that keep others out of a run: token, encryption, TLS; and warnings where they are missing.
-
-Arguments that are left out come from the environment.
-"""
+"""Checks of token, encryption and TLS, which default to the environment, and warnings where they are missing."""
 
 from __future__ import annotations
 
@@ -29,12 +26,9 @@ def token(argument: str | None, func_name: str) -> str:
     found = os.environ.get(TOKEN_VARIABLE, "") if argument is None else argument
     if not isinstance(found, str):
         raise PCCLError(Result.INVALID_ARGUMENT, func_name, f"the token must be a str, not {type(found).__name__}")
-    found = found.strip()  # a newline comes with many ways to read a file
-    try:
-        found.encode()
-    except UnicodeEncodeError:
-        raise PCCLError(Result.INVALID_ARGUMENT, func_name, "the token is not valid Unicode text") from None
-    return found
+    if not found.isascii() and found != found.encode(errors="replace").decode():
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, "the token is not valid Unicode text")
+    return found.strip()  # files end with a newline
 
 
 def encryption(argument: Any, token: str, func_name: str) -> bool:
@@ -67,11 +61,8 @@ def checked_context(argument: Any, func_name: str) -> ssl.SSLContext | None:
 
 
 def client_tls(argument: ssl.SSLContext | None, func_name: str) -> ssl.SSLContext | None:
-    """Return the TLS context for the connection to the master; None without TLS.
-
-    If `argument` is None the context is made of the files that the environment names. INVALID_ARGUMENT if one cannot
-    be used; the text names it.
-    """
+    """Return the TLS context for the connection to the master, from the argument or the files that the environment
+    names; None without TLS. INVALID_ARGUMENT."""
     ca = os.environ.get(CA_VARIABLE)
     if argument is not None or not ca:
         return checked_context(argument, func_name)
@@ -109,10 +100,7 @@ _has_warned = False
 
 
 def warn_if_exposed(host: str, token: str, stacklevel: int) -> None:
-    """Warn, once a process, if pccl listens without a token on an address that everybody can reach.
-
-    `host` is the address, empty for every interface.
-    """
+    """Warn, once a process, if pccl listens without a token on a public address (empty: every interface)."""
     global _has_warned
     if token or _has_warned:
         return

@@ -41,20 +41,12 @@ class TensorInfo:
 
     @classmethod
     def from_torch(cls, tensor: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
-        """Take a dense, contiguous torch tensor on the CPU or a CUDA device.
-
-        Raises:
-            PCCLError: INVALID_ARGUMENT if it is something else; the text says what, and what to pass instead.
-        """
+        """Use a dense, contiguous torch tensor on the CPU or a CUDA device. PCCLError INVALID_ARGUMENT for others."""
         return cls(resolve(tensor, f"tensor {name!r}", "TensorInfo.from_torch"), name, allow_content_inequality)
 
     @classmethod
     def from_numpy(cls, array: Any, name: str, *, allow_content_inequality: bool = False) -> TensorInfo:
-        """Take a contiguous, writable NumPy array.
-
-        Raises:
-            PCCLError: INVALID_ARGUMENT if it is something else; the text says what, and what to pass instead.
-        """
+        """Use a contiguous, writable NumPy array. PCCLError INVALID_ARGUMENT for others."""
         return cls(resolve(array, f"tensor {name!r}", "TensorInfo.from_numpy"), name, allow_content_inequality)
 
     def state_tensor(self) -> StateTensor:
@@ -65,7 +57,7 @@ class TensorInfo:
         return StateTensor(self.name, operand.dtype.name, operand.shape, self.allow_content_inequality, data, store)
 
     def note_written(self) -> None:
-        """Tell autograd that a sync has written into the tensor."""
+        """Notify autograd that a sync has written into the tensor."""
         written = changes_of(self._operand.owner)
         if written is not None:
             written()
@@ -84,16 +76,11 @@ class SharedState:
     """
 
     def __init__(self, tensors: Sequence[TensorInfo]) -> None:
-        try:
-            given: list[Any] = list(tensors)
-        except TypeError:
+        given: Any = tensors
+        if not isinstance(given, Sequence) or not all(isinstance(each, TensorInfo) for each in given):
             what = f"tensors must be a sequence of TensorInfo, not {tensors!r}"
-            raise PCCLError(Result.INVALID_ARGUMENT, "SharedState", what) from None
-        for tensor in given:
-            if not isinstance(tensor, TensorInfo):
-                what = f"tensors must be a sequence of TensorInfo, but there is {tensor!r} in it"
-                raise PCCLError(Result.INVALID_ARGUMENT, "SharedState", what)
-        self.tensors: list[TensorInfo] = given
+            raise PCCLError(Result.INVALID_ARGUMENT, "SharedState", what)
+        self.tensors = list(tensors)
         names = [tensor.name for tensor in self.tensors]
         repeated = sorted({name for name in names if names.count(name) > 1})
         if not names or repeated:
@@ -112,11 +99,7 @@ class SharedState:
 
     @classmethod
     def from_torch(cls, tensors: Any) -> SharedState:
-        """Make a state of a mapping of names to torch tensors, or of a module's `state_dict()`.
-
-        Raises:
-            PCCLError: INVALID_ARGUMENT as `TensorInfo.from_torch`.
-        """
+        """Make a state of a mapping of names to torch tensors, or of a module's `state_dict()`."""
         if not isinstance(tensors, Mapping):
             if not hasattr(tensors, "state_dict"):
                 what = f"tensors must be a module or a mapping of names to tensors, not {type(tensors).__name__}"
@@ -126,13 +109,11 @@ class SharedState:
 
     @classmethod
     def from_pytree(cls, tree: Any) -> PytreeState:
-        """Make a state of a tree as JAX has them: of `jax.Array`s and NumPy arrays in dicts, lists and so on.
-
-        The state has copies of the values; see `PytreeState` for how to get and set them.
+        """Make a state of a JAX tree of `jax.Array`s and NumPy arrays. The state has copies of the values.
 
         Raises:
-            PCCLError: INVALID_ARGUMENT if the program has not imported JAX, or for a leaf that is not such an array, is
-                spread over several devices, or is of a dtype that cannot be reduced.
+            PCCLError: INVALID_ARGUMENT if JAX is not imported, or for a leaf that is no such array, is spread over
+                several devices, or has a dtype that cannot be reduced.
         """
         return PytreeState(tree)
 
@@ -155,17 +136,13 @@ class SharedState:
 
 
 class PytreeState(SharedState):
-    """A shared state of a tree of arrays, whose tensors are called as JAX calls the leaves: `['layer']['w']`.
+    """A shared state of a tree of arrays, with JAX's names of the leaves: `['layer']['w']`. Not thread-safe.
 
-    It holds the values in host memory of its own. `tree` returns them as new arrays, each of the kind, dtype and device
-    of the leaf that the state was made of; setting it copies the values of such a tree into the state. So a loop sets
-    it before a sync and gets it afterwards:
+    It holds copies of the values. `tree` returns them as new arrays, each of the kind, dtype and device of its leaf:
 
         state.tree = parameters
         comm.sync_shared_state(state)
         parameters = state.tree
-
-    It is not thread-safe.
     """
 
     def __init__(self, tree: Any) -> None:
@@ -180,7 +157,6 @@ class PytreeState(SharedState):
 
     @tree.setter
     def tree(self, tree: Any) -> None:
-        """Copy the values of a tree into the state.
-
-        INVALID_ARGUMENT if it differs from the first in structure, shapes or dtypes; the state is as it was then."""
-        self._leaves.take(tree, lambda what: PCCLError(Result.INVALID_ARGUMENT, "PytreeState.tree", what))
+        """Copy the values of a tree into the state. INVALID_ARGUMENT, and no change, if structure, shapes or dtypes
+        differ."""
+        self._leaves.copy_from(tree, lambda what: PCCLError(Result.INVALID_ARGUMENT, "PytreeState.tree", what))

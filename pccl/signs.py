@@ -1,19 +1,10 @@
-"""Random signs that come out the same on every machine, from a seed, a step, a direction, a tensor and an element.
+"""Random signs that are the same on every machine, from a seed, a step, a direction, a tensor and an element.
 
-Shared-seed zeroth-order training (`pccl.training.SPSA`) perturbs and updates parameters with them: a direction in the
-space of all parameters has one sign for each, and is never stored and never sent.
+Zeroth-order training with shared seeds (`pccl.training.SPSA`) perturbs and updates parameters with them. The generator
+is Philox4x32-10 (`native/src/signs.h`). The sign of element i of tensor t in direction d of step s is bit `i % 32` of
+word `i % 128 // 32` of the output for the counter (i // 128, t, s, d) with the seed as the key; 1 is minus.
 
-*The generator* is Philox4x32-10 (Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3; SC 2011),
-which turns a 64-bit key and a 128-bit counter into 128 bits by integer operations alone. `native/src/signs.c` writes it
-down, `native/tests/test_signs.c` holds it against its authors' vectors. For a seed, the sign of element i of tensor t
-in direction d of step s is bit `i % 32` of word `i % 128 // 32` of what the key (low half, high half of the seed) makes
-of the counter (i // 128, t, s, d); 1 is minus. So it depends on no state, no library and no machine.
-
-*What is added* is exact where all values are whole multiples of one power of two, the quantum, and stay within 2**24
-of them: float32 represents these sums exactly, and what was added can be taken away again to the last bit.
-`pccl.training.spsa.grid` keeps parameters so.
-
-It runs at about half the speed of `values += 1`, and a further direction in the same call costs a fifth of that.
+Sums are exact if all values are multiples of one power of two, the quantum, and within 2**24 quanta.
 """
 
 from __future__ import annotations
@@ -53,8 +44,7 @@ def add_signs(
         tensor: The tensor's number, of 32 bits.
         step: The step's number, of 32 bits.
         directions: The directions' numbers, of 32 bits each.
-        amounts: For each direction how many quanta are added for a plus, and taken away for a minus. Their magnitudes
-            sum up to SUM_MAX at most.
+        amounts: For each direction the quanta to add for a plus. Their magnitudes sum up to SUM_MAX at most.
 
     Raises:
         ValueError: an argument is not as above.

@@ -7,6 +7,8 @@ print(run_status("host:48148").totals.ops_committed)
 from __future__ import annotations
 
 import ssl
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import trio
 
@@ -33,6 +35,8 @@ from pccl.runtime.network import addresses
 from pccl.runtime.network.clients import NoAnswer, ask_all
 from pccl.runtime.threads import portal
 from pccl.types import Result
+
+T = TypeVar("T")
 
 __all__ = [
     "Course",
@@ -66,28 +70,35 @@ def run_status(
         ssl_context: A context for TLS, as of a peer, with the same defaults from the environment.
         timeout: Seconds; None: as long as it takes.
 
-    Returns:
-        A `RunStatus`: members, links, totals and recent events.
-
     Raises:
-        PCCLError: INVALID_ARGUMENT; MASTER_CONNECTION_FAILED if no master answers or it refuses (the text says why);
+        PCCLError: INVALID_ARGUMENT; MASTER_CONNECTION_FAILED if no master answers or it refuses;
             TIMEOUT; NOT_INITIALIZED if the interpreter exits.
     """
-    timeout_s = checked_bound_s(timeout, "run_status")
-    secret = security.token(token, "run_status")
-    context = security.client_tls(ssl_context, "run_status")
+    return ask_masters("run_status", address, token, ssl_context, timeout, ask_all)
+
+
+def ask_masters(
+    func_name: str,
+    address: str,
+    token: str | None,
+    ssl_context: ssl.SSLContext | None,
+    timeout: float | None,
+    request: Callable[..., Awaitable[T]],
+    *arguments: Any,
+) -> T:
+    """Return the result of `request(masters, token, context, timeout_s, *arguments)`. PCCLError as `run_status`."""
+    timeout_s = checked_bound_s(timeout, func_name)
+    secret = security.token(token, func_name)
+    context = security.client_tls(ssl_context, func_name)
     try:
         masters = addresses.parse_masters(address)
+        return portal.current().call(request, masters, secret, context, timeout_s, *arguments)
     except ValueError as error:
-        raise PCCLError(Result.INVALID_ARGUMENT, "run_status", str(error)) from None
-
-    try:
-        return portal.current().call(ask_all, masters, secret, context, timeout_s)
+        raise PCCLError(Result.INVALID_ARGUMENT, func_name, str(error)) from None
     except NoAnswer as error:
-        raise PCCLError(Result.MASTER_CONNECTION_FAILED, "run_status", str(error)) from None
+        raise PCCLError(Result.MASTER_CONNECTION_FAILED, func_name, str(error)) from None
     except trio.TooSlowError:
-        where = ", ".join(addresses.join(*master) for master in masters)
-        text = f"no answer from {where} within {timeout_s:g} s; is there a pccl master?"
-        raise PCCLError(Result.TIMEOUT, "run_status", text) from None
+        text = f"no answer from {address} within {timeout_s:g} s; is a pccl master running there?"
+        raise PCCLError(Result.TIMEOUT, func_name, text) from None
     except portal.PortalClosedError as error:
-        raise PCCLError(Result.NOT_INITIALIZED, "run_status", str(error)) from None
+        raise PCCLError(Result.NOT_INITIALIZED, func_name, str(error)) from None

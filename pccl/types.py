@@ -1,7 +1,6 @@
-"""The vocabulary of the public API: enumerations and small value types.
+"""Enumerations and small value types of the public API.
 
-This module does no I/O. The integer values of `DataType`, `ReduceOp` and `QuantizationAlgorithm` are those of the
-engine's header (`native/include/pccl_native.h`); a test compares them.
+The values of `DataType`, `ReduceOp` and `QuantizationAlgorithm` are those of the engine's header.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class Result(IntEnum):
     INVALID_ARGUMENT = 3
     """A wrong argument, or one that differs from the other peers' for the same op."""
     INVALID_USAGE = 4
-    """A call that cannot succeed where it was made, such as group calls that can never meet."""
+    """A call that cannot succeed here, such as group calls in an order that can never match."""
     TOO_FEW_PEERS = 5
     """This peer is alone in its group."""
     MASTER_CONNECTION_FAILED = 6
@@ -45,9 +44,9 @@ class Result(IntEnum):
     TOPOLOGY_OPTIMIZATION_FAILED = 12
     """Never raised; kept for scripts that were written for the reference library."""
     TIMEOUT = 13
-    """A `timeout=` given by the caller has passed. An op is aborted on all peers, or was never begun by this one."""
+    """The caller's `timeout=` has passed. An op is aborted on all peers, or was never begun by this one."""
     OUTCOME_UNKNOWN = 14
-    """This peer has given an op up and does not know whether the others have committed it; `send` is as it was."""
+    """This peer has cancelled an op that the others may have committed; `send` is as it was."""
 
 
 class Attribute(Enum):
@@ -100,10 +99,7 @@ class ReduceAlgorithm(IntEnum):
 
 
 class DistributionHint(Enum):
-    """The distribution that a caller expects of its values.
-
-    Accepted for scripts that were written for the reference library, and not used: quantization adapts to each block.
-    """
+    """The expected distribution of values. Accepted for scripts of the reference library, and not used."""
 
     NONE = "none"
     NORMAL = "normal"
@@ -111,7 +107,7 @@ class DistributionHint(Enum):
 
 
 class QuantizationAlgorithm(IntEnum):
-    """The ways to encode elements for the network. `QuantizationOptions` tells which to choose."""
+    """The ways to encode elements for the network. See `QuantizationOptions`."""
 
     NONE = 0
     MIN_MAX = 1
@@ -224,7 +220,7 @@ _NUMPY_NAMES = {
     DataType.DOUBLE: "float64",
 }
 _FROM_NUMPY: dict[Any, DataType] = {}
-"""A cache by NumPy dtype: to ask a dtype for its name takes longer than a small reduce may."""
+"""A cache by NumPy dtype, whose name is slow to get."""
 _FROM_NUMPY_NAME = {name: dtype for dtype, name in _NUMPY_NAMES.items()}
 _ITEM_BYTES = (1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8)
 
@@ -283,11 +279,10 @@ class QuantizationOptions:
             return
         is_cast = self.algorithm is QuantizationAlgorithm.CAST
         allowed = _CASTS if is_cast else _CODES
-        if not any(self.quantized_datatype is each for each in allowed):
+        if self.quantized_datatype not in allowed:
             names = ", ".join(d.name for d in allowed)
-            raise ValueError(
-                f"quantized_datatype {self.quantized_datatype!r}: must be one of {names} for {self.algorithm.name}"
-            )
+            given = self.quantized_datatype
+            raise ValueError(f"quantized_datatype {given!r}: must be one of {names} for {self.algorithm.name}")
         width = 8 * self.quantized_datatype.itemsize
         bits = self.bits or width
         if bits != width and (bits != 4 or width != 8):
@@ -312,10 +307,8 @@ class QuantizationOptions:
         if not dtype.is_float:
             raise ValueError(f"only float tensors can be quantized, not {dtype.name}")
         if self.algorithm is QuantizationAlgorithm.CAST and dtype.itemsize <= self.quantized_datatype.itemsize:
-            raise ValueError(
-                f"a CAST of {dtype.name} to {self.quantized_datatype.name} does not make it smaller: leave "
-                f"quantization out, or use MIN_MAX"
-            )
+            to = self.quantized_datatype.name
+            raise ValueError(f"a CAST of {dtype.name} to {to} does not make it smaller: use MIN_MAX or no quantization")
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,10 +332,7 @@ class ReduceDescriptor:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """The peers of a group in one view.
-
-    Ranks change whenever peers come or go. A peer's number never changes, and is never given to another peer.
-    """
+    """The peers of a group in one view. Ranks change with every join and loss, a peer's number never."""
 
     rank: int
     """This peer's rank, from 0."""
@@ -355,7 +345,6 @@ class Membership:
 
 
 def _kind_of(array: Any) -> str:
-    """Return what a line can show of an array, which may have millions of elements."""
     if array is None:
         return "None"
     if not hasattr(array, "dtype"):
@@ -374,8 +363,7 @@ class ReduceInfo:
     membership: Membership | None = field(default=None, compare=False)
     """These peers, and this peer's rank among them. None for several ops whose peers were not the same."""
     array: Any = field(default=None, compare=False)
-    """The result as a new array, where `send` is a `jax.Array` and no `recv` was given; else None: it is in `recv`, or
-    in place."""
+    """The result as a new array, if `send` is a `jax.Array` and there is no `recv`."""
 
     def __repr__(self) -> str:
         shown = f"local_world_size={self.local_world_size}, tx_bytes={self.tx_bytes}, rx_bytes={self.rx_bytes}"
@@ -397,9 +385,7 @@ class CollectiveInfo:
     tx_bytes: int
     rx_bytes: int
     array: Any = None
-    """The array with the result: the one that was given for it, or a new one of the same kind as the input.
-
-    None after a barrier."""
+    """The array with the result: the given one, or a new one of the same kind as the input. None after a barrier."""
 
     def __repr__(self) -> str:
         shown = f"membership={self.membership!r}, tx_bytes={self.tx_bytes}, rx_bytes={self.rx_bytes}"

@@ -13,16 +13,20 @@ DEFAULT_MASTER = "127.0.0.1:48148"
 
 
 def positive(text: str) -> int:
-    value = _whole(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
-    return value
+    return _whole(text, 1)
 
 
 def natural(text: str) -> int:
-    value = _whole(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below zero")
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
     return value
 
 
@@ -45,7 +49,6 @@ def interval(text: str) -> float:
 
 
 def add_master(parser: argparse.ArgumentParser) -> None:
-    """Add the address of a master that is to be asked, as `address`."""
     parser.add_argument(
         "address",
         metavar="HOST:PORT",
@@ -56,21 +59,16 @@ def add_master(parser: argparse.ArgumentParser) -> None:
 
 
 def add_token_file(parser: argparse.ArgumentParser) -> None:
-    """Add the option `--token-file`. `token_of` reads it."""
-    parser.add_argument(
-        "--token-file", metavar="FILE", help="file with the run's token (default: the token in PCCL_TOKEN)"
-    )
+    help_text = "file with the run's token (default: the token in PCCL_TOKEN)"
+    parser.add_argument("--token-file", metavar="FILE", help=help_text)
 
 
 def add_timeout(parser: argparse.ArgumentParser, default_s: float, what: str) -> None:
-    """Add the option `--timeout`."""
-    parser.add_argument(
-        "--timeout", metavar="SECONDS", type=seconds, default=default_s, help=f"{what} (default: %(default)g)"
-    )
+    help_text = f"{what} (default: %(default)g)"
+    parser.add_argument("--timeout", metavar="SECONDS", type=seconds, default=default_s, help=help_text)
 
 
 def token_of(arguments: argparse.Namespace) -> str | None:
-    """Return the token that `--token-file` names, None for the environment's. OSError or ValueError."""
     return token_in(arguments.token_file) if arguments.token_file else None
 
 
@@ -83,15 +81,8 @@ def token_in(path: str) -> str:
     return token
 
 
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-
-
 def listed(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """Return the type of a list whose parts `parse` understands. Its ValueErrors tell the user what is wrong."""
+    """Return the type of a list whose parts `parse` understands."""
 
     def parse_all(text: str) -> list[T]:
         try:
@@ -103,7 +94,6 @@ def listed(parse: Callable[[str], T]) -> Callable[[str], list[T]]:
 
 
 def one_of(values: Mapping[str, T]) -> Callable[[str], T]:
-    """Return a parser that turns a name into its value."""
 
     def parse(name: str) -> T:
         if name not in values:

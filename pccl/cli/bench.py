@@ -58,105 +58,49 @@ def add_parser(subparsers: Subparsers) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--master",
-        metavar="HOST:PORT",
-        help="be one peer of this master's run; --peers is the number of all its peers",
+    option = parser.add_argument
+    option(
+        "--master", metavar="HOST:PORT", help="be one peer of this master's run; --peers is the number of all its peers"
     )
-    parser.add_argument(
-        "--peers", type=listed(_world_size), default=[2, 4], metavar="LIST", help="numbers of peers (default: 2,4)"
-    )
-    parser.add_argument(
-        "--collective",
-        type=listed(one_of({name: name for name in COLLECTIVES})),
-        default=[ALL_REDUCE],
-        metavar="LIST",
-        help=f"{', '.join(COLLECTIVES)} (default: all_reduce)",
-    )
-    parser.add_argument(
-        "--sizes",
-        type=listed(parse_bytes),
-        default=[4 << 10, 1 << 20, 64 << 20],
-        metavar="LIST",
-        help="sizes of the arrays of a rank (default: 4KiB,1MiB,64MiB)",
-    )
-    parser.add_argument(
-        "--tensors",
-        type=listed(positive),
-        default=[1],
-        metavar="LIST",
-        help="numbers of concurrent tensors that a size is cut into (default: 1)",
-    )
-    parser.add_argument(
-        "--dtype", choices=DTYPES, default="float32", help="type of the elements (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--connections",
-        type=listed(natural),
-        default=[0],
-        metavar="LIST",
-        help="connections of each link; 0 is the library's choice (default: 0)",
-    )
-    parser.add_argument(
-        "--quantize",
-        type=listed(_quantization),
-        default=["none"],
-        metavar="LIST",
-        help="quantizations, see below; rulers stay unquantized (default: none)",
-    )
-    parser.add_argument(
-        "--algorithm",
-        type=listed(one_of({name: name for name in ALGORITHMS})),
-        default=["auto"],
-        metavar="LIST",
-        help="auto, ring, direct; auto is the library's choice (default: auto)",
-    )
+    option("--peers", type=listed(_world_size), default=[2, 4], metavar="LIST", help="numbers of peers (default: 2,4)")
+    collectives = listed(one_of({name: name for name in COLLECTIVES}))
+    help_text = f"{', '.join(COLLECTIVES)} (default: all_reduce)"
+    option("--collective", type=collectives, default=[ALL_REDUCE], metavar="LIST", help=help_text)
+    help_text = "sizes of the arrays of a rank (default: 4KiB,1MiB,64MiB)"
+    sizes = [4 << 10, 1 << 20, 64 << 20]
+    option("--sizes", type=listed(parse_bytes), default=sizes, metavar="LIST", help=help_text)
+    help_text = "numbers of concurrent tensors that a size is cut into (default: 1)"
+    option("--tensors", type=listed(positive), default=[1], metavar="LIST", help=help_text)
+    option("--dtype", choices=DTYPES, default="float32", help="type of the elements (default: %(default)s)")
+    help_text = "connections of each link; 0 is the library's choice (default: 0)"
+    option("--connections", type=listed(natural), default=[0], metavar="LIST", help=help_text)
+    help_text = "quantizations, see below; baselines stay unquantized (default: none)"
+    option("--quantize", type=listed(_quantization), default=["none"], metavar="LIST", help=help_text)
+    algorithms = listed(one_of({name: name for name in ALGORITHMS}))
+    help_text = "auto, ring, direct; auto is the library's choice (default: auto)"
+    option("--algorithm", type=algorithms, default=["auto"], metavar="LIST", help=help_text)
     place = parser.add_mutually_exclusive_group()
-    place.add_argument(
-        "--in-place", action="store_true", default=True, help="the result replaces what was given (default)"
+    place.add_argument("--in-place", action="store_true", default=True, help="the result replaces the input (default)")
+    help_text = "the result goes into another array; baselines still work in place"
+    place.add_argument("--out-of-place", action="store_false", dest="in_place", help=help_text)
+    against = listed(one_of({"gloo": GLOO, "raw-ring": RAW_RING}))
+    help_text = (
+        "gloo: also measure torch's Gloo, on the same arrays in the same processes; needs torch. raw-ring: also "
+        "measure the raw ring with --master. With --master each opens ports of its own"
     )
-    place.add_argument(
-        "--out-of-place",
-        action="store_false",
-        dest="in_place",
-        help="the result goes into an array of its own; rulers still work in place",
+    option("--against", type=against, default=[], metavar="LIST", help=help_text)
+    option(
+        "--memory", action="store_true", help="also print the engine's peak memory of any rank beyond the user's arrays"
     )
-    parser.add_argument(
-        "--against",
-        type=listed(one_of({"gloo": GLOO, "raw-ring": RAW_RING})),
-        default=[],
-        metavar="LIST",
-        help="gloo: also measure torch's Gloo, on the same arrays in the same processes; needs torch. "
-        "raw-ring: also measure the raw ring with --master. With --master each opens ports of its own",
-    )
-    parser.add_argument(
-        "--memory",
-        action="store_true",
-        help="also print the most memory that the engine of any rank used beyond the user's arrays",
-    )
-    parser.add_argument(
-        "--encrypt",
-        action="store_true",
-        help="peers encrypt what they send to each other; rulers do not. With --master the token is PCCL_TOKEN",
-    )
-    parser.add_argument(
-        "--iterations", type=positive, default=20, metavar="N", help="timed iterations of each case (default: 20)"
-    )
-    parser.add_argument(
-        "--warmup", type=natural, default=3, metavar="N", help="untimed iterations before them (default: 3)"
-    )
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE",
-        help="also draw time and bus bandwidth against size (PNG, SVG, PDF); needs matplotlib",
-    )
-    parser.add_argument(
-        "--kill",
-        action="store_true",
-        help="instead: reduce 16 MiB with 3 peers in a loop, kill one, and print the cost to the others",
-    )
+    option("--encrypt", action="store_true", help="encrypt between peers. With --master the token is PCCL_TOKEN")
+    help_text = "timed iterations of each case (default: 20)"
+    option("--iterations", type=positive, default=20, metavar="N", help=help_text)
+    option("--warmup", type=natural, default=3, metavar="N", help="untimed iterations before them (default: 3)")
+    option("--json", type=Path, metavar="FILE", help="also write the results to this file")
+    help_text = "also draw time and bus bandwidth against size (PNG, SVG, PDF); needs matplotlib"
+    option("--plot", type=Path, metavar="FILE", help=help_text)
+    help_text = "instead: reduce 16 MiB with 3 peers in a loop, kill one, and print the cost to the others"
+    option("--kill", action="store_true", help=help_text)
     parser.set_defaults(run=run)
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import sys
 from typing import TYPE_CHECKING
 
 from pccl.cli.arguments import add_master, add_token_file, token_of
-from pccl.cli.output import say
+from pccl.cli.output import show
 
 if TYPE_CHECKING:
-    from pccl.doctor import Check
-
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 MARKS = {"ok": "ok", "warning": "!!", "failed": "FAILED"}
@@ -29,16 +29,10 @@ def add_parser(subparsers: Subparsers) -> None:
     )
     add_master(parser)
     parser.add_argument("--json", action="store_true", help="print the checks as JSON")
-    parser.add_argument(
-        "--listen",
-        metavar="HOST:PORT",
-        help="where a peer here would listen, which the master's host then dials (default: PCCL_LISTEN, else any port)",
-    )
-    parser.add_argument(
-        "--advertise",
-        metavar="HOST[:PORT]",
-        help="where others would be told to dial it (default: PCCL_ADVERTISE, else the address that the master sees)",
-    )
+    help_text = "the address of a peer here, which the master's host dials (default: PCCL_LISTEN, else any port)"
+    parser.add_argument("--listen", metavar="HOST:PORT", help=help_text)
+    help_text = "the address that others would dial (default: PCCL_ADVERTISE, else the one that the master sees)"
+    parser.add_argument("--advertise", metavar="HOST[:PORT]", help=help_text)
     add_token_file(parser)
     parser.set_defaults(run=run)
 
@@ -55,17 +49,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     has_failed = any(check.verdict == "failed" for check in found)
     if arguments.json:
-        _print_json(found, has_failed)
+        show(json.dumps({"healthy": not has_failed, "checks": [dataclasses.asdict(check) for check in found]}))
     else:
         for check in found:
-            say(f"{MARKS[check.verdict]:7}{check.name:14}{check.text}")
+            show(f"{MARKS[check.verdict]:7}{check.name:14}{check.text}")
             if check.advice:
-                say(f"{'':21}-> {check.advice}")
+                show(f"{'':21}-> {check.advice}")
     return 1 if has_failed else 0
-
-
-def _print_json(found: list[Check], has_failed: bool) -> None:
-    import dataclasses
-    import json
-
-    say(json.dumps({"healthy": not has_failed, "checks": [dataclasses.asdict(check) for check in found]}))

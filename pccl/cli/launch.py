@@ -48,67 +48,41 @@ def add_parser(subparsers: Subparsers) -> None:
         usage="%(prog)s [options] [-m] script ...",
         allow_abbrev=False,  # else an argument of the script that could be several options is an error
     )
-    parser.add_argument(
-        *("-n", "--count", "--nproc-per-node"),
-        dest="count",
-        type=positive,
-        default=2,
-        metavar="N",
-        help="number of copies on this machine (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--nnodes", type=positive, metavar="N", help="number of machines with copies (default: NNODES, else 1)"
-    )
-    parser.add_argument(
-        "--node-rank",
-        type=natural,
-        metavar="I",
-        help="which of them this one is, from 0 (default: NODE_RANK, or RANK where WORLD_SIZE is the number of nodes)",
-    )
+    option = parser.add_argument
+    names = ("-n", "--count", "--nproc-per-node")
+    help_text = "number of copies on this machine (default: %(default)s)"
+    option(*names, dest="count", type=positive, default=2, metavar="N", help=help_text)
+    help_text = "number of machines with copies (default: NNODES, else 1)"
+    option("--nnodes", type=positive, metavar="N", help=help_text)
+    help_text = "this machine's number, from 0 (default: NODE_RANK, or RANK where WORLD_SIZE is the number of nodes)"
+    option("--node-rank", type=natural, metavar="I", help=help_text)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--master", metavar="HOST:PORT", help="use this master instead of starting one")
-    where.add_argument(
-        "--listen",
-        metavar="HOST:PORT",
-        help=f"address of the master that is started; 0.0.0.0:48148 lets other machines join (default: {LISTEN_ALONE}, "
-        f"or {LISTEN_FOR_NODES} with --nnodes)",
+    help_text = (
+        f"address of the master that is started; 0.0.0.0:48148 lets other machines join (default: {LISTEN_ALONE}, or "
+        f"{LISTEN_FOR_NODES} with --nnodes)"
     )
-    parser.add_argument(
-        "--http", action="store_true", help="show the run to browsers, at an address of this machine that is printed"
+    where.add_argument("--listen", metavar="HOST:PORT", help=help_text)
+    option("--http", action="store_true", help="serve the page of the run, at an address that is printed")
+    option("--http-at", metavar="HOST:PORT", help="serve the page there")
+    help_text = (
+        "set none of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT: for trainers such as "
+        "Accelerate's, which would make one torch.distributed world of all copies"
     )
-    parser.add_argument("--http-at", metavar="HOST:PORT", help="show it there")
-    parser.add_argument(
-        "--no-ranks",
-        action="store_true",
-        help="set none of RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT: for trainers "
-        "such as Accelerate's, which would make one torch.distributed world of all copies by them",
-    )
+    option("--no-ranks", action="store_true", help=help_text)
     ends = parser.add_mutually_exclusive_group()
     ends.add_argument("--fail-fast", action="store_true", help="end all copies when one fails")
-    ends.add_argument(
-        "--tolerate-losses",
-        action="store_true",
-        help="copies that a signal ends, such as SIGKILL, are losses: exit with 0 if all others succeed",
-    )
-    parser.add_argument(
-        "--grace",
-        type=seconds,
-        default=10.0,
-        metavar="SECONDS",
-        help="time that processes have to end before they are killed (default: %(default)g)",
-    )
-    parser.add_argument("-m", dest="as_module", action="store_true", help="`script` is the name of a module")
-    parser.add_argument(
-        "command",
-        nargs=argparse.PARSER,
-        metavar="script",
-        help="a Python file, or a module's name after -m; all that follows is passed to it as it is",
-    )
+    help_text = "copies that a signal ends, such as SIGKILL, are losses: exit with 0 if all others succeed"
+    ends.add_argument("--tolerate-losses", action="store_true", help=help_text)
+    help_text = "time that processes have to end before they are killed (default: %(default)g)"
+    option("--grace", type=seconds, default=10.0, metavar="SECONDS", help=help_text)
+    option("-m", dest="as_module", action="store_true", help="`script` is the name of a module")
+    help_text = "a Python file, or a module's name after -m; all that follows is passed to it"
+    option("command", nargs=argparse.PARSER, metavar="script", help=help_text)
     parser.set_defaults(run=run)
 
 
 def script_of(arguments: argparse.Namespace) -> list[str]:
-    """Return the script or the module's name, and what it is given."""
     command: list[str] = arguments.command
     return command[1:] if command[0] == "--" else command  # Python 3.11 leaves it there
 

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import queue
 import signal
 import ssl
 import sys
-import threading
-from contextlib import suppress
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from pccl.cli.arguments import token_in
-from pccl.cli.output import tell
+from pccl.cli.output import print_line
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
 
 DEFAULT_LISTEN = "0.0.0.0:48148"
 DEFAULT_HTTP = "127.0.0.1:48149"
-SIGNAL_POLL_S = 1.0
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -31,145 +26,90 @@ def add_parser(subparsers: Subparsers) -> None:
         "Prints a line with its address when it is ready, and one with --http's; logs on stderr by PCCL_LOG_LEVEL "
         "(INFO, for instance; default: WARN), for machines with PCCL_LOG_FORMAT=json.",
     )
-    parser.add_argument(
-        "--listen",
-        metavar="HOST:PORT",
-        default=DEFAULT_LISTEN,
-        help="a name, an IPv4 or a bracketed IPv6 address; port 0 takes any free one (default: %(default)s)",
+    option = parser.add_argument
+    help_text = "a name, an IPv4 or a bracketed IPv6 address; port 0 takes any free one (default: %(default)s)"
+    option("--listen", metavar="HOST:PORT", default=DEFAULT_LISTEN, help=help_text)
+    help_text = "let in only peers that know the token in this file (default: PCCL_TOKEN, if the environment has it)"
+    option("--token-file", metavar="FILE", help=help_text)
+    help_text = "seconds without heartbeat until a peer or the master is lost (default: PCCL_PEER_TIMEOUT, else 5)"
+    option("--peer-timeout", metavar="SECONDS", type=float, help=help_text)
+    help_text = "threads of each peer that move payload, 1 to 16 (default: PCCL_ENGINE_THREADS, else 1)"
+    option("--engine-threads", metavar="N", type=int, help=help_text)
+    help_text = (
+        "show the run to browsers (/), as JSON (/status.json) and to Prometheus (/metrics) there; it needs no "
+        "authentication, so use a loopback address (default: not; without HOST:PORT %(const)s)"
     )
-    parser.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help="let in only peers that know the token in this file (default: PCCL_TOKEN, if the environment has it)",
+    option("--http", metavar="HOST:PORT", nargs="?", const=DEFAULT_HTTP, help=help_text)
+    help_text = (
+        "further host name of the page, such as a proxy's; repeatable. Requests for other names are refused, except "
+        "/healthz"
     )
-    parser.add_argument(
-        "--peer-timeout",
-        metavar="SECONDS",
-        type=float,
-        help="how long a peer may send no heartbeat before the others go on without it, and the master before the "
-        "peers give it up (default: PCCL_PEER_TIMEOUT, else 5)",
+    option("--http-host", metavar="NAME", action="append", default=[], help=help_text)
+    help_text = (
+        "addresses of the other masters: start no run, and take over a run that has lost its master and whose peers "
+        "know this address too"
     )
-    parser.add_argument(
-        "--engine-threads",
-        metavar="N",
-        type=int,
-        help="threads that move each peer's payload, 1 to 16: more where machines have cores to spare and links that "
-        "are faster than one of them (default: PCCL_ENGINE_THREADS, else 1)",
+    option("--standby-of", metavar="HOST:PORT[,...]", default="", help=help_text)
+    help_text = (
+        "directory for the run's durable state: a restarted master continues the recorded run and rejects peers that "
+        "the run had evicted. One master at a time uses a directory. 'none' uses none (default: PCCL_STATE, else "
+        "pccl/master-HOSTNAME-PORT in XDG_STATE_HOME or ~/.local/state; none for port 0 and for a standby)"
     )
-    parser.add_argument(
-        "--http",
-        metavar="HOST:PORT",
-        nargs="?",
-        const=DEFAULT_HTTP,
-        help="show the run to browsers (/), as JSON (/status.json) and to Prometheus (/metrics) there; it needs "
-        "no authentication, so keep to a loopback address (default: not; without HOST:PORT %(const)s)",
-    )
-    parser.add_argument(
-        "--http-host",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="a name that browsers and Prometheus may ask for the page of --http, in addition to its address and "
-        "this machine's name, such as a proxy's. Repeatable. Other names are refused, because a foreign page could "
-        "make a browser request them; /healthz answers to all",
-    )
-    parser.add_argument(
-        "--standby-of",
-        metavar="HOST:PORT[,...]",
-        default="",
-        help="addresses of the other masters: start no run, and take over a run that has lost its master and whose "
-        "peers know this address too",
-    )
-    parser.add_argument(
-        "--state",
-        metavar="DIR",
-        help="directory for the run's durable state: a restarted master continues the recorded run and rejects peers "
-        "that the run had evicted. One master at a time uses a directory. 'none' uses none (default: PCCL_STATE, else "
-        "pccl/master-HOSTNAME-PORT in XDG_STATE_HOME or ~/.local/state; none for port 0 and for a standby)",
-    )
+    option("--state", metavar="DIR", help=help_text)
     starts = parser.add_mutually_exclusive_group()
-    starts.add_argument(
-        "--start",
-        choices=("auto", "new", "resume"),
-        default="auto",
-        help="auto: continue the recorded run, or start a new one; new: discard the record and start a new run; "
-        "resume: wait for peers of an earlier run for as long as it takes (default: %(default)s)",
+    help_text = (
+        "auto: continue the recorded run, or start a new one; new: discard the record and start a new run; resume: "
+        "wait for peers of an earlier run for as long as it takes (default: %(default)s)"
     )
+    starts.add_argument("--start", choices=("auto", "new", "resume"), default="auto", help=help_text)
     starts.add_argument("--found", dest="start", action="store_const", const="new", help=argparse.SUPPRESS)
     starts.add_argument("--resume", dest="start", action="store_const", const="resume", help=argparse.SUPPRESS)
-    parser.add_argument("--tls-cert", metavar="FILE", help="speak TLS with peers, with this certificate (PEM)")
-    parser.add_argument("--tls-key", metavar="FILE", help="its key, if that is in another file")
-    parser.add_argument(
-        "--tls-client-ca", metavar="FILE", help="let in only peers with a certificate that one in this file has signed"
-    )
+    option("--tls-cert", metavar="FILE", help="use TLS with peers, with this certificate (PEM)")
+    option("--tls-key", metavar="FILE", help="its key, if that is in another file")
+    help_text = "let in only peers with a certificate that one in this file has signed"
+    option("--tls-client-ca", metavar="FILE", help=help_text)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from pccl import MasterNode, PCCLError, logs
 
-    # None: the master has ended by itself. A handler must take no lock that its own thread may hold: it only puts.
-    ends: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        ends.put(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
     logs.configure("WARN", in_background=True)
+    node: MasterNode | None = None
     try:
-        token = token_in(arguments.token_file) if arguments.token_file else None
-        context = tls_context(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca)
-        node = MasterNode(
-            listen_address=arguments.listen,
-            token=token,
-            ssl_context=context,
-            peer_timeout=arguments.peer_timeout,
-            engine_threads=arguments.engine_threads,
-            http=arguments.http,
-            http_hosts=arguments.http_host,
-            standby_of=arguments.standby_of,
-            state=arguments.state,
-            start=arguments.start,
-        )
-        node.run()
-    except (PCCLError, ValueError, OSError) as error:
-        tell(f"pccl master: {error}", sys.stderr)
-        return 1
-
-    why = "ended unexpectedly"
-
-    def watch() -> None:
-        nonlocal why
         try:
-            node.wait(None)
-        except PCCLError as error:
-            why = error.message
-        ends.put(None)
-
-    threading.Thread(target=watch, name="master watch", daemon=True).start()
-    tell(f"pccl master listening on {node.address}")
-    if node.http_address is not None:
-        tell(f"pccl master shows the run at http://{node.http_address}/")
-    if _next(ends) is None:
-        tell(f"pccl master: {why}", sys.stderr)
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            node = MasterNode(
+                listen_address=arguments.listen,
+                token=token_in(arguments.token_file) if arguments.token_file else None,
+                ssl_context=tls_context(arguments.tls_cert, arguments.tls_key, arguments.tls_client_ca),
+                peer_timeout=arguments.peer_timeout,
+                engine_threads=arguments.engine_threads,
+                http=arguments.http,
+                http_hosts=arguments.http_host,
+                standby_of=arguments.standby_of,
+                state=arguments.state,
+                start=arguments.start,
+            )
+            node.run()
+            print_line(f"pccl master listening on {node.address}")
+            if node.http_address is not None:
+                print_line(f"pccl master shows the run at http://{node.http_address}/")
+            node.wait()
+        except KeyboardInterrupt:
+            if node is not None:
+                node.interrupt()
+            return 0
+    except (PCCLError, ValueError, OSError) as error:
+        print_line(f"pccl master: {error}", sys.stderr)
         return 1
-    try:
-        node.interrupt()
-    except PCCLError as error:
-        tell(f"pccl master: {error}", sys.stderr)
-        return 1
-    return 0
-
-
-def _next(ends: queue.SimpleQueue[int | None]) -> int | None:
-    while True:
-        with suppress(queue.Empty):
-            return ends.get(timeout=SIGNAL_POLL_S)
+    print_line("pccl master: ended unexpectedly", sys.stderr)
+    return 1
 
 
 def tls_context(certificate: str | None, key: str | None, client_ca: str | None) -> ssl.SSLContext | None:
-    """Return the context of a master with TLS, None without a certificate. ValueError names a file of no use."""
+    """Return the TLS context of a master, None without a certificate. ValueError."""
     if certificate is None:
         if key or client_ca:
             raise ValueError("--tls-key and --tls-client-ca need --tls-cert")

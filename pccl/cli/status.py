@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from pccl.cli.arguments import add_master, add_timeout, add_token_file, interval, natural, token_of
-from pccl.cli.output import UnwrittenError, say, writing
+from pccl.cli.output import OutputError, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -29,30 +29,19 @@ def add_parser(subparsers: Subparsers) -> None:
         "in the run. With a token or TLS, it needs the settings of a peer (PCCL_TOKEN, PCCL_TLS_CA, PCCL_TLS_CERT).",
     )
     add_master(parser)
-    parser.add_argument(
-        "--watch",
-        metavar="SECONDS",
-        type=interval,
-        nargs="?",
-        const=1.0,
-        help="show it at this interval until Ctrl-C (default: %(const)g); one after the other where "
-        "standard output is not a terminal",
+    option = parser.add_argument
+    help_text = "show it at this interval until Ctrl-C (default: %(const)g), in a pipe one after the other"
+    option("--watch", metavar="SECONDS", type=interval, nargs="?", const=1.0, help=help_text)
+    option("--json", action="store_true", help="print it as one line of JSON")
+    help_text = "for probes: no output, and exit with 0 if the master answers and the next two hold, else with 1"
+    option("--check", action="store_true", help=help_text)
+    help_text = "with --check: at least N peers are in the run"
+    option("--peers", metavar="N", type=natural, default=0, help=help_text)
+    help_text = (
+        "with --check: a peer of this name is in the run. Peers without a name of their own are called HOST:PID, and "
+        "HOST is enough here"
     )
-    parser.add_argument("--json", action="store_true", help="print it as one line of JSON")
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="for probes: no output, and exit with 0 if the master answers and the next two hold, else with 1",
-    )
-    parser.add_argument(
-        "--peers", metavar="N", type=natural, default=0, help="with --check: at least N peers are in the run"
-    )
-    parser.add_argument(
-        "--peer",
-        metavar="NAME",
-        help="with --check: a peer of this name is in the run. Peers without a name of their own are called HOST:PID, "
-        "and HOST is enough here",
-    )
+    option("--peer", metavar="NAME", help=help_text)
     add_token_file(parser)
     add_timeout(parser, 10.0, "wait this long for an answer")
     parser.set_defaults(run=run)
@@ -63,11 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
     from pccl.status import run_status
 
     if (arguments.peers or arguments.peer) and not arguments.check:
-        return _failed("--peers and --peer go with --check")
+        return _failed("--peers and --peer need --check")
     if arguments.check and arguments.watch is not None:
-        return _failed("--check asks once: not with --watch")
+        return _failed("--check cannot be used with --watch")
     if sys.stdout is None and not arguments.check:
-        raise UnwrittenError("it is closed")
+        raise OutputError("it is closed")
     try:
         token = token_of(arguments)
     except (ValueError, OSError) as error:
@@ -112,7 +101,7 @@ def _failed(why: object) -> int:
 def _print_json(status: RunStatus) -> None:
     import msgspec
 
-    say(msgspec.json.encode(status).decode())
+    show(msgspec.json.encode(status).decode())
 
 
 def _print(shown: RenderableType) -> None:
@@ -122,7 +111,7 @@ def _print(shown: RenderableType) -> None:
     memory = io.TextIOWrapper(io.BytesIO(), sys.stdout.encoding, sys.stdout.errors)
     Console(file=memory, force_terminal=sys.stdout.isatty()).print(shown)
     memory.seek(0)
-    say(memory.read(), end="")
+    show(memory.read(), end="")
 
 
 def _watch(ask: Callable[[], RunStatus], every_s: float, as_json: bool) -> None:
@@ -139,7 +128,7 @@ def _watch(ask: Callable[[], RunStatus], every_s: float, as_json: bool) -> None:
         for shown in states:
             _print(shown)
             time.sleep(every_s)
-    with writing(), Live(next(states), console=Console(), screen=True, auto_refresh=False) as live:
+    with Live(next(states), console=Console(), screen=True, auto_refresh=False) as live:
         while True:
             live.refresh()
             time.sleep(every_s)

@@ -55,7 +55,6 @@ def _head(status: RunStatus) -> list[Text]:
 
 
 def _hold(status: RunStatus) -> Iterable[Text]:
-    """Yield the reason why newcomers are held."""
     if status.held_for:
         yield Text(f"newcomers are held: this master waits for {status.held_for}", style="yellow")
 
@@ -137,7 +136,6 @@ def _titled(title: str, count: int) -> str:
 
 
 def _label(status: RunStatus, peer: int) -> str:
-    """Return the name of a peer of the run."""
     return label(peer, _names(status).get(peer, ""))
 
 
@@ -164,7 +162,6 @@ def _peers(status: RunStatus) -> Table:
 
 
 def waits(member: MemberStatus, names: Mapping[int, str]) -> Iterable[str]:
-    """Return a peer's waits in words. `names` are the names of peers."""
 
     def named(peers: Iterable[int]) -> str:
         return peers_named(peers, lambda peer: names.get(peer, ""))
@@ -197,10 +194,7 @@ def _events(status: RunStatus) -> Iterable[Table]:
 
 
 def per_second(status: RunStatus, what: str) -> float:
-    """Return the rate of a count in `Totals`, over the last seconds.
-
-    The last two steps are left out: the reports of peers on them are not all there yet.
-    """
+    """Return the rate of a count in `Totals` over the last seconds, without the two steps that are incomplete."""
     steps = status.course.steps[-2 - round(RATE_OVER_S / status.course.step_s) : -2]
     total: int = sum(getattr(step, what) for step in steps)
     return total / (len(steps) * status.course.step_s) if steps else 0.0

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import errno
-import os
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, TextIO
 
 from pccl.cli.arguments import add_master, add_timeout, add_token_file, natural, seconds, token_of
-from pccl.cli.output import writing
+from pccl.cli.output import show
 
 if TYPE_CHECKING:
     from pccl.flight_recorder import Trace
@@ -27,29 +25,15 @@ def add_parser(subparsers: Subparsers) -> None:
         "run. With a token or TLS, it needs the settings of a peer (PCCL_TOKEN, PCCL_TLS_CA, PCCL_TLS_CERT).",
     )
     add_master(parser)
-    parser.add_argument(
-        "-o",
-        "--output",
-        metavar="FILE",
-        default="trace.json",
-        help="the file to write, - for standard output (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seconds", metavar="N", type=seconds, default=0.0, help="only the last N seconds (default: all there is)"
-    )
-    parser.add_argument(
-        "--last",
-        metavar="N",
-        type=natural,
-        default=0,
-        help="only the last N ops of each peer, and those that have not ended (default: all there are)",
-    )
-    parser.add_argument(
-        "--files",
-        metavar="FILE",
-        nargs="+",
-        help="take the recordings from these files, which peers wrote into PCCL_TRACE_DIR, not from a master",
-    )
+    option = parser.add_argument
+    help_text = "the file to write, - for standard output (default: %(default)s)"
+    option("-o", "--output", metavar="FILE", default="trace.json", help=help_text)
+    help_text = "only the last N seconds (default: all)"
+    option("--seconds", metavar="N", type=seconds, default=0.0, help=help_text)
+    help_text = "only the last N ops of each peer, and unfinished ones (default: all)"
+    option("--last", metavar="N", type=natural, default=0, help=help_text)
+    help_text = "take the recordings from these files of PCCL_TRACE_DIR, not from a master"
+    option("--files", metavar="FILE", nargs="+", help=help_text)
     add_token_file(parser)
     add_timeout(parser, 60.0, "draw what has come by then")
     parser.set_defaults(run=run)
@@ -62,14 +46,12 @@ def run(arguments: argparse.Namespace) -> int:
     from pccl.trace import timeline
 
     output: str = arguments.output
-    if not output:
-        return _failed("-o needs the name of a file, or - for standard output")
-    is_stdout = _is_stdout(output)
+    is_stdout = output in ("-", "/dev/stdout")
     try:  # before the request, so that the recordings are not lost if this fails
-        place = None if is_stdout else Replacement(output)
+        file: AbstractContextManager[Replacement | None] = nullcontext() if is_stdout else Replacement(output)
     except OSError as error:
-        return _unwritten(output, error)
-    with place or nullcontext():
+        return _failed(f"{output or '-o'} cannot be written: {error.strerror}")
+    with file as new:
         try:
             trace = _trace(arguments)
             drawing = timeline.encode(trace)
@@ -77,36 +59,15 @@ def run(arguments: argparse.Namespace) -> int:
             return _failed(error.message)
         except (RecordingError, OSError, ValueError) as error:
             return _failed(error)
-        try:
-            if place is not None:
-                place.write(drawing)
-            else:
-                _print(drawing)
-        except OSError as error:
-            if is_stdout and isinstance(error, BrokenPipeError):
-                raise
-            return _unwritten(output, error)
-    with writing():
-        _tell(trace, "the trace" if is_stdout else output, sys.stderr if is_stdout else sys.stdout)
+        if new is None:
+            show(drawing.decode(), end="")
+        else:
+            try:
+                new.write(drawing)
+            except OSError as error:
+                return _failed(f"{output} cannot be written: {error.strerror}")
+    _summarize(trace, "the trace" if is_stdout else output, sys.stderr if is_stdout else sys.stdout)
     return 0 if any(peer.recording is not None for peer in trace.peers) else 1
-
-
-def _is_stdout(output: str) -> bool:
-    """Return whether a file is standard output, by any name."""
-    if output == "-":
-        return True
-    try:
-        return os.path.samestat(os.stat(output), os.fstat(sys.stdout.fileno()))
-    except (OSError, AttributeError):  # one of them does not exist
-        return False
-
-
-def _print(drawing: bytes) -> None:
-    """Write to standard output without its buffer, which would repeat a failed write at the end. OSError."""
-    if sys.stdout is None:
-        raise OSError(errno.EBADF, "it is closed")
-    with open(sys.stdout.fileno(), "wb", closefd=False) as file:
-        file.write(drawing)
 
 
 def _trace(arguments: argparse.Namespace) -> Trace:
@@ -120,18 +81,18 @@ def _trace(arguments: argparse.Namespace) -> Trace:
     )
 
 
-def _tell(trace: Trace, what: str, stream: TextIO) -> None:
+def _summarize(trace: Trace, what: str, stream: TextIO) -> None:
     from pccl.trace.clocks import shifts
 
     known = shifts(trace)
     for peer in trace.peers:
-        who = f"peer {peer.peer} ({_printable(peer.name)})"
+        name = f"peer {peer.peer} ({_printable(peer.name)})"
         if peer.recording is None:
-            print(f"pccl trace: {who} is missing: {_printable(peer.lack)}", file=sys.stderr)
+            print(f"pccl trace: {name} is missing: {_printable(peer.lack)}", file=sys.stderr)
             continue
         shift = known[peer.peer]
         clock = f"clock within {shift.uncertainty_ns / 1000:.4g} us, by {shift.source}"
-        print(f"{who}: {len(peer.recording.ops)} ops, {clock if shift.uncertainty_ns else shift.source}", file=stream)
+        print(f"{name}: {len(peer.recording.ops)} ops, {clock if shift.uncertainty_ns else shift.source}", file=stream)
     if trace.lack:
         print(f"pccl trace: {trace.lack}", file=sys.stderr)
     print(f"{what} is written: open it at https://ui.perfetto.dev", file=stream)
@@ -140,11 +101,6 @@ def _tell(trace: Trace, what: str, stream: TextIO) -> None:
 def _printable(text: str) -> str:
     """Return text from another process without control characters."""
     return text if text.isprintable() else text.encode("unicode_escape").decode()
-
-
-def _unwritten(output: str, error: OSError) -> int:
-    name = "standard output" if output == "-" else output
-    return _failed(f"{name} cannot be written: {error.strerror}")
 
 
 def _failed(why: object) -> int:

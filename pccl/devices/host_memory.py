@@ -1,16 +1,11 @@
 """The host memory that copies from and to devices use.
 
-Copies from and to pinned memory run at full speed and asynchronously, but the system cannot page that memory out. So
-PINNED_BYTES_MAX bounds it for each device of a process. Beyond the bound, or if the system refuses to pin more, blocks
-are ordinary memory, at about a third of the speed. An op never waits for memory: two peers that waited for different
-ops would deadlock.
+Copies from and to pinned memory are asynchronous and fast, but the system cannot page it out: PINNED_BYTES_MAX bounds
+it for each device of a process. Beyond the bound blocks are ordinary memory. An op never waits for memory, since two
+peers that waited for different ops would deadlock.
 
 Pinning is slow, so free blocks are kept for reuse, up to IDLE_BYTES_MAX. Sizes are rounded up to an eighth of a power
-of two, so that a block of one op fits similar ones. Other freed blocks go back to torch, which keeps them pinned for
-later tensors of the same size.
-
-A block is free when the last reference to it is gone. The amount of pinned memory is summed over the existing blocks,
-not counted: a Ctrl-C within `take` may free the memory that it was about to return.
+of two. A block is free when its last reference is gone.
 """
 
 from __future__ import annotations
@@ -98,19 +93,16 @@ class HostPool:
         return _Memory(self._device.allocate(size, False), size, False)
 
     def trim(self) -> None:
-        """Free idle blocks beyond the bound. Call it when an op has ended."""
         with self._lock:
             self._free(self.idle_bytes - IDLE_BYTES_MAX)
 
     @property
     def pinned_bytes(self) -> int:
-        """The bytes of all pinned memory, in use and idle."""
         with self._lock:
             return sum(memory.size_bytes for memory in self._pinned)
 
     @property
     def idle_bytes(self) -> int:
-        """The bytes of free blocks."""
         with self._lock:
             self._sort()
             return sum(size * len(idle) for size, idle in self._idle.items())

@@ -1,20 +1,13 @@
 """Staging: runs an op on arrays of a device through host memory.
 
-Theory of operation. The arrays that an op sends are copied to host memory, then the engine runs the op there, and a
-committed result is copied back to the device. The peers see an ordinary op, so devices and CPUs share it. An abort
-leaves the device's arrays as they were, in place or not.
+The input is copied to host memory, the engine runs the op there, and a committed result is copied back. The peers see
+an ordinary op. An abort leaves the device's arrays unchanged.
 
-*Order.* The copy to the host follows the launching thread's current stream: gradients may still be computed when their
-reduce is launched. The copy back goes through the current stream of the thread that waits for the op; `wait` does not
-block for it. A thread with other streams orders them itself.
+The copy to the host follows the launching thread's current stream; the copy back goes through the current stream of the
+thread that waits. One thread for each device allocates memory and waits for copies, in the order of launches.
 
-*Memory.* An all_reduce takes its size once on the host, pinned, and once more in the engine, which keeps what it
-overwrites. Other collectives take what they read and what they write. Staging takes no memory on the device.
-
-*Threads.* One thread for each device takes memory and waits for copies, in the order of launches.
-
-*Errors* of the device before the op has begun fail it on all peers. Errors after the verdict concern the caller alone:
-this peer then leaves the run, because its arrays differ from those of the others.
+An error of the device before the op has begun fails it on all peers. After an error behind the verdict this peer leaves
+the run, because its arrays differ from those of the others.
 """
 
 from __future__ import annotations
@@ -38,7 +31,7 @@ logger = logging.getLogger("pccl.devices")
 
 
 @dataclass(frozen=True, slots=True)
-class Cargo:
+class StagedArrays:
     """The contiguous arrays of an op."""
 
     send: Any
@@ -62,11 +55,11 @@ class Staging:
     `begin` may be called once, `deliver` from any thread, repeatedly.
     """
 
-    def __init__(self, device: Device, load: Callable[[], Cargo]) -> None:
-        """`load` returns the cargo. It is called when the op begins, since sizes may depend on the group."""
+    def __init__(self, device: Device, load: Callable[[], StagedArrays]) -> None:
+        """`load` returns the arrays. It is called when the op begins, since sizes may depend on the group."""
         self._device = device
         self._load = load
-        self._cargo: Cargo | None = None
+        self._arrays: StagedArrays | None = None
         self._launched = device.mark()
         self._blocks: tuple[Block | None, Block | None] = None, None
         """Host memory to send from and to receive to. The engine uses it until the op has ended."""
@@ -76,31 +69,29 @@ class Staging:
 
     def begin(self, arrived: Callable[[Buffers | BaseException], None]) -> None:
         """Start to copy from the device. `arrived` is called in the device's thread, with the buffers or the error."""
-        cargo = self._cargo = self._load()
+        arrays = self._arrays = self._load()
 
         def read(helper: Helper) -> None:
             if self._is_over:
                 return
             try:
-                arrived(self._read(cargo, helper.pool))
-            except (
-                BaseException
-            ) as error:  # whatever the device's library raises; a signal is not raised in this thread
+                arrived(self._read(arrays, helper.pool))
+            except BaseException as error:  # raised by the device's library; signals do not reach this thread
                 arrived(error)
 
         helper_of(self._device).run(read)
 
-    def _read(self, cargo: Cargo, pool: HostPool) -> Buffers:
-        source = pool.take(cargo.send_bytes) if cargo.send_bytes is not None else None
+    def _read(self, arrays: StagedArrays, pool: HostPool) -> Buffers:
+        source = pool.take(arrays.send_bytes) if arrays.send_bytes is not None else None
         target = source
-        if not cargo.is_in_place:
-            target = pool.take(cargo.recv_bytes) if cargo.recv_bytes is not None else None
+        if not arrays.is_in_place:
+            target = pool.take(arrays.recv_bytes) if arrays.recv_bytes is not None else None
         if source is not None:
-            assert cargo.send_bytes is not None
-            self._device.read(cargo.send, 0, cargo.send_bytes, source.host, self._launched).wait()
+            assert arrays.send_bytes is not None
+            self._device.read(arrays.send, 0, arrays.send_bytes, source.host, self._launched).wait()
         blocks = self._blocks = source, target
         send, recv = (block.address if block is not None else 0 for block in blocks)
-        return Buffers(send, recv, cargo.count, blocks, cargo.parts)
+        return Buffers(send, recv, arrays.count, blocks, arrays.parts)
 
     def abandon(self) -> None:
         """Do not start the copy, if it has not started: the op has been aborted."""
@@ -112,26 +103,24 @@ class Staging:
 
     def deliver(self) -> None:
         """Copy the result of a committed op into the device's array, in the order of this thread's current stream."""
-        cargo = self._cargo
-        assert cargo is not None
+        arrays = self._arrays
+        assert arrays is not None
         with self._delivering:
             if self._delivered is not None:
                 self._device.follow(self._delivered)
                 return
             blocks = list(self._blocks)
             last: Event | None = None
-            if cargo.recv_bytes is not None:
+            if arrays.recv_bytes is not None:
                 _, target = blocks
                 assert target is not None
-                last = self._device.write(cargo.recv(), 0, cargo.recv_bytes, target.host)
-            # In this order: after an interrupt between two lines the blocks are still there, or not needed.
+                last = self._device.write(arrays.recv(), 0, arrays.recv_bytes, target.host)
             helper_of(self._device).run(lambda helper: _release(helper.pool, blocks, last))
             self._delivered = last
             self._blocks = None, None
 
 
 def _release(pool: HostPool, blocks: list[Block | None], read: Event | None) -> None:
-    """Give blocks back once the device has read them."""
     if read is not None:
         read.wait()
     blocks.clear()
@@ -143,26 +132,24 @@ class Helper:
 
     def __init__(self, device: Device) -> None:
         self.pool = HostPool(device)
-        # Not an executor: an interrupt in its `submit` can leave a lock behind for ever.
         self._tasks: queue.SimpleQueue[Callable[[Helper], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"pccl-{device.name}", daemon=True)
         self._thread.start()
         atexit.register(self.close)
 
     def run(self, task: Callable[[Helper], None]) -> None:
-        """Run a task in the helper's thread, after all that were given before."""
         self._tasks.put(task)
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
             try:
                 task(self)
-            except Exception:  # whatever the device's library raises: there are further tasks
+            except Exception:  # raised by the device's library
                 logger.exception("a copy failed")
-            del task  # and what it holds
+            del task  # and its references
 
     def close(self) -> None:
-        """End the thread. The latest time for it is before the interpreter unloads the device's library."""
+        """End the thread, before the interpreter unloads the device's library."""
         atexit.unregister(self.close)
         self._tasks.put(None)
         self._thread.join(EXIT_GRACE_S)
@@ -173,15 +160,14 @@ _creating = threading.Lock()
 
 
 def helper_of(device: Device) -> Helper:
-    """Return the helper of a device, a new one if it has none yet."""
     with _creating:
         if device not in _helpers:
             _helpers[device] = Helper(device)
         return _helpers[device]
 
 
-def let_go(device: Device) -> Helper | None:
-    """Forget the helper of a device that is not used any more, and return it for the caller to close."""
+def remove_helper(device: Device) -> Helper | None:
+    """Remove the helper of an unused device, and return it for the caller to close."""
     with _creating:
         return _helpers.pop(device, None)
 
@@ -191,11 +177,7 @@ _of_parent: list[Helper] = []
 
 
 def _forget_after_fork() -> None:
-    """Drop all helpers in a forked child, which does not have their threads.
-
-    The child must not use the device, not even to free pinned memory. Another thread of the parent may have held the
-    lock, so it is replaced.
-    """
+    """Drop all helpers in a forked child, which must not use the device, not even to free pinned memory."""
     global _creating
     _creating = threading.Lock()
     _of_parent.extend(_helpers.values())

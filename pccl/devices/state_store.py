@@ -1,10 +1,8 @@
 """Stores for device tensors in a shared state: hashed on the host and copied block by block.
 
-The device is synchronized before its tensors are hashed, whatever streams the program uses, and all received blocks are
-visible to all streams when the sync returns. A block from the network is verified on the host before it is copied, so a
-device tensor never holds a wrong byte.
-
-If the device fails, here or in earlier work of the program, a StoreError is raised and the peer leaves the run.
+The device is synchronized before its tensors are hashed, and received blocks are visible to all streams when the sync
+returns. A block is verified on the host before it is copied. If the device fails, a StoreError is raised and the peer
+leaves the run.
 """
 
 from __future__ import annotations
@@ -68,24 +66,22 @@ class DeviceStore:
             block = self._pool.take(size)
             coming.append((self.device.read(self._array, start, size, block.host, None), _view(block, size)))
             if len(coming) > 1:
-                yield _arrived(*coming.popleft())
+                yield _waited(*coming.popleft())
         while coming:
-            yield _arrived(*coming.popleft())
+            yield _waited(*coming.popleft())
 
     @_failing_clearly
-    def landing(self, number: int) -> _Landing:
-        return _Landing(self, *self._place(number), self._pool.take(self._place(number)[1]))
+    def memory_of(self, number: int) -> _Received:
+        return _Received(self, *self._place(number), self._pool.take(self._place(number)[1]))
 
     @_failing_clearly
     def settle(self) -> None:
         if self._writes:
-            # All streams: several threads have written, and the program's streams do not wait for theirs.
             self.device.synchronize()
             self._writes.clear()
         self._pool.trim()
 
     def _place(self, number: int) -> tuple[int, int]:
-        """Return the offset and the size of a block."""
         start = number * tensor_blocks.BLOCK_BYTES
         return start, min(tensor_blocks.BLOCK_BYTES, self.size_bytes - start)
 
@@ -96,7 +92,7 @@ class DeviceStore:
         self._writes.append((self.device.write(self._array, start, size, block.host), block))
 
 
-class _Landing:
+class _Received:
     """A received block in host memory."""
 
     def __init__(self, store: DeviceStore, start: int, size: int, block: Block) -> None:
@@ -105,11 +101,11 @@ class _Landing:
         self._start = start
         self._block = block
 
-    def land(self) -> None:
+    def commit(self) -> None:
         self._store.write(self._start, len(self.view), self._block)
 
 
-def _arrived(event: Event, view: memoryview) -> memoryview:
+def _waited(event: Event, view: memoryview) -> memoryview:
     event.wait()
     return view
 

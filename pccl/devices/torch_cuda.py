@@ -91,7 +91,6 @@ _devices: dict[int, CudaDevice] = {}
 
 
 def device_of(tensor: Any) -> CudaDevice | None:
-    """Return the device of a tensor, None if it is not a CUDA device."""
     if tensor.device.type != "cuda":
         return None
     index = tensor.device.index

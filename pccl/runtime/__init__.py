@@ -20,5 +20,5 @@ Where to look:
                                   session/ops for a peer whose link breaks
     a lost master is noticed      session/control, which looks for another one
     a link is made                session/links and network/links
-    a newcomer gets the state     session/state_sync, state/receiver and state/transfer
+    a newcomer gets the state     session/state_sync, state/transfer
 """

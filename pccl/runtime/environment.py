@@ -1,4 +1,4 @@
-"""Numbers in the environment that a program can do without: one that is wrong is warned of, and ends no run."""
+"""Optional numbers in the environment: an invalid one is a warning."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import os
 logger = logging.getLogger("pccl")
 
 _warned_of: set[str] = set()
-"""Warnings that this process has given: each session asks again."""
+"""Warnings that this process has logged."""
 
 
 def number_of(name: str, default: float, most: float) -> float:
-    """Return the number that an environment variable holds, from 0 to `most`; the default where it is not set, or is
-    something else. A line of the log warns of that, which no filter of Python's warnings turns into an error."""
+    """Return the number in an environment variable, from 0 to `most`; the default if it is not set or invalid."""
     text = os.environ.get(name, "").strip()
     if not text:
         return default

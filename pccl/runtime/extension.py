@@ -1,9 +1,7 @@
 """The compiled extension, checked: `ffi` and `lib` of a `pccl._native` that was built for this package.
 
-Python looks for packages in the working directory first. In a clone of the repository, `import pccl` therefore finds
-the source tree there, which has no extension after `pip install .`: that was put beside the installed package. A source
-tree without an extension takes the one that is installed in this environment. The interface number says whether the two
-fit; if they do not, or if there is none, the error says what to run.
+A source tree without an extension, as in the working directory after `pip install .`, uses the installed one. The
+interface number shows whether the two fit.
 """
 
 from __future__ import annotations
@@ -22,7 +20,6 @@ def _is_source_tree() -> bool:
 
 
 def _what_to_do() -> str:
-    """Return a sentence on how to come by an extension that fits this package."""
     if _is_source_tree():
         return f"Run: {sys.executable} -m pip install -e {PACKAGE.parent}"
     return f"Install pccl-collectives again, with {sys.executable} -m pip"
@@ -67,7 +64,6 @@ if lib.pccl_native_abi() != ABI or lib.PCCL_NATIVE_ABI != ABI:
 
 
 def text(chars: Any) -> str:
-    """A C string."""
     raw: bytes = ffi.string(chars)
     return raw.decode("utf-8", "replace")
 

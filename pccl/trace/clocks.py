@@ -1,15 +1,12 @@
 """Alignment of the peers' clocks.
 
-A recording has the times of its peer's own monotonic clock. The *shift* of a clock is added to its times to put them on
-the timeline of the trace. It is bounded by
+The *shift* of a peer's monotonic clock is added to its times. It is bounded by
 
 1. the name of the clock: processes of one machine share one, and need no shift;
-2. timestamps that the master exchanged with each peer, with their uncertainty (`runtime.master.tracing`); for files,
-   the calendars of the hosts, which may be seconds off;
-3. the ops: no peer is done before all have launched. Thousands of ops bound the shift between two clocks to tens of
-   microseconds in one data centre, where timestamps of busy Python programs may leave milliseconds.
+2. timestamps that the master exchanged with each peer (`runtime.master.requests`); for files, the hosts' wall clocks;
+3. the ops: no peer is done before all have launched, which bounds the shift to microseconds.
 
-The shift is the middle of the interval that all bounds allow. Where they contradict each other, as when one clock runs
+The shift is the middle of the interval that all bounds allow. If they contradict each other, as when one clock runs
 faster, only the last ops count, and then the timestamps alone.
 """
 
@@ -21,8 +18,8 @@ from dataclasses import dataclass
 
 from pccl.flight_recorder import OpRecord, PeerTrace, Recording, Trace
 
-CALENDAR_NS = 10 * 10**9
-"""Assumed limit of the difference between two hosts' calendars."""
+WALL_CLOCK_NS = 10 * 10**9
+"""Assumed limit of the difference between two hosts' wall clocks."""
 OPS_COMPARED = 1024
 """Number of ops, the last ones, that are compared between two clocks."""
 OPS_COMPARED_MIN = 4
@@ -47,19 +44,18 @@ class Shift:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What all peers of one clock know of an op."""
+    """The times of an op on all peers of one clock."""
 
     launched_ns: int
     """The last launch."""
     done_ns: int
-    """When the first of them knew that all had launched it; 0: none did."""
+    """The first time when one of them knew that all had launched it; 0: none."""
     met: tuple[tuple[int, int], ...] = ()
-    """Peers, and when one of these was known to have launched it."""
+    """Peers, and the times when they were known to have launched it."""
     launches: tuple[tuple[int, int], ...] = ()
 
 
 def shifts(trace: Trace) -> dict[int, Shift]:
-    """Return the shift of each peer that has a recording."""
     by_clock: dict[str, list[PeerTrace]] = defaultdict(list)
     for peer in trace.peers:
         if peer.recording is not None:
@@ -67,7 +63,7 @@ def shifts(trace: Trace) -> dict[int, Shift]:
     if not by_clock:
         return {}
     is_measured = any(peer.offset_ns is not None for peer in trace.peers)
-    reference = trace.clock  # of the master, though it may not have come to tell its name
+    reference = trace.clock  # the master's
     if not is_measured:
         reference = max(by_clock, key=lambda clock: (len(by_clock[clock]), clock))
     seen = {clock: _seen(peers) for clock, peers in by_clock.items()}
@@ -83,7 +79,6 @@ def shifts(trace: Trace) -> dict[int, Shift]:
 
 
 def _known(peers: Sequence[PeerTrace], base: Recording | None) -> Shift:
-    """Return the shift of a clock without the ops."""
     measured = [peer for peer in peers if peer.offset_ns is not None]
     if measured:
         best = min(measured, key=lambda peer: peer.uncertainty_ns)
@@ -93,7 +88,7 @@ def _known(peers: Sequence[PeerTrace], base: Recording | None) -> Shift:
     assert own is not None
     base = base or own
     shift_ns = (own.taken_unix_ns - own.taken_ns) - (base.taken_unix_ns - base.taken_ns)
-    return Shift(shift_ns, CALENDAR_NS, "calendar")
+    return Shift(shift_ns, WALL_CLOCK_NS, "calendar")
 
 
 def _seen(peers: Iterable[PeerTrace]) -> dict[Name, _Seen]:
@@ -117,8 +112,7 @@ def _joined(ops: Sequence[tuple[int, OpRecord]]) -> _Seen:
 
 
 def _most(mine: _Seen, theirs: _Seen) -> int | None:
-    """Return the greatest difference of the other clock's shift to this one's, since it launched the op before this one
-    knew that. None: the op gives no bound."""
+    """Return the upper bound of the difference of the other clock's shift to this one's, if the op gives one."""
     bounds = [mine.done_ns - theirs.launched_ns] if mine.done_ns else []
     launches = dict(theirs.launches)
     bounds += [at_ns - launches[peer] for peer, at_ns in mine.met if peer in launches]
@@ -126,8 +120,7 @@ def _most(mine: _Seen, theirs: _Seen) -> int | None:
 
 
 def _bounds(mine: dict[Name, _Seen], theirs: dict[Name, _Seen]) -> list[tuple[int | None, int | None]]:
-    """Return, for common ops of two clocks, the last one first, the least and the greatest difference of the other's
-    shift to this one's."""
+    """Return the bounds of the difference of two shifts for each common op, the last one first."""
     names = sorted(mine.keys() & theirs.keys(), key=lambda name: mine[name].launched_ns, reverse=True)[:OPS_COMPARED]
     found = []
     for name in names:
@@ -137,7 +130,6 @@ def _bounds(mine: dict[Name, _Seen], theirs: dict[Name, _Seen]) -> list[tuple[in
 
 
 def _narrowed(known: Shift, others: Sequence[tuple[Shift, dict[Name, _Seen]]], own: dict[Name, _Seen]) -> Shift:
-    """Return the shift as far as the ops narrow it."""
     pairs = [(other, _bounds(seen, own)) for other, seen in others]
     count = max((len(bounds) for _, bounds in pairs), default=0)
     room_ns = known.uncertainty_ns + max((other.uncertainty_ns for other, _ in others), default=0)

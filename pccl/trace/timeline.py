@@ -1,15 +1,8 @@
 """The drawing of a trace: Chrome's trace events (JSON), which Perfetto and chrome://tracing show.
 
-Each peer is a process. Its lanes are
-
-    tag N               the ops with that tag, and in each the phases that it went through
-    compute: THREAD     the times when a thread had no op in flight
-    calls               group calls
-    events              views, masters, links, failures: moments
-    link to peer NAME   counters: rates of the link, and retransmitted segments
-
-An arrow leads from the last peer that launched an op to the end of the op on each of the others. A peer without a
-recording appears with the reason in its name.
+Each peer is a process, with rows for the ops of each tag and their phases, for the times when a thread had no op in
+flight (compute), for group calls, events, and the counters of links. An arrow leads from the last peer that launched an
+op to the end of the op on the others.
 """
 
 from __future__ import annotations
@@ -26,22 +19,21 @@ from pccl.status import label
 from pccl.trace.clocks import Shift, shifts
 
 TAGS_DRAWN = 64
-"""Number of tags of a peer that have a lane each; other ops share lanes."""
+"""Tags of a peer with a row each; other ops share rows."""
 PAIR_BIT = 1 << 63
 CALLS, EVENTS = 1, 2
-"""Lanes by number; those of ops and threads follow."""
-FIRST_OP_LANE = 100
-FIRST_COMPUTE_LANE = 10
+"""Rows by number; those of ops and threads follow."""
+FIRST_OP_ROW = 100
+FIRST_COMPUTE_ROW = 10
 RATES = {"tx_bytes": "sent", "rx_bytes": "received"}
 GAUGES = {"round_trip_us": ("round trip, ms", 1e-3), "stuck_ms": ("stuck, ms", 1.0)}
-"""Counters of links that are drawn as they are: their names in the drawing, and what they are multiplied with."""
+"""Counters of links that are drawn as they are: names in the drawing, and factors."""
 Event = dict[str, Any]
 OpName = tuple[int, int, int, int]
 """The group, and the op's name in it."""
 
 
 def draw(trace: Trace) -> Event:
-    """Return the whole trace as a JSON object."""
     known = shifts(trace)
     absent = _absent_peers(trace)
     names = {peer.peer: label(peer.peer, peer.name) for peer in trace.peers}
@@ -57,7 +49,6 @@ def draw(trace: Trace) -> Event:
 
 
 def encode(trace: Trace) -> bytes:
-    """Return the drawing as the text of a file."""
     return msgspec.json.encode(draw(trace))
 
 
@@ -105,8 +96,8 @@ def _absent_peers(trace: Trace) -> dict[OpName, list[int]]:
             launched[name].add(recording.peer)
             if not op.done_ns and not op.tag & PAIR_BIT and op.epoch in known:
                 rings[name] = known[op.epoch]
-    told = {recording.peer for recording in recordings}
-    return {name: [peer for peer in ring if peer in told - launched[name]] for name, ring in rings.items()}
+    recorded = {recording.peer for recording in recordings}
+    return {name: [peer for peer in ring if peer in recorded - launched[name]] for name, ring in rings.items()}
 
 
 def _without_recording(peer: PeerTrace) -> list[Event]:
@@ -134,37 +125,36 @@ def _tag(tag: int) -> str:
 
 
 def _done_ns(op: OpRecord) -> int:
-    """Return the time when a peer had an op's result or failure; 0: it has neither."""
     return op.agreed_ns or op.done_ns or op.over_ns
 
 
 @dataclass
-class _Lanes:
-    """The lanes of a recording's ops."""
+class _Rows:
+    """The rows of a recording's ops."""
 
     of: list[int]
-    """The lane of each op."""
+    """The row of each op."""
     names: dict[int, str]
 
 
-def _op_lanes(recording: Recording) -> _Lanes:
-    """Give the most used tags a lane each. Other ops share lanes without overlaps."""
+def _op_rows(recording: Recording) -> _Rows:
+    """Give the most used tags a row each. Other ops share rows without overlaps."""
     uses = Counter(op.tag for op in recording.ops)
     drawn = sorted(tag for tag, _ in uses.most_common(TAGS_DRAWN))
-    own = {tag: FIRST_OP_LANE + place for place, tag in enumerate(drawn)}
-    names = {lane: _tag(tag) for tag, lane in own.items()}
+    own = {tag: FIRST_OP_ROW + place for place, tag in enumerate(drawn)}
+    names = {row: _tag(tag) for tag, row in own.items()}
     free_ns: list[int] = []
-    """Since when each of the shared lanes is free."""
-    lanes = []
+    """Since when each of the shared rows is free."""
+    rows = []
     for op in recording.ops:
-        lane = own.get(op.tag)
-        if lane is None:
+        row = own.get(op.tag)
+        if row is None:
             place = next((at for at, since_ns in enumerate(free_ns) if since_ns <= op.launched_ns), len(free_ns))
             free_ns[place:] = [op.over_ns or recording.taken_ns, *free_ns[place + 1 :]]
-            lane = FIRST_OP_LANE + TAGS_DRAWN + place
-            names[lane] = "other tags"
-        lanes.append(lane)
-    return _Lanes(lanes, names)
+            row = FIRST_OP_ROW + TAGS_DRAWN + place
+            names[row] = "other tags"
+        rows.append(row)
+    return _Rows(rows, names)
 
 
 class _Drawing:
@@ -179,7 +169,6 @@ class _Drawing:
         start_ns: int,
         absent: Mapping[OpName, Sequence[int]],
     ) -> None:
-        """`names` are those of all peers that are known."""
         self._peer = peer
         self._recording = recording
         self._shift = shift
@@ -194,24 +183,24 @@ class _Drawing:
     def _at(self, at_ns: int) -> float:
         return (at_ns + self._shift.shift_ns - self._start_ns) / 1000
 
-    def _event(self, phase: str, name: str, lane: int, **more: Any) -> Event:
-        return {"ph": phase, "name": name, "pid": self._peer.peer, "tid": lane, **more}
+    def _event(self, phase: str, name: str, row: int, **more: Any) -> Event:
+        return {"ph": phase, "name": name, "pid": self._peer.peer, "tid": row, **more}
 
-    def _slice(self, name: str, kind: str, lane: int, start_ns: int, end_ns: int, args: Event | None = None) -> Event:
+    def _slice(self, name: str, kind: str, row: int, start_ns: int, end_ns: int, args: Event | None = None) -> Event:
         duration = max(0, end_ns - start_ns) / 1000
-        return self._event("X", name, lane, cat=kind, ts=self._at(start_ns), dur=duration, args=args or {})
+        return self._event("X", name, row, cat=kind, ts=self._at(start_ns), dur=duration, args=args or {})
 
-    def _name(self, lane: int, name: str) -> list[Event]:
+    def _name(self, row: int, name: str) -> list[Event]:
         return [
-            self._event("M", "thread_name", lane, args={"name": name}),
-            self._event("M", "thread_sort_index", lane, args={"sort_index": lane}),
+            self._event("M", "thread_name", row, args={"name": name}),
+            self._event("M", "thread_sort_index", row, args={"sort_index": row}),
         ]
 
     def events(self) -> Iterator[Event]:
         yield from self._process()
         yield from self._ops()
         yield from self._compute()
-        yield from self._happenings()
+        yield from self._events()
         yield from self._links()
 
     def _process(self) -> Iterator[Event]:
@@ -223,28 +212,26 @@ class _Drawing:
         yield self._event("M", "process_labels", 0, args={"labels": labels})
         yield self._event("M", "process_sort_index", 0, args={"sort_index": recording.peer})
 
-    # Ops.
-
     def _ops(self) -> Iterator[Event]:
-        lanes = _op_lanes(self._recording)
-        for lane, name in lanes.names.items():
-            yield from self._name(lane, name)
-        for op, lane in zip(self._recording.ops, lanes.of, strict=True):
-            yield from self._op(op, lane)
+        rows = _op_rows(self._recording)
+        for row, name in rows.names.items():
+            yield from self._name(row, name)
+        for op, row in zip(self._recording.ops, rows.of, strict=True):
+            yield from self._op(op, row)
 
-    def _op(self, op: OpRecord, lane: int) -> Iterator[Event]:
+    def _op(self, op: OpRecord, row: int) -> Iterator[Event]:
         end_ns = op.over_ns or self._recording.taken_ns
         name = f"{op.kind} {_size(op.size_bytes)}"
         if not op.result:
             name += " (in flight)"
         elif op.result != "SUCCESS":
             name += f": {op.result}"
-        yield self._slice(name, "op", lane, op.launched_ns, end_ns, self._details(op))
+        yield self._slice(name, "op", row, op.launched_ns, end_ns, self._details(op))
         at_ns = op.launched_ns
         for phase, until_ns in self._phases(op, end_ns):
             until_ns = min(max(at_ns, until_ns), end_ns)
             if until_ns > at_ns:
-                yield self._slice(phase, "phase", lane, at_ns, until_ns)
+                yield self._slice(phase, "phase", row, at_ns, until_ns)
             at_ns = until_ns
 
     def _phases(self, op: OpRecord, end_ns: int) -> Iterator[tuple[str, int]]:
@@ -286,20 +273,18 @@ class _Drawing:
             **{f"{what}_us": (at_ns - op.launched_ns) / 1000 for what, at_ns in since.items() if at_ns},
         }
 
-    # All else.
-
     def _compute(self) -> Iterator[Event]:
-        lanes: dict[int, int] = {}
+        rows: dict[int, int] = {}
         for gap in gaps(self._recording):
-            lane = lanes.setdefault(gap.caller, FIRST_COMPUTE_LANE + len(lanes))
-            if lane < FIRST_OP_LANE:
+            row = rows.setdefault(gap.caller, FIRST_COMPUTE_ROW + len(rows))
+            if row < FIRST_OP_ROW:
                 args = {"before": f"{gap.before.kind}, {_tag(gap.before.tag)}, use {gap.before.sequence}"}
-                yield self._slice("compute", "compute", lane, gap.start_ns, gap.end_ns, args)
-        for caller, lane in lanes.items():
-            if lane < FIRST_OP_LANE:
-                yield from self._name(lane, f"compute: {self._recording.callers[caller]}")
+                yield self._slice("compute", "compute", row, gap.start_ns, gap.end_ns, args)
+        for caller, row in rows.items():
+            if row < FIRST_OP_ROW:
+                yield from self._name(row, f"compute: {self._recording.callers[caller]}")
 
-    def _happenings(self) -> Iterator[Event]:
+    def _events(self) -> Iterator[Event]:
         yield from self._name(CALLS, "calls")
         yield from self._name(EVENTS, "events")
         for event in self._recording.events:
@@ -320,35 +305,34 @@ class _Drawing:
                 continue
             seconds = (sample.at_ns - before.at_ns) / 1e9
             grown = {name: value - before.counters.get(name, 0) for name, value in sample.counters.items()}
-            lane = f"link to peer {self._named(sample.peer) or '?'}" + (
+            row = f"link to peer {self._named(sample.peer) or '?'}" + (
                 f", thread {sample.thread}" if sample.thread else ""
             )
             rates = {f"{word}, MB/s": grown.get(name, 0) / seconds / 1e6 for name, word in RATES.items()}
-            yield self._event("C", lane, 0, ts=self._at(sample.at_ns), args=rates)
+            yield self._event("C", row, 0, ts=self._at(sample.at_ns), args=rates)
             for name, (word, factor) in GAUGES.items():
                 if sample.counters.get(name, 0) or before.counters.get(name, 0):
                     args = {word: sample.counters.get(name, 0) * factor}
-                    yield self._event("C", f"{lane}: {word}", 0, ts=self._at(sample.at_ns), args=args)
+                    yield self._event("C", f"{row}: {word}", 0, ts=self._at(sample.at_ns), args=args)
             if "resent" in grown and (grown["resent"] or before.counters.get("resent", 0)):
                 yield self._event(
-                    "C", f"{lane}: resent", 0, ts=self._at(sample.at_ns), args={"segments": grown["resent"]}
+                    "C", f"{row}: resent", 0, ts=self._at(sample.at_ns), args={"segments": grown["resent"]}
                 )
 
 
 def _arrows(trace: Trace, known: dict[int, Shift], start_ns: int) -> Iterator[Event]:
-    """Yield the arrows from the last that launched an op to all others."""
     found: dict[tuple[int, int, int, int], list[tuple[int, OpRecord, int]]] = defaultdict(list)
     for each in trace.peers:
         recording = each.recording
         if recording is None:
             continue
-        for op, lane in zip(recording.ops, _op_lanes(recording).of, strict=True):
+        for op, row in zip(recording.ops, _op_rows(recording).of, strict=True):
             if op.epoch:
-                found[recording.group, *op.name].append((each.peer, op, lane))
+                found[recording.group, *op.name].append((each.peer, op, row))
     number = 0
     for ops in found.values():
-        last, last_op, last_lane = max(ops, key=lambda one: one[1].launched_ns + known[one[0]].shift_ns)
-        for peer, op, lane in ops:
+        last, last_op, last_row = max(ops, key=lambda one: one[1].launched_ns + known[one[0]].shift_ns)
+        for peer, op, row in ops:
             end_ns = _done_ns(op)
             if peer == last or not end_ns:
                 continue
@@ -356,5 +340,5 @@ def _arrows(trace: Trace, known: dict[int, Shift], start_ns: int) -> Iterator[Ev
             common = {"cat": "op", "name": "last to launch", "id": number}
             start = (last_op.launched_ns + known[last].shift_ns - start_ns) / 1000
             end = (end_ns + known[peer].shift_ns - start_ns) / 1000
-            yield {"ph": "s", "pid": last, "tid": last_lane, "ts": start, **common}
-            yield {"ph": "f", "bp": "e", "pid": peer, "tid": lane, "ts": end, **common}
+            yield {"ph": "s", "pid": last, "tid": last_row, "ts": start, **common}
+            yield {"ph": "f", "bp": "e", "pid": peer, "tid": row, "ts": end, **common}

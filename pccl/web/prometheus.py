@@ -1,8 +1,4 @@
-"""A run's status as Prometheus metrics, written by the official client library (the extra `metrics`).
-
-Only findings and links have labels for peers, by number: the series of a peer stays in Prometheus when the peer is
-gone.
-"""
+"""A run's status as Prometheus metrics, written by the official client library (the extra `metrics`)."""
 
 from __future__ import annotations
 
@@ -30,7 +26,7 @@ LINK_GAUGES: list[tuple[str, str, Callable[[LinkTraffic], float]]] = [
 
 
 class NotInstalledError(Exception):
-    """The Prometheus client library is missing. The text says how to install it."""
+    """The Prometheus client library is missing. The text has the remedy."""
 
 
 def exposition(status: RunStatus) -> tuple[str, bytes]:
@@ -111,7 +107,6 @@ def _metrics(status: RunStatus) -> Iterator[Metric]:
 
 
 def _links(status: RunStatus) -> Iterator[Metric]:
-    """Yield the figures of each direction of a link that has carried payload."""
     from prometheus_client.core import GaugeMetricFamily
 
     for name, text, value in LINK_GAUGES:

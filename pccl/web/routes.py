@@ -1,10 +1,8 @@
 """The paths of the page: maps a method, a path and a Host to an answer, without sockets.
 
-A page from elsewhere can make its name resolve to the address of this server (DNS rebinding), and its script could then
-read the answers. A browser sends the name of that page as Host, so the server answers only to names that no other
-server can have: on a loopback address to `localhost` and loopback addresses; elsewhere to any address, `localhost` and
-this machine's own name; and everywhere to the name that it listens on and those that the user gave. A request without a
-Host is not from a browser, and is answered.
+Against DNS rebinding the server answers only to a Host that no other server can have: `localhost`, its own addresses,
+this machine's name, the name that it listens on and those that the user gave. A request without a Host is not from a
+browser, and is answered.
 """
 
 from __future__ import annotations
@@ -15,9 +13,9 @@ import socket
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Protocol
+from typing import Any
 
-from pccl.protocol.status import RunStatus
+from pccl.runtime.master.requests import StatusBoard
 from pccl.runtime.network.tls import begins_tls
 from pccl.runtime.network.wire import PAGE_HEADER
 from pccl.web import prometheus
@@ -33,14 +31,6 @@ PAGE_POLICY = (
 """The content security policy of the page, which is one file and connects to this server only."""
 
 
-class Board(Protocol):
-    """The part of a master's status board that is needed here."""
-
-    def status(self) -> RunStatus: ...
-
-    def json(self) -> bytes: ...
-
-
 @dataclass(frozen=True)
 class Answer:
     """An HTTP response."""
@@ -52,15 +42,12 @@ class Answer:
 
 
 def is_no_browser(first: bytes) -> bool:
-    """Whether a connection that begins with these bytes is from a peer, or TLS."""
     return first[:1] == b"\0" or begins_tls(first)
 
 
 class Hosts:
-    """The names that a server answers to.
-
-    `bound` is the address it is bound to, `asked_for` what the user has written for that, and `names` are further ones.
-    """
+    """The names that a server answers to: `bound` is its address, `asked_for` the user's name for that, `names` are
+    further ones."""
 
     def __init__(self, bound: str, asked_for: str = "", names: Iterable[str] = ()) -> None:
         address = _address(bound)
@@ -72,7 +59,6 @@ class Hosts:
             self._names.add(socket.gethostname().lower())
 
     def know(self, header: str | None) -> bool:
-        """Return whether `header`, the Host of a request with or without a port, names this server."""
         if header is None:
             return True
         host = host_in(header)
@@ -82,14 +68,12 @@ class Hosts:
         return address is not None and (address.is_loopback or not self._is_loopback)
 
     def refusal(self, header: str) -> str:
-        """Return the text for a request that is refused: why, and what to do about it."""
         host = host_in(header)
         name = host if NAME.fullmatch(host) or _address(host) is not None else "NAME"
-        ask = "http://localhost" if self._is_loopback else "its address"
+        own = "http://localhost" if self._is_loopback else "its address"
         return (
-            f"This server does not answer to the Host of this request: a page from elsewhere may have sent it. Ask for "
-            f"{ask}, or have the master answer to that name: pccl master --http-host {name}, or MasterNode("
-            f"http_hosts=[{name!r}])."
+            f"This server does not answer to this Host, against DNS rebinding. Use {own}, or allow the name: pccl "
+            f"master --http-host {name}, or MasterNode(http_hosts=[{name!r}])."
         )
 
 
@@ -106,16 +90,14 @@ def host_in(header: str) -> str:
 
 
 def checked_names(names: Sequence[str]) -> list[str]:
-    """Return names as `plain_name` does. ValueError unless they are a list of host names or addresses."""
-    if isinstance(names, str) or not isinstance(names, Sequence):
-        raise ValueError(f"host names come as a list of them, not as {names!r}")
+    """Return host names and addresses in the form of `host_in`. ValueError."""
+    given: Any = names
+    if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(each, str) for each in given):
+        raise ValueError(f"host names must be a list, not {names!r}")
     return [plain_name(name) for name in names]
 
 
 def plain_name(name: str) -> str:
-    """Return a name or address in the form of `host_in`. ValueError if it is neither."""
-    if not isinstance(name, str):
-        raise ValueError(f"{name!r} is not a host name")
     text = name.strip().lower().removesuffix(".")
     inside = text.removeprefix("[").removesuffix("]")
     if _address(inside) is not None:
@@ -141,8 +123,7 @@ ANY_HOST = "/healthz"
 class Routes:
     """The answers of a run's page."""
 
-    def __init__(self, board: Board, hosts: Hosts, master_port: int) -> None:
-        """`master_port` is for peers that dial the page by mistake."""
+    def __init__(self, board: StatusBoard, hosts: Hosts, master_port: int) -> None:
         self._board = board
         self._master_port = master_port
         self._hosts = hosts
@@ -169,7 +150,6 @@ class Routes:
         return maker()
 
     def answer_to_peers(self) -> Answer:
-        """Answer a peer or a TLS client that dialed the page by mistake."""
         text = f"this is the page of a pccl master, for browsers and without TLS: peers dial port {self._master_port}\n"
         return Answer(400, TEXT, text.encode(), [(PAGE_HEADER, str(self._master_port))])
 

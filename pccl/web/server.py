@@ -1,11 +1,7 @@
-"""Serves `routes` over HTTP/1.1: h11 for the protocol, one request a connection, everything bounded.
+"""Serves `routes` over HTTP/1.1 with h11, one request per connection, in the thread of the master's control plane.
 
-A peer that has dialed the page's port instead of its master's begins with a byte 0, and gets an error at once.
-
-The server shares the thread of the master's control plane. Hence one answer at a time is made, from a cached status; at
-most CONNECTIONS_MAX connections are open; a request has at most HEAD_BYTES_MAX, and its body is not read; and a
-connection ends after CONNECTION_S. The oldest connection makes room for a new one (`unauthenticated`), so idle
-connections do not keep a probe from its answer. An error ends its own connection only.
+At most CONNECTIONS_MAX connections are open, and the oldest makes room for a new one. A request has at most
+HEAD_BYTES_MAX, its body is not read, and a connection ends after CONNECTION_S.
 """
 
 from __future__ import annotations
@@ -43,10 +39,9 @@ class WebServer:
             async with listener:
                 await trio.serve_listeners(self._serve_one, [listener])
         except Exception:
-            logger.exception("the run is no longer shown; the master goes on")
+            logger.exception("the page has ended; the master continues")
 
     def forget_after_fork(self) -> None:
-        """Close a forked child's copy of the listener."""
         self._listener.close()
 
     async def _serve_one(self, stream: trio.SocketStream) -> None:
@@ -54,20 +49,18 @@ class WebServer:
         try:
             with trio.move_on_after(CONNECTION_S) as scope:
                 reader = self._readers.enter(addresses.plain_host(stream.socket.getpeername()), scope.cancel)
-                await self._converse(stream)
-        except OSError as error:
-            logger.debug("a reader is gone: %s", error.strerror)
-        except (trio.BrokenResourceError, h11.LocalProtocolError) as error:
-            logger.debug("a reader is gone: %s", error)
+                await self._answer(stream)
+        except (OSError, trio.BrokenResourceError, h11.LocalProtocolError) as error:
+            logger.debug("a connection of the page was lost: %s", error)
         except Exception:
-            logger.exception("a page could not be shown; this is a bug of pccl")
+            logger.exception("a request of the page has failed; this is a bug of pccl")
         finally:
             if reader is not None:
                 self._readers.leave(reader)
             with trio.CancelScope(shield=True):
                 await trio.aclose_forcefully(stream)
 
-    async def _converse(self, stream: trio.SocketStream) -> None:
+    async def _answer(self, stream: trio.SocketStream) -> None:
         connection = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
         try:
             data = await stream.receive_some(RECEIVE_BYTES)
@@ -95,6 +88,6 @@ class WebServer:
         assert head is not None
         await stream.send_all(head if is_head else head + answer.body)
         await stream.send_eof()
-        # Closing with something unread would reset the connection, and the answer be lost with it.
+        # Closing with unread data resets the connection.
         while await stream.receive_some(RECEIVE_BYTES):
             pass

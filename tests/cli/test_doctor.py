@@ -15,7 +15,7 @@ from pccl.doctor import Check, examine
 from pccl.protocol import messages as m
 from pccl.runtime.master import requests
 from pccl.runtime.network import clients
-from pccl.runtime.network.clients import Way
+from pccl.runtime.network.clients import PathReport
 from tests.api.test_connect import a_free_port, black_hole
 from tests.conftest import Command
 from tests.runtime.network.test_no_master import server, ssh
@@ -40,7 +40,7 @@ def failures(found: list[Check]) -> list[str]:
     return [check.name for check in found if check.verdict == "failed"]
 
 
-def test_a_healthy_way(master: MasterNode, command: Command) -> None:
+def test_a_healthy_path(master: MasterNode, command: Command) -> None:
     with Communicator(master.address, timeout=WAIT_S) as peer:
         assert peer.world_size == 1
         done = command("doctor", master.address, "--json")
@@ -50,7 +50,7 @@ def test_a_healthy_way(master: MasterNode, command: Command) -> None:
     found = [Check(**check) for check in told["checks"]]
     assert not failures(found)
     assert f"protocol {m.PROTOCOL_VERSION} on both sides" in of(found, "versions").text
-    assert "full-size packets get through both ways" in of(found, "mtu").text
+    assert "full-size packets get through in both directions" in of(found, "mtu").text
     assert "reaches this one at 127.0.0.1:" in of(found, "dialled back").text
     assert "peer 1 (" in of(found, "peers").text
     assert {"reach", "round trip", "clock", "bandwidth", "files", "backlog"} <= {check.name for check in found}
@@ -86,7 +86,7 @@ def test_something_else_answers() -> None:
     assert check.advice == "give the master's own address"
 
 
-def test_a_token_that_is_missing_and_tls_that_is() -> None:
+def test_missing_token_and_tls() -> None:
     with MasterNode("127.0.0.1:0", token="secret") as node:
         assert "PCCL_TOKEN" in of(examine(node.address), "master").advice
         assert not failures(examine(node.address, token="secret"))
@@ -104,7 +104,7 @@ def test_another_protocol(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -
     other = SimpleNamespace(**{**vars(m), "PROTOCOL_VERSION": m.PROTOCOL_VERSION - 1})
     monkeypatch.setattr(clients, "m", other)
     check = of(examine(master.address), "master")
-    assert f"this master speaks protocol {m.PROTOCOL_VERSION}, the asker {m.PROTOCOL_VERSION - 1}" in check.text
+    assert f"this master speaks protocol {m.PROTOCOL_VERSION}, the client {m.PROTOCOL_VERSION - 1}" in check.text
     assert check.advice == "install the same version of pccl on both sides"
 
 
@@ -116,7 +116,7 @@ def test_clocks_that_differ(master: MasterNode, monkeypatch: pytest.MonkeyPatch)
     assert "s ahead" in clock.text
 
 
-def test_a_peer_that_cannot_be_dialled_back(command: Command) -> None:
+def test_unreachable_peer_port(command: Command) -> None:
     """It would advertise a port that nobody forwards to it."""
     with MasterNode("127.0.0.1:0", token="secret") as node:
         found = examine(node.address, token="secret", advertise=f"127.0.0.1:{a_free_port()}")
@@ -127,17 +127,17 @@ def test_a_peer_that_cannot_be_dialled_back(command: Command) -> None:
         assert "open the port" in check.advice
         with server(ssh) as other:
             check = of(examine(node.address, token="secret", advertise=other), "dialled back")
-            assert "something else than this check answers there" in check.text
+            assert "the port answers with another protocol" in check.text
 
 
-def test_a_master_without_a_token_dials_nobody_else() -> None:
+def test_master_without_token_dials_only_client() -> None:
     with MasterNode("127.0.0.1:0") as node, server(ssh) as other:
         check = of(examine(node.address, advertise=f"localhost:{other.rpartition(':')[2]}"), "dialled back")
     assert check.verdict == "warning"
     assert "dials only the address of the client" in check.text
 
 
-def test_a_port_that_a_peer_here_has_already(master: MasterNode) -> None:
+def test_listen_port_in_use(master: MasterNode) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         found = examine(master.address, listen=f"127.0.0.1:{taken.getsockname()[1]}")
     assert of(found, "listen").verdict == "warning"
@@ -145,52 +145,45 @@ def test_a_port_that_a_peer_here_has_already(master: MasterNode) -> None:
     assert not failures(found)
 
 
-def test_a_peer_that_does_not_listen_where_it_says(master: MasterNode) -> None:
-    with Communicator(master.address, advertise=f"127.0.0.1:{a_free_port()}", timeout=WAIT_S):
-        peers = of(examine(master.address), "peers")
-    assert peers.verdict == "failed"
-    assert "PCCL_ADVERTISE" in peers.advice
-
-
 def test_one_check_at_a_time(master: MasterNode) -> None:
     service = master._service
     assert service is not None
-    service._server._checking._is_busy = True
-    assert "another check is running; try again" in of(examine(master.address), "way").text
+    service._server._checking.is_busy = True
+    assert "busy with requests of this kind; try again" in of(examine(master.address), "path").text
 
 
-def healthy_way() -> Way:
-    return Way(
+def healthy_path() -> PathReport:
+    return PathReport(
         "1", "203.0.113.7", "10.0.0.5", [0.1] * 3, 0.0, 0.05, 1448, "both", [("203.0.113.7:48150", "")], 1e6, 1e6
     )
 
 
-def judged(way: Way, told: tuple[str, int] | None = None) -> list[Check]:
-    return list(doctors._Doctor("h", 1, "", None, ("", 0), told)._of_way(way))
+def judged(path: PathReport, advertised: tuple[str, int] | None = None) -> list[Check]:
+    return list(doctors._Doctor("h", 1, "", None, ("", 0), advertised)._path_checks(path))
 
 
-def test_address_translation_is_told() -> None:
-    nat = of(judged(healthy_way()), "nat")
+def test_nat_is_reported() -> None:
+    nat = of(judged(healthy_path()), "nat")
     assert nat.verdict == "warning"
     assert "this host sends from 10.0.0.5, and the master sees 203.0.113.7" in nat.text
     assert "PCCL_ADVERTISE" in nat.advice
-    assert of(judged(healthy_way(), ("203.0.113.7", 48150)), "nat").verdict == "ok"
+    assert of(judged(healthy_path(), ("203.0.113.7", 48150)), "nat").verdict == "ok"
 
 
 @pytest.mark.parametrize(("lost", "says"), [("out", "from this host to the master"), ("back", "to this host")])
-def test_packets_of_full_size_that_vanish(lost: str, says: str) -> None:
-    way = healthy_way()
-    way.full_size = lost
-    found = judged(way)
+def test_lost_full_size_packets(lost: str, says: str) -> None:
+    path = healthy_path()
+    path.full_size = lost
+    found = judged(path)
     assert failures(found) == ["mtu"]
     assert says in of(found, "mtu").text
     assert "tcp_mtu_probing" in of(found, "mtu").advice
 
 
-def test_windows_too_small_for_a_long_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_windows_on_long_path(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"ipv4/tcp_rmem": "4096 131072 6291456", "ipv4/tcp_wmem": "4096 16384 67108864"}
     monkeypatch.setattr(doctors, "_setting", lambda name: settings.get(name, "1"))
-    small, large, idle = (check for check in judged(healthy_way()) if check.name == "windows")
+    small, large, idle = (check for check in judged(healthy_path()) if check.name == "windows")
     assert (small.verdict, large.verdict, idle.verdict) == ("warning", "ok", "warning")
     assert "tcp_rmem lets one connection carry 503.3 Mbit/s at 100 ms" in small.text
     assert "net.ipv4.tcp_rmem" in small.advice

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import os
-import pty
 import re
 import signal
 import socket
@@ -257,24 +256,6 @@ def test_output_is_not_delayed(launch: Launch) -> None:
     assert run.wait() == 0
 
 
-@pytest.mark.parametrize("colours", [True, False])
-def test_colours(launch: Launch, colours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if colours:
-        monkeypatch.delenv("NO_COLOR", raising=False)
-    else:
-        monkeypatch.setenv("NO_COLOR", "1")
-    ours, theirs = pty.openpty()
-    with open(ours, closefd=True) as terminal:
-        process = subprocess.Popen(
-            _pccl("launch", "--master", "nowhere:1", "-n", "1", "-m", "this"), stdout=theirs, stderr=subprocess.PIPE
-        )
-        os.close(theirs)
-        line = terminal.readline()
-        assert line.startswith("\x1b[32m[0]\x1b[0m " if colours else "[0] ")
-        process.kill()
-        process.communicate(timeout=TIMEOUT_S)
-
-
 def test_closed_stdout_ends_the_scripts(launch: Launch) -> None:
     reader, writer = os.pipe()
     run = launch(stdout=writer)
@@ -320,19 +301,6 @@ def test_tolerate_losses_fails_on_errors(launch: Launch) -> None:
     assert run.wait() == 3
 
 
-def test_tolerate_losses_needs_a_survivor(launch: Launch) -> None:
-    run = launch("--tolerate-losses")
-    run.tell_all("os.kill(os.getpid(), signal.SIGKILL)")
-    assert run.wait() == 1
-    assert run.stderr.rest()[-1].startswith("pccl launch: all 2 copies were lost: ")
-
-
-def test_exit_code_of_signal_with_losses(launch: Launch) -> None:
-    run = launch("--tolerate-losses")
-    run.process.send_signal(signal.SIGTERM)
-    assert run.wait() == 128 + signal.SIGTERM
-
-
 @pytest.mark.slow
 def test_fail_fast_ends_the_others(launch: Launch) -> None:
     run = launch("--fail-fast", count=3)
@@ -340,12 +308,6 @@ def test_fail_fast_ends_the_others(launch: Launch) -> None:
     assert run.wait() == 5
     assert all(run.is_dead(name) for name in "012")
     assert run.stderr.rest()[-1].startswith("pccl launch: 3 of 3 failed: [1] code 5, ")
-
-
-def test_missing_script() -> None:
-    done = _launch_and_wait("-n", "1", "no-such-script.py")
-    assert done.returncode == 2
-    assert "pccl launch: [0] exited with code 2" in done.stderr
 
 
 # Signals

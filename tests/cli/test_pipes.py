@@ -1,4 +1,4 @@
-"""The `pccl` command where what it prints cannot be written, or nobody reads it."""
+"""The `pccl` command with a standard output that cannot be written."""
 
 from __future__ import annotations
 
@@ -16,43 +16,28 @@ from pccl import MasterNode
     ("arguments", "is_buffered"),
     [
         (["completion", "bash"], True),
-        (["completion", "bash"], False),
         (["--version"], True),
-        (["--version"], False),
-        (["--help"], True),  # argparse itself swallows what a write without a buffer says
     ],
 )
-def test_whoever_reads_nothing_ends_it_without_a_word(arguments: list[str], is_buffered: bool) -> None:
-    """What fits into a buffer is written when the command has done all else."""
+def test_closed_pipe_ends_command_silently(arguments: list[str], is_buffered: bool) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "wb") as stdout:
         assert printed_to(stdout, arguments, is_buffered) == (141, "")
 
 
-@pytest.mark.parametrize("is_buffered", [True, False])
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ["status", "ADDRESS"],
-        ["status", "ADDRESS", "--json"],
-        ["status", "ADDRESS", "--watch"],
-        ["status", "ADDRESS", "--watch", "--json"],
-        ["doctor", "ADDRESS", "--json"],
-        ["completion", "bash"],
-        ["--version"],
-    ],
+    [["status", "ADDRESS", "--watch"], ["doctor", "ADDRESS", "--json"], ["completion", "bash"]],
     ids=" ".join,
 )
-def test_a_full_disk_and_a_closed_output_are_told_in_a_line(
-    master: MasterNode, arguments: list[str], is_buffered: bool
-) -> None:
+def test_full_disk_and_closed_output_are_errors(master: MasterNode, arguments: list[str]) -> None:
     command = [master.address if part == "ADDRESS" else part for part in arguments]
     with open("/dev/full", "wb") as full:
-        told = printed_to(full, command, is_buffered)
-    assert told == (1, "pccl: standard output cannot be written: No space left on device\n")
-    told = printed_to(None, command, is_buffered)
-    assert told == (1, "pccl: standard output cannot be written: it is closed\n")
+        result = printed_to(full, command, is_buffered=True)
+    assert result == (1, "pccl: standard output cannot be written: No space left on device\n")
+    result = printed_to(None, command, is_buffered=True)
+    assert result == (1, "pccl: standard output cannot be written: it is closed\n")
 
 
 def printed_to(stdout: IO[bytes] | None, arguments: list[str], is_buffered: bool) -> tuple[int, str]:

@@ -44,14 +44,14 @@ def tensor_of(array: FakeArray) -> StateTensor:
 
 
 @pytest.mark.parametrize("count", [1, BLOCK // 4, BLOCK // 4 + 1, COUNT])
-def test_a_device_and_a_cpu_have_the_same_digests(devices: list[FakeDevice], count: int) -> None:
+def test_digests_of_device_and_cpu_agree(devices: list[FakeDevice], count: int) -> None:
     array = devices[0].array(values(0, count))
     host = StateTensor("x", "FLOAT", (count,), False, memoryview(values(0, count)).cast("B"))
     assert fingerprint([tensor_of(array)]) == fingerprint([host])
     assert devices[0].reads == host.block_count
 
 
-def test_only_blocks_that_differ_leave_a_device_and_reach_one(three_peers: Cluster, devices: list[FakeDevice]) -> None:
+def test_only_differing_blocks_are_copied(three_peers: Cluster, devices: list[FakeDevice]) -> None:
     arrays = [device.array(values(0)) for device in devices]
     spoilt = values(0)
     spoilt[2 * BLOCK // 4] += 1
@@ -65,9 +65,7 @@ def test_only_blocks_that_differ_leave_a_device_and_reach_one(three_peers: Clust
     assert sum(device.reads for device in devices) == 3 * BLOCKS + 2
 
 
-def test_what_is_still_being_computed_counts_and_what_was_received_is_there_for_every_stream(
-    three_peers: Cluster, devices: list[FakeDevice]
-) -> None:
+def test_sync_is_ordered_with_streams(three_peers: Cluster, devices: list[FakeDevice]) -> None:
     revision = 2
     held = [device.array(np.zeros(COUNT, np.float32)) for device in devices]
 
@@ -113,7 +111,7 @@ def test_loose_arrays(three_peers: Cluster, devices: list[FakeDevice]) -> None:
     assert any(np.array_equal(held[0].settled(), values(seed)) for seed in (11, 12))
 
 
-def test_a_donor_that_is_lost_leaves_no_wrong_byte(cluster: Cluster, devices: list[FakeDevice]) -> None:
+def test_lost_donor_leaves_no_wrong_byte(cluster: Cluster, devices: list[FakeDevice]) -> None:
     cluster.join(2)
     held = [device.array(values(i)) for i, device in enumerate(devices[:2])]
     donor, device = cluster[0], devices[0]
@@ -139,9 +137,7 @@ def test_a_donor_that_is_lost_leaves_no_wrong_byte(cluster: Cluster, devices: li
 
 
 @pytest.mark.parametrize("when", ["hashing", "sending", "receiving"])
-def test_a_device_that_fails_takes_its_peer_out_of_the_run_and_nobody_waits_for_it(
-    cluster: Cluster, devices: list[FakeDevice], when: str
-) -> None:
+def test_device_failure_ends_peer(cluster: Cluster, devices: list[FakeDevice], when: str) -> None:
     cluster.join(WORLD)
     held = [device.array(values(min(i, 1))) for i, device in enumerate(devices)]
     states = [state_of(array, 1 if i == 0 else 2) for i, array in enumerate(held)]

@@ -57,7 +57,7 @@ def seen(array: Any) -> Any:
 
 @every_kind
 @pytest.mark.parametrize("on_device", [(0, 1, 2), (0,), (1, 2)])
-def test_devices_and_cpus_share_them(
+def test_devices_and_cpus_share_exchanges(
     three_peers: Cluster, devices: list[FakeDevice], kind: str, on_device: tuple[int, ...]
 ) -> None:
     def run(peer: Communicator, i: int) -> None:
@@ -79,7 +79,7 @@ def test_devices_and_cpus_share_them(
 
 
 @every_kind
-def test_what_does_not_fit_fails_for_all(three_peers: Cluster, devices: list[FakeDevice], kind: str) -> None:
+def test_wrong_size_fails_for_all(three_peers: Cluster, devices: list[FakeDevice], kind: str) -> None:
     """Rank 1 has a row too many, or too few."""
 
     def run(peer: Communicator, i: int) -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 from itertools import product
 
 import msgspec
 import pytest
-import trio
-import trio.testing
 
 from pccl.protocol import messages as m
 from pccl.protocol.auth import (
@@ -27,9 +24,7 @@ from pccl.protocol.auth import (
     run_key,
 )
 from pccl.protocol.codec import LENGTH_BYTES, ProtocolError, decode_body, encode
-from pccl.runtime.network import handshake
 from pccl.runtime.network.handshake import Exchange
-from tests.support.forks import in_child
 
 TOKEN = "correct horse battery staple"
 HELLO = m.Hello(m.PROTOCOL_VERSION, "1.0", 0, [], 5000, 1)
@@ -184,108 +179,11 @@ def test_x25519_vectors() -> None:
     assert secrets[0].hex() == secrets[1].hex() == "4a5d9d5ba4ce2de1728e3bf480350f25e07e21c947d19e3376f09b3c1e161742"
 
 
-def test_closed_private_key_fails() -> None:
-    ours, theirs = Exchange(), Exchange()
-    secret = ours.secret(theirs.public_key)
-    assert ours.secret(theirs.public_key) == secret == theirs.secret(ours.public_key)
-    secret[:] = bytes(len(secret))
-    assert ours.secret(theirs.public_key) != secret, "what a caller wipes is its own"
-    ours.close()
-    ours.close()
-    with pytest.raises(AssertionError):
-        ours.secret(theirs.public_key)
-    assert Exchange().public_key != Exchange().public_key
-
-
-def test_key_pair_lifetime() -> None:
-    """The key pair is wiped when that has ended and none of them is under way."""
-
-    async def run() -> None:
-        with handshake.shared() as first:
-            assert first is not None
-        with handshake.shared() as same:
-            assert same is first
-        await trio.sleep(handshake.LIFE_S - 1)
-        late, later = handshake.shared(), handshake.shared()
-        with late as one:
-            with later as other:
-                assert one is other is first
-                await trio.sleep(2)
-            await trio.testing.wait_all_tasks_blocked()
-            assert not first.is_closed
-            first.secret(Exchange().public_key)
-            with handshake.shared() as following:
-                assert following is not None
-                assert following is not first
-                assert following.public_key != first.public_key
-        assert first.is_closed
-        assert not following.is_closed
-        left.append(following)
-        with pytest.raises(OSError, match="of a handshake"), handshake.shared():
-            raise OSError("of a handshake")
-        assert not following.is_closed
-
-    left: list[Exchange] = []
-    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
-    assert [each.is_closed for each in left] == [True], "it ends with the trio run"
-    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
-    assert left[0].public_key != left[1].public_key
-
-
-def test_idle_process_holds_no_key_pair() -> None:
-    """The key pair is wiped though no other handshake follows."""
-
-    async def run() -> None:
-        with handshake.shared() as only:
-            assert only is not None
-        assert not only.is_closed
-        await trio.sleep(handshake.LIFE_S + 1)
-        assert only.is_closed
-
-    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-def test_key_pair_is_released_after_handshakes() -> None:
-    """The answer to a handshake may be long in coming."""
-    acceptor = Acceptor(TOKEN, b"a" * NONCE_BYTES, "run", "peer 1", Exchange())
-
-    class Channel:
-        def __init__(self) -> None:
-            self.bodies: list[bytes] = []
-
-        async def send_frame(self, frame: bytes) -> None:
-            said = read(frame)
-            if isinstance(said, m.Proof):
-                self.bodies += [body(acceptor.check(said)), body(encode(m.Accepted()))]
-            else:
-                assert isinstance(said, m.Opening)
-                self.bodies.append(body(acceptor.challenge(said, body(frame)) or b""))
-
-        async def receive_body(self) -> bytes:
-            if len(self.bodies) == 2:
-                assert not ours.is_closed
-                await trio.sleep(handshake.LIFE_S + 1)
-                assert ours.is_closed
-            return self.bodies.pop(0)
-
-    async def run() -> None:
-        nonlocal ours
-        with handshake.shared() as present:
-            assert present is not None
-            ours = present
-        dialled = await handshake.dial_keyed(Channel(), TOKEN, "run", LINK, m.PeerAnswer)
-        assert dialled.is_proven
-        assert dialled.keys == (acceptor.payload_keys or ())[::-1]
-
-    ours = Exchange()
-    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_forked_child_has_no_private_key() -> None:
-    ours = Exchange()
-    assert in_child(lambda: str(ours.is_closed)) == "True"
-    assert not ours.is_closed
+def test_each_exchange_has_a_key_pair_of_its_own() -> None:
+    with Exchange() as ours, Exchange() as theirs:
+        secret = ours.secret(theirs.public_key)
+        assert ours.secret(theirs.public_key) == secret == theirs.secret(ours.public_key)
+        assert ours.public_key != theirs.public_key
 
 
 KINDS = [

@@ -150,7 +150,7 @@ class FakeDevice:
 
     def close(self) -> None:
         self.reads_held.set()
-        helper = staging.let_go(self)
+        helper = staging.remove_helper(self)
         if helper is not None:
             helper.close()
         for stream in self._all_streams:

@@ -1,15 +1,9 @@
 """The state directory of a master, and effects that wait for the disk.
 
 `master.json` is the run's record (`protocol.failover.durable_state`), `lock` names the master that uses the directory.
-Only their owner can read them: the record contains the run's secret.
-
-1. The record is replaced as a whole: written, synced, renamed, and the directory synced.
-2. The lock is held until the process ends. Before each write the master checks that the lock file is still in place.
-3. The lock file is touched regularly, so the next master knows how long the directory was unused.
-4. A default directory that becomes unwritable loses its record, and the run continues without one. With any other
-   directory the run stops until the disk can be written.
-
-`DurableEffects` writes a `Persist` in a helper thread; the effects after it wait. The machine itself never waits.
+Only their owner can read them: the record contains the run's secret. The record is replaced as a whole. The lock file
+is touched regularly, so the next master knows how long the directory was unused. A default directory that becomes
+unwritable loses its record, and the run continues; with any other directory the run pauses until it can be written.
 """
 
 from __future__ import annotations
@@ -37,7 +31,7 @@ LOCK = "lock"
 
 
 class StateError(Exception):
-    """The directory cannot be used. The message says which and why."""
+    """The directory cannot be used; the text has its path and the reason."""
 
 
 class _Document(msgspec.Struct, frozen=True):
@@ -62,7 +56,7 @@ class StateDirectory:
         except OSError as error:
             raise StateError(f"no state can be kept in {directory}: {error.strerror}") from None
         try:
-            self._take_lock(owner)
+            self._lock(owner)
             self.record = self._read()
         except BaseException:
             self.close()
@@ -71,7 +65,7 @@ class StateDirectory:
     def _path(self, name: str) -> str:
         return os.path.join(self.directory, name)
 
-    def _take_lock(self, owner: str) -> None:
+    def _lock(self, owner: str) -> None:
         try:
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -88,7 +82,6 @@ class StateDirectory:
             os.pwrite(self._lock_fd, text, 0)
 
     def touch(self) -> None:
-        """Note that the directory is held now. OSError."""
         os.utime(self._lock_fd)
 
     def _read(self) -> RunRecord | None:
@@ -111,8 +104,7 @@ class StateDirectory:
         return document.record
 
     def write(self, record: RunRecord) -> None:
-        """Write the record; return when it is on disk. OSError, also when the directory was replaced, and may be
-        another master's."""
+        """Write the record; return when it is on disk. OSError, also if the lock file was replaced."""
         self._check_lock()
         data = msgspec.json.format(msgspec.json.encode(_Document(FORMAT, record)), indent=1)
         path = self._path(RECORD)
@@ -132,24 +124,18 @@ class StateDirectory:
             os.close(directory_fd)
 
     def give_up(self) -> None:
-        """Remove a record that is out of date from now on, where that is possible."""
         with suppress(OSError):
-            self._check_lock()  # it is gone, or another master's
+            self._check_lock()
             os.remove(self._path(RECORD))
 
     def _check_lock(self) -> None:
-        """Raise OSError if the lock file was removed or replaced."""
-        try:
-            is_in_place = os.path.samestat(os.stat(self._path(LOCK)), os.fstat(self._lock_fd))
-        except FileNotFoundError:
-            is_in_place = False
-        if not is_in_place:
-            raise OSError(
-                errno.ESTALE, f"its file {LOCK!r} was removed or replaced; put it back, or restart this master"
-            )
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self._path(LOCK)), os.fstat(self._lock_fd)):
+                return
+        raise OSError(errno.ESTALE, f"its file {LOCK!r} was removed or replaced; put it back, or restart this master")
 
     def close(self) -> None:
-        """Give the directory free. In a forked child it closes the child's copy, and the parent keeps its lock."""
+        """Release the directory. In a forked child the parent keeps its lock."""
         fd, self._lock_fd = self._lock_fd, -1
         if fd != -1:
             os.close(fd)
@@ -158,9 +144,9 @@ class StateDirectory:
 logger = logging.getLogger("pccl.master")
 
 WRITE_AGAIN_S = 1.0
-"""Pause before what could not be written to disk is tried again."""
+"""Pause before a failed write is repeated."""
 TOUCH_S = 10.0
-"""Time between two notes that this master lives, much less than `founding.IDLE_MARGIN_S`."""
+"""Interval of `touch`, much less than `bootstrap.IDLE_MARGIN_S`."""
 
 
 class DurableEffects:
@@ -169,10 +155,10 @@ class DurableEffects:
     def __init__(
         self, state: StateDirectory | None, perform: Callable[[list[Effect]], None], system: System = SYSTEM
     ) -> None:
-        """`perform` carries effects out without waiting. `state` is closed with this object; None: effects never wait.
+        """`perform` executes effects without waiting. `state` is closed with this object; None: effects never wait.
         OSError if the system denies a thread."""
         self.nursery: trio.Nursery | None = None
-        """Holds the task that writes, while the master serves."""
+        """For the task that writes, while the master serves."""
         self._state = state
         self._perform = perform
         self._writer = system.helper("pccl-state") if state is not None else None
@@ -180,20 +166,19 @@ class DurableEffects:
         self._postponed: deque[Effect] = deque()
         """Effects that wait for the disk, beginning with the one that is being written."""
 
-    def carry_out(self, effects: list[Effect]) -> None:
-        """Carry effects out: at once, except those that must wait for the disk."""
+    def execute(self, effects: list[Effect]) -> None:
+        """Execute effects: at once, except those that must wait for the disk."""
         if self._state is None:
             self._perform(effects)
             return
         is_writing = bool(self._postponed)
-        # The reader of a heartbeat connection must know at once; no record depends on it.
+        # The reader of a heartbeat connection needs it at once; no record depends on it.
         self._perform([effect for effect in effects if isinstance(effect, TakeHeartbeats)])
         self._postponed.extend(effect for effect in effects if not isinstance(effect, TakeHeartbeats))
         if not is_writing:
             self._perform_postponed()
 
     async def keep_touching(self) -> None:
-        """Note in the state directory that this master lives, as long as it does."""
         while self._state is not None and self._writer is not None:
             await trio.sleep(TOUCH_S)
             with suppress(OSError):
@@ -224,12 +209,12 @@ class DurableEffects:
                     await self._writer.run(self._state.give_up, is_left=False)
                     self._is_given_up = True
                     where, failure = self._state.directory, ""
-                    logger.warning("this master keeps no record of its run from now on: %s: %s", where, text)
+                    logger.warning("this master no longer keeps a record of its run: %s: %s", where, text)
                     continue
                 if text != failure:
                     failure = text
                     logger.warning(
-                        "the run stands still until its state can be written to %s: %s", self._state.directory, failure
+                        "the run pauses until its state can be written to %s: %s", self._state.directory, failure
                     )
             await trio.sleep(WRITE_AGAIN_S)
         if failure:
@@ -238,14 +223,13 @@ class DurableEffects:
         self._perform_postponed()
 
     def close(self) -> None:
-        """Give the state directory free. No task may be writing any more."""
+        """Release the state directory. No task may be writing."""
         if self._writer is not None:
             self._writer.close()
         if self._state is not None:
             self._state.close()
 
     def forget_after_fork(self) -> None:
-        """Close the copy in a forked child; the parent keeps its lock."""
         if self._state is not None:
             self._state.close()
 

@@ -2,13 +2,12 @@
 
 Status: encoded at most once per REFRESH_S for all readers.
 
-Trace: collects the flight recorders of all peers over their control connections. The master requests one part of
-PART_BYTES_MAX at a time from PEERS_AT_ONCE peers, and forwards it to the reader at the reader's speed. A peer without a
-timely answer is left out with the reason. Each request is also an NTP exchange of timestamps; the one with the shortest
-round trip gives the offset of the peer's clock, ((t2 - t1) + (t3 - t4)) / 2.
+Trace: the flight recorders of all peers, over their control connections. The master requests one part at a time from
+PEERS_AT_ONCE peers, and forwards it at the reader's speed. Each request is also an NTP exchange of timestamps; the one
+with the shortest round trip gives the offset of the peer's clock.
 
-Check (`pccl doctor`): echoes bytes and dials addresses, one check at a time, CHECK_S and BYTES_MAX at most. Without a
-token the master dials only the address of the client, so it cannot be used to scan ports.
+Check (`pccl doctor`): echoes bytes and dials addresses. Without a token the master dials only the address of the
+client, so it cannot be used to scan ports.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import trio
@@ -33,12 +32,13 @@ from pccl.protocol.status import RunStatus
 from pccl.runtime.network import addresses
 from pccl.runtime.network.system import System
 from pccl.runtime.network.wire import ConnectionLost, ControlConnection, SocketChannel, receive_message
-from pccl.types import Result
 
 REFRESH_S = 0.5
 
 
 class StatusBoard:
+    """The status of the run, encoded at most once per REFRESH_S."""
+
     def __init__(self, machine: Failover, now: Callable[[], float]) -> None:
         self._machine = machine
         self._now = now
@@ -100,10 +100,7 @@ class Traceable:
     """Why it cannot be asked; empty: it can."""
 
 
-class Reader(Protocol):
-    def send(self, messages: list[m.Message]) -> None: ...
-
-    def until_sent(self, bytes_left: int) -> Awaitable[None]: ...
+Reader = ControlConnection[Any]
 
 
 @dataclass
@@ -125,7 +122,7 @@ class ClockOffset:
 
 
 class NoRecording(Exception):  # noqa: N818 - named after what happened
-    """A peer's recording cannot be had; the text says why."""
+    """A peer's recording is missing; the text is the reason."""
 
 
 @dataclass
@@ -140,7 +137,7 @@ class Tracing:
     """The traces that a master makes. Only for the trio thread."""
 
     def __init__(self, send: Callable[[int, m.Message], None]) -> None:
-        """`send` sends to the client of a number, if it is there still."""
+        """`send` sends to the client with a number, if it exists."""
         self._send = send
         self._numbers = itertools.count(1)
         self._questions: dict[tuple[int, int], _Question] = {}
@@ -150,7 +147,7 @@ class Tracing:
     def is_busy(self) -> bool:
         return self._running >= TRACES_MAX
 
-    def heard(self, connection: int, message: m.RecordingPart) -> None:
+    def received(self, connection: int, message: m.RecordingPart) -> None:
         question = self._questions.get((connection, message.trace))
         if question is not None and question.part == message.part and question.answer is None:
             question.answer = message
@@ -220,37 +217,29 @@ BYTES_MAX = 256 << 20
 CALL_S = 3.0
 """Time limit of a dialed address."""
 UNSENT_BYTES_MAX = 4 << 20
-"""Bytes that may wait to be sent to a checker. What it asks for beyond is answered when it has read."""
+"""Backlog of a checker, beyond which its requests wait."""
 CALL_BYTES = 16 * 2**10
 
 
 class Checking:
     def __init__(self, has_token: bool, system: System) -> None:
-        """With `has_token` checkers have proved that they know the run's, and may have any address dialled."""
+        """With `has_token` checkers are authenticated, and the master dials any address for them."""
         self._has_token = has_token
         self._system = system
-        self._is_busy = False
+        self.is_busy = False
 
-    async def serve(self, connection: ControlConnection[Any], request: m.CheckRequest, host: str, port: int) -> str:
+    async def serve(self, connection: ControlConnection[Any], host: str, port: int) -> str:
         """Answer a checker from this address until it closes the connection. Return how it ended."""
-        refusal = ""
-        if request.protocol != m.PROTOCOL_VERSION:
-            refusal = f"this master speaks protocol {m.PROTOCOL_VERSION}, the asker {request.protocol}"
-        elif self._is_busy:
-            refusal = "another check is running; try again"
-        if refusal:
-            connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, refusal)])
-            return refusal
-        self._is_busy = True
+        self.is_busy = True
         try:
             connection.send([m.Accepted(), m.Checked(host, port, __version__)])
             with trio.move_on_after(CHECK_S):
                 await self._answer(connection, host)
         except (ConnectionLost, ProtocolError) as error:
-            return f"has checked the way: {error}"
+            return f"has checked the path: {error}"
         finally:
-            self._is_busy = False
-        return f"has checked the way for {CHECK_S:g} s"
+            self.is_busy = False
+        return f"has checked the path for {CHECK_S:g} s"
 
     async def _answer(self, connection: ControlConnection[Any], host: str) -> None:
         left_bytes = BYTES_MAX
@@ -288,7 +277,7 @@ class Checking:
                 return f"the port accepts connections but does not reply within {CALL_S:g} s"
             return f"no answer to a connection within {CALL_S:g} s"
         except ProtocolError:
-            return "something else than this check answers there"
+            return "the port answers with another protocol"
         except (ConnectionLost, OSError) as error:
             return getattr(error, "strerror", None) or str(error)
         return ""

@@ -1,8 +1,8 @@
 """The best ring for the known link metrics: computation over NumPy arrays, for a worker thread.
 
-A link has a *grade* (UNREACHABLE, UNKNOWN, or from KNOWN on, higher for faster) and a latency. A ring is a directed
-Hamiltonian cycle. A ring is better with fewer unreachable links, then fewer unknown ones, then a higher grade of its
-slowest known link, then a lower sum of latencies.
+A link has a *grade* (UNREACHABLE, UNKNOWN, or from KNOWN on, higher for faster) and a latency. A ring is better with
+fewer unreachable links, then fewer unknown ones, then a higher grade of its slowest known link, then a lower sum of
+latencies.
 
 Up to EXACT_PEERS_MAX peers the result is optimal: Held and Karp's dynamic program finds the cycle of least weight, and
 a binary search over grades finds the fastest possible slowest link.
@@ -28,18 +28,17 @@ Grades = npt.NDArray[np.int32]
 Latencies = npt.NDArray[np.float64]
 Places = npt.NDArray[np.intp]
 Price = tuple[int, int, int, float]
-"""The price of a ring, the lower the better: its unreachable links, its unknown ones, minus the grade of its slowest
-known link, the sum of its latencies."""
+"""Unreachable links, unknown links, minus the grade of the slowest known link, sum of latencies: less is better."""
 
 UNREACHABLE, UNKNOWN, KNOWN = 0, 1, 2
 GRADE_STEP = 1.05
-"""Rates within one step of each other are taken for equal: measurements do not tell them apart."""
+"""Rates within one step count as equal."""
 RATE_MIN = 1e3
-"""Bytes per second; whatever is slower is as slow as that."""
+"""Bytes per second; slower links count as this."""
 LATENCY_S_MAX = 60.0
 EXACT_PEERS_MAX = 16
 SEARCHED_PEERS_MAX = 2048
-"""A larger ring stays as it is: its matrices would no longer be small."""
+"""A larger ring is not optimized."""
 GREEDY_CHUNK = 1 << 15
 CONSIDERED_MAX = 128
 SWEEPS_MAX = 12
@@ -103,7 +102,7 @@ def best_order(grades: Grades, latencies: Latencies) -> list[int]:
     at = found.index(0)
     found = found[at:] + found[:at]
     assert sorted(found) == present
-    # Where direction makes no difference, the same one always.
+    # If the direction makes no difference, always the same one.
     found = min(found, [0, *reversed(found[1:])], key=lambda order: (_price(links, order), order))
     return found if _price(links, found) < _price(links, present) else present
 
@@ -183,7 +182,7 @@ def _sets_by_size(count: int) -> list[npt.NDArray[np.int64]]:
 def _heuristic(links: _Links) -> list[int]:
     best = _with_cap(links, int(links.grades.max()))
     slowest = -_price(links, best)[2]
-    # No ring is faster than the best way into, or out of, any one place.
+    # No ring is faster than the best link into, or out of, any one place.
     fastest = np.minimum(links.grades.max(axis=0), links.grades.max(axis=1))
     bound = int(fastest[fastest >= KNOWN].min(initial=links.grades.max()))
     low, high = slowest, max(bound, slowest) + 1
@@ -270,7 +269,7 @@ def _exchanged(grades: Grades, order: Places, above: int) -> Places | None:
         if lowest[at] > above:
             a, b = int(ends_of_a[at[0]]) + 1, int(ends_of_b[at[1]]) + 1
             return np.concatenate((order[:a], order[b:], order[a:b]))
-    # What comes first, up to some place, is turned round, with all its links.
+    # Reverse a prefix of the order.
     turned = np.minimum.accumulate(grades[order[1:-1], order[:-2]])
     lowest = np.minimum(turned, np.minimum(grades[order[-1], order[1:-1]], grades[order[0], order[2:]]))
     last = int(lowest.argmax()) + 1

@@ -1,11 +1,8 @@
 """Runs a master over TCP: one task reads each control connection, one sends its backlog, one watches the clock.
 
-A new connection may speak TLS, sends one small message, and proves the token (`Authentication`). Its first message
-selects a peer's session, a heartbeat connection, or a request of `requests`.
-
-A control connection may break and another one continue its session (`control_session`): the machine knows both by one
-number (`detached`, `reattached`). Heartbeat connections belong to the heartbeat thread, which does not need the
-interpreter, and reports silent ones to the machine.
+The first message of a connection selects a session, a heartbeat connection, or a request of `requests`. A control
+connection may break and another one continue its session (`control_session`): the machine knows both by one number.
+Heartbeat connections belong to the heartbeat thread, which reports silent ones to the machine.
 """
 
 from __future__ import annotations
@@ -64,8 +61,8 @@ class Authentication:
         self._run = run
 
     async def first_message(self, connection: ControlConnection[m.PeerMessage], host: str) -> Opening:
-        """Return the first message on a connection from `host`, once its sender has proved itself. ConnectionLost, also
-        if it was dropped; TlsError, AuthError, ProtocolError."""
+        """Return the first message on a connection from `host`, once its sender is authenticated. ConnectionLost,
+        TlsError, AuthError, ProtocolError."""
         with trio.CancelScope() as scope:
             number = self.unauthenticated.enter(host, scope.cancel)
             try:
@@ -93,15 +90,15 @@ class Authentication:
         if not isinstance(opening, m.HeartbeatHello) and self._ssl_context is not None and not is_private:
             raise AuthError("the master asks for TLS; give the peer an ssl_context= or PCCL_TLS_CA")
         if isinstance(opening, m.HeartbeatHello) and is_private:
-            raise AuthError("heartbeats go without TLS")  # the thread that hears them knows none
+            raise AuthError("heartbeats go without TLS")  # the heartbeat thread has no TLS
 
 
 logger = logging.getLogger("pccl.master")
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}
 LOG_CHARACTERS_MAX = 4000
-FAREWELL_S = 2.0
-"""Time limit to send what is left on a closed connection."""
+CLOSE_S = 2.0
+"""Time limit to send the backlog of a closed connection."""
 LIFE_SHARE = 0.1
 """Interval of this process's sign of life, in peer timeouts."""
 WATCH_SHARE = 0.5
@@ -112,13 +109,13 @@ STRAGGLERS_S = 0.25
 SILENT_INTERVALS = 2.5
 """Number of intervals without a heartbeat after which a peer is named as silent."""
 STATUS_READERS_MAX = 16
-"""Number of connections that may be sent the status at a time. What they have not read yet lies in this process."""
+"""Connections that are sent the status at a time."""
 
 
 @dataclass(eq=False)
 class _Client:
     number: int
-    """The machine's number for it; that of the session that it carries on."""
+    """The machine's number for it, which belongs to the session."""
     connection: ControlConnection[m.PeerMessage]
     reading: trio.CancelScope = field(default_factory=trio.CancelScope)
     is_for_heartbeats: bool = False
@@ -196,13 +193,13 @@ class MasterServer:
         self.board.begin()
         self._lived_at = trio.current_time()
         self._log_state()
-        self._carry_out(self._machine.begin(self._lived_at, self._hold_s, self._hold_beside_s))
+        self._execute(self._machine.begin(self._lived_at, self._hold_s, self._hold_beside_s))
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = self._effects.nursery = nursery
                 nursery.start_soon(self._watch_clock)
-                nursery.start_soon(self._live)
-                nursery.start_soon(self._heartbeat_thread.vouch)
+                nursery.start_soon(self._keep_alive)
+                nursery.start_soon(self._heartbeat_thread.keep_progress)
                 if self._standby_of:
                     nursery.start_soon(self._watch_others)
                 nursery.start_soon(self._effects.keep_touching)
@@ -247,7 +244,7 @@ class MasterServer:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(connection.run_sender)
-                self._carry_out(self._machine.connected(number, host, self._alive_now()))
+                self._execute(self._machine.connected(number, host, self._alive_now()))
                 reason: str | None = "closed by the master"
                 with client.reading:
                     reason = await self._read(client, host, sockaddr[1])
@@ -258,7 +255,7 @@ class MasterServer:
                     logger.debug("%s: %s", addresses.join(host, sockaddr[1]), reason)
                     self._lost(client, reason)
                 connection.finish()
-                nursery.cancel_scope.deadline = trio.current_time() + FAREWELL_S
+                nursery.cancel_scope.deadline = trio.current_time() + CLOSE_S
         finally:
             if connection.session is None:
                 self._forget(client)
@@ -266,11 +263,11 @@ class MasterServer:
 
     def _lost(self, client: _Client, reason: str) -> None:
         if client.connection.session is not None:
-            self._sense()
-            self._carry_out(self._machine.detached(client.number, reason, self._alive_now()))
+            self._note_quiet()
+            self._execute(self._machine.detached(client.number, reason, self._alive_now()))
         else:
             self._forget(client)
-            self._carry_out(self._machine.disconnected(client.number, reason, self._alive_now()))
+            self._execute(self._machine.disconnected(client.number, reason, self._alive_now()))
 
     def _forget(self, client: _Client) -> None:
         if self._clients.get(client.number) is client:
@@ -279,7 +276,7 @@ class MasterServer:
                 self._sessions.pop(client.connection.session.key, None)
 
     async def _read(self, client: _Client, host: str, port: int) -> str | None:
-        """Tell the machine what a client says until the connection ends. Return how it did; None if the heartbeat
+        """Pass a client's messages to the machine until the connection ends. Return the reason; None if the heartbeat
         thread has it."""
         connection = client.connection
         messages: list[m.PeerMessage] | None = None
@@ -287,17 +284,21 @@ class MasterServer:
             try:
                 if messages is None:
                     opening = await self._authentication.first_message(connection, host)
-                    if isinstance(opening, m.StatusRequest):
-                        return await self._tell_status(connection, opening)
-                    if isinstance(opening, m.TraceRequest):
-                        return await self._trace(connection, opening)
-                    if isinstance(opening, m.CheckRequest):
-                        return await self._checking.serve(connection, opening, host, port)
-                    if isinstance(opening, m.Reattach):
-                        refusal = self._reattach(client, opening)
-                        if refusal is not None:
-                            connection.send([m.Rejected(refusal)])
+                    if isinstance(opening, m.StatusRequest | m.TraceRequest | m.CheckRequest):
+                        refusal = self._refusal(opening)
+                        if refusal:
+                            connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, refusal)])
                             return refusal
+                        if isinstance(opening, m.StatusRequest):
+                            return await self._send_status(connection)
+                        if isinstance(opening, m.TraceRequest):
+                            return await self._trace(connection, opening)
+                        return await self._checking.serve(connection, host, port)
+                    if isinstance(opening, m.Reattach):
+                        rejection = self._reattach(client, opening)
+                        if rejection is not None:
+                            connection.send([m.Rejected(rejection)])
+                            return rejection
                         messages = []
                     else:
                         self._begin_session(client, opening)
@@ -319,11 +320,11 @@ class MasterServer:
                 return str(error)
             for message in messages:
                 if isinstance(message, m.RecordingPart):
-                    self._tracing.heard(client.number, message)
+                    self._tracing.received(client.number, message)
                     continue
                 if isinstance(message, m.Resume):
-                    self._sense()
-                self._carry_out(self._machine.received(client.number, message, self._alive_now()))
+                    self._note_quiet()
+                self._execute(self._machine.received(client.number, message, self._alive_now()))
             if client.is_for_heartbeats:
                 try:
                     self._heartbeat_thread.add(client.number, connection.detach())
@@ -355,48 +356,43 @@ class MasterServer:
         assert session is not None
         session.acknowledge(opening.received)
         now = self._alive_now()
-        self._carry_out(self._machine.disconnected(client.number, "it carries on a session", now))
+        self._execute(self._machine.disconnected(client.number, "it continues a session", now))
         self._forget(client)
         if self._clients.get(number) is not old:
             return "the session has just ended"
-        old.connection.give_session_up()
+        old.connection.release_session()
         old.reading.cancel()
         client.number = number
         self._clients[number] = client
         client.connection.send([m.Reattached(session.received)])
-        client.connection.carry_on(session, opening.received)
-        self._carry_out(self._machine.reattached(number, now))
+        client.connection.continue_session(session, opening.received)
+        self._execute(self._machine.reattached(number, now))
         return None
 
-    async def _tell_status(self, connection: ControlConnection[m.PeerMessage], request: m.StatusRequest) -> str:
-        refusal = None
+    def _refusal(self, request: m.StatusRequest | m.TraceRequest | m.CheckRequest) -> str:
         if request.protocol != m.PROTOCOL_VERSION:
-            refusal = f"this master speaks protocol {m.PROTOCOL_VERSION}, the asker {request.protocol}"
-        elif self._status_readers >= STATUS_READERS_MAX:
-            refusal = f"{STATUS_READERS_MAX} others are being told the status; ask again"
-        if refusal is not None:
-            connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, refusal)])
-            return refusal
+            return f"this master speaks protocol {m.PROTOCOL_VERSION}, the client {request.protocol}"
+        if isinstance(request, m.StatusRequest):
+            is_busy = self._status_readers >= STATUS_READERS_MAX
+        elif isinstance(request, m.TraceRequest):
+            if not self._machine.is_leading:
+                return "this master leads no run, so it has no peers to ask"
+            is_busy = self._tracing.is_busy
+        else:
+            is_busy = self._checking.is_busy
+        return "this master is busy with requests of this kind; try again" if is_busy else ""
+
+    async def _send_status(self, connection: ControlConnection[m.PeerMessage]) -> str:
         self._status_readers += 1
         try:
             connection.send_frames([encode(m.Accepted()), self.board.frame()])
-            with trio.move_on_after(FAREWELL_S):
+            with trio.move_on_after(CLOSE_S):
                 await connection.flush()
         finally:
             self._status_readers -= 1
-        return "was told the status"
+        return "has received the status"
 
     async def _trace(self, connection: ControlConnection[m.PeerMessage], request: m.TraceRequest) -> str:
-        refusal = None
-        if request.protocol != m.PROTOCOL_VERSION:
-            refusal = f"this master speaks protocol {m.PROTOCOL_VERSION}, the asker {request.protocol}"
-        elif not self._machine.is_leading:
-            refusal = "this master leads no run, so it has no peers to ask"
-        elif self._tracing.is_busy:
-            refusal = "others are being sent a trace; ask again"
-        if refusal is not None:
-            connection.send([m.Goodbye(Result.MASTER_CONNECTION_FAILED, refusal)])
-            return refusal
         connection.send([m.Accepted()])
         members = self._machine.master.state.members.values()
         peers = [Traceable(each.peer, each.hello.name, each.connection, each.absence) for each in members]
@@ -404,13 +400,13 @@ class MasterServer:
 
         async def until_gone() -> None:
             await connection.receive()
-            raise ProtocolError("it says more than it has to")
+            raise ProtocolError("an unexpected message")
 
         async def send_all() -> None:
             nonlocal is_sent
             await self._tracing.trace(peers, request, connection)
             connection.send([m.Traced(self._machine.run, clock_name())])
-            with trio.move_on_after(FAREWELL_S):
+            with trio.move_on_after(CLOSE_S):
                 await connection.until_sent(0)
             is_sent = True
             nursery.cancel_scope.cancel()
@@ -421,16 +417,16 @@ class MasterServer:
                 nursery.start_soon(until_gone)
         except* (ConnectionLost, ProtocolError):
             pass
-        return "was sent a trace" if is_sent else "was gone before its trace was there"
+        return "has received a trace" if is_sent else "was closed before the trace was complete"
 
     def _send_to(self, number: int, message: m.Message) -> None:
         client = self._clients.get(number)
         if client is not None:
             client.connection.send([message])
 
-    def _carry_out(self, effects: list[Effect]) -> None:
+    def _execute(self, effects: list[Effect]) -> None:
         self._timer_changed.set()
-        self._effects.carry_out(effects)
+        self._effects.execute(effects)
 
     def _perform(self, effects: list[Effect]) -> None:
         outgoing: dict[int, list[bytes]] = {}
@@ -468,29 +464,28 @@ class MasterServer:
                 self._heartbeat_thread.remove(effect.connection)
         for client in flooded:
             if self._clients.get(client.number) is client:
-                # It has not read for long, or is away.
                 client.connection.shutdown()
                 self._end_session(client.connection)
-                self._lost(client, "it does not read what it is sent")
+                self._lost(client, "it does not read its messages")
 
     async def _find_rings(self, effect: FindRings) -> None:
         def search() -> dict[int, list[int]]:
             return {group: best_ring(problem) for group, problem in effect.problems.items()}
 
         rings = await self._searcher.run(search, is_left=True)
-        self._carry_out(self._machine.rings_found(effect.search, rings, self._alive_now()))
+        self._execute(self._machine.rings_found(effect.search, rings, self._alive_now()))
 
     async def _watch_heartbeats(self) -> None:
         while True:
             events = await self._heartbeat_thread.events()
-            self._sense([event.connection for event in events if isinstance(event, Silent)])
+            self._note_quiet([event.connection for event in events if isinstance(event, Silent)])
             for event in events:
                 self._heartbeat_connections.discard(event.connection)
                 now = self._alive_now()
                 if isinstance(event, Silent):
-                    self._carry_out(self._machine.silent(event.connection, event.silent_s, now))
+                    self._execute(self._machine.silent(event.connection, event.silent_s, now))
                 else:
-                    self._carry_out(self._machine.disconnected(event.connection, event.reason, now))
+                    self._execute(self._machine.disconnected(event.connection, event.reason, now))
 
     async def _name_stragglers(self) -> None:
         silent_since: dict[int, float] = {}
@@ -509,23 +504,23 @@ class MasterServer:
                 logger.exception("a bug of pccl has ended the search for stragglers; the run goes on; please report it")
                 return
             if effects:
-                self._carry_out(effects)
+                self._execute(effects)
 
     async def _watch_others(self) -> None:
-        def tell(text: str) -> None:
+        def report(text: str) -> None:
             self._machine.others = text
 
         def own_run() -> str:
             return self._machine.run if self._machine.is_leading else ""
 
         interval_s = WATCH_SHARE * self._options.peer_timeout_s
-        await watch(self._standby_of, self._token, self._client_context, interval_s, tell, own_run, self._system.dial)
+        await watch(self._standby_of, self._token, self._client_context, interval_s, report, own_run, self._system.dial)
 
-    def _sense(self, silent: Sequence[int] = ()) -> None:
+    def _note_quiet(self, silent: Sequence[int] = ()) -> None:
         quiet = self._heartbeat_thread.quiet(QUIET_SHARE * self._options.peer_timeout_s)
         self._machine.note_quiet([*quiet, *silent])
 
-    async def _live(self) -> None:
+    async def _keep_alive(self) -> None:
         while True:
             self._alive_now()
             await trio.sleep(LIFE_SHARE * self._options.peer_timeout_s)
@@ -535,7 +530,7 @@ class MasterServer:
         still_s = now - self._lived_at - LIFE_SHARE * self._options.peer_timeout_s
         self._lived_at = now
         if still_s > 0:
-            self._carry_out(self._machine.stood_still(still_s, now))
+            self._execute(self._machine.stood_still(still_s, now))
         return now
 
     async def _watch_clock(self) -> None:
@@ -545,5 +540,5 @@ class MasterServer:
             with trio.CancelScope(deadline=deadline if deadline is not None else float("inf")):
                 await self._timer_changed.wait()
             if deadline is not None and trio.current_time() >= deadline:
-                self._sense()
-                self._carry_out(self._machine.tick(self._alive_now()))
+                self._note_quiet()
+                self._execute(self._machine.tick(self._alive_now()))

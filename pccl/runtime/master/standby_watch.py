@@ -28,12 +28,12 @@ async def watch(
     token: str,
     ssl_context: ssl.SSLContext | None,
     interval_s: float,
-    tell: Callable[[str], None],
+    report: Callable[[str], None],
     own_run: Callable[[], str],
     dial: Dial = dial_tcp,
 ) -> None:
-    """Request the status of all masters every `interval_s`, and call `tell` when it changes. `own_run` returns the run
-    that this master leads, or ""."""
+    """Request the status of all masters every `interval_s`, and call `report` when it changes. `own_run` returns the
+    run that this master leads, or ""."""
     known, warned = "", ""
     silences: dict[Address, LongWait] = {}
     while True:
@@ -42,18 +42,14 @@ async def watch(
         found = "; ".join(text for text, _ in looked)
         if found != known:
             logger.info("%s", found)
-            tell(found)
+            report(found)
         known = found
         own = own_run()
-        strange = "; ".join(text for text, run in looked if own and run not in ("", None, own))
-        if strange and strange != warned:
-            logger.warning(
-                "two runs: %s, and this one leads run %s. They do not become one: stop the peers of one of them, and "
-                "start them again",
-                strange,
-                own,
-            )
-        warned = strange
+        others = "; ".join(text for text, run in looked if own and run not in ("", None, own))
+        if others and others != warned:
+            text = "two runs: %s, and this one leads run %s. They do not merge: restart the peers of one of them"
+            logger.warning(text, others, own)
+        warned = others
         await trio.sleep(interval_s)
 
 
@@ -72,8 +68,7 @@ def _warn_of_silence(silences: dict[Address, LongWait], looked: Mapping[Address,
 async def _look(
     address: Address, token: str, ssl_context: ssl.SSLContext | None, limit_s: float, dial: Dial
 ) -> tuple[str, str | None]:
-    """Return what is known of a master, and the run that it leads; empty if it leads none, None if it gives no
-    answer."""
+    """Return a description of a master, and the run that it leads; "": none, None: no answer."""
     where = addresses.join(*address)
     try:
         with trio.fail_after(limit_s):

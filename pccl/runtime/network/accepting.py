@@ -1,9 +1,8 @@
 """Accepts connections, and limits those that are not authenticated yet.
 
 There is room for `total_max` unauthenticated connections, `per_source_max` from one source (an IPv4 address or an IPv6
-/64 network). A new one is always accepted, and the oldest of the largest source is dropped for it. A real peer sends at
-once and is soon authenticated, so idle connections do not keep it out. When the process has no free descriptors, the
-oldest unauthenticated connection is dropped, and accepting continues after a pause.
+/64 network). A new one is always accepted, and the oldest of the largest source is dropped for it, as also when the
+process has no free descriptors.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class Unauthenticated:
         return len(self._source_of)
 
     def enter(self, host: str, drop: Callable[[], object]) -> int:
-        """Add a connection from `host`; `drop` ends it. Return a number to `leave` with."""
+        """Add a connection from `host`; `drop` ends it. Return its number for `leave`."""
         number = self._next
         self._next += 1
         source = source_of(host)
@@ -49,7 +48,7 @@ class Unauthenticated:
         return number
 
     def leave(self, number: int) -> None:
-        """Remove a connection, which is authenticated, or gone. May be called again, and after it was dropped."""
+        """Remove a connection that is authenticated or closed. May be called again, and after it was dropped."""
         source = self._source_of.pop(number, None)
         if source is not None:
             del self._drops[source][number]
@@ -57,7 +56,6 @@ class Unauthenticated:
                 del self._drops[source]
 
     def drop_one(self) -> bool:
-        """Drop one connection to make room. Return False if there is none."""
         if not self._drops:
             return False
         self._drop(max(self._drops, key=lambda source: (len(self._drops[source]), -next(iter(self._drops[source])))))
@@ -86,10 +84,10 @@ STARVED_PAUSE_S = 0.1
 async def accept_connections(
     listener: socket.socket,
     unauthenticated: Unauthenticated,
-    greet: Callable[[socket.socket, tuple[str, int]], None],
+    accept: Callable[[socket.socket, tuple[str, int]], None],
     logger: logging.Logger | logging.LoggerAdapter[logging.Logger],
 ) -> NoReturn:
-    """Pass each connection and its address to `greet`, which does not wait, until cancelled. Forked children close
+    """Pass each connection and its address to `accept`, which does not wait, until cancelled. Forked children close
     their copies."""
     is_starved = False
     while True:
@@ -107,4 +105,4 @@ async def accept_connections(
             continue
         is_starved = False
         close_in_child(sock)
-        greet(sock, address)
+        accept(sock, address)

@@ -23,11 +23,13 @@ DEFAULT_PORT = 48148
 
 
 def parse(address: str, default_port: int | None = DEFAULT_PORT) -> tuple[str, int]:
-    """Split "host:port", "host", "[v6]:port" or a bare IPv6 address. ValueError says what is wrong with it."""
+    """Split "host:port", "host", "[v6]:port" or a bare IPv6 address. ValueError."""
     _require_text(address)
     text = address.strip()
     if "://" in text:
-        raise ValueError(f"address {address!r} is a URL{_instead_of(text)}")
+        where = text.partition("://")[2].partition("/")[0] or "host:port"
+        page = "; peers do not dial the port of the page" if text.startswith("http") else ""
+        raise ValueError(f"address {address!r} is a URL: write host:port alone, such as {where!r}{page}")
     host, separator, port = text.rpartition(":")
     if text.startswith("["):
         inside, bracket, rest = text[1:].partition("]")
@@ -45,13 +47,6 @@ def parse(address: str, default_port: int | None = DEFAULT_PORT) -> tuple[str, i
     if not port.isascii() or not port.isdigit() or not 0 <= int(port) < 65536:
         raise ValueError(f"address {address!r}: {port!r} is not a port; write host:port with a port from 0 to 65535")
     return host, int(port)
-
-
-def _instead_of(url: str) -> str:
-    scheme, _, rest = url.partition("://")
-    where = rest.partition("/")[0] or "host:port"
-    page = "; the page of a run has a port of its own, which peers do not dial" if scheme.startswith("http") else ""
-    return f", and an address is host:port alone: write {where!r}{page}"
 
 
 def parse_masters(addresses: str) -> list[tuple[str, int]]:
@@ -92,8 +87,7 @@ def is_unspecified(host: str) -> bool:
 
 
 def public_reach(host: str) -> str | None:
-    """Return an address under which the whole internet may reach what listens on `host`; None if there is none. An
-    empty host means every interface."""
+    """Return a public address of a listener on `host` (empty: every interface); None if there is none."""
     if host and not is_unspecified(host):
         try:
             found = [
@@ -118,13 +112,11 @@ def source_towards(host: str) -> str | None:
 
 
 def source_addresses() -> list[str]:
-    """Return the local addresses towards the internet. No packet is sent."""
     return [found for found in map(source_towards, ("192.0.2.1", "2001:db8::1")) if found]
 
 
 def reachable(hosts: list[str], master_host: str) -> list[str]:
-    """Return where to dial a peer that is known under `hosts`, for a dialer that reached the master at
-    `master_host`."""
+    """Return the addresses of a peer for a dialer that reached the master at `master_host`."""
     usable = [master_host if is_loopback(host) else host for host in hosts]
     return list(dict.fromkeys(usable))
 
@@ -216,7 +208,7 @@ class MasterAddresses:
         self._waited_in_round = -1
         self._pause_s_max = PAUSE_S_MAX
 
-    def anew(self) -> MasterAddresses:
+    def restarted(self) -> MasterAddresses:
         return MasterAddresses(sorted(self.addresses))
 
     def next(self, chance: float) -> Attempt:
@@ -231,7 +223,6 @@ class MasterAddresses:
         return Attempt(self.addresses[asked_in_round], pause_s, rounds == 0)
 
     def patience_s(self, peer_timeout_s: float, is_majority_there: bool) -> float:
-        """Return how long to wait at the master that was asked last, which gathers peers."""
         if len(self.addresses) == 1:
             return float("inf")
         if is_majority_there:
@@ -256,8 +247,7 @@ class MasterAddresses:
     def are_all_asked(self) -> bool:
         return self._asked >= len(self.addresses)
 
-    def account(self) -> str:
-        """Return what came of the last attempt at each that was asked, in their order."""
+    def failures(self) -> str:
         return "; ".join(
             f"{host}:{port}: {self._failures[host, port]}"
             for host, port in self.addresses

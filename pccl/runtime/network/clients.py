@@ -1,6 +1,6 @@
-"""Requests to a master from outside its run: status, trace and check. `failure_of` words all failures.
+"""Requests to a master from outside its run: status, trace and check.
 
-`pccl doctor` uses one connection for its check, in this order: small messages (round trip, clocks), one that fills
+The check of `pccl doctor` uses one connection, in this order: small messages (round trip, clocks), one that fills
 packets (MTU), the master's connections to this host, and a flood in each direction.
 """
 
@@ -18,6 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import trio
@@ -47,32 +48,28 @@ logger = logging.getLogger("pccl")
 
 T = TypeVar("T")
 
-FAILURES = ConnectionLost, TlsError, AuthError, ProtocolError
-"""What a conversation may end with."""
-
 
 class NoAnswer(Exception):  # noqa: N818 - named after what happened
-    """A master gave no answer, or refused; the text names its address and says why."""
+    """A master gave no answer, or refused; the text has its address and the reason."""
 
 
 class Refused(Exception):  # noqa: N818 - named after what happened
-    """The master has answered that it does not answer; the text is its reason."""
+    """The master has refused; the text is the reason."""
 
 
 def failure_of(error: Exception) -> str:
     if isinstance(error, ConnectionLost):
         return f"the connection was lost: {error}"
     if isinstance(error, TlsError):
-        return f"no TLS with it: {error}"
+        return f"TLS failed: {error}"
     if isinstance(error, AuthError):
         return f"not accepted: {error}"
     if isinstance(error, NoMasterError | Refused):
         return str(error)
-    return f"it does not speak as a pccl master of this version does: {error}"
+    return f"not an answer of a pccl master of this version: {error}"
 
 
 def waiting_for(what: str, masters: Sequence[tuple[str, int]]) -> AbstractContextManager[None]:
-    """Return a context for a request that waits for an answer from one of these masters."""
     where = ",".join(addresses.join(*master) for master in masters)
 
     async def reason() -> tuple[str, str]:
@@ -91,8 +88,8 @@ async def converse(
     talk: Callable[[ControlConnection[Any]], Awaitable[T]],
     dial: Dial = dial_tcp,
 ) -> T:
-    """Say `request` to the master at this address, and return what `talk` makes of the connection once the request has
-    been accepted. `answers` is the union of what may come. NoAnswer; `talk` may raise FAILURES and Refused."""
+    """Send `request` to the master at this address, and return the result of `talk` once the request is accepted.
+    `answers` is the union of the expected messages. NoAnswer."""
     where = addresses.join(host, port)
     try:
         connection: ControlConnection[Any] = await dial_control(host, port, answers, dial)
@@ -100,53 +97,47 @@ async def converse(
         raise NoAnswer(
             f"cannot reach a master at {where}: {error}; is `pccl master` running there, and is the port open?"
         ) from None
-    said: list[T] = []
+    results: list[T] = []
     failure = ""
-
-    async def open_it() -> None:
-        if ssl_context is not None:
-            await connection.start_tls(TlsEnd(ssl_context, host))
-        answer = await handshake.dial(connection, token, None, request, answers)
-        if not isinstance(answer, m.Accepted):
-            raise Refused(getattr(answer, "reason", "it does not say whether it accepts us"))
-        connection.trust()
-
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(connection.run_sender)
             try:
-                await open_it()
-                said.append(await talk(connection))
-            except (*FAILURES, Refused) as error:
+                if ssl_context is not None:
+                    await connection.start_tls(TlsEnd(ssl_context, host))
+                answer = await handshake.dial(connection, token, None, request, answers)
+                if not isinstance(answer, m.Accepted):
+                    raise Refused(getattr(answer, "reason", "an unexpected answer"))
+                connection.trust()
+                results.append(await talk(connection))
+            except (ConnectionLost, TlsError, AuthError, ProtocolError, Refused) as error:
                 failure = failure_of(error)
             nursery.cancel_scope.cancel()
     finally:
         connection.close()
     if failure:
         raise NoAnswer(f"the master at {where}: {harmless(failure)}")
-    return said[0]
+    return results[0]
 
 
 LEADING = "leading"
 
 
 async def ask(host: str, port: int, token: str, ssl_context: ssl.SSLContext | None, dial: Dial = dial_tcp) -> RunStatus:
-    """Return the status of the run whose master is at this address. NoAnswer."""
-    return await converse(host, port, token, ssl_context, m.StatusRequest(m.PROTOCOL_VERSION), m.ToWatcher, _hear, dial)
 
+    async def talk(connection: ControlConnection[m.ToWatcher]) -> RunStatus:
+        (answer, *_) = await connection.receive()
+        if isinstance(answer, m.Status):
+            return answer.run
+        raise Refused(answer.reason if isinstance(answer, m.Goodbye) else "an unexpected answer")
 
-async def _hear(connection: ControlConnection[m.ToWatcher]) -> RunStatus:
-    (answer, *_) = await connection.receive()
-    if isinstance(answer, m.Status):
-        return answer.run
-    raise Refused(answer.reason if isinstance(answer, m.Goodbye) else "it says twice that it accepts us")
+    return await converse(host, port, token, ssl_context, m.StatusRequest(m.PROTOCOL_VERSION), m.ToWatcher, talk, dial)
 
 
 async def ask_all(
     masters: Sequence[tuple[str, int]], token: str, ssl_context: ssl.SSLContext | None, timeout_s: float
 ) -> RunStatus:
-    """Return the status that the leading master gives, else that of any which answers in time. NoAnswer,
-    trio.TooSlowError."""
+    """Return the status of the leading master, else of any that answers in time. NoAnswer, trio.TooSlowError."""
     found: list[RunStatus] = []
     failures: list[str] = []
 
@@ -180,40 +171,23 @@ class FetchedTrace:
     end: m.Traced | None = None
 
 
-async def fetch(
-    host: str,
-    port: int,
-    token: str,
-    ssl_context: ssl.SSLContext | None,
-    seconds: float,
-    last: int,
-    fetched: FetchedTrace,
-) -> None:
-    """Add the trace of the run whose master is at this address to `fetched`, as it comes. NoAnswer."""
-
-    async def take(connection: ControlConnection[m.ToTracer]) -> None:
-        await _take_in(connection, fetched)
-
-    request = m.TraceRequest(m.PROTOCOL_VERSION, seconds, last)
-    await converse(host, port, token, ssl_context, request, m.ToTracer, take)
-
-
 async def fetch_any(
     masters: Sequence[tuple[str, int]],
     token: str,
     ssl_context: ssl.SSLContext | None,
+    timeout_s: float,
     seconds: float,
     last: int,
-    timeout_s: float,
 ) -> FetchedTrace:
     """Return the trace of one of the masters; after `timeout_s` the received part. NoAnswer or trio.TooSlowError
     if that is empty."""
     traces = [FetchedTrace() for _ in masters]
     failures: list[str] = []
+    request = m.TraceRequest(m.PROTOCOL_VERSION, seconds, last)
 
     async def fetch_one(host: str, port: int, fetched: FetchedTrace) -> None:
         try:
-            await fetch(host, port, token, ssl_context, seconds, last, fetched)
+            await converse(host, port, token, ssl_context, request, m.ToTracer, partial(_receive_trace, fetched))
         except NoAnswer as error:
             failures.append(str(error))
         else:
@@ -231,7 +205,7 @@ async def fetch_any(
     raise NoAnswer("; ".join(failures))
 
 
-async def _take_in(connection: ControlConnection[m.ToTracer], fetched: FetchedTrace) -> None:
+async def _receive_trace(fetched: FetchedTrace, connection: ControlConnection[m.ToTracer]) -> None:
     parts: dict[int, bytearray] = {}
     while True:
         for message in await connection.receive():
@@ -247,7 +221,7 @@ async def _take_in(connection: ControlConnection[m.ToTracer], fetched: FetchedTr
                 content = parts.pop(message.peer, bytearray())
                 fetched.peers.append((message, b"" if message.lack else bytes(content)))
             else:
-                raise Refused("it says what has no place in a trace")
+                raise Refused("an unexpected message in a trace")
 
 
 PINGS = 10
@@ -262,8 +236,8 @@ CALLS_S = 4 * m.CHECK_HOSTS_MAX
 
 
 @dataclass
-class Way:
-    """What was found of the way to a master and back."""
+class PathReport:
+    """Measurements of the path to a master and back."""
 
     version: str = ""
     seen_host: str = ""
@@ -276,8 +250,7 @@ class Way:
     segment_bytes: int = 0
     """Payload of the largest packets; 0: the system does not say."""
     full_size: str = ""
-    """What becomes of packets of full size: they get through "both" ways, or vanish on the way "out" or "back"; "": not
-    tried."""
+    """Packets of full size get through in "both" directions, or vanish on the path "out" or "back"; "": not tried."""
     calls: list[tuple[str, str]] = field(default_factory=list)
     """Addresses of this host that the master dialed, each with the failure; "": reached."""
     up_bytes_per_s: float = 0.0
@@ -292,30 +265,30 @@ async def check(
     listener: socket.socket | None,
     advertised: Sequence[str],
     advertised_port: int | None,
-) -> Way:
-    """Return what is found of the way to the master at this address. NoAnswer.
+) -> PathReport:
+    """Measure the path to the master at this address. NoAnswer.
 
-    The master is asked to dial this host at `advertised`, or at the address that it sees, and at `advertised_port`, or
-    the port of `listener`, where it is answered; with None it is not asked."""
-    way = Way()
+    With a `listener` the master dials this host back, at `advertised` or the address that it sees, and at
+    `advertised_port` or the port of `listener`."""
+    path = PathReport()
 
     async def talk(connection: ControlConnection[m.ToChecker]) -> None:
         seen = await _next(connection)
         if not isinstance(seen, m.Checked):
-            raise Refused("it does not say what it sees")
-        way.version, way.seen_host = seen.version, seen.host
-        way.own_host = str(connection.sock.getsockname()[0]).removeprefix("::ffff:")
-        await _ping(connection, way)
-        await _fill_packets(connection, way)
-        if way.full_size != "both":
+            raise Refused("an unexpected answer")
+        path.version, path.seen_host = seen.version, seen.host
+        path.own_host = str(connection.sock.getsockname()[0]).removeprefix("::ffff:")
+        await _ping(connection, path)
+        await _fill_packets(connection, path)
+        if path.full_size != "both":
             return
         if listener is not None:
-            await _be_called(connection, way, listener, advertised, advertised_port)
-        way.up_bytes_per_s = await _flood(connection, BLOCK_BYTES, 0)
-        way.down_bytes_per_s = await _flood(connection, 0, BLOCK_BYTES)
+            await _dial_back(connection, path, listener, advertised, advertised_port)
+        path.up_bytes_per_s = await _flood(connection, BLOCK_BYTES, 0)
+        path.down_bytes_per_s = await _flood(connection, 0, BLOCK_BYTES)
 
     await converse(host, port, token, ssl_context, m.CheckRequest(m.PROTOCOL_VERSION), m.ToChecker, talk)
-    return way
+    return path
 
 
 async def _next(connection: ControlConnection[m.ToChecker], limit_s: float = ANSWER_S) -> m.ToChecker:
@@ -325,31 +298,31 @@ async def _next(connection: ControlConnection[m.ToChecker], limit_s: float = ANS
     raise ConnectionLost(f"no answer within {limit_s:g} s")
 
 
-async def _ping(connection: ControlConnection[m.ToChecker], way: Way) -> None:
+async def _ping(connection: ControlConnection[m.ToChecker], path: PathReport) -> None:
     shortest_s = float("inf")
     for _ in range(PINGS):
         begun_s, sent_unix_s = time.monotonic(), time.time()
         connection.send([m.CheckEcho(b"", 0, sent_unix_s)])
         answer = await _next(connection)
         if not isinstance(answer, m.CheckEcho):
-            raise ProtocolError("something else than an echo")
+            raise ProtocolError("not an echo")
         round_trip_s = time.monotonic() - begun_s
-        way.round_trips_s.append(round_trip_s)
+        path.round_trips_s.append(round_trip_s)
         if round_trip_s < shortest_s:
             shortest_s = round_trip_s
-            way.clock_offset_s = answer.unix_s - (sent_unix_s + round_trip_s / 2)
-            way.clock_uncertainty_s = round_trip_s / 2
+            path.clock_offset_s = answer.unix_s - (sent_unix_s + round_trip_s / 2)
+            path.clock_uncertainty_s = round_trip_s / 2
 
 
-async def _fill_packets(connection: ControlConnection[m.ToChecker], way: Way) -> None:
+async def _fill_packets(connection: ControlConnection[m.ToChecker], path: PathReport) -> None:
     sock = connection.sock
-    way.segment_bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+    path.segment_bytes = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
     connection.send([m.CheckEcho(os.urandom(FULL_BYTES), FULL_BYTES)])
     with trio.move_on_after(FULL_S) as scope:
         await _next(connection)
-    way.full_size = "both"
+    path.full_size = "both"
     if scope.cancelled_caught:
-        way.full_size = "out" if _unacknowledged_bytes(sock) else "back"
+        path.full_size = "out" if _unacknowledged_bytes(sock) else "back"
 
 
 def _unacknowledged_bytes(sock: socket.socket) -> int:
@@ -357,9 +330,9 @@ def _unacknowledged_bytes(sock: socket.socket) -> int:
     return queued
 
 
-async def _be_called(
+async def _dial_back(
     connection: ControlConnection[m.ToChecker],
-    way: Way,
+    path: PathReport,
     listener: socket.socket,
     advertised: Sequence[str],
     advertised_port: int | None,
@@ -367,18 +340,18 @@ async def _be_called(
     nonce = secrets.token_bytes(16)
     port: int = listener.getsockname()[1] if advertised_port is None else advertised_port
     async with trio.open_nursery() as nursery:
-        start_task(nursery, _take_calls, listener, nonce)
+        start_task(nursery, _answer_calls, listener, nonce)
         connection.send([m.CheckDial(list(advertised)[: m.CHECK_HOSTS_MAX], port, nonce)])
         answer: m.ToChecker | None = None
         with trio.move_on_after(CALLS_S):
             answer = decode_body(await connection.receive_body(), m.ToChecker)
         nursery.cancel_scope.cancel()
     if not isinstance(answer, m.CheckDialled):
-        raise ConnectionLost("the master does not say whether it reaches this host")
-    way.calls = answer.calls
+        raise ConnectionLost("the master did not report whether it reaches this host")
+    path.calls = answer.calls
 
 
-async def _take_calls(listener: socket.socket, nonce: bytes) -> None:
+async def _answer_calls(listener: socket.socket, nonce: bytes) -> None:
     while True:
         await trio.lowlevel.wait_readable(listener.fileno())
         try:
@@ -396,22 +369,21 @@ async def _take_calls(listener: socket.socket, nonce: bytes) -> None:
 
 
 async def _flood(connection: ControlConnection[m.ToChecker], send_bytes: int, reply_bytes: int) -> float:
-    """Return how many bytes a second get through, as far as one connection shows in a moment.
-
-    No more is under way than half of what has come, so that little is left on a slow way when the time is over."""
+    """Return the bytes per second of one connection. The data in flight is at most half of what has arrived, so that a
+    slow path is soon empty at the end."""
     block = m.CheckEcho(os.urandom(send_bytes), reply_bytes)
-    each, under_way, total = max(send_bytes, reply_bytes), 0, 0
+    each, in_flight, total = max(send_bytes, reply_bytes), 0, 0
     arrivals: list[tuple[float, int]] = []
     begun_s = trio.current_time()
     while True:
         is_over = trio.current_time() >= begun_s + FLOOD_S or total >= FLOOD_BYTES_MAX
-        while not is_over and under_way * each <= max(each, total // 2):
+        while not is_over and in_flight * each <= max(each, total // 2):
             connection.send([block])
-            under_way += 1
-        if not under_way:
+            in_flight += 1
+        if not in_flight:
             break
         await _next(connection)
-        under_way -= 1
+        in_flight -= 1
         total += each
         arrivals.append((trio.current_time(), total))
     return steady_rate(arrivals)

@@ -1,7 +1,6 @@
 """Outgoing connections, which forked children close (`fork_guard`), unlike those of `trio.open_tcp_stream`.
 
-Each address of a name has a head start of ATTEMPT_S, as in RFC 8305. A process that repeatedly dials a free local port
-may connect to itself; such a connection is reset, so that it does not block the port.
+Each address of a name has a head start of ATTEMPT_S, as in RFC 8305. A connection of a process to itself is reset.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ async def dial_tcp(host: str, port: int) -> socket.socket:
         targets = await trio.socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
         raise OSError(f"no host has such a name: {error}") from None
-    except RuntimeError as error:  # the program has ended: a name takes a thread, and there can be no new one
+    except RuntimeError as error:  # no new thread at the end of the program
         raise OSError(f"{host} cannot be looked up: {error}") from None
     connected: list[socket.socket] = []
     failures: list[OSError] = []
@@ -69,7 +68,7 @@ async def dial_tcp(host: str, port: int) -> socket.socket:
 def _numeric(host: str, port: int) -> Any:
     flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
     try:
-        # As bytes: of a text Python would first see to its Unicode, with modules that are not loaded yet.
+        # As bytes: for a str Python would import its IDNA codec.
         return socket.getaddrinfo(host.encode("ascii"), port, type=socket.SOCK_STREAM, flags=flags)[0]
     except (OSError, UnicodeError):
         return None

@@ -1,18 +1,15 @@
 """The handshake of every connection: X25519 key exchange, authentication (`protocol.auth`), and encrypted sockets.
 
-OpenSSL computes the key exchange, through the extension. One key pair serves all handshakes that begin within LIFE_S in
-a trio run, since a joining process has several with each peer. Private key and secrets are wiped when its life and its
-last handshake have ended; a forked child wipes its copies.
+OpenSSL computes the key exchange, through the extension. Each handshake has a key pair of its own, which is wiped at
+its end.
 
 `EncryptedStream` uses `pccl_records` of the extension (`native/src/records.h`), like the engine's connections.
 """
 
 from __future__ import annotations
 
-import os
 import secrets
-import weakref
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple, Protocol
 
 import trio
@@ -24,13 +21,11 @@ from pccl.protocol.codec import decode_body
 from pccl.runtime.extension import ffi, lib, text
 from pccl.runtime.network.wire import ConnectionLost
 
-LIFE_S = 10.0
-
 assert lib.PCCL_KEY_EXCHANGE_BYTES == PUBLIC_KEY_BYTES
 
 
 class Exchange:
-    """One side of a key exchange, with a private key that `close` wipes. Not thread-safe."""
+    """One side of a key exchange, with a private key that the end of a `with` block wipes. Not thread-safe."""
 
     def __init__(self, private_key: bytes | None = None) -> None:
         """Make a key pair; `private_key` is for tests. OSError without X25519 or memory."""
@@ -40,76 +35,21 @@ class Exchange:
         if status != lib.PCCL_OK:
             raise OSError("out of memory" if status == lib.PCCL_E_MEMORY else "OpenSSL 3 is missing, or without X25519")
         self._exchange = ffi.gc(made[0], lib.pccl_key_exchange_free)
-        self.is_closed = False
         self.public_key = bytes(ffi.buffer(public_key))
-        _exchanges.add(self)
 
     def secret(self, theirs: bytes) -> bytearray:
         """Return the secret shared with the owner of a public key, as `auth.KeyExchange`."""
         assert len(theirs) == PUBLIC_KEY_BYTES
-        assert not self.is_closed
         secret = bytearray(PUBLIC_KEY_BYTES)
         if lib.pccl_key_exchange_secret(self._exchange, theirs, ffi.from_buffer("uint8_t[]", secret)) != lib.PCCL_OK:
             raise ValueError("the public key makes no secret")
         return secret
 
-    def close(self) -> None:
-        """Wipe the private key and all secrets. May be called again; `secret` may not be called after it."""
-        self.is_closed = True
-        ffi.release(self._exchange)
-
-
-class _Shared:
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._users = 1
-
     def __enter__(self) -> Exchange:
-        self._users += 1
-        return self._exchange
+        return self
 
     def __exit__(self, *_: object) -> None:
-        self.leave()
-
-    def leave(self) -> None:
-        self._users -= 1
-        if self._users == 0:
-            self._exchange.close()
-
-
-_present: trio.lowlevel.RunVar[_Shared | None] = trio.lowlevel.RunVar("pccl_key_exchange", None)
-
-
-def shared() -> AbstractContextManager[Exchange | None]:
-    """Return the present exchange of this trio run, to be entered by one handshake. None if none can be made."""
-    present = _present.get()
-    if present is None:
-        try:
-            present = _Shared(Exchange())
-        except OSError:
-            return nullcontext()
-        trio.lowlevel.spawn_system_task(_live, present)
-        _present.set(present)
-    return present
-
-
-async def _live(shared: _Shared) -> None:
-    try:
-        await trio.sleep(LIFE_S)
-    finally:
-        _present.set(None)
-        shared.leave()
-
-
-_exchanges: weakref.WeakSet[Exchange] = weakref.WeakSet()
-
-
-def _after_fork_in_child() -> None:
-    for exchange in list(_exchanges):
-        exchange.close()
-
-
-os.register_at_fork(after_in_child=_after_fork_in_child)
+        ffi.release(self._exchange)
 
 
 class Channel(Protocol):
@@ -120,7 +60,9 @@ class Channel(Protocol):
 
 
 def _exchange(token: str) -> AbstractContextManager[Exchange | None]:
-    return shared() if token else nullcontext()
+    with suppress(OSError):
+        return Exchange() if token else nullcontext()
+    return nullcontext()
 
 
 async def dial(channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any) -> Any:
@@ -132,11 +74,10 @@ async def dial(channel: Channel, token: str, run: str | None, opening: m.Opening
 class Dialled(NamedTuple):
     answer: Any
     keys: auth.Keys | None
-    """Keys for what follows on the connection. None without a token or where one side has no X25519, but never where an
-    opening that asks for encryption was accepted."""
+    """Keys of the connection. None without a token or where one side has no X25519, but never for an accepted opening
+    that asks for encryption."""
     is_proven: bool
-    """The other side has proved that it knows the token. False without a token, and for a refusal that needed no
-    proof."""
+    """The other side has proved that it knows the token."""
 
 
 async def dial_keyed(channel: Channel, token: str, run: str | None, opening: m.Opening, answers: Any) -> Dialled:
@@ -159,9 +100,8 @@ async def dial_keyed(channel: Channel, token: str, run: str | None, opening: m.O
 async def accept(
     channel: Channel, token: str, run: str, name: str, opening: m.Opening, body: bytes
 ) -> auth.Keys | None:
-    """Return the keys for what follows once the sender of `opening` (in `body`) has proved that it knows the token, and
-    this side has. None without a token or where one side has no X25519. AuthError, ProtocolError or ConnectionLost.
-    `name` is as in `auth.Acceptor`."""
+    """Return the keys of the connection once both sides have proved the token. None without a token or where one side
+    has no X25519. AuthError, ProtocolError or ConnectionLost. `name` is as in `auth.Acceptor`."""
     with _exchange(token) as ours:
         side = auth.Acceptor(token, secrets.token_bytes(auth.NONCE_BYTES), run, name, ours)
         challenge = side.challenge(opening, body)
@@ -171,11 +111,10 @@ async def accept(
         return side.payload_keys
 
 
-UNREADABLE = "cannot be decrypted: changed on the way, or not from this peer"
+UNREADABLE = "cannot be decrypted: changed in transit, or not from this peer"
 
 
 def why_unavailable() -> str:
-    """Return why encryption is unavailable; empty if it is available."""
     error = ffi.new("char[256]")
     return text(error) if lib.pccl_encryption_available(error, len(error)) != lib.PCCL_OK else ""
 
@@ -197,7 +136,7 @@ class EncryptedStream:
         self._at = ffi.new("uint8_t const **")
         self._size = ffi.new("size_t *")
         self._opened = memoryview(b"")
-        """The part of the last record that has still to be handed out."""
+        """The unread part of the last record."""
         self._is_cut = False
 
     async def send(self, data: bytes | memoryview) -> int:

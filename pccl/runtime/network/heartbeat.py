@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import trio
 
@@ -25,7 +25,7 @@ logger = logging.getLogger("pccl.peer")
 EVENTS_MAX = 64
 QUIET_MAX = 2**14
 FIRST_HEARTBEAT_S = 10.0
-"""Time that the first heartbeat may take: as long as a master waits for that of a newcomer by default."""
+"""Time limit of the first heartbeat."""
 PAUSES_PER_TIMEOUT = 20
 HEARTBEAT_INTERVAL_S_MAX = 1.0
 HEARTBEATS_PER_TIMEOUT = 5
@@ -61,8 +61,8 @@ class HeartbeatThread:
         self._timeout_s = timeout_s
         self._pulse: Progress | None = None
 
-    async def vouch(self) -> None:
-        """Have heartbeats vouch for this trio run, until cancelled, by when the thread must be closed."""
+    async def keep_progress(self) -> None:
+        """Let heartbeats depend on the progress of this trio run, until cancelled."""
         pulse = self._pulse = Progress(self._timeout_s)
         still_ms = round(pulse.still_s * 1000) if portal.is_in() else 0
         lib.pccl_heartbeat_vouch(self._handle, pulse.progress, round(pulse.hold_s * 1000), still_ms)
@@ -111,17 +111,9 @@ class HeartbeatThread:
             self._handle = ffi.NULL
 
 
-class Detachable(Protocol):
-    """A socket that can give its descriptor away."""
-
-    def detach(self) -> int: ...
-
-
-async def keep_heartbeats(
-    thread: HeartbeatThread, connect: Callable[[], Awaitable[Detachable]], timeout_s: float
-) -> str:
-    """Exchange heartbeats until the other side gives none for `timeout_s`; return how that ended. `connect` makes a
-    connection to it, or raises ConnectionLost. The first heartbeat may take FIRST_HEARTBEAT_S."""
+async def keep_heartbeats(thread: HeartbeatThread, connect: Callable[[], Awaitable[Any]], timeout_s: float) -> str:
+    """Exchange heartbeats until the other side is silent for `timeout_s`; return the reason. `connect` makes a
+    connection, or raises ConnectionLost."""
     deadline = trio.current_time() + max(timeout_s, FIRST_HEARTBEAT_S)
     for connection in range(1, 2**63):
         failure = "no answer"

@@ -1,18 +1,15 @@
 """Connections between peers, until the engine or a state transfer takes them.
 
 Every connection to a peer's port opens with a message of its purpose (`LinkHello`, `StateHello`, `ProbeHello`), and is
-answered by `Accepted` or `Rejected`. An unauthenticated dialer may send one small message within a short time.
-
-Padding detects paths that lose full-size packets (wrong MTU). Opening and `Accepted` are followed by enough random
-bytes to fill packets, except within a host:
+answered by `Accepted` or `Rejected`. Padding detects paths that lose full-size packets (wrong MTU): opening and
+`Accepted` are followed by enough random bytes to fill packets, except within a host:
 
     dialer -> acceptor   opening | padding
     acceptor -> dialer   (Challenge and proof), Accepted | padding
     dialer -> acceptor   the purpose of the connection
 
-The acceptor reads the padding before it answers, the dialer before it uses the connection, and the acceptor hands the
-connection to the engine once the dialer's system has acknowledged its padding. A dialed link is given up early only if
-no full-size packet arrived there, or if the other side has answered without its padding.
+The acceptor reads the padding before it answers, the dialer before it uses the connection. A dialed link fails early
+only if no full-size packet arrived there, or if the other side has answered without its padding.
 """
 
 from __future__ import annotations
@@ -34,7 +31,7 @@ from pccl.protocol.codec import ProtocolError, encode, harmless
 from pccl.protocol.names import peer_named
 from pccl.runtime.network import addresses, handshake
 from pccl.runtime.network.system import SYSTEM, System
-from pccl.runtime.network.wire import ConnectionLost, SocketChannel, receive_exactly, send_bytes
+from pccl.runtime.network.wire import ConnectionLost, SocketChannel, receive_exactly, receive_some, send_bytes
 from pccl.runtime.threads.tasks import start_task
 
 OPENING_TIMEOUT_S = 10.0
@@ -45,61 +42,58 @@ PADDING_SEGMENTS = 2
 SEGMENT_BYTES = 1460
 """Size of a connection's packets, where the system does not say."""
 LOOKS = 8
-"""Number of looks at whether a link is reached, in the time that it may take."""
+"""Number of checks of the progress within `reach_s`."""
 REMEDY = (
     "small packets get through and full-size ones do not: is the MTU of the path right? Lower it on the hosts' "
     "interfaces (1420 for WireGuard), or set net.ipv4.tcp_mtu_probing=1"
 )
 
 _padding = memoryview(os.urandom(m.PADDING_BYTES_MAX))
-"""Random, so that it cannot be compressed on the way."""
+"""Random, so that no tunnel compresses it."""
 _discarded = memoryview(bytearray(m.PADDING_BYTES_MAX))
 """Memory for received padding."""
 
 
 class LinkError(Exception):
-    """A connection to another peer could not be made; the text names the addresses and what failed."""
+    """A connection to another peer could not be made; the text has the addresses and the reasons."""
 
 
 @dataclass
-class Passage:
-    """A connection while it is being made, and how far it has come."""
+class Attempt:
+    """The progress of a connection attempt."""
 
     sock: trio.socket.SocketType | None = None
-    """The socket, once its first packets have gone there and back."""
-    is_heard: bool = False
+    """The connected socket."""
+    has_received: bool = False
     accepted_at: float | None = None
     is_padded: bool = False
-    """Some of the other side's padding has come."""
+    """Some padding of the other side has arrived."""
 
     @property
-    def gets_there(self) -> bool:
-        """Whether full-size packets have reached the other side's system, as far as this one can tell."""
+    def reaches_peer(self) -> bool:
         if self.sock is None:
             return False
-        return self.is_heard or self.sock.fileno() < 0 or not _lying_bytes(self.sock)
+        return self.has_received or self.sock.fileno() < 0 or not _unacknowledged_bytes(self.sock)
 
     @property
-    def comes_back(self) -> bool:
-        """Whether full-size packets have reached this system, read or not."""
-        return self.is_padded or (self.sock is not None and _has_come(self.sock))
+    def reaches_here(self) -> bool:
+        return self.is_padded or (self.sock is not None and _has_arrived(self.sock))
 
     @property
     def remedy(self) -> str:
-        """Advice, where the path seems to lose full-size packets alone; empty elsewhere."""
-        is_small = self.sock is not None and not (self.gets_there if self.accepted_at is None else self.comes_back)
+        is_small = self.sock is not None and not (self.reaches_peer if self.accepted_at is None else self.reaches_here)
         return f"; {REMEDY}" if is_small else ""
 
 
-def _lying_bytes(sock: trio.socket.SocketType) -> int:
-    return _asked(sock, getattr(termios, "TIOCOUTQ", None))
+def _unacknowledged_bytes(sock: trio.socket.SocketType) -> int:
+    return _ioctl(sock, getattr(termios, "TIOCOUTQ", None))
 
 
-def _has_come(sock: trio.socket.SocketType) -> bool:
-    return _asked(sock, getattr(termios, "FIONREAD", None)) > 0
+def _has_arrived(sock: trio.socket.SocketType) -> bool:
+    return _ioctl(sock, getattr(termios, "FIONREAD", None)) > 0
 
 
-def _asked(sock: trio.socket.SocketType, what: int | None) -> int:
+def _ioctl(sock: trio.socket.SocketType, what: int | None) -> int:
     if what is None:
         return 0
     try:
@@ -120,9 +114,9 @@ def padding_bytes(sock: trio.socket.SocketType) -> int:
 
 
 class _PaddingChannel(SocketChannel):
-    def __init__(self, sock: trio.socket.SocketType, passage: Passage, padding_bytes: int) -> None:
+    def __init__(self, sock: trio.socket.SocketType, attempt: Attempt, padding_bytes: int) -> None:
         super().__init__(sock)
-        self._passage = passage
+        self._attempt = attempt
         self._due_bytes = padding_bytes
 
     async def send_frame(self, frame: bytes) -> None:
@@ -131,22 +125,8 @@ class _PaddingChannel(SocketChannel):
 
     async def receive_body(self) -> bytes:
         body = await super().receive_body()
-        self._passage.is_heard = True
+        self._attempt.has_received = True
         return body
-
-
-class _PaddingStream:
-    def __init__(self, sock: trio.socket.SocketType, passage: Passage) -> None:
-        self._sock = sock
-        self._passage = passage
-
-    async def send(self, data: bytes | memoryview, /) -> int:
-        return await self._sock.send(data)
-
-    async def recv_into(self, buffer: bytearray | memoryview, /) -> int:
-        count = await self._sock.recv_into(buffer)
-        self._passage.is_padded = count > 0
-        return count
 
 
 async def accept(sock: trio.socket.SocketType) -> None:
@@ -155,26 +135,24 @@ async def accept(sock: trio.socket.SocketType) -> None:
 
 
 async def receive_padding(sock: trio.socket.SocketType, opening: m.PeerOpening, timeout_s: float) -> None:
-    """Read the padding that follows an opening. ConnectionLost if it does not come."""
     if not opening.padding_bytes:
         return
     with trio.move_on_after(timeout_s) as scope:
         await receive_exactly(sock, _discarded[: opening.padding_bytes])
     if scope.cancelled_caught:
-        raise ConnectionLost(f"peer {opening.sender} has not got through to us within {timeout_s:g} s; {REMEDY}")
+        raise ConnectionLost(f"peer {opening.sender} did not send full-size packets within {timeout_s:g} s; {REMEDY}")
 
 
 async def until_used(sock: trio.socket.SocketType) -> None:
-    """Wait until the dialer has used a connection that was accepted, or all that was sent to it is acknowledged.
-    ConnectionLost if it has given it up."""
-    if not _lying_bytes(sock):
+    """Wait until the dialer has used an accepted connection, or all data is acknowledged. ConnectionLost."""
+    if not _unacknowledged_bytes(sock):
         return
     try:
         is_used = await sock.recv(1, socket.MSG_PEEK)
     except OSError as error:
         raise ConnectionLost(error.strerror or str(error)) from None
     if not is_used:
-        raise ConnectionLost("the dialer gave it up")
+        raise ConnectionLost("closed by the dialer")
 
 
 async def dial(
@@ -182,11 +160,11 @@ async def dial(
     master_host: str,
     opening: m.PeerOpening,
     token: str,
-    passage: Passage,
+    attempt: Attempt,
     system: System = SYSTEM,
 ) -> tuple[trio.socket.SocketType, Keys | None]:
     """Return an accepted connection to `member` that has carried full-size packets both ways, and its keys
-    (`handshake.Dialled`). LinkError. `passage` shows the progress."""
+    (`handshake.Dialled`). LinkError. `attempt` shows the progress."""
     failures = []
     for host in addresses.reachable(member.hosts, master_host):
         where = addresses.join(host, member.port)
@@ -195,19 +173,22 @@ async def dial(
         except OSError as error:
             failures.append(f"{where}: {error.strerror or error}")
             continue
-        passage.sock, passage.is_heard, passage.accepted_at, passage.is_padded = sock, False, None, False
+        attempt.sock, attempt.has_received, attempt.accepted_at, attempt.is_padded = sock, False, None, False
         count = padding_bytes(sock)
         padded = msgspec.structs.replace(opening, padding_bytes=count)
-        channel = _PaddingChannel(sock, passage, count)
+        channel = _PaddingChannel(sock, attempt, count)
         try:
             dialled = await handshake.dial_keyed(channel, token, opening.run, padded, m.PeerAnswer)
             if isinstance(dialled.answer, m.Accepted):
-                passage.accepted_at = trio.current_time()
-                await receive_exactly(_PaddingStream(sock, passage), _discarded[: dialled.answer.padding_bytes])
+                attempt.accepted_at = trio.current_time()
+                rest = _discarded[: dialled.answer.padding_bytes]
+                while rest:
+                    rest = rest[await receive_some(sock, rest) :]
+                    attempt.is_padded = True
                 return sock, dialled.keys
             failures.append(f"{where}: rejected: {harmless(dialled.answer.reason)}")
         except (ConnectionLost, ProtocolError) as error:
-            failures.append(f"{where}: {error}{passage.remedy}")
+            failures.append(f"{where}: {error}{attempt.remedy}")
         except BaseException:
             sock.close()
             raise
@@ -237,10 +218,6 @@ async def dial_within(
     return taken[0]
 
 
-def _where(member: m.PeerInfo) -> str:
-    return ", ".join(addresses.join(host, member.port) for host in member.hosts)
-
-
 async def dial_link(
     member: m.PeerInfo,
     master_host: str,
@@ -252,11 +229,11 @@ async def dial_link(
     timeout_s: float,
     system: System = SYSTEM,
 ) -> None:
-    """Make all connections of a link, at once. `take` gets each with its index, as soon as it is made. LinkError names
-    the first failure: at the latest after `timeout_s`; after `reach_s` if full-size packets have got to the other side
-    on none of them; and that long after the first was accepted if none have come back."""
+    """Make all connections of a link at once, and pass each to `take` with its index. LinkError: after `timeout_s`;
+    after `reach_s` if none has delivered full-size packets; and `reach_s` after the first was accepted if none has
+    received any."""
     failure: LinkError | None = None
-    passages = [Passage() for _ in range(connections)]
+    attempts = [Attempt() for _ in range(connections)]
     standing = 0
 
     def fail(error: LinkError) -> None:
@@ -267,7 +244,7 @@ async def dial_link(
     async def one(index: int) -> None:
         nonlocal standing
         try:
-            take(index, *await dial(member, master_host, hello(index), token, passages[index], system))
+            take(index, *await dial(member, master_host, hello(index), token, attempts[index], system))
         except LinkError as error:
             fail(error)
         standing += 1
@@ -277,12 +254,13 @@ async def dial_link(
     async def bound() -> None:
         start_s = now_s = trio.current_time()
         pause_s = reach_s
-        while now_s < start_s + timeout_s and (now_s < start_s + reach_s or not _is_stuck(passages, reach_s)):
+        while now_s < start_s + timeout_s and (now_s < start_s + reach_s or not _is_stuck(attempts, reach_s)):
             await trio.sleep(min(pause_s, start_s + timeout_s - now_s))
             now_s, pause_s = trio.current_time(), reach_s / LOOKS
-        furthest = max(passages, key=_progress)
+        furthest = max(attempts, key=_progress)
         reason = f"no answer within {round(now_s - start_s, 1):g} s{furthest.remedy}"
-        fail(LinkError(f"{peer_named(member.peer, member.name)} at {_where(member)}: {reason}"))
+        where = ", ".join(addresses.join(host, member.port) for host in member.hosts)
+        fail(LinkError(f"{peer_named(member.peer, member.name)} at {where}: {reason}"))
 
     async with trio.open_nursery() as nursery:
         start_task(nursery, bound)
@@ -292,14 +270,14 @@ async def dial_link(
         raise failure
 
 
-def _progress(passage: Passage) -> tuple[bool, bool, bool]:
-    return passage.accepted_at is not None, passage.gets_there, passage.sock is not None
+def _progress(attempt: Attempt) -> tuple[bool, bool, bool]:
+    return attempt.accepted_at is not None, attempt.reaches_peer, attempt.sock is not None
 
 
-def _is_stuck(passages: Sequence[Passage], reach_s: float) -> bool:
-    if not any(each.gets_there for each in passages):
+def _is_stuck(attempts: Sequence[Attempt], reach_s: float) -> bool:
+    if not any(each.reaches_peer for each in attempts):
         return True
-    accepted = [each for each in passages if each.accepted_at is not None]
-    if not accepted or any(each.comes_back for each in accepted):
+    accepted = [each for each in attempts if each.accepted_at is not None]
+    if not accepted or any(each.reaches_here for each in accepted):
         return False
     return trio.current_time() >= min(each.accepted_at or 0.0 for each in accepted) + reach_s

@@ -1,11 +1,8 @@
 """Measures the rate of one direction of a link, and its round trip.
 
-A probe has connections of its own, as many as the link, with random bytes. Two PINGs on each connection give the round
-trip. Then one side floods, and an acceptor that receives reports its count every REPORT_S, so the dialer does all
-timing. The rate is the mean over FLOOD_ROUND_TRIPS within [FLOOD_S_MIN, FLOOD_S_MAX] without the first fifth, while
-TCP's windows grow. The connections are then reset.
-
-With a round trip over FLOOD_S_MAX / FLOOD_ROUND_TRIPS the result is lower than the link's rate.
+A probe has connections of its own, as many as the link. Two PINGs on each give the round trip. Then one side floods,
+and an acceptor that receives reports its count every REPORT_S. The rate is the mean over FLOOD_ROUND_TRIPS within
+[FLOOD_S_MIN, FLOOD_S_MAX] without the first fifth, while TCP's windows grow.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ BLOCK_BYTES = 1 << 18
 
 
 class ProbeError(Exception):
-    """The link could not be measured; says why."""
+    """The link could not be measured; the text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +46,7 @@ class Measured:
 
 
 def steady_rate(arrivals: Sequence[tuple[float, int]]) -> float:
-    """Return the bytes per second after the slow start, from moments in seconds and the bytes that had come by then. 0
-    if too little has come."""
+    """Return the bytes per second after the slow start, from times and byte counts; 0 if too few bytes have arrived."""
     if not arrivals:
         return 0.0
     end_s, total = arrivals[-1]
@@ -126,7 +122,7 @@ async def _flood(socks: Sequence[trio.socket.SocketType], round_trip_s: float, p
             arrived(at, totals[at] + received)
         raise ConnectionLost("closed by the other side")
 
-    async def hear(at: int, sock: trio.socket.SocketType) -> None:
+    async def receive_reports(at: int, sock: trio.socket.SocketType) -> None:
         report = bytearray(COUNT_BYTES)
         while True:
             await receive_exactly(sock, report)
@@ -134,7 +130,11 @@ async def _flood(socks: Sequence[trio.socket.SocketType], round_trip_s: float, p
 
     tasks: list[Callable[[], Awaitable[None]]] = []
     for at, sock in enumerate(socks):
-        tasks += [partial(count, at, sock)] if pulls else [partial(_send_for_ever, sock), partial(hear, at, sock)]
+        tasks += (
+            [partial(count, at, sock)]
+            if pulls
+            else [partial(_send_endlessly, sock), partial(receive_reports, at, sock)]
+        )
     flood_s = min(max(FLOOD_ROUND_TRIPS * round_trip_s, FLOOD_S_MIN), FLOOD_S_MAX)
     with trio.move_on_after(flood_s):
         await _until_one_fails(tasks)
@@ -144,7 +144,7 @@ async def _flood(socks: Sequence[trio.socket.SocketType], round_trip_s: float, p
     return found
 
 
-async def _send_for_ever(sock: trio.socket.SocketType) -> None:
+async def _send_endlessly(sock: trio.socket.SocketType) -> None:
     block = memoryview(os.urandom(BLOCK_BYTES))
     while True:
         await sock.send(block)
@@ -158,7 +158,7 @@ async def serve(sock: trio.socket.SocketType, pulls: bool) -> None:
             await _report(sock, answered + 1)
         if pulls:
             await receive_exactly(sock, bytearray(len(START)))
-            await _send_for_ever(sock)
+            await _send_endlessly(sock)
         buffer = bytearray(BLOCK_BYTES)
         total = 0
         reported_s = float("-inf")

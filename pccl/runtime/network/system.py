@@ -24,11 +24,9 @@ class System:
         return trio.socket.from_stdlib_socket(sock)
 
     def heartbeats(self, timeout_s: float) -> HeartbeatThread:
-        """Start a thread for heartbeats. OSError if the system denies it."""
         return HeartbeatThread(timeout_s)
 
     def helper(self, name: str) -> HelperThread:
-        """Start a thread for what would hold up the trio thread. OSError if the system denies it."""
         return HelperThread(name)
 
 

@@ -1,8 +1,7 @@
 """TLS without sockets, for control connections whose sends never wait.
 
-The owner of a `TlsEnd` carries the bytes that `handshake`, `encrypt`, `decrypt` and `farewell` return. Contexts are
-Python's own (`ssl.SSLContext`). One port serves TLS and plain connections: TLS begins with the byte 22, a pccl message
-with a 0.
+The owner of a `TlsEnd` sends the bytes that its methods return. One port serves TLS and plain connections: TLS begins
+with the byte 22, a pccl message with a 0.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ NO_TLS_AT_MASTER = (
 
 
 class TlsError(Exception):
-    """TLS failed; the text says how."""
+    """TLS failed; the text is the reason."""
 
 
 class TlsEnd:
@@ -33,11 +32,10 @@ class TlsEnd:
         )
         self.is_established = False
         self.is_over = False
-        """The other side has said that it has no more to say."""
+        """The other side has ended its direction."""
 
     def handshake(self, received: bytes) -> bytes:
-        """Make a step of the handshake with what has been received; return what is to be sent. After a TlsError, what
-        `last_words` returns should be sent."""
+        """Make a step of the handshake with received bytes; return the bytes to send. After a TlsError send `alert`."""
         self._incoming.write(received)
         try:
             self._object.do_handshake()
@@ -48,11 +46,10 @@ class TlsEnd:
             raise TlsError(_explained(error)) from None
         return self._outgoing.read()
 
-    def last_words(self) -> bytes:
+    def alert(self) -> bytes:
         return self._outgoing.read()
 
     def encrypt(self, data: bytes) -> bytes:
-        """Return the bytes to send; empty after the end of the conversation."""
         rest = memoryview(data)
         with suppress(ssl.SSLError):
             while rest:
@@ -60,33 +57,31 @@ class TlsEnd:
         return self._outgoing.read()
 
     def decrypt(self, received: bytes) -> tuple[bytes, bytes]:
-        """Return what the other side said, and what TLS itself wants to send. TlsError, as with `handshake`."""
+        """Return the plain bytes, and the bytes to send. TlsError, as with `handshake`."""
         self._incoming.write(received)
-        said = bytearray()
+        received_plain = bytearray()
         try:
             while some := self._object.read(READ_BYTES):
-                said += some
+                received_plain += some
             self.is_over = True
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLError as error:
             raise TlsError(_explained(error)) from None
-        return bytes(said), self._outgoing.read()
+        return bytes(received_plain), self._outgoing.read()
 
-    def farewell(self) -> bytes:
-        """Return what tells the other side that this is the end and no cut."""
-        with suppress(ssl.SSLError):  # it would like to hear the other's farewell
+    def close_notify(self) -> bytes:
+        with suppress(ssl.SSLError):  # it expects the other side's close_notify
             self._object.unwrap()
         return self._outgoing.read()
 
 
 def begins_tls(first: bytes) -> bool:
-    """Whether a dialer that says these first bytes speaks TLS."""
     return first[:1] == bytes([RECORD_TYPE_HANDSHAKE])
 
 
 def answers_tls(first: bytes) -> bool:
-    """Whether an acceptor that says these first bytes speaks TLS, be it to refuse."""
+    """Whether an answer with these first bytes is TLS, also an alert."""
     return begins_tls(first) or first[:1] == bytes([RECORD_TYPE_ALERT])
 
 

@@ -39,10 +39,10 @@ KEEPALIVE_S_MAX = 32767
 BACKLOG_BYTES_MAX = 64 * 2**20
 
 SEEN_BYTES_MAX = 512
-"""Bytes at the beginning of a connection that are kept to check whether a pccl master answers."""
+"""First bytes of a connection that are kept for the error of a foreign service."""
 SHOWN_MAX = 40
 PAGE_HEADER = "Pccl-Master-Port"
-"""The header with which the page of a run answers peers that dial it by mistake."""
+"""The header of the page's answer to a peer that dials it by mistake."""
 
 M = TypeVar("M")
 
@@ -51,8 +51,8 @@ class NoMasterError(ProtocolError):
     """The server at a master's address is not a pccl master; the text shows what it sent."""
 
 
-class ConnectionLost(Exception):  # noqa: N818 - named after what happened, as trio's are
-    """The other side is gone; the text says how. `is_refused`: the port is closed. `is_of_tls`: TLS failed."""
+class ConnectionLost(Exception):  # noqa: N818 - as trio's names
+    """The connection is lost; the text is the reason. `is_refused`: the port is closed. `is_of_tls`: TLS failed."""
 
     def __init__(self, text: str, is_refused: bool = False, is_of_tls: bool = False) -> None:
         super().__init__(text)
@@ -61,7 +61,7 @@ class ConnectionLost(Exception):  # noqa: N818 - named after what happened, as t
 
 
 class ByteStream(Protocol):
-    """A socket or what stands for one, as far as it is needed here."""
+    """The methods of a socket that are used here."""
 
     def send(self, data: bytes | memoryview, /) -> Awaitable[int]: ...
     def recv_into(self, buffer: bytearray | memoryview, /) -> Awaitable[int]: ...
@@ -72,8 +72,8 @@ class ControlConnection(Generic[M]):
     running for a backlog to drain."""
 
     def __init__(self, sock: socket.socket, expected: Any, opening_bytes_max: int, is_dialed: bool = False) -> None:
-        """Take a connected socket. On OSError it is still the caller's. `is_dialed`: name a foreign service that
-        answers."""
+        """Take a connected socket. On OSError it is still the caller's. `is_dialed`: describe a foreign service
+        that answers."""
         self.remote_address: Any = sock.getpeername()
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -81,21 +81,19 @@ class ControlConnection(Generic[M]):
         self._sock = sock
         self._decoder: Decoder[M | Ack] = Decoder(expected | Ack, opening_bytes_max)
         self.session: ControlSession | None = None
-        """The session that the connection carries, once the opening is said. None again when another connection carries
-        it on."""
+        """The session of the connection after the opening; None again when another connection has continued it."""
         self._backlog = bytearray()
         self._wake = trio.Event()
         self._progress = trio.Event()
         self._sender_ended = trio.Event()
         self._closing = False
-        self._has_given_session_up = False
+        self._has_released_session = False
         self._tls: TlsEnd | None = None
         self._is_dialed = is_dialed
         self._first = b""
 
     @property
     def sock(self) -> socket.socket:
-        """The socket, to be asked for its options and addresses."""
         return self._sock
 
     def bound_silence(self, timeout_s: float) -> None:
@@ -126,15 +124,15 @@ class ControlConnection(Generic[M]):
                 self.session.keep(frame)
         self._send(b"".join(frames))
 
-    def carry_on(self, session: ControlSession, received: int) -> None:
+    def continue_session(self, session: ControlSession, received: int) -> None:
         """Continue a session; the other side has received `received` messages. ProtocolError."""
         frames = session.reattach(received)
         self.session = session
         self._send(b"".join(frames))
 
-    def give_session_up(self) -> None:
+    def release_session(self) -> None:
         self.session = None
-        self._has_given_session_up = True
+        self._has_released_session = True
         self.shutdown()
 
     def _send(self, data: bytes) -> None:
@@ -181,13 +179,12 @@ class ControlConnection(Generic[M]):
         self._progress = trio.Event()
 
     async def until_sent(self, bytes_left: int) -> None:
-        """Wait until at most `bytes_max` wait to be sent, or the other side is gone."""
         while len(self._backlog) > bytes_left and not self._sender_ended.is_set():
             await self._progress.wait()
 
     def finish(self) -> None:
         if self._tls is not None and not self._closing:
-            self._send_raw(self._tls.farewell())
+            self._send_raw(self._tls.close_notify())
         self._closing = True
         self._wake.set()
 
@@ -196,8 +193,7 @@ class ControlConnection(Generic[M]):
         await self._sender_ended.wait()
 
     async def part(self) -> None:
-        """Do as `flush`, and wait for the other side to close. A connection closed with unread data is reset, and the
-        other side might lose the last messages."""
+        """Flush, and wait for the other side to close: closing with unread data resets the connection."""
         await self.flush()
         with suppress(OSError, ConnectionLost):
             self._sock.shutdown(socket.SHUT_WR)
@@ -208,14 +204,14 @@ class ControlConnection(Generic[M]):
         """Return the next messages, at least one. ConnectionLost or ProtocolError end the connection."""
         data = b""
         while True:
-            messages = [message for message in self._decoder.feed(data) if not self._heard_ack(message)]
+            messages = [message for message in self._decoder.feed(data) if not self._is_ack(message)]
             for _ in messages:
                 self.note_delivery()
             if messages:
                 return messages  # type: ignore[return-value]  # no Ack is left
             data = await self._receive_some()
 
-    def _heard_ack(self, message: M | Ack) -> bool:
+    def _is_ack(self, message: M | Ack) -> bool:
         if not isinstance(message, Ack):
             return False
         if self.session is None:
@@ -224,7 +220,6 @@ class ControlConnection(Generic[M]):
         return True
 
     def note_delivery(self) -> None:
-        """Note that a message of the session is delivered to the machine, and acknowledge it now and then."""
         ack = self.session.receive() if self.session is not None else None
         if ack is not None:
             self._send(encode(ack))
@@ -245,17 +240,17 @@ class ControlConnection(Generic[M]):
     def _decrypt(self, data: bytes) -> bytes:
         assert self._tls is not None
         try:
-            said, outgoing = self._tls.decrypt(data)
+            plain, outgoing = self._tls.decrypt(data)
         except TlsError as error:
-            self._send_raw(self._tls.last_words())
+            self._send_raw(self._tls.alert())
             raise ConnectionLost(f"TLS failed: {error}", is_of_tls=True) from None
         self._send_raw(outgoing)
-        return said
+        return plain
 
     async def _receive_raw(self, flags: int = 0) -> bytes:
         while True:
             await trio.lowlevel.wait_readable(self._sock.fileno())
-            if self._has_given_session_up:
+            if self._has_released_session:
                 raise ConnectionLost("another connection carries its session")
             try:
                 data = self._sock.recv(RECEIVE_BYTES, flags)
@@ -268,18 +263,16 @@ class ControlConnection(Generic[M]):
             return data
 
     async def speaks_tls(self) -> bool:
-        """Return whether the other side has begun with TLS. Before anything else is received."""
         return begins_tls(await self._receive_raw(socket.MSG_PEEK))
 
     async def start_tls(self, end: TlsEnd) -> None:
-        """Have all that is said from here on go through `end`. TlsError or ConnectionLost. Before anything else is
-        sent, and for the accepting side, received."""
+        """Start TLS before anything else is sent, and for the accepting side, received. TlsError or ConnectionLost."""
         received = b""
         while not end.is_established:
             try:
                 outgoing = end.handshake(received)
             except TlsError:
-                self._send_raw(end.last_words())
+                self._send_raw(end.alert())
                 if self._is_dialed and self._first[:1] == b"\0":
                     raise TlsError(NO_TLS_AT_MASTER) from None
                 if self._is_dialed and not answers_tls(self._first):
@@ -292,7 +285,7 @@ class ControlConnection(Generic[M]):
                     raise ConnectionLost("the connection was closed by the other side in the TLS handshake")
         self._tls = end
 
-    # What a handshake needs. Messages stay under the opening's bound until `trust`.
+    # For the handshake. Messages are bounded as openings until `trust`.
 
     async def send_frame(self, frame: bytes) -> None:
         self._send(frame)
@@ -326,10 +319,10 @@ class ControlConnection(Generic[M]):
         self._decoder.trust()
 
     def detach(self) -> int:
-        """Give the descriptor away. ConnectionLost if something is left to be sent, or has come that was not asked for.
-        No task may be in `receive`."""
+        """Return the descriptor, for another owner. ConnectionLost if there are unsent or unread bytes. No task may be
+        in `receive`."""
         if self._backlog or self._decoder.buffered_bytes:
-            raise ConnectionLost("more was sent than asked for")
+            raise ConnectionLost("unexpected data")
         self._closing = True
         self._wake.set()
         return self._sock.detach()
@@ -347,7 +340,6 @@ class ControlConnection(Generic[M]):
             self._sock.close()
 
     def forget_after_fork(self) -> None:
-        """Close the copy in a forked child, without a word to the other side."""
         self._sock.close()
 
 
@@ -386,7 +378,6 @@ async def send_bytes(sock: ByteStream, data: bytes | memoryview) -> None:
 
 
 async def send_some(sock: ByteStream, data: memoryview) -> int:
-    """Send at least one byte of `data`; return how many. ConnectionLost."""
     try:
         return await sock.send(data)
     except OSError as error:
@@ -394,7 +385,6 @@ async def send_some(sock: ByteStream, data: memoryview) -> int:
 
 
 async def receive_message(sock: ByteStream, expected: Any, limit_bytes: int = OPENING_BYTES_MAX) -> Any:
-    """Receive exactly one message of the union `expected`. ConnectionLost or ProtocolError."""
     return decode_body(await _receive_body(sock, limit_bytes), expected)
 
 

@@ -97,7 +97,7 @@ class Control:
 
     def account(self) -> str:
         """Return what came of the last attempt at each master; empty: none has ended."""
-        return self._masters.account()
+        return self._masters.failures()
 
     async def until_master_speaks(self) -> None:
         """Wait for the next messages of a master, or its loss."""
@@ -187,7 +187,7 @@ class Control:
             machine.received(message)
             if isinstance(message, m.StartOver):
                 # A newcomer again: what was asked as a peer of the run does not show that no master leads one.
-                self._masters = self._masters.anew()
+                self._masters = self._masters.restarted()
             if isinstance(message, m.Elsewhere | m.StartOver | m.Goodbye):
                 refused = "refused: " if isinstance(message, m.Goodbye) else ""
                 self._masters.failed(self._master.address, f"{refused}{message.reason}")
@@ -314,7 +314,7 @@ class Control:
             if not isinstance(answer, m.Reattached):
                 raise ProtocolError(answer.reason)
             connection.trust()
-            connection.carry_on(session, answer.received)
+            connection.continue_session(session, answer.received)
         except BaseException:
             connection.close()
             raise
@@ -330,7 +330,7 @@ class Control:
             if not self._driver.facts.run:
                 limit_s = max(limit_s, self._seek_s)
             self._patience = trio.CancelScope(deadline=trio.current_time() + limit_s)
-            self._masters = self._masters.anew()
+            self._masters = self._masters.restarted()
             self._gone.clear()
             self._lifetime.spawn(self._be_patient, self._patience, effect.reason, limit_s)
 
@@ -342,7 +342,7 @@ class Control:
                 await trio.sleep(GIVING_UP_S)
         if trio.current_time() >= patience.deadline:
             with self._driver.taking_over as machine:
-                tried = self._masters.account()
+                tried = self._masters.failures()
                 machine.give_up(
                     f"{reason}; no master has taken over within {limit_s:g} s. "
                     f"{f'Tried {tried}' if tried else 'No attempt at one has ended in that time'}"
@@ -467,7 +467,7 @@ class Heartbeats:
             try:
                 thread = self._thread = self._options.system.heartbeats(timeout_s)
                 async with trio.open_nursery() as nursery:
-                    start_task(nursery, thread.vouch)
+                    start_task(nursery, thread.keep_progress)
                     reason = await keep_heartbeats(thread, connect, timeout_s)
                     nursery.cancel_scope.cancel()
             except OSError as error:

@@ -417,7 +417,7 @@ async def open_session(
             if not search.are_all_asked:
                 continue
             where = ", ".join(addresses.join(*each) for each in masters)
-            why = str(error) if len(masters) == 1 else search.account()
+            why = str(error) if len(masters) == 1 else search.failures()
             raise SessionError(
                 Result.MASTER_CONNECTION_FAILED,
                 f"cannot reach a master at {where}: {why}; is `pccl master` running there, and is the port open?",

@@ -1,20 +1,18 @@
 """A shared state as blocks and digests.
 
 Contents are compared and moved in blocks of BLOCK_BYTES. A tensor's digest is the BLAKE3 of its blocks' digests; the
-elected root is the BLAKE3 of all digests with names, dtypes and shapes, without loose tensors. A device tensor has a
-`Store` that computes the same digests.
-
-Hashing releases the GIL and uses every core with threads of its own: the thread pool of BLAKE3 would hang a forked
-child.
+elected root is the BLAKE3 of all digests with names, dtypes and shapes, without loose tensors. Hashing uses threads of
+its own, because BLAKE3's thread pool hangs a forked child.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol
 
 import numpy as np
@@ -26,19 +24,19 @@ BLOCK_BYTES = 2**20
 DIGEST_BYTES = 32
 UNKNOWN = bytes(DIGEST_BYTES)
 """The digest of a block with unknown content."""
-SHARE_BYTES = 16 * 2**20
-"""Number of bytes that a hashing thread takes at a time."""
+SHARE_BLOCKS = 16
+"""Blocks of a task of a hashing thread."""
 THREADS_MAX = 32
 
 
-class Landing(Protocol):
+class BlockMemory(Protocol):
     """Memory for a block that is being received."""
 
     @property
     def view(self) -> memoryview: ...
 
-    def land(self) -> None:
-        """Make what is in the view the block's content. Does not wait."""
+    def commit(self) -> None:
+        """Make the content of the view the block's content. Does not wait."""
 
 
 class StoreError(Exception):
@@ -46,22 +44,21 @@ class StoreError(Exception):
 
 
 class Store(Protocol):
-    """The bytes of a tensor that are not memory of this machine. Methods that may wait for the device say so.
-    StoreError from any method."""
+    """The bytes of a tensor on a device. Methods that may wait say so. StoreError from any method."""
 
     @property
     def size_bytes(self) -> int: ...
 
     def digests(self) -> bytes:
-        """Return the digests of all blocks, one after the other, once the device has come to rest. Waits."""
+        """Return the digests of all blocks, one after the other. Waits."""
 
     def load(self, number: int) -> memoryview:
         """Return a copy of a block. Waits."""
 
-    def landing(self, number: int) -> Landing: ...
+    def memory_of(self, number: int) -> BlockMemory: ...
 
     def settle(self) -> None:
-        """Return when everything that has landed is there for all users of the device. Waits, if anything has."""
+        """Wait until all committed blocks are visible to all users of the device."""
 
 
 @dataclass(frozen=True)
@@ -86,18 +83,17 @@ class StateTensor:
         return -(-self.size_bytes // BLOCK_BYTES)
 
     def block(self, number: int) -> memoryview:
-        """Return the memory of a block of a tensor without a store."""
         return self.data[number * BLOCK_BYTES : (number + 1) * BLOCK_BYTES]
 
-    def landing(self, number: int) -> Landing:
-        return InPlace(self.block(number)) if self.store is None else self.store.landing(number)
+    def memory_of(self, number: int) -> BlockMemory:
+        return InPlace(self.block(number)) if self.store is None else self.store.memory_of(number)
 
 
 @dataclass(frozen=True, slots=True)
 class InPlace:
     view: memoryview
 
-    def land(self) -> None:
+    def commit(self) -> None:
         """The block has its content already."""
 
 
@@ -130,8 +126,6 @@ def differing(mine: bytes | bytearray, theirs: bytes | bytearray) -> Sequence[in
 
 
 def root_digest(tensors: Sequence[StateTensor], blocks: Sequence[bytes]) -> bytes:
-    """Return the digest over everything that must be equal: all tensors but the loose ones, whose place in `blocks` may
-    hold anything."""
     whole = blake3()
     for tensor, digests in zip(tensors, blocks, strict=True):
         if tensor.loose:
@@ -143,8 +137,8 @@ def root_digest(tensors: Sequence[StateTensor], blocks: Sequence[bytes]) -> byte
 
 def fingerprint(tensors: Sequence[StateTensor]) -> Fingerprint:
     """Return the digests of all tensors, which must not change during the call. For a worker thread."""
-    shares = list(_shares(tensors))
-    digests = iter([each for share in _hashed(shares) for each in share])
+    in_memory = [tensor for tensor in tensors if tensor.store is None]
+    digests = iter(_hashed([tensor.block(number) for tensor in in_memory for number in range(tensor.block_count)]))
     blocks = tuple(
         tensor.store.digests() if tensor.store else b"".join(next(digests) for _ in range(tensor.block_count))
         for tensor in tensors
@@ -152,36 +146,16 @@ def fingerprint(tensors: Sequence[StateTensor]) -> Fingerprint:
     return Fingerprint(blocks, root_digest(tensors, blocks))
 
 
-def _shares(tensors: Sequence[StateTensor]) -> Iterator[list[memoryview]]:
-    share: list[memoryview] = []
-    size = 0
-    for tensor in tensors:
-        for number in range(tensor.block_count) if tensor.store is None else ():
-            block = tensor.block(number)
-            share.append(block)
-            size += len(block)
-            if size >= SHARE_BYTES:
-                yield share
-                share, size = [], 0
-    if share:
-        yield share
-
-
-def _hashed(shares: list[list[memoryview]]) -> list[list[bytes]]:
-    threads = min(len(shares), cores(), THREADS_MAX)
+def _hashed(blocks: list[memoryview]) -> list[bytes]:
+    threads = min(-(-len(blocks) // SHARE_BLOCKS), cores(), THREADS_MAX)
     if threads > 1:
-        # No thread can be had beyond a limit, nor while the interpreter exits.
+        shares = [blocks[start : start + SHARE_BLOCKS] for start in range(0, len(blocks), SHARE_BLOCKS)]
         with suppress(RuntimeError), ThreadPoolExecutor(threads, "pccl-hash") as pool:
-            return list(pool.map(_hash_share, shares))
-    return [_hash_share(share) for share in shares]
-
-
-def _hash_share(share: list[memoryview]) -> list[bytes]:
-    return [digest(block) for block in share]
+            return list(chain.from_iterable(pool.map(lambda share: [digest(block) for block in share], shares)))
+    return [digest(block) for block in blocks]
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -63,20 +62,20 @@ async def until(condition: Callable[[], bool]) -> None:
         await trio.sleep(0.002)
 
 
-def test_without_a_directory_all_is_done_at_once() -> None:
+def test_effects_without_directory() -> None:
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:
-        effects.carry_out([Close(1), TakeHeartbeats(2)])
+        effects.execute([Close(1), TakeHeartbeats(2)])
         assert performed == [Close(1), TakeHeartbeats(2)]
 
     with_effects(None, use)
 
 
-def test_what_follows_a_record_waits_for_it_in_order(tmp_path: Path) -> None:
+def test_effects_wait_for_record(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
 
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:
-        effects.carry_out([Close(1), Persist(record(1)), Close(2)])
-        effects.carry_out([Close(3), Persist(record(2)), Close(4)])
+        effects.execute([Close(1), Persist(record(1)), Close(2)])
+        effects.execute([Close(3), Persist(record(2)), Close(4)])
         assert performed == [Close(1)]
         disk.may_write.release()
         await until(lambda: len(performed) == 3)
@@ -85,18 +84,18 @@ def test_what_follows_a_record_waits_for_it_in_order(tmp_path: Path) -> None:
         disk.may_write.release()
         await until(lambda: len(performed) == 4)
         assert disk.written == [1, 2]
-        effects.carry_out([Close(5)])
+        effects.execute([Close(5)])
         assert performed[-1] == Close(5), "nothing is left to wait for"
 
     with_effects(disk, use)
 
 
-def test_connections_for_heartbeats_are_taken_at_once(tmp_path: Path) -> None:
+def test_heartbeat_connections_do_not_wait(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
 
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:
-        effects.carry_out([Persist(record(1)), Close(1)])
-        effects.carry_out([TakeHeartbeats(2)])
+        effects.execute([Persist(record(1)), Close(1)])
+        effects.execute([TakeHeartbeats(2)])
         assert performed == [TakeHeartbeats(2)]
         disk.may_write.release()
         await until(lambda: performed == [TakeHeartbeats(2), Close(1)])
@@ -104,7 +103,7 @@ def test_connections_for_heartbeats_are_taken_at_once(tmp_path: Path) -> None:
     with_effects(disk, use)
 
 
-def test_a_disk_that_fails_is_tried_again_and_told_once(
+def test_failed_write_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(durable_state, "WRITE_AGAIN_S", 0.001)
@@ -114,14 +113,14 @@ def test_a_disk_that_fails_is_tried_again_and_told_once(
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:
         for _ in range(4):
             disk.may_write.release()
-        effects.carry_out([Persist(record(1)), Close(1)])
+        effects.execute([Persist(record(1)), Close(1)])
         await until(lambda: performed == [Close(1)])
 
     with caplog.at_level(logging.WARNING, "pccl.master"):
         with_effects(disk, use)
     texts = [record.getMessage() for record in caplog.records]
     assert texts == [
-        f"the run stands still until its state can be written to {tmp_path}: No space left on device",
+        f"the run pauses until its state can be written to {tmp_path}: No space left on device",
         f"the state has been written to {tmp_path}",
     ]
     again = StateDirectory(str(tmp_path), "another")
@@ -129,36 +128,24 @@ def test_a_disk_that_fails_is_tried_again_and_told_once(
     again.close()
 
 
-def test_a_default_directory_that_somebody_removes_stops_no_run(tmp_path: Path) -> None:
-    directory = tmp_path / "state"
-    state = StateDirectory(str(directory), "here", is_optional=True)
-
-    async def use(effects: DurableEffects, performed: list[Effect]) -> None:
-        shutil.rmtree(directory)
-        effects.carry_out([Persist(record(1)), Close(1)])
-        await until(lambda: performed == [Close(1)])
-
-    with_effects(state, use)
-
-
-def test_a_record_that_nobody_asked_for_stops_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_default_record_does_not_stop_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     disk = Disk(tmp_path, is_optional=True)
     disk.failures = 1
 
     async def use(effects: DurableEffects, performed: list[Effect]) -> None:
-        effects.carry_out([Persist(record(1)), Close(1), Persist(record(2)), Close(2)])
+        effects.execute([Persist(record(1)), Close(1), Persist(record(2)), Close(2)])
         disk.may_write.release()
         await until(lambda: performed == [Close(1), Close(2)])
 
     with caplog.at_level(logging.WARNING, "pccl.master"):
         with_effects(disk, use)
-    assert f"this master keeps no record of its run from now on: {tmp_path}: No space left on device" in caplog.text
+    assert f"this master no longer keeps a record of its run: {tmp_path}: No space left on device" in caplog.text
     again = StateDirectory(str(tmp_path), "here", is_optional=True)
     assert again.record is None
     again.close()
 
 
-def test_a_directory_is_touched_while_its_master_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(durable_state, "TOUCH_S", 0.002)
     disk = Disk(tmp_path)
 

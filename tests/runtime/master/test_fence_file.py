@@ -30,7 +30,7 @@ def test_a_record_is_read_again(tmp_path: Path) -> None:
     again.close()
 
 
-def test_the_next_record_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
+def test_record_is_replaced(tmp_path: Path) -> None:
     state = StateDirectory(str(tmp_path), "here")
     for term in (3, 4, 5):
         record = msgspec.structs.replace(FENCE, term=term)
@@ -42,9 +42,7 @@ def test_the_next_record_takes_the_place_of_the_one_before(tmp_path: Path) -> No
     state.close()
 
 
-def test_a_record_is_on_disk_before_it_has_its_name_and_its_name_before_the_write_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_write_is_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = StateDirectory(str(tmp_path), "here")
     done: list[str] = []
     fsync, rename = os.fsync, os.rename
@@ -72,7 +70,7 @@ def test_only_the_owner_reads_it(tmp_path: Path) -> None:
     assert stat.S_IMODE(os.stat(tmp_path / "state" / RECORD).st_mode) == 0o600
 
 
-def test_the_second_is_told_who_is_there(tmp_path: Path) -> None:
+def test_directory_in_use(tmp_path: Path) -> None:
     first = StateDirectory(str(tmp_path), "10.0.0.1:48148")
     with pytest.raises(StateError, match=f"is in use by the master at 10.0.0.1:48148, process {os.getpid()} on "):
         StateDirectory(str(tmp_path), "10.0.0.2:48148")
@@ -80,7 +78,7 @@ def test_the_second_is_told_who_is_there(tmp_path: Path) -> None:
     StateDirectory(str(tmp_path), "10.0.0.2:48148").close()
 
 
-def test_a_child_keeps_nobody_out(tmp_path: Path) -> None:
+def test_forked_child_releases_lock(tmp_path: Path) -> None:
     """A child's copy of the lock's descriptor is closed, and the parent's lock stays."""
     state = StateDirectory(str(tmp_path), "here")
     child = os.fork()
@@ -111,7 +109,7 @@ def test_a_write_that_fails_leaves_the_record_before(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 1}', "\xff"])
-def test_what_is_no_record_is_named_and_lets_the_directory_free(tmp_path: Path, text: str) -> None:
+def test_invalid_record(tmp_path: Path, text: str) -> None:
     (tmp_path / RECORD).write_text(text, encoding="latin-1")
     for _ in range(2):
         with pytest.raises(StateError, match=f"{RECORD} is not a valid record"):
@@ -137,7 +135,7 @@ def test_a_directory_that_cannot_be_is_named(tmp_path: Path) -> None:
         StateDirectory(str(tmp_path), "here")
 
 
-def test_nothing_is_written_where_another_master_may_have_begun(tmp_path: Path) -> None:
+def test_no_write_after_lost_lock(tmp_path: Path) -> None:
     directory = tmp_path / "state"
     state = StateDirectory(str(directory), "here")
     state.write(FENCE)
@@ -155,7 +153,7 @@ def test_nothing_is_written_where_another_master_may_have_begun(tmp_path: Path) 
     state.close()
 
 
-def test_it_is_known_for_how_long_nobody_has_held_a_directory(tmp_path: Path) -> None:
+def test_idle_time_of_directory(tmp_path: Path) -> None:
     state = StateDirectory(str(tmp_path), "here")
     assert state.idle_s < 100
     state.write(FENCE)
@@ -171,15 +169,7 @@ def test_it_is_known_for_how_long_nobody_has_held_a_directory(tmp_path: Path) ->
     state.close()
 
 
-def test_a_clock_that_was_set_back_makes_nobody_idle(tmp_path: Path) -> None:
-    StateDirectory(str(tmp_path), "here").close()
-    os.utime(tmp_path / LOCK, (time.time() + 1000.0,) * 2)
-    state = StateDirectory(str(tmp_path), "here")
-    assert state.idle_s == 0.0
-    state.close()
-
-
-def test_a_record_that_was_given_up_is_removed(tmp_path: Path) -> None:
+def test_give_up_removes_record(tmp_path: Path) -> None:
     state = StateDirectory(str(tmp_path), "here", is_optional=True)
     state.write(FENCE)
     state.give_up()

@@ -36,23 +36,19 @@ def of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, own: s
     return trio.run(logged, monkeypatch, caplog, own, theirs, clock=clock)
 
 
-def test_two_runs_are_warned_of_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_runs_warn_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     (warning,) = of(monkeypatch, caplog, "run-a", ["run-b"] * 3)
     assert "198.18.0.1:48148 leads run run-b" in warning
     assert "leads run run-a" in warning
-    assert "start them again" in warning
+    assert "restart the peers of one" in warning
 
 
 @pytest.mark.parametrize("own", ["", "run-b"])
-def test_one_run_is_nothing_to_warn_of(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, own: str
-) -> None:
+def test_one_run_does_not_warn(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, own: str) -> None:
     assert of(monkeypatch, caplog, own, ["run-b"] * 3) == []
 
 
-def test_a_master_that_does_not_answer_for_long_is_warned_of(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_silent_master_warns(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     asked = 0
 
     async def ask(*_: Any) -> Any:

@@ -65,13 +65,11 @@ def accepted(listener: Listener, unauthenticated: Unauthenticated, count: int) -
     return greeted
 
 
-def test_each_connection_is_greeted_with_its_address() -> None:
+def test_accept_passes_address() -> None:
     accepted(Listener(), Unauthenticated(), 3)
 
 
-def test_without_descriptors_unauthenticated_connections_make_room(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_accept_without_descriptors(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The warning comes once, however long it lasts."""
     monkeypatch.setattr(accepting, "STARVED_PAUSE_S", 0.0)
     unauthenticated = Unauthenticated()

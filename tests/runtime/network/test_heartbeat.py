@@ -61,7 +61,7 @@ def test_what_is_no_socket_is_refused() -> None:
     thread.close()
 
 
-def test_a_closed_connection_is_made_anew_until_there_is_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeats_reconnect_until_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Failures in between are tried again."""
     monkeypatch.setattr(heartbeats_module, "PAUSES_PER_TIMEOUT", 60 * LONG_S)
 
@@ -89,7 +89,7 @@ def test_a_closed_connection_is_made_anew_until_there_is_silence(monkeypatch: py
     run(main)
 
 
-def test_what_cannot_be_reached_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_heartbeats_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeats_module, "FIRST_HEARTBEAT_S", 0.1)
 
     async def main() -> None:

@@ -120,7 +120,7 @@ def test_a_busy_process_is_waited_for() -> None:
 
 
 @pytest.mark.skipif(not hasattr(links.termios, "TIOCOUTQ"), reason="the system does not tell what lies in its queue")
-def test_full_size_packets_that_do_not_get_there_fail_the_link_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_full_size_packets_fail_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "padding_bytes", lambda _: m.PADDING_BYTES_MAX)  # less where there is so little room
     error = dial(hears_the_first_words_only, WAIT_S, room_bytes=2048)
     assert "peer 1 at 127.0.0.1:" in error
@@ -128,31 +128,31 @@ def test_full_size_packets_that_do_not_get_there_fail_the_link_soon(monkeypatch:
     assert "is the MTU of the path right?" in error
 
 
-def test_full_size_packets_that_do_not_come_back_fail_the_link_soon() -> None:
+def test_lost_full_size_answers_fail_link() -> None:
     error = dial(says_the_first_words_only, WAIT_S)
     assert "peer 1 at 127.0.0.1:" in error
     assert "is the MTU of the path right?" in error
 
 
-def test_who_says_nothing_at_all_is_not_said_to_have_a_wrong_mtu() -> None:
+def test_silent_peer_is_no_mtu_problem() -> None:
     error = dial(hears_the_first_words_only, 2 * REACH_S)
     assert re.search(r"no answer within (0\.6|1\.2) s", error)  # the second where the machine has stood still
     assert "MTU" not in error
 
 
-def test_an_acceptor_names_who_has_not_got_through() -> None:
+def test_acceptor_reports_missing_padding() -> None:
     async def run() -> None:
         ours, theirs = trio.socket.socketpair()
         with ours, theirs:
             opening = m.ProbeHello(m.PROTOCOL_VERSION, "run", 2, 1, pulls=False, padding_bytes=1000)
             await ours.send(bytes(999))
-            with pytest.raises(ConnectionLost, match=r"peer 2 has not got through to us within 0\.1 s.*MTU"):
+            with pytest.raises(ConnectionLost, match=r"peer 2 did not send full-size packets within 0\.1 s.*MTU"):
                 await links.receive_padding(theirs, opening, 0.1)
 
     trio.run(run)
 
 
-def test_an_acceptor_waits_until_its_connection_is_used_or_its_padding_there() -> None:
+def test_acceptor_waits_for_use_or_padding() -> None:
     async def run() -> None:
         ours, theirs = trio.socket.socketpair()
         with ours, theirs, trio.fail_after(WAIT_S):

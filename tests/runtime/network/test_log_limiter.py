@@ -66,7 +66,7 @@ def orphans(master_timeout: float = WAIT_S) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize("secret", [b"", b"a guess"])
-def test_who_is_refused_by_another_goes_on_looking(secret: bytes) -> None:
+def test_refused_peer_continues_search(secret: bytes) -> None:
     with orphans() as cluster:
         with Refuser(cluster.address, secret) as refuser:
             until(lambda: refuser.refused >= 3 * PEERS, "each has asked again")
@@ -75,7 +75,7 @@ def test_who_is_refused_by_another_goes_on_looking(secret: bytes) -> None:
             cluster.each(lambda peer, _: peer.update_topology())
 
 
-def test_another_runs_master_that_asks_for_a_token_is_such_a_one(caplog: pytest.LogCaptureFixture) -> None:
+def test_master_of_other_run_with_token(caplog: pytest.LogCaptureFixture) -> None:
     with orphans() as cluster:
         with MasterNode(cluster.address, token="of another run"):
             until(lambda: sum("has none" in text for text in caplog.messages) >= 3 * PEERS, "each has asked again")
@@ -92,14 +92,14 @@ def test_in_the_end_the_refusal_is_named() -> None:
             assert f"{cluster.address}: refused: {REASON}" in str(error)
 
 
-def test_a_newcomer_that_is_refused_asks_all_others_first() -> None:
+def test_refused_newcomer_asks_all_masters() -> None:
     with Refuser() as refuser, MasterNode("127.0.0.1:0") as node:
         with Communicator(f"{refuser.address},{node.address}", timeout=WAIT_S) as peer:
             assert peer.world_size == 1
         assert refuser.refused
 
 
-def test_and_fails_at_once_if_nobody_else_is_left() -> None:
+def test_refused_newcomer_without_other_master() -> None:
     with Refuser() as one, Refuser() as other:
         newcomer = Communicator(f"{one.address},{other.address}", timeout=WAIT_S)
         (error,) = outcomes([newcomer.connect])

@@ -34,7 +34,7 @@ def test_chance_spreads_peers() -> None:
 def test_a_search_has_the_same_order_whatever_the_order_given() -> None:
     one, other = MasterAddresses([("b", 2), ("a", 10), ("a", 9)]), MasterAddresses([("a", 10), ("a", 9), ("b", 2)])
     one.next(0.5)
-    searches = one.anew(), other.anew()
+    searches = one.restarted(), other.restarted()
     assert not searches[0].are_all_asked
     orders = [[search.next(0.5).address for _ in range(3)] for search in searches]
     assert orders[0] == orders[1]
@@ -86,7 +86,7 @@ def test_the_account_has_the_last_failure_of_each() -> None:
     masters.failed(("b", 2), "refused")
     masters.failed(("a", 1), "no answer")
     masters.failed(("b", 2), "a standby")
-    assert masters.account() == "a:1: no answer; b:2: a standby"
+    assert masters.failures() == "a:1: no answer; b:2: a standby"
 
 
 def test_asked_once_each() -> None:

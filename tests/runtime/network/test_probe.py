@@ -12,7 +12,6 @@ import trio
 import trio.testing
 
 from pccl.runtime.network import probe
-from pccl.runtime.network.links import LinkError
 from pccl.runtime.network.probe import Measured, ProbeError, measure, steady_rate
 
 
@@ -29,11 +28,6 @@ def arrivals(rates: list[float], step_s: float = 0.05) -> list[tuple[float, int]
 def test_slow_start_is_not_the_rate() -> None:
     slow_start = [2.5e7 / 2**doublings for doublings in range(8, 0, -1)]
     assert steady_rate(arrivals(slow_start + [2.5e7] * 8)) == pytest.approx(2.5e7, rel=0.15)
-
-
-def test_what_waits_for_a_lost_packet_and_comes_at_once_does_not_count_as_more() -> None:
-    bursts = [2e5, 1e6, 5e6, 2.5e7, 0, 5e7, 2.5e7, 0, 0, 7.5e7, 2.5e7]
-    assert steady_rate(arrivals(bursts)) == pytest.approx(2.5e7, rel=0.25)
 
 
 @pytest.mark.parametrize("found", [[], [(1.0, 10)], arrivals([0.0, 0.0])])
@@ -124,7 +118,7 @@ def test_measure(pulls: bool) -> None:
 
 
 @pytest.mark.parametrize("pulls", [False, True])
-def test_one_who_hangs_up_is_an_error(pulls: bool) -> None:
+def test_closed_probe_is_an_error(pulls: bool) -> None:
     async def hang_up(sock: trio.socket.SocketType) -> None:
         await sock.recv(1)
 
@@ -136,19 +130,8 @@ def test_one_who_hangs_up_is_an_error(pulls: bool) -> None:
     trio.run(main)
 
 
-def test_one_who_cannot_be_dialled_is_an_error() -> None:
-    async def dial() -> trio.socket.SocketType:
-        raise LinkError("peer 7 at 10.0.0.7:9: no route to host")
-
-    async def main() -> None:
-        with pytest.raises(ProbeError, match="no route"):
-            await measure(dial, 2, pulls=False)
-
-    trio.run(main)
-
-
 @pytest.mark.parametrize("pulls", [False, True])
-def test_one_who_says_nothing_is_not_waited_for(pulls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_probe_times_out(pulls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "DIAL_S_MAX", 0.05)
 
     async def main() -> None:
@@ -163,7 +146,7 @@ def test_one_who_says_nothing_is_not_waited_for(pulls: bool, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("pulls", [False, True])
-def test_one_who_stops_is_not_waited_for(pulls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stalled_probe_times_out(pulls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The other side answers pings and then neither takes nor sends anything."""
     monkeypatch.setattr(probe, "FLOOD_S_MIN", 0.05)
 
@@ -177,20 +160,5 @@ def test_one_who_stops_is_not_waited_for(pulls: bool, monkeypatch: pytest.Monkey
         async with acceptor(only_pings) as dial:
             with pytest.raises(ProbeError, match="got through"):
                 await measure(dial, 2, pulls)
-
-    trio.run(main)
-
-
-@pytest.mark.parametrize("pulls", [False, True])
-def test_nobody_serves_for_ever(pulls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "SERVE_S_MAX", 0.05)
-
-    async def main() -> None:
-        near, far = socket.socketpair()
-        near.setblocking(False)
-        far.setblocking(False)
-        with trio.socket.from_stdlib_socket(near) as served, far:
-            with trio.fail_after(10):
-                await probe.serve(served, pulls)
 
     trio.run(main)

@@ -14,7 +14,7 @@ SOON_S = 10.0
 """Time within which nobody gives up the master that it waits at."""
 
 
-def test_addresses_given_in_different_orders_lead_to_the_same_master() -> None:
+def test_order_of_addresses_does_not_matter() -> None:
     with ExitStack() as stack:
         with MasterNode("127.0.0.1:0", peer_timeout=PEER_TIMEOUT_S) as primary:
             standbys = [

@@ -19,7 +19,7 @@ class Port:
         return self.connections.enter(host, lambda: self.dropped.append(name))
 
 
-def test_the_oldest_of_a_source_with_too_many_goes() -> None:
+def test_oldest_of_full_source_is_dropped() -> None:
     port = Port(10, 2)
     for name in "abc":
         port.enter("10.0.0.1", name)
@@ -29,7 +29,7 @@ def test_the_oldest_of_a_source_with_too_many_goes() -> None:
     assert port.connections.dropped == 1
 
 
-def test_a_crowd_makes_room_for_a_single_one() -> None:
+def test_largest_source_is_dropped() -> None:
     port = Port(4, 4)
     first = port.enter("10.0.0.2", "single")
     for name in "abc":
@@ -48,7 +48,7 @@ def test_among_equals_the_oldest_goes() -> None:
     assert port.dropped == ["10.0.0.3"]
 
 
-def test_who_has_left_is_not_dropped() -> None:
+def test_authenticated_is_not_dropped() -> None:
     port = Port(2, 2)
     port.connections.leave(port.enter("10.0.0.1", "a"))
     for name in "bcd":
@@ -68,7 +68,7 @@ def test_an_ipv6_network_is_one_source() -> None:
     assert source_of("somewhere") == "somewhere"
 
 
-def test_strangers_cannot_fill_a_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
     limiter = LogLimiter(logging.getLogger("pccl.test"), lambda: now)
     with caplog.at_level(logging.INFO, "pccl.test"):

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pccl.runtime.state import tensor_blocks
-from pccl.runtime.state.receiver import REQUESTS_FIRST, REQUESTS_MAX, RESCUE_S, Block, DonorStream, Schedule, blocks_of
+from pccl.runtime.state.transfer import REQUESTS_FIRST, REQUESTS_MAX, RESCUE_S, Block, DonorStream, Schedule, blocks_of
 
 SIZE = 1000
 
@@ -36,8 +36,8 @@ def deliver(schedule: Schedule, stream: DonorStream, now: float) -> Block:
     """The first block of the stream comes as a whole."""
     block = stream.queue[0]
     stream.moved(block.size, now)
-    if not block.is_landed:
-        schedule.land(block)
+    if not block.is_done:
+        schedule.finish(block)
     schedule.delivered(stream)
     return block
 
@@ -56,23 +56,18 @@ def run(schedule: Schedule, speeds: dict[DonorStream, float], now: float = 0.0) 
             stream.silent_s += step_s if stream.queue else 0.0
             while stream.queue and credit[stream] >= SIZE and not schedule.is_done:
                 credit[stream] -= SIZE
-                landed[stream] += not stream.queue[0].is_landed
+                landed[stream] += not stream.queue[0].is_done
                 deliver(schedule, stream, now)
                 draw_all(schedule, stream, now)
     return now, landed
 
 
-def test_blocks_cover_a_tensor_and_the_last_one_is_shorter() -> None:
+def test_last_block_is_shorter() -> None:
     blocks = list(blocks_of(3, 2500, range(3)))
     assert [(block.tensor, block.number, block.size) for block in blocks] == [(3, 0, 1000), (3, 1, 1000), (3, 2, 500)]
 
 
-def test_a_lane_of_unknown_speed_is_asked_for_little() -> None:
-    schedule, (stream,) = schedule_of(100)
-    assert [block.number for block in draw_all(schedule, stream, 0.0)] == list(range(REQUESTS_FIRST))
-
-
-def test_a_fast_lane_with_a_long_way_is_asked_for_what_fills_the_way() -> None:
+def test_requests_fill_long_fast_path() -> None:
     schedule, (stream,) = schedule_of(1000)
     now, latency_s, speed = 0.0, 1.0, 40 * SIZE
     draw_all(schedule, stream, now)
@@ -85,7 +80,7 @@ def test_a_fast_lane_with_a_long_way_is_asked_for_what_fills_the_way() -> None:
     assert len(stream.queue) <= REQUESTS_MAX
 
 
-def test_lanes_draw_as_they_deliver_and_end_together() -> None:
+def test_streams_end_together() -> None:
     schedule, (fast, slow) = schedule_of(1000, 2)
     end_s, landed = run(schedule, {fast: 90 * SIZE, slow: 10 * SIZE})
     assert landed[fast] + landed[slow] == 1000
@@ -93,13 +88,7 @@ def test_lanes_draw_as_they_deliver_and_end_together() -> None:
     assert end_s <= 10.0 * 1.1, "ten seconds' work for both together"
 
 
-def test_a_slow_lane_does_not_hold_the_end() -> None:
-    schedule, (fast, slow) = schedule_of(100, 2)
-    end_s, _ = run(schedule, {fast: 100 * SIZE, slow: 0.1 * SIZE})
-    assert end_s < 2.0, "a block of the slow stream takes 10 s"
-
-
-def test_a_silent_lane_does_not_hold_the_end() -> None:
+def test_silent_stream_does_not_delay_end() -> None:
     schedule, (fast, silent) = schedule_of(10, 2)
     assert draw_all(schedule, silent, 0.0)
     end_s, landed = run(schedule, {fast: 100 * SIZE, silent: 0.0})
@@ -107,7 +96,7 @@ def test_a_silent_lane_does_not_hold_the_end() -> None:
     assert landed == {fast: 10, silent: 0}
 
 
-def test_a_block_is_not_rescued_without_need() -> None:
+def test_no_needless_second_request() -> None:
     schedule, (busy, idle) = schedule_of(REQUESTS_FIRST, 2)
     draw_all(schedule, busy, 0.0)
     busy.silent_s = RESCUE_S / 2
@@ -116,21 +105,21 @@ def test_a_block_is_not_rescued_without_need() -> None:
     assert len(draw_all(schedule, idle, 1.0)) == 1, "one at a time"
 
 
-def test_what_a_lane_leaves_goes_to_the_others() -> None:
+def test_blocks_of_ended_stream_are_returned() -> None:
     schedule, (first, second) = schedule_of(REQUESTS_FIRST, 2)
     draw_all(schedule, first, 0.0)
     assert draw_all(schedule, second, 0.0) == []
-    assert schedule.forsake(first)
+    assert schedule.leave(first)
     assert len(draw_all(schedule, second, 0.0)) == REQUESTS_FIRST
     assert not schedule.is_done
 
 
-def test_a_block_that_another_lane_holds_is_not_left() -> None:
+def test_block_of_two_streams_is_not_returned() -> None:
     schedule, (first, second) = schedule_of(1, 2)
     draw_all(schedule, first, 0.0)
     first.silent_s = 10.0
     draw_all(schedule, second, 10.0)
-    assert not schedule.forsake(first)
+    assert not schedule.leave(first)
     deliver(schedule, second, 11.0)
     assert schedule.is_done
 
@@ -139,7 +128,7 @@ ACTIONS = st.sampled_from(["draw", "deliver", "wait", "end", "enter"])
 
 
 @given(st.integers(0, 30), st.lists(st.tuples(ACTIONS, st.integers(0, 5))))
-def test_no_block_is_forgotten(count: int, actions: list[tuple[str, int]]) -> None:
+def test_every_block_is_fetched(count: int, actions: list[tuple[str, int]]) -> None:
     """Streams draw, deliver, fall silent, end and come, in any order; whoever stays can land all the rest."""
     schedule, streams = schedule_of(count, 2)
     now = 0.0
@@ -154,13 +143,13 @@ def test_no_block_is_forgotten(count: int, actions: list[tuple[str, int]]) -> No
             stream.silent_s += 1.0
         elif action == "end" and len(streams) > 1:
             streams.remove(stream)
-            schedule.forsake(stream)
+            schedule.leave(stream)
         elif action == "enter":
             streams.append(DonorStream())
             schedule.enter(streams[-1])
     keeper, *others = streams
     for stream in others:
-        schedule.forsake(stream)
+        schedule.leave(stream)
     while keeper.queue or draw_all(schedule, keeper, now):
         now += 0.1
         deliver(schedule, keeper, now)

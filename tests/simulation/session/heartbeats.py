@@ -24,7 +24,7 @@ class SimHeartbeats:
         self._events: list[Silent | Closed] = []
         self._has_events = trio.Event()
 
-    async def vouch(self) -> None:
+    async def keep_progress(self) -> None:
         await trio.sleep_forever()
 
     def add(self, connection: int, fd: int) -> None:
