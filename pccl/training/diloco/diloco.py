@@ -39,7 +39,7 @@ from pccl.training.group.relaunch import Outcome, Relaunched, average
 from pccl.training.group.site import Site
 from pccl.training.state import codec
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
-from pccl.training.state.checkpoint import Checkpointed, Loaded, Snapshot, Stateful
+from pccl.training.state.checkpoint import Checkpointed, Snapshot, Stateful
 from pccl.training.state.replica import Vector, replica_of
 from pccl.training.state.replicated_state import ParamGroups, ReplicatedState, frozen_parameters
 from pccl.training.state.tensor_file import CheckpointError
@@ -475,17 +475,6 @@ class OuterLoop(Checkpointed):
             vector[...] = state.get("common buffers", {}).get(name, vector)
         self._has_begun = True
         self.show_outer()
-
-    def _former(self, loaded: Loaded) -> Snapshot:
-        arrays = loaded.former
-        try:
-            layout, inner = arrays["layout"].tobytes().decode(), arrays["inner"].tobytes()
-            state = {"parameters": arrays["parameters"], "momentum": arrays["momentum"]}
-        except KeyError as error:
-            raise CheckpointError(f"{loaded.path} lacks {error}") from None
-        return Snapshot(
-            loaded.snapshot.revision, {**state, "inner": self._replica.unpack(inner) if inner else None}, layout
-        )
 
     def _shard(self, tensor: Any, shard: Shard) -> Any:
         return distributed_like(self._model, tensor, shard)

@@ -47,7 +47,7 @@ from pccl.training.spsa.elements import tensors_of
 from pccl.training.spsa.grid import Grid
 from pccl.training.spsa.step_log import LogError, LogFile, LoggedStep, Mark
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
-from pccl.training.state.checkpoint import Checkpointed, Loaded, Snapshot, Stateful
+from pccl.training.state.checkpoint import Checkpointed, Snapshot, Stateful
 from pccl.training.state.replicated_state import ReplicatedState, frozen_parameters
 from pccl.training.state.tensor_file import CheckpointError
 from pccl.training.state.torch_state import assign, buffers_of, require_like
@@ -230,7 +230,6 @@ class SPSA(Checkpointed):
         self._tensors, layout = tensors_of(model)
         self._grid = Grid(list(self._tensors.values()), options.epsilon, options.seed)
         self._run = f"SPSA {fingerprint(None, options, admit_every, replay_max, layout)}"
-        self._former_run = self._run
         self._alike = {"admit_every": admit_every, "replay_max": replay_max, "options": options}
         self._replicated = ReplicatedState(
             communicator,
@@ -502,17 +501,3 @@ class SPSA(Checkpointed):
         self._state.revision = revision
         self._recent.clear()
         self._grid.adopt()
-
-    def _former(self, loaded: Loaded) -> Snapshot:
-        arrays = loaded.former
-        try:
-            run = arrays["run"].tobytes().decode()
-            state = {
-                "parameters": {name: arrays[f"tensor/{name}"] for name in self._tensors},
-                "exponents": arrays["exponents"],
-            }
-        except KeyError as error:
-            raise CheckpointError(f"{loaded.path} lacks {error}") from None
-        if run != self._former_run:
-            raise CheckpointError(f"{loaded.path} is of another run, {run!r}; this one is {self._former_run!r}")
-        return Snapshot(loaded.snapshot.revision, state, self._layout, repr(self._options))

@@ -27,14 +27,13 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 import pccl
 from pccl import Communicator, PCCLError, Result
@@ -46,16 +45,12 @@ from pccl.training.state.tensor_file import CheckpointError, Contents, Entry
 from pccl.training.state.tensor_tree import HostMemory, Parts, Shard, entry_of, join, split, tensor_of
 
 FORMAT = 2
-FORMER_FORMAT = 1
-"""An npz without a manifest."""
 MANIFEST = "pccl"
 REST = "rest"
 """The name of the state other than tensors."""
-LISTINGS_MAX = 100
-"""Times that a folder is listed while other processes save and remove."""
 NAME = re.compile(r"step-(\d{9,})(?:\.rank-(\d{5,})-of-(\d{5,}))?\.safetensors")
-ONE_FILE = (".safetensors", ".npz")
-"""A path with such an end is the file itself."""
+SUFFIX = ".safetensors"
+"""A path with this suffix is the file itself."""
 
 SLOW = "saving is slower than the steps between: a save waited %.3g s for the one before; save less often"
 NEWER = "%s holds checkpoints newer than revision %d, and revision %d will be loaded: use a folder for each run"
@@ -94,19 +89,7 @@ class Piece:
     path: Path
     revision: int
     save: str
-    """The same on all ranks of a site, and of no other save; "" in files of former versions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A checkpoint that was read and is whole."""
-
-    path: Path
-    kind: str
-    """The name of the class; "" in files of former versions."""
-    snapshot: Snapshot
-    former: dict[str, NDArray[Any]] = field(default_factory=dict)
-    """The arrays of a file of a former version, which has no state."""
+    """The same on all ranks of a site, and of no other save."""
 
 
 def file_name(revision: int, site: Site | None) -> str:
@@ -116,7 +99,7 @@ def file_name(revision: int, site: Site | None) -> str:
 
 def is_one_file(path: Path) -> bool:
     """Whether `path` is a checkpoint itself, and not a folder of them."""
-    return path.suffix in ONE_FILE or path.is_file()
+    return path.suffix == SUFFIX or path.is_file()
 
 
 def _named(folder: Path, site: Site | None) -> list[tuple[int, Path]]:
@@ -133,60 +116,42 @@ def _named(folder: Path, site: Site | None) -> list[tuple[int, Path]]:
 def _save_of(path: Path) -> str | None:
     """Return the name of the save, "" where the file is damaged; None: it is not a checkpoint, or gone."""
     try:
-        manifest = _manifest(tensor_file.read_metadata(path), path)
+        metadata = tensor_file.read_metadata(path)
+        return piece_at(path).save if MANIFEST in metadata else None
     except FileNotFoundError:
         return None
     except CheckpointError:
         return ""
-    return str(manifest.get("save", "")) if manifest is not None else None
-
-
-def _newest_first(folder: Path, site: Site | None) -> Iterator[Piece]:
-    """Yield this rank's checkpoints in `folder`, listed again if a save has removed all of them. Raises
-    FileNotFoundError."""
-    for _ in range(LISTINGS_MAX):
-        named = _named(folder, site)
-        is_empty = True
-        for revision, path in named:
-            save = _save_of(path)
-            if save is not None:
-                is_empty = False
-                yield Piece(path, revision, save)
-        if not is_empty or all(path.exists() for _, path in named):
-            return
 
 
 def pieces(folder: Path, site: Site | None = None) -> list[Piece]:
-    """Return this rank's checkpoints in `folder`, oldest first. Raises FileNotFoundError."""
-    return list(_newest_first(folder, site))[::-1]
+    """Return this rank's checkpoints in `folder`, newest first. Raises FileNotFoundError."""
+    found = ((path, revision, _save_of(path)) for revision, path in _named(folder, site))
+    return [Piece(path, revision, save) for path, revision, save in found if save is not None]
 
 
 def piece_at(path: Path) -> Piece:
     """Return the checkpoint in the file `path`. Raises OSError, CheckpointError."""
     manifest = _manifest(tensor_file.read_metadata(path), path)
-    if manifest is None:
-        return Piece(path, _load_former(path, tensor_file.read(path)).snapshot.revision, "")
     return Piece(path, int(manifest.get("revision", 0)), str(manifest.get("save", "")))
 
 
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     """Return the newest checkpoint in `folder` that is not a piece of a site's, or None."""
     try:
-        newest = next(_newest_first(Path(folder), None), None)
+        found = pieces(Path(folder))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return newest.path if newest is not None else None
+    return found[0].path if found else None
 
 
-def _manifest(metadata: Mapping[str, str], path: Path) -> dict[str, Any] | None:
-    """Return the manifest of a file; None if it is not a checkpoint of pccl."""
-    if MANIFEST not in metadata:
-        return None
+def _manifest(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
+    """Return the manifest of a file. Raises CheckpointError."""
     try:
         manifest = json.loads(metadata[MANIFEST])
         version = int(manifest["format"])
     except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: its manifest is not pccl.training's ({error!r})") from None
+        raise CheckpointError(f"{path} is damaged or not a checkpoint: it has no manifest ({error!r})") from None
     if version > FORMAT:
         raise CheckpointError(
             f"{path} has format {version}, of pccl {manifest.get('version')}; this is pccl {pccl.__version__}, which "
@@ -196,15 +161,15 @@ def _manifest(metadata: Mapping[str, str], path: Path) -> dict[str, Any] | None:
     return manifest
 
 
-def load(path: Path, site: Site | None = None, shard: Callable[[Any, Shard], Any] | None = None) -> Loaded:
-    """Read and verify a checkpoint. `shard` makes a distributed tensor of this rank's part.
+def load(
+    path: Path, site: Site | None = None, shard: Callable[[Any, Shard], Any] | None = None
+) -> tuple[str, Snapshot]:
+    """Read and verify a checkpoint; return the name of its class, and its state.
 
-    Raises OSError, CheckpointError.
+    `shard` makes a distributed tensor of this rank's part. Raises OSError, CheckpointError.
     """
     contents = tensor_file.read(path)
     manifest = _manifest(contents.metadata, path)
-    if manifest is None:
-        return _load_former(path, contents)
     rank, size = (site.rank, site.size) if site is not None else (0, 1)
     if (manifest["rank"], manifest["size"]) != (rank, size):
         raise CheckpointError(
@@ -217,21 +182,9 @@ def load(path: Path, site: Site | None = None, shard: Callable[[Any, Shard], Any
         tensors = {name: tensor_of(entry, name in of_torch) for name, entry in entries.items()}
         shards = {name: Shard(each[0], tuple(each[1]), tuple(each[2])) for name, each in manifest["shards"].items()}
         state = join(Parts(rest, tensors, shards), shard)
-        snapshot = Snapshot(manifest["revision"], state, manifest["layout"], manifest["options"])
-        return Loaded(path, manifest["class"], snapshot)
+        return manifest["class"], Snapshot(manifest["revision"], state, manifest["layout"], manifest["options"])
     except (KeyError, ValueError, TypeError, StopIteration) as error:
         raise CheckpointError(f"{path} cannot be read: {error!r}; was torch imported, if it is of torch's?") from error
-
-
-def _load_former(path: Path, contents: Contents) -> Loaded:
-    arrays = {name: entry.array() for name, entry in contents.entries.items()}
-    numbers = [arrays[name] for name in ("format", "revision") if name in arrays]
-    if "format" not in arrays or contents.metadata or any(each.ndim or each.dtype.kind not in "iu" for each in numbers):
-        raise CheckpointError(f"{path} is not a checkpoint: pccl.training has not written it")
-    if (version := int(arrays.pop("format"))) != FORMER_FORMAT:
-        raise CheckpointError(f"{path} was not written by pccl.training: it has format {version}")
-    revision = int(arrays.get("revision", np.array(0)))
-    return Loaded(path, "", Snapshot(revision, {}, ""), arrays)
 
 
 @dataclass(slots=True)
@@ -380,9 +333,6 @@ def _prune(folder: Path, revision: int, keep: int, site: Site | None) -> None:
             path.unlink(missing_ok=True)
 
 
-logger = logging.getLogger(__name__)
-
-
 class Checkpointed(ABC):
     """The base of the training classes: saves what `_snapshot` gives, and passes it to `_restore`."""
 
@@ -403,12 +353,6 @@ class Checkpointed(ABC):
         """Load what `_snapshot` gave, of the same layout and options. Raises CheckpointError before anything is
         changed."""
 
-    def _former(self, loaded: Loaded) -> Snapshot:
-        """Return the state in a file of a former version. Raises CheckpointError: this class takes none."""
-        raise CheckpointError(
-            f"{loaded.path} is of a former version, which had no checkpoints of {type(self).__name__}"
-        )
-
     def _shard(self, tensor: Any, shard: Shard) -> Any:
         raise CheckpointError(f"it has a piece of a tensor in shards, {shard.place}; this model has none")
 
@@ -417,7 +361,7 @@ class Checkpointed(ABC):
 
         Args:
             path: A folder of this peer's own, where `step-000000123.safetensors` appears; or, with the suffix
-                `.safetensors` or `.npz`, the file itself, which is replaced.
+                `.safetensors`, the file itself, which is replaced.
             keep: Number of newest files to keep; None: all.
             background: Copy the state, and write it while training goes on. The next save waits for this one and
                 raises its error, as `wait_for_save` does.
@@ -473,18 +417,13 @@ class Checkpointed(ABC):
         if self._site is None:
             if not found:
                 return False
-            piece = found[-1]
+            piece = found[0]
         else:
             accounts = self._accounts(found, error)
             if missing_ok and not any(accounts):
                 return False
             piece = found[accounts[self._site.rank].index(_newest_common(accounts, path))]
-        try:
-            loaded = self._loaded(piece)
-        except FileNotFoundError as error:
-            if self._site is not None or piece.path == Path(path) or not self._found(Path(path)):
-                raise
-            return self.load(path, missing_ok=missing_ok)  # a save has removed it, once there was a newer one
+        loaded = self._loaded(piece)
         self._restore(loaded.state, loaded.revision)
         logger.info("loaded %s, revision %d", piece.path, loaded.revision)
         return True
@@ -500,7 +439,7 @@ class Checkpointed(ABC):
         raise PCCLError(Result.INVALID_USAGE, f"{type(self).__name__}.load", what)
 
     def _found(self, path: Path) -> list[Piece]:
-        """Return the pieces that can be loaded, oldest first."""
+        """Return the pieces that can be loaded, newest first."""
         if is_one_file(path):
             path.stat()
             return [piece_at(path) if self._site is not None else Piece(path, 0, "")]
@@ -523,7 +462,7 @@ class Checkpointed(ABC):
         error: OSError | CheckpointError | None = None
         snapshot = None
         try:
-            snapshot = self._checked(load(piece.path, self._site, self._shard))
+            snapshot = self._checked(piece.path, *load(piece.path, self._site, self._shard))
         except (OSError, CheckpointError) as caught:
             error = caught
         if self._site is not None:
@@ -533,12 +472,9 @@ class Checkpointed(ABC):
         assert snapshot is not None
         return snapshot
 
-    def _checked(self, loaded: Loaded) -> Snapshot:
-        path, snapshot = loaded.path, loaded.snapshot
-        if not loaded.kind:
-            snapshot = self._former(loaded)
-        elif loaded.kind not in (type(self).__name__, *self.LOADS):
-            raise CheckpointError(f"{path} was saved by {loaded.kind}; this is {type(self).__name__}")
+    def _checked(self, path: Path, kind: str, snapshot: Snapshot) -> Snapshot:
+        if kind not in (type(self).__name__, *self.LOADS):
+            raise CheckpointError(f"{path} was saved by {kind}; this is {type(self).__name__}")
         own = self._snapshot()
         classes = [each.state.get("optimizer class") for each in (snapshot, own)]
         if None not in classes and classes[0] != classes[1]:
@@ -573,7 +509,7 @@ def _newest_common(accounts: list[list[tuple[int, str]]], path: str | os.PathLik
     return newest
 
 
-def _raise_any(errors: Iterator[str] | list[str]) -> None:
+def _raise_any(errors: Iterable[str]) -> None:
     told = [f"rank {rank}: {error}" for rank, error in enumerate(errors) if error]
     if told:
         raise CheckpointError(f"this site cannot load its checkpoint; {'; '.join(told)}")

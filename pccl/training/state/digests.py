@@ -45,8 +45,6 @@ SMOOTHING = 0.25
 INTERVAL_UNMEASURED = 16
 INTERVAL_MAX = 2**40
 NAMES_SHOWN = 8
-OBJECT_BYTES_SHOWN = 1 << 20
-"""The most bytes that are gathered of an object, to show where it differs."""
 THREADED_BYTES = 1 << 20
 DIGEST_BYTES = 32
 
@@ -289,11 +287,10 @@ class Check:
         right = next(row for row in seniors if votes[row.names_digest, row.digests] == most)
         wrong = [row for row in rows if (row.names_digest, row.digests) != (right.names_digest, right.digests)]
         found = self._differing(names, right, wrong)
-        details = self._details(snapshot, found, right, wrong)
         own = self.communicator.membership.peers[self.communicator.membership.rank]
         others = [row.peer for row in rows if row not in wrong]
         error = DivergenceError(
-            _text(snapshot.revision, own, others, [row.peer for row in wrong], found, details),
+            _text(snapshot.revision, own, others, [row.peer for row in wrong], found),
             snapshot.revision,
             tuple(row.peer for row in wrong),
             tuple(found),
@@ -309,32 +306,6 @@ class Check:
         if any(row.names_digest != right.names_digest for row in wrong):
             return ["which tensors and objects there are"]
         return [name for i, name in enumerate(names) if any(row.digests[i] != right.digests[i] for row in wrong)]
-
-    def _details(
-        self, snapshot: Snapshot, names: list[str], right: _Row, wrong: list[_Row]
-    ) -> dict[str, codec.Difference]:
-        """Gather the first object that differs from all peers, and return the first place where it does."""
-        name = next((name for name in names if name in snapshot.objects), None)
-        if name is None:
-            return {}
-        own = np.frombuffer(snapshot.objects[name], np.uint8)
-        size = self._largest(own.size, snapshot.revision)
-        if size > OBJECT_BYTES_SHOWN:
-            return {}
-        padded = np.zeros(8 + size, np.uint8)
-        padded[:8] = np.array([own.size], "<u8").view(np.uint8)
-        padded[8 : 8 + own.size] = own
-        gathered = self._gather(padded, snapshot.revision)
-        i = list(snapshot.digests).index(name)
-        other = next(row for row in wrong if row.digests[i] != right.digests[i])
-        if right.peer not in gathered or other.peer not in gathered:
-            return {}  # lost since
-        states = []
-        for peer in (other.peer, right.peer):
-            data = gathered[peer].tobytes()
-            states.append(codec.decode(data[8 : 8 + int.from_bytes(data[:8], "little")]))
-        found = codec.first_difference(*states)
-        return {name: found} if found is not None else {}
 
     def _largest(self, size: int, step: int) -> int:
         sizes = np.array([size])
@@ -359,13 +330,12 @@ def _text(
     others: list[int],
     wrong: list[int],
     names: list[str],
-    details: Mapping[str, codec.Difference],
 ) -> str:
     def listed(peers: list[int]) -> str:
         noun = "peer" if len(peers) == 1 else "peers"
         return f"{noun} " + ", ".join(f"{peer} (this one)" if peer == own else str(peer) for peer in peers)
 
-    shown = [f"{name}{details[name]}" if name in details else name for name in names[:NAMES_SHOWN]]
+    shown = names[:NAMES_SHOWN]
     if len(names) > NAMES_SHOWN:
         shown.append(f"{len(names) - NAMES_SHOWN} more")
     verb = "differs" if len(wrong) == 1 else "differ"

@@ -7,7 +7,6 @@ as one parameter is. A replica can be split into parts, runs of its elements cut
 
 from __future__ import annotations
 
-import io
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pccl._floating_point import default_environment
-from pccl.training.state.tensor_file import arrays_of
 from pccl.training.state.torch_arithmetic import default_torch_arithmetic
 
 
@@ -139,10 +137,6 @@ class ArrayReplica(ArrayPart):
     def holds(self, parameter: Any) -> bool:
         return any(parameter is array for array in self._arrays)
 
-    def unpack(self, data: bytes) -> Any:
-        return arrays_of(data)
-
-
 class TorchPart:
     """Rows of a module's parameters, on any device; of distributed ones, of this rank's shards."""
 
@@ -213,9 +207,6 @@ class TorchReplica(TorchPart):
 
     def holds(self, parameter: Any) -> bool:
         return any(parameter is held for held, _ in self._pieces)
-
-    def unpack(self, data: bytes) -> Any:
-        return self._torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
 
 
 Part: TypeAlias = ArrayPart | TorchPart

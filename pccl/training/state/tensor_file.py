@@ -1,25 +1,23 @@
-"""Named tensors in one file that is there whole or not at all, in the safetensors format (or `.npz`).
+"""Named tensors in one file, whole or absent, in the safetensors format.
 
 A safetensors file is the length of a header in 8 bytes, the header as JSON (name, dtype, shape and place of each
-tensor; text metadata), and the tensors' bytes. It is written here and not by its library, because a checkpoint must be
-flushed to the disk without Python's lock, fail with the OSError of what failed, and hold bfloat16 without torch.
+tensor; text metadata), and the tensors' bytes. This module writes it without the safetensors library, so that files are
+flushed without Python's lock, errors are OSErrors, and bfloat16 needs no torch.
 
 1. A file under its name is whole: it is written under a temporary name, flushed (fsync) and renamed, and the folder is
    flushed.
 2. Damage is found: the metadata hold the BLAKE3 digest of all other bytes of the file.
-3. Temporary files are locked (flock) by their writer; the next save into the folder deletes unlocked ones.
+3. Writers lock their temporary files (flock); the next save into the folder deletes unlocked ones.
 """
 
 from __future__ import annotations
 
 import fcntl
-import io
 import json
 import math
 import os
 import re
 import secrets
-import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -29,28 +27,6 @@ from typing import Any, BinaryIO
 import blake3
 import numpy as np
 from numpy.typing import NDArray
-
-TRIES = 20
-
-
-def arrays_of(content: bytes) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an `.npz` by name. Raises what NumPy and zipfile raise. Thread-safe.
-
-    NumPy parses an array's header as Python, where CPython 3.11 and 3.12 count the depth of all threads together
-    (https://github.com/python/cpython/issues/106905) and sometimes refuse sound text: it is tried again.
-    """
-    for _ in range(TRIES):
-        try:
-            return _arrays_of(content)
-        except SystemError:
-            pass
-    return _arrays_of(content)
-
-
-def _arrays_of(content: bytes) -> dict[str, NDArray[Any]]:
-    with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        return dict(archive)
-
 
 Bytes = NDArray[np.uint8]
 
@@ -77,7 +53,6 @@ HEADER_BYTES_MAX = 1 << 30
 CHUNK_BYTES = 1 << 24
 NO_DIGEST = "0" * 64
 DIGEST = "blake3"
-HEADER = "header"
 TEMPORARY = re.compile(r"\..+\.[0-9a-f]{16}\.pccl-tmp")
 
 
@@ -106,48 +81,25 @@ class Contents:
 
 def write(path: Path, contents: Contents) -> None:
     """Replace `path` atomically. Raises OSError; the former file is still there then."""
-    _atomically(path, lambda file: (_write_npz if path.suffix == ".npz" else _write_safetensors)(file, contents))
+    _atomically(path, lambda file: _write_safetensors(file, contents))
 
 
 def read(path: Path) -> Contents:
     """Raises OSError; CheckpointError: the file is damaged or of another kind."""
     with _opened(path) as file:
-        return _read_npz(file, path) if _is_zip(file, path) else _read_safetensors(file, path)
+        return _read_safetensors(file, path)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
     """Return the metadata without reading the tensors or verifying the digest. Raises as `read`."""
     with _opened(path) as file:
-        return _read_npz(file, path).metadata if _is_zip(file, path) else _metadata(_header(file, path), path)
+        return _metadata(_header(file, path), path)
 
 
 def _opened(path: Path) -> BinaryIO:
     if path.is_dir():
-        raise CheckpointError(
-            f"{path} is a folder, though its name ends as that of a file does: give the file in it, or a folder of "
-            "another name"
-        )
+        raise CheckpointError(f"{path} is a folder; give the file in it, or a folder with another suffix")
     return path.open("rb")
-
-
-def _is_zip(file: BinaryIO, path: Path) -> bool:
-    """Whether it may be an npz. Raises CheckpointError: torch.save has written it."""
-    begin = file.read(2)
-    file.seek(0)
-    is_of_torch = begin == b"\x80\x02"  # torch.save before 1.6, and any pickle
-    if begin == b"PK":
-        try:
-            with zipfile.ZipFile(file) as archive:
-                is_of_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
-        except Exception:  # it raises what comes
-            pass
-        file.seek(0)
-    if is_of_torch:
-        raise CheckpointError(
-            f"{path} is damaged or not a checkpoint: it is what torch.save writes; read it by torch.load, give the "
-            "model and the optimizer what it has of them by their load_state_dict, and join after that"
-        )
-    return begin == b"PK"
 
 
 def _atomically(path: Path, fill: Callable[[BinaryIO], None]) -> None:
@@ -241,38 +193,22 @@ def _write_safetensors(file: BinaryIO, contents: Contents) -> None:
 
 def _header(file: BinaryIO, path: Path) -> bytes:
     size = int.from_bytes(file.read(8), "little")
-    if size > HEADER_BYTES_MAX:
-        raise CheckpointError(
-            f"{path} is damaged or not a checkpoint: it begins neither as a safetensors file nor as an npz; give what "
-            "save() wrote"
-        )
+    if not 0 < size <= HEADER_BYTES_MAX:
+        raise CheckpointError(f"{path} is damaged or not a checkpoint: it has no safetensors header")
     header = file.read(size)
-    if len(header) < size or not size:
-        raise CheckpointError(
-            f"{path} is damaged or not a checkpoint: it ends within the header of a safetensors file, after "
-            f"{8 + len(header)} bytes; take another checkpoint, or delete this one"
-        )
+    if len(header) < size:
+        raise CheckpointError(f"{path} is damaged: it ends within its header; load another checkpoint")
     return header
 
 
 def _metadata(header: bytes, path: Path) -> dict[str, str]:
     try:
-        read = json.loads(header)
-        if not isinstance(read, dict) or not isinstance(read.get("__metadata__", {}), dict):
-            raise TypeError("it is not a header of a safetensors file")
-        if DIGEST not in read.get("__metadata__", {}):
-            raise ValueError(
-                "it is a safetensors file of another program; read it by safetensors.torch.load_file, give the model "
-                "what it has by load_state_dict, and join after that"
-            )
-        found = read["__metadata__"]
+        found = json.loads(header)["__metadata__"]
         if not isinstance(found[DIGEST], str):
-            raise TypeError("its digest is not text")
+            raise TypeError("the digest is not text")
         return {str(key): str(value) for key, value in found.items()}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} is damaged or not a checkpoint: pccl.training does not write such a header ({error})"
-        ) from None
+        raise CheckpointError(f"{path} is damaged or not a checkpoint of pccl.training: its header lacks {error}") from None
 
 
 def _read_safetensors(file: BinaryIO, path: Path) -> Contents:
@@ -283,15 +219,7 @@ def _read_safetensors(file: BinaryIO, path: Path) -> Contents:
     hasher = blake3.blake3(header.replace(digest.encode(), NO_DIGEST.encode(), 1))
     hasher.update(data.data)
     if hasher.hexdigest() != digest:
-        what = f"the digest of its contents is {hasher.hexdigest()}, not {digest}, as it says"
-        try:
-            tensors = [spec for name, spec in json.loads(header).items() if name != "__metadata__"]
-            size = max((int(spec["data_offsets"][1]) for spec in tensors), default=0)
-            if data.size < size:
-                what = f"it is cut off, {size - data.size} bytes before its end"
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError):  # it may be damaged, too
-            pass
-        raise CheckpointError(f"{path} is damaged: {what}; take another checkpoint, or delete this one")
+        raise CheckpointError(f"{path} is damaged or cut off: its digest differs; load another checkpoint")
     return Contents(metadata, _entries(json.loads(header), data, path))
 
 
@@ -310,48 +238,6 @@ def _entries(header: Mapping[str, Any], data: Bytes, path: Path) -> dict[str, En
             raise CheckpointError(f"{path} is damaged: it has no tensor {name!r} as its header says: {error}") from None
         entries[name] = entry
     return entries
-
-
-def _write_npz(file: BinaryIO, contents: Contents) -> None:
-    dtypes = {name: entry.dtype for name, entry in contents.entries.items()}
-    header = {"metadata": contents.metadata, "dtypes": dtypes, DIGEST: _npz_digest(contents)}
-    arrays: dict[str, Any] = {name: entry.array() for name, entry in contents.entries.items()}
-    np.savez(file, allow_pickle=False, **{HEADER: np.frombuffer(json.dumps(header).encode(), np.uint8), **arrays})
-
-
-def _npz_digest(contents: Contents) -> str:
-    """Return the digest of an archive, whose CRC-32s do not cover damaged sizes."""
-    entries = sorted(contents.entries.items())
-    facts = [sorted(contents.metadata.items()), [(name, entry.dtype, entry.shape) for name, entry in entries]]
-    hasher = blake3.blake3(json.dumps(facts).encode())
-    for _, entry in entries:
-        hasher.update(entry.data.data)
-    return hasher.hexdigest()
-
-
-def _read_npz(file: BinaryIO, path: Path) -> Contents:
-    """An archive without a header comes back without metadata."""
-    content = file.read()
-    try:
-        arrays = arrays_of(content)
-        header = json.loads(arrays.pop(HEADER).tobytes()) if HEADER in arrays else None
-        dtypes = header["dtypes"] if header is not None else {}
-        entries = {name: _entry(array, dtypes.get(name)) for name, array in arrays.items()}
-        contents = Contents(header["metadata"] if header is not None else {}, entries)
-        if header is not None and _npz_digest(contents) != header[DIGEST]:
-            raise ValueError("the digest of its contents is not the one that it says")
-    except Exception as error:  # zipfile and NumPy raise what comes, and it is the contents' fault
-        raise CheckpointError(f"{path} is damaged or not a checkpoint: {error}") from error
-    return contents
-
-
-def _entry(array: NDArray[Any], dtype: str | None) -> Entry:
-    array = np.ascontiguousarray(array).reshape(array.shape)
-    if dtype is None:
-        dtype = dtype_name(array.dtype)
-        if dtype is None:
-            raise ValueError(f"it has an array of {array.dtype}")
-    return Entry(dtype, array.shape, array.reshape(-1).view(np.uint8))
 
 
 def dtype_name(dtype: np.dtype[Any]) -> str | None:
