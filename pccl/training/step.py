@@ -26,9 +26,6 @@ from pccl.training.state.replicated_state import ReplicatedState
 
 Report = TypeVar("Report", bound="StepReport")
 
-SHOWN_MAX = 60
-"""The most characters of a wrong number that an error shows."""
-
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
@@ -128,9 +125,8 @@ def checked_weight(weight: Any) -> float | None:
         return None
     value = _float(weight)
     if value is None or not (math.isfinite(value) and value >= 0):
-        raise ValueError(
-            f"weight {_shown(weight)}: must be finite and at least 0, such as the number of tokens trained on"
-        )
+        shown = type(weight).__name__ if value is None else value
+        raise ValueError(f"weight {shown}: must be finite and at least 0, such as the number of tokens trained on")
     return value
 
 
@@ -138,7 +134,7 @@ def as_float(name: str, given: Any) -> float:
     """Return `given`, the argument `name`, as a float. Raises ValueError: it is not a number that fits."""
     value = _float(given)
     if value is None:
-        raise ValueError(f"{name} {_shown(given)}: must be a number that a float can hold")
+        raise ValueError(f"{name} of type {type(given).__name__}: must be a number that a float can hold")
     return value
 
 
@@ -147,11 +143,3 @@ def _float(given: Any) -> float | None:
         return float(given)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # torch's, for more than one element
         return None
-
-
-def _shown(given: Any) -> str:
-    try:
-        text = repr(given)
-    except ValueError:  # an integer of more digits than Python writes
-        text = f"of type {type(given).__name__}"
-    return text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}..."

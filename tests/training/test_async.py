@@ -192,12 +192,12 @@ def test_a_run_resumes_from_its_checkpoints(fragments: list[slice], tmp_path: Pa
         peers = async_cluster(master, 2, fragments=len(fragments))
         each_runs(peers, 3)
         for peer in peers:
-            peer.diloco.save(tmp_path / f"{peer.number}.npz")
+            peer.diloco.save(tmp_path / f"{peer.number}.safetensors")
         together([peer.close for peer in peers])
     with MasterNode("127.0.0.1:0") as master:
         resumed = [AsyncPeer(master.address, number, AsyncDiLoCo, fragments=len(fragments)) for number in range(2)]
         for peer in resumed:
-            peer.diloco.load(tmp_path / f"{peer.number}.npz")
+            peer.diloco.load(tmp_path / f"{peer.number}.safetensors")
         together([partial(peer.enter, 2) for peer in resumed])
         assert resumed[0].diloco.outer_steps == 3
         assert resumed[0].digests[3] == peers[0].digests[3]

@@ -119,12 +119,12 @@ def test_resumed_run_is_bit_identical(tmp_path: Path) -> None:
         first = cluster_of(master, 2)
         each_runs(first, 4)
         for peer in first:
-            peer.diloco.save(tmp_path / f"{peer.number}.npz")
+            peer.diloco.save(tmp_path / f"{peer.number}.safetensors")
         close(first)
     with MasterNode("127.0.0.1:0") as master:
         second = [Peer(master.address, number) for number in range(2)]
         for peer in second:
-            peer.diloco.load(tmp_path / f"{peer.number}.npz")
+            peer.diloco.load(tmp_path / f"{peer.number}.safetensors")
         together([partial(peer.enter, 2) for peer in second])
         each_runs(second, 6)
         close(second)
@@ -134,14 +134,14 @@ def test_resumed_run_is_bit_identical(tmp_path: Path) -> None:
 
 def test_newest_checkpoint_wins(master: MasterNode, tmp_path: Path) -> None:
     maker = Peer(master.address, 0).enter().run(3)
-    maker.diloco.save(tmp_path / "newest.npz")
+    maker.diloco.save(tmp_path / "newest.safetensors")
     maker.close()
     with MasterNode("127.0.0.1:0") as other:
         peers = [Peer(other.address, number) for number in range(3)]
         early = [Background(partial(peer.enter, 3)) for peer in peers[:2]]
         # Only then the third begins.
         until(lambda: all(_sees_two(peer) for peer in peers[:2]), "two wait for the third")
-        peers[2].diloco.load(tmp_path / "newest.npz")
+        peers[2].diloco.load(tmp_path / "newest.safetensors")
         peers[2].enter(3)
         for thread in early:
             thread.result()
@@ -173,17 +173,17 @@ def test_inner_state_is_saved(master: MasterNode, tmp_path: Path) -> None:
     inner, again = InnerState(), InnerState()
     inner.moments[:], inner.steps = [1, 2, 3], 17
     communicator = Communicator(master.address)
-    DiLoCo(communicator, new_model(), inner).save(tmp_path / "c.npz")
-    DiLoCo(communicator, new_model(), again).load(tmp_path / "c.npz")
+    DiLoCo(communicator, new_model(), inner).save(tmp_path / "c.safetensors")
+    DiLoCo(communicator, new_model(), again).load(tmp_path / "c.safetensors")
     assert (again.moments.tolist(), again.steps) == ([1, 2, 3], 17)
 
 
 def test_damaged_checkpoint_is_refused(master: MasterNode, tmp_path: Path) -> None:
     communicator = Communicator(master.address)
     diloco = DiLoCo(communicator, new_model())
-    path = tmp_path / "c.npz"
+    path = tmp_path / "c.safetensors"
     diloco.save(path)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["c.npz"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c.safetensors"]
     with pytest.raises(CheckpointError, match=r"of another model: it has 'weights \(7, 5\) float32' where"):
         DiLoCo(communicator, {"weights": np.zeros((5, 7), np.float32)}).load(path)
     whole = path.read_bytes()
@@ -192,14 +192,14 @@ def test_damaged_checkpoint_is_refused(master: MasterNode, tmp_path: Path) -> No
         with pytest.raises(CheckpointError, match="damaged"):
             diloco.load(path)
     with pytest.raises(FileNotFoundError):
-        diloco.load(tmp_path / "none.npz")
+        diloco.load(tmp_path / "none.safetensors")
 
 
 def test_failed_save_keeps_former_checkpoint(
     master: MasterNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     diloco = DiLoCo(Communicator(master.address), new_model())
-    path = tmp_path / "c.npz"
+    path = tmp_path / "c.safetensors"
     diloco.save(path)
     before = path.read_bytes()
 
@@ -210,7 +210,7 @@ def test_failed_save_keeps_former_checkpoint(
     with pytest.raises(OSError, match="no space left"):
         diloco.save(path)
     assert path.read_bytes() == before
-    assert [entry.name for entry in tmp_path.iterdir()] == ["c.npz"]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["c.safetensors"]
 
 
 def test_reconnect_after_master_loss(master: MasterNode) -> None:

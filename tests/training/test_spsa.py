@@ -16,7 +16,7 @@ from pccl import Communicator, MasterNode, PCCLError, Result
 from pccl.devices import torch_cuda
 from pccl.signs import add_signs
 from pccl.training import SPSA, CheckpointError, LogError, SPSAOptions
-from pccl.training.spsa import elements
+from pccl.training.spsa import grid as elements
 from tests.support.cluster import Background, together, until
 from tests.support.fake_device import FakeDevice
 from tests.training.peers import assert_parity, new_model
@@ -304,7 +304,7 @@ def test_interrupted_move_needs_rejoin(master: MasterNode, tmp_path: Path, monke
         add_signs(*arguments, **others)
 
     with monkeypatch.context() as patched:
-        patched.setattr("pccl.training.spsa.elements.add_signs", interrupted)
+        patched.setattr("pccl.training.spsa.grid.add_signs", interrupted)
         with pytest.raises(KeyboardInterrupt):
             peers[0].step()
     for use in (peers[0].step, peers[0].spsa.digest, partial(peers[0].spsa.save, tmp_path / "torn")):

@@ -108,12 +108,12 @@ def test_resuming_restores_the_inner_optimizer(tmp_path: Path) -> None:
     with MasterNode("127.0.0.1:0") as master:
         first = run_of(master, 2)
         for peer in first:
-            peer.diloco.save(tmp_path / f"{peer.number}.npz")
+            peer.diloco.save(tmp_path / f"{peer.number}.safetensors")
         close(first)
     with MasterNode("127.0.0.1:0") as master:
         second = [TorchPeer(master.address, number) for number in range(2)]
         for peer in second:
-            peer.diloco.load(tmp_path / f"{peer.number}.npz")
+            peer.diloco.load(tmp_path / f"{peer.number}.safetensors")
         together([partial(peer.enter, 2) for peer in second])
         together([partial(peer.run, 4) for peer in second])
         close(second)
@@ -121,7 +121,7 @@ def test_resuming_restores_the_inner_optimizer(tmp_path: Path) -> None:
     with pytest.raises(
         CheckpointError, match=r"it has '0\.weight \(8, 6\) float32' where this one has 'weight \(2, 2\)"
     ):
-        DiLoCo(Communicator(master.address), torch.nn.Linear(2, 2)).load(tmp_path / "0.npz")
+        DiLoCo(Communicator(master.address), torch.nn.Linear(2, 2)).load(tmp_path / "0.safetensors")
 
 
 def test_modules_without_values_are_refused() -> None:

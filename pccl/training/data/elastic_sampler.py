@@ -37,8 +37,7 @@ from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, Result
 from pccl._integers import as_int
-from pccl.training.data.sample_ledger import Ledger, Member
-from pccl.training.data.sample_log import SampleLog
+from pccl.training.data.sample_ledger import Ledger, Member, SampleLog
 from pccl.training.data.stream import Range, permutation
 from pccl.training.group.relaunch import gather_among_all, own_number
 

@@ -52,8 +52,8 @@ from pccl.training.group.membership import Admission, Membership, alike, fingerp
 from pccl.training.group.relaunch import own_number
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
 from pccl.training.state.checkpoint import Checkpointed, Snapshot, Stateful
+from pccl.training.state.replica import default_torch_arithmetic
 from pccl.training.state.replicated_state import ParamGroups, ReplicatedState
-from pccl.training.state.torch_arithmetic import default_torch_arithmetic
 from pccl.training.state.torch_state import (
     HeldTensors,
     LateState,

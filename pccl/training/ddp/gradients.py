@@ -35,7 +35,7 @@ import numpy as np
 
 from pccl import Communicator, QuantizationOptions, ReduceOp
 from pccl.training.group.relaunch import Outcome, Relaunched, average
-from pccl.training.state.torch_arithmetic import default_torch_arithmetic
+from pccl.training.state.replica import default_torch_arithmetic
 
 WORD_BYTES = 8
 CHUNK = 1 << 18

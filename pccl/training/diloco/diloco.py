@@ -42,8 +42,7 @@ from pccl.training.state.buffers import AVERAGE, exchanged_buffers
 from pccl.training.state.checkpoint import Checkpointed, Snapshot, Stateful
 from pccl.training.state.replica import Vector, replica_of
 from pccl.training.state.replicated_state import ParamGroups, ReplicatedState, frozen_parameters
-from pccl.training.state.tensor_file import CheckpointError
-from pccl.training.state.tensor_tree import Shard
+from pccl.training.state.tensor_file import CheckpointError, Shard
 from pccl.training.state.torch_state import assign, buffers_of, class_of, distributed_like, require_like
 from pccl.training.step import GroupStep, StepReport, checked_weight
 
@@ -118,19 +117,8 @@ class InnerSteps:
         wanted = self._base
         if math.isfinite(own) and math.isfinite(fastest):
             wanted = min(max(math.floor(self._base * (fastest / own)), 1), self._base)
-        self.count = wanted if self._site is None else self._least(wanted)
-
-    def _least(self, wanted: int) -> int:
-        """Return the least number that any rank of the site wants: they make their inner steps together."""
-        assert self._site is not None
-        low, high = 1, self._base
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._site.agree(wanted >= middle):
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        # The ranks of a site make their inner steps together.
+        self.count = wanted if self._site is None else min(map(int, self._site.gather(str(wanted))))
 
 
 NOTES = 2

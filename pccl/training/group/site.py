@@ -35,8 +35,7 @@ class Site:
         name: The same on all ranks, and of no other start of a site.
         rank: From 0 to `size` - 1.
         size: Ranks of the site.
-        agree: `agree(flag)` returns on all ranks whether all of them gave True.
-        gather: `gather(text)` returns what each rank gave, by rank. None: made of `agree`, one call for each bit.
+        gather: `gather(text)` returns what each rank gave, by rank.
     """
 
     def __init__(
@@ -44,14 +43,12 @@ class Site:
         name: str,
         rank: int,
         size: int,
-        agree: Callable[[bool], bool],
-        gather: Callable[[str], list[str]] | None = None,
+        gather: Callable[[str], list[str]],
     ) -> None:
         self.rank = rank
         self.size = size
-        self.agree = agree
+        self.gather = gather
         self._name = name
-        self._gather = gather
         self._communicators = 0
         self._names = 0
 
@@ -66,35 +63,16 @@ class Site:
         names = [uuid.uuid4().hex]
         dist.broadcast_object_list(names, src=ranks[0], group=own)
 
-        def agree(flag: bool) -> bool:
-            vote = torch.tensor([flag], dtype=torch.int32)
-            dist.all_reduce(vote, op=dist.ReduceOp.MIN, group=own)
-            return bool(vote.item())
-
         def gather(text: str) -> list[str]:
-            told: list[Any] = [None] * len(ranks)
-            dist.all_gather_object(told, text, group=own)
-            return told
+            texts: list[Any] = [None] * len(ranks)
+            dist.all_gather_object(texts, text, group=own)
+            return texts
 
-        return cls(names[0], dist.get_rank(own), len(ranks), agree, gather)
+        return cls(names[0], dist.get_rank(own), len(ranks), gather)
 
-    def gather(self, text: str) -> list[str]:
-        """Return what each rank gave, by rank."""
-        if self._gather is not None:
-            return self._gather(text)
-        return [self._told_by(rank, text) for rank in range(self.size)]
-
-    def _told_by(self, rank: int, text: str) -> str:
-        """Return the text of one rank, found with `agree`: all others give True for every bit."""
-        mine = text.encode()
-
-        def told(number: int, bits: int) -> int:
-            votes = [self.agree(rank != self.rank or bool(number >> i & 1)) for i in range(bits)]
-            return sum(vote << i for i, vote in enumerate(votes))
-
-        count = told(len(mine), 32)
-        mine = mine if rank == self.rank else bytes(count)
-        return bytes(told(byte, 8) for byte in mine).decode()
+    def agree(self, flag: bool) -> bool:
+        """Return on all ranks whether all of them gave True."""
+        return all(self.gather("1" if flag else ""))
 
     def unique_name(self) -> str:
         """Return a new name, the same on all ranks."""

@@ -4,7 +4,6 @@ Modules:
 
     spsa      `SPSA`, the exchange of gradient bytes
     grid      parameters that can be moved along random signs, and back, exactly
-    elements  the elements of one parameter, flat float32, in memory or on a device
     step_log  the log that leads from the first weights to the last; `LogError`
 """
 

@@ -43,13 +43,11 @@ from pccl._integers import as_int
 from pccl.training.group.membership import Admission, Membership, fingerprint
 from pccl.training.group.relaunch import Outcome, Relaunched, gather_among_all, own_number, reduce_among_all
 from pccl.training.spsa import step_log
-from pccl.training.spsa.elements import tensors_of
-from pccl.training.spsa.grid import Grid
+from pccl.training.spsa.grid import Grid, tensors_of
 from pccl.training.spsa.step_log import LogError, LogFile, LoggedStep, Mark
 from pccl.training.state.buffers import AVERAGE, exchanged_buffers
 from pccl.training.state.checkpoint import Checkpointed, Snapshot, Stateful
 from pccl.training.state.replicated_state import ReplicatedState, frozen_parameters
-from pccl.training.state.tensor_file import CheckpointError
 from pccl.training.state.torch_state import assign, buffers_of, require_like
 from pccl.training.step import GroupStep, StepReport
 

@@ -1,19 +1,18 @@
-"""A peer's training state on disk: one format for all training classes, with `save` and `load`.
+"""Checkpoints: `save` and `load` of all training classes, in one format.
 
 A checkpoint is one file, `step-000000123.safetensors`, in a folder of the peer's own; each rank of a site writes one,
-`step-000000123.rank-00002-of-00004.safetensors`. Tensors are in it by name, everything else as
-`pccl.training.state.codec` encodes it, and the metadata give class, model, revision, and a name of the save that all
-ranks of a site have alike.
+`step-000000123.rank-00002-of-00004.safetensors`. It holds tensors by name, everything else as
+`pccl.training.state.codec` encodes it, and metadata: class, model, revision, and a name of the save that all ranks of a
+site have alike.
 
-*In the background*, `save` copies the tensors into memory that it uses again each time, and returns; a thread, which is
-not a daemon, writes the file. A second save waits for the first. Errors are logged at once, and raised by the next
-`save` or `wait`.
+*In the background*, `save` copies the tensors into memory that it reuses, and a non-daemon thread writes the file. The
+next save waits for it and raises its error.
 
-*Retention*: `keep` counts this rank's files. Older ones are deleted when the new one is flushed, on all ranks of a site
-(`Site.agree`). Revisions above the saved one, and other files, stay.
+*Retention*: `keep` counts this rank's files. Older ones are deleted when the new one is flushed, on all ranks of a
+site. Revisions above the saved one, and other files, stay.
 
-*Loading with a site*: every rank sends the others the revisions and saves that it has, and all load the newest that all
-have. Where there is none, or a piece is damaged, all fail alike, before any state is changed.
+*Loading with a site*: the ranks gather the revisions and saves that each has, and load the newest that all have. If
+there is none, or a piece is damaged, all fail alike before any state changes.
 """
 
 from __future__ import annotations
@@ -41,8 +40,18 @@ from pccl._integers import as_int
 from pccl.training.group.membership import Membership
 from pccl.training.group.site import Site
 from pccl.training.state import codec, tensor_file
-from pccl.training.state.tensor_file import CheckpointError, Contents, Entry
-from pccl.training.state.tensor_tree import HostMemory, Parts, Shard, entry_of, join, split, tensor_of
+from pccl.training.state.tensor_file import (
+    CheckpointError,
+    Contents,
+    Entry,
+    HostMemory,
+    Parts,
+    Shard,
+    entry_of,
+    join,
+    split,
+    tensor_of,
+)
 
 FORMAT = 2
 MANIFEST = "pccl"
@@ -71,15 +80,15 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state that a training object saves, and gets back."""
+    """The state that a training object saves. Layout and options must be the same where it is loaded."""
 
     revision: int
     state: dict[str, Any]
     """Nested; tensors are shared with the object until they are copied or written."""
     layout: str
-    """A line for each tensor of the model: name, shape, dtype. The same where it is loaded."""
+    """A line for each tensor of the model: name, shape, dtype."""
     options: str = ""
-    """The options that must be the same where it is loaded, a line each."""
+    """A line for each option."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +135,8 @@ def _save_of(path: Path) -> str | None:
 
 def pieces(folder: Path, site: Site | None = None) -> list[Piece]:
     """Return this rank's checkpoints in `folder`, newest first. Raises FileNotFoundError."""
-    found = ((path, revision, _save_of(path)) for revision, path in _named(folder, site))
-    return [Piece(path, revision, save) for path, revision, save in found if save is not None]
+    found = _named(folder, site)
+    return [Piece(path, revision, (_save_of(path) or "") if site is not None else "") for revision, path in found]
 
 
 def piece_at(path: Path) -> Piece:
@@ -139,10 +148,9 @@ def piece_at(path: Path) -> Piece:
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
     """Return the newest checkpoint in `folder` that is not a piece of a site's, or None."""
     try:
-        found = pieces(Path(folder))
+        return next((path for _, path in _named(Path(folder), None)), None)
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found[0].path if found else None
 
 
 def _manifest(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
@@ -189,15 +197,14 @@ def load(
 
 @dataclass(slots=True)
 class _Save:
-    """A save in progress, or one whose end is not known to the caller yet."""
+    """A save in progress, or one whose error has not been raised."""
 
     keep: int | None
     path: Path
     revision: int = -1
     thread: threading.Thread | None = None
     error: BaseException | None = None
-    is_told: bool = False
-    """Whether `error` has been raised."""
+    is_raised: bool = False
 
 
 class Checkpoints:
@@ -208,26 +215,23 @@ class Checkpoints:
         self._site = site
         self._memory = HostMemory()
         self._pending: _Save | None = None
-        self._own_name = uuid.uuid4().hex
-        self._saves = 0
 
     def save(self, path: Path, take: Callable[[], Snapshot], *, keep: int | None, background: bool) -> None:
         """Save what `take` returns. Raises OSError, also of the last save in the background; ValueError."""
+        is_file = is_one_file(path)
         if keep is not None:
             keep = as_int("keep", keep)
-        if keep is not None and keep < 1:
-            raise ValueError(f"keep {keep}: must be at least 1, or None to keep all")
-        is_file = is_one_file(path)
-        if keep is not None and is_file:
-            raise ValueError(f"keep {keep} needs a folder, where each step has a file; {path} is one file")
-        name = self._next_name()
+            if keep < 1 or is_file:
+                raise ValueError(f"keep {keep}: must be at least 1, or None to keep all, and {path} a folder")
+        # Before anything can fail on some ranks alone.
+        name = self._site.unique_name() if self._site is not None else uuid.uuid4().hex
         prune = self._settle(warns=True)
         save = self._pending = _Save(keep, path)
         try:
             snapshot = take()
             contents = self._contents(snapshot, name, self._memory.copies if background else _entries)
         except BaseException as error:
-            save.error, save.is_told = error, True
+            save.error, save.is_raised = error, True
             raise
         save.revision = snapshot.revision
         save.path = path if is_file else path / file_name(snapshot.revision, self._site)
@@ -248,13 +252,6 @@ class Checkpoints:
         if prune is not None:
             prune()
 
-    def _next_name(self) -> str:
-        """Return the name of the next save, before anything can fail on some ranks alone."""
-        if self._site is not None:
-            return self._site.unique_name()
-        self._saves += 1
-        return f"{self._own_name}.{self._saves}"
-
     def _settle(self, warns: bool = False) -> Callable[[], None] | None:
         """Wait for the save in progress and raise its error; return what deletes the older ones."""
         save = self._pending
@@ -269,7 +266,7 @@ class Checkpoints:
         is_joint = self._site is not None and save.keep is not None
         is_saved = save.error is None
         is_saved_by_all = self._site.agree(is_saved) if self._site is not None and is_joint else is_saved
-        if save.error is not None and not save.is_told:
+        if save.error is not None and not save.is_raised:
             raise save.error
         if is_joint and not is_saved_by_all:
             raise CheckpointError("a rank of this site could not save the last checkpoint; no older one was deleted")
@@ -357,7 +354,7 @@ class Checkpointed(ABC):
         raise CheckpointError(f"it has a piece of a tensor in shards, {shard.place}; this model has none")
 
     def save(self, path: str | os.PathLike[str], *, keep: int | None = None, background: bool = False) -> None:
-        """Save this peer's state between two steps, durably and atomically.
+        """Save this peer's state between two steps, durably and atomically. With a site all of its ranks call it.
 
         Args:
             path: A folder of this peer's own, where `step-000000123.safetensors` appears; or, with the suffix
@@ -366,7 +363,7 @@ class Checkpointed(ABC):
             background: Copy the state, and write it while training goes on. The next save waits for this one and
                 raises its error, as `wait_for_save` does.
 
-        With a site all of its ranks call it. Raises OSError; ValueError: a state cannot be saved, with its place.
+        Raises OSError; ValueError: a state cannot be saved, with its place.
         """
         if self._checkpoints is None:
             self._checkpoints = Checkpoints(type(self).__name__, self._site)
@@ -419,22 +416,18 @@ class Checkpointed(ABC):
                 return False
             piece = found[0]
         else:
-            accounts = self._accounts(found, error)
-            if missing_ok and not any(accounts):
+            held = self._gathered(found, error)
+            if missing_ok and not any(held):
                 return False
-            piece = found[accounts[self._site.rank].index(_newest_common(accounts, path))]
+            piece = found[held[self._site.rank].index(_newest_common(held, path))]
         loaded = self._loaded(piece)
         self._restore(loaded.state, loaded.revision)
         logger.info("loaded %s, revision %d", piece.path, loaded.revision)
         return True
 
     def _require_not_joined(self) -> None:
-        if not self._membership.is_under_way:
-            return
-        try:
-            self._communicator.world_size  # noqa: B018
-        except PCCLError:
-            return  # it has left; `reconnect` joins with what is loaded
+        if not self._membership.is_in_run:
+            return  # not joined, or left; `reconnect` joins with what is loaded
         what = "this peer trains with others, which would not have what it loads: call load before join"
         raise PCCLError(Result.INVALID_USAGE, f"{type(self).__name__}.load", what)
 
@@ -450,13 +443,13 @@ class Checkpointed(ABC):
             raise FileNotFoundError(f"{path} holds no checkpoint of this rank{what}")
         return found
 
-    def _accounts(self, found: list[Piece], error: str) -> list[list[tuple[int, str]]]:
+    def _gathered(self, found: list[Piece], error: str) -> list[list[tuple[int, str]]]:
         """Return revisions and saves that each rank has."""
         assert self._site is not None
         mine = {"error": error, "pieces": [(piece.revision, piece.save) for piece in found]}
-        told = [json.loads(text) for text in self._site.gather(json.dumps(mine))]
-        _raise_any(each["error"] for each in told)
-        return [[(revision, save) for revision, save in each["pieces"]] for each in told]
+        ranks = [json.loads(text) for text in self._site.gather(json.dumps(mine))]
+        _raise_any(each["error"] for each in ranks)
+        return [[(revision, save) for revision, save in each["pieces"]] for each in ranks]
 
     def _loaded(self, piece: Piece) -> Snapshot:
         error: OSError | CheckpointError | None = None
@@ -489,30 +482,27 @@ class Checkpointed(ABC):
         return snapshot
 
 
-def _newest_common(accounts: list[list[tuple[int, str]]], path: str | os.PathLike[str]) -> tuple[int, str]:
-    """Raises CheckpointError: the ranks have no step in common."""
-    common = set(accounts[0]).intersection(*accounts[1:])
-    account = "; ".join(
-        f"rank {rank} has {', '.join(str(revision) for revision, _ in own) or 'none'}"
-        for rank, own in enumerate(accounts)
+def _newest_common(held: list[list[tuple[int, str]]], path: str | os.PathLike[str]) -> tuple[int, str]:
+    """Raises CheckpointError: the ranks have no save in common."""
+    common = set(held[0]).intersection(*held[1:])
+    listed = "; ".join(
+        f"rank {rank} has {', '.join(str(revision) for revision, _ in sorted(own)) or 'none'}"
+        for rank, own in enumerate(held)
     )
     if not common:
-        same = set.intersection(*({revision for revision, _ in own} for own in accounts))
-        why = f" (revision {max(same)} was saved by the ranks at different times)" if same else ""
         raise CheckpointError(
-            f"the ranks of this site have no step in common to load from {os.fspath(path)}: {account}{why}; give each "
-            "the piece of one save"
+            f"the ranks of this site have no save in common in {os.fspath(path)}: {listed}; give each the piece of one"
         )
     newest = max(common)
-    if any(revision > newest[0] for own in accounts for revision, _ in own):
-        logger.warning("revision %d is the newest that all ranks of this site have: %s", newest[0], account)
+    if any(revision > newest[0] for own in held for revision, _ in own):
+        logger.warning("revision %d is the newest that all ranks of this site have: %s", newest[0], listed)
     return newest
 
 
 def _raise_any(errors: Iterable[str]) -> None:
-    told = [f"rank {rank}: {error}" for rank, error in enumerate(errors) if error]
-    if told:
-        raise CheckpointError(f"this site cannot load its checkpoint; {'; '.join(told)}")
+    failed = [f"rank {rank}: {error}" for rank, error in enumerate(errors) if error]
+    if failed:
+        raise CheckpointError(f"this site cannot load its checkpoint; {'; '.join(failed)}")
 
 
 def _first_difference(theirs: str, ours: str) -> str:

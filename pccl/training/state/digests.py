@@ -1,4 +1,4 @@
-"""Comparing the peers' states by digest while they train, with an account of what differs.
+"""Digest comparison: peers compare their states while they train, and find the tensors that differ.
 
 A *snapshot* has the BLAKE3 digest of each tensor, and the canonical bytes of each object, that decide the next step. It
 is made at the end of a step. At the beginning of the next one each peer launches one all-reduce of nine words, the
@@ -26,16 +26,14 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import blake3
 import numpy as np
-from numpy.typing import NDArray
 
 from pccl import Communicator, PCCLError, ReduceOp, Result
 from pccl._integers import as_int
-from pccl.training.group.relaunch import Relaunched, gather_among_all, reduce_among_all
+from pccl.training.group.relaunch import Relaunched, gather_among_all, own_number, reduce_among_all
 from pccl.training.state import codec
 
 COST_SHARE = 5e-4
@@ -100,16 +98,6 @@ def digest_of(tensor: Any) -> bytes:
     hasher.update(f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)} ".encode())
     hasher.update(data)
     return hasher.digest()
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """The digests that a peer has gathered of another."""
-
-    peer: int
-    is_new: bool
-    names_digest: bytes
-    digests: tuple[bytes, ...]
 
 
 class Check:
@@ -269,59 +257,47 @@ class Check:
         step_s = max((now_s - since[0]) / (revision - since[1]), 1e-9)
         return min(max(1, math.ceil((self._hash_s + self._exchange_s) / (COST_SHARE * step_s))), INTERVAL_MAX)
 
-    # The account.
-
     def _account(self, snapshot: Snapshot, is_new: bool) -> None:
+        """Gather all digests, and raise DivergenceError with the peers and tensors that differ."""
         names = [*snapshot.digests]
-        head = blake3.blake3(repr(names).encode()).digest() + bytes([is_new])
-        content = np.frombuffer(head + b"".join(snapshot.digests.values()), np.uint8)
+        digests = [blake3.blake3(repr(names).encode()).digest(), *snapshot.digests.values()]
+        content = np.frombuffer(bytes([is_new]) + b"".join(digests), np.uint8)
         padded = np.zeros(self._largest(content.size, snapshot.revision), np.uint8)
         padded[: content.size] = content
-        gathered = self._gather(padded, snapshot.revision)
-        rows = [_row(peer, data, head) for peer, data in gathered.items()]
-        seniors = [row for row in rows if not row.is_new] or rows
-        if len({(row.names_digest, row.digests) for row in rows}) < 2:
+        gathered, _ = gather_among_all(self.communicator, padded, self._account_tag, snapshot.revision)
+        states = {peer: row[1:].tobytes() for peer, row in gathered.items()}
+        if len(set(states.values())) < 2:
             return  # the peers that differed have been lost
-        votes = Counter((row.names_digest, row.digests) for row in seniors)
-        most = max(votes.values())
-        right = next(row for row in seniors if votes[row.names_digest, row.digests] == most)
-        wrong = [row for row in rows if (row.names_digest, row.digests) != (right.names_digest, right.digests)]
-        found = self._differing(names, right, wrong)
-        own = self.communicator.membership.peers[self.communicator.membership.rank]
-        others = [row.peer for row in rows if row not in wrong]
-        error = DivergenceError(
-            _text(snapshot.revision, own, others, [row.peer for row in wrong], found),
-            snapshot.revision,
-            tuple(row.peer for row in wrong),
-            tuple(found),
-        )
-        if all(row.is_new for row in wrong) and len(seniors) < len(rows) and not is_new:
+        newcomers = {peer for peer, row in gathered.items() if row[0]}
+        seniors = [peer for peer in states if peer not in newcomers] or [*states]
+        right = Counter(states[peer] for peer in seniors).most_common(1)[0][0]
+        wrong = [peer for peer, state in states.items() if state != right]
+        found = _differing(names, right, [states[peer] for peer in wrong])
+        others = [peer for peer in states if peer not in wrong]
+        text = _text(snapshot.revision, own_number(self.communicator), others, wrong, found)
+        error = DivergenceError(text, snapshot.revision, tuple(wrong), tuple(found))
+        if newcomers >= {*wrong} and len(seniors) < len(states) and not is_new:
             logger.warning("newcomers leave that could not be brought up: %s", error)
             return
         self.failure = error
         raise error
-
-    @staticmethod
-    def _differing(names: list[str], right: _Row, wrong: list[_Row]) -> list[str]:
-        if any(row.names_digest != right.names_digest for row in wrong):
-            return ["which tensors and objects there are"]
-        return [name for i, name in enumerate(names) if any(row.digests[i] != right.digests[i] for row in wrong)]
 
     def _largest(self, size: int, step: int) -> int:
         sizes = np.array([size])
         reduce_among_all(self.communicator, sizes, ReduceOp.MAX, self._account_tag, step)
         return int(sizes[0])
 
-    def _gather(self, row: NDArray[np.uint8], step: int) -> dict[int, NDArray[np.uint8]]:
-        """Gather a row of bytes from each peer, by peer."""
-        return gather_among_all(self.communicator, row, self._account_tag, step)[0]
 
-
-def _row(peer: int, data: NDArray[np.uint8], head: bytes) -> _Row:
-    content = data.tobytes()
-    names, rest = content[:DIGEST_BYTES], content[len(head) :]
-    digests = tuple(rest[first : first + DIGEST_BYTES] for first in range(0, len(rest), DIGEST_BYTES))
-    return _Row(peer, bool(content[DIGEST_BYTES]), names, digests)
+def _differing(names: list[str], right: bytes, wrong: list[bytes]) -> list[str]:
+    """Return the names of the digests that differ; each state begins with the digest of its names."""
+    places = [slice(first, first + DIGEST_BYTES) for first in range(0, (len(names) + 1) * DIGEST_BYTES, DIGEST_BYTES)]
+    if any(state[places[0]] != right[places[0]] for state in wrong):
+        return ["which tensors and objects there are"]
+    return [
+        name
+        for name, place in zip(names, places[1:], strict=True)
+        if any(state[place] != right[place] for state in wrong)
+    ]
 
 
 def _text(

@@ -3,20 +3,24 @@
 Training algorithms work on flat NumPy vectors: one buffer to reduce, one to synchronize. A replica copies values
 between such a vector and the tensors of the program's inner steps, in one pass. Vectors are float32, or float64 as soon
 as one parameter is. A replica can be split into parts, runs of its elements cut along the tensors' first dimension.
+
+The threads of torch's pool have the floating-point environment of the thread that made them. `default_torch_arithmetic`
+probes them by a product whose digits depend on the environment; where one is wrong, the caller computes alone.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pccl._floating_point import default_environment
-from pccl.training.state.torch_arithmetic import default_torch_arithmetic
 
 
 def is_distributed(tensor: Any) -> bool:
@@ -137,6 +141,7 @@ class ArrayReplica(ArrayPart):
     def holds(self, parameter: Any) -> bool:
         return any(parameter is array for array in self._arrays)
 
+
 class TorchPart:
     """Rows of a module's parameters, on any device; of distributed ones, of this rank's shards."""
 
@@ -211,3 +216,52 @@ class TorchReplica(TorchPart):
 
 Part: TypeAlias = ArrayPart | TorchPart
 Replica: TypeAlias = ArrayReplica | TorchReplica
+
+
+GRAIN = 1 << 15
+"""Elements that are worth a thread to torch (at::internal::GRAIN_SIZE)."""
+FACTORS = np.array(
+    [
+        (2.0**-126, 0.5),  # a result that is subnormal
+        (2.0**-130, 2.0**10),  # an operand that is
+        (1 + 2.0**-12 + 2.0**-23, 1 + 2.0**-12 + 2.0**-23),  # to be rounded up
+        (-1 - 2.0**-23, 1 + 2.0**-23),  # not to be rounded down
+        (1 + 2.0**-23, 1 + 2.0**-23),  # not to be rounded up
+    ],
+    np.float32,
+)
+"""Pairs whose products show their environment."""
+
+
+@contextmanager
+def default_torch_arithmetic(torch: Any) -> Iterator[None]:
+    """Compute in the default floating-point environment within the block, also on torch's threads."""
+    with default_environment():
+        threads = torch.get_num_threads()
+        if threads == 1 or _is_default_on_all(torch, threads):
+            yield
+            return
+        try:
+            torch.set_num_threads(1)
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _is_default_on_all(torch: Any, threads: int) -> bool:
+    if not torch.backends.openmp.is_available():
+        return False  # it is not known which threads take which part
+    with torch.no_grad():
+        left, right, product = (torch.from_numpy(each) for each in _probe(threads))
+        torch.mul(left, right, out=product)
+    rows = product.numpy().reshape(-1, GRAIN)[:, : len(FACTORS)]
+    expected = FACTORS[:, 0] * FACTORS[:, 1]
+    return bool((rows.view(np.uint32) == expected.view(np.uint32)).all())
+
+
+@lru_cache(maxsize=2)
+def _probe(threads: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """Return both operands, and room for their product."""
+    operands = np.ones((2, threads, GRAIN), np.float32)
+    operands[:, :, : len(FACTORS)] = FACTORS.T[:, None, :]
+    return operands[0].reshape(-1), operands[1].reshape(-1), np.empty(threads * GRAIN, np.float32)

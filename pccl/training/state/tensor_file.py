@@ -8,6 +8,10 @@ flushed without Python's lock, errors are OSErrors, and bfloat16 needs no torch.
    flushed.
 2. Damage is found: the metadata hold the BLAKE3 digest of all other bytes of the file.
 3. Writers lock their temporary files (flock); the next save into the folder deletes unlocked ones.
+
+`split` takes a state apart into named tensors, which can be copied into existing memory and read by any tool, and the
+rest; `join` is the inverse. A tensor's name is its path, `inner/state/0/exp_avg`; the rest has None there. Of a
+distributed tensor (DTensor) this rank's shard is stored, with its place.
 """
 
 from __future__ import annotations
@@ -18,15 +22,19 @@ import math
 import os
 import re
 import secrets
+import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import blake3
 import numpy as np
 from numpy.typing import NDArray
+
+from pccl.training.state.replica import describe, is_distributed, local_shard
 
 Bytes = NDArray[np.uint8]
 
@@ -208,7 +216,9 @@ def _metadata(header: bytes, path: Path) -> dict[str, str]:
             raise TypeError("the digest is not text")
         return {str(key): str(value) for key, value in found.items()}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is damaged or not a checkpoint of pccl.training: its header lacks {error}") from None
+        raise CheckpointError(
+            f"{path} is damaged or not a checkpoint of pccl.training: its header lacks {error}"
+        ) from None
 
 
 def _read_safetensors(file: BinaryIO, path: Path) -> Contents:
@@ -244,3 +254,171 @@ def dtype_name(dtype: np.dtype[Any]) -> str | None:
     """Return safetensors' name of a NumPy type, or None."""
     little = dtype.newbyteorder("<").str
     return next((name for name, text in NUMPY_DTYPES.items() if text == little), None)
+
+
+TORCH_NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "complex64": "C64",
+    "bool": "BOOL",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
+VERBATIM = re.compile(r"(?![-+\d.e]*$|nan$|inf$|-inf$|True$|False$|None$)[\w.\- ]+")
+"""Keys that no other kind of key looks like."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """The place of a tensor in a distributed one."""
+
+    place: str
+    """As `pccl.training.state.replica.describe` gives it."""
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A state in two parts."""
+
+    rest: Any
+    tensors: dict[str, Any] = field(default_factory=dict)
+    """NumPy arrays and dense torch tensors on any device; they share the state's memory."""
+    shards: dict[str, Shard] = field(default_factory=dict)
+    """The shards of the tensors that were distributed."""
+
+
+def split(state: Any) -> Parts:
+    """Raises ValueError: two keys have the same name, or a distributed tensor has partial sums."""
+    parts = Parts(None)
+    return Parts(_split(state, "", parts), parts.tensors, parts.shards)
+
+
+def _split(value: Any, path: str, parts: Parts) -> Any:
+    if _is_tensor(value):
+        if path in parts.tensors:
+            raise ValueError(f"the state has two tensors {path!r}; its keys must differ as text")
+        if is_distributed(value):
+            parts.shards[path] = Shard(describe(value).strip(), tuple(value.shape), tuple(value.stride()))
+            value = local_shard(value)
+        parts.tensors[path] = value
+        return None
+    if isinstance(value, Counter):
+        return value
+    if isinstance(value, Mapping):
+        return {key: _split(item, _below(path, key), parts) for key, item in value.items()}
+    if type(value) is list or type(value) is tuple:
+        return type(value)(_split(item, _below(path, i), parts) for i, item in enumerate(value))
+    return value
+
+
+def join(parts: Parts, shard: Any = None) -> Any:
+    """Return the state. `shard(tensor, Shard)` makes the distributed tensor of this rank's part."""
+
+    def joined(value: Any, path: str) -> Any:
+        if value is None and path in parts.tensors:
+            tensor = parts.tensors[path]
+            return shard(tensor, parts.shards[path]) if path in parts.shards else tensor
+        if isinstance(value, Counter):
+            return value
+        if isinstance(value, dict):
+            return {key: joined(item, _below(path, key)) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return type(value)(joined(item, _below(path, i)) for i, item in enumerate(value))
+        return value
+
+    return joined(parts.rest, "")
+
+
+def _below(path: str, key: Any) -> str:
+    text = key if isinstance(key, str) and VERBATIM.fullmatch(key) else repr(key)
+    return f"{path}/{text}" if path else text
+
+
+def _is_tensor(value: Any) -> bool:
+    """Whether a file can hold it by name."""
+    if isinstance(value, np.ndarray):
+        return dtype_name(value.dtype) is not None
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(value, torch.Tensor):
+        return False
+    return _torch_name(value) is not None and value.layout is torch.strided and not value.is_meta
+
+
+def _torch_name(tensor: Any) -> str | None:
+    return TORCH_NAMES.get(str(tensor.dtype).removeprefix("torch."))
+
+
+class HostMemory:
+    """Copies of tensors in host memory that is allocated once for each name, dtype and shape."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Any] = {}
+
+    def copies(self, tensors: Mapping[str, Any]) -> dict[str, Entry]:
+        """Return complete copies, valid until the next call."""
+        held, self._held = self._held, {}
+        devices = set()
+        entries = {}
+        for name, tensor in tensors.items():
+            host = held.get(name)
+            if isinstance(tensor, np.ndarray):
+                dtype = tensor.dtype.newbyteorder("<")
+                if not isinstance(host, np.ndarray) or (host.dtype, host.shape) != (dtype, tensor.shape):
+                    host = np.empty(tensor.shape, dtype)
+                host[...] = tensor
+            else:
+                if (
+                    isinstance(host, np.ndarray)
+                    or host is None
+                    or (host.dtype, host.shape) != (tensor.dtype, tensor.shape)
+                ):
+                    torch = sys.modules["torch"]
+                    host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=tensor.is_cuda)
+                host.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+                if tensor.is_cuda:
+                    devices.add(tensor.device)
+            self._held[name] = host
+            entries[name] = entry_of(host)
+        for device in devices:
+            sys.modules["torch"].cuda.synchronize(device)
+        return entries
+
+
+def entry_of(tensor: Any) -> Entry:
+    """Return the entry of a tensor, without a copy where it is in host memory in C order."""
+    if isinstance(tensor, np.ndarray):
+        array = np.ascontiguousarray(tensor, tensor.dtype.newbyteorder("<")).reshape(tensor.shape)
+        name = dtype_name(array.dtype)
+        assert name is not None, "split left it in the rest"
+        return Entry(name, array.shape, array.reshape(-1).view(np.uint8))
+    name = _torch_name(tensor)
+    assert name is not None, "split left it in the rest"
+    plain = tensor.detach().resolve_conj().resolve_neg().to("cpu").contiguous()
+    flat = plain.reshape(-1).view(sys.modules["torch"].uint8).numpy()
+    return Entry(name, tuple(tensor.shape), flat)
+
+
+def tensor_of(entry: Entry, is_torch: bool) -> Any:
+    """Return the tensor of an entry, sharing its memory. Raises KeyError: it is torch's, which was not imported."""
+    if not is_torch:
+        return entry.array()
+    torch = sys.modules["torch"]
+    dtype = getattr(torch, next(name for name, code in TORCH_NAMES.items() if code == entry.dtype))
+    if not entry.data.size:
+        return torch.empty(entry.shape, dtype=dtype)
+    aligned = (
+        entry.data if entry.data.ctypes.data % np.dtype(NUMPY_DTYPES[entry.dtype]).itemsize == 0 else entry.data.copy()
+    )
+    return torch.from_numpy(aligned).view(dtype).view(entry.shape)

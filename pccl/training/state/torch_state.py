@@ -20,8 +20,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pccl.training.state.replica import describe, is_distributed, local_shard
-from pccl.training.state.tensor_file import CheckpointError
-from pccl.training.state.tensor_tree import Shard
+from pccl.training.state.tensor_file import CheckpointError, Shard
 
 
 def buffers_of(model: Any) -> dict[str, Any]:
@@ -37,12 +36,17 @@ def layout_of(tensors: Mapping[str, Any]) -> str:
     )
 
 
+def optimized(optimizer: Any) -> list[Any]:
+    """Return the parameters of the optimizer, in the order of its groups."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def optimizer_tensors(optimizer: Any) -> dict[str, Any]:
     """Return the tensors in the state of `optimizer`, named `optimizer 0 exp_avg` after the parameter's number."""
     torch = sys.modules["torch"]
     return {
         f"optimizer {number} {name}": value
-        for number, parameter in enumerate(_parameters(optimizer))
+        for number, parameter in enumerate(optimized(optimizer))
         for name, value in sorted(optimizer.state.get(parameter, {}).items())
         if isinstance(value, torch.Tensor)
     }
@@ -93,7 +97,7 @@ def assign_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
         raise CheckpointError(f"the optimizer has groups of {counts[0]} parameters in the checkpoint, {counts[1]} here")
     numbers = [number for group in groups for number in group["params"]]
     saved = {index: state["state"].get(number, {}) for index, number in enumerate(numbers)}
-    parameters = _parameters(optimizer)
+    parameters = optimized(optimizer)
     values = {
         f"optimizer {index} {name}": value
         for index, entries in saved.items()
@@ -124,10 +128,6 @@ def assign_optimizer(optimizer: Any, state: Mapping[str, Any]) -> None:
                 own[name] = value
 
 
-def _parameters(optimizer: Any) -> list[Any]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def distributed_like(model: Any, tensor: Any, shard: Shard) -> Any:
     """Return the distributed tensor that `tensor` is this rank's part of, on the mesh of a parameter placed alike.
 
@@ -144,11 +144,6 @@ def distributed_like(model: Any, tensor: Any, shard: Shard) -> Any:
                 stride=shard.stride,
             )
     raise CheckpointError(f"it has a tensor in shards, {shard.place}; no parameter of this model is placed so")
-
-
-def optimized(optimizer: Any) -> list[Any]:
-    """Return the parameters of the optimizer, in the order of its groups."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def state_tensors(optimizer: Any) -> Iterator[tuple[str, Any, str, Any]]:

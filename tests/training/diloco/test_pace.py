@@ -136,18 +136,16 @@ def test_inner_steps_rule(master: MasterNode) -> None:
 
 def test_site_ranks_make_the_least_number() -> None:
     wanted = [37, 12, 50]
-    barrier, votes = threading.Barrier(3), [True] * 3
+    barrier, texts = threading.Barrier(3), [""] * 3
 
     class Ranks:
         def __init__(self, rank: int) -> None:
             self.rank = rank
 
-        def agree(self, flag: bool) -> bool:
-            votes[self.rank] = flag
+        def gather(self, text: str) -> list[str]:
+            texts[self.rank] = text
             barrier.wait(10)
-            result = all(votes)
-            barrier.wait(10)
-            return result
+            return list(texts)
 
     def adapt(rank: int) -> int:
         site: Any = Ranks(rank)

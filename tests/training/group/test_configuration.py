@@ -11,7 +11,7 @@ import pytest
 
 from pccl import Communicator, MasterNode, QuantizationOptions, Result
 from pccl.training import SPSA, AsyncDiLoCo, DiLoCo, OuterNesterov, SPSAOptions
-from pccl.training.group.configuration import Row, described, row_bytes, row_of, shown, unlike
+from pccl.training.group.membership import Row, described, row_bytes, row_of, shown, unlike
 from tests.support.cluster import outcomes, refusal, results, together
 from tests.training.peers import Peer, assert_parity, cluster_of, new_model, refused_while_others_train
 
