@@ -1,6 +1,6 @@
-"""The ledger of what a group has used of a data stream: the part of `ElasticSampler` that is the same on all peers.
+"""The ledger of what a group has used of a data stream, and a peer's log of it.
 
-The stream is endless: position g is sample g mod N of epoch g div N. The ledger knows which positions are used, and
+Position g of the endless stream is sample g mod N of epoch g div N. The ledger knows which positions are used, and
 which member may use which of the others next. It changes by what all peers have alike:
 
     form     the members: the free positions are assigned (`pccl.training.data.stream`)
@@ -9,18 +9,16 @@ which member may use which of the others next. It changes by what all peers have
 
 1. A position is used once: members' positions are disjoint, each uses its own in order, and a claimed position is free
    again only if its average was made without it.
-2. No position is lost: what is neither used nor claimed is assigned. A peer missing from an average is not a member
-   from then on, and its rest is assigned to the others at once, the lowest positions first.
+2. All positions are used: what is neither used nor claimed is assigned. A peer missing from an average is no longer a
+   member, and its rest is assigned to the others at once, the lowest positions first.
 3. The state is small: the first position that was never begun, and free ranges below it. Where one member is two rounds
    ahead of another the rest is assigned again, in blocks as large as their last claims, so that shares follow speeds.
-4. In the state, claims in flight are free, and it names no members.
+4. The state has claims in flight as free, and names no members. `history` is a hash chain over the commits.
 
-`history` is a hash chain over the commits: peers with one history have used the same samples in the same steps.
-
-`SampleLog` is a peer's log of this, which `pccl.tools.audit` reads: JSON, a line for each event.
+`SampleLog`, which `pccl.tools.audit` reads, is a JSON line for each event:
 
     {"stream": {"dataset_size": 60000, "seed": 0, "shuffle": true}}         the first line of each process
-    {"drawn": 7, "by": "5f...", "positions": [[96, 128]], "samples": [...]}   handed out to be trained on, for step 7
+    {"drawn": 7, "by": "5f...", "positions": [[96, 128]], "samples": [...]}   to be trained on, for step 7
     {"discarded": 7, "by": "5f..."}                                         samples drawn for step 7 were not trained on
     {"step": 7, "before": "9a...", "after": "c4...", "used": {"5f...": [[96, 128]]}, "again": []}   committed
 
@@ -164,8 +162,7 @@ class Ledger:
         return {"steps": self.steps, "history": self.history, "begun": pool.begun, "free": free}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Load `state`, and have no members then unless it equals this one. Raises KeyError, TypeError, ValueError:
-        malformed."""
+        """Load `state`, which leaves no members unless it equals this one. Raises KeyError, TypeError, ValueError."""
         ours = self.state()
         if {name: state[name] for name in ours} == ours:
             return
@@ -187,7 +184,6 @@ class Ledger:
         self.generation += 1
 
     def _rest(self) -> Pool:
-        """Return the pool of positions that are not claimed."""
         return self._pool if self._assignment is None else self._assignment.rest(self._counts)
 
     def _free(self) -> Pool:
@@ -199,7 +195,6 @@ class Ledger:
         return max(rounds) >= min(rounds) + 2
 
     def _block_of(self, member: Member, amount: int) -> int:
-        """Return the block of a member that has claimed `amount` positions for a step."""
         return amount or member.block
 
 

@@ -2,14 +2,12 @@
 
 *The order* of an epoch is computed and never stored. A Feistel network is a bijection of b-bit numbers: each round adds
 a function of one half of a number to the other half by exclusive or. With b the bits of n - 1, numbers from n on go
-through it again until one below n comes out (*cycle walking*, Black and Rogaway 2002), which is a bijection of the
-numbers below n. Round keys are Philox's output under (seed, epoch), the round function is the finalizer of SplitMix64
-in integers, so the order is the same on every machine.
+through it again until one below n comes out (*cycle walking*, Black and Rogaway 2002). Round keys are Philox's output
+under (seed, epoch), and the round function is the finalizer of SplitMix64: integers, so the same on every machine.
 
 *A pool* is all positions from `begun` on, and free ranges below it; in ascending order they have *offsets* 0, 1, 2 ...
 *An assignment* gives each member i a block of b_i offsets, then each another one, and so on: the next block of a member
-is T = b_0 + ... + b_(n-1) offsets later. Members' sequences are disjoint and together are the pool. Where all have used
-the same number of rounds, the rest is a pool without holes. All of it is integer arithmetic.
+is T = b_0 + ... + b_(n-1) offsets later. Members' sequences are disjoint and together are the pool.
 
 *Random streams* are Philox4x64 (Salmon et al. 2011): the key is the seed and the purpose, the upper half of the counter
 is (step, peer). A stream counts in the lower half, so streams never overlap.
@@ -152,12 +150,10 @@ class Assignment:
         self._starts = list(accumulate(blocks, initial=0))
 
     def _offset(self, member: int, count: int) -> int:
-        """Return the offset of a member's position number `count`."""
         done, within = divmod(count, self.blocks[member])
         return done * self.round + self._starts[member] + within
 
     def _offsets(self, member: int, begin: int, end: int) -> Iterator[Range]:
-        """Yield the offsets of a member's positions number `begin` to before `end`, ascending."""
         while begin < end:
             offset = self._offset(member, begin)
             count = min(end - begin, self.blocks[member] - begin % self.blocks[member])
@@ -204,8 +200,7 @@ class RandomStreams:
         self._seed = _word("seed", seed)
 
     def numpy(self, step: int, peer: int = 0) -> np.random.Generator:
-        """Return a NumPy generator at the begin of its stream. Raises ValueError: `step` or `peer` has more than 64
-        bits."""
+        """Return a generator at the start of its stream. Raises ValueError: `step` or `peer` has more than 64 bits."""
         return np.random.Generator(self._philox(NUMBERS, step, peer))
 
     def torch(self, step: int, peer: int = 0, device: Any = "cpu") -> Any:

@@ -2,17 +2,15 @@
 
 Parameters are assigned to buckets of about the same size, last parameter first, as backward passes produce gradients
 roughly in that order. A bucket has two buffers: the gradients are views of one, which is sent; the average arrives in
-the other, and then they change places. Each bucket has a tag of its own, so peers whose backward passes complete them
-in different orders average like with like.
+the other, and then they change places.
 
-*Writes in flight.* A bucket is in flight from its last complete gradient until `give`, and must not be written. Two
-things are compared before the step: each view's version counter, which torch counts up for operations in place; and the
-sum of the buffer's words, for writes that pass the counters by (`tensor.data`, NumPy, `GradScaler.unscale_`).
+*Writes in flight.* A bucket must not be written from its last complete gradient until `give`. Two things are compared
+before the step: each view's version counter, and the sum of the buffer's words, for writes that pass the counters by
+(`tensor.data`, NumPy, `GradScaler.unscale_`).
 
 *Weights.* The mean is `sum(w * x) / sum(w)`: an all-reduce of gradients times `w / 2**e`, divided by the sum of these
-factors in float64. Weights are known after the backward pass, and sent with the refusals
-(`pccl.training.ddp.refusals`). How buckets are launched, plain (None) or as weighted sums with exponent `e`, is the
-same on all peers before each step. `settle` decides by the weights, which all peers have alike:
+factors in float64. Weights are sent with the refusals, after the backward pass. Buckets are launched plain (None) or as
+weighted sums with exponent `e`, the same on all peers. `settle` decides by the weights, which all peers have alike:
 
 1. Where the step needs another form than the launched one, all buckets are launched again, in that form from here on.
    So a first weighted step, and one after an admission, send gradients twice.
@@ -205,10 +203,7 @@ def bucketed(parameters: Sequence[Any], bucket_bytes: int) -> Iterator[list[Any]
 
 
 class GradBucket:
-    """The bucket that a hook is given: torch.distributed.GradBucket's interface, and `average`.
-
-    It must not be used once the hook's future is complete.
-    """
+    """torch.distributed.GradBucket's interface, and `average`. For use until the hook's future is complete."""
 
     def __init__(
         self, communicator: Communicator, bucket: Bucket, tag: int, step: int, number: int, count: int
@@ -244,8 +239,8 @@ class GradBucket:
     def average(self, tensor: Any, quantization: QuantizationOptions | None = None) -> Any:
         """Return a torch.futures.Future of the mean of `tensor` over all peers.
 
-        `tensor` is contiguous, of any shape and a dtype that `all_reduce` takes. Unless it is `buffer()`, it is
-        overwritten, and must be left alone until then. Raises PCCLError INVALID_ARGUMENT: it cannot be reduced.
+        `tensor` is contiguous, of a dtype that `all_reduce` takes. Unless it is `buffer()`, it is overwritten. Raises
+        PCCLError.
         """
         torch = sys.modules["torch"]
         out = self.bucket.result() if tensor is self.bucket.flat else None
@@ -266,11 +261,7 @@ class HookedAverage:
         self._returned = hook(state, bucket)
 
     def wait(self) -> Outcome:
-        """Wait until the hook's result is in the bucket's result, or, alone, in its buffer.
-
-        Raises PCCLError for anything but losses; RuntimeError, TypeError or ValueError of the hook, or for what it
-        returned.
-        """
+        """Wait until the hook's result is in the bucket's result, or, alone, in its buffer. Raises as the hook."""
         bucket = self._bucket
         costs = []
         while bucket.flying:
@@ -337,7 +328,6 @@ def settle_buckets(
     """Make what the buckets hold the means that the weights ask for. A group call.
 
     Returns the outcomes, and how to launch the next step's buckets. `launch(number, exponent)` launches one again.
-    Raises PCCLError for anything but losses.
     """
     form = form_of(weights, used)
     done = list(averages)
@@ -390,8 +380,7 @@ class GradientAverages:
         self._is_note_queued = False
 
     def take(self, number: int, i: int, revision: int) -> None:
-        """Take the complete gradient of parameter `i`, and launch the bucket if it is full. Raises ValueError as
-        `Bucket.take`."""
+        """Take the complete gradient of parameter `i`, and launch the bucket if it is full. Raises ValueError."""
         bucket = self.buckets[number]
         bucket.take(i)
         if bucket.is_full and self._exponent is None:

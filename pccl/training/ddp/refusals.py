@@ -1,12 +1,8 @@
 """Refusing a step on all peers: the exchange, the reasons and their texts.
 
 A peer that finds out that a step must not be made cannot simply raise: the others have its part in their averages and
-would go on. So before every step all peers gather a few integers from each: zeros, or a refusal, and the peer's weight.
-The gathering is one op, so all survivors get the same refusals or launch it again. It is launched after the last
-gradient and waited for after the averages, so it adds no round trip.
-
-A GradScaler that looks for infinities among a peer's own gradients would decide alone about the step. Scalers in
-`shared=`, and those that a former step was given, are checked for that before each step.
+would go on. So before every step all peers gather a few integers from each: zeros, or a refusal, and the peer's weight,
+in one op. It is launched after the last gradient and waited for after the averages, so it adds no round trip.
 """
 
 from __future__ import annotations
@@ -66,8 +62,7 @@ class RefusalExchange:
         self._row = row
 
     def wait(self) -> tuple[list[Refusal], Outcome]:
-        """Wait for all peers' entries, and return their refusals, the same on all, and the op's outcome. Raises
-        PCCLError for anything but losses."""
+        """Return all peers' refusals, the same on all, and the op's outcome. Raises PCCLError."""
         outcome = self._op.wait()
         rows = np.atleast_2d(self._op.info.array if self._op.info is not None else self._row)
         own = own_number(self._communicator)

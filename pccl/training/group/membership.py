@@ -1,20 +1,17 @@
 """Membership in a training loop: joining, and admitting newcomers.
 
-Admission happens between two steps, when no op is in flight. All peers ask `are_peers_pending`, which gives the same
-answer on all; if newcomers wait, all call `update_topology`. Newcomers return from `connect`, the others from
-`update_topology`, and from there all do the same:
+Admission happens between two steps, when no op is in flight. If newcomers wait, which all peers see alike, all call
+`update_topology`. Newcomers return from `connect`, the others from `update_topology`, and from there all do the same:
 
 1. The *configuration check* gathers a row from each peer: whether it is under way, how many peers it starts with, and
-   its options. A row has a fixed size, so that peers with any options meet. Peers under way keep their options, and a
-   newcomer with others fails and leaves; where no peer is under way and options differ, all fail.
+   its options. Peers under way keep their options, and a newcomer with others fails and leaves; where no peer is under
+   way and options differ, all fail.
 2. If some peer is under way, or enough are there, all synchronize the shared state and train. Otherwise they wait for
-   more. Synchronization waits for the start, since the newest checkpoint may arrive last.
+   more.
 
 Decisions use the membership of a committed op, not `world_size`: peers may notice a loss one call apart. One training
-object at a time joins on a communicator, because a newcomer is let in at the end of that object's step.
-
-An interrupt (Ctrl-C) in the middle of a step, or an op whose outcome is unknown, leaves this peer without knowledge of
-what the others did. `step` then refuses further calls until the program joins again.
+object at a time joins on a communicator, because a newcomer is let in at the end of that object's step. After an
+interrupt or an op with an unknown outcome, `step` refuses further calls until the program joins again.
 """
 
 from __future__ import annotations
@@ -73,10 +70,7 @@ def alike(quantization: QuantizationOptions | None) -> QuantizationOptions | Non
 
 
 def fingerprint(quantization: QuantizationOptions | None, *what: object) -> str:
-    """Return a short name for what all peers of a run must have alike.
-
-    As part of a tensor's name in the shared state it refuses newcomers with other options. Raises TypeError as `alike`.
-    """
+    """Return a short name for what all peers must have alike. Raises TypeError as `alike`."""
     return hashlib.sha256(repr((alike(quantization), *what)).encode()).hexdigest()[:12]
 
 
@@ -87,11 +81,12 @@ class AdmittedState(Protocol):
         """Check the state on all peers under way, before newcomers are let in."""
 
     def after_admission(self, revision: int, *, world_size: int, is_source: bool, is_new: bool) -> None:
-        """Align the state on all peers, once they have the same shared state. `is_source`: this peer's state is the one
-        that all have; `is_new`: this peer has joined others that were under way."""
+        """Align the state on all peers, once they have the same shared state. `is_source`: this peer's state is the
+        one that all have; `is_new`: it has joined others that were under way.
+        """
 
     def part(self, revision: int) -> None:
-        """End this peer's run in order. Not a group call."""
+        """Compare what the last step has left, once, as this peer's run ends in order. Raises DivergenceError."""
 
 
 class Membership:
@@ -122,12 +117,11 @@ class Membership:
         self._has_parted = False
 
     def join(self, peers_min: int = 1) -> Admission:
-        """Join the run, right after `Communicator.connect`. Returns when `peers_min` peers are there (the largest such
-        number counts), or at once where others train already, with the same state on all.
+        """Join the run, right after `Communicator.connect`. Returns when `peers_min` peers are there, or at once where
+        others train already, with the same state on all.
 
-        Raises PCCLError INVALID_USAGE: an object has joined on this communicator already. Other PCCLErrors
-        (INVALID_ARGUMENT: the others have other options) and ValueError close the communicator, so that the others can
-        go on.
+        Raises PCCLError INVALID_USAGE: an object has joined on this communicator already. Other errors close the
+        communicator, so that the others can go on.
         """
         if self.is_under_way:
             raise PCCLError(Result.INVALID_USAGE, "join", "this peer has joined already")
@@ -154,8 +148,7 @@ class Membership:
         return admission
 
     def part(self) -> None:
-        """Compare what the last step has left, as the run of this peer ends in order. Works once; does nothing after an
-        interrupt. Raises DivergenceError. Not a group call."""
+        """Compare what the last step has left, once, as this peer's run ends in order. Raises DivergenceError."""
         has_parted, self._has_parted = self._has_parted, True
         if has_parted or self._joint is None or self._was_interrupted or self._is_outcome_unknown:
             return
@@ -235,7 +228,6 @@ class Membership:
         return self._synchronize(world_size)
 
     def _check_with_site(self, peers_min: int) -> int | None:
-        """As `_check_configuration`, among all ranks of the site: too early for one is too early for all."""
         world_size = self._check_configuration(peers_min)
         if self._site is not None and not self._site.agree(world_size is not None):
             return None
@@ -258,7 +250,6 @@ class Membership:
         return len(rows) if is_under_way or len(rows) >= max(row.peers_min for row in rows) else None
 
     def _rows(self, own: Row) -> list[Row]:
-        """Gather the rows of all peers, in their order of acceptance."""
         # A launched op: an interrupt does not abort it for the others.
         rows, _ = gather_among_all(self._communicator, row_bytes(own), TAG)
         return sorted((row_of(row) for row in rows.values()), key=lambda row: row.peer)
@@ -346,8 +337,7 @@ def row_of(data: NDArray[np.uint8]) -> Row:
 
 
 def unlike(rows: Sequence[Row], own: Row) -> dict[int, str]:
-    """Return by peer how its options differ from those of the peers under way, or else from most peers (in a tie, the
-    first). All peers find the same."""
+    """Return by peer how its options differ from most: of the peers under way, if any. All peers find the same."""
     seniors = [row for row in rows if row.is_under_way] or rows
     right = Counter(row.options for row in seniors).most_common(1)[0][0]
     like = next(row for row in seniors if row.options == right)

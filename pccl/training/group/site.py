@@ -6,14 +6,12 @@ Between sites, ranks of one number hold the same shard and form a peer group; ea
                 rank 0    rank 1    rank 2
     site A      shard 0   shard 1   shard 2       each row: torch.distributed, gradients at every step
     site B      shard 0   shard 1   shard 2       each column: pccl, a peer group, once in many steps
-                group 0   group 1   group 2
 
 - The master admits all ranks of a site in one view, and drops all when one is lost (`Communicator(site=, site_size=)`).
-  A loss reaches the groups one by one, so the average of one shard may still have the lost site's part and that of
-  another not; each shard is the same on all sites.
-- What only some ranks can see, they `agree` on over the site's network: whether enough sites are there to start.
-- The grid must be complete: the same number of ranks at every site. `check` finds where it is not. Mesh, placements and
-  shards are compared by names, shapes and dtypes when the state is synchronized.
+  A loss reaches the groups one by one, so averages of two shards may have different peers; each is the same on all
+  sites.
+- What only some ranks can see, they gather over the site's network: whether enough sites are there to start.
+- The grid must be complete: the same number of ranks at every site (`check`).
 """
 
 from __future__ import annotations
@@ -80,17 +78,13 @@ class Site:
         return f"{self._name}.{self._names}"
 
     def communicator(self, address: str, **options: Any) -> Communicator:
-        """Return a communicator of this rank, in the peer group of its shard.
-
-        `options` are those of `Communicator`. After the run was lost, all ranks call it again.
-        """
+        """Return a communicator of this rank, in the peer group of its shard. `options` are those of `Communicator`."""
         self._communicators += 1
         name = f"{self._name}.{self._communicators}"
         return Communicator(address, peer_group=self.rank, site=name, site_size=self.size, **options)
 
     def check(self, communicator: Communicator) -> None:
-        """Raise PCCLError INVALID_USAGE, on all ranks alike, if the peers of the run are not a grid of sites of this
-        size."""
+        """Raise PCCLError INVALID_USAGE, on all ranks alike, if the run is not a grid of sites of this size."""
         groups, largest, peers = _shape(communicator)
         # Together: without those of its ranks that have found out and left, a site may look like one that fits.
         if not self.agree(groups == self.size and peers == groups * largest):
@@ -103,7 +97,6 @@ class Site:
 
 
 def _shape(communicator: Communicator) -> tuple[int, int, int]:
-    """Return groups, peers of the largest, and all peers, of one view."""
     attributes = (
         Attribute.NUM_DISTINCT_PEER_GROUPS,
         Attribute.LARGEST_PEER_GROUP_WORLD_SIZE,

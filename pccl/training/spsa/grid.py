@@ -1,8 +1,7 @@
 """Parameters on a grid, where moving along random signs is exact, and so can be undone.
 
-Float addition rounds: `w + a - a` is not `w`, so peers that evaluate different perturbations would come back with
-different residues. Here every element of a tensor is a whole multiple of the tensor's *quantum*, a power of two, and
-never exceeds 2**24 quanta, perturbed or not. float32 has 24 bits, so all sums are exact:
+Float addition rounds: `w + a - a` is not `w`. Here every element of a tensor is a whole multiple of the tensor's
+*quantum*, a power of two, and never exceeds 2**24 quanta, perturbed or not. float32 has 24 bits, so all sums are exact:
 
 - a perturbation is taken away to the last bit, without a copy of the weights;
 - the order of additions, fused multiplication and vectorization make no difference: all CPUs get the same bits;
@@ -10,14 +9,11 @@ never exceeds 2**24 quanta, perturbed or not. float32 has 24 bits, so all sums a
 
 The price: small elements have no more digits after the point than large ones of the same tensor; the quantum is at
 first about 2**-21 of the largest. An update's amount, one number for a direction and a tensor, is rounded to quanta at
-random in proportion, by numbers that are the same on all peers.
+random in proportion, by numbers that are the same on all peers. Where the next update could exceed the limit, the
+quantum doubles and elements are rounded to it, decided by elements and amounts alone.
 
-When elements grow, the quantum doubles and elements are rounded to it, where the next update could exceed the limit:
-decided by elements and amounts alone, so all peers do the same. Peers share elements and the exponents of the quanta.
-
-The elements of a parameter are flat float32: a NumPy array in memory, or a torch tensor on a device. On a device torch
-makes the random signs of `pccl.signs`: Philox4x32-10 in 64-bit integers, whose lower 64 bits of a product are exact;
-the sign that shifts bring in is masked out. So both get the same bits.
+Elements are a NumPy array in memory, or a torch tensor on a device, where torch makes the random signs: Philox4x32-10
+in 64-bit integers, whose lower 64 bits of a product are exact; the sign that shifts bring in is masked out.
 """
 
 from __future__ import annotations
@@ -47,18 +43,11 @@ ROUNDING_TENSOR = 2**32 - 1
 
 
 class Grid:
-    """Flat, contiguous tensors that live on their grids. Not thread-safe.
-
-    They are at *home*, or displaced by signed perturbations for an evaluation. Bring them home before reading or
-    sending.
-    """
+    """Flat, contiguous tensors on their grids, at *home* or displaced for an evaluation. Not thread-safe."""
 
     @default_environment()
     def __init__(self, tensors: Sequence[Tensor | Elements], epsilon: float, seed: int) -> None:
-        """Choose the quanta and round the elements to them. `epsilon`, the size of a perturbation, is rounded as well.
-
-        Raises ValueError: an element is not finite, or too large for the perturbation to matter.
-        """
+        """Choose the quanta and round elements and `epsilon` to them. Raises ValueError: not finite, or too large."""
         self._tensors = [HostElements(each) if isinstance(each, np.ndarray) else each for each in tensors]
         self._epsilon = epsilon
         self._seed = seed
@@ -106,10 +95,7 @@ class Grid:
 
     @default_environment()
     def update(self, step: int, coefficients: Mapping[int, float]) -> None:
-        """Move home by the coefficients along each direction of the step, and the tensors to home, in one pass.
-
-        Raises OverflowError: elements are so large that a perturbation is below a quantum. Training has diverged.
-        """
+        """Bring the tensors home, moved by the coefficients along each direction. Raises OverflowError: diverged."""
         assert not self._away or step == self._away_step
         amounts = [self._amounts(t, step, coefficients) for t in range(len(self._tensors))]
         tight = [t for t, each in enumerate(amounts) if not self._has_room(t, each)]
@@ -127,7 +113,6 @@ class Grid:
         self._away = {}
 
     def _pass(self, step: int, moves: Sequence[Mapping[int, int]]) -> None:
-        """Add `moves` quanta along each direction to each tensor."""
         if self._is_torn:
             raise RuntimeError("a former call was interrupted while it moved the parameters: load or reconnect")
         self._is_torn = True
@@ -143,7 +128,6 @@ class Grid:
         return math.ldexp(1.0, int(self.exponents[t]))
 
     def _reach(self, t: int) -> int:
-        """Return the perturbation in quanta."""
         return round(math.ldexp(self._epsilon, -int(self.exponents[t])))
 
     def _reaches(self) -> list[int]:
@@ -229,8 +213,7 @@ def add_torch_signs(
     directions: Sequence[int],
     amounts: Sequence[int],
 ) -> None:
-    """Add multiples of random signs to a flat float32 tensor, the same bits as `pccl.signs.add_signs`. Raises as
-    that."""
+    """Add multiples of random signs in place, the same bits as `pccl.signs.add_signs`."""
     if sum(map(abs, amounts)) > SUM_MAX:
         raise ValueError(f"amounts {list(amounts)} sum up to more than {SUM_MAX} in magnitude")
     shifts = torch.arange(32, dtype=torch.int64, device=values.device)
@@ -340,11 +323,7 @@ Elements: TypeAlias = HostElements | TorchElements
 
 
 def tensors_of(model: Any) -> tuple[dict[str, Elements], str]:
-    """Return the float32 parameters by name, without empty ones, and the layout: equal on all peers.
-
-    Of a torch module, those that require gradients; it must keep its tensors. Raises TypeError, ValueError: it cannot
-    be trained.
-    """
+    """Return the float32 parameters by name, without empty ones, and the layout. Raises TypeError, ValueError."""
     layout = replica_of(model).layout
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):

@@ -8,12 +8,9 @@ flat vectors: floating-point buffers (float32, or float64 as soon as one is; com
     first      all from the peer of rank 0
     local      no exchange; buffers are in no digest and in no shared state
 
-1. After an exchange the common values are the same bytes on all peers: they follow from the former ones and a committed
-   op, element by element in the default floating-point environment.
-2. Buffers without changes keep their bits: movements are averaged, and one of 0 is added exactly.
-3. Changes by forward passes while an exchange is in flight are added to its result.
-
-Buffers are looked up in their modules each time, since forward passes may replace them.
+Buffers without changes keep their bits: movements are averaged, and one of 0 is added exactly. Changes by forward
+passes while an exchange is in flight are added to its result. Forward passes may replace buffers, so they are looked up
+in their modules each time.
 """
 
 from __future__ import annotations
@@ -176,8 +173,7 @@ class Buffers:
 
     @contextmanager
     def own(self) -> Iterator[None]:
-        """Give the module this peer's own values within the block, as forward passes leave them, and the common ones
-        outside."""
+        """Give the module this peer's own values within the block, and the common ones outside."""
         if self.is_empty:
             yield
             return
@@ -195,10 +191,7 @@ class Buffers:
             self._write(*self._own)
 
     def launch(self, communicator: Communicator, tag: int, step: int) -> None:
-        """Send the module's values; `land` takes the result. Uses `tag` and `tag + 1`. A group call.
-
-        An exchange in flight, from a step that failed, goes on.
-        """
+        """Send the module's values; `land` takes the result. Uses `tag` and `tag + 1`. A group call."""
         if self.is_empty or self._ops:
             return
         self._sent = floats, integers = self._read()
@@ -214,10 +207,9 @@ class Buffers:
                 self._ops.append(_reduction(communicator, vector, op, tag + i, step))
 
     def land(self, *, keep_going: bool = False) -> Outcome:
-        """Wait for the exchange, if any, and write the common values into the module.
+        """Wait for the exchange, if any, and write the common values into the module. Raises PCCLError.
 
-        `keep_going`: forward passes went on during the exchange, and their changes are kept. Raises PCCLError for
-        anything but losses.
+        `keep_going`: forward passes went on during the exchange, and their changes are kept.
         """
         if not self._ops:
             return NOT_MADE

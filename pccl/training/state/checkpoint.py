@@ -68,10 +68,7 @@ logger = logging.getLogger(__name__)
 
 
 class Stateful(Protocol):
-    """An object that can be saved with the model, such as a torch optimizer.
-
-    `state_dict()` returns what `pccl.training.state.codec` encodes, with tensors and arrays anywhere in it.
-    """
+    """An object that can be saved with the model, such as a torch optimizer."""
 
     def state_dict(self) -> Any: ...
 
@@ -154,7 +151,6 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def _manifest(metadata: Mapping[str, str], path: Path) -> dict[str, Any]:
-    """Return the manifest of a file. Raises CheckpointError."""
     try:
         manifest = json.loads(metadata[MANIFEST])
         version = int(manifest["format"])
@@ -246,7 +242,7 @@ class Checkpoints:
     def wait(self) -> None:
         """Wait until the last save is on the disk. Raises OSError of a save in the background.
 
-        With a site and `keep`, a call of all its ranks, which fails on all if it does on one.
+        With a site and `keep`, all its ranks call it, and it fails on all if it does on one.
         """
         prune = self._settle()
         if prune is not None:
@@ -347,8 +343,7 @@ class Checkpointed(ABC):
 
     @abstractmethod
     def _restore(self, state: dict[str, Any], revision: int) -> None:
-        """Load what `_snapshot` gave, of the same layout and options. Raises CheckpointError before anything is
-        changed."""
+        """Load what `_snapshot` gave. Raises CheckpointError before anything is changed."""
 
     def _shard(self, tensor: Any, shard: Shard) -> Any:
         raise CheckpointError(f"it has a piece of a tensor in shards, {shard.place}; this model has none")
@@ -370,9 +365,8 @@ class Checkpointed(ABC):
         self._checkpoints.save(Path(path).absolute(), self._snapshot, keep=keep, background=background)
 
     def close(self) -> None:
-        """End this object's part: another one may join on its communicator.
+        """End this object's part: another one may join on its communicator. All peers call it at the same place.
 
-        All peers call it at the same place and compare what the last step has left, unless an exception is handled.
         Raises DivergenceError; OSError of a save in the background.
         """
         try:
@@ -432,7 +426,6 @@ class Checkpointed(ABC):
         raise PCCLError(Result.INVALID_USAGE, f"{type(self).__name__}.load", what)
 
     def _found(self, path: Path) -> list[Piece]:
-        """Return the pieces that can be loaded, newest first."""
         if is_one_file(path):
             path.stat()
             return [piece_at(path) if self._site is not None else Piece(path, 0, "")]
@@ -444,7 +437,6 @@ class Checkpointed(ABC):
         return found
 
     def _gathered(self, found: list[Piece], error: str) -> list[list[tuple[int, str]]]:
-        """Return revisions and saves that each rank has."""
         assert self._site is not None
         mine = {"error": error, "pieces": [(piece.revision, piece.save) for piece in found]}
         ranks = [json.loads(text) for text in self._site.gather(json.dumps(mine))]
@@ -483,7 +475,6 @@ class Checkpointed(ABC):
 
 
 def _newest_common(held: list[list[tuple[int, str]]], path: str | os.PathLike[str]) -> tuple[int, str]:
-    """Raises CheckpointError: the ranks have no save in common."""
     common = set(held[0]).intersection(*held[1:])
     listed = "; ".join(
         f"rank {rank} has {', '.join(str(revision) for revision, _ in sorted(own)) or 'none'}"

@@ -99,8 +99,7 @@ def _array_tree(value: Any, path: str) -> Tree:
 
 
 def bytes_of(tensor: Any, path: str) -> Any:
-    """Return the elements of a torch tensor in C order, as NumPy's uint8. Raises ValueError: it is not dense and
-    whole."""
+    """Return a torch tensor's elements in C order, as NumPy's uint8. Raises ValueError: not dense and whole."""
     torch = sys.modules["torch"]
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or hasattr(tensor, "placements"):
         what = "distributed" if hasattr(tensor, "placements") else f"{tensor.layout}, {tensor.dtype}, {tensor.device}"

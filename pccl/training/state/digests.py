@@ -8,15 +8,13 @@ maximum of
     ~d0 ~d1 ~d2 ~d3 its complement
     n               the number of steps to the next comparison that this peer proposes
 
-and lands it with that step's averages. A peer whose run ends makes the same all-reduce, and waits for the others for a
-limited time; for a state without a snapshot it uses a tag of its own.
+and lands it with that step's averages. A peer whose run ends makes the same all-reduce, with a time limit.
 
 1. Digests are equal exactly if the maximum of all d is the complement of the maximum of all ~d, word by word.
-2. All peers get the same answer, from one committed op; a loss aborts it on all, and survivors launch it again.
-3. All compare after the same steps: the next time follows from the last one and the maximum of n. After an admission it
-   is the next step, and intervals double up to n, so that a newcomer's differences are found early.
-4. The cost is below 0.1 % of the time: n is the measured cost of a comparison over half of that share of a step's time.
-5. Where digests differ, all peers gather all digests. If the peers that differ are lost by then, the others go on.
+2. All compare after the same steps: the next time follows from the last one and the maximum of n. After an admission it
+   is the next step, and intervals double up to n.
+3. The cost is below 0.1 % of the time: n is the measured cost of a comparison over half of that share of a step's time.
+4. Where digests differ, all peers gather all digests. If the peers that differ are lost by then, the others go on.
 """
 
 from __future__ import annotations
@@ -189,8 +187,7 @@ class Check:
             self._account(snapshot, is_new)
 
     def check(self, make: Callable[[], Snapshot], *, is_new: bool = False) -> None:
-        """Compare at once, as peers are let in. A new peer (`is_new`) that differs leaves with a DivergenceError, and
-        the others go on. Otherwise as `land`."""
+        """Compare at once, as peers are let in. A new peer (`is_new`) that differs leaves. Otherwise as `land`."""
         self.note(make)
         self.launch()
         former_s = self._exchange_s
@@ -210,8 +207,7 @@ class Check:
     def part(self, make: Callable[[], Snapshot], limit_s: float) -> None:
         """Compare what is not compared yet, with the peers that do so too or come to the next step with a snapshot.
 
-        Has no effect after a failure, or in the middle of a step. Raises DivergenceError, on all of them; PCCLError:
-        TIMEOUT where a peer has not come within `limit_s`.
+        Raises DivergenceError, on all of them; PCCLError TIMEOUT where a peer has not come within `limit_s`.
         """
         if self.failure is not None or self._op is not None or self.communicator.world_size < 2:
             return

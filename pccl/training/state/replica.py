@@ -28,8 +28,10 @@ def is_distributed(tensor: Any) -> bool:
 
 
 def local_shard(tensor: Any) -> Any:
-    """Return this rank's part of a distributed tensor, sharing its memory, without gradient history; others as they
-    are. Raises ValueError: it holds partial sums."""
+    """Return this rank's part of a distributed tensor, sharing its memory, without gradient history.
+
+    Other tensors are returned as they are. Raises ValueError: it holds partial sums.
+    """
     if not is_distributed(tensor):
         return tensor.detach()
     if any(placement.is_partial() for placement in tensor.placements):
@@ -38,8 +40,7 @@ def local_shard(tensor: Any) -> Any:
 
 
 def describe(tensor: Any) -> str:
-    """Return where the shard is among those of the site: equal for the same rank of another site. Empty without
-    shards."""
+    """Return the place of a shard in its site, the same at all sites; empty without shards."""
     if not is_distributed(tensor):
         return ""
     mesh = tensor.device_mesh
@@ -51,8 +52,7 @@ Vector: TypeAlias = NDArray[np.floating[Any]]
 
 
 def replica_of(model: Any) -> Replica:
-    """Return the replica of a torch module or of named NumPy arrays. Raises TypeError, ValueError: it cannot be
-    trained."""
+    """Return the replica of a torch module or of named NumPy arrays. Raises TypeError, ValueError."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         return TorchReplica(torch, model)
@@ -89,7 +89,6 @@ class ArrayPart:
         self.count = sum(array.size for array in arrays)
 
     def _parts(self, vector: Vector) -> list[tuple[Vector, Vector]]:
-        """Return each array with its part of `vector`, in the same shape."""
         ends = np.cumsum([array.size for array in self._arrays])
         return [
             (array, vector[end - array.size : end].reshape(array.shape))
@@ -157,7 +156,6 @@ class TorchPart:
         return [self._torch.atleast_1d(local_shard(parameter))[rows] for parameter, rows in self._pieces]
 
     def _parts(self, vector: Vector) -> list[tuple[Any, Any]]:
-        """Return each piece's values with its part of `vector`, in the same shape, sharing their memory."""
         parts = self._torch.from_numpy(vector).split(self._sizes)
         return [(shard, part.view(shard.shape)) for shard, part in zip(self._shards(), parts, strict=True)]
 
@@ -261,7 +259,6 @@ def _is_default_on_all(torch: Any, threads: int) -> bool:
 
 @lru_cache(maxsize=2)
 def _probe(threads: int) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Return both operands, and room for their product."""
     operands = np.ones((2, threads, GRAIN), np.float32)
     operands[:, :, : len(FACTORS)] = FACTORS.T[:, None, :]
     return operands[0].reshape(-1), operands[1].reshape(-1), np.empty(threads * GRAIN, np.float32)

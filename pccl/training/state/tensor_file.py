@@ -144,7 +144,6 @@ def make_folder(path: Path) -> None:
 
 
 def _temporary(folder: Path, name: str) -> tuple[Path, BinaryIO]:
-    """Return a locked file of this process alone."""
     while True:
         path = folder / f".{name}.{secrets.token_hex(8)}.pccl-tmp"
         file = path.open("xb")
@@ -347,7 +346,6 @@ def _below(path: str, key: Any) -> str:
 
 
 def _is_tensor(value: Any) -> bool:
-    """Whether a file can hold it by name."""
     if isinstance(value, np.ndarray):
         return dtype_name(value.dtype) is not None
     torch = sys.modules.get("torch")

@@ -42,6 +42,6 @@ def test_unknown_outcome_requires_rejoin(cluster: Cluster) -> None:
         if refused:
             again = refusal(partial(membership.require_step, "step"))
             assert again.result is Result.INVALID_USAGE
-            assert "the outcome of a former call is unknown" in str(again)
+            assert "has an unknown outcome" in str(again)
         else:
             membership.require_step("step")
