@@ -330,28 +330,6 @@ def test_sparse_gradients_are_refused(master: MasterNode) -> None:
             module(torch.tensor([1])).sum().backward()
 
 
-@pytest.mark.usefixtures("place")
-def test_digest_of_several_dtypes(master: MasterNode) -> None:
-    def enter(number: int) -> DDPPeer:
-        peer = DDPPeer(master.address, number)
-        peer.module = torch.nn.Sequential(torch.nn.Linear(6, 8).bfloat16(), torch.nn.Linear(8, 2).double())
-        peer.module.register_parameter("scale", torch.nn.Parameter(torch.tensor(2.0)))
-        peer.ddp = DDP(peer.communicator, peer.module, new_optimizer(peer.module), admit_every=1)
-        return peer.enter(2)
-
-    def step(peer: DDPPeer) -> tuple[str, float]:
-        inputs = torch.full((3, 6), 1.0 + peer.number).bfloat16()
-        (peer.module[1](peer.module[0](inputs).double()).sum() * peer.module.scale).backward()
-        assert peer.ddp.step().world_size == 2
-        return peer.ddp.digest(), float(peer.module.scale.detach())
-
-    torch.manual_seed(0)
-    peers = together([partial(enter, number) for number in range(2)])
-    found = together([partial(step, peer) for peer in peers])
-    assert found[0] == found[1]
-    close(peers)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
 @pytest.mark.parametrize("places", [("cuda", "cuda"), ("cuda", "cpu")])
 def test_gpus_and_cpus_train_together(master: MasterNode, places: tuple[str, str]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError, QuantizationOptions, Result
-from pccl.training import AsyncDiLoCo, CheckpointError, DiLoCo, OuterNesterov
+from pccl.training import AsyncDiLoCo, DiLoCo, OuterNesterov
 from tests.support.cluster import WAIT_S, Background, together, until
 from tests.training.peers import (
     Peer,
@@ -155,62 +155,6 @@ def _sees_two(peer: Peer) -> bool:
         return peer.communicator.world_size == 2
     except PCCLError:
         return False  # not connected yet
-
-
-class InnerState:
-    def __init__(self) -> None:
-        self.moments = np.zeros(3)
-        self.steps = 0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"moments": self.moments, "steps": self.steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.moments, self.steps = state["moments"], int(state["steps"])
-
-
-def test_inner_state_is_saved(master: MasterNode, tmp_path: Path) -> None:
-    inner, again = InnerState(), InnerState()
-    inner.moments[:], inner.steps = [1, 2, 3], 17
-    communicator = Communicator(master.address)
-    DiLoCo(communicator, new_model(), inner).save(tmp_path / "c.safetensors")
-    DiLoCo(communicator, new_model(), again).load(tmp_path / "c.safetensors")
-    assert (again.moments.tolist(), again.steps) == ([1, 2, 3], 17)
-
-
-def test_damaged_checkpoint_is_refused(master: MasterNode, tmp_path: Path) -> None:
-    communicator = Communicator(master.address)
-    diloco = DiLoCo(communicator, new_model())
-    path = tmp_path / "c.safetensors"
-    diloco.save(path)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["c.safetensors"]
-    with pytest.raises(CheckpointError, match=r"of another model: it has 'weights \(7, 5\) float32' where"):
-        DiLoCo(communicator, {"weights": np.zeros((5, 7), np.float32)}).load(path)
-    whole = path.read_bytes()
-    for broken in (whole[:-100], whole[:300] + b"x" + whole[301:], b"", b"no checkpoint"):
-        path.write_bytes(broken)
-        with pytest.raises(CheckpointError, match="damaged"):
-            diloco.load(path)
-    with pytest.raises(FileNotFoundError):
-        diloco.load(tmp_path / "none.safetensors")
-
-
-def test_failed_save_keeps_former_checkpoint(
-    master: MasterNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    diloco = DiLoCo(Communicator(master.address), new_model())
-    path = tmp_path / "c.safetensors"
-    diloco.save(path)
-    before = path.read_bytes()
-
-    def full(*_: object) -> None:
-        raise OSError(28, "no space left")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="no space left"):
-        diloco.save(path)
-    assert path.read_bytes() == before
-    assert [entry.name for entry in tmp_path.iterdir()] == ["c.safetensors"]
 
 
 def test_reconnect_after_master_loss(master: MasterNode) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -365,22 +364,3 @@ def test_untrainable_models_are_refused(model: Any, reason: str) -> None:
 def test_invalid_options(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must"):
         SPSAOptions(**{"learning_rate": 1e-3} | wrong)
-
-
-def test_memory_of_inference(master: MasterNode) -> None:
-    """NumPy tells tracemalloc of its arrays."""
-    model = {"weights": np.ones(2**20, np.float32)}
-    peer = SPSAPeer(master.address, 0, model=model)
-    tracemalloc.start()
-    try:
-        peer.enter()
-        tracemalloc.reset_peak()
-        before, _ = tracemalloc.get_traced_memory()
-        for _ in range(3):
-            peer.spsa.step(lambda direction: float(model["weights"][direction]))
-        peer.digest()
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak - before < model["weights"].nbytes / 8
-    peer.close()

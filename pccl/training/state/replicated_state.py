@@ -47,7 +47,6 @@ TAGS = 1 << 62
 """The first tag of replicated states. Each tag of a training object has 8 of them."""
 CHECK, HAND_OVER, BUFFERS, FOLLOW, PART = 0, 1, 2, 3, 4
 NOBODY = -(2**62)
-OBJECTS_BYTES_MAX = 1 << 32
 LATE = "late optimizer state"
 HEADER_BYTES = 8
 """The length of the objects in what is sent, little-endian."""
@@ -375,13 +374,6 @@ class ReplicatedState:
                     "join",
                     "all peers that had the run's schedulers and the like were lost before sending them: join again",
                 )
-            if size > OBJECTS_BYTES_MAX:
-                text = f"objects and late optimizer state of {size} bytes are too large to be sent"
-                if has_them:
-                    logger.warning("newcomers leave: %s", text)
-                    return
-                text += f" (at most {OBJECTS_BYTES_MAX}): begin with the optimizer's state as it is to be later"
-                raise PCCLError(Result.INVALID_ARGUMENT, "join", text)
             # The maximum of the source's bytes and of the other peers' zeros is these bytes.
             data = np.zeros(HEADER_BYTES + size, np.uint8)
             if source == -number:

@@ -49,25 +49,6 @@ def test_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "each sample of each complete epoch was used exactly once" in told
 
 
-def test_a_line_that_a_crash_cut_off_is_not_in_the_way_of_who_resumes(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    state = None
-    for cut in (b'{"drawn": 1, "by": "5', b""):
-        sampler = ElasticSampler(4, batch_size=2, log=path)
-        if state is not None:
-            sampler.load_state_dict(state)
-        sampler.regroup(None)
-        next(iter(sampler))
-        sampler.claim(None)
-        sampler.commit()
-        state = sampler.state_dict()
-        sampler.close_log()
-        with path.open("ab") as file:
-            file.write(cut)
-    found = audit.audit([path])
-    assert (found.problems, found.epochs, found.used) == ([], 1, 4)
-
-
 def changed(path: Path, change: Callable[[dict[str, Any]], dict[str, Any] | None]) -> None:
     events = [change(json.loads(line)) for line in path.read_text().splitlines()]
     path.write_text("".join(json.dumps(event) + "\n" for event in events if event is not None))
@@ -145,22 +126,6 @@ def test_steps_that_were_rolled_back_do_not_count(tmp_path: Path) -> None:
     assert "12 steps did not lead to the last state" in str(found)
 
 
-def test_what_was_discarded_does_not_count(tmp_path: Path) -> None:
-    sampler = ElasticSampler(SIZE, batch_size=4, log=tmp_path / "1.jsonl")
-    sampler.regroup(None)
-    next(iter(sampler))
-    sampler.discard()
-    sampler.batch_size = 3
-    next(iter(sampler))
-    sampler.claim(None)
-    next(iter(sampler))  # the average of the first claim has failed
-    sampler.claim(None)
-    sampler.commit()
-    sampler.close_log()
-    found = audit.audit([tmp_path / "1.jsonl"])
-    assert (found.problems, found.used) == ([], 6)
-
-
 def test_what_is_no_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty").touch()
     (tmp_path / "text").write_text("hello\n")
@@ -183,32 +148,6 @@ def test_a_line_that_was_cut_off_by_a_kill_is_left_out(tmp_path: Path) -> None:
     with logs[0].open("a") as file:
         file.write('{"drawn":99,"by":"')
     assert audit.audit(logs).problems == []
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_memory_goes_with_what_was_logged(tmp_path: Path, shuffle: bool) -> None:
-    size = 2**40
-    path = tmp_path / "log.jsonl"
-    sampler = ElasticSampler(size, batch_size=3, shuffle=shuffle, log=path)
-    sampler.regroup(None)
-    draws = iter(sampler)
-    for _ in range(4):
-        next(draws)
-        sampler.claim(None)
-        sampler.commit()
-    next(draws)  # for a step that was not made
-    sampler.close_log()
-    found = audit.audit([path])
-    assert (found.problems, found.epochs, found.used, found.given_up, found.again) == ([], 0, 12, 3, 0)
-
-    def boasting(event: dict[str, Any]) -> dict[str, Any]:
-        for ranges in event.get("used", {}).values():
-            ranges[-1][1] += 2 * size
-        return event
-
-    told = problems_after([path], boasting)
-    assert "step 3: its positions are not those of its link" in told
-    assert "but the others have noted" in told
 
 
 def test_sample_used_twice(tmp_path: Path) -> None:

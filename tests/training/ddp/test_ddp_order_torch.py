@@ -191,25 +191,6 @@ def test_optimizer_step_alone_is_refused(master: MasterNode) -> None:
     close(peers)
 
 
-def test_optimizer_is_ordinary_outside_the_run(master: MasterNode) -> None:
-    peer = DDPPeer(master.address, 0)
-
-    def steps_alone() -> None:
-        peer.optimizer.zero_grad()
-        backward(peer)
-        backward(peer)
-        clip(peer.module)
-        was = parameters(peer.module).clone()
-        peer.optimizer.step()
-        assert not torch.equal(parameters(peer.module), was)
-
-    steps_alone()
-    peer.enter(1).run(2)
-    peer.ddp.close()
-    steps_alone()
-    close([peer])
-
-
 def test_grad_scaler_skips_on_all_peers(master: MasterNode) -> None:
     peers = cluster_of(master, 3)
     scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2) for _ in peers]

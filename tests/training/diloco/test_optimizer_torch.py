@@ -362,16 +362,3 @@ def test_state_dict_has_shared_objects(master: MasterNode, tmp_path: Path) -> No
     counter.count = 3
     new(counter=counter).optimizer.load_state_dict(state)
     assert counter.count == 3
-
-
-def test_shared_state_is_not_loaded_during_a_run(master: MasterNode) -> None:
-    counter = Counter(1)
-    peer = Trained(master.address, 0, peers_min=1, inner_steps=INNER_STEPS, shared={"counter": counter})
-    peer.train(1)
-    state = peer.optimizer.state_dict()
-    peer.optimizer.load_state_dict(state)
-    counter.count = 2
-    with pytest.raises(ValueError, match="load it before the first step"):
-        peer.optimizer.load_state_dict(state)
-    assert counter.count == 2
-    peer.close()

@@ -12,7 +12,7 @@ import pytest
 from pccl import MasterNode, Result
 from pccl.training import AsyncDiLoCo, DiLoCo
 from pccl.training.diloco.diloco import UNKNOWN_S, InnerSteps
-from tests.support.cluster import Background, together
+from tests.support.cluster import together
 from tests.training.peers import Kind, Peer, assert_parity, cluster_of, new_model, refused_while_others_train, train
 
 BASE = 50
@@ -83,34 +83,6 @@ def test_at_least_one_inner_step(master: MasterNode) -> None:
     together([partial(each.run, 3) for each in cluster])
     assert cluster[1].made == [BASE, 1, 1]
     close(cluster)
-
-
-def test_newcomers_make_the_configured_number(master: MasterNode) -> None:
-    cluster = timed_cluster(master, [0.1, 0.5])
-    together([partial(each.run, 2) for each in cluster])
-    newcomer = Peer(master.address, 2, inner_steps=BASE, steps="by speed")
-    joined = threading.Event()
-
-    def run(each: Timed) -> None:
-        while not any(step.admitted for step in each.peer.steps):
-            each.run(1)
-        each.run(2)
-
-    def enter() -> Timed:
-        newcomer.enter()
-        joined.set()
-        timed = Timed(newcomer, 0.2)
-        timed.run(2)
-        return timed
-
-    threads = [Background(partial(run, each)) for each in cluster]
-    late: Any = Background(enter).result()
-    for thread in threads:
-        thread.result()
-    assert late.made == [BASE, 25]
-    assert cluster[1].made[-2:] == [10, 10]
-    assert_parity([each.peer for each in [*cluster, late]])
-    close([*cluster, late])
 
 
 def test_reported_inner_steps_count(master: MasterNode) -> None:

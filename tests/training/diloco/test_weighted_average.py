@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -90,39 +89,6 @@ def test_fragments_sum_their_weights(master: MasterNode) -> None:
     together([partial(run, peer) for peer in peers])
     assert seen == [[1, 11, 110, 1100]] * 2
     close(peers)
-
-
-def test_failed_call_keeps_weights(master: MasterNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    peer = Peer(master.address, 1, partial(AsyncDiLoCo, fragments=2)).enter()  # type: ignore[arg-type]
-    launch, claim = peer.diloco._launch_average, peer.diloco._replicated.claim
-    seen: list[float | None] = []
-
-    def record(gradient: Any, weight: float | None) -> Any:
-        seen.append(weight)
-        return launch(gradient, weight)
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError("no samples were drawn for this step")
-
-    peer.diloco._launch_average = record  # type: ignore[method-assign]
-    for weight in (1.0, 10.0, 100.0):
-        train(peer.model, peer.number)
-        monkeypatch.setattr(peer.diloco._replicated, "claim", fail)
-        with pytest.raises(RuntimeError, match="no samples were drawn"):
-            peer.diloco.outer_step(weight=weight)
-        monkeypatch.setattr(peer.diloco._replicated, "claim", claim)
-        peer.diloco.outer_step(weight=weight)
-    assert seen == [1, 11, 110]
-    peer.close()
-
-
-@pytest.mark.parametrize("weight", [-1, math.nan, math.inf, 10**400])
-def test_invalid_weights_are_refused(master: MasterNode, weight: float) -> None:
-    peer = Peer(master.address, 1).enter()
-    with pytest.raises(ValueError, match="must be finite and at least 0"):
-        peer.diloco.outer_step(weight=weight)
-    assert peer.step().revision == 1
-    peer.close()
 
 
 def test_weights_on_some_peers_are_refused(master: MasterNode) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import pccl
 from pccl import Communicator, MasterNode
 from pccl.training import SPSA, AsyncDiLoCo, CheckpointError, DiLoCo, ElasticSampler, SPSAOptions, latest_checkpoint
 from pccl.training.state import checkpoint, tensor_file
-from pccl.training.state.checkpoint import Checkpoints
 from pccl.training.state.tensor_file import Contents, Entry
 from tests.training.peers import Peer, new_model
 from tests.training.state.saved import NOWHERE, at, names, new, steps
@@ -72,24 +70,6 @@ def test_weights_loaded_before_join_are_saved(tmp_path: Path) -> None:
     loaded = new_model()
     DiLoCo(Communicator(NOWHERE), loaded).load(tmp_path)
     assert all((array == 7).all() for array in loaded.values())
-
-
-def test_save_uses_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("here", "there"):
-        (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    real = Checkpoints._write
-
-    def late(*arguments: Any) -> None:
-        os.chdir(tmp_path / "there")
-        real(*arguments)
-
-    monkeypatch.setattr(Checkpoints, "_write", late)
-    diloco = at(1)
-    diloco.save("peer", background=True)
-    diloco.wait_for_save()
-    assert names(tmp_path / "here" / "peer") == steps(1)
-    assert names(tmp_path / "there") == []
 
 
 def test_inner_state_round_trip(tmp_path: Path) -> None:

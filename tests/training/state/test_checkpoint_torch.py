@@ -166,20 +166,6 @@ def test_buffers_are_saved_where_they_are(tmp_path: Path, make: Callable[[Any], 
     assert [tensor.data_ptr() for tensor in other.buffers()] == places
 
 
-def test_different_shared_objects_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    def made(*names: str) -> DiLoCo:
-        module = with_statistics()
-        schedule = torch.optim.lr_scheduler.StepLR(torch.optim.AdamW(module.parameters()), 1)
-        return DiLoCo(Communicator(NOWHERE), module, shared=dict.fromkeys(names, schedule))
-
-    made("both", "old").save(tmp_path)
-    made("both", "new").load(tmp_path)
-    path = tmp_path / "step-000000000.safetensors"
-    assert f"'shared old' is not shared here: {path} has it" in caplog.text
-    assert f"'shared new' stays as it is: {path} lacks it" in caplog.text
-    assert "both" not in caplog.text
-
-
 def test_mismatched_checkpoint_changes_no_state(tmp_path: Path) -> None:
     first = diloco_of(with_statistics())
     first._state.revision = 3
@@ -211,16 +197,6 @@ def test_checkpoint_of_other_ddp_is_refused(tmp_path: Path) -> None:
     assert sgd_instead.digest() == before
     with pytest.raises(CheckpointError, match="was saved by DDP; this is DiLoCo"):
         diloco_of(with_statistics()).load(tmp_path)
-
-
-def test_torch_reads_the_file_with_the_safetensors_library(tmp_path: Path) -> None:
-    library = pytest.importorskip("safetensors.torch")
-    module = with_statistics().bfloat16()
-    ddp_of(module).save(tmp_path / "model.safetensors")
-    found = library.load_file(tmp_path / "model.safetensors")
-    for name, parameter in module.named_parameters():
-        assert found[f"parameters/{name}"].dtype == torch.bfloat16
-        assert torch.equal(found[f"parameters/{name}"], parameter)
 
 
 def test_every_dtype_round_trips(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pccl.training.state.codec import decode, encode
@@ -40,6 +40,7 @@ def kinds(state: Any) -> Any:
     return type(state)
 
 
+@settings(max_examples=30)
 @given(STATES)
 def test_codec_round_trip(state: Any) -> None:
     back = decode(encode(state))
