@@ -172,14 +172,6 @@ def test_accumulated_gradients_are_averaged_once(master: MasterNode) -> None:
     close(peers)
 
 
-def test_second_backward_pass_is_refused(master: MasterNode) -> None:
-    (peer,) = cluster_of(master, 1)
-    loss(peer.module, 0, 0).backward()
-    with pytest.raises(RuntimeError, match=r"use no_sync\(\)"):
-        loss(peer.module, 0, 1).backward()
-    close([peer])
-
-
 def test_ddp_is_garbage_collected(master: MasterNode) -> None:
     (peer,) = cluster_of(master, 1)
     ended = weakref.ref(peer.ddp), weakref.ref(peer.communicator)

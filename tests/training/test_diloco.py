@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from tests.training.peers import (
     cluster_of,
     each_runs,
     new_model,
-    refused_while_others_train,
 )
 
 
@@ -88,28 +86,6 @@ def test_peer_lost_during_average_is_left_out(master: MasterNode) -> None:
     close(peers)
 
 
-@pytest.mark.parametrize(
-    ("make", "told"),
-    [
-        # As many parameters, in another shape.
-        (
-            lambda communicator: DiLoCo(communicator, {"weights": np.zeros((8, 5), np.float32)}),
-            "parameters of DiLoCo",
-        ),
-        (lambda communicator: DiLoCo(communicator, new_model(), outer=OuterNesterov(0.7, 0.8)), "has outer="),
-        (lambda communicator: DiLoCo(communicator, new_model(), quantization=QuantizationOptions()), "quantization="),
-        (lambda communicator: AsyncDiLoCo(communicator, new_model()), "has class=AsyncDiLoCo"),
-    ],
-    ids=["model", "outer optimizer", "quantization", "algorithm"],
-)
-def test_newcomer_with_other_options_is_refused(
-    master: MasterNode, make: Callable[[Communicator], Any], told: str
-) -> None:
-    error = refused_while_others_train(master, cluster_of(master, 2), make)
-    assert error.result is Result.INVALID_ARGUMENT
-    assert told in str(error)
-
-
 def test_resumed_run_is_bit_identical(tmp_path: Path) -> None:
     with MasterNode("127.0.0.1:0") as master:
         whole = cluster_of(master, 2)
@@ -130,24 +106,6 @@ def test_resumed_run_is_bit_identical(tmp_path: Path) -> None:
         close(second)
     assert_parity([*whole, *first, *second])
     assert sorted(second[0].digests) == [4, 5, 6]
-
-
-def test_newest_checkpoint_wins(master: MasterNode, tmp_path: Path) -> None:
-    maker = Peer(master.address, 0).enter().run(3)
-    maker.diloco.save(tmp_path / "newest.safetensors")
-    maker.close()
-    with MasterNode("127.0.0.1:0") as other:
-        peers = [Peer(other.address, number) for number in range(3)]
-        early = [Background(partial(peer.enter, 3)) for peer in peers[:2]]
-        # Only then the third begins.
-        until(lambda: all(_sees_two(peer) for peer in peers[:2]), "two wait for the third")
-        peers[2].diloco.load(tmp_path / "newest.safetensors")
-        peers[2].enter(3)
-        for thread in early:
-            thread.result()
-        assert {peer.diloco.digest() for peer in peers} == {maker.diloco.digest()}
-        assert_close(peers[0].model, maker.model)
-        close(peers)
 
 
 def _sees_two(peer: Peer) -> bool:

@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of a step: the others go on, and who was interrupted does not go on as if nothing had been."""
+"""Ctrl-C in the middle of a step: the others go on, and the interrupted peer has to join again."""
 
 from __future__ import annotations
 

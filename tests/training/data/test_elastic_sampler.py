@@ -1,4 +1,4 @@
-"""Each sample of an epoch is used once, whoever is lost or comes, at whatever moment of a step."""
+"""Each sample of an epoch is used once, through losses and joins at any moment of a step."""
 
 from __future__ import annotations
 

@@ -154,15 +154,3 @@ def test_newcomer_with_other_dataset_leaves(master: MasterNode, tmp_path: Path) 
         thread.result()
     together([peer.close for peer in peers])
     assert audited(tmp_path).epochs >= 3
-
-
-def test_newcomer_with_other_samples_per_step_leaves(master: MasterNode, tmp_path: Path) -> None:
-    peers = cluster_of(master, 2, DiLoCo, tmp_path, True)
-    threads = [Background(partial(peer.run, epochs(6))) for peer in peers]
-    stranger = SamplerPeer(master.address, 9, DiLoCo, tmp_path)
-    with pytest.raises(ValueError, match=r"of the peers \[.*\] only \[.*\] have samples_per_step: give it on all"):
-        stranger.enter()
-    for thread in threads:
-        thread.result()
-    together([peer.close for peer in peers])
-    assert audited(tmp_path).epochs >= 6

@@ -12,7 +12,7 @@ import pytest
 from pccl import Communicator, MasterNode, QuantizationOptions, Result
 from pccl.training import DDP, CheckpointError, DiLoCo
 from tests.support.cluster import Background, outcomes, results, together
-from tests.training.test_ddp_torch import loss, new_module, parameters
+from tests.training.test_ddp_torch import loss, new_module
 
 torch = pytest.importorskip("torch")
 
@@ -111,18 +111,6 @@ def test_late_state_in_checkpoints(
         digests.append(peer.enter().run(5).digests)
         peer.communicator.close()
     assert digests[0][5] == digests[1][5]
-
-
-def test_sgd_with_dampening(master: MasterNode) -> None:
-    peer = Peer(master.address, 0, dampened).enter().run(3)
-    alone = new_module()
-    optimizer = dampened(alone)
-    for step in range(3):
-        optimizer.zero_grad()
-        loss(alone, 0, step).backward()
-        optimizer.step()
-    assert torch.equal(parameters(alone), parameters(peer.module))
-    peer.communicator.close()
 
 
 def adam(module: Any) -> Any:

@@ -62,15 +62,6 @@ def test_weights_of_unequal_batches(master: MasterNode, scale: float, bucket_byt
     close(peers)
 
 
-def test_varying_weights_do_not_overflow(master: MasterNode) -> None:
-    peers = cluster_of(master, 2)
-    for weight in (1.0, 1e300, 1e-300, 5.0):
-        together([partial(train, peer, 1, weight) for peer in peers])
-    assert_parity(peers)
-    torch.testing.assert_close(parameters(peers[0].module), reference(4, (8, 8)), rtol=1e-4, atol=1e-5)
-    close(peers)
-
-
 def test_weighted_accumulation_and_clipping(master: MasterNode) -> None:
     peers = cluster_of(master, 3)
 

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from pccl import Communicator, MasterNode, PCCLError
@@ -20,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 
 class Trained:
-    """A peer whose loop knows of nothing but an optimizer."""
+    """A peer with an ordinary optimizer loop."""
 
     def __init__(self, address: str, number: int, kind: Any = DiLoCo, peers_min: int = 2, **options: Any) -> None:
         self.number = number
@@ -220,34 +219,6 @@ def test_closures(alone: Any) -> None:
     assert losses[0] > losses[1]
     assert calls == [True] * len(losses)
     assert alone.optimizer.revision == 2
-
-
-def test_newcomer_drops_stale_gradients(master: MasterNode) -> None:
-    peer = Trained(master.address, 0, peers_min=1, inner_steps=INNER_STEPS)
-    peer.train(2)
-    newcomer = Trained(master.address, 1, peers_min=1, inner_steps=INNER_STEPS)
-    seen: dict[str, Any] = {}
-
-    def enter() -> None:
-        newcomer.module(torch.ones(4, 6)).pow(2).mean().backward()
-        newcomer.optimizer.step()
-        seen["made"] = newcomer.optimizer.inner_steps_made
-        seen["model"] = parameters(newcomer.module).clone()
-        seen["outer"] = newcomer.optimizer.diloco.outer_parameters.copy()
-        seen["gradients"] = [each.grad for each in newcomer.module.parameters()]
-        newcomer.train(2)
-
-    def run() -> None:
-        while not any(step.admitted for step in peer.steps):
-            peer.train()
-        peer.train(2)
-
-    together([enter, run])
-    assert seen["made"] == 0
-    assert seen["gradients"] == [None] * 4
-    np.testing.assert_array_equal(seen["model"].numpy(), seen["outer"])
-    assert peer.digest == newcomer.digest
-    close([peer, newcomer])
 
 
 def test_resume_from_state_dict(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Training where an op is given up: all launch it again, or, where its outcome is unknown, nobody goes on from it."""
+"""Aborted ops in training: all peers launch them again; an unknown outcome ends the run of this peer."""
 
 from __future__ import annotations
 

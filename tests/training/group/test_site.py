@@ -76,7 +76,7 @@ class SiteOfRanks:
         return [partial(getattr(rank, method), *args) for rank in self.ranks]
 
     def kill(self, rank: int = 0) -> None:
-        """End as a process dies: its connections break without a word, and its mates wait for it in vain."""
+        """End as a killed process does: its connections break, and its mates' barrier does too."""
         self.ranks[0].inner.barrier.abort()
         session = self.ranks[rank].communicator._inner._session
         assert session is not None

@@ -1,4 +1,4 @@
-"""Parameters on a grid: what is added can be taken away, whatever the order, and nobody ever disagrees."""
+"""Parameters on a grid: additions can be undone in any order, with the same bits everywhere."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves checkpoints in child processes, each of which is killed before another call of C; says how many there were,
+"""Saves checkpoints in child processes, killed before one call of C after another; says how many there were,
 and how often the former or the new checkpoint was the newest then:
 `python -m tests.training.state.checkpoint_kills FOLDER`."""
 

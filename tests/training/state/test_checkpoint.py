@@ -15,7 +15,7 @@ from pccl import Communicator, MasterNode
 from pccl.training import SPSA, AsyncDiLoCo, CheckpointError, DiLoCo, ElasticSampler, SPSAOptions, latest_checkpoint
 from pccl.training.state import checkpoint, tensor_file
 from pccl.training.state.tensor_file import Contents, Entry
-from tests.training.peers import Peer, new_model
+from tests.training.peers import Peer
 from tests.training.state.saved import NOWHERE, at, names, new, steps
 
 # One file.
@@ -58,18 +58,6 @@ def test_missing_checkpoint(tmp_path: Path) -> None:
         assert diloco.load(path, missing_ok=True) is False
     assert latest_checkpoint(tmp_path) is None
     assert latest_checkpoint(tmp_path / "none") is None
-
-
-def test_weights_loaded_before_join_are_saved(tmp_path: Path) -> None:
-    model = new_model()
-    diloco = DiLoCo(Communicator(NOWHERE), model)
-    for array in model.values():
-        array[...] = 7
-    assert (diloco.outer_state()["parameters"] == 7).all()
-    diloco.save(tmp_path)
-    loaded = new_model()
-    DiLoCo(Communicator(NOWHERE), loaded).load(tmp_path)
-    assert all((array == 7).all() for array in loaded.values())
 
 
 def test_inner_state_round_trip(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Saving checkpoints in the background, and in a process that is killed or interrupted meanwhile."""
+"""Saving checkpoints in the background, and in a process that is killed or interrupted during a save."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_background_save_does_not_block_steps(
     saved = peer.diloco.digest()
     peer.diloco.save(tmp_path, keep=1, background=True)
     assert gate.reached.wait(60)
-    peer.run(4)  # the model has gone on, and nothing is on the disk yet
+    peer.run(4)  # the model has gone on, and no file is there yet
     assert latest_checkpoint(tmp_path) is None
     second = Background(partial(peer.diloco.save, tmp_path, keep=1, background=True))
     gate.opened.set()
@@ -125,7 +125,7 @@ def test_background_save_completes_at_exit(tmp_path: Path) -> None:
 
 
 def test_kill_during_save_leaves_whole_checkpoints(tmp_path: Path) -> None:
-    """A process is killed before each call that it makes of C, of which writes, flushes and renames are some."""
+    """A process is killed before each call of C, such as writes, flushes and renames."""
     command = [sys.executable, "-m", "tests.training.state.checkpoint_kills", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -170,7 +170,7 @@ def test_buffers_of_every_dtype_converge(rule: str) -> None:
 
         def exchange(peer: Communicator, i: int) -> None:
             buffers[i].launch(peer, 5, 0)
-            modules[i].replaced = modules[i].replaced + 1  # in a forward pass, meanwhile
+            modules[i].replaced = modules[i].replaced + 1  # in a forward pass during the exchange
             buffers[i].land(keep_going=True)
 
         masks = [module.mask.numpy().tobytes() for module in modules]
