@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pccl.training.group.membership import Admission, Membership
-from pccl.training.group.relaunch import Outcome
+from pccl.training.group.relaunch import NOT_MADE, Outcome, combined
 from pccl.training.state.replicated_state import ReplicatedState
 
 Report = TypeVar("Report", bound="StepReport")
@@ -105,13 +105,14 @@ class GroupStep:
 
     def report(self, kind: type[Report], world_size: int, **more: Any) -> Report:
         """Return the report; `more` are the fields that `kind` adds to `StepReport`."""
+        total = combined(self.outcomes or [NOT_MADE])
         return kind(
             revision=self._membership.revision,
             world_size=world_size,
             admitted=self.admission is not None,
-            aborted=sum(each.aborted for each in self.outcomes),
-            tx_bytes=sum(each.tx_bytes for each in self.outcomes),
-            rx_bytes=sum(each.rx_bytes for each in self.outcomes),
+            aborted=total.aborted,
+            tx_bytes=total.tx_bytes,
+            rx_bytes=total.rx_bytes,
             state_tx_bytes=self.admission.tx_bytes if self.admission is not None else 0,
             state_rx_bytes=self.admission.rx_bytes if self.admission is not None else 0,
             waited_s=self.waited_s,

@@ -412,20 +412,6 @@ def test_mismatched_calls_fail_on_all_ranks() -> None:
         assert "rank 1" in text
 
 
-def test_calls_on_one_tensor_run_in_order() -> None:
-    def script(rank: int) -> list[float]:
-        whole = torch.ones(300_000)
-        part = whole[100_000:]
-        works = [dist.all_reduce(each, async_op=True) for each in (whole, part, whole)]
-        works.append(dist.broadcast(whole.view(3, -1).t(), 1, async_op=True))
-        for work in works:
-            work.wait()
-        dist.all_reduce(part)
-        return [whole[0].item(), whole[99_999].item(), whole[100_000].item(), whole[-1].item()]
-
-    assert run_ranks(3, script) == [[9.0, 9.0, 81.0, 81.0]] * 3
-
-
 def test_overlapping_result_refused() -> None:
     def script(rank: int) -> list[str]:
         one = torch.ones(1)

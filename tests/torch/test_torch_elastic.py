@@ -229,31 +229,6 @@ def test_reconfigure_after_timeout(ranks: Ranks) -> None:
     assert groups[1].pg.get_error() == ErrorType.SUCCESS
 
 
-def test_abort_hooks_called_once_per_world(ranks: Ranks) -> None:
-    groups = ranks(2)
-    form(1, groups)
-    called: list[str] = []
-    seen = threading.Event()
-
-    def fail() -> None:
-        raise ValueError("of the hook")
-
-    pg = groups[0].pg
-    assert pg.supports_abort_hooks
-    pg.register_abort_hook(3, lambda: (called.append("third"), seen.set()))
-    pg.register_abort_hook(2, fail)
-    pg.register_abort_hook(1, lambda: called.append("first"))
-    pg.register_abort_hook(4, lambda: called.append("never"))
-    pg.unregister_abort_hook(4)
-    groups[1].pg.abort()
-    groups[0].failure()
-    groups[0].failure()
-    assert seen.wait(WAIT_S)
-    assert called == ["first", "third"]
-    pg.abort()
-    assert called == ["first", "third"] * 2
-
-
 def test_dtensor_coordinates_after_reconfigure() -> None:
     """torch keeps what it knows of a mesh, and takes a mesh of as many ranks for the same one."""
     from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh

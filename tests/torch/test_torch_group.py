@@ -145,24 +145,6 @@ def test_device_mesh() -> None:
     assert run_ranks(4, script) == [(4.0, 3.0), (6.0, 3.0), (4.0, 7.0), (6.0, 7.0)]
 
 
-def test_group_properties() -> None:
-    def script(rank: int) -> int:
-        group = dist.distributed_c10d._get_default_group()
-        assert group.name() == "pccl"
-        assert [each.type for each in group._device_types] == ["cpu", "cuda"]
-        backend = group._get_backend(torch.device("cpu"))
-        assert backend.options._timeout == timedelta(seconds=60)
-        backend._set_default_timeout(timedelta(seconds=7))
-        assert group.options._timeout == timedelta(seconds=7)
-        assert dist.distributed_c10d._get_process_group_name(group) == group.group_name
-        before = group._get_sequence_number_for_group()
-        for _ in range(3):
-            dist.all_reduce(torch.ones(1))
-        return group._get_sequence_number_for_group() - before
-
-    assert run_ranks(2, script) == [3, 3]
-
-
 def test_barrier_waits_for_earlier_calls() -> None:
     def script(rank: int) -> bool:
         tensors = [torch.full((100,), float(number)) for number in range(30)]

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from datetime import timedelta
-
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -14,38 +11,6 @@ from torch._C import _distributed_c10d as c10d  # noqa: E402
 
 import pccl.torch.work  # noqa: E402
 from tests.torch.ranks import run_ranks, worlds  # noqa: E402
-
-
-def test_work_duration() -> None:
-    def script(rank: int) -> float:
-        untimed = dist.all_reduce(torch.ones(1), async_op=True)
-        untimed.wait()
-        dist.distributed_c10d._get_default_group()._enable_collectives_timing()
-        with pytest.raises(RuntimeError, match="_enable_collectives_timing"):
-            untimed._get_duration()
-        work = dist.all_reduce(torch.ones(1), async_op=True)
-        work.wait()
-        return float(work._get_duration())
-
-    with worlds():
-        for duration_ms in run_ranks(2, script):
-            assert math.isfinite(duration_ms)
-            assert duration_ms > 0
-
-
-def test_work_result_future() -> None:
-    def script(rank: int) -> list[int]:
-        good = dist.all_reduce(torch.ones(1), async_op=True).get_future_result().wait()
-        dist.barrier()
-        if rank == 1:
-            return [good]
-        group = dist.distributed_c10d._get_default_group()
-        group.set_timeout(timedelta(seconds=0.3))
-        late = dist.all_reduce(torch.ones(1), async_op=True)
-        return [good, late.get_future_result().wait()]
-
-    with worlds():
-        assert run_ranks(2, script, ends=False) == [[0, 1], [0]]
 
 
 def test_inflight_work_registered() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -166,26 +165,6 @@ def test_peer_lost_in_flight_is_left_out(master: MasterNode, fragments: list[sli
     assert peers[0].worlds[:3] == [0, 3, 3]
     assert peers[0].worlds[3] in (2, 3)
     assert peers[0].worlds[4:] == [2, 2]
-
-
-@fragmented
-def test_a_run_resumes_from_its_checkpoints(fragments: list[slice], tmp_path: Path) -> None:
-    with MasterNode("127.0.0.1:0") as master:
-        peers = async_cluster(master, 2, fragments=len(fragments))
-        each_runs(peers, 3)
-        for peer in peers:
-            peer.diloco.save(tmp_path / f"{peer.number}.safetensors")
-        together([peer.close for peer in peers])
-    with MasterNode("127.0.0.1:0") as master:
-        resumed = [AsyncPeer(master.address, number, AsyncDiLoCo, fragments=len(fragments)) for number in range(2)]
-        for peer in resumed:
-            peer.diloco.load(tmp_path / f"{peer.number}.safetensors")
-        together([partial(peer.enter, 2) for peer in resumed])
-        assert resumed[0].diloco.outer_steps == 3
-        assert resumed[0].digests[3] == peers[0].digests[3]
-        each_runs(resumed, 5)
-        finish(resumed)
-        assert_parity(resumed)
 
 
 def test_reconnect_after_master_loss(master: MasterNode) -> None:

@@ -261,34 +261,6 @@ def test_optimizers_match_torch(master: MasterNode, kind: str) -> None:
         ddp.close()
 
 
-class WithCopies(torch.optim.SGD):
-    """An optimizer whose state begins with copies of the parameters, as that of schedule-free ones."""
-
-    def step(self, closure: Any = None) -> Any:
-        for parameter in (parameter for group in self.param_groups for parameter in group["params"]):
-            self.state[parameter].setdefault("z", parameter.detach().clone())
-        return super().step(closure)
-
-
-@pytest.mark.parametrize(
-    ("kind", "error", "told"),
-    [
-        (WithCopies, ValueError, "the state 'z' of WithCopies does not begin at zero"),
-        (torch.optim.LBFGS, TypeError, "LBFGS computes the loss several times in a step"),
-        (torch.optim.SparseAdam, RuntimeError, "does not support dense gradients"),
-    ],
-)
-def test_refused_optimizer_is_unchanged(master: MasterNode, kind: Any, error: type[Exception], told: str) -> None:
-    module = new_module()
-    optimizer = kind(module.parameters(), lr=0.25)
-    with pytest.raises(error, match=told):
-        DDP(Communicator(master.address), module, optimizer)
-    assert optimizer.param_groups[0]["lr"] == 0.25
-    assert not optimizer.state
-    assert all(parameter.grad is None for parameter in module.parameters())
-    assert torch.equal(parameters(module), parameters(new_module()))
-
-
 def test_untrainable_modules_are_refused(master: MasterNode) -> None:
     communicator = Communicator(master.address)
     with pytest.raises(ValueError, match="Identity has no parameters that require gradients"):

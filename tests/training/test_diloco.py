@@ -108,13 +108,6 @@ def test_resumed_run_is_bit_identical(tmp_path: Path) -> None:
     assert sorted(second[0].digests) == [4, 5, 6]
 
 
-def _sees_two(peer: Peer) -> bool:
-    try:
-        return peer.communicator.world_size == 2
-    except PCCLError:
-        return False  # not connected yet
-
-
 def test_reconnect_after_master_loss(master: MasterNode) -> None:
     peers = cluster_of(master, 2)
     each_runs(peers, 2)

@@ -234,7 +234,7 @@ class DDP(Checkpointed):
         return self.module(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        """What programs ask of torch's DistributedDataParallel is the module's: `parameters`, `state_dict` and so on."""
+        """Return an attribute of the module, such as `parameters` or `state_dict`."""
         if name == "module" or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.module, name)

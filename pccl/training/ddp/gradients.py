@@ -32,10 +32,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from pccl import Communicator, QuantizationOptions, ReduceOp
-from pccl.training.group.relaunch import Outcome, Relaunched, average
+from pccl.training.group.relaunch import Outcome, Relaunched, average, combined
 from pccl.training.state.replica import default_torch_arithmetic
 
 WORD_BYTES = 8
+ALONE = Outcome(1, 0, 0, 0)
 CHUNK = 1 << 18
 """Elements that are scaled at a time, so that float64 takes little memory."""
 ALL = -1
@@ -277,17 +278,11 @@ class HookedAverage:
         if not hasattr(returned, "copy_") or returned.numel() != flat.numel():
             what = f"{returned.numel()} elements" if hasattr(returned, "numel") else type(returned).__name__
             raise TypeError(f"the communication hook must give a tensor of {flat.numel()} elements, but gave {what}")
-        world_size = min((cost.world_size for cost in costs), default=1)
-        target = bucket.bucket.result() if world_size > 1 else flat
+        outcome = combined(costs) if costs else ALONE
+        target = bucket.bucket.result() if outcome.world_size > 1 else flat
         if returned.data_ptr() != target.data_ptr():
             target.copy_(returned.detach().reshape(-1))
-        return Outcome(
-            world_size,
-            sum(cost.aborted for cost in costs),
-            sum(cost.tx_bytes for cost in costs),
-            sum(cost.rx_bytes for cost in costs),
-            tuple(peer for peer in costs[0].peers if all(peer in cost.peers for cost in costs)) if costs else (),
-        )
+        return outcome
 
 
 def name_of(hook: tuple[Any, CommHook] | None) -> str:

@@ -68,15 +68,6 @@ def decode_gradient(code: int, unit: float) -> float:
     return -magnitude if code & SIGN else magnitude
 
 
-@dataclass(frozen=True, slots=True)
-class Exchanged:
-    """The bytes of all peers that took part, by stable rank."""
-
-    ranks: tuple[int, ...]
-    items: tuple[bytes, ...]
-    outcome: Outcome
-
-
 class StableRanks:
     """One peer's stable rank, and those of the others. Uses one tag. Its methods are group calls."""
 
@@ -95,15 +86,14 @@ class StableRanks:
         self._ranks = {peer: rank for rank, peer in enumerate(peers)}
         self.own = self._ranks[own_number(self._communicator)]
 
-    def exchange(self, item: bytes, step: int) -> Exchanged:
+    def exchange(self, item: bytes, step: int) -> tuple[LoggedStep, Outcome]:
         """Gather equally many bytes from each peer. Raises PCCLError INVALID_USAGE: a peer has no rank."""
         rows, outcome = gather_among_all(self._communicator, np.frombuffer(item, np.uint8), self._tag, step)
         if not self._ranks.keys() >= rows.keys():
             what = "a peer without a stable rank takes part: a call of update_topology outside of SPSA let it in"
             raise PCCLError(Result.INVALID_USAGE, "SPSA.step", what)
-        return Exchanged(
-            tuple(self._ranks[peer] for peer in rows), tuple(row.tobytes() for row in rows.values()), outcome
-        )
+        ranks, codes = tuple(self._ranks[peer] for peer in rows), tuple(row.tobytes() for row in rows.values())
+        return LoggedStep(step, ranks, codes), outcome
 
 
 RANKS, CATCH_UP = 0, 2
@@ -368,11 +358,11 @@ class SPSA(Checkpointed):
                 with step.waiting():
                     step.begin()
                     step.claim()
-                    exchanged = self._ranks.exchange(codes, self.revision)
+                    logged, outcome = self._ranks.exchange(codes, self.revision)
                     self._replicated.land_comparison()
-                    step.commit(exchanged.outcome.peers)
-                self._move(LoggedStep(self.revision, exchanged.ranks, exchanged.items))
-                step.outcomes.append(exchanged.outcome)
+                    step.commit(outcome.peers)
+                self._move(logged)
+                step.outcomes.append(outcome)
                 with step.waiting():
                     if self.revision % self._admit_every == 0:
                         step.outcomes.append(self._replicated.exchange_own_buffers(self.revision))
@@ -381,7 +371,7 @@ class SPSA(Checkpointed):
                     step.end()
         finally:
             self._grid.come_home()
-        return step.report(SPSAStep, len(exchanged.ranks), loss=loss_mean)
+        return step.report(SPSAStep, len(logged.ranks), loss=loss_mean)
 
     def finish(self) -> None:
         """Compare the replicated state, on all peers after the last step. Raises as `step`."""

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from pccl import Communicator, ReduceOp, TensorInfo
 from pccl._floating_point import default_environment
-from pccl.training.group.relaunch import NOT_MADE, Outcome, Relaunched
+from pccl.training.group.relaunch import NOT_MADE, Outcome, Relaunched, combined
 from pccl.training.state.replica import local_shard
 
 AVERAGE, FIRST, LOCAL = "average", "first", "local"
@@ -218,12 +218,7 @@ class Buffers:
         self._ops = []
         self._take(is_alone)
         self._go_on() if keep_going else self.show()
-        return Outcome(
-            min(each.world_size for each in outcomes),
-            sum(each.aborted for each in outcomes),
-            sum(each.tx_bytes for each in outcomes),
-            sum(each.rx_bytes for each in outcomes),
-        )
+        return combined(outcomes)
 
     def drop(self) -> None:
         """Forget an exchange whose communicator is closed."""

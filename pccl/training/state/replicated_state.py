@@ -307,12 +307,15 @@ class ReplicatedState:
         """Return the digest of the state, in hexadecimal. Not a group call."""
         return self.snapshot(revision).digest().hex()
 
-    # Around an admission: see `pccl.training.group.membership.AdmittedState`.
+    # Around an admission.
 
     def before_admission(self, revision: int) -> None:
+        """Check the state on all peers under way."""
         self.check(revision)
 
     def after_admission(self, revision: int, *, world_size: int, is_source: bool, is_new: bool) -> None:
+        """Align the state on all peers, once they have the same shared state. `is_source`: this peer's state is the one
+        that all have; `is_new`: it has joined others that were under way."""
         if world_size < 2:
             self._regroup()
             self._check.come_soon(revision)

@@ -299,37 +299,3 @@ def test_unaveraged_parameters_are_refused(master: MasterNode) -> None:
         optimizer.add_param_group({"params": stranger.parameters()})
     optimizer.add_param_group({"params": list(module[2].parameters()), "lr": 0.2})
     assert [group["lr"] for group in inner.param_groups] == [0.1, 0.2]
-
-
-class Counter:
-    """An object that peers share."""
-
-    def __init__(self, count: int = 0) -> None:
-        self.count = count
-
-    def state_dict(self) -> dict[str, int]:
-        return {"count": self.count}
-
-    def load_state_dict(self, state: dict[str, int], /) -> None:
-        self.count = state["count"]
-
-
-def test_state_dict_has_shared_objects(master: MasterNode, tmp_path: Path) -> None:
-    def new(**shared: Counter) -> Any:
-        return Trained(master.address, 0, peers_min=1, inner_steps=INNER_STEPS, shared=shared)
-
-    saved = new(counter=Counter(7))
-    torch.save(saved.optimizer.state_dict(), tmp_path / "optimizer.pt")
-    state = torch.load(tmp_path / "optimizer.pt", weights_only=True)
-    counter = Counter()
-    new(counter=counter).optimizer.load_state_dict(state)
-    assert counter.count == 7
-    other = new(counter=counter, clock=Counter())
-    with pytest.raises(ValueError, match=r"it lacks 'clock', which is shared here; give the same shared="):
-        other.optimizer.load_state_dict(state)
-    with pytest.raises(ValueError, match=r"it has 'counter', which is not shared here"):
-        new().optimizer.load_state_dict(state)
-    del state["diloco"]["shared"]  # as of a former version
-    counter.count = 3
-    new(counter=counter).optimizer.load_state_dict(state)
-    assert counter.count == 3

@@ -11,7 +11,7 @@ import pytest
 
 from pccl import MasterNode, Result
 from pccl.training import AsyncDiLoCo, DiLoCo
-from pccl.training.diloco.diloco import UNKNOWN_S, InnerSteps
+from pccl.training.diloco.diloco import InnerSteps
 from tests.support.cluster import together
 from tests.training.peers import Kind, Peer, assert_parity, cluster_of, new_model, refused_while_others_train, train
 
@@ -78,18 +78,6 @@ def test_speed_changes_are_followed(master: MasterNode) -> None:
     close(cluster)
 
 
-def test_reported_inner_steps_count(master: MasterNode) -> None:
-    peer = Peer(master.address, 0, inner_steps=BASE, steps="by speed").enter()
-    timed = Timed(peer, 1.0)
-    timed.clock.now_s = 6.0
-    peer.diloco.outer_step(inner_steps=3)
-    assert peer.diloco._inner_steps.seconds == 2.0
-    timed.clock.now_s = 7.0
-    peer.diloco.outer_step(inner_steps=0)  # no steps, no measurement
-    assert peer.diloco._inner_steps.seconds == 2.0
-    peer.close()
-
-
 def test_inner_steps_rule(master: MasterNode) -> None:
     error = refused_while_others_train(
         master,
@@ -119,16 +107,6 @@ def test_site_ranks_make_the_least_number() -> None:
         return pace.count
 
     assert together([partial(adapt, rank) for rank in range(3)]) == [12] * 3
-
-
-def test_unmeasured_speed_keeps_the_number() -> None:
-    pace = InnerSteps(BASE, None)
-    pace.adapt([UNKNOWN_S, UNKNOWN_S], UNKNOWN_S)
-    assert pace.count == BASE
-    pace.adapt([UNKNOWN_S, 0.1], UNKNOWN_S)
-    assert pace.count == BASE
-    pace.adapt([UNKNOWN_S, 0.1], 0.1)
-    assert pace.count == BASE
 
 
 @pytest.mark.parametrize(("option", "value"), [("inner_steps", 0), ("steps", "by size")])
