@@ -153,7 +153,6 @@ class CollectiveMethods(GroupCalls):
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _require_parts(self, what: str, whole: Tensor, part: Tensor, whole_role: str, part_role: str) -> None:
-        """Raise ArgumentError unless one tensor has as many elements as the others of all ranks."""
         if whole.dtype is not part.dtype:
             raise fail(what, f"{whole_role} tensor must have the same type as {part_role} tensor: {part.dtype}")
         if whole.numel() != part.numel() * self._size:
@@ -308,7 +307,6 @@ class CollectiveMethods(GroupCalls):
         return self._call(what, opts, collectives.scatter, (output, given, root), [output], given)
 
     def _list_of_root(self, what: str, role: str, lists: Any, like: Tensor, root: int) -> list[Tensor]:
-        """Return the root's list, with a tensor per rank; other ranks must not pass one."""
         if self._rank != root:
             if lists and list(lists[0]):
                 raise fail(what, f"requires empty {role} on non-root")

@@ -64,7 +64,6 @@ def all_reduce(specs: OpSpecs, tag: int, tensors: Sequence[Tensor], reduction: R
 
 
 def _reduce(specs: OpSpecs, tag: int, given: Tensor, host: Tensor, reduction: Reduction) -> Steps:
-    """Reduce `given` over all ranks into `host`; both are contiguous and on the host."""
     if given.numel() == 0:
         yield specs.barrier(tag)
         return

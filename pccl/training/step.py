@@ -36,7 +36,6 @@ class StepReport:
     admitted: bool
     """Whether newcomers were let in at the end of the step."""
     aborted: int
-    """Number of times that losses aborted averages."""
     tx_bytes: int
     rx_bytes: int
     state_tx_bytes: int
@@ -52,7 +51,6 @@ class GroupStep:
         self._membership = membership
         self._replicated = replicated
         self.outcomes: list[Outcome] = []
-        """Outcomes of the step's ops."""
         self.admission: Admission | None = None
         self.waited_s = 0.0
         self._are_peers_pending: bool | None = None

@@ -44,7 +44,6 @@ FORESEEN = 1024
 class _Draw:
     generation: int
     ranges: list[Range]
-    """The positions."""
     indices: NDArray[np.int64]
 
 
@@ -114,18 +113,13 @@ class ElasticSampler:
         self._ledger = Ledger(dataset_size)
         self._process = os.getpid()
         self._number = 0
-        """The number of this peer; `_name` is its name as a member."""
         self._name = ""
         self._own = 0
-        """The index of this peer among the members."""
         self._generation = 0
-        """The ledger's, for what follows."""
         self._drawn = 0
         """The number of this peer's positions in that assignment that are drawn."""
         self._trained: list[Range] = []
-        """Handed out since the last claim."""
         self._ahead: deque[_Draw] = deque()
-        """The draws that a tracked loader has made and not given yet."""
         self._foreseen = _Foreseen(-1, 0, np.empty(0, np.int64))
         self._loader: tuple[Any, Iterator[Any]] | None = None
         self._is_tracking = False

@@ -47,11 +47,9 @@ GENESIS = "0" * 32
 @dataclass(frozen=True, slots=True)
 class Member:
     number: int
-    """The peer's number."""
     name: str
     """The name of a peer's time in the run, unique among all peers that ever were in it."""
     block: int
-    """Positions in a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +58,7 @@ class Commit:
     """Commits before it."""
     before: str
     after: str
-    """The histories."""
     used: Mapping[str, Sequence[Range]]
-    """The ranges that were used, by members' names."""
     again: Sequence[Range]
     """The ranges to be assigned again, as a lost peer had claimed them."""
 
@@ -79,10 +75,8 @@ class Ledger:
     def __init__(self, dataset_size: int) -> None:
         self.dataset_size = dataset_size
         self.steps = 0
-        """Commits of the whole run."""
         self.history = GENESIS
         self.generation = 0
-        """Counts the assignments."""
         self.members: tuple[Member, ...] = ()
         """The members by ascending number; empty until `form`."""
         self._pool = Pool()

@@ -184,7 +184,6 @@ class Assignment:
 
 
 NUMBERS, SEEDS = 0, 1
-"""The purposes of random numbers, the upper half of the key."""
 
 
 class RandomStreams:

@@ -69,7 +69,6 @@ BUCKET_BYTES = 4 << 20
 _of_thread = threading.local()
 """The last DDP that `connect` has made in this thread, as a weak reference."""
 _connected: weakref.WeakSet[Any] = weakref.WeakSet()
-"""The DDPs that `connect` has made."""
 
 logger = logging.getLogger(__name__)
 
@@ -162,18 +161,15 @@ class DDP(Checkpointed):
         """The module that is trained."""
         self._communicator = communicator
         self._address: str | None = None
-        """The run's address, if `connect` has made this."""
         self._optimizer = optimizer
         self._quantization = quantization
         self._admit_every = admit_every
         self._tag = tag
         self._scalers = GradScalers(optimizer, (shared or {}).values())
         self._must_synchronize = True
-        """Outside of `no_sync`."""
         self._synchronized: GroupStep | None = None
         """The step, once its gradients are averages."""
         self._weight: float | None = None
-        """The weight of this peer in this step."""
         self._is_stepping = False
         self._has_stepped = False
         self._has_failed = False

@@ -69,7 +69,6 @@ class Bucket:
         """`parameters` are of one dtype and on one device."""
         self.parameters = list(parameters)
         self.average: Relaunched | HookedAverage | None = None
-        """The average of this step, in flight or landed."""
         self._torch = torch
         self._sent = FlatBuffer(torch, parameters)
         self._received: FlatBuffer | None = None
@@ -366,12 +365,10 @@ class GradientAverages:
         """`tag` is that of the first bucket; the next ones follow it."""
         self.buckets = buckets
         self.comm_hook: tuple[Any, CommHook] | None = None
-        """The hook's state, and the hook."""
         self._communicator = communicator
         self._tag = tag
         self._quantization = quantization
         self._exponent: int | None = None
-        """How buckets are launched, the same on all peers."""
         self._is_note_queued = False
 
     def take(self, number: int, i: int, revision: int) -> None:

@@ -22,7 +22,6 @@ from pccl.training.group.relaunch import Outcome, Relaunched, own_number
 from pccl.training.state.torch_state import HeldTensors, optimized
 
 FINE = (0, 0, 0)
-"""No refusal. The first number of a refusal is not 0."""
 UNLIKE = -1
 """The first number of a refusal of a peer whose options differ."""
 
@@ -32,7 +31,6 @@ class Refusal:
     """One peer's refusal of a step."""
 
     peer: int
-    """The peer's number in `Communicator.membership`."""
     is_own: bool
     what: tuple[int, int, int]
 
@@ -77,19 +75,8 @@ class RefusalExchange:
         return found, outcome
 
 
-# Kinds; the two integers that follow:
-CHANGED = 1
-"""Gradients in flight were written: bucket, and place in it."""
-NOT_AVERAGED = 2
-"""A parameter of the optimizer has a gradient and is in no bucket: its number."""
-UNSCALED = 3
-"""A GradScaler has unscaled gradients that were not averages."""
-REPLACED = 4
-"""A replicated tensor is not in use: its place among them."""
-UNWEIGHTED = 5
-"""The peer gave no weight, where others did."""
-ABANDONED = 6
-"""The peer gave up the step."""
+CHANGED, NOT_AVERAGED, UNSCALED, REPLACED, UNWEIGHTED, ABANDONED = range(1, 7)
+"""Kinds of refusals. Two integers follow: of CHANGED the bucket and a place in it, of others a place or zeros."""
 
 REASONS = {
     UNLIKE: "has another communication hook than this peer, or other options of it: register the same on all",

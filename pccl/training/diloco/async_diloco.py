@@ -47,7 +47,6 @@ from pccl.training.step import GroupStep, checked_weight
 class Fragment:
     part: Part
     place: slice
-    """The fragment's place in the outer vectors."""
 
 
 def _fragments(replica: Replica, count: int) -> list[Fragment]:

@@ -119,7 +119,6 @@ class InnerSteps:
 NOTES = 2
 """Tag offset of the notes that go with an average; 0 is the average's."""
 INNER_STEPS = 50
-"""The default number of inner steps; the paper has 500."""
 
 
 @dataclass(frozen=True, slots=True)

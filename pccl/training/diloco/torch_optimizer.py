@@ -33,7 +33,6 @@ from pccl.training.step import as_float
 Loop = TypeVar("Loop", bound=DiLoCo | AsyncDiLoCo)
 
 OUTER = "diloco"
-"""The outer state's key in a `state_dict`."""
 
 
 class DiLoCoOptimizer(Generic[Loop]):
@@ -74,11 +73,8 @@ class DiLoCoOptimizer(Generic[Loop]):
                 f"the inner optimizer of diloco must be a torch.optim.Optimizer, not {type(inner).__name__}"
             )
         self.diloco = diloco
-        """The loop whose outer steps are made."""
         self.inner = inner
-        """The inner optimizer."""
         self.inner_steps_made = 0
-        """Inner steps since the last outer step."""
         self._peers_min = as_int("peers_min", peers_min)
         self._is_weighted = weighted
         self._counted = 0.0

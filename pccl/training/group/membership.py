@@ -281,7 +281,6 @@ class Membership:
 # The configuration check. Options are a text of one line for each: name and `repr`, long values cut with a digest.
 
 TAG = 2**63 - 1
-"""The last tag, which no other part of `pccl.training` uses."""
 ROW_BYTES = 4096
 HEAD_BYTES = 32
 VALUE_CHARACTERS = 64

@@ -24,7 +24,6 @@ class Outcome:
     world_size: int
     """Peers in the op; 1: alone."""
     aborted: int
-    """Number of times that a loss aborted it."""
     tx_bytes: int
     rx_bytes: int
     peers: tuple[int, ...] = ()
@@ -32,7 +31,6 @@ class Outcome:
 
 
 NOT_MADE = Outcome(0, 0, 0, 0)
-"""The outcome of a step without an average."""
 
 
 def combined(outcomes: Sequence[Outcome]) -> Outcome:

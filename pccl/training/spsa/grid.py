@@ -32,7 +32,6 @@ from pccl.signs import SUM_MAX, add_signs, sign_words
 from pccl.training.state.replica import is_distributed, replica_of
 
 UNITS_MAX = SUM_MAX
-"""The largest element, in quanta: 2**24."""
 HEADROOM = 8
 """Growth of a tensor's largest element that does not make its grid coarser."""
 EPSILONS_MIN = 16
@@ -54,7 +53,6 @@ class Grid:
         self.exponents: NDArray[np.int32] = np.zeros(len(self._tensors), np.int32)
         """The exponents of the quanta, base 2, which peers share with the elements."""
         self._bounds = [0] * len(self._tensors)
-        """Upper bounds of the elements at home, in quanta."""
         self._away: dict[int, int] = {}
         """The displacement of the tensors: perturbations by direction, each +1 or -1 of them."""
         self._away_step = 0
@@ -245,7 +243,6 @@ def _philox(blocks: Any, tensor: int, step: int, direction: int, seed: int) -> l
 Tensor = NDArray[np.float32]
 
 CHUNK = 1 << 16
-"""Elements that are computed while they are in the cache."""
 
 
 class HostElements:

@@ -75,7 +75,6 @@ class StableRanks:
         self._communicator = communicator
         self._tag = tag
         self._ranks: dict[int, int] = {}
-        """Stable ranks by peer number."""
         self.own = 0
 
     def assign(self, step: int) -> None:
@@ -97,7 +96,6 @@ class StableRanks:
 
 
 RANKS, CATCH_UP = 0, 2
-"""Tags, counted from this object's own."""
 STEPS_MAX = 2**32
 TAIL_BYTES_MAX = 1 << 26
 """The most bytes of steps that newcomers are sent instead of weights."""
@@ -223,7 +221,6 @@ class SPSA(Checkpointed):
         self._state = SharedState([*infos, *self._replicated.infos()])
         self._layout = layout
         self._recent: deque[LoggedStep] = deque(maxlen=replay_max)
-        """The steps that led here, without a gap."""
         self._log = LogFile(log) if log is not None else None
         self._membership = self._new_membership()
         self._ranks = StableRanks(communicator, tag + RANKS)

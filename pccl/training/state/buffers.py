@@ -122,7 +122,6 @@ class Buffers:
         dtype = np.float64 if is_double else np.float32
         self.floats: Floats = np.empty(sum(place.count for place in self._floats), dtype)
         self.integers: Integers = np.empty(sum(place.count for place in self._integers), np.int64)
-        """The common values."""
         self._ops: list[Relaunched] = []
         self._sent: tuple[Floats, Integers] = self.floats, self.integers
         self._moved: Floats = self.floats

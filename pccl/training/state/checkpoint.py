@@ -56,10 +56,8 @@ from pccl.training.state.tensor_file import (
 FORMAT = 2
 MANIFEST = "pccl"
 REST = "rest"
-"""The name of the state other than tensors."""
 NAME = re.compile(r"step-(\d{9,})(?:\.rank-(\d{5,})-of-(\d{5,}))?\.safetensors")
 SUFFIX = ".safetensors"
-"""A path with this suffix is the file itself."""
 
 SLOW = "saving is slower than the steps between: a save waited %.3g s for the one before; save less often"
 NEWER = "%s holds checkpoints newer than revision %d, and revision %d will be loaded: use a folder for each run"
@@ -83,9 +81,7 @@ class Snapshot:
     state: dict[str, Any]
     """Nested; tensors are shared with the object until they are copied or written."""
     layout: str
-    """A line for each tensor of the model: name, shape, dtype."""
     options: str = ""
-    """A line for each option."""
 
 
 @dataclass(frozen=True, slots=True)

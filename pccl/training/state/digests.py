@@ -37,7 +37,6 @@ from pccl.training.state import codec
 COST_SHARE = 5e-4
 """The share of the training time for comparing: half of what is promised, since both times vary."""
 SMOOTHING = 0.25
-"""The weight of the last time in the mean."""
 INTERVAL_UNMEASURED = 16
 INTERVAL_MAX = 2**40
 NAMES_SHOWN = 8
@@ -116,14 +115,12 @@ class Check:
         self._snapshot: Snapshot | None = None
         self._op: Relaunched | None = None
         self._is_compared = False
-        """Whether the state as it is was compared."""
         self._words = np.empty(9, np.uint64)
         self._hash_s = self._launch_s = 0.0
         """Seconds that the newest snapshot took; `_launch_s`: launching its comparison."""
         self._exchange_s = 0.0
         """Seconds that comparisons take beyond their snapshots, smoothed."""
         self._since: tuple[float, int] | None = None
-        """Time and revision of the last comparison."""
         self.failure: DivergenceError | None = None
 
     def restart(self, communicator: Communicator) -> None:

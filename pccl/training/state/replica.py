@@ -48,7 +48,6 @@ def describe(tensor: Any) -> str:
 
 
 Vector: TypeAlias = NDArray[np.floating[Any]]
-"""A flat, contiguous array of float32 or float64."""
 
 
 def replica_of(model: Any) -> Replica:
@@ -228,7 +227,6 @@ FACTORS = np.array(
     ],
     np.float32,
 )
-"""Pairs whose products show their environment."""
 
 
 @contextmanager

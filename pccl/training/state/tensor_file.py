@@ -282,7 +282,6 @@ class Shard:
     """The place of a tensor in a distributed one."""
 
     place: str
-    """As `pccl.training.state.replica.describe` gives it."""
     shape: tuple[int, ...]
     stride: tuple[int, ...]
 
@@ -295,7 +294,6 @@ class Parts:
     tensors: dict[str, Any] = field(default_factory=dict)
     """NumPy arrays and dense torch tensors on any device; they share the state's memory."""
     shards: dict[str, Shard] = field(default_factory=dict)
-    """The shards of the tensors that were distributed."""
 
 
 def split(state: Any) -> Parts:

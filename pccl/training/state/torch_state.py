@@ -176,7 +176,6 @@ class HeldTensors:
         states = [each for each in state_tensors(optimizer) if each[-1].numel() and id(each[1]) not in late]
         self._states = [(parameter, key, tensor) for _, parameter, key, tensor in states]
         self.tensors: dict[str, Any] = {name: tensor for name, _, tensor in parameters}
-        """The tensors by name, without empty ones."""
         self.tensors |= {name: tensor for name, _, _, tensor in states}
 
         self._counted = [tensor for tensor in self.tensors.values() if not tensor.is_inference()]
