@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +41,6 @@ from pccl._integers import as_int
 from pccl._waiting import LoopWait, warning_to, where_to_look
 from pccl.training.group.relaunch import gather_among_all, own_number
 from pccl.training.group.site import Site
-
-if TYPE_CHECKING:
-    from pccl.training.state.replicated_state import ReplicatedState
 
 POLL_INTERVAL_S = 0.05
 
@@ -77,6 +74,16 @@ def fingerprint(quantization: QuantizationOptions | None, *what: object) -> str:
     return hashlib.sha256(repr((alike(quantization), *what)).encode()).hexdigest()[:12]
 
 
+class AdmittedState(Protocol):
+    """State outside the shared state that an admission also checks and aligns: see `ReplicatedState`."""
+
+    def before_admission(self, revision: int) -> None: ...
+
+    def after_admission(self, revision: int, *, world_size: int, is_source: bool, is_new: bool) -> None: ...
+
+    def part(self, revision: int) -> None: ...
+
+
 class Membership:
     """One peer's membership, for the shared state `state`. All methods but `retire` and `part` are group calls."""
 
@@ -87,7 +94,7 @@ class Membership:
         options: Mapping[str, object] | None = None,
         before_sync: Callable[[], None] | None = None,
         site: Site | None = None,
-        joint: ReplicatedState | None = None,
+        joint: AdmittedState | None = None,
     ) -> None:
         """`options` are compared by `repr`. `before_sync` is called on all peers before newcomers are brought up.
         `site`: this peer is one of its ranks. `joint` is notified of admissions."""
