@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,9 +27,3 @@ def test_orders_of_other_seeds_and_epochs_are_others() -> None:
     for i, order in enumerate(orders):
         for other in orders[:i]:
             assert np.count_nonzero(order == other) < 20  # one in the mean
-
-
-@pytest.mark.parametrize("size", [0, -1, 2**62 + 1])
-def test_invalid_sizes(size: int) -> None:
-    with pytest.raises(ValueError, match=f"size {size}: must be from 1"):
-        Permutation(size, 0, 0)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from pccl import DataType, MasterNode, QuantizationAlgorithm, QuantizationOptions, Result
+from pccl.training import OuterNesterov
 from pccl.training.diloco.weighted_average import NotedAverage
 from tests.support.cluster import outcomes, results, together
 from tests.training.peers import SHAPES, Peer, Reference, assert_close, assert_parity, cluster_of, train
@@ -125,3 +126,11 @@ def test_loss_between_sum_and_notes(sums: list[int], notes: list[int], left: int
     np.testing.assert_array_equal(vector, np.full(4, mean, np.float32))
     assert not communicator.sums
     assert not communicator.notes
+
+
+def test_weighted_mean_alone(master: MasterNode) -> None:
+    outer = OuterNesterov(1.0, 0.0)
+    peer = Peer(master.address, 2, outer=outer).enter()
+    steps(peer, 2, 7.0)
+    assert_close(peer.model, Reference(outer).run([2], 2))
+    peer.close()

@@ -98,16 +98,6 @@ def test_second_object_on_communicator_is_refused(master: MasterNode) -> None:
     peer.close()
 
 
-def test_reconnected_communicator_takes_an_object(master: MasterNode) -> None:
-    peer = Peer(master.address, 0).enter()
-    other = Communicator(master.address)
-    peer.close()
-    other.connect()
-    peer.diloco.reconnect(other)
-    assert "a DiLoCo (tag=0" in str(refusal(new_diloco(other).join))
-    other.close()
-
-
 def test_rows_round_trip() -> None:
     options = described(
         {"class": "DDP", "tag": 2**62, "shared": ["ä" * 500], "alike": "a\nb", **dict.fromkeys("xyz" * 9)}
