@@ -23,7 +23,6 @@ import os
 import re
 import sys
 import threading
-import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
@@ -59,7 +58,6 @@ REST = "rest"
 NAME = re.compile(r"step-(\d{9,})(?:\.rank-(\d{5,})-of-(\d{5,}))?\.safetensors")
 SUFFIX = ".safetensors"
 
-SLOW = "saving is slower than the steps between: a save waited %.3g s for the one before; save less often"
 NEWER = "%s holds checkpoints newer than revision %d, and revision %d will be loaded: use a folder for each run"
 
 logger = logging.getLogger(__name__)
@@ -217,7 +215,7 @@ class Checkpoints:
                 raise ValueError(f"keep {keep}: must be at least 1, or None to keep all, and {path} a folder")
         # Before anything can fail on some ranks alone.
         name = self._site.unique_name() if self._site is not None else uuid.uuid4().hex
-        prune = self._settle(warns=True)
+        prune = self._settle()
         save = self._pending = _Save(keep, path)
         try:
             snapshot = take()
@@ -244,16 +242,13 @@ class Checkpoints:
         if prune is not None:
             prune()
 
-    def _settle(self, warns: bool = False) -> Callable[[], None] | None:
+    def _settle(self) -> Callable[[], None] | None:
         """Wait for the save in progress and raise its error; return what deletes the older ones."""
         save = self._pending
         if save is None:
             return None
-        if save.thread is not None and save.thread.is_alive():
-            started_s = time.monotonic()
+        if save.thread is not None:
             save.thread.join()
-            if warns:
-                logger.warning(SLOW, time.monotonic() - started_s)
         self._pending = None
         is_joint = self._site is not None and save.keep is not None
         is_saved = save.error is None
